@@ -1,0 +1,64 @@
+# `make help` lists the commands. All of them work in .venv, which the first one builds;
+# PYTHON names the interpreter it is built from: make test PYTHON=python3.12
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+OPTIONAL := slow or torch or jax or peers
+
+# The environment sees what it holds itself and nothing else of the machine.
+export PYTHONNOUSERSITE := 1
+unexport PYTHONPATH PYTHONHOME
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-extra test-network test-packaging lint format wheel bench clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+demo: $(VENV)/.with-demo ## the package at work, offline: load, classify, change resolution, export, compare
+	$(BIN)/keras-vit demo
+
+test: $(VENV)/.with-test ## the tests that need nothing but the package
+	$(BIN)/python -m pytest -m "not ($(OPTIONAL) or network)"
+
+test-extra: $(VENV)/.with-test $(VENV)/.with-test-extra ## the optional tests: PyTorch, JAX, peers, installing
+	$(BIN)/python -m pytest -m "($(OPTIONAL)) and not network"
+
+test-network: $(VENV)/.with-test $(VENV)/.with-hf ## the tests that fetch from the internet
+	$(BIN)/python -m pytest -m network
+
+test-packaging: $(VENV)/.with-test ## wheel, sdist, editable and plain installs, each tried (minutes)
+	$(BIN)/python -m pytest tests/test_packaging.py
+
+lint: $(VENV)/.with-lint ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.with-lint ## put every file into the one style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: $(VENV)/.with-test ## dist/: the wheel and the sdist
+	$(BIN)/python -m build --outdir dist .
+
+bench: $(VENV)/.with-test ## the benchmarks, side by side with what is installed
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+clean: ## remove .venv, builds and caches
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp per extra: an environment is completed when the list of dependencies has changed, and never twice.
+$(VENV)/.with-%: $(VENV)/.made setup.cfg pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$*]"
+	@touch $@
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { \
+		echo "keras-vit needs Python 3.11, 3.12 or 3.13 (TensorFlow has no other), and $(PYTHON) is" \
+			"$$($(PYTHON) --version 2>/dev/null || echo not there). Name another: make PYTHON=python3.12 ..." >&2; \
+		exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@

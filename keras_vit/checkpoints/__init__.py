@@ -1,0 +1,1 @@
+"""Checkpoint files: safe containers, tables of formats, and tensors into variables and back."""

@@ -1,0 +1,177 @@
+"""Every tensor of a file into exactly one variable of a model, or nothing at all; and the way back."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vit import position
+from keras_vit.checkpoints import layout
+from keras_vit.checkpoints.base import Container
+from keras_vit.checkpoints.errors import CheckpointError
+from keras_vit.checkpoints.table import Match, Source, Table
+from keras_vit.config import ViTConfig
+
+POSITION = "position/embedding"
+
+
+def weights(model: Any) -> dict[str, Any]:
+    """The variables of a model that a checkpoint holds, by their path: "block_0/norm1/gamma".
+
+    A path starts with the layer's own name, wherever the model was built.
+    """
+    named = {}
+    for layer in model.layers:
+        for variable in layer.weights:
+            # Weights lie in the layer's own scope; seeds of dropout are variables but no weights of a checkpoint.
+            if not variable.path.endswith("seed_generator_state"):
+                start = variable.path.rindex(f"{layer.name}/")
+                named[variable.path[start:]] = variable
+    return named
+
+
+def check(
+    container: Container,
+    match: Match,
+    table: Table,
+    file_config: ViTConfig,
+    variables: Mapping[str, Any],
+    skip: set[str],
+) -> None:
+    """Compares what a file holds with what a model wants, by headers only.
+
+    Args:
+        container: the open file.
+        match: what the table found in it.
+        table: of its format.
+        file_config: the architecture the file was trained with, whose grid its position embedding has.
+        variables: the model's weights, by path.
+        skip: variables that the file holds and that are not wanted.
+
+    Raises:
+        CheckpointError: that lists every misfit: missing, left over, wrong shape, each with the nearest name.
+    """
+    misfits = []
+    for path, variable in variables.items():
+        wanted = _file_shape(path, tuple(variable.shape), file_config)
+        source = match.sources.get(path)
+        if source is None:
+            misfits.append(f"no tensor for {path} {wanted}{_nearest(path, match.unknown)}")
+            continue
+        header = container.headers[source.tensor]
+        if not layout.fits(header.shape, source.row, table.layout, wanted):
+            misfits.append(f"{source.tensor} has shape {header.shape}, {path} wants {wanted}")
+        elif not header.dtype.startswith(("float", "bfloat")):
+            misfits.append(f"{source.tensor} has type {header.dtype}, {path} wants floats")
+    extra = [
+        source.tensor for path, source in match.sources.items() if path not in variables and path not in skip
+    ]
+    misfits += [f"{name} is left over" for name in [*extra, *match.unknown]]
+    if misfits:
+        shown = "\n  ".join(
+            misfits[:20] + ([f"... and {len(misfits) - 20} more"] if len(misfits) > 20 else [])
+        )
+        raise CheckpointError(
+            f"{container.path} does not fit the model ({len(misfits)} misfits, nothing was loaded):\n  {shown}"
+        )
+
+
+def assign(
+    container: Container,
+    match: Match,
+    table: Table,
+    file_config: ViTConfig,
+    model: Any,
+    variables: Mapping[str, Any],
+    *,
+    allow_nonfinite: bool = False,
+) -> None:
+    """Reads every weight and puts it in its place; position embeddings go to the model's grid on the way.
+
+    Raises:
+        CheckpointError: where a tensor is damaged or not finite. The model is then half filled: drop it.
+    """
+    tensors = _Reader(container)
+    for path, variable in variables.items():
+        source = match.sources[path]
+        shape = _file_shape(path, tuple(variable.shape), file_config)
+        value = layout.to_variable(tensors.read(source.tensor), source.row, table.layout, shape)
+        if not allow_nonfinite and not _is_finite(value):
+            raise CheckpointError(
+                f"{container.path}: {source.tensor} holds values that are not finite; allow_nonfinite=True reads them"
+            )
+        if path == POSITION:
+            value = position.resize(
+                value,
+                model.config.grid,
+                source_grid=file_config.grid,
+                prefix_tokens=file_config.position_prefix_tokens,
+                method=model.config.position_method,
+            )
+        variable.assign(value)
+
+
+def collect(variables: Mapping[str, Any], table: Table) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors of a file in the table's format, one at a time.
+
+    Raises:
+        CheckpointError: before the first, naming every variable that the format cannot hold.
+    """
+    sources = {path: table.tensor_of(path) for path in variables}
+    homeless = [path for path, source in sources.items() if source is None]
+    if homeless:
+        raise CheckpointError(
+            f"The {table.format} format has no place for {homeless[:10]} ({len(homeless)} in all)."
+        )
+    parts: dict[str, list[tuple[Source, str]]] = {}
+    for path, source in sources.items():
+        if source is not None:
+            parts.setdefault(source.tensor, []).append((source, path))
+    return ((name, _joined(pieces, variables, table)) for name, pieces in parts.items())
+
+
+def _joined(pieces: list[tuple[Source, str]], variables: Mapping[str, Any], table: Table) -> np.ndarray:
+    pieces = sorted(pieces, key=lambda piece: piece[0].row.part[0])
+    values = [
+        layout.to_tensor(
+            keras.ops.convert_to_numpy(variables[path]).astype(np.float32), source.row, table.layout
+        )
+        for source, path in pieces
+    ]
+    return values[0] if len(values) == 1 else np.concatenate(values)
+
+
+class _Reader:
+    """Reads tensors, keeping the last: the parts of one tensor (timm's qkv) come one after the other."""
+
+    def __init__(self, container: Container) -> None:
+        self.container = container
+        self.last: tuple[str, np.ndarray | None] = ("", None)
+
+    def read(self, name: str) -> np.ndarray:
+        if self.last[0] != name or self.last[1] is None:
+            self.last = (name, self.container.read(name))
+        return self.last[1]  # type: ignore[return-value]
+
+
+def _is_finite(value: np.ndarray) -> bool:
+    # A sum needs no temporary array; it may overflow where every value is finite, so only its word for yes counts.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(value.sum()) or np.isfinite(value).all())
+
+
+def _file_shape(path: str, shape: tuple[int, ...], file_config: ViTConfig) -> tuple[int, ...]:
+    """The shape of a variable as the file has it: the position embedding belongs to the file's grid."""
+    if path != POSITION:
+        return shape
+    height, width = file_config.grid
+    return (1, file_config.position_prefix_tokens + height * width, shape[-1])
+
+
+def _nearest(path: str, unknown: list[str]) -> str:
+    near = difflib.get_close_matches(path, unknown, n=1, cutoff=0.5)
+    return f" (the nearest is {near[0]})" if near else ""

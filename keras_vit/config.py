@@ -1,0 +1,304 @@
+"""What a Vision Transformer is made of: one frozen config. Its fields have the official configs' names."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from keras_vit.names import architecture, canonical_name
+
+__all__ = ["Preprocessing", "ResNetConfig", "ViTConfig", "canonical_name", "check_fields", "pair"]
+
+CLASSIFIERS = ("token", "gap", "map", "unpooled", "token_unpooled")
+ACTIVATIONS = ("gelu_tanh", "gelu_erf", "gelu_quick", "relu", "silu", "tanh", "linear")
+POSITIONS = ("learned", "sincos2d", "none")
+NORM_PLACES = ("tokens", "pooled")
+RESIZES = ("squash", "crop")
+INTERPOLATIONS = ("bilinear", "bicubic", "area", "nearest", "lanczos3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """How an image becomes the model's input. The default is the official evaluation of vit_jax.
+
+    Args:
+        resize: "squash" scales both sides to the model's size, whatever the aspect ratio (vit_jax);
+            "crop" scales the shorter side to size / crop_fraction and cuts the centre out (big_vision, timm).
+        interpolation: "bilinear", "bicubic", "area", "nearest" or "lanczos3".
+        antialias: whether the kernel widens when shrinking, as Pillow does; vit_jax does not.
+        crop_fraction: share of the resized shorter side that is kept, in (0, 1]; for "crop" only.
+        mean: per channel, on a scale of 0 to 1, subtracted first.
+        std: per channel, on a scale of 0 to 1, divided by. The defaults map 0..255 onto -1..1.
+    """
+
+    resize: str = "squash"
+    interpolation: str = "bilinear"
+    antialias: bool = False
+    crop_fraction: float = 1.0
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    def __post_init__(self) -> None:
+        _one_of("resize", self.resize, RESIZES)
+        _one_of("interpolation", self.interpolation, INTERPOLATIONS)
+        object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
+        object.__setattr__(self, "std", tuple(float(value) for value in self.std))
+        if not 0 < self.crop_fraction <= 1:
+            raise ValueError(f"crop_fraction lies in (0, 1]. Received: {self.crop_fraction}")
+        if len(self.mean) != len(self.std) or min(self.std) <= 0:
+            raise ValueError(
+                f"mean and std have one value a channel, std above 0. Received: mean={self.mean}, std={self.std}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNetConfig:
+    """The ResNet in front of a hybrid: version 1, weight-standardised convolutions, GroupNorm (vit_jax/models_resnet.py).
+
+    Args:
+        num_layers: units in each stage; () is the stem alone.
+        width_factor: times 64 is the width of the stem and of the first stage.
+        norm_epsilon: of GroupNorm.
+        conv_epsilon: of the weight standardisation.
+        conv_epsilon_place: "std": divide by std + epsilon (Google); "variance": by sqrt(variance + epsilon) (timm).
+    """
+
+    num_layers: tuple[int, ...] = ()
+    width_factor: float = 1.0
+    norm_epsilon: float = 1e-6
+    conv_epsilon: float = 1e-5
+    conv_epsilon_place: str = "std"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_layers", tuple(int(units) for units in self.num_layers))
+        _one_of("conv_epsilon_place", self.conv_epsilon_place, ("std", "variance"))
+        if self.width <= 0 or self.width % 32 or any(units < 1 for units in self.num_layers):
+            raise ValueError(
+                "A hybrid's width (64 * width_factor) is a multiple of GroupNorm's 32 groups and every stage has a unit. "
+                f"Received: width_factor={self.width_factor}, num_layers={self.num_layers}"
+            )
+
+    @property
+    def width(self) -> int:
+        """Channels of the stem."""
+        return int(64 * self.width_factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViTConfig:
+    """One Vision Transformer. Frozen; `dataclasses.replace` or `config.replace` makes another.
+
+    Args:
+        image_size: int or (height, width), pixels.
+        patch_size: int or (height, width): pixels, or cells of the ResNet's map in a hybrid.
+        hidden_size: width of a token.
+        mlp_dim: width inside the MLP.
+        num_heads: attention heads; divides hidden_size.
+        num_layers: encoder blocks.
+        num_classes: outputs of the head; 0 is no head, the output is the feature.
+        classifier: "token", "gap" (mean of the patch tokens), "map" (attention pooling), "unpooled" (the head at
+            every token), "token_unpooled" (the same, with a class token).
+        representation_size: width of the pre_logits layer (Dense and tanh), None for none.
+        resnet: a ResNetConfig (or its fields as a dict) makes a hybrid.
+        num_channels: of the image.
+        class_token: whether there is one; None means as the classifier needs it.
+        distilled: DeiT's second token, with a head of its own; the logits are the mean of both heads.
+        num_registers: extra tokens after the class token that no head reads.
+        position: "learned", "sincos2d" (fixed, MoCo v3 as in big_vision) or "none".
+        position_prefix: True: class token and registers stand in front before the position embedding is added, which
+            has rows for them (Google, HF); False: it has none (big_vision, timm's no_embed_class).
+        position_method: how `position.resize` takes the embeddings to another grid.
+        patch_bias: bias of the patch embedding.
+        pre_norm: LayerNorm in front of the first block (CLIP).
+        qkv_bias: biases of query, key and value.
+        activation: of the MLP: "gelu_tanh" (Google), "gelu_erf" (timm, HF), "gelu_quick" (OpenAI), "relu", "silu".
+        norm_epsilon: of every LayerNorm.
+        layer_scale: initial value of LayerScale, None for none.
+        final_norm: "tokens": LayerNorm, then pool; "pooled": pool, then LayerNorm (timm's fc_norm).
+        representation_activation: of pre_logits.
+        dropout_rate: after the position embedding, attention and both MLP layers.
+        attention_dropout_rate: on the attention weights.
+        stochastic_depth: chance of dropping the last block's branches, linear from 0 at the first (AugReg).
+        head_bias_init: initial bias of the head (big_vision: -10 with the sigmoid loss on ImageNet-21k).
+        preprocessing: how images are prepared.
+        labels: name of a list in zoo/labels, or the class names themselves, or None.
+
+    Raises:
+        ValueError: naming every field that is wrong.
+    """
+
+    image_size: int | tuple[int, int] = 224
+    patch_size: int | tuple[int, int] = 16
+    hidden_size: int = 768
+    mlp_dim: int = 3072
+    num_heads: int = 12
+    num_layers: int = 12
+    num_classes: int = 1000
+    classifier: str = "token"
+    representation_size: int | None = None
+    resnet: ResNetConfig | None = None
+
+    num_channels: int = 3
+    class_token: bool | None = None
+    distilled: bool = False
+    num_registers: int = 0
+    position: str = "learned"
+    position_prefix: bool = True
+    position_method: str = "official"
+    patch_bias: bool = True
+    pre_norm: bool = False
+    qkv_bias: bool = True
+    activation: str = "gelu_tanh"
+    norm_epsilon: float = 1e-6
+    layer_scale: float | None = None
+    final_norm: str = "tokens"
+    representation_activation: str = "tanh"
+
+    dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.0
+    stochastic_depth: float = 0.0
+    head_bias_init: float = 0.0
+
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    labels: str | tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        fix = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
+        fix("image_size", pair(self.image_size, "image_size"))
+        fix("patch_size", pair(self.patch_size, "patch_size"))
+        if isinstance(self.resnet, Mapping):
+            fix("resnet", ResNetConfig(**self.resnet))
+        if isinstance(self.preprocessing, Mapping):
+            fix("preprocessing", Preprocessing(**self.preprocessing))
+        if self.class_token is None:
+            fix("class_token", self.classifier.startswith("token"))
+        if self.labels is not None and not isinstance(self.labels, str):
+            fix("labels", tuple(self.labels))
+        misfits = list(self._misfits())
+        if misfits:
+            raise ValueError("ViTConfig: " + "; ".join(misfits))
+
+    def _misfits(self) -> Iterable[str]:
+        for name in ("hidden_size", "mlp_dim", "num_heads", "num_layers", "num_channels"):
+            if not _is_count(getattr(self, name), least=1):
+                yield f"{name} is a whole number from 1. Received: {getattr(self, name)!r}"
+                return
+        for name in ("num_classes", "num_registers"):
+            if not _is_count(getattr(self, name), least=0):
+                yield f"{name} is a whole number from 0. Received: {getattr(self, name)!r}"
+        if self.representation_size is not None and not _is_count(self.representation_size, least=1):
+            yield f"representation_size is None or a whole number from 1. Received: {self.representation_size!r}"
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                yield f"{name} is one of {list(known)}. Received: {getattr(self, name)!r}"
+        for name in ("dropout_rate", "attention_dropout_rate", "stochastic_depth"):
+            if not 0 <= getattr(self, name) < 1:
+                yield f"{name} lies in [0, 1). Received: {getattr(self, name)!r}"
+        if self.hidden_size % self.num_heads:
+            yield f"hidden_size is a multiple of num_heads. Received: {self.hidden_size} and {self.num_heads}"
+        if self.classifier.startswith("token") and not self.class_token:
+            yield f"classifier={self.classifier!r} needs the class token. Received: class_token=False"
+        if self.distilled and self.classifier != "token":
+            yield f"distilled needs classifier='token'. Received: classifier={self.classifier!r}"
+        if self.position == "sincos2d" and self.hidden_size % 4:
+            yield f"position='sincos2d' needs hidden_size % 4 == 0. Received: hidden_size={self.hidden_size}"
+        if min(self.grid) < 1:
+            smallest = f"{self.stride[0]}x{self.stride[1]}"
+            yield f"the image is smaller than one patch ({smallest} pixels). Received: image_size={self.image_size}"
+
+    @property
+    def stride(self) -> tuple[int, int]:
+        """Pixels from one token to the next, (height, width)."""
+        height, width = pair(self.patch_size, "patch_size")
+        return height * self._stem_stride, width * self._stem_stride
+
+    @property
+    def _stem_stride(self) -> int:
+        if self.resnet is None:
+            return 1
+        return 4 * 2 ** max(0, len(self.resnet.num_layers) - 1)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patch tokens, (height, width). A rest that fills no patch is dropped, as in the official code."""
+        return self.grid_of(pair(self.image_size, "image_size"))
+
+    def grid_of(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """The grid that an image of (height, width) pixels gives."""
+        patch = pair(self.patch_size, "patch_size")
+        # Every stride-2 step of the stem pads as TensorFlow's SAME: it rounds up, which is one division rounded up.
+        height, width = (-(-side // self._stem_stride) // cell for side, cell in zip(image_size, patch, strict=True))
+        return height, width
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Tokens in front of the patches: class token, distillation token, registers."""
+        return int(bool(self.class_token)) + int(self.distilled) + self.num_registers
+
+    @property
+    def position_prefix_tokens(self) -> int:
+        """Rows of the position embedding that belong to tokens in front of the patches."""
+        return self.num_prefix_tokens if self.position_prefix else 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the sequence the blocks see."""
+        return self.num_prefix_tokens + self.grid[0] * self.grid[1]
+
+    def replace(self, **changes: Any) -> Self:
+        """The same config with some fields changed; an unknown field is a ValueError that offers the nearest."""
+        check_fields(changes)
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; `ViTConfig(**d)` gives the config back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_name(cls, name: str, **changes: Any) -> ViTConfig:
+        """The official architecture of a name such as "B/16", "ViT-B_16", "R50+ViT-B/16" or big_vision's "So400m/14".
+
+        Raises:
+            ValueError: where the name is no architecture (offers the nearest), or a field is unknown or wrong.
+        """
+        check_fields(changes)
+        return cls(**{**architecture(name), **changes})
+
+
+_CHOICES = {
+    "classifier": CLASSIFIERS,
+    "activation": ACTIVATIONS,
+    "representation_activation": ACTIVATIONS,
+    "position": POSITIONS,
+    "final_norm": NORM_PLACES,
+}
+
+
+def check_fields(fields: Mapping[str, Any]) -> None:
+    """Raise a ValueError where a name is no field of ViTConfig, with the nearest names."""
+    known = [f.name for f in dataclasses.fields(ViTConfig)]
+    unknown = [name for name in fields if name not in known]
+    if unknown:
+        near = {name: difflib.get_close_matches(name, known, n=2) for name in unknown}
+        raise ValueError(f"ViTConfig has no field {unknown}; the nearest are {near}. Its fields: {known}")
+
+
+def pair(value: Any, name: str) -> tuple[int, int]:
+    """An int or (height, width) as (height, width)."""
+    sides = (value, value) if _is_count(value, least=1) else value
+    if not isinstance(sides, list | tuple) or len(sides) != 2 or not all(_is_count(side, least=1) for side in sides):
+        raise ValueError(f"{name} is a whole number from 1 or (height, width). Received: {value!r}")
+    return int(sides[0]), int(sides[1])
+
+
+def _is_count(value: Any, *, least: int) -> bool:
+    # NumPy's integers count as whole numbers, booleans do not.
+    return not isinstance(value, bool) and hasattr(value, "__index__") and int(value) >= least
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} is one of {list(known)}. Received: {value!r}")

@@ -1,0 +1,118 @@
+"""The tour behind `keras-vit demo` and `make demo`: everything on the embedded model and real images, offline."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from keras_vit import digits, export, zoo
+from keras_vit.model import VisionTransformer
+
+NAME = "ViT-digits"
+TIMED = 50  # images that are classified one by one for the median
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a model or file, on the held-out digits."""
+
+    what: str
+    logits: np.ndarray
+    bytes: int
+    milliseconds: float
+
+
+def run(out: Path) -> None:
+    """Loads, classifies, changes the resolution, exports both ways, and prints one table.
+
+    Args:
+        out: folder for the exported files; what an earlier run left there is replaced.
+    """
+    console = Console()
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    data = digits.load()
+    model = zoo.load(NAME)
+    side, larger = model.config.image_size[0], model.config.image_size[0] * 3 // 2
+    console.print(f"{NAME}: {model.count_params():,} parameters, {len(data.test_images)} held-out digits")
+    console.print(
+        f"The first: {data.test_labels[0]}, seen as {model.classify(data.test_images[0], top=2)[0]}"
+    )
+
+    interpolated = zoo.load(NAME, image_size=larger)
+    jobs: list[tuple[str, Callable[[], Row]]] = [
+        (f"Keras, {side} px", lambda: _keras(f"Keras, {side} px", model, data.test_images)),
+        (
+            f"{larger} px",
+            lambda: _keras(f"{larger} px, positions interpolated", interpolated, data.test_images),
+        ),
+        (
+            "fresh",
+            lambda: _keras(f"{larger} px, positions fresh", _fresh_positions(interpolated), data.test_images),
+        ),
+        (
+            "SavedModel",
+            lambda: _file("SavedModel", export.saved_model(model, out / "1"), model, data.test_images),
+        ),
+        ("TFLite", lambda: _file("TFLite, int8 weights", _tflite(model, out), model, data.test_images)),
+    ]
+    rows = [job() for _, job in track(jobs, description="Running", console=console)]
+    console.print(_table(rows, data.test_labels))
+    console.print(f"The exported files are in {out}/")
+
+
+def _tflite(model: VisionTransformer, out: Path) -> export.Report:
+    return export.tflite(model, out / "digits.tflite", quantize="dynamic")
+
+
+def _fresh_positions(model: VisionTransformer) -> VisionTransformer:
+    """The same weights with position embeddings as a new model draws them."""
+    fresh = VisionTransformer(model.config)
+    fresh.copy_weights_from(model, skip=["position"])
+    return fresh
+
+
+def _keras(what: str, model: VisionTransformer, images: np.ndarray) -> Row:
+    prepared = model.preprocess(images)
+    run = model.predict_on_batch
+    run(prepared[:1])
+    return Row(what, run(prepared), 4 * model.count_params(), _milliseconds(run, prepared))
+
+
+def _file(what: str, report: export.Report, model: VisionTransformer, images: np.ndarray) -> Row:
+    run = export.runner(report.path)
+    prepared = model.preprocess(images)
+    logits = np.concatenate([run(image[None]) for image in prepared])
+    return Row(what, logits, report.bytes, _milliseconds(run, prepared))
+
+
+def _milliseconds(run: Callable[[np.ndarray], np.ndarray], images: np.ndarray) -> float:
+    times = []
+    for image in images[:TIMED]:
+        start = time.perf_counter()
+        run(image[None])
+        times.append(time.perf_counter() - start)
+    return 1000 * statistics.median(times)
+
+
+def _table(rows: list[Row], labels: np.ndarray) -> Table:
+    table = Table("", "accuracy", "same class as Keras", "bytes", "ms an image")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    keras_says = rows[0].logits.argmax(axis=1)
+    for row in rows:
+        says = row.logits.argmax(axis=1)
+        accuracy, agreement = np.mean(says == labels), np.mean(says == keras_says)
+        table.add_row(
+            row.what, f"{accuracy:.2%}", f"{agreement:.2%}", f"{row.bytes:,}", f"{row.milliseconds:.2f}"
+        )
+    return table

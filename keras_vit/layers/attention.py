@@ -1,0 +1,71 @@
+"""Multi-head attention (paper, appendix A), its heads kept apart in the weights as in the official files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_vit.layers.initializers import glorot_uniform_matrix
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class MultiHeadAttention(keras.layers.Layer):
+    """softmax(q k' / sqrt(head size)) v, projected back onto the tokens.
+
+    Args:
+        num_heads: divides the width of a token.
+        use_bias: biases of query, key and value; the output projection always has one.
+        dropout_rate: on the attention weights.
+
+    Input: queries (batch, tokens, hidden_size) and, where they differ, the tokens attended to. Output: as the queries.
+    Weights: query, key, value (hidden_size, heads, head size), out (heads, head size, hidden_size).
+    """
+
+    def __init__(self, num_heads: int, *, use_bias: bool = True, dropout_rate: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.use_bias = use_bias
+        self.dropout_rate = dropout_rate
+        self.dropout = keras.layers.Dropout(dropout_rate, dtype=self.dtype_policy, name="dropout")
+
+    def build(self, input_shape: tuple[int | None, ...], *_: Any) -> None:
+        hidden_size = input_shape[-1]
+        head_size = hidden_size // self.num_heads
+        self.scale = head_size**-0.5
+        for name in ("query", "key", "value"):
+            projection = self._projection(name, "btd,dhk->bthk", (None, self.num_heads, head_size), hidden_size)
+            projection.build((None, None, hidden_size))
+            setattr(self, name, projection)
+        self.out = self._projection("out", "bthk,hkd->btd", (None, hidden_size), hidden_size)
+        self.out.build((None, None, self.num_heads, head_size))
+
+    def _projection(
+        self, name: str, equation: str, output_shape: tuple[int | None, ...], hidden_size: int
+    ) -> keras.layers.EinsumDense:
+        return keras.layers.EinsumDense(
+            equation,
+            output_shape=output_shape,
+            bias_axes=equation[-1] if name == "out" else "hk" if self.use_bias else None,
+            kernel_initializer=glorot_uniform_matrix(hidden_size, hidden_size),
+            dtype=self.dtype_policy,
+            name=name,
+        )
+
+    def call(self, queries: Any, attended: Any = None, training: bool | None = None) -> Any:
+        attended = queries if attended is None else attended
+        weights = self.dropout(self.weights_of(queries, attended), training=training)
+        return self.out(ops.einsum("bhqk,bkhd->bqhd", weights, self.value(attended)))
+
+    def weights_of(self, queries: Any, attended: Any) -> Any:
+        """The attention weights, (batch, heads, queries, attended); every row sums to 1."""
+        scores = ops.einsum("bqhd,bkhd->bhqk", self.query(queries) * self.scale, self.key(attended))
+        return ops.softmax(scores, axis=-1)
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...], *_: Any) -> tuple[int | None, ...]:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        config = {"num_heads": self.num_heads, "use_bias": self.use_bias, "dropout_rate": self.dropout_rate}
+        return {**super().get_config(), **config}

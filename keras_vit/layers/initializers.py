@@ -1,0 +1,42 @@
+"""The initialisers of the paper's code (vit_jax/models_vit.py, models_resnet.py; big_vision for the probe)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import keras
+
+_INITIALIZERS: dict[str, Callable[[], keras.initializers.Initializer]] = {
+    "convolution": lambda: keras.initializers.LecunNormal(),  # truncated, as flax's lecun_normal
+    "dense": lambda: keras.initializers.GlorotUniform(),
+    "dense_bias": lambda: keras.initializers.RandomNormal(stddev=1e-6),
+    "position": lambda: keras.initializers.RandomNormal(stddev=0.02),
+    "register": lambda: keras.initializers.RandomNormal(stddev=1e-6),
+}
+
+_uninitialized: ContextVar[bool] = ContextVar("uninitialized", default=False)
+
+
+@contextmanager
+def uninitialized() -> Iterator[None]:
+    """Layers built inside start from zeros: for a model whose weights are about to be read, drawing them is waste."""
+    token = _uninitialized.set(True)
+    try:
+        yield
+    finally:
+        _uninitialized.reset(token)
+
+
+def initializer(name: str) -> keras.initializers.Initializer:
+    """The initialiser of a kind of weight; zeros inside `uninitialized`."""
+    return keras.initializers.Zeros() if _uninitialized.get() else _INITIALIZERS[name]()
+
+
+def glorot_uniform_matrix(fan_in: int, fan_out: int) -> keras.initializers.Initializer:
+    """Glorot for a kernel that is a (fan_in, fan_out) matrix, whatever shape its variable has (heads kept apart)."""
+    if _uninitialized.get():
+        return keras.initializers.Zeros()
+    limit = (6 / (fan_in + fan_out)) ** 0.5
+    return keras.initializers.RandomUniform(-limit, limit)

@@ -1,0 +1,194 @@
+"""The Vision Transformer (paper, section 3), a functional Keras model built from one config."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from keras_vit import labels as label_lists
+from keras_vit import layers as vit
+from keras_vit import preprocess
+from keras_vit.config import ViTConfig, pair
+from keras_vit.graph import Graph
+
+
+class Prediction(NamedTuple):
+    """One class of an image's ranking."""
+
+    label_id: str
+    label: str
+    probability: float
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class VisionTransformer(keras.Model):
+    """A pure Vision Transformer or a ResNet hybrid.
+
+    Args:
+        config: what it is made of.
+        dtype: a Keras dtype policy or its name ("mixed_bfloat16"); None is the global one.
+        name: of the model.
+
+    Input: images (batch, height, width, channels), prepared by `preprocess`; float32, or float64 under that policy.
+    Output: logits (batch, num_classes), (batch, tokens, num_classes) for the unpooled classifiers, or without a head
+    the feature (batch, hidden_size or representation_size); float32 whatever the policy, float64 under float64.
+    """
+
+    def __init__(self, config: ViTConfig, *, dtype: Any = None, name: str = "vit") -> None:
+        policy = keras.dtype_policies.get(dtype if dtype is not None else keras.config.dtype_policy())
+        _warn_of_a_rest(config)
+        graph = Graph(config, policy)
+        super().__init__(inputs=graph.images, outputs=graph.output, name=name)
+        self.config = config
+        self._policy = policy
+        self._intermediates = graph.intermediates
+        self._feature_models: dict[tuple[str, ...], keras.Model] = {}
+
+    def features(self, images: Any, layers: Iterable[str] | None = None) -> dict[str, Any]:
+        """What the model computes on its way.
+
+        Args:
+            images: prepared images, as the model itself takes.
+            layers: names out of `feature_names`; None means the tokens after every block, and "pre_logits".
+
+        Returns:
+            name -> tensor: tokens (batch, tokens, hidden_size), the stem's maps (batch, height, width, channels),
+            "pre_logits" (batch, features) as the head sees it.
+
+        Raises:
+            ValueError: for a name that the model does not have.
+        """
+        if layers is None:
+            layers = [name for name in self.feature_names if name.startswith("block_") or name == "pre_logits"]
+        names = tuple(layers)
+        unknown = [name for name in names if name not in self._intermediates]
+        if unknown or not names:
+            raise ValueError(f"layers are some of {self.feature_names}. Received: {unknown or list(names)}")
+        if names not in self._feature_models:
+            outputs = {name: self._intermediates[name] for name in names}
+            self._feature_models[names] = keras.Model(self.inputs[0], outputs)
+        return self._feature_models[names](images, training=False)
+
+    @property
+    def feature_names(self) -> list[str]:
+        """The names `features` knows, in the order they are computed."""
+        return list(self._intermediates)
+
+    def attention_maps(self, images: Any) -> list[Any]:
+        """The attention weights of every block: a list of (batch, heads, tokens, tokens), every row summing to 1.
+
+        Args:
+            images: prepared images, as the model itself takes.
+        """
+        blocks = [f"block_{i}" for i in range(self.config.num_layers)]
+        inputs = ["tokens", *blocks[:-1]]
+        tokens = self.features(images, inputs)
+        return [self.get_layer(block).attention_weights(tokens[name]) for block, name in zip(blocks, inputs, strict=True)]
+
+    def preprocess(self, images: Any) -> np.ndarray:
+        """Prepares images as the weights expect: resized, scaled, in a batch. See `keras_vit.preprocess.prepare`.
+
+        Args:
+            images: one or several of: uint8 or 0..255 float arrays (height, width, channels), PIL images, paths.
+
+        Returns:
+            float32 (batch, height, width, channels).
+        """
+        return preprocess.prepare(
+            images,
+            image_size=pair(self.config.image_size, "image_size"),
+            num_channels=self.config.num_channels,
+            preprocessing=self.config.preprocessing,
+        )
+
+    def decode_predictions(self, logits: Any, top: int = 5) -> list[list[Prediction]]:
+        """The most likely classes of each image, best first.
+
+        Args:
+            logits: (batch, num_classes), as the model returns them.
+            top: how many.
+
+        Returns:
+            for each image [(label_id, label, probability)]; label_id is the WordNet id where the list has one,
+            else the class number.
+        """
+        logits = keras.ops.convert_to_numpy(logits)
+        if logits.ndim != 2 or logits.shape[1] != self.config.num_classes or not self.config.num_classes:
+            raise ValueError(
+                f"logits are (batch, num_classes={self.config.num_classes}). Received: shape {logits.shape}"
+            )
+        labels = label_lists.names(self.config.labels, self.config.num_classes)
+        shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+        probabilities = shifted / shifted.sum(axis=1, keepdims=True)
+        best = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
+        return [
+            [Prediction(*labels[index], float(row[index])) for index in order]
+            for row, order in zip(probabilities, best, strict=True)
+        ]
+
+    def classify(self, images: Any, top: int = 5) -> list[list[Prediction]]:
+        """From images to class names: `preprocess`, one compiled call, `decode_predictions`.
+
+        Args:
+            images: as for `preprocess`.
+            top: how many classes an image.
+        """
+        # predict_on_batch keeps one compiled function; predict() adds 25-40 ms of data adapter to every call.
+        return self.decode_predictions(self.predict_on_batch(self.preprocess(images)), top)
+
+    def resized(self, image_size: int | tuple[int, int], method: str | None = None) -> VisionTransformer:
+        """The same weights at another resolution: a new model whose position embeddings are interpolated once.
+
+        Args:
+            image_size: int or (height, width), pixels.
+            method: of `position.resize`; None is the model's own.
+        """
+        changes = {"image_size": image_size} | ({"position_method": method} if method else {})
+        with vit.uninitialized():
+            other = VisionTransformer(self.config.replace(**changes), dtype=self._policy, name=self.name)
+        other.copy_weights_from(self)
+        return other
+
+    def copy_weights_from(self, source: VisionTransformer, *, skip: Sequence[str] = ()) -> None:
+        """Takes over the weights of a model of the same architecture, interpolating its position embeddings.
+
+        Args:
+            source: where they come from.
+            skip: names of layers that keep their own weights.
+        """
+        for layer in self.layers:
+            if layer.name in skip:
+                continue
+            origin = source.get_layer(layer.name)
+            if isinstance(layer, vit.PositionEmbedding):
+                store: dict[str, Any] = {}
+                origin.save_own_variables(store)
+                layer.load_own_variables(store)
+            else:
+                for variable, value in zip(layer.variables, origin.variables, strict=True):
+                    variable.assign(value)
+
+    def get_config(self) -> dict[str, Any]:
+        policy = keras.dtype_policies.serialize(self._policy)
+        return {"config": self.config.to_dict(), "dtype": policy, "name": self.name}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> VisionTransformer:
+        del custom_objects  # every layer is registered
+        policy = keras.dtype_policies.deserialize(config["dtype"])
+        return cls(ViTConfig(**config["config"]), dtype=policy, name=config["name"])
+
+
+def _warn_of_a_rest(config: ViTConfig) -> None:
+    height, width = pair(config.image_size, "image_size")
+    used = tuple(cells * step for cells, step in zip(config.grid, config.stride, strict=True))
+    if config.resnet is None and used != (height, width):
+        warnings.warn(
+            f"keras_vit: images of {height}x{width} pixels are no multiple of the {config.stride[0]}x{config.stride[1]} "
+            f"patch; the model sees the upper left {used[0]}x{used[1]}, as in the official code.",
+            stacklevel=4,
+        )

@@ -1,0 +1,99 @@
+"""The names people write, and the sizes they stand for.
+
+Sizes and names follow the ViT paper (arXiv 2010.11929, table 1), google-research/vision_transformer
+(vit_jax/configs/models.py) and big_vision (models/vit.py, `decode_variant`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Any
+
+SIZES = {
+    #        hidden   mlp  heads layers
+    "mu": (32, 128, 2, 1),
+    "Ti": (192, 768, 3, 12),
+    "S": (384, 1536, 6, 12),
+    "M": (512, 2048, 8, 12),
+    "B": (768, 3072, 12, 12),
+    "L": (1024, 4096, 16, 24),
+    "So400m": (1152, 4304, 16, 27),
+    "H": (1280, 5120, 16, 32),
+    "g": (1408, 6144, 16, 40),
+    "g-opt": (1536, 6144, 16, 40),
+    "G": (1664, 8192, 16, 48),
+    "G-opt": (1536, 8192, 16, 48),
+    "e": (1792, 15360, 16, 56),
+}
+
+HYBRIDS = {
+    # name           units in each ResNet stage, patch on the stem's map (R+Ti/16 has stride 32 in spite of its name)
+    "R+ViT-Ti/16": ((), 8),
+    "R26+ViT-S/32": ((2, 2, 2, 2), 1),
+    "R26+ViT-B/32": ((2, 2, 2, 2), 1),
+    "R50+ViT-B/16": ((3, 4, 9), 1),
+    "R50+ViT-L/32": ((3, 4, 6, 3), 1),
+}
+
+# The official configs keep this dropout for training from scratch; AugReg and the other models use none.
+DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32": 0.1}
+
+def canonical_name(name: str) -> str:
+    """The one spelling of an architecture: "b_16" -> "ViT-B/16", "R26_S_32" -> "R26+ViT-S/32".
+
+    Args:
+        name: any case of letters and separators; a hybrid's resnet in front; "ViT" may be left out. Where only the
+            case tells two sizes apart (g and G), the case given counts.
+
+    Raises:
+        ValueError: where it is no architecture, with the nearest names.
+    """
+    match = re.fullmatch(r"(?:(R\d*)[+_\- ]*)??(?:ViT[-_ ]*)?([A-Z]+(?:400m)?(?:[-_ ]?opt)?)[/_\- ]?(\d+)", name.strip(), re.I)
+    if match:
+        stem, size, patch = match.groups()
+        spelled = _known_size(re.sub(r"[-_ ]?opt$", "-opt", size, flags=re.I))
+        if spelled and int(patch) > 0:
+            canonical = f"{stem.upper()}+" if stem else ""
+            canonical += f"ViT-{spelled}/{int(patch)}"
+            if not stem or canonical in HYBRIDS:
+                return canonical
+    examples = [f"ViT-{size}/{patch}" for size in SIZES for patch in (8, 14, 16, 32)] + list(HYBRIDS)
+    near = difflib.get_close_matches(name, examples, n=4, cutoff=0.3)
+    raise ValueError(f"No architecture has this name; the nearest are {near}. Received: {name!r}")
+
+
+def _known_size(size: str) -> str | None:
+    if size in SIZES:
+        return size
+    same = [known for known in SIZES if known.lower() == size.lower()]
+    return same[0] if len(same) == 1 else None
+
+
+def _split(canonical: str) -> tuple[str, str, int]:
+    stem, _, rest = canonical.rpartition("+")
+    size, patch = rest.removeprefix("ViT-").split("/")
+    return stem, size, int(patch)
+
+
+def architecture(name: str) -> dict[str, Any]:
+    """The fields of ViTConfig that a name stands for; a hybrid's "resnet" as a dict.
+
+    Raises:
+        ValueError: where it is no architecture, with the nearest names.
+    """
+    canonical = canonical_name(name)
+    stem, size, patch = _split(canonical)
+    hidden_size, mlp_dim, num_heads, num_layers = SIZES[size]
+    fields: dict[str, Any] = {
+        "hidden_size": hidden_size,
+        "mlp_dim": mlp_dim,
+        "num_heads": num_heads,
+        "num_layers": num_layers,
+        "patch_size": patch,
+        "dropout_rate": DROPOUT.get(canonical, 0.0),
+    }
+    if stem:
+        units, fields["patch_size"] = HYBRIDS[canonical]
+        fields["resnet"] = {"num_layers": units}
+    return fields

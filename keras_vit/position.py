@@ -1,0 +1,186 @@
+"""Position embeddings for another grid of patches: the four interpolations in use, and fixed sin-cos tables.
+
+A checkpoint's embedding belongs to the grid of patches it was trained on. Each family of checkpoints carries
+it to another grid in its own way, and the differences reach the logits. Every method here is separable: one
+matrix of weights an axis.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Grid: TypeAlias = int | Sequence[int]
+Matrix: TypeAlias = npt.NDArray[np.float64]
+
+
+def resize(
+    embedding: npt.ArrayLike,
+    grid: Grid,
+    *,
+    source_grid: Grid | None = None,
+    prefix_tokens: int = 1,
+    method: str = "official",
+) -> np.ndarray:
+    """Interpolates a position embedding to another grid of patches.
+
+    Arithmetic is float64, rounded once to the input's dtype. NaN and infinity are not refused; they spread.
+
+    Args:
+        embedding: Floats of shape `(1, prefix_tokens + height * width, hidden)`, or the same without the 1.
+            The patches are in row-major order.
+        grid: Wanted `(height, width)` in patches; one number means a square.
+        source_grid: `(height, width)` of `embedding`, or its side. None means a square, which its number of
+            tokens must then allow.
+        prefix_tokens: Rows in front that belong to no patch (class token, registers), kept bit for bit.
+        method: One of `METHODS`:
+
+            * `"official"`: linear, end points aligned, as `scipy.ndimage.zoom(order=1)` in google-research's
+              `vit_jax/checkpoint.py` and big_vision's `models/vit.py`. A side of one takes the first value.
+              For some sizes (28 to 48, which is B/8 from 224 to 384 pixels) SciPy rounds past the edge and
+              leaves the last row and column zero; so does the official code, and so does this.
+            * `"bilinear"`: half-pixel centres, no antialiasing (`tf.image.resize`, PyTorch's `interpolate`).
+            * `"bicubic"`: half-pixel centres, a = -0.75, no antialiasing: Hugging Face ViT.
+            * `"bicubic-antialias"`: half-pixel centres, a = -0.5, wider when shrinking: timm's
+              `resample_abs_pos_embed`.
+
+    Returns:
+        A new array of the same rank and dtype, `height * width` patches after the prefix. Where the two grids
+        are equal it is a copy of `embedding`, bit for bit; equal areas with other sides are interpolated.
+
+    Raises:
+        TypeError: The embedding holds integers or booleans.
+        ValueError: A shape, grid, number of prefix tokens or method that does not fit.
+    """
+    table = np.asarray(embedding)
+    if method not in _MATRICES:
+        raise ValueError(
+            f"Unknown interpolation method. Expected one of {', '.join(METHODS)}. Received: {method!r}"
+        )
+    if table.dtype.kind in "iub":
+        raise TypeError(
+            f"A position embedding must hold floating point numbers. Received dtype: {table.dtype}"
+        )
+    old = _source_grid(table.shape, source_grid, prefix_tokens)
+    new = _sides(grid, "grid")
+    if new == old:
+        return table.copy()
+    hidden = table.shape[-1]
+    prefix, patches = np.split(table.reshape(-1, hidden), [prefix_tokens])
+    rows, columns = (_MATRICES[method](*sizes) for sizes in zip(new, old, strict=True))
+    source = patches.astype(np.float64).reshape(*old, hidden)
+    resized = np.einsum("hi,wj,ijd->hwd", rows, columns, source, optimize=True).reshape(-1, hidden)
+    return np.concatenate([prefix, resized.astype(table.dtype)]).reshape(*table.shape[:-2], -1, hidden)
+
+
+def sincos2d(grid: Grid, hidden_size: int, *, temperature: float = 10_000.0) -> npt.NDArray[np.float32]:
+    """Makes the fixed position embedding of big_vision, `posemb_sincos_2d` in its `models/vit.py`.
+
+    Args:
+        grid: `(height, width)` in patches; one number means a square.
+        hidden_size: Width of the tokens, a multiple of 4 and at least 8.
+        temperature: The highest angular frequency, one radian a patch, divided by the lowest.
+
+    Returns:
+        float32 of shape `(1, height * width, hidden_size)` in [-1, 1], patches row-major. The quarters of the
+        last axis are sin x, cos x, sin y and cos y, where x counts columns and y rows from 0.
+
+    Raises:
+        ValueError: A side of the grid is not an integer of 1 or more, or `hidden_size` is not as above.
+    """
+    height, width = _sides(grid, "grid")
+    if hidden_size % 4 or hidden_size < 8:
+        raise ValueError(
+            f"sincos2d needs a hidden_size that is a multiple of 4, 8 or more. Received: {hidden_size}"
+        )
+    omega = temperature ** -np.linspace(0.0, 1.0, hidden_size // 4)
+    y, x = (axis.reshape(-1, 1) * omega for axis in np.mgrid[:height, :width])
+    return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1).astype(np.float32)[None]
+
+
+def _sides(grid: Grid, name: str) -> tuple[int, int]:
+    try:
+        height, width = map(operator.index, grid if isinstance(grid, Sequence) else (grid, grid))
+    except (TypeError, ValueError):
+        height = width = 0
+    if min(height, width) < 1:
+        raise ValueError(
+            f"{name} must be an integer or (height, width) in patches, 1 or more. Received: {grid!r}"
+        )
+    return height, width
+
+
+def _source_grid(shape: tuple[int, ...], source_grid: Grid | None, prefix_tokens: int) -> tuple[int, int]:
+    if prefix_tokens < 0:
+        raise ValueError(f"prefix_tokens must be 0 or more. Received: {prefix_tokens}")
+    if not (len(shape) == 2 or (len(shape) == 3 and shape[0] == 1)):
+        raise ValueError(
+            f"A position embedding has shape (1, tokens, hidden) or (tokens, hidden). Received: {shape}"
+        )
+    tokens = shape[-2]
+    patches = tokens - prefix_tokens
+    side = math.isqrt(max(patches, 0))
+    expected = (side, side) if source_grid is None else _sides(source_grid, "source_grid")
+    if patches < 1 or math.prod(expected) != patches:
+        wanted = "a square; pass source_grid=(height, width)" if source_grid is None else f"{source_grid=}"
+        raise ValueError(
+            f"{tokens} tokens less {prefix_tokens=} do not fill {wanted}. Received: shape {shape}"
+        )
+    return expected
+
+
+def _official(new: int, old: int) -> Matrix:
+    positions = np.arange(new) * ((old - 1) / max(new - 1, 1))
+    matrix = _linear(positions, old)
+    matrix[positions > old - 1] = 0.0  # SciPy takes a last point that rounding put past the end to be outside.
+    return matrix
+
+
+def _bilinear(new: int, old: int) -> Matrix:
+    return _linear(_half_pixel(new, old), old)
+
+
+def _bicubic(new: int, old: int) -> Matrix:
+    positions = _half_pixel(new, old)[:, None]
+    taps = np.floor(positions).astype(int) + np.arange(-1, 3)
+    matrix = np.zeros((new, old))
+    # Taps beyond the border read the border, so several may fall on one column: add.at sums them.
+    np.add.at(matrix, (np.arange(new)[:, None], taps.clip(0, old - 1)), _cubic(positions - taps, a=-0.75))
+    return matrix
+
+
+def _bicubic_antialias(new: int, old: int) -> Matrix:
+    widening = max(old / new, 1.0)
+    matrix = _cubic((_half_pixel(new, old)[:, None] - np.arange(old)) / widening, a=-0.5)
+    # There are no taps beyond the border: what is left is made to sum to one again.
+    return matrix / matrix.sum(axis=1, keepdims=True)
+
+
+def _half_pixel(new: int, old: int) -> Matrix:
+    """Where the centres of `new` patches lie among `old` ones, whose centres are 0 .. old - 1."""
+    return (np.arange(new) + 0.5) * old / new - 0.5
+
+
+def _linear(positions: Matrix, old: int) -> Matrix:
+    distances = np.abs(positions.clip(0, old - 1)[:, None] - np.arange(old))
+    return np.maximum(1.0 - distances, 0.0)
+
+
+def _cubic(distance: Matrix, *, a: float) -> Matrix:
+    """Cubic convolution kernel (Keys, 1981, equation 4) with its free parameter `a`."""
+    x = np.abs(distance)
+    near = ((a + 2) * x - (a + 3)) * x**2 + 1
+    far = a * (((x - 5) * x + 8) * x - 4)
+    return np.select([x <= 1, x < 2], [near, far])
+
+
+_MATRICES: dict[str, Callable[[int, int], Matrix]] = {
+    "official": _official,
+    "bilinear": _bilinear,
+    "bicubic": _bicubic,
+    "bicubic-antialias": _bicubic_antialias,
+}
+METHODS = tuple(_MATRICES)

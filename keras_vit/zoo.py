@@ -1,0 +1,136 @@
+"""The zoo: a model by its name, with the weights its authors published."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keras_vit.cards import Weights
+from keras_vit.catalogue import Card, UnknownModel, card, find, names
+from keras_vit.config import ViTConfig, check_fields
+from keras_vit.download import fetch
+
+if TYPE_CHECKING:
+    from keras_vit.model import VisionTransformer
+
+__all__ = ["Card", "UnknownModel", "card", "load", "names"]
+
+# What a name promises of the weights that are loaded under it.
+_ARCHITECTURE = ("patch_size", "hidden_size", "mlp_dim", "num_heads", "num_layers")
+
+
+def load(
+    name: str,
+    *,
+    weights: str | os.PathLike[str] | None = "default",
+    image_size: int | tuple[int, int] | None = None,
+    num_classes: int | None = None,
+    dtype: Any = None,
+    **config_changes: Any,
+) -> VisionTransformer:
+    """Loads a model of the zoo.
+
+    Args:
+        name: "ViT-B/16", "B_16", "R50+ViT-B/16", "R26+S/32", "digits", or the name of an AugReg file.
+        weights: "default" (the card's recommended file), a tag of the card ("imagenet21k", "sam", ...), a path or URL
+            (https, gs, hf, file) of a checkpoint in any known format, or None for random ones.
+        image_size: int or (height, width); None is what the weights were trained at. Position embeddings are
+            interpolated once, the official way.
+        num_classes: where it differs from the weights', the head is new and zero; 0 is no head.
+        dtype: Keras dtype policy, such as "mixed_bfloat16".
+        **config_changes: other fields of ViTConfig, such as dropout_rate; representation_size=None leaves the
+            pre_logits layer of the imagenet21k files out, as the official fine-tuning does.
+
+    Returns:
+        the model; nothing in it is random unless weights=None.
+
+    Raises:
+        ValueError: for an unknown name, tag or field, with the nearest; or weights of another architecture.
+        FileNotFoundError: for a path that is not there.
+        DownloadError: where the file cannot be had whole.
+        CheckpointError: where the file is damaged or no such model.
+    """
+    check_fields(config_changes)
+    wanted = {"image_size": image_size, "num_classes": num_classes}
+    changes = {field: value for field, value in wanted.items() if value is not None} | config_changes
+    if weights is None:
+        from keras_vit.model import VisionTransformer
+
+        return VisionTransformer(_named(name).replace(**changes), dtype=dtype)
+    if _is_file(weights):
+        path, row = fetch(os.fspath(weights)), _row(name)
+    else:
+        row = find(name, str(weights))
+        path = fetch(row.location, sha256=row.sha256, size=row.bytes)
+    return _open(path, _named(name), row, changes, dtype)
+
+
+def _is_file(weights: str | os.PathLike[str]) -> bool:
+    """Whether weights is a path or URL; a tag is a bare word that no file bears."""
+    text = os.fspath(weights)
+    return (
+        not isinstance(weights, str)
+        or "/" in text
+        or os.sep in text
+        or Path(text).suffix != ""
+        or Path(text).exists()
+    )
+
+
+def _row(name: str) -> Weights | None:
+    """The card's recommended weights; None where the architecture has none."""
+    try:
+        return find(name)
+    except UnknownModel:
+        ViTConfig.from_name(name)  # where it is no architecture either, this says so
+        return None
+
+
+def _named(name: str) -> ViTConfig:
+    """The config that a name stands for: the card's own, or the official architecture's."""
+    row = _row(name)
+    if row is not None and "hidden_size" in row.config:
+        return ViTConfig(**row.facts)
+    config = ViTConfig.from_name(row.architecture if row else name)
+    return config.replace(**row.facts) if row else config
+
+
+def _open(
+    path: Path, named: ViTConfig, row: Weights | None, changes: dict[str, Any], dtype: Any
+) -> VisionTransformer:
+    from keras_vit import labels
+    from keras_vit.checkpoints.containers import open_container
+    from keras_vit.converters import open_checkpoint
+
+    with open_container(path) as container:
+        checkpoint = open_checkpoint(container, {})
+        _refuse_another(path, checkpoint.config, named)
+        if row is not None:
+            changes = {"preprocessing": row.preprocessing} | changes
+            classes = changes.get("num_classes", checkpoint.config.num_classes)
+            # A list of another length is of other classes: a head of one's own has labels of one's own.
+            if (
+                row.labels
+                and classes
+                and len(labels.read(row.labels)) == classes == checkpoint.config.num_classes
+            ):
+                changes = {"labels": row.labels} | changes
+        return checkpoint.build(changes, dtype=dtype)
+
+
+def _refuse_another(path: Path, config: ViTConfig, named: ViTConfig) -> None:
+    """Raise where a file holds another architecture than the name it was asked for by."""
+    wrong = [
+        f"{field} {getattr(config, field)} instead of {getattr(named, field)}"
+        for field in _ARCHITECTURE
+        if getattr(config, field) != getattr(named, field)
+    ]
+    stems = [c.resnet.num_layers if c.resnet else None for c in (config, named)]
+    if stems[0] != stems[1]:
+        wrong.append(f"a ResNet of {stems[0]} units instead of {stems[1]}")
+    if wrong:
+        raise ValueError(
+            f"{path} holds another architecture: {', '.join(wrong)}. Load it by its own name, or whatever it is "
+            "by keras_vit.converters.load"
+        )

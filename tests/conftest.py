@@ -1,0 +1,21 @@
+"""The same quiet, seeded start for every test."""
+
+import os
+import random
+import sys
+
+import numpy as np
+import pytest
+
+# Read by TensorFlow and Keras when they are first imported, which is after this file.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+
+@pytest.fixture(autouse=True)
+def seeds() -> None:
+    """Random numbers start from the same place in every test, whichever tests run before it."""
+    random.seed(0)
+    np.random.seed(0)
+    if "keras" in sys.modules:
+        sys.modules["keras"].utils.set_random_seed(0)

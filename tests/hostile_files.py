@@ -1,0 +1,200 @@
+"""Files that lie, and what is said of each: {what it is or does: (what the error says, what makes it)}."""
+
+import io
+import pickle
+import struct
+import tarfile
+from collections.abc import Callable
+
+import numpy as np
+
+from forgery import (
+    DEFLATED,
+    Member,
+    archive,
+    claim,
+    deflate,
+    deflated_zeros,
+    entry,
+    npy,
+    npy_header,
+    npz,
+    safetensors,
+)
+
+ARRAY = npy(np.arange(6, dtype="<f4").reshape(2, 3))
+
+
+def tar() -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as out:
+        out.addfile(tarfile.TarInfo("weights"))
+    return file.getvalue()
+
+
+def of(data: bytes, **told: object) -> Callable[[], bytes]:
+    """An archive of one member "w" that tells the given things of itself."""
+    return lambda: archive(Member(**{"name": "w.npy", "packed": data, **told}))  # type: ignore[arg-type]
+
+
+def nested() -> bytes:
+    """A member "v" whose data are a whole member "w", which the directory names too."""
+    inner = archive(Member("w.npy", ARRAY))
+    outer = npy(np.frombuffer(inner, np.uint8))
+    inside = archive(Member("v.npy", outer)).index(b"PK\3\4", 1)
+    return archive(Member("v.npy", outer), Member("w.npy", ARRAY, offset=inside))
+
+
+def zip64(members: int, directory_bytes: int, record_at: int | None = None) -> bytes:
+    """An archive with the 64-bit record of so many members, and of a directory of so many bytes."""
+    body = archive(Member("w.npy", ARRAY))[:-22]
+    record_at = len(body) if record_at is None else record_at
+    record = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, members, members, directory_bytes, 0)
+    locator = struct.pack("<4sLQL", b"PK\6\7", 0, record_at, 1)
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    return body + record + locator + end
+
+
+def tensors(header: object, data: bytes = bytes(8)) -> Callable[[], bytes]:
+    return lambda: safetensors(header, data)
+
+
+Table = dict[str, tuple[str, Callable[[], bytes]]]
+
+OTHER_KINDS: Table = {
+    "nothing": ("is empty", lambda: b""),
+    "a pickle": ("is a pickle", lambda: pickle.dumps({"w": [1.0]})),
+    "HDF5": ("is an HDF5 file", lambda: b"\x89HDF\r\n\x1a\n" + bytes(100)),
+    "a tar archive": ("is a tar archive", tar),
+    "an error page": ("is an HTML or XML page", lambda: b"<!DOCTYPE html><html><body>404</body></html>"),
+    "a Git LFS pointer": ("is a Git LFS pointer", lambda: b"version https://git-lfs.github.com/spec/v1\n"),
+    "one array": ("is a single .npy array", lambda: ARRAY),
+    "a config": ("is a JSON file", lambda: b'{"hidden_size": 768}'),
+    "PyTorch": ("is a PyTorch file", lambda: archive(Member("archive/data.pkl", pickle.dumps(0)))),
+    "Keras": (
+        "is a .keras archive",
+        lambda: archive(Member("a.json", b"{}"), Member("model.weights.h5", b"")),
+    ),
+    "noise": ("starts with the bytes 01 02 03", lambda: b"\1\2\3"),
+}
+
+HOSTILE_NPZ: Table = {
+    # claims of size
+    "800 GB in a .npy header": ("claims 800000000000 bytes", of(claim(shape="(200000000000,)"))),
+    "4 GB in a zip directory": (
+        "claim to unpack to 4294967294",
+        of(deflate(ARRAY), method=DEFLATED, size=2**32 - 2),
+    ),
+    "a bomb of 300 MiB": (
+        "claim to unpack to 314572800",
+        of(deflated_zeros(300), method=DEFLATED, size=300 << 20, checksum=0),
+    ),
+    "a bomb that says it is small": (
+        "Bad CRC|checksum differs",
+        of(deflate(ARRAY) + deflated_zeros(300), method=DEFLATED, size=len(ARRAY), checksum=1),
+    ),
+    "a shape whose product overflows": ("claims 73\\d+ bytes", of(claim(shape="(4294967296, 4294967297)"))),
+    "a shape that is too large": ("claims 12 bytes", of(claim(shape="(3,)") + bytes(8))),
+    "a negative shape": ("impossible shape", of(claim(shape="(-2, -1)") + bytes(8))),
+    "a fractional shape": ("impossible shape", of(claim(shape="(2.0,)") + bytes(8))),
+    "a true shape": ("impossible shape", of(claim(shape="(True, 2)") + bytes(8))),
+    "99 axes": ("cannot be read", of(claim(shape=str((0,) * 99)))),
+    "a million members": ("claims 1000000 members", lambda: zip64(10**6, 46)),
+    "members without a name": ("names 1 members but claims to have 3", lambda: zip64(3, 50 + 1)),
+    "a directory of 1 TB": ("named in 1099511627776 bytes", lambda: zip64(1, 2**40)),
+    "another directory": ("damaged directory", lambda: zip64(1, 46, record_at=3)),
+    # types
+    "pickled objects": ("holds pickled objects", lambda: npz({"w": np.array([print, {}], dtype=object)})),
+    "texts": ("is '<U3'. Types read", lambda: npz({"w": np.array(["abc"])})),
+    "records": ("is .*<f4.*. Types read", lambda: npz({"w": np.zeros(2, [("x", "<f4")])})),
+    "complex numbers": ("is '<c8'. Types read", lambda: npz({"w": np.zeros(2, "<c8")})),
+    # names
+    "a name twice": ("two members 'w.npy'", lambda: archive(Member("w.npy", ARRAY), Member("w.npy", ARRAY))),
+    "an absolute name": ("'/etc/w.npy', which is a path", of(ARRAY, name="/etc/w.npy")),
+    "a name with ..": ("'a/../../w.npy', which is a path", of(ARRAY, name="a/../../w.npy")),
+    "a Windows name": ("which is a path", of(ARRAY, name="a\\w.npy")),
+    "a name that clears the screen": ("which is a path", of(ARRAY, name="\x1b[2Jw.npy")),
+    "a name with a zero in it": ("which is a path", of(ARRAY, name="w.npy\0.npy")),
+    "a script": (
+        "'run.sh', which is no .npy",
+        lambda: archive(Member("w.npy", ARRAY), Member("run.sh", b"")),
+    ),
+    # lies about members
+    "an encrypted member": ("is encrypted", of(ARRAY, flags=1)),
+    "an unknown compression": ("compressed by method 12", of(ARRAY, method=12)),
+    "a stored member of two sizes": ("is stored, yet has two sizes", of(ARRAY, packed_size=len(ARRAY) - 1)),
+    "a member inside another": ("'w.npy' overlaps the one before", nested),
+    "a member that is another": (
+        "'v.npy' contradicts",
+        lambda: archive(Member("w.npy", ARRAY), Member("v.npy", ARRAY, offset=0)),
+    ),
+    "a member that is the directory": (
+        "runs past the end",
+        of(ARRAY, packed_size=len(ARRAY) + 9, size=len(ARRAY) + 9),
+    ),
+    "a member beyond the file": ("cut short", of(ARRAY, offset=10**6)),
+    "two names for a member": ("contradicts the directory", of(ARRAY, local_name="v.npy")),
+    "two methods for a member": ("contradicts the directory", of(ARRAY, local_method=DEFLATED)),
+    "two sizes for a member": ("contradicts the directory", of(ARRAY, local_size=8)),
+    "a secretly encrypted member": ("contradicts the directory", of(ARRAY, local_flags=1)),
+    # damage and .npy headers
+    "a wrong checksum": ("'w' is damaged", of(ARRAY, checksum=1)),
+    "a wrong checksum, compressed": (
+        "Bad CRC",
+        of(deflate(ARRAY), method=DEFLATED, size=len(ARRAY), checksum=1),
+    ),
+    "no compressed data": ("cannot be read", of(b"\xff" * 99, method=DEFLATED, size=128, checksum=0)),
+    "too few compressed data": (
+        "Bad CRC|cut short",
+        of(deflate(ARRAY[:-9]), method=DEFLATED, size=len(ARRAY)),
+    ),
+    "no .npy": ("is no .npy array", of(b"no array at all")),
+    "a .npy of version 7": ("is no .npy array", of(b"\x93NUMPY\7\0" + ARRAY[8:])),
+    "a long header": ("header of 20000 bytes", of(npy_header(" " * 20_000))),
+    "a header of 4 GB": ("header of 4000000000 bytes", of(b"\x93NUMPY\2\0" + struct.pack("<I", 4 * 10**9))),
+    "an incomplete header": ("no valid .npy header", of(npy_header("{'descr': '<f4', 'shape': (2,)}"))),
+    "a header that is code": ("cannot be read", of(npy_header("__import__('os').abort()"))),
+    "a header too deep for Python": ("cannot be read", of(npy_header("-" * 9990 + "1"))),
+    "a header of open brackets": ("cannot be read", of(npy_header("(" * 9990))),
+    "a number too long for Python": ("cannot be read", of(claim(shape=f"({'9' * 5000},)"))),
+}
+
+HOSTILE_SAFETENSORS: Table = {
+    "a header of 2^60 bytes": (f"claims a header of {2**60} bytes", lambda: safetensors({}, length=2**60)),
+    "a header past the end": ("claims a header of 3 bytes in", lambda: safetensors("{}", length=3)),
+    "a name twice": ("names 'a' twice", tensors('{"a":{},"a":{}}')),
+    "a field twice": ("names 'dtype' twice", tensors('{"a":{"dtype":"F32","dtype":"F16"}}')),
+    "deep JSON": ("cannot be read", tensors('{"a":' * 100_000)),
+    "a number too long for Python": ("cannot be read", tensors('{"a":' + "9" * 5000 + "}")),
+    "half a header": ("cannot be read", tensors('{"a":')),
+    "a header that is no UTF-8": ("cannot be read", lambda: struct.pack("<Q", 4) + b'{"\xff"'),
+    "metadata that are numbers": (
+        "no table of texts",
+        tensors({"__metadata__": {"format": 1}, "a": entry()}),
+    ),
+    "metadata that are a list": ("no table of texts", tensors({"__metadata__": [], "a": entry()})),
+    "no offsets": ("no valid entry for tensor 'a'", tensors({"a": {"dtype": "F32", "shape": [2]}})),
+    "more than a tensor": ("no valid entry for tensor 'a'", tensors({"a": {**entry(), "more": 1}})),
+    "negative offsets": ("no valid entry for tensor 'a'", tensors({"a": entry(-8, 0)})),
+    "offsets the wrong way round": ("no valid entry for tensor 'a'", tensors({"a": entry(8, 0)})),
+    "fractional offsets": ("no valid entry for tensor 'a'", tensors({"a": entry(0.0, 8.0)})),
+    "a false offset": ("no valid entry for tensor 'a'", tensors({"a": entry(False, 8)})),
+    "a type that clears the screen": ("no valid shape and type", tensors({"a": entry(dtype="F32\x1b[2J")})),
+    "a type that is not read": (
+        "is 'F8_E4M3'. Types read",
+        tensors({"a": entry(dtype="F8_E4M3", shape=[8])}),
+    ),
+    "a negative shape": ("no valid shape and type", tensors({"a": entry(shape=[-2])})),
+    "a true shape": ("no valid shape and type", tensors({"a": entry(shape=[True, 2])})),
+    "a shape that is too large": ("claims 12 bytes", tensors({"a": entry(shape=[3])})),
+    "a shape whose product overflows": ("claims 31\\d+ bytes", tensors({"a": entry(shape=[2**63] * 3)})),
+    "99 axes": ("cannot be read", tensors({"a": entry(0, 0, shape=[0] * 99)}, b"")),
+    "an overlap": (
+        "'b' starts at byte 4 instead of 8",
+        tensors({"a": entry(), "b": entry(4, 12)}, bytes(12)),
+    ),
+    "a hole": ("'b' starts at byte 12 instead of 8", tensors({"a": entry(), "b": entry(12, 20)}, bytes(20))),
+    "a hole in front": ("'a' starts at byte 4 instead of 0", tensors({"a": entry(4, 12)}, bytes(12))),
+    "trailing bytes": ("has 9 bytes of data; its tensors take 8", tensors({"a": entry()}, bytes(9))),
+    "missing bytes": ("has 7 bytes of data; its tensors take 8", tensors({"a": entry()}, bytes(7))),
+}

@@ -1,0 +1,112 @@
+"""A web server on this machine that does to a download whatever a bad network or a bad server may do."""
+
+import gzip
+import hashlib
+import io
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+from safetensors.numpy import save
+
+
+def npz(seed: int = 0, count: int = 20_000) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, a=np.random.default_rng(seed).normal(size=count), b=np.arange(7))
+    return file.getvalue()
+
+
+def safetensors_file(values: int = 4) -> bytes:
+    return save({"w": np.arange(values, dtype=np.float32), "b": np.ones(3)})
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+GOOD = npz()
+
+
+@dataclass
+class Served:
+    """One file, and how its requests are answered.
+
+    Each request uses up the first of `faults`; when none is left, `always` holds (None: a good answer). A
+    fault is a status ("503"), "cut" (half of what is due, then the end), "stall" (half, then silence),
+    "wrong" (inverted bytes), or "shifted" (the range begins one byte before what was asked for). Who accepts
+    gzip gets gzip, though no file is what it should be then.
+    """
+
+    body: bytes
+    faults: list[str] = field(default_factory=list)
+    always: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    ranges: bool = True
+    stated_length: int | None = None  # instead of the true one
+    no_length: bool = False
+
+
+class HostileServer(ThreadingHTTPServer):
+    """Serves `files` (path to Served) and notes in `requests` each path with the Range it was asked for."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.files: dict[str, Served] = {}
+        self.requests: list[tuple[str, str | None]] = []
+        self.closing = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: HostileServer
+
+    def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+        self.server.requests.append((self.path, self.headers["Range"]))
+        served = self.server.files.get(self.path)
+        fault = "404" if served is None else served.faults.pop(0) if served.faults else served.always
+        if served is None or (fault and fault.isdigit()):
+            self.send_error(int(fault or "404"))
+            return
+        start = self._start(served) - (fault == "shifted")
+        if start and start >= len(served.body):
+            self.send_error(416)
+            return
+        body = served.body[start:]
+        if "gzip" in self.headers.get("Accept-Encoding", ""):
+            body = gzip.compress(body)
+        self._send_head(served, start)
+        if fault == "wrong":
+            body = bytes(255 - byte for byte in body)
+        with suppress(ConnectionError):  # the client has had enough
+            self.wfile.write(body[: len(body) // 2] if fault in ("cut", "stall") else body)
+            self.wfile.flush()
+            if fault == "stall":
+                self.server.closing.wait(30)
+
+    def _start(self, served: Served) -> int:
+        wanted, same = self.headers["Range"], self.headers["If-Range"]
+        if not served.ranges or wanted is None or same not in (None, served.headers.get("ETag")):
+            return 0
+        return int(wanted.removeprefix("bytes=").removesuffix("-"))
+
+    def _send_head(self, served: Served, start: int) -> None:
+        total = len(served.body) if served.stated_length is None else served.stated_length
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{total - 1}/{total}")
+        if not served.no_length:
+            self.send_header("Content-Length", str(total - start))
+        for name, value in served.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        """Keep the tests' output quiet."""

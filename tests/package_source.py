@@ -1,0 +1,53 @@
+"""The package's source as syntax trees, and what each module imports, for the tests that look at code."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "keras_vit"
+# By dotted name inside the package; a sub-package itself is `layers.__init__`.
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))
+}
+TREES = {module: ast.parse(path.read_text(encoding="utf-8"), path) for module, path in MODULES.items()}
+
+
+def nodes(tree: ast.AST, *, at_import: bool) -> Iterator[ast.AST]:
+    """All nodes of a module, or only those that run when it is imported."""
+    for node in ast.iter_child_nodes(tree):
+        deferred = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for_checkers = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if not (at_import and (deferred or for_checkers)):
+            yield node
+            yield from nodes(node, at_import=at_import)
+
+
+def imports(module: str, *, at_import: bool = False) -> Iterator[str]:
+    """The full dotted names that a module imports: `keras_vit.layers.block.Block`, `numpy`."""
+    inside = ["keras_vit", *module.split(".")]
+    for node in nodes(TREES[module], at_import=at_import):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            origin = [*(inside[: -node.level] if node.level else []), *filter(None, [node.module])]
+            yield from (".".join([*origin, alias.name]) for alias in node.names)
+
+
+def imported_packages(module: str, *, at_import: bool = False) -> set[str]:
+    """The top-level packages that a module imports: `numpy`, `keras_vit`."""
+    return {name.partition(".")[0] for name in imports(module, at_import=at_import)}
+
+
+def imported_modules(module: str, *, at_import: bool = False) -> set[str]:
+    """The modules of this package that a module imports, each as the longest name that is a file."""
+    found = set()
+    for name in imports(module, at_import=at_import):
+        package, *parts = name.split(".")
+        if package == "keras_vit":
+            stems = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+            files = [file for stem in stems for file in (stem, f"{stem}.__init__") if file in MODULES]
+            found.add(files[0] if files else "__init__")
+    return found

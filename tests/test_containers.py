@@ -1,0 +1,274 @@
+"""Reading against numpy.load and the safetensors library, bit for bit, and writing that is all or nothing."""
+
+import errno
+import os
+import weakref
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+
+from forgery import Member, archive, npy
+from keras_vit.checkpoints.containers import (
+    CheckpointError,
+    Header,
+    open_container,
+    write_npz,
+    write_safetensors,
+)
+
+BFLOAT16_CASE = Path(__file__).parent / "data" / "reference" / "bv_gap_bf16_scan" / "checkpoint.npz"
+
+NUMBERS = np.array([0.0, -0.0, 1.5, -2.25, 3e38, 1e-40, np.inf, np.nan])  # 1e-40 is subnormal in float32
+SMALL = np.array([0, 1, 2, 99])
+TYPES = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?"]
+Tensors = dict[str, np.ndarray]
+TENSORS: Tensors = {
+    **{f"types/{code}": SMALL.astype(code) for code in TYPES},
+    "numbers": NUMBERS,
+    "odd/size": NUMBERS.astype("f4")[:7],
+    "scalar": np.array(7, "i8"),
+    "empty": np.zeros((0, 3), "f4"),
+    "cube": np.arange(24, dtype="f4").reshape(2, 3, 4),
+    "größe": NUMBERS,
+}
+BRAIN = {"brain": NUMBERS.astype(ml_dtypes.bfloat16), "scalar": np.array(1.5, ml_dtypes.bfloat16)}
+
+WRITERS: dict[str, Callable[[Path, Tensors], object]] = {
+    "numpy.savez": lambda path, tensors: np.savez(path, **tensors),  # type: ignore[arg-type]
+    "numpy.savez_compressed": lambda path, tensors: np.savez_compressed(path, **tensors),  # type: ignore[arg-type]
+    "safetensors": lambda path, tensors: safetensors.numpy.save_file(tensors, path),
+    "write_npz": write_npz,
+    "write_safetensors": lambda path, tensors: write_safetensors(path, tensors, metadata={}),
+}
+OURS = ["write_npz", "write_safetensors"]
+
+
+def read_all(path: Path) -> Tensors:
+    with open_container(path) as container:
+        return {name: container.read(name) for name in container.headers}
+
+
+def read_by_numpy(path: Path) -> Tensors:
+    with np.load(path) as file:
+        return dict(file)
+
+
+def assert_same_bits(found: Tensors, expected: Tensors) -> None:
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
+        assert found[name].tobytes() == array.tobytes(), name
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_every_type_and_shape_is_read_bit_for_bit(writer: str, tmp_path: Path) -> None:
+    path = tmp_path / "vit.npz"
+    WRITERS[writer](path, TENSORS)
+    assert_same_bits(read_all(path), TENSORS)
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader"),
+    [("write_npz", read_by_numpy), ("write_safetensors", lambda path: safetensors.numpy.load_file(path))],
+)
+def test_what_we_write_is_read_by_the_formats_own_library(
+    writer: str, reader: Callable[[Path], Tensors], tmp_path: Path
+) -> None:
+    path = tmp_path / "vit.npz"
+    WRITERS[writer](path, TENSORS)
+    assert_same_bits(reader(path), TENSORS)
+
+
+def test_a_safetensors_file_is_byte_for_byte_that_of_the_official_library(tmp_path: Path) -> None:
+    tensors = TENSORS | BRAIN
+    write_safetensors(tmp_path / "vit", tensors, metadata={"format": "pt"})
+    assert (tmp_path / "vit").read_bytes() == safetensors.numpy.save(tensors, {"format": "pt"})
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_headers_are_read_without_the_tensors(writer: str, tmp_path: Path) -> None:
+    path = tmp_path / "vit.npz"
+    WRITERS[writer](path, TENSORS)
+    with open_container(path) as container:
+        assert container.path == path
+        assert container.headers == {
+            name: Header(name, array.shape, array.dtype.name) for name, array in TENSORS.items()
+        }
+        assert {name: header.bytes for name, header in container.headers.items()} == {
+            name: array.nbytes for name, array in TENSORS.items()
+        }
+
+
+@pytest.mark.parametrize("writer", ["safetensors", *OURS])
+def test_bfloat16_comes_back_as_the_float32_of_the_same_value(writer: str, tmp_path: Path) -> None:
+    WRITERS[writer](tmp_path / "vit", BRAIN)
+    with open_container(tmp_path / "vit") as container:
+        assert {header.dtype for header in container.headers.values()} == {"bfloat16"}
+        assert container.headers["brain"].bytes == 2 * len(NUMBERS)
+    expected = {name: array.astype(np.float32) for name, array in BRAIN.items()}
+    assert_same_bits(read_all(tmp_path / "vit"), expected)
+
+
+def test_bfloat16_is_written_as_numpy_and_big_vision_have_it(tmp_path: Path) -> None:
+    write_npz(tmp_path / "vit.npz", BRAIN)
+    found = read_by_numpy(tmp_path / "vit.npz")["brain"]
+    assert found.dtype.str == "|V2"
+    assert found.tobytes() == BRAIN["brain"].tobytes()
+
+
+def test_a_bfloat16_checkpoint_of_big_vision_is_read(tmp_path: Path) -> None:
+    expected = {
+        name: array.view(ml_dtypes.bfloat16).astype(np.float32) if array.dtype.kind == "V" else array
+        for name, array in read_by_numpy(BFLOAT16_CASE).items()
+    }
+    with open_container(BFLOAT16_CASE) as container:
+        assert "bfloat16" in {header.dtype for header in container.headers.values()}
+    assert_same_bits(read_all(BFLOAT16_CASE), expected)
+
+
+@pytest.mark.parametrize("layout", ["big-endian", "Fortran", "both", "strided"])
+@pytest.mark.parametrize("writer", ["numpy.savez", "numpy.savez_compressed", *OURS])
+def test_any_layout_of_an_array_is_written_and_read_as_the_same_numbers(
+    writer: str, layout: str, tmp_path: Path
+) -> None:
+    plain = np.arange(24, dtype="<f4").reshape(2, 3, 4)
+    stored = {
+        "big-endian": plain.astype(">f4"),
+        "Fortran": np.asfortranarray(plain),
+        "both": np.asfortranarray(plain.astype(">f4")),
+        "strided": np.repeat(plain, 2, axis=1)[:, ::2],
+    }[layout]
+    WRITERS[writer](tmp_path / "vit.npz", {"w": stored})
+    found = read_all(tmp_path / "vit.npz")["w"]
+    assert found.dtype == np.dtype("f4").newbyteorder("=")
+    np.testing.assert_array_equal(found, plain)
+
+
+def test_an_archive_written_to_a_stream_has_its_sizes_after_the_data_and_is_read(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb") as pipe:  # small enough for a pipe's buffer
+        np.savez(pipe, **TENSORS)  # type: ignore[arg-type]
+    with os.fdopen(reading, "rb") as pipe:
+        (tmp_path / "vit").write_bytes(pipe.read())
+    assert_same_bits(read_all(tmp_path / "vit"), TENSORS)
+
+
+def test_tensors_outlive_their_container_and_may_be_written_to(tmp_path: Path) -> None:
+    write_npz(tmp_path / "vit", TENSORS)
+    with open_container(tmp_path / "vit") as container:
+        cube = container.read("cube")
+    (tmp_path / "vit").write_bytes(b"")
+    cube += 1
+    np.testing.assert_array_equal(cube, TENSORS["cube"] + 1)
+    with pytest.raises(CheckpointError, match="closed"):
+        container.read("cube")
+
+
+def test_one_damaged_tensor_does_not_stop_the_others_from_being_read(tmp_path: Path) -> None:
+    damaged, good = Member("damaged.npy", npy(NUMBERS), checksum=1), Member("good.npy", npy(NUMBERS))
+    (tmp_path / "vit").write_bytes(archive(damaged, good))
+    with open_container(tmp_path / "vit") as container:
+        with pytest.raises(CheckpointError, match="'damaged' is damaged: .*Fetch it again"):
+            container.read("damaged")
+        assert container.read("good").tobytes() == NUMBERS.tobytes()
+        with pytest.raises(CheckpointError, match="has no tensor 'absent' among its 2"):
+            container.read("absent")
+
+
+def test_metadata_of_safetensors_are_read_and_an_npz_has_none(tmp_path: Path) -> None:
+    write_npz(tmp_path / "npz", TENSORS)
+    safetensors.numpy.save_file(TENSORS, tmp_path / "safetensors", {"format": "pt", "größe": '"1"'})
+    with open_container(tmp_path / "npz") as container:
+        assert container.metadata == {}
+    with open_container(tmp_path / "safetensors") as container:
+        assert container.metadata == {"format": "pt", "größe": '"1"'}
+
+
+@pytest.mark.parametrize("writer", OURS)
+def test_the_same_tensors_make_the_same_bytes(writer: str, tmp_path: Path) -> None:
+    WRITERS[writer](tmp_path / "first", TENSORS)
+    os.utime(tmp_path / "first", (0, 0))
+    WRITERS[writer](tmp_path / "second", {name: array.copy() for name, array in TENSORS.items()})
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
+
+
+def test_an_npz_carries_no_date(tmp_path: Path) -> None:
+    with zipfile.ZipFile(write_npz(tmp_path / "vit", TENSORS)) as file:
+        assert {info.date_time for info in file.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+
+
+def test_an_npz_is_written_with_one_tensor_in_memory(tmp_path: Path) -> None:
+    def pairs() -> Iterator[tuple[str, np.ndarray]]:
+        last: Callable[[], object] = lambda: None  # noqa: E731
+        for number in range(5):
+            assert last() is None
+            array = np.full(9, number)
+            last = weakref.ref(array)
+            yield f"w{number}", array
+            del array
+
+    write_npz(tmp_path / "vit", pairs())
+    assert [array[0] for array in read_all(tmp_path / "vit").values()] == [0, 1, 2, 3, 4]
+
+
+def failing(error: BaseException) -> Iterator[tuple[str, np.ndarray]]:
+    yield "w", NUMBERS
+    raise error
+
+
+@pytest.mark.parametrize("writer", OURS)
+@pytest.mark.parametrize("error", [RuntimeError("no more"), KeyboardInterrupt(), MemoryError()], ids=repr)
+def test_a_writer_that_fails_leaves_the_old_file_and_nothing_else(
+    writer: str, error: BaseException, tmp_path: Path
+) -> None:
+    (tmp_path / "vit").write_bytes(b"old")
+    with pytest.raises(type(error)):
+        WRITERS[writer](tmp_path / "vit", failing(error))  # type: ignore[arg-type]
+    assert [path.name for path in tmp_path.iterdir()] == ["vit"]
+    assert (tmp_path / "vit").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("writer", OURS)
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(
+    writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "vit").write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        WRITERS[writer](tmp_path / "vit", TENSORS)
+    assert [path.name for path in tmp_path.iterdir()] == ["vit"]
+    assert (tmp_path / "vit").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize(
+    ("writer", "pairs", "reason"),
+    [
+        ("write_npz", [("w", NUMBERS), ("w", NUMBERS)], "Two tensors are named 'w.npy'"),
+        ("write_npz", [("../w", NUMBERS)], "is a path and no tensor name"),
+        ("write_npz", [("w", np.array([None]))], "'w.npy' is object. Types written: float64"),
+        ("write_safetensors", [("w", NUMBERS), ("w", NUMBERS)], "name 'w' is taken"),
+        ("write_safetensors", [("__metadata__", NUMBERS)], "name '__metadata__' is taken"),
+        ("write_safetensors", [("w", np.array(["a"]))], "'w' is <U1. Types written: uint64"),
+    ],
+)
+def test_what_could_not_be_read_back_is_not_written(
+    writer: str, pairs: list[tuple[str, np.ndarray]], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        WRITERS[writer](tmp_path / "vit", pairs)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_written_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    write_npz(tmp_path / "vit", TENSORS)
+    assert (tmp_path / "vit").stat().st_mode == (tmp_path / "plain").stat().st_mode

@@ -1,0 +1,169 @@
+"""What is declared is what is used, and every way of installing gives the same working package."""
+
+import configparser
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import keras_vit
+from package_source import MODULES, PACKAGE, ROOT, imported_packages
+
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
+DATA = ["zoo", "converters"]
+# Packages that are imported by another name than they are installed by.
+DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}
+FOR_DEVELOPERS = {"lint", "test", "test-extra"}
+
+
+def requirements(section: str, option: str) -> list[Requirement]:
+    return [Requirement(line) for line in SETUP[section][option].splitlines() if line]
+
+
+def names(section: str, option: str) -> set[str]:
+    return {canonicalize_name(requirement.name) for requirement in requirements(section, option)}
+
+
+CORE = names("options", "install_requires")
+EXTRAS = {extra: names("options.extras_require", extra) for extra in SETUP["options.extras_require"]}
+OPTIONAL = set().union(*(EXTRAS[extra] for extra in EXTRAS.keys() - FOR_DEVELOPERS))
+
+
+def third_party(module: str, *, at_import: bool = False) -> set[str]:
+    """The distributions whose packages a module imports."""
+    packages = imported_packages(module, at_import=at_import) - sys.stdlib_module_names - {"keras_vit"}
+    return {canonicalize_name(DISTRIBUTIONS.get(package, package)) for package in packages}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_whatever_a_module_imports_is_declared(module: str) -> None:
+    assert third_party(module, at_import=True) <= CORE
+    assert third_party(module) <= CORE | OPTIONAL
+
+
+def test_whatever_is_declared_is_imported_somewhere() -> None:
+    assert set().union(*map(third_party, MODULES)) >= CORE
+
+
+def test_every_package_is_listed() -> None:
+    packages = {".".join(path.parent.relative_to(ROOT).parts) for path in PACKAGE.rglob("__init__.py")}
+    data = {f"keras_vit._installed.{name}" for name in DATA}
+    assert set(SETUP["options"]["packages"].split()) == packages | data
+
+
+def test_every_dependency_is_pinned_to_a_version_within_its_bounds() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
+    pins = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    declared = requirements("options", "install_requires")
+    for extra in ("demo", "lint", "test"):
+        declared += requirements("options.extras_require", extra)
+    for requirement in declared:
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+
+
+def test_the_changelog_knows_the_version() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\n## [{keras_vit.__version__}]" in changelog
+
+
+def test_importing_the_package_imports_nothing_of_others() -> None:
+    code = "import sys; before = set(sys.modules); import keras_vit; print(*set(sys.modules) - before)"
+    loaded = {name.partition(".")[0] for name in output(sys.executable, "-c", code, folder=ROOT).split()}
+    assert loaded - sys.stdlib_module_names == {"keras_vit"}
+
+
+def output(*command: str | Path, folder: Path) -> str:
+    """What a command prints, run in a folder and without this process' Python settings."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    run = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, encoding="utf-8")
+    assert run.returncode == 0, f"{command}\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}"
+    return run.stdout
+
+
+def files_of(folder: Path) -> set[str]:
+    """The files below a folder, with the folder's own name in front; no caches, nothing hidden."""
+    files = {path.relative_to(folder.parent) for path in folder.rglob("*") if path.is_file()}
+    return {path.as_posix() for path in files if not any(part[0] in "._" for part in path.parent.parts)}
+
+
+PYTHON_FILES = files_of(PACKAGE)
+DATA_FILES = set().union(*(files_of(ROOT / name) for name in DATA))
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository: building leaves files behind, and finds those that were left behind."""
+    copy = tmp_path_factory.mktemp("source") / "checkout"
+    without = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
+    return Path(shutil.copytree(ROOT, copy, ignore=without))
+
+
+@pytest.fixture(scope="module")
+def built(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What pip can be given, by kind. The wheel is built from the sdist, as packagers do."""
+    folder = tmp_path_factory.mktemp("dist")
+    output(sys.executable, "-m", "build", "--outdir", folder, checkout, folder=folder)
+    return {
+        "wheel": next(folder.glob("*.whl")),
+        "sdist": next(folder.glob("*.tar.gz")),
+        "folder": checkout,
+        "editable": checkout,
+    }
+
+
+@pytest.fixture(scope="module")
+def environment(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of a fresh environment: the wheel, what it asks for, and nothing else."""
+    folder = tmp_path_factory.mktemp("environment")
+    output(sys.executable, "-m", "venv", folder, folder=folder)
+    binaries = folder / ("Scripts" if os.name == "nt" else "bin")
+    constraints = ROOT / "constraints.txt"
+    output(binaries / "python", "-m", "pip", "install", "-c", constraints, built["wheel"], folder=folder)
+    return binaries
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_code_and_the_data(built: dict[str, Path]) -> None:
+    with zipfile.ZipFile(built["wheel"]) as wheel:
+        packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert packed == PYTHON_FILES | {f"keras_vit/_installed/{name}" for name in DATA_FILES}
+
+
+@pytest.mark.slow
+def test_the_sdist_holds_the_code_the_data_and_the_tests(built: dict[str, Path]) -> None:
+    with tarfile.open(built["sdist"]) as sdist:
+        packed = {name.partition("/")[2] for name in sdist.getnames()}
+    assert packed >= PYTHON_FILES | DATA_FILES | files_of(ROOT / "tests") | {"LICENSE", "README.md"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["wheel", "sdist", "folder", "editable"])
+def test_every_kind_of_install_works(kind: str, built: dict[str, Path], environment: Path) -> None:
+    folder = environment.parent
+    target = ["--editable", built[kind]] if kind == "editable" else [built[kind]]
+    flags = ["--no-deps", "--force-reinstall"]
+    output(environment / "python", "-m", "pip", "install", *flags, *target, folder=folder)
+
+    code = "import keras_vit; print(*keras_vit.__path__)"
+    where = output(environment / "python", "-c", code, folder=folder)
+    assert (Path(where.strip()) == built[kind] / "keras_vit") == (kind == "editable")
+
+    # The environment has no extras: importing a module must not need one.
+    modules = [f"keras_vit.{module}".removesuffix(".__init__") for module in MODULES if module != "__main__"]
+    output(environment / "python", "-c", f"import {', '.join(modules)}", folder=folder)
+
+    code = "import keras_vit; print(*keras_vit.zoo.names(), sep='\\n')"
+    catalogue = output(environment / "python", "-c", code, folder=folder).split()
+    assert catalogue == keras_vit.zoo.names()
+    listed = output(environment / "keras-vit", "list", folder=folder)
+    assert all(name in listed for name in catalogue)
