@@ -2,6 +2,11 @@
 
     pip install keras-vit[demo]
     python examples/train_digits.py --output digits.npz
+
+The weights in zoo/weights are those of seed 0, chosen before training. On the 360 held-out images, of which one is
+0.28 points, seeds 0, 1 and 2 reached 99.17, 99.17 and 99.44 %, each in 62 to 99 s on 2 shared cores. The same seed on
+the same machine gives the same file; another processor or TensorFlow sums in another order and ends in another file,
+whose accuracy should lie in 98 to 100 %.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import ViTConfig, VisionTransformer, converters, digits
+from keras_vit import VisionTransformer, ViTConfig, converters, digits
 
 CONFIG = ViTConfig(
     image_size=32,
@@ -81,7 +86,7 @@ def train(data: digits.Digits, *, epochs: int, seed: int) -> VisionTransformer:
         jit_compile=True,
     )
     stream = batches(model.preprocess(data.train_images), data.train_labels, epochs=epochs, seed=seed)
-    model.fit(stream, epochs=epochs, steps_per_epoch=steps, verbose=2)
+    model.fit(stream, epochs=epochs, steps_per_epoch=steps, shuffle=False, verbose=2)
     return model
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Self
 
+import numpy as np
+
 from keras_vit.names import architecture, canonical_name
+from keras_vit.position import METHODS
 
 __all__ = ["Preprocessing", "ResNetConfig", "ViTConfig", "canonical_name", "check_fields", "pair"]
 
@@ -30,16 +35,16 @@ class Preprocessing:
         interpolation: "bilinear", "bicubic", "area", "nearest" or "lanczos3".
         antialias: whether the kernel widens when shrinking, as Pillow does; vit_jax does not.
         crop_fraction: share of the resized shorter side that is kept, in (0, 1]; for "crop" only.
-        mean: per channel, on a scale of 0 to 1, subtracted first.
-        std: per channel, on a scale of 0 to 1, divided by. The defaults map 0..255 onto -1..1.
+        mean: per channel, or one for all, on a scale of 0 to 1, subtracted first.
+        std: likewise, divided by. The defaults map 0..255 onto -1..1.
     """
 
     resize: str = "squash"
     interpolation: str = "bilinear"
     antialias: bool = False
     crop_fraction: float = 1.0
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
-    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.5,)
 
     def __post_init__(self) -> None:
         _one_of("resize", self.resize, RESIZES)
@@ -48,9 +53,10 @@ class Preprocessing:
         object.__setattr__(self, "std", tuple(float(value) for value in self.std))
         if not 0 < self.crop_fraction <= 1:
             raise ValueError(f"crop_fraction lies in (0, 1]. Received: {self.crop_fraction}")
-        if len(self.mean) != len(self.std) or min(self.std) <= 0:
+        if not self.mean or len(self.mean) != len(self.std) or not all(0 < value < math.inf for value in self.std):
             raise ValueError(
-                f"mean and std have one value a channel, std above 0. Received: mean={self.mean}, std={self.std}"
+                "mean and std have one value a channel or one for all, std above 0. "
+                f"Received: mean={self.mean}, std={self.std}"
             )
 
 
@@ -73,9 +79,9 @@ class ResNetConfig:
     conv_epsilon_place: str = "std"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "num_layers", tuple(int(units) for units in self.num_layers))
+        object.__setattr__(self, "num_layers", tuple(self.num_layers))
         _one_of("conv_epsilon_place", self.conv_epsilon_place, ("std", "variance"))
-        if self.width <= 0 or self.width % 32 or any(units < 1 for units in self.num_layers):
+        if self.width <= 0 or self.width % 32 or not all(_is_count(units, least=1) for units in self.num_layers):
             raise ValueError(
                 "A hybrid's width (64 * width_factor) is a multiple of GroupNorm's 32 groups and every stage has a unit. "
                 f"Received: width_factor={self.width_factor}, num_layers={self.num_layers}"
@@ -167,6 +173,9 @@ class ViTConfig:
 
     def __post_init__(self) -> None:
         fix = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
+        for name, value in vars(self).items():
+            if isinstance(value, np.generic):  # NumPy's numbers are no JSON
+                fix(name, value.item())
         fix("image_size", pair(self.image_size, "image_size"))
         fix("patch_size", pair(self.patch_size, "patch_size"))
         if isinstance(self.resnet, Mapping):
@@ -174,37 +183,50 @@ class ViTConfig:
         if isinstance(self.preprocessing, Mapping):
             fix("preprocessing", Preprocessing(**self.preprocessing))
         if self.class_token is None:
-            fix("class_token", self.classifier.startswith("token"))
+            fix("class_token", str(self.classifier).startswith("token"))
         if self.labels is not None and not isinstance(self.labels, str):
             fix("labels", tuple(self.labels))
-        misfits = list(self._misfits())
+        misfits = list(self._misfits()) or list(self._contradictions())
         if misfits:
             raise ValueError("ViTConfig: " + "; ".join(misfits))
 
     def _misfits(self) -> Iterable[str]:
-        for name in ("hidden_size", "mlp_dim", "num_heads", "num_layers", "num_channels"):
-            if not _is_count(getattr(self, name), least=1):
-                yield f"{name} is a whole number from 1. Received: {getattr(self, name)!r}"
-                return
-        for name in ("num_classes", "num_registers"):
-            if not _is_count(getattr(self, name), least=0):
-                yield f"{name} is a whole number from 0. Received: {getattr(self, name)!r}"
-        if self.representation_size is not None and not _is_count(self.representation_size, least=1):
-            yield f"representation_size is None or a whole number from 1. Received: {self.representation_size!r}"
+        """What is wrong with single fields."""
+        for name, least in _COUNTS.items():
+            value = getattr(self, name)
+            if not (_is_count(value, least=least) or (value is None and name in _OPTIONAL)):
+                yield f"{name} is a whole number from {least}. Received: {value!r}"
+        for name, (least, end) in _RANGES.items():
+            value = getattr(self, name)
+            fits = isinstance(value, Real) and least <= value < end
+            if not (fits or (value is None and name in _OPTIONAL)):
+                yield f"{name} lies in [{least}, {end}). Received: {value!r}"
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 yield f"{name} is one of {list(known)}. Received: {getattr(self, name)!r}"
-        for name in ("dropout_rate", "attention_dropout_rate", "stochastic_depth"):
-            if not 0 <= getattr(self, name) < 1:
-                yield f"{name} lies in [0, 1). Received: {getattr(self, name)!r}"
+        if not isinstance(self.resnet, ResNetConfig | None):
+            yield f"resnet is a ResNetConfig, its fields as a dict, or None. Received: {self.resnet!r}"
+        if not isinstance(self.preprocessing, Preprocessing):
+            yield f"preprocessing is a Preprocessing or its fields as a dict. Received: {self.preprocessing!r}"
+
+    def _contradictions(self) -> Iterable[str]:
+        """What is wrong between fields that are right by themselves."""
         if self.hidden_size % self.num_heads:
             yield f"hidden_size is a multiple of num_heads. Received: {self.hidden_size} and {self.num_heads}"
         if self.classifier.startswith("token") and not self.class_token:
             yield f"classifier={self.classifier!r} needs the class token. Received: class_token=False"
-        if self.distilled and self.classifier != "token":
-            yield f"distilled needs classifier='token'. Received: classifier={self.classifier!r}"
-        if self.position == "sincos2d" and self.hidden_size % 4:
-            yield f"position='sincos2d' needs hidden_size % 4 == 0. Received: hidden_size={self.hidden_size}"
+        if self.distilled and (self.classifier, self.representation_size, self.final_norm) != ("token", None, "tokens"):
+            yield (
+                "distilled needs classifier='token', representation_size=None and final_norm='tokens'. Received: "
+                f"{self.classifier!r}, {self.representation_size!r} and {self.final_norm!r}"
+            )
+        if self.position == "sincos2d" and (self.hidden_size % 4 or self.hidden_size < 8):
+            yield f"position='sincos2d' needs a hidden_size that is a multiple of 4 from 8. Received: {self.hidden_size}"
+        if len(self.preprocessing.mean) not in (1, self.num_channels):
+            yield (
+                f"preprocessing has one mean for all or one for each of num_channels={self.num_channels}. "
+                f"Received: {self.preprocessing.mean}"
+            )
         if min(self.grid) < 1:
             smallest = f"{self.stride[0]}x{self.stride[1]}"
             yield f"the image is smaller than one patch ({smallest} pixels). Received: image_size={self.image_size}"
@@ -268,8 +290,21 @@ class ViTConfig:
         return cls(**{**architecture(name), **changes})
 
 
+_COUNTS = {
+    # field: least
+    **dict.fromkeys(("hidden_size", "mlp_dim", "num_heads", "num_layers", "num_channels", "representation_size"), 1),
+    **dict.fromkeys(("num_classes", "num_registers"), 0),
+}
+_RANGES = {
+    # field: least, end
+    **dict.fromkeys(("dropout_rate", "attention_dropout_rate", "stochastic_depth"), (0, 1)),
+    **dict.fromkeys(("norm_epsilon", "layer_scale"), (0, math.inf)),
+    "head_bias_init": (-math.inf, math.inf),
+}
+_OPTIONAL = ("representation_size", "layer_scale")
 _CHOICES = {
     "classifier": CLASSIFIERS,
+    "position_method": METHODS,
     "activation": ACTIVATIONS,
     "representation_activation": ACTIVATIONS,
     "position": POSITIONS,

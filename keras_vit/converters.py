@@ -1,31 +1,34 @@
-"""Checkpoints in and out: any known format to a VisionTransformer, and a VisionTransformer to any that can hold it."""
+"""Checkpoints in and out: from every known format to a VisionTransformer, and to every one that can hold it."""
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from keras_vit import layers
-from keras_vit.checkpoints import assign, layout
-from keras_vit.checkpoints.base import Container
+from keras_vit.atomic import replacing
+from keras_vit.checkpoints import assign, config_json, record
 from keras_vit.checkpoints.containers import open_container, write_npz, write_safetensors
 from keras_vit.checkpoints.errors import CheckpointError
-from keras_vit.checkpoints.infer import infer
-from keras_vit.checkpoints.table import Match, Table, formats, load_table
+from keras_vit.checkpoints.infer import Told, infer
+from keras_vit.checkpoints.source import Checkpoint, detected, opened
+from keras_vit.checkpoints.table import Table
+from keras_vit.checkpoints.tables import formats, load_table
 from keras_vit.config import ViTConfig
 from keras_vit.model import VisionTransformer
 
-__all__ = ["CheckpointError", "convert", "detect", "formats", "load", "read_config", "save"]
+__all__ = ["CheckpointError", "build", "convert", "detect", "formats", "load", "read_config", "save"]
 
-# What a file does not hold: how it is trained, and what is done before and after it.
+# What no file holds: how it is trained, and what is done before and after it.
 _NOT_IN_FILES = {
     "image_size",
+    "num_heads",
     "dropout_rate",
     "attention_dropout_rate",
     "stochastic_depth",
@@ -34,6 +37,8 @@ _NOT_IN_FILES = {
     "preprocessing",
     "labels",
 }
+# What changes the last digits only: such a model is written with a warning, where other readers will differ by them.
+_NUMERICS = {"activation": ("gelu_tanh", "gelu_erf", "gelu_quick"), "norm_epsilon": None, "resnet": None}
 # Files do not say whether their head is applied to every token: both readings are right.
 _SAME_IN_FILES = {"unpooled": "gap", "token_unpooled": "token"}
 
@@ -48,13 +53,14 @@ def load(
     dtype: Any = None,
     allow_nonfinite: bool = False,
 ) -> VisionTransformer:
-    """Opens a checkpoint file as a model. The architecture is read from its tensors.
+    """Opens a checkpoint as a model. The architecture is read from its tensors and a config.json beside them.
 
     Args:
-        path: of the file.
-        config: facts about the *file* that it cannot tell itself: `num_heads` where the format folds the heads,
-            `classifier` "unpooled" or "token_unpooled", the `image_size` it was trained at where its grid is not
-            square, `representation_size` None to leave the file's pre_logits (and head) out.
+        path: of the file, or of a folder with the weights and a config.json.
+        config: facts about the *file* that it cannot tell itself: `num_heads` where the format folds the heads
+            (timm and Hugging Face without config.json), `classifier` "unpooled" or "token_unpooled", the `image_size`
+            it was trained at where its grid is not square, `representation_size` None to leave the file's pre_logits
+            (and its head) out.
         image_size: *wanted*, int or (height, width); position embeddings are interpolated once.
         num_classes: *wanted*; where it differs from the file's, the head is new and zero; 0 is no head.
         format: one of `formats()` or a path to a .toml table of one's own; None detects it.
@@ -69,23 +75,38 @@ def load(
         FileNotFoundError: where there is no file.
         ValueError: where an argument is wrong.
     """
-    facts = _facts(config)
     wanted = {"image_size": image_size, "num_classes": num_classes}
     changes = {name: value for name, value in wanted.items() if value is not None}
-    with open_container(path) as container:
-        source = open_checkpoint(container, facts, format)
-        return source.build(changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
+    with opened(path, facts=_facts(config), format=format, wanted_size=image_size) as checkpoint:
+        return build(checkpoint, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
+
+
+def build(
+    checkpoint: Checkpoint, changes: Mapping[str, Any], *, dtype: Any = None, allow_nonfinite: bool = False
+) -> VisionTransformer:
+    """The model of an open checkpoint with some fields of its config changed. Raises as `load`."""
+    wanted = checkpoint.config.replace(**changes)
+    with layers.uninitialized():
+        model = VisionTransformer(wanted, dtype=dtype)
+    fresh = _fresh_layers(checkpoint, wanted)
+    variables = {path: variable for path, variable in assign.weights(model).items() if not path.startswith(fresh)}
+    assign.check(checkpoint, variables, skip=fresh)
+    assign.assign(checkpoint, model, variables, allow_nonfinite=allow_nonfinite)
+    if "head/kernel" in variables and not np.any(variables["head/kernel"]):
+        warnings.warn(
+            f"keras_vit: the head of {checkpoint.container.path.name} is all zeros, as Google published its "
+            "imagenet21k files: the logits say nothing. Use the features, or num_classes= for a head to train.",
+            stacklevel=3,
+        )
+    return model
 
 
 def read_config(
-    path: str | os.PathLike[str],
-    *,
-    config: ViTConfig | Mapping[str, Any] | None = None,
-    format: str | None = None,
+    path: str | os.PathLike[str], *, config: ViTConfig | Mapping[str, Any] | None = None, format: str | None = None
 ) -> ViTConfig:
     """The architecture of a checkpoint, from its headers: no weight is read. Arguments and errors as in `load`."""
-    with open_container(path) as container:
-        return open_checkpoint(container, _facts(config), format).config
+    with opened(path, facts=_facts(config), format=format) as checkpoint:
+        return checkpoint.config
 
 
 def detect(path: str | os.PathLike[str]) -> str:
@@ -95,30 +116,43 @@ def detect(path: str | os.PathLike[str]) -> str:
         CheckpointError: that says what was seen, where no format is known by its marks.
     """
     with open_container(path) as container:
-        return _detect(container).format
+        return detected(container).format
 
 
 def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str) -> Path:
-    """Writes a model as a checkpoint file of a format; appears under its name only complete.
+    """Writes a model as a checkpoint of a format; it appears under its name only complete.
 
     Args:
         model: whose weights are written, as float32.
-        path: of the file.
+        path: of the file; or, for a format with a config.json, of a folder (a name without suffix) for both.
         format: one of `formats()` or a path to a .toml table of one's own.
 
     Returns:
-        the path.
+        the path of the file.
 
     Raises:
-        CheckpointError: naming what the format cannot express.
+        CheckpointError: naming what the format cannot express; nothing is written.
     """
     table = load_table(format)
-    variables = assign.weights(model)
-    tensors = assign.collect(variables, table)
-    _refuse_other_meanings(model.config, variables, table)
+    if not table.writable:
+        raise CheckpointError(f"The {table.format} format is only read. Those written: {_written_formats()}")
+    tensors = assign.collect(model, table)
+    understood = _understood(model, table)
+    described = None if table.json is None else config_json.write(model.config, table.json)
+    _refuse_other_meanings(model.config, understood, table)
+    note = record.note(model.config, understood)
+    path = Path(path)
+    if described is not None and not path.suffix:
+        path.mkdir(parents=True, exist_ok=True)
+        path = path / "model.safetensors"
     if table.container == "npz":
-        return write_npz(path, tensors)
-    return write_safetensors(path, tensors, metadata={"format": "pt"})
+        write_npz(path, tensors, metadata=note)
+    else:
+        write_safetensors(path, tensors, metadata={"format": "pt", **note})
+    if described is not None:
+        with replacing(path.parent / "config.json") as file:
+            file.write(json.dumps(described, indent=2).encode())
+    return path
 
 
 def convert(
@@ -130,103 +164,57 @@ def convert(
     num_classes: int | None = None,
     config: ViTConfig | Mapping[str, Any] | None = None,
 ) -> Path:
-    """`load` and `save` in one: a checkpoint file to another format, resolution or number of classes."""
+    """`load` and `save` in one: a checkpoint to another format, resolution or number of classes."""
     model = load(source, config=config, image_size=image_size, num_classes=num_classes)
     return save(model, path, format=format)
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """An open file that is known to be a Vision Transformer: its format, tensors and architecture."""
-
-    container: Container
-    table: Table
-    match: Match
-    config: ViTConfig
-
-    def build(
-        self, changes: Mapping[str, Any], *, dtype: Any = None, allow_nonfinite: bool = False
-    ) -> VisionTransformer:
-        """The model with some fields of its config changed. Raises as `load`."""
-        wanted = self.config.replace(**changes)
-        with layers.uninitialized():
-            model = VisionTransformer(wanted, dtype=dtype)
-        fresh = self._fresh(wanted)
-        variables = {path: v for path, v in assign.weights(model).items() if not path.startswith(fresh)}
-        skip = {path for path in self.match.sources if path.startswith(fresh)}
-        assign.check(self.container, self.match, self.table, self.config, variables, skip)
-        assign.assign(
-            self.container,
-            self.match,
-            self.table,
-            self.config,
-            model,
-            variables,
-            allow_nonfinite=allow_nonfinite,
-        )
-        if "head/kernel" in variables and not np.any(variables["head/kernel"]):
-            warnings.warn(
-                f"keras_vit: the head of {self.container.path.name} is all zeros, as Google published its imagenet21k "
-                "files: the logits say nothing. Use the features, or num_classes= for a head to train.",
-                stacklevel=3,
-            )
-        return model
-
-    def _fresh(self, wanted: ViTConfig) -> tuple[str, ...]:
-        """The layers that do not come from the file: a head of another width, and behind a dropped pre_logits."""
-        drops_representation = (
-            wanted.representation_size is None and "pre_logits/kernel" in self.match.sources
-        )
-        heads = ("head/", "head_distillation/")
-        if drops_representation:
-            return (*heads, "pre_logits/")
-        return heads if wanted.num_classes != self.config.num_classes else ()
 
 
 def _facts(config: ViTConfig | Mapping[str, Any] | None) -> dict[str, Any]:
     return config.to_dict() if isinstance(config, ViTConfig) else dict(config or {})
 
 
-def open_checkpoint(container: Container, facts: Mapping[str, Any], format: str | None = None) -> Checkpoint:
-    """Recognises an open file and its architecture; raises as `load`."""
-    table = load_table(format) if format else _detect(container)
-    match = table.match(container.headers)
-    shapes = {
-        variable: layout.variable_shape(container.headers[source.tensor].shape, source.row, table.layout)
-        for variable, source in match.sources.items()
-    }
-    try:
-        return Checkpoint(container, table, match, infer(shapes, table, facts))
-    except CheckpointError as error:
-        raise CheckpointError(f"{container.path} {error}") from error
+def _written_formats() -> list[str]:
+    return [name for name in formats() if load_table(name).writable]
 
 
-def _detect(container: Container) -> Table:
-    tables = [load_table(name) for name in formats()]
-    found = [table for table in tables if table.prefix_of(container.headers) is not None]
-    if len(found) == 1:
-        return found[0]
-    seen = sorted(container.headers)
-    marks = {table.format: list(table.detect) for table in tables}
-    raise CheckpointError(
-        f"{container.path}: {'no' if not found else 'more than one'} format is known by these tensors. "
-        f"Received: {len(seen)} tensors: {seen[:5]}. Expected one of {marks}, or format= a table of your own."
-    )
+def _fresh_layers(checkpoint: Checkpoint, wanted: ViTConfig) -> tuple[str, ...]:
+    """The layers that do not come from the file: a head of another width, or behind a pre_logits that is left out."""
+    heads = ("head/", "head_distillation/")
+    if wanted.representation_size is None and "pre_logits/kernel" in checkpoint.match.sources:
+        return (*heads, "pre_logits/")
+    return heads if wanted.num_classes != checkpoint.config.num_classes else ()
 
 
-def _refuse_other_meanings(config: ViTConfig, variables: Mapping[str, Any], table: Table) -> None:
-    """Raise where a reader of the format would take the file for another model than it is."""
-    shapes = {path: tuple(variable.shape) for path, variable in variables.items()}
-    facts = {"image_size": config.image_size, "num_heads": config.num_heads}
-    read = infer(shapes, table, facts)
-    wrong = []
-    for name, value in config.to_dict().items():
-        meant = read.to_dict()[name]
-        if name in _NOT_IN_FILES or _same(name, value, meant, config):
+def _understood(model: VisionTransformer, table: Table) -> ViTConfig:
+    """What a reader understands of a model's file from its tensors and the format alone."""
+    shapes = {path: tuple(variable.shape) for path, variable in assign.weights(model).items()}
+    config = model.config.to_dict()
+    rows = [source.row for path in shapes if (source := table.tensor_of(path, config))]
+    presence = dict(row.only_if for row in rows if row.only_if and "." not in row.only_if[0])
+    stated = ("num_heads", "position_prefix") if table.json else ("num_heads",)
+    caller = {name: config[name] for name in stated if name not in table.config} | {"image_size": config["image_size"]}
+    return infer(shapes, table, Told(presence=presence, caller=caller))
+
+
+def _refuse_other_meanings(config: ViTConfig, understood: ViTConfig, table: Table) -> None:
+    """Raise where a reader of the format would take the file for another model; warn where only digits would differ."""
+    stated = set() if table.json is None else {rule.split("|")[0].strip() for rule in table.json.fields.values()}
+    ours, theirs = config.to_dict(), understood.to_dict()
+    wrong, close = [], []
+    for name, value in ours.items():
+        if name in _NOT_IN_FILES | stated or _same(name, value, theirs[name], config):
             continue
-        wrong.append(f"{name}={value!r} (it means {meant!r})")
+        text = f"{name}={value!r} (it means {theirs[name]!r})"
+        near = name in _NUMERICS and (_NUMERICS[name] is None or {value, theirs[name]} <= set(_NUMERICS[name] or ()))
+        (close if near else wrong).append(text)
     if wrong:
         raise CheckpointError(f"The {table.format} format cannot express " + ", ".join(wrong))
+    if close:
+        warnings.warn(
+            f"keras_vit: {table.format} files do not say {', '.join(close)}. keras_vit notes it in the file and reads it "
+            "back; other readers' logits will differ in the fourth digit or so.",
+            stacklevel=3,
+        )
 
 
 def _same(name: str, value: Any, meant: Any, config: ViTConfig) -> bool:
@@ -234,6 +222,8 @@ def _same(name: str, value: Any, meant: Any, config: ViTConfig) -> bool:
         return _SAME_IN_FILES.get(value, value) == meant
     if name == "layer_scale":
         return (value is None) == (meant is None)
+    if name == "position_prefix" and not config.num_prefix_tokens:
+        return True
     if name == "representation_activation" and config.representation_size is None:
         return True
     return bool(value == meant)

@@ -71,9 +71,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser() / "keras_vit"
 
 
-def fetch(
-    source: str, *, sha256: str | None = None, size: int | None = None, name: str | None = None
-) -> Path:
+def fetch(source: str, *, sha256: str | None = None, size: int | None = None, name: str | None = None) -> Path:
     """Make a file available locally, complete and verified.
 
     Args:
@@ -171,9 +169,7 @@ def _fetch_remote(remote: Remote, expected: Expected) -> Path:
     if is_intact(remote.cached, expected):
         return remote.cached
     if copies:
-        raise DownloadError(
-            f"KERAS_VIT_MIRROR does not have {remote.url}. Looked for: {', '.join(map(str, copies))}."
-        )
+        raise DownloadError(f"KERAS_VIT_MIRROR does not have {remote.url}. Looked for: {', '.join(map(str, copies))}.")
     if remote.url.startswith("hf://") and not mirror:
         return _checked(_from_hub(remote), expected)
     if _offline():
@@ -201,9 +197,7 @@ def _from_hub(remote: Remote) -> Path:
     try:
         from huggingface_hub import hf_hub_download
     except ImportError as error:
-        raise ImportError(
-            f"{remote.url} needs the package huggingface_hub: pip install keras-vit[hf]"
-        ) from error
+        raise ImportError(f"{remote.url} needs the package huggingface_hub: pip install keras-vit[hf]") from error
     hub = HUB_SOURCE.fullmatch(remote.url)
     assert hub
     org, repo, path, _, revision = hub.groups()

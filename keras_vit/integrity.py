@@ -105,9 +105,7 @@ def check_zip(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
-    except (
-        Exception
-    ) as error:  # zipfile and its decompressors raise ten kinds, and none but damage brings them
+    except Exception as error:  # zipfile and its decompressors raise ten kinds, all of them for damage
         raise CorruptFile(f"it is no intact zip archive ({error})") from error
     if damaged is not None:
         raise CorruptFile(f"its member {damaged} is damaged")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -46,7 +47,8 @@ class VisionTransformer(keras.Model):
         self.config = config
         self._policy = policy
         self._intermediates = graph.intermediates
-        self._feature_models: dict[tuple[str, ...], keras.Model] = {}
+        # A function, not a dict: Keras saves the models that it finds in a model's containers.
+        self._feature_model = functools.cache(self._build_feature_model)
 
     def features(self, images: Any, layers: Iterable[str] | None = None) -> dict[str, Any]:
         """What the model computes on its way.
@@ -68,10 +70,10 @@ class VisionTransformer(keras.Model):
         unknown = [name for name in names if name not in self._intermediates]
         if unknown or not names:
             raise ValueError(f"layers are some of {self.feature_names}. Received: {unknown or list(names)}")
-        if names not in self._feature_models:
-            outputs = {name: self._intermediates[name] for name in names}
-            self._feature_models[names] = keras.Model(self.inputs[0], outputs)
-        return self._feature_models[names](images, training=False)
+        return self._feature_model(names)(images, training=False)
+
+    def _build_feature_model(self, names: tuple[str, ...]) -> keras.Model:
+        return keras.Model(self.inputs[0], {name: self._intermediates[name] for name in names})
 
     @property
     def feature_names(self) -> list[str]:
@@ -174,19 +176,24 @@ class VisionTransformer(keras.Model):
 
     def get_config(self) -> dict[str, Any]:
         policy = keras.dtype_policies.serialize(self._policy)
-        return {"config": self.config.to_dict(), "dtype": policy, "name": self.name}
+        frozen = [layer.name for layer in self.layers if not layer.trainable]
+        return {"config": self.config.to_dict(), "dtype": policy, "name": self.name, "frozen": frozen}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> VisionTransformer:
         del custom_objects  # every layer is registered
         policy = keras.dtype_policies.deserialize(config["dtype"])
-        return cls(ViTConfig(**config["config"]), dtype=policy, name=config["name"])
+        model = cls(ViTConfig(**config["config"]), dtype=policy, name=config["name"])
+        for name in config["frozen"]:
+            model.get_layer(name).trainable = False
+        return model
 
 
 def _warn_of_a_rest(config: ViTConfig) -> None:
     height, width = pair(config.image_size, "image_size")
     used = tuple(cells * step for cells, step in zip(config.grid, config.stride, strict=True))
-    if config.resnet is None and used != (height, width):
+    # More than the image: a stem pads it, and nothing is lost.
+    if used[0] < height or used[1] < width:
         warnings.warn(
             f"keras_vit: images of {height}x{width} pixels are no multiple of the {config.stride[0]}x{config.stride[1]} "
             f"patch; the model sees the upper left {used[0]}x{used[1]}, as in the official code.",

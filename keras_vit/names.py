@@ -59,7 +59,7 @@ def canonical_name(name: str) -> str:
             if not stem or canonical in HYBRIDS:
                 return canonical
     examples = [f"ViT-{size}/{patch}" for size in SIZES for patch in (8, 14, 16, 32)] + list(HYBRIDS)
-    near = difflib.get_close_matches(name, examples, n=4, cutoff=0.3)
+    near = difflib.get_close_matches(name, examples, n=4, cutoff=0)
     raise ValueError(f"No architecture has this name; the nearest are {near}. Received: {name!r}")
 
 

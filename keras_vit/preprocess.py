@@ -89,16 +89,26 @@ def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
     name = os.fspath(path)
     if not tf.io.gfile.exists(name):
         raise FileNotFoundError(f"There is no image file {name!r}")
+    if tf.io.gfile.isdir(name):
+        raise ValueError(f"{name!r} is a folder, not an image file; pass a list of the files in it")
     data = tf.io.read_file(name)
     magic = data.numpy()[:8]
+    # In colour whatever is wanted: TensorFlow's own grey differs between JPEG and PNG, and from Pillow's.
     try:
         if magic.startswith(b"\xff\xd8"):
-            return tf.io.decode_jpeg(data, channels=num_channels, dct_method="INTEGER_ACCURATE").numpy()
+            pixels = tf.io.decode_jpeg(data, channels=3, dct_method="INTEGER_ACCURATE")
+            return _grey_or_colour(pixels, num_channels).numpy()
         if magic == b"\x89PNG\r\n\x1a\n":
-            return tf.io.decode_png(data, channels=num_channels).numpy()
+            return _grey_or_colour(tf.io.decode_png(data, channels=3), num_channels).numpy()
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(f"{name!r} is a damaged image: {error.message.splitlines()[0]}") from None
     return _decode_with_pillow(name, num_channels)
+
+
+def _grey_or_colour(pixels: Any, num_channels: int) -> Any:
+    import tensorflow as tf
+
+    return pixels if num_channels == 3 else tf.image.rgb_to_grayscale(pixels)
 
 
 def _decode_with_pillow(name: str, num_channels: int) -> np.ndarray:

@@ -100,11 +100,11 @@ def _open(
     path: Path, named: ViTConfig, row: Weights | None, changes: dict[str, Any], dtype: Any
 ) -> VisionTransformer:
     from keras_vit import labels
-    from keras_vit.checkpoints.containers import open_container
-    from keras_vit.converters import open_checkpoint
+    from keras_vit.checkpoints.source import opened
+    from keras_vit.converters import build
 
-    with open_container(path) as container:
-        checkpoint = open_checkpoint(container, {})
+    # Formats that fold the heads are told their number by the name; where a file tells it, it must agree.
+    with opened(path, facts={"num_heads": named.num_heads}, wanted_size=changes.get("image_size")) as checkpoint:
         _refuse_another(path, checkpoint.config, named)
         if row is not None:
             changes = {"preprocessing": row.preprocessing} | changes
@@ -116,7 +116,7 @@ def _open(
                 and len(labels.read(row.labels)) == classes == checkpoint.config.num_classes
             ):
                 changes = {"labels": row.labels} | changes
-        return checkpoint.build(changes, dtype=dtype)
+        return build(checkpoint, changes, dtype=dtype)
 
 
 def _refuse_another(path: Path, config: ViTConfig, named: ViTConfig) -> None:

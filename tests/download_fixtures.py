@@ -23,11 +23,10 @@ def server() -> Iterator[HostileServer]:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder, no settings of the user's, and a client that is quick to give up."""
+    """An empty cache folder, no settings of the user's, and a client that tries again at once."""
     for name in ("KERAS_VIT_OFFLINE", "HF_HUB_OFFLINE", "KERAS_VIT_MIRROR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(transfer, "BACKOFF", 0.001)
-    monkeypatch.setattr(transfer, "STALL", 0.3)
     return tmp_path / "cache"

@@ -14,7 +14,7 @@ STORED, DEFLATED = 0, 8
 
 @dataclass(frozen=True)
 class Member:
-    """One member of a zip archive. None tells the truth; `local_*` is what stands before the data."""
+    """One member of a zip archive and what the archive says of it; None tells the truth."""
 
     name: str
     packed: bytes
@@ -23,10 +23,6 @@ class Member:
     packed_size: int | None = None
     checksum: int | None = None
     flags: int = 0
-    local_name: str | None = None
-    local_method: int | None = None
-    local_size: int | None = None
-    local_flags: int | None = None
     offset: int | None = None
 
 
@@ -39,40 +35,20 @@ def archive(*members: Member) -> bytes:
         size = len(unpacked) if member.size is None else member.size
         packed = len(member.packed) if member.packed_size is None else member.packed_size
         checksum = zlib.crc32(unpacked) if member.checksum is None else member.checksum
-        name, local_name = member.name.encode(), (member.local_name or member.name).encode()
-        method = member.method if member.local_method is None else member.local_method
-        flags = member.flags if member.local_flags is None else member.local_flags
-        local_size = size if member.local_size is None else member.local_size
-        sizes = struct.pack("<3L2H", checksum, packed, size, len(name), 0)
-        local_sizes = struct.pack("<3L2H", checksum, packed, local_size, len(local_name), 0)
+        name = member.name.encode()
+        about = struct.pack("<5H", 20, member.flags, member.method, 0, 33)
+        about += struct.pack("<3L2H", checksum, packed, size, len(name), 0)
         offset = len(data) if member.offset is None else member.offset
-        directory += struct.pack("<4s6H", b"PK\1\2", 20, 20, member.flags, member.method, 0, 33) + sizes
-        directory += struct.pack("<3H2L", 0, 0, 0, 0, offset) + name
-        data += (
-            struct.pack("<4s5H", b"PK\3\4", 20, flags, method, 0, 33)
-            + local_sizes
-            + local_name
-            + member.packed
-        )
+        directory += b"PK\1\2\x14\0" + about + struct.pack("<3H2L", 0, 0, 0, 0, offset) + name
+        data += b"PK\3\4" + about + name + member.packed
     count = len(members)
-    return (
-        data
-        + directory
-        + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, len(directory), len(data), 0)
-    )
+    return data + directory + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, len(directory), len(data), 0)
 
 
 def deflate(data: bytes) -> bytes:
     """Compresses without zlib's own header, as zip archives hold it."""
     engine = zlib.compressobj(wbits=-15)
     return engine.compress(data) + engine.flush()
-
-
-def deflated_zeros(mebibytes: int) -> bytes:
-    """Makes as many zeros, compressed, in no time: one compressed mebibyte, repeated."""
-    engine = zlib.compressobj(9, wbits=-15)
-    block = engine.compress(bytes(1 << 20)) + engine.flush(zlib.Z_FULL_FLUSH)
-    return block * mebibytes + engine.flush()
 
 
 def npy(array: np.ndarray) -> bytes:
@@ -84,17 +60,28 @@ def npy(array: np.ndarray) -> bytes:
 
 def npy_header(text: str, version: int = 1) -> bytes:
     """Writes a .npy header with the given text."""
-    return (
-        b"\x93NUMPY"
-        + bytes([version, 0])
-        + struct.pack("<H" if version == 1 else "<I", len(text))
-        + text.encode()
-    )
+    return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", len(text)) + text.encode()
 
 
 def claim(descr: str = "'<f4'", shape: str = "(2,)", fortran: str = "False") -> bytes:
     """Writes a .npy header that claims something."""
     return npy_header(f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}, }}")
+
+
+def bomb(mebibytes: int, *, told: int | None = None) -> bytes:
+    """Makes an .npz that unpacks to many zeros, in no time: one compressed mebibyte, repeated.
+
+    Args:
+        mebibytes: What it unpacks to.
+        told: How many float32 it says there are; by default the truth.
+    """
+    told = mebibytes << 18 if told is None else told
+    header = claim(shape=f"({told},)")
+    engine = zlib.compressobj(9, wbits=-15)
+    start = engine.compress(header) + engine.flush(zlib.Z_FULL_FLUSH)
+    block = engine.compress(bytes(1 << 20)) + engine.flush(zlib.Z_FULL_FLUSH)
+    packed = start + block * mebibytes + engine.flush()
+    return archive(Member("w.npy", packed, DEFLATED, size=len(header) + 4 * told, checksum=0))
 
 
 def npz(tensors: dict[str, np.ndarray]) -> bytes:

@@ -47,9 +47,7 @@ def lose(path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [damage_truncate, damage_overwrite, damage_and_lose_the_pin, damage_and_spoil_the_pin, lose]
 )
-def test_a_damaged_cache_entry_is_downloaded_again(
-    server: HostileServer, damage: Callable[[Path], None]
-) -> None:
+def test_a_damaged_cache_entry_is_downloaded_again(server: HostileServer, damage: Callable[[Path], None]) -> None:
     server.files["/x.npz"] = Served(GOOD)
     path = fetch(f"{server.url}/x.npz")
     damage(path)
@@ -174,9 +172,7 @@ def test_a_full_disk_leaves_nothing_behind(server: HostileServer, cache: Path) -
         ({"HOME": "/home/me", "KERAS_VIT_CACHE": "~/x"}, "/home/me/x"),
     ],
 )
-def test_where_the_cache_is(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], folder: str
-) -> None:
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], folder: str) -> None:
     for name in ("KERAS_VIT_CACHE", "KERAS_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

@@ -49,9 +49,7 @@ def test_offline_the_error_says_what_to_put_where(cache: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("offline", ["0", "1"])
-def test_a_mirror_folder_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, offline: str
-) -> None:
+def test_a_mirror_folder_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, offline: str) -> None:
     copy = tmp_path / "mirror" / layout
     copy.parent.mkdir(parents=True)
     copy.write_bytes(GOOD)
@@ -66,9 +64,7 @@ def test_a_mirror_folder_answers(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_mirror_url_answers(
-    server: HostileServer, cache: Path, monkeypatch: pytest.MonkeyPatch, layout: str
-) -> None:
+def test_a_mirror_url_answers(server: HostileServer, cache: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
     server.files[f"/m/{layout}"] = Served(GOOD, ["503"])
     monkeypatch.setenv("KERAS_VIT_MIRROR", f"{server.url}/m/")
     assert fetch(OBJECT) == cache / "https/storage.googleapis.com/vit_models/augreg/X.npz"

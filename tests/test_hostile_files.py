@@ -3,9 +3,12 @@
 import contextlib
 import os
 import pickle
+import struct
 import subprocess
 import sys
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,9 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forgery import DEFLATED, Member, archive, deflate, deflated_zeros, entry, npy, npz, safetensors
+from forgery import DEFLATED, Member, archive, bomb, deflate, entry, npy, npz, safetensors
 from hostile_files import HOSTILE_NPZ, HOSTILE_SAFETENSORS, OTHER_KINDS
 from keras_vit.checkpoints.containers import CheckpointError, open_container
+from keras_vit.checkpoints.errors import reading
 
 TENSORS = {
     "a/kernel": np.arange(6, dtype="<f4").reshape(2, 3),
@@ -63,6 +67,34 @@ def test_a_hostile_file_is_refused_with_a_sentence_that_names_it_and_says_why(
     assert message.isprintable()
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        OverflowError("too large"),
+        EOFError(),
+        KeyError("w"),
+        MemoryError(),
+        OSError(22, "Invalid argument"),
+        NotImplementedError("method 99"),
+        RecursionError(),
+        SyntaxError("bad"),
+        TypeError("no number"),
+        UnicodeDecodeError("utf-8", b"", 0, 1, "bad"),
+        struct.error("4 bytes"),
+        zipfile.BadZipFile("bad"),
+        zlib.error("bad"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_a_parser_raises_becomes_our_error(error: Exception) -> None:
+    with (
+        pytest.raises(CheckpointError, match=r"vit\.npz: cannot be read .*fetch it again") as caught,
+        reading(Path("vit.npz")),
+    ):
+        raise error
+    assert caught.value.__cause__ is error
+
+
 def test_a_pickle_is_not_run(tmp_path: Path) -> None:
     class Trap:
         def __reduce__(self) -> tuple[Callable[..., None], tuple[str]]:
@@ -93,6 +125,22 @@ def test_a_file_cut_short_anywhere_is_refused(kind: str, tmp_path: Path) -> None
         path.write_bytes(GOOD[kind][:length])
         with pytest.raises(CheckpointError):
             read_all(path)
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_a_file_cut_short_after_it_was_opened_is_refused(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "vit"
+    large = np.random.default_rng(0).random(9999)
+    data = {
+        "npz": npz({"w": large}),
+        "deflated npz": archive(Member("w.npy", deflate(npy(large)), DEFLATED)),
+        "safetensors": safetensors({"w": entry(0, 8 * 9999, dtype="F64", shape=[9999])}, large.tobytes()),
+    }
+    path.write_bytes(data[kind])
+    with open_container(path) as container:
+        os.truncate(path, 30_000)
+        with pytest.raises(CheckpointError, match=r"cut short|EOFError"):
+            container.read("w")
 
 
 @pytest.mark.parametrize("kind", ["npz", "deflated npz"])
@@ -151,7 +199,7 @@ def test_claims_and_bombs_are_refused_in_64_mib_of_memory(tmp_path: Path) -> Non
         "claim": HOSTILE_NPZ["800 GB in a .npy header"][1](),
         "directory": HOSTILE_NPZ["4 GB in a zip directory"][1](),
         "liar": HOSTILE_NPZ["a bomb that says it is small"][1](),
-        "bomb": archive(Member("w.npy", deflated_zeros(2048), DEFLATED, size=2**31, checksum=0)),
+        "bomb": bomb(2048),
         "crowd": HOSTILE_NPZ["a directory of 1 TB"][1](),
         "header": HOSTILE_SAFETENSORS["a header of 2^60 bytes"][1](),
         "shape": HOSTILE_SAFETENSORS["a shape whose product overflows"][1](),

@@ -49,8 +49,15 @@ def kept(folder: Path) -> list[Path]:
 )
 @pytest.mark.parametrize("known", [True, False], ids=["sha256", "no hash"])
 def test_passing_failures_are_overcome(
-    server: HostileServer, cache: Path, served: Served, ranges: list[str | None], known: bool
+    server: HostileServer,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    served: Served,
+    ranges: list[str | None],
+    known: bool,
 ) -> None:
+    if "stall" in served.faults:
+        monkeypatch.setattr(transfer, "STALL", 1.0)
     server.files["/dir/x.npz"] = Served(**{**vars(served), "faults": list(served.faults)})
     path = fetch(f"{server.url}/dir/x.npz", sha256=sha256(GOOD) if known else None)
     assert path.read_bytes() == GOOD
@@ -65,9 +72,7 @@ def test_passing_failures_are_overcome(
     assert server.requests == []
 
 
-def test_a_transfer_resumes_only_the_same_version(
-    server: HostileServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transfer_resumes_only_the_same_version(server: HostileServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "ATTEMPTS", 1)
     url = f"{server.url}/x.bin"
     server.files["/x.bin"] = Served(b"old" * 1000, ["cut"], headers=ETAG)
@@ -110,9 +115,7 @@ def test_a_download_that_was_killed_is_resumed(server: HostileServer, cache: Pat
 def test_four_processes_at_once_download_once(server: HostileServer) -> None:
     server.files["/x.npz"] = Served(GOOD, ["503"])
     code = f"from keras_vit.download import fetch; print(fetch({server.url + '/x.npz'!r}).stat().st_size)"
-    children = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)
-    ]
+    children = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
     assert [child.communicate(timeout=30)[0] for child in children] == [f"{len(GOOD)}\n"] * 4
     assert len(server.requests) == 2  # one process: 503, then the file
 

@@ -20,6 +20,7 @@ _LOCAL = struct.Struct("<4s5H3L2H")
 _END = struct.Struct("<4s4H2LH")
 _END64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR64 = struct.Struct("<4sLQL")
+_MAX_COMMENT = 0xFFFF
 _ENCRYPTED, _SIZES_FOLLOW, _UTF8 = 0x1, 0x8, 0x800  # flag bits
 _SIZE_IN_EXTRA = 0xFFFFFFFF
 
@@ -34,25 +35,24 @@ def find_directory(file: io.RawIOBase, size: int) -> tuple[int, int]:
     """Finds an archive's directory and bounds its size, before zipfile reads all of it.
 
     Args:
-        file: The archive; the record that ends it must be its last bytes, as NumPy and zipfile write it.
+        file: The archive; the record that ends it, with its comment, must be its last bytes.
         size: Its size in bytes.
 
     Returns:
         Where the directory starts, and how many members it says it names.
     """
+    end = _end_record(file, size)
     tail_bytes = _END64.size + _LOCATOR64.size + _END.size
-    file.seek(max(0, size - tail_bytes))
-    tail = read_exactly(file, min(size, tail_bytes)).rjust(tail_bytes, b"\0")
+    start = max(0, end + _END.size - tail_bytes)
+    file.seek(start)
+    tail = read_exactly(file, end + _END.size - start).rjust(tail_bytes, b"\0")
     count: int
     directory_bytes: int
-    signature, _, _, _, count, directory_bytes, _, comment = _END.unpack(tail[-_END.size :])
-    if signature != b"PK\5\6" or comment:
-        raise CheckpointError(f"does not end as an archive does: it was cut short. {AGAIN}")
-    end = size - _END.size
+    _, _, _, _, count, directory_bytes, _, _ = _END.unpack(tail[-_END.size :])
     locator, _, end64, _ = _LOCATOR64.unpack_from(tail, _END64.size)
     if locator == b"PK\6\7":
         signature, _, _, _, _, _, _, count, directory_bytes, _ = _END64.unpack_from(tail)
-        end = size - tail_bytes
+        end += _END.size - tail_bytes
         if signature != b"PK\6\6" or end64 != end:
             raise CheckpointError(f"has a damaged directory. {AGAIN}")
     if count > MAX_MEMBERS or directory_bytes > min(end, MAX_DIRECTORY_BYTES):
@@ -61,6 +61,21 @@ def find_directory(file: io.RawIOBase, size: int) -> tuple[int, int]:
             f"at most {MAX_MEMBERS} members in {MAX_DIRECTORY_BYTES} bytes are read."
         )
     return end - directory_bytes, count
+
+
+def _end_record(file: io.RawIOBase, size: int) -> int:
+    """Where the record starts that ends an archive: the one that zipfile will find, with nothing after its comment."""
+    window = min(size, _END.size + _MAX_COMMENT)
+    file.seek(size - window)
+    tail = read_exactly(file, window)
+    place = tail.rfind(b"PK\5\6")
+    if place < 0 or window - place < _END.size:
+        raise CheckpointError(f"does not end as an archive does: it was cut short. {AGAIN}")
+    comment_bytes: int
+    *_, comment_bytes = _END.unpack_from(tail, place)
+    if place + _END.size + comment_bytes != window:
+        raise CheckpointError(f"does not end as an archive does: it was cut short. {AGAIN}")
+    return size - window + place
 
 
 def check_directory(infos: list[zipfile.ZipInfo], count: int, size: int) -> None:

@@ -11,9 +11,10 @@ import numpy as np
 
 from keras_vit import position
 from keras_vit.checkpoints import layout
-from keras_vit.checkpoints.base import Container
+from keras_vit.checkpoints.containers import Container
 from keras_vit.checkpoints.errors import CheckpointError
-from keras_vit.checkpoints.table import Match, Source, Table
+from keras_vit.checkpoints.source import Checkpoint
+from keras_vit.checkpoints.table import Source, Table
 from keras_vit.config import ViTConfig
 
 POSITION = "position/embedding"
@@ -34,99 +35,80 @@ def weights(model: Any) -> dict[str, Any]:
     return named
 
 
-def check(
-    container: Container,
-    match: Match,
-    table: Table,
-    file_config: ViTConfig,
-    variables: Mapping[str, Any],
-    skip: set[str],
-) -> None:
+def check(checkpoint: Checkpoint, variables: Mapping[str, Any], *, skip: tuple[str, ...] = ()) -> None:
     """Compares what a file holds with what a model wants, by headers only.
 
     Args:
-        container: the open file.
-        match: what the table found in it.
-        table: of its format.
-        file_config: the architecture the file was trained with, whose grid its position embedding has.
+        checkpoint: the open file.
         variables: the model's weights, by path.
-        skip: variables that the file holds and that are not wanted.
+        skip: what the paths of variables start with that the file may hold and that are not wanted.
 
     Raises:
         CheckpointError: that lists every misfit: missing, left over, wrong shape, each with the nearest name.
     """
+    headers, table, match = checkpoint.container.headers, checkpoint.table, checkpoint.match
     misfits = []
     for path, variable in variables.items():
-        wanted = _file_shape(path, tuple(variable.shape), file_config)
+        wanted = _file_shape(path, tuple(variable.shape), checkpoint.config)
         source = match.sources.get(path)
         if source is None:
             misfits.append(f"no tensor for {path} {wanted}{_nearest(path, match.unknown)}")
             continue
-        header = container.headers[source.tensor]
-        if not layout.fits(header.shape, source.row, table.layout, wanted):
+        header = headers[source.tensor]
+        if not layout.fits(header.shape, source, table.layout, wanted):
             misfits.append(f"{source.tensor} has shape {header.shape}, {path} wants {wanted}")
         elif not header.dtype.startswith(("float", "bfloat")):
             misfits.append(f"{source.tensor} has type {header.dtype}, {path} wants floats")
-    extra = [
-        source.tensor for path, source in match.sources.items() if path not in variables and path not in skip
-    ]
+    unwanted = {path for path in match.sources if path not in variables and not (skip and path.startswith(skip))}
+    extra = dict.fromkeys(match.sources[path].tensor for path in match.sources if path in unwanted)
     misfits += [f"{name} is left over" for name in [*extra, *match.unknown]]
     if misfits:
-        shown = "\n  ".join(
-            misfits[:20] + ([f"... and {len(misfits) - 20} more"] if len(misfits) > 20 else [])
-        )
+        shown = "\n  ".join(misfits[:20] + ([f"... and {len(misfits) - 20} more"] if len(misfits) > 20 else []))
         raise CheckpointError(
-            f"{container.path} does not fit the model ({len(misfits)} misfits, nothing was loaded):\n  {shown}"
+            f"{checkpoint.container.path} does not fit the model ({len(misfits)} misfits, nothing was loaded):\n  {shown}"
         )
 
 
 def assign(
-    container: Container,
-    match: Match,
-    table: Table,
-    file_config: ViTConfig,
-    model: Any,
-    variables: Mapping[str, Any],
-    *,
-    allow_nonfinite: bool = False,
+    checkpoint: Checkpoint, model: Any, variables: Mapping[str, Any], *, allow_nonfinite: bool = False
 ) -> None:
     """Reads every weight and puts it in its place; position embeddings go to the model's grid on the way.
 
     Raises:
         CheckpointError: where a tensor is damaged or not finite. The model is then half filled: drop it.
     """
-    tensors = _Reader(container)
+    tensors = _Reader(checkpoint.container)
     for path, variable in variables.items():
-        source = match.sources[path]
-        shape = _file_shape(path, tuple(variable.shape), file_config)
-        value = layout.to_variable(tensors.read(source.tensor), source.row, table.layout, shape)
+        source = checkpoint.match.sources[path]
+        shape = _file_shape(path, tuple(variable.shape), checkpoint.config)
+        value = layout.to_variable(tensors.read(source.tensor), source, checkpoint.table.layout, shape)
         if not allow_nonfinite and not _is_finite(value):
             raise CheckpointError(
-                f"{container.path}: {source.tensor} holds values that are not finite; allow_nonfinite=True reads them"
+                f"{checkpoint.container.path}: {source.tensor} holds values that are not finite; "
+                "allow_nonfinite=True reads them"
             )
         if path == POSITION:
             value = position.resize(
                 value,
                 model.config.grid,
-                source_grid=file_config.grid,
-                prefix_tokens=file_config.position_prefix_tokens,
+                source_grid=checkpoint.config.grid,
+                prefix_tokens=checkpoint.config.position_prefix_tokens,
                 method=model.config.position_method,
             )
         variable.assign(value)
 
 
-def collect(variables: Mapping[str, Any], table: Table) -> Iterator[tuple[str, np.ndarray]]:
+def collect(model: Any, table: Table) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors of a file in the table's format, one at a time.
 
     Raises:
         CheckpointError: before the first, naming every variable that the format cannot hold.
     """
-    sources = {path: table.tensor_of(path) for path in variables}
+    variables, config = weights(model), model.config.to_dict()
+    sources = {path: table.tensor_of(path, config) for path in variables}
     homeless = [path for path, source in sources.items() if source is None]
     if homeless:
-        raise CheckpointError(
-            f"The {table.format} format has no place for {homeless[:10]} ({len(homeless)} in all)."
-        )
+        raise CheckpointError(f"The {table.format} format has no place for {homeless[:10]} ({len(homeless)} in all).")
     parts: dict[str, list[tuple[Source, str]]] = {}
     for path, source in sources.items():
         if source is not None:

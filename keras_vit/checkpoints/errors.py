@@ -51,9 +51,7 @@ def reading(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path}: {error}") from error.__cause__
     except _PARSER_ERRORS as error:
         reason = f"{type(error).__name__}: {error}"[:300]
-        raise CheckpointError(
-            f"{path}: cannot be read ({reason}): it is damaged or not a checkpoint. {AGAIN}"
-        ) from error
+        raise CheckpointError(f"{path}: cannot be read ({reason}). If damaged, fetch it again.") from error
 
 
 def shown(text: str) -> str:

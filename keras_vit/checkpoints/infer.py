@@ -1,4 +1,4 @@
-"""The architecture of a checkpoint, from the shapes of its tensors."""
+"""The architecture of a checkpoint: from the shapes of its tensors, and from whatever tells what they cannot."""
 
 from __future__ import annotations
 
@@ -6,45 +6,90 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from keras_vit.checkpoints.errors import CheckpointError
 from keras_vit.checkpoints.table import Table
-from keras_vit.config import ResNetConfig, ViTConfig, check_fields, pair
+from keras_vit.config import Preprocessing, ResNetConfig, ViTConfig, check_fields, pair
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-_NEEDED = {"embedding/kernel": 4, "block_0/mlp/dense1/kernel": 2, "block_0/attention/query/kernel": (2, 3)}
+_NEEDED = {"embedding/kernel": (4,), "block_0/mlp/dense1/kernel": (2,), "block_0/attention/query/kernel": (2, 3)}
 _LAYER_SCALE = 1e-5  # no file states where its scales started; the usual value
+# A config.json may say otherwise than the tensors: pooling, and what becomes of the head.
+_NOT_CHECKED = {"classifier", "layer_scale", "representation_size"}
 
 
-def infer(shapes: Shapes, table: Table, facts: Mapping[str, Any]) -> ViTConfig:
+@dataclass(frozen=True)
+class Told:
+    """What is said of a file beside its tensors, the later before the earlier.
+
+    Attributes:
+        presence: by the presence of tensors.
+        json: by a config.json.
+        record: by this package, when it wrote the file.
+        caller: by the caller.
+        wanted_size: the image size the caller wants, for files that no grid can be told of.
+    """
+
+    presence: Mapping[str, Any] = field(default_factory=dict)
+    json: Mapping[str, Any] = field(default_factory=dict)
+    record: Mapping[str, Any] = field(default_factory=dict)
+    caller: Mapping[str, Any] = field(default_factory=dict)
+    wanted_size: Any = None
+
+
+def infer(shapes: Shapes, table: Table, told: Told) -> ViTConfig:
     """The config a file was trained with.
 
     Args:
         shapes: of the file's tensors as variables, the heads apart where the file keeps them so.
-        table: of the format: what the format means where the tensors do not say.
-        facts: what the caller knows of the file, such as num_heads; they go before everything else.
+        table: of the format: what the format means where nothing else says.
+        told: what else is known.
 
     Raises:
-        CheckpointError: where the tensors are no Vision Transformer's, or something must be told.
+        CheckpointError: where the tensors are no Vision Transformer's, contradict what is told, or something must
+            be told.
+        ValueError: where the caller names a field that there is not.
     """
-    check_fields(facts)
-    for name, rank in _NEEDED.items():
-        ranks = rank if isinstance(rank, tuple) else (rank,)
-        if name not in shapes or len(shapes[name]) not in ranks or 0 in shapes[name]:
+    check_fields(told.caller)
+    for name, ranks in _NEEDED.items():
+        if len(shapes.get(name, ())) not in ranks or 0 in shapes[name]:
             raise CheckpointError(
-                f"is no Vision Transformer in {table.format} format: {name} would have {rank} axes. "
+                f"is no Vision Transformer in {table.format} format: {name} would have {ranks} axes. "
                 f"Received: {shapes.get(name, 'no tensor for it')}"
             )
-    fields = {**table.config, **table.defaults, **_from_tensors(shapes), **facts}
-    fields["num_heads"] = _num_heads(shapes, table, facts.get("num_heads"))
+    seen = _from_tensors(shapes)
+    _refuse_contradiction(seen, told.json)
+    json = {name: value for name, value in told.json.items() if name not in seen or name == "classifier"}
+    absent = [facts for variable, facts in table.without.items() if variable not in shapes]
+    said = {**json, **told.record, **told.caller}
+    fields = _merged(table.config, table.defaults, *absent, seen, told.presence, said)
+    fields["num_heads"] = _num_heads(shapes, table, said.get("num_heads"))
     fields["resnet"] = _resnet(shapes, fields.get("resnet"))
-    fields["image_size"] = facts.get("image_size") or _image_size(shapes, fields)
+    if fields.get("labels") is not None and not isinstance(fields["labels"], str):
+        fields["labels"] = fields["labels"] if len(fields["labels"]) == fields["num_classes"] else None
     try:
+        fields["position_prefix"] = _position_prefix(shapes, fields)
+        fields["image_size"] = _image_size(shapes, fields, told)
         return ViTConfig(**fields)
-    except ValueError as error:
+    except CheckpointError:
+        raise
+    except (ArithmeticError, TypeError, ValueError) as error:
         raise CheckpointError(f"describes no model that can be built: {error}") from error
+
+
+def _merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """The layers one over the other; of preprocessing and resnet the parts that are told."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            below = merged.get(name)
+            if isinstance(below, Preprocessing | ResNetConfig) and isinstance(value, Mapping):
+                value = dataclasses.replace(below, **value)
+            merged[name] = value
+    return merged
 
 
 def _from_tensors(shapes: Shapes) -> dict[str, Any]:
@@ -55,13 +100,13 @@ def _from_tensors(shapes: Shapes) -> dict[str, Any]:
         "hidden_size": hidden_size,
         "mlp_dim": shapes["block_0/mlp/dense1/kernel"][-1],
         "num_layers": len({name.split("/")[0] for name in shapes if name.startswith("block_")}),
-        "num_classes": _last(shapes, "head/kernel", 0),
-        "representation_size": _last(shapes, "pre_logits/kernel", None),
-        "num_channels": shapes["root/conv/kernel"][-2] if "root/conv/kernel" in shapes else channels,
+        "num_classes": _side(shapes, "head/kernel", -1, 0),
+        "representation_size": _side(shapes, "pre_logits/kernel", -1, None),
+        "num_channels": _side(shapes, "root/conv/kernel", -2, channels),
         "classifier": "map" if "pool/probe" in shapes else "token" if class_token else "gap",
         "class_token": class_token,
         "distilled": "prefix/distillation" in shapes,
-        "num_registers": shapes["prefix/registers"][-2] if "prefix/registers" in shapes else 0,
+        "num_registers": _side(shapes, "prefix/registers", -2, 0),
         "patch_bias": "embedding/bias" in shapes,
         "qkv_bias": "block_0/attention/query/bias" in shapes,
         "pre_norm": "pre_norm/gamma" in shapes,
@@ -69,8 +114,23 @@ def _from_tensors(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-def _last(shapes: Shapes, name: str, otherwise: int | None) -> int | None:
-    return shapes[name][-1] if shapes.get(name) else otherwise
+def _side(shapes: Shapes, name: str, axis: int, otherwise: int | None) -> int | None:
+    shape = shapes.get(name, ())
+    return shape[axis] if len(shape) >= -axis else otherwise
+
+
+def _refuse_contradiction(seen: Mapping[str, Any], json: Mapping[str, Any]) -> None:
+    """Raise where a config.json says something else than the tensors: neither can be trusted then."""
+    wrong = []
+    for name in set(seen) & set(json) - _NOT_CHECKED:
+        try:
+            said = pair(json[name], name) if name == "patch_size" else json[name]
+        except ValueError as error:
+            raise CheckpointError(f"has a config.json in which {error}") from error
+        if said != seen[name]:
+            wrong.append(f"{name} {said!r:.80} where the tensors have {seen[name]!r}")
+    if wrong:
+        raise CheckpointError(f"has a config.json that says {'; '.join(sorted(wrong))}")
 
 
 def _num_heads(shapes: Shapes, table: Table, told: int | None) -> int:
@@ -96,22 +156,52 @@ def _resnet(shapes: Shapes, numerics: ResNetConfig | None) -> ResNetConfig | Non
             stages.setdefault(int(unit[1]), set()).add(int(unit[2]))
     num_layers = tuple(len(stages[stage]) for stage in sorted(stages))
     width_factor = shapes["root/conv/kernel"][-1] / 64
-    return dataclasses.replace(numerics or ResNetConfig(), num_layers=num_layers, width_factor=width_factor)
+    try:
+        return dataclasses.replace(numerics or ResNetConfig(), num_layers=num_layers, width_factor=width_factor)
+    except ValueError as error:
+        raise CheckpointError(f"describes no ResNet that can be built: {error}") from error
 
 
-def _image_size(shapes: Shapes, fields: Mapping[str, Any]) -> tuple[int, int]:
-    """The size of a square image that fills the position embedding."""
-    if "position/embedding" not in shapes:
+def _position_prefix(shapes: Shapes, fields: Mapping[str, Any]) -> bool:
+    """Whether the position embedding has rows for class token and registers, where the format leaves it open."""
+    if "position_prefix" in fields or "position/embedding" not in shapes:
+        return bool(fields.get("position_prefix", True))
+    rows = math.prod(shapes["position/embedding"][:-1])
+    prefix = _stand_in(fields, position_prefix=True).num_prefix_tokens
+    if fields.get("image_size") is not None:
+        height, width = _stand_in(fields, image_size=fields["image_size"]).grid
+        return rows != height * width
+    if prefix and _is_square(rows) == _is_square(rows - prefix):
         raise CheckpointError(
-            "has no position embedding to tell its resolution: pass config={'image_size': ...}"
+            f"does not say whether its {rows} position embeddings count {prefix} tokens in front: "
+            "pass config={'position_prefix': True or False}"
         )
-    probe = ViTConfig(**{**fields, "image_size": 2**20})
+    return not _is_square(rows)
+
+
+def _image_size(shapes: Shapes, fields: Mapping[str, Any], told: Told) -> Any:
+    """The size the file was trained at: as told, or that of a square image that fills the position embedding."""
+    if fields.get("image_size") is not None:
+        return fields["image_size"]
+    if "position/embedding" not in shapes:
+        if told.wanted_size is None:
+            raise CheckpointError("has no position embedding to tell its resolution: pass image_size=")
+        return told.wanted_size
+    probe = _stand_in(fields)
     tokens = math.prod(shapes["position/embedding"][:-1]) - probe.position_prefix_tokens
-    side = math.isqrt(max(tokens, 0))
-    if side < 1 or side * side != tokens:
+    if tokens < 1 or not _is_square(tokens):
         raise CheckpointError(
             f"its position embedding {shapes['position/embedding']} fills no square grid: "
             "pass config={'image_size': (height, width)} as it was trained"
         )
-    height, width = pair(probe.stride, "stride")
-    return side * height, side * width
+    side = math.isqrt(tokens)
+    return side * probe.stride[0], side * probe.stride[1]
+
+
+def _stand_in(fields: Mapping[str, Any], **changes: Any) -> ViTConfig:
+    """A config for its derived properties, at a size that any patch fits in."""
+    return ViTConfig(**{**fields, "image_size": 2**20, **changes})
+
+
+def _is_square(number: int) -> bool:
+    return number > 0 and math.isqrt(number) ** 2 == number

@@ -10,15 +10,18 @@ import math
 
 import numpy as np
 
-from keras_vit.checkpoints.table import Row
+from keras_vit.checkpoints.table import Row, Source
 
 _TORCH_AXES = {4: (2, 3, 1, 0), 2: (1, 0)}  # OIHW -> HWIO, (out, in) -> (in, out)
 
 
-def variable_shape(shape: tuple[int, ...], row: Row, layout: str) -> tuple[int, ...]:
+def variable_shape(shape: tuple[int, ...], source: Source, layout: str) -> tuple[int, ...]:
     """The shape a tensor of the file has as a variable, as far as the file can tell: torch keeps the heads folded."""
+    row = source.row
+    if source.layer is not None:
+        shape = shape[1:]
     _, count = row.part
-    if count > 1:
+    if count > 1 and shape:
         shape = (shape[0] // count, *shape[1:])
     if row.rank is not None:
         shape = _without_ones(shape)
@@ -27,16 +30,19 @@ def variable_shape(shape: tuple[int, ...], row: Row, layout: str) -> tuple[int, 
     return shape
 
 
-def fits(shape: tuple[int, ...], row: Row, layout: str, wanted: tuple[int, ...]) -> bool:
+def fits(shape: tuple[int, ...], source: Source, layout: str, wanted: tuple[int, ...]) -> bool:
     """Whether a tensor of the file's shape becomes a variable of the wanted shape."""
-    _, count = row.part
+    _, count = source.row.part
     if count > 1 and (not shape or shape[0] % count):
         return False
-    return variable_shape(shape, row, layout) == (_folded(wanted, row) if layout == "torch" else wanted)
+    return variable_shape(shape, source, layout) == (_folded(wanted, source.row) if layout == "torch" else wanted)
 
 
-def to_variable(tensor: np.ndarray, row: Row, layout: str, wanted: tuple[int, ...]) -> np.ndarray:
+def to_variable(tensor: np.ndarray, source: Source, layout: str, wanted: tuple[int, ...]) -> np.ndarray:
     """The tensor of a file in the shape of its variable; without a copy where the memory allows."""
+    row = source.row
+    if source.layer is not None:
+        tensor = tensor[source.layer]
     which, count = row.part
     if count > 1:
         size = tensor.shape[0] // count

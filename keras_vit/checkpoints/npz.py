@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import io
+import json
 import os
 import struct
 import zipfile
@@ -14,7 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from keras_vit.checkpoints.archive import check_directory, check_name, data_start, find_directory
-from keras_vit.checkpoints.atomic import replacing
+from keras_vit.atomic import replacing
 from keras_vit.checkpoints.base import ITEM_BYTES, Container, Header, decoded, read_exactly, read_into
 from keras_vit.checkpoints.errors import AGAIN, CheckpointError, shown
 
@@ -54,6 +55,7 @@ class NpzContainer(Container):
     def _read_headers(self, size: int) -> None:
         directory, count = find_directory(self._file, size)
         self._archive = zipfile.ZipFile(self._file)
+        self.metadata = _noted(self._archive.comment)
         infos = self._archive.infolist()
         check_directory(infos, count, size)
         self._members: dict[str, _Member] = {}
@@ -121,8 +123,21 @@ def _npy_header(
     raise CheckpointError(f"tensor {shown(name)} has no valid .npy header: {shown(text)}.")
 
 
+def _noted(comment: bytes) -> dict[str, str]:
+    """The metadata that `write_npz` puts into the archive's comment; any other comment is nobody's business here."""
+    if not comment.startswith(b"{"):
+        return {}
+    metadata = json.loads(comment)
+    if not all(isinstance(text, str) for text in metadata.values()):
+        raise CheckpointError("has a comment that is no table of texts.")
+    return dict(metadata)
+
+
 def write_npz(
-    path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]],
+    *,
+    metadata: Mapping[str, str] | None = None,
 ) -> Path:
     """Writes an uncompressed .npz as `numpy.savez` does; the same tensors always make the same bytes.
 
@@ -130,6 +145,7 @@ def write_npz(
         path: The file to write; it appears whole or not at all.
         tensors: Arrays by name, or pairs that may be made one at a time: no more than one is held.
             bfloat16 arrays (ml_dtypes) are written as NumPy does, as two opaque bytes an element.
+        metadata: Texts to carry along in the archive's comment, which NumPy passes over; under 64 KiB.
 
     Returns:
         `path`.
@@ -142,6 +158,8 @@ def write_npz(
         for name, array in pairs:
             _write_member(archive, f"{name}.npy", np.asarray(array))
             del array  # before the next one is made
+        if metadata:
+            archive.comment = json.dumps(dict(metadata)).encode()
     return Path(path)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.checkpoints.atomic import replacing
+from keras_vit.atomic import replacing
 from keras_vit.checkpoints.base import (
     MAX_DIRECTORY_BYTES,
     Container,
@@ -52,9 +52,7 @@ class SafetensorsContainer(Container):
                 f"claims a header of {length} bytes in a file of {size}; the limit is {MAX_DIRECTORY_BYTES}."
             )
         text = read_exactly(self._file, length).decode("utf-8")
-        header = json.loads(text, object_pairs_hook=_unique)
-        if not isinstance(header, dict):
-            raise CheckpointError("has a header that is no JSON object.")
+        header: dict[str, Any] = json.loads(text, object_pairs_hook=_unique)
         self.metadata = _metadata(header.pop(_METADATA, {}))
         self._start = _LENGTH_BYTES + length
         self._offsets: dict[str, int] = {}
@@ -62,9 +60,7 @@ class SafetensorsContainer(Container):
         end_of_last = 0
         for begin, end, name in spans:
             if begin != end_of_last:
-                raise CheckpointError(
-                    f"tensor {shown(name)} starts at byte {begin} instead of {end_of_last}."
-                )
+                raise CheckpointError(f"tensor {shown(name)} starts at byte {begin} instead of {end_of_last}.")
             end_of_last = end
             self._offsets[name] = begin
             self.headers[name] = _header(name, header[name], end - begin)

@@ -1,4 +1,7 @@
-"""The tables in converters/checkpoints: how a format names and lays out its tensors, read in both directions."""
+"""What a checkpoint format is: how it names and lays out its tensors, both directions from one table.
+
+The tables are the .toml files in converters/checkpoints (converters/README.md describes them); `tables` reads them.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +11,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from keras_vit import content
-from keras_vit.config import ResNetConfig, check_fields
+from keras_vit.checkpoints.base import Header
 
-LAYOUTS = ("keras", "torch")
-_KEYS = {
-    "format",
-    "container",
-    "layout",
-    "prefixes",
-    "ignore",
-    "detect",
-    "renumber",
-    "config",
-    "defaults",
-    "when",
-    "tensors",
-}
-_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+# A stack of more blocks than this is no model; a header can claim any number of empty ones.
+MOST_LAYERS = 1000
+
+PLACEHOLDER = re.compile(r"\{(\w+)(-1)?\}")
 
 
 @dataclass(frozen=True)
@@ -37,15 +27,19 @@ class Row:
 
     Attributes:
         variable: Keras path with placeholders, such as "block_{i}/norm1/gamma".
-        tensor: name in the file with the same placeholders.
+        tensor: name in the file with the same placeholders; {s-1} counts from one less.
         part: (which, of how many) of the tensor's first axis; (0, 1) is all of it.
         rank: axes in the file where ones stand in front of the variable's own; None for as they are.
+        only_if: (field of ViTConfig, value) that the presence of the tensor tells, and without which it is not written.
+        unless: a tensor beside which this one is not part of the model.
     """
 
     variable: str
     tensor: str
     part: tuple[int, int] = (0, 1)
     rank: int | None = None
+    only_if: tuple[str, Any] | None = None
+    unless: str | None = None
 
     @property
     def is_kernel(self) -> bool:
@@ -60,111 +54,159 @@ class Row:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a file keeps one variable: the tensor's full name, and the row that says how."""
+    """Where a file keeps one variable: the tensor's full name, which of a stack it is, and the row that says how."""
 
     tensor: str
     row: Row
+    layer: int | None = None
 
 
 @dataclass(frozen=True)
 class Match:
-    """What a file holds in the eyes of a table: every variable's source, and the tensors no row knows."""
+    """What a file holds in the eyes of a table: every variable's source, and the tensors that no row knows."""
 
     sources: dict[str, Source]
     unknown: list[str]
-    prefix: str
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The fields of ViTConfig that the presence of tensors tells."""
+        rows = [source.row for source in self.sources.values()]
+        return dict(row.only_if for row in rows if row.only_if and "." not in row.only_if[0])
+
+
+@dataclass(frozen=True)
+class JsonFields:
+    """How a config.json spells the fields of ViTConfig.
+
+    Attributes:
+        fields: dotted path in the file -> field of ViTConfig, dotted where it is nested; a step may follow.
+        values: for a field, spelling -> value; the first spelling of a value is written.
+        words: facts that a word in the model's name tells, such as "base" in "vit_base_patch16_224".
+        name: dotted path of that name.
+        constants: what is written beside.
+    """
+
+    fields: Mapping[str, str]
+    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    words: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    name: str | None = None
+    constants: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Table:
-    """A checkpoint format. See converters/README.md for the file it is read from."""
+    """A checkpoint format; the attributes are those of the .toml file (converters/README.md)."""
 
     format: str
     container: str
     layout: str
     rows: tuple[Row, ...]
     prefixes: tuple[str, ...] = ("",)
+    ignore_outside: bool = False
+    head_prefix: str = ""
     ignore: tuple[str, ...] = ()
     detect: tuple[str, ...] = ()
+    detect_absent: tuple[str, ...] = ()
     renumber: tuple[str, ...] = ()
+    stacked: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    when: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    without: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    json: JsonFields | None = None
+    writable: bool = True
 
     def prefix_of(self, names: Iterable[str]) -> str | None:
         """The prefix under which all of the format's marks stand, or None where this is another format."""
         present = set(names)
         for prefix in self.prefixes:
-            if all(prefix + mark in present for mark in self.detect):
+            marked = all(prefix + mark in present for mark in self.detect)
+            if marked and not any(prefix + mark in present for mark in self.detect_absent):
                 return prefix
         return None
 
-    def match(self, names: Iterable[str]) -> Match:
-        """Finds every variable's tensor among the names in a file.
+    def match(self, headers: Mapping[str, Header]) -> Match:
+        """Finds every variable's tensor among those of a file.
 
-        What stands outside the prefix is not ours: the optimizer's state, another tower.
+        With `ignore_outside`, what stands outside the prefix is not ours: the optimizer's state, another tower.
         """
-        names = list(names)
-        prefix = self.prefix_of(names) or ""
-        names = [name for name in names if name.startswith(prefix)]
-        canonical = self._renumbered([name.removeprefix(prefix) for name in names])
+        prefix = self.prefix_of(headers) or ""
+        names = {name: name.removeprefix(prefix) for name in headers if not self.ignore_outside or name.startswith(prefix)}
         sources: dict[str, Source] = {}
         unknown = []
-        for name in names:
-            found = self._variables(canonical[name.removeprefix(prefix)])
+        single = {name: self._unstacked(short, headers[name]) for name, short in names.items()}
+        canonical = self._renumbered([short for layers in single.values() for short, _ in layers])
+        for name, layers in single.items():
+            found = [
+                (variable, Source(name, row, layer))
+                for short, layer in layers
+                for variable, row in self._variables(canonical[short], set(names.values()))
+            ]
             taken = [variable for variable, _ in found if variable in sources]
-            sources |= {variable: Source(name, row) for variable, row in found if variable not in taken}
-            if (taken or not found) and not any(
-                _matches(name.removeprefix(prefix), pattern) for pattern in self.ignore
-            ):
+            sources |= dict(found) if not taken else {}
+            if (taken or not found) and not any(_matches(names[name], pattern) for pattern in self.ignored(names.values())):
                 unknown.append(name)
-        return Match(sources, unknown, prefix)
+        return Match(sources, unknown)
 
-    def tensor_of(self, variable: str) -> Source | None:
-        """Where the format keeps a variable when it is written; None where it cannot."""
+    def ignored(self, names: Iterable[str]) -> list[str]:
+        """The patterns of tensors that are no part of the model, in a file of these tensors."""
+        present = set(names)
+        return [*self.ignore, *(_wild(row.tensor) for row in self.rows if row.unless in present)]
+
+    def tensor_of(self, variable: str, config: Mapping[str, Any]) -> Source | None:
+        """Where the format keeps a variable of a model when it is written; None where it cannot."""
         for row in self.rows:
             found = _pattern(row.variable).fullmatch(variable)
-            if found:
-                return Source(_filled(row.tensor, found.groupdict()), row)
+            if found and (row.only_if is None or _lookup(config, row.only_if[0]) == row.only_if[1]):
+                prefix = self.head_prefix if config["num_classes"] and not row.tensor.startswith("/") else ""
+                return Source(prefix + _filled(row.tensor.removeprefix("/"), found.groupdict(), -1), row)
         return None
 
-    def _variables(self, canonical: str) -> list[tuple[str, Row]]:
+    def _unstacked(self, name: str, header: Header) -> list[tuple[str, int | None]]:
+        """The names that a tensor with a leading axis of blocks has, one a block; or its own."""
+        for stack, single in self.stacked.items():
+            if name.startswith(stack) and header.shape and header.shape[0] <= MOST_LAYERS:
+                rest = name.removeprefix(stack)
+                return [(_filled(single, {"i": str(i)}) + rest, i) for i in range(header.shape[0])]
+        return [(name, None)]
+
+    def _variables(self, canonical: str, present: set[str]) -> list[tuple[str, Row]]:
         found = []
         for pattern, row in self._patterns:
             match = pattern.fullmatch(canonical)
-            if match:
-                found.append((_filled(row.variable, match.groupdict()), row))
+            if match and row.unless not in present:
+                found.append((_filled(row.variable, match.groupdict(), +1, row.tensor), row))
         return found
 
     @functools.cached_property
     def _patterns(self) -> list[tuple[re.Pattern[str], Row]]:
         # The rows' own names are renumbered like the file's, so that any numbering meets any other.
-        canonical = self._renumbered([row.tensor for row in self.rows])
-        return [(_pattern(canonical[row.tensor]), row) for row in self.rows]
+        names = {row.tensor: row.tensor.removeprefix("/") for row in self.rows}
+        canonical = self._renumbered(list(names.values()))
+        return [(_pattern(canonical[names[row.tensor]]), row) for row in self.rows]
 
     def _renumbered(self, names: list[str]) -> dict[str, str]:
         """Each name with the children of the `renumber` modules counted class by class, as flax's Linen does."""
         parents = [_pattern(parent) for parent in self.renumber]
+        split = {name: _child(name, parents) for name in names}
         children: dict[tuple[str, str], set[int]] = defaultdict(set)
-        for name in names:
-            split = _child(name, parents)
-            if split:
-                parent, kind, number, _ = split
-                children[parent, kind].add(number)
+        for child in filter(None, split.values()):
+            parent, kind, number, _ = child
+            children[parent, kind].add(number)
         result = {}
-        for name in names:
-            split = _child(name, parents)
-            if split:
-                parent, kind, number, rest = split
-                result[name] = f"{parent}/{kind}_{sorted(children[parent, kind]).index(number)}{rest}"
-            else:
+        for name, child in split.items():
+            if child is None:
                 result[name] = name
+            else:
+                parent, kind, number, rest = child
+                result[name] = f"{parent}/{kind}_{sorted(children[parent, kind]).index(number)}{rest}"
         return result
 
 
 def _child(name: str, parents: list[re.Pattern[str]]) -> tuple[str, str, int, str] | None:
+    """(parent, class, number, rest) of a name inside one of the parents, such as (.../encoderblock_3, LayerNorm, 2, ...)."""
     for parent in parents:
-        match = re.fullmatch(rf"({parent.pattern})/([A-Za-z]+)_(\d+)(/.*)?", name)
+        match = re.fullmatch(rf"({parent.pattern})/([A-Za-z]+)_(\d{{1,9}})(/.*)?", name)
         if match:
             *_, kind, number, rest = match.groups()
             return match[1], kind, int(number), rest or ""
@@ -173,92 +215,31 @@ def _child(name: str, parents: list[re.Pattern[str]]) -> tuple[str, str, int, st
 
 @functools.cache
 def _pattern(template: str) -> re.Pattern[str]:
-    parts = _PLACEHOLDER.split(template)
-    # A placeholder stands for a number; in the table's own names it stands for itself.
-    return re.compile(
-        "".join(
-            rf"(?P<{part}>\d+|\{{{part}\}})" if i % 2 else re.escape(part) for i, part in enumerate(parts)
-        )
-    )
+    pieces, end = [], 0
+    for found in PLACEHOLDER.finditer(template):
+        # A placeholder stands for a number; in the table's own names it stands for itself.
+        pieces += [re.escape(template[end : found.start()]), rf"(?P<{found[1]}>\d{{1,9}}|\{{{found[1]}\}})"]
+        end = found.end()
+    return re.compile("".join(pieces) + re.escape(template[end:]))
 
 
-def _filled(template: str, values: Mapping[str, str]) -> str:
-    return _PLACEHOLDER.sub(lambda found: values[found[1]], template)
+def _filled(template: str, values: Mapping[str, str], shift: int = 0, shifted_in: str | None = None) -> str:
+    """The template with its placeholders replaced; those written {s-1} (here or in `shifted_in`) moved by `shift`."""
+    shifted = {name for name, offset in PLACEHOLDER.findall(shifted_in or template) if offset}
+    moved = {name: str(int(value) + shift) if name in shifted else value for name, value in values.items()}
+    return PLACEHOLDER.sub(lambda found: moved[found[1]], template)
+
+
+def _lookup(config: Mapping[str, Any], path: str) -> Any:
+    value: Any = config
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _matches(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern.replace("**", "*"))
 
 
-def formats() -> list[str]:
-    """The names of the formats, in alphabetical order."""
-    return sorted(path.stem for path in (content.folder("converters") / "checkpoints").glob("*.toml"))
-
-
-def load_table(format: str | Path) -> Table:
-    """The table of a format's name, or of a user's own .toml file.
-
-    Raises:
-        ValueError: where there is no such format, or the file is no such table, saying where and what.
-    """
-    if str(format).endswith(".toml"):
-        return _read(Path(format))
-    if format not in formats():
-        raise ValueError(
-            f"The formats are {formats()}, or a path to a .toml of your own. Received: {format!r}"
-        )
-    return _read(content.folder("converters") / "checkpoints" / f"{format}.toml")
-
-
-@functools.cache
-def _read(path: Path) -> Table:
-    raw = content.read_toml(path)
-    unknown = set(raw) - _KEYS
-    missing = {"format", "container", "layout", "tensors"} - set(raw)
-    if unknown or missing:
-        raise ValueError(
-            f"{path}: unknown keys {sorted(unknown)}, missing keys {sorted(missing)}; known: {sorted(_KEYS)}"
-        )
-    if raw["layout"] not in LAYOUTS:
-        raise ValueError(f"{path}: layout is one of {LAYOUTS}. Received: {raw['layout']!r}")
-    config = dict(raw.get("config", {}))
-    when = raw.get("when", {})
-    for facts in (config, raw.get("defaults", {}), *when.values()):
-        check_fields(facts)
-    if "resnet" in config:
-        config["resnet"] = ResNetConfig(**config["resnet"])
-    rows = [row for variable, names in raw["tensors"].items() for row in _rows(path, variable, names)]
-    lists = {key: tuple(raw[key]) for key in ("prefixes", "ignore", "detect", "renumber") if key in raw}
-    return Table(
-        raw["format"],
-        raw["container"],
-        raw["layout"],
-        tuple(rows),
-        config=config,
-        defaults=raw.get("defaults", {}),
-        when=when,
-        **lists,
-    )
-
-
-def _rows(path: Path, variable: str, names: str | list[str]) -> list[Row]:
-    """The rows of one line; of several names every one is read and the first is written."""
-    return [_row(path, variable, name) for name in ([names] if isinstance(names, str) else names)]
-
-
-def _row(path: Path, variable: str, text: str) -> Row:
-    tensor, *steps = (piece.strip() for piece in text.split("|"))
-    part, rank = (0, 1), None
-    for step in steps:
-        match step.split():
-            case ["part", which, "of", count]:
-                part = int(which), int(count)
-            case ["rank", axes]:
-                rank = int(axes)
-            case _:
-                raise ValueError(
-                    f"{path}: {variable}: the steps are 'part K of N' and 'rank N'. Received: {step!r}"
-                )
-    if set(_PLACEHOLDER.findall(variable)) != set(_PLACEHOLDER.findall(tensor)):
-        raise ValueError(f"{path}: {variable}: both names need the same placeholders. Received: {tensor!r}")
-    return Row(variable, tensor, part, rank)
+def _wild(template: str) -> str:
+    return PLACEHOLDER.sub("*", template.removeprefix("/"))

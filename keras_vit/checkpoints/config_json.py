@@ -1,0 +1,174 @@
+"""The config.json beside a checkpoint, both ways, by the [json] part of a format's table."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from keras_vit.checkpoints.errors import CheckpointError
+from keras_vit.checkpoints.table import JsonFields
+from keras_vit.config import ViTConfig
+
+LARGEST = 10 * 2**20  # an id2label of 21,843 classes takes 1.5 MB
+
+_MISSING = object()
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        CheckpointError: where it is too large, damaged or no object.
+    """
+    size = path.stat().st_size
+    if size > LARGEST:
+        raise CheckpointError(f"{path} has {size:,} bytes; a config.json has at most {LARGEST:,}")
+    try:
+        values = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is no JSON: {str(error)[:200]}") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} holds a {type(values).__name__}, not an object")
+    return values
+
+
+def facts(values: Mapping[str, Any], fields: JsonFields) -> dict[str, Any]:
+    """What a config.json says, as fields of ViTConfig (nested ones as dicts).
+
+    Raises:
+        CheckpointError: for a spelling that is not known.
+    """
+    told: dict[str, Any] = {}
+    words = str(_get(values, fields.name)).split("_") if fields.name else []
+    for word in words:
+        told |= fields.words.get(word, {})
+    for path, rule in fields.fields.items():
+        name, _, step = (piece.strip() for piece in rule.partition("|"))
+        value = _get(values, path)
+        if value is _MISSING or value is None or step not in _READ_STEPS:
+            continue
+        try:
+            value = _READ_STEPS[step](value)
+        except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            raise CheckpointError(f"config.json: {path} cannot be {value!r:.200} ({error})") from error
+        spellings = fields.values.get(name, {})
+        if spellings:
+            spelling = str(value).lower() if isinstance(value, bool) else str(value)
+            if spelling not in spellings:
+                raise CheckpointError(f"config.json: {path} is one of {list(spellings)}. Received: {value!r:.200}")
+            value = spellings[spelling]
+        _put(told, name, tuple(value) if isinstance(value, list) else value)
+    return told
+
+
+def write(config: ViTConfig, fields: JsonFields) -> dict[str, Any]:
+    """The config.json of a model in the spelling of a format.
+
+    Raises:
+        CheckpointError: naming the fields whose values the format has no word for.
+    """
+    values: dict[str, Any] = {}
+    ours = config.to_dict()
+    for path, value in fields.constants.items():
+        _put(values, path, value)
+    homeless = []
+    for path, rule in fields.fields.items():
+        name, _, step = (piece.strip() for piece in rule.partition("|"))
+        value = _WRITE_STEPS[step](_get(ours, name), config)
+        spellings = fields.values.get(name, {})
+        if spellings and value is not None:
+            known = [spelling for spelling, meant in spellings.items() if meant == value]
+            if not known:
+                homeless.append(f"{name}={value!r}")
+                continue
+            value = {"true": True, "false": False}.get(known[0], known[0])
+        if value is not None and value is not _MISSING:
+            _put(values, path, value)
+    if homeless:
+        raise CheckpointError(f"config.json has no word for {', '.join(homeless)}")
+    return values
+
+
+def _as_is(value: Any, _: Any = None) -> Any:
+    return value
+
+
+def _over_hidden_size(value: Any, config: ViTConfig) -> float:
+    return value / config.hidden_size
+
+
+def _labels_of_numbers(value: Any) -> tuple[str, ...] | None:
+    """The labels of {"0": "cat", "1": "dog"}; None where they are only numbered."""
+    labels = tuple(str(value[str(number)]) for number in range(len(value)))
+    return None if all(label == f"LABEL_{number}" for number, label in enumerate(labels)) else labels
+
+
+def _numbers_of_labels(value: Any, config: ViTConfig) -> dict[str, str] | None:
+    from keras_vit import labels
+
+    if not config.num_classes:
+        return None
+    names = [label for _, label in labels.names(value, config.num_classes)] if value else None
+    return {str(i): names[i] if names else f"LABEL_{i}" for i in range(config.num_classes)}
+
+
+def _labels_to_numbers(value: Any, config: ViTConfig) -> dict[str, int] | None:
+    numbers = _numbers_of_labels(value, config)
+    return numbers and {label: int(number) for number, label in numbers.items()}
+
+
+def _square_or_list(value: Any, _: Any) -> Any:
+    return value[0] if value[0] == value[1] else list(value)
+
+
+def _after_channels(value: Any) -> list[int]:
+    _, height, width = value
+    return [height, width]
+
+
+def _channels_first(value: Any, config: ViTConfig) -> list[int]:
+    return [config.num_channels, *value]
+
+
+def _share(value: Any) -> float:
+    if not 0 < float(value) <= 1 or not math.isfinite(value):
+        raise ValueError("a share lies in (0, 1]")
+    return float(value)
+
+
+_READ_STEPS: dict[str, Callable[[Any], Any]] = {  # a path with another step is only written
+    "": _as_is,
+    "square or list": _as_is,
+    "numbered": _labels_of_numbers,
+    "channels first": _after_channels,
+    "share": _share,
+}
+_WRITE_STEPS: dict[str, Callable[[Any, ViTConfig], Any]] = {
+    "": _as_is,
+    "square or list": _square_or_list,
+    "numbered": _numbers_of_labels,
+    "to numbers": _labels_to_numbers,
+    "channels first": _channels_first,
+    "written": _as_is,
+    "over hidden_size": _over_hidden_size,
+    "share": _as_is,
+}
+
+
+def _get(values: Mapping[str, Any], path: str | None) -> Any:
+    value: Any = values
+    for key in (path or "").split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return _MISSING
+        value = value[key]
+    return value
+
+
+def _put(values: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    for parent in parents:
+        values = values.setdefault(parent, {})
+    values[last] = value

@@ -1,0 +1,112 @@
+"""A checkpoint that is open and understood: which files, which format, which architecture."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keras_vit.checkpoints import config_json, layout, record
+from keras_vit.checkpoints.containers import Container, open_container
+from keras_vit.checkpoints.errors import CheckpointError
+from keras_vit.checkpoints.infer import Told, infer
+from keras_vit.checkpoints.table import Match, Table
+from keras_vit.checkpoints.tables import formats, load_table
+from keras_vit.config import ViTConfig
+
+# The files a folder may hold its weights in, the first found is read.
+_WEIGHTS = ("model.safetensors", "*.safetensors", "*.npz", "model.weights.h5")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An open file that is known to be a Vision Transformer.
+
+    Attributes:
+        container: the file.
+        table: of its format.
+        match: which tensor is which variable.
+        config: its architecture, at the size it was trained at.
+    """
+
+    container: Container
+    table: Table
+    match: Match
+    config: ViTConfig
+
+
+@contextlib.contextmanager
+def opened(
+    path: str | os.PathLike[str],
+    *,
+    facts: Mapping[str, Any] | None = None,
+    format: str | os.PathLike[str] | None = None,
+    wanted_size: Any = None,
+) -> Iterator[Checkpoint]:
+    """Opens a checkpoint for the time of a `with` block.
+
+    Args:
+        path: of the file, or of a folder with the weights and a config.json.
+        facts: fields of ViTConfig that the file cannot tell.
+        format: one of `formats()` or a path to a .toml table; None detects it.
+        wanted_size: the image size that the caller wants, for files that no grid can be told of.
+
+    Raises:
+        CheckpointError: where the file is damaged, hostile, or no Vision Transformer.
+        FileNotFoundError: where there is none.
+    """
+    file = _weights_file(Path(path))
+    with open_container(file) as container:
+        table = load_table(format) if format else detected(container)
+        match = table.match(container.headers)
+        shapes = {
+            variable: layout.variable_shape(container.headers[source.tensor].shape, source, table.layout)
+            for variable, source in match.sources.items()
+        }
+        try:
+            told = Told(match.told, _told_by_json(file, table), record.noted(container.metadata), facts or {}, wanted_size)
+            config = infer(shapes, table, told)
+        except CheckpointError as error:
+            raise CheckpointError(f"{file} {error}") from error
+        yield Checkpoint(container, table, match, config)
+
+
+def detected(container: Container) -> Table:
+    """The table of an open file, by its marks.
+
+    Raises:
+        CheckpointError: that says what was seen, where no format or more than one has its marks.
+    """
+    tables = [load_table(name) for name in formats()]
+    found = [table for table in tables if table.prefix_of(container.headers) is not None]
+    if len(found) == 1:
+        return found[0]
+    seen = sorted(container.headers)
+    marks = {table.format: list(table.detect) for table in found or tables}
+    raise CheckpointError(
+        f"{container.path}: {'more than one' if found else 'no'} format is known by its tensors. "
+        f"Received {len(seen)} tensors: {str(seen[:5])[:500]}. Looked for {marks}; format= takes a name or a table of your own."
+    )
+
+
+def _weights_file(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    for pattern in _WEIGHTS:
+        files = sorted(path.glob(pattern))
+        if len(files) > 1:
+            names = [file.name for file in files]
+            raise CheckpointError(f"{path} holds more than one file of weights: name one of {names}")
+        if files:
+            return files[0]
+    raise CheckpointError(f"{path} holds none of {list(_WEIGHTS)}. It holds {sorted(os.listdir(path))[:10]}")
+
+
+def _told_by_json(file: Path, table: Table) -> dict[str, Any]:
+    path = file.parent / "config.json"
+    if table.json is None or not path.is_file():
+        return {}
+    return config_json.facts(config_json.read(path), table.json)

@@ -1,0 +1,23 @@
+"""The weights of a model as arrays, for the tests that follow them through files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from keras_vit.checkpoints.assign import weights
+
+
+def values(model: Any) -> dict[str, np.ndarray]:
+    """The weights of a model, by path."""
+    return {path: np.array(variable) for path, variable in weights(model).items()}
+
+
+def assert_same_bits(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> None:
+    """The same names, shapes, types and bits."""
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        assert got[name].dtype == value.dtype, name
+        assert got[name].shape == value.shape, name
+        assert got[name].tobytes() == value.tobytes(), name

@@ -1,0 +1,199 @@
+"""ViTConfig: what it holds, derives and refuses."""
+
+import dataclasses
+import json
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import TINY, VARIANTS, tiny
+
+from keras_vit import layers as vit
+from keras_vit.config import Preprocessing, ResNetConfig, ViTConfig, check_fields
+from keras_vit.names import HYBRIDS, SIZES
+
+CONFIGS = {
+    **{name: tiny(**changes) for name, changes in VARIANTS.items()},
+    "default": ViTConfig(),
+    "labels": tiny(labels=["a", "b", "c", "d", "e"]),
+    "preprocessing": tiny(preprocessing={"resize": "crop", "mean": [0.1, 0.2, 0.3], "std": [1, 1, 1]}),
+    **{name: ViTConfig.from_name(name) for name in HYBRIDS},
+    **{size: ViTConfig.from_name(f"{size}/14") for size in SIZES},
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_config_survives_its_dict_and_json(config: ViTConfig) -> None:
+    assert ViTConfig(**config.to_dict()) == config
+    assert ViTConfig(**json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_equal_configs_are_one_key(config: ViTConfig) -> None:
+    assert {config: 1}[ViTConfig(**config.to_dict())] == 1
+
+
+def test_a_config_is_frozen() -> None:
+    config = ViTConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.hidden_size = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        ViTConfig(224)  # type: ignore[misc]
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    config = tiny(hidden_size=np.int64(32), image_size=(np.int32(32), np.uint8(32)), dropout_rate=np.float32(0.5))
+    assert config == tiny(dropout_rate=0.5)
+    assert ViTConfig(**json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        *((name, value) for name in ("hidden_size", "mlp_dim", "num_heads", "num_layers") for value in (0, 1.5, "8")),
+        *((name, value) for name in ("num_channels",) for value in (0, None, True)),
+        *((name, value) for name in ("num_classes", "num_registers") for value in (-1, None, 2.0)),
+        *(("representation_size", value) for value in (0, "32")),
+        *((name, value) for name in ("image_size", "patch_size") for value in (0, (32,), (32, 0), "32", None, (1, 2, 3))),
+        *((name, value) for name in ("dropout_rate", "attention_dropout_rate") for value in (1, -0.1, "0", None)),
+        *(("stochastic_depth", value) for value in (1.0, float("nan"))),
+        *(("norm_epsilon", value) for value in (-1e-6, "small", None, float("nan"))),
+        *(("layer_scale", value) for value in (-1, "small")),
+        *(("head_bias_init", value) for value in (None, float("inf"))),
+        *(("classifier", value) for value in ("cls", None, 3)),
+        *(("activation", value) for value in ("gelu", None)),
+        *((name, "x") for name in ("position", "position_method", "final_norm", "representation_activation")),
+        *(("resnet", value) for value in (3, "R50", {"num_layers": (0,)}, {"num_layers": (2.5,)}, {"width_factor": 0.3})),
+        *(("resnet", {"conv_epsilon_place": value}) for value in ("x", None)),
+        *(("preprocessing", value) for value in (3, {"resize": "stretch"}, {"interpolation": "cubic"})),
+        *(("preprocessing", {"crop_fraction": value}) for value in (0, 1.1)),
+        *(("preprocessing", value) for value in ({"std": (0.0,)}, {"mean": (0.5, 0.5)}, {"mean": (), "std": ()})),
+    ],
+)
+def test_a_wrong_field_is_one_error_that_names_it(field: str, wrong: Any) -> None:
+    # Of a nested config it names the field inside.
+    name = next(iter(wrong)) if isinstance(wrong, dict) else field
+    with pytest.raises(ValueError, match="Received: ") as caught:
+        tiny(**{field: wrong})
+    shown = wrong[name] if isinstance(wrong, dict) else wrong
+    assert name in str(caught.value)
+    assert str(shown) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_heads": 5}, "hidden_size.*num_heads"),
+        ({"class_token": False}, "class token"),
+        ({"classifier": "token_unpooled", "class_token": False}, "class token"),
+        ({"distilled": True, "classifier": "gap"}, "distilled"),
+        ({"distilled": True, "representation_size": 32}, "distilled.*representation_size"),
+        ({"distilled": True, "final_norm": "pooled"}, "distilled.*final_norm"),
+        ({"position": "sincos2d", "hidden_size": 30, "num_heads": 2}, "sincos2d"),
+        ({"position": "sincos2d", "hidden_size": 4}, "sincos2d"),
+        ({"num_channels": 1, "preprocessing": {"mean": (0.5,) * 3, "std": (0.5,) * 3}}, "num_channels=1"),
+        ({"image_size": (32, 7)}, "smaller than one patch.*8x8"),
+        ({"patch_size": (8, 33)}, "smaller than one patch.*8x33"),
+        ({"resnet": {}, "patch_size": 9}, "smaller than one patch.*36x36"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        tiny(**changes)
+
+
+def test_all_wrong_fields_are_named_at_once() -> None:
+    with pytest.raises(ValueError) as caught:
+        tiny(hidden_size=0, num_classes=-1, activation="x", dropout_rate=2)
+    assert all(name in str(caught.value) for name in ("hidden_size", "num_classes", "activation", "dropout_rate"))
+
+
+def test_an_unknown_field_is_refused_with_the_nearest() -> None:
+    for refuse in (check_fields, lambda d: ViTConfig().replace(**d), lambda d: ViTConfig.from_name("B/16", **d)):
+        with pytest.raises(ValueError, match=r"hiden_size.*'hidden_size'"):
+            refuse({"hiden_size": 3})
+    with pytest.raises(TypeError, match="hiden_size"):
+        ViTConfig(**{"hiden_size": 3})
+
+
+def test_replace_changes_only_what_it_is_told() -> None:
+    changed = ViTConfig.from_name("B/16").replace(image_size=(384, 256))
+    assert changed.to_dict() == {**ViTConfig.from_name("B/16").to_dict(), "image_size": (384, 256)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "prefix", "rows"),
+    [
+        ({}, 1, 1),
+        ({"classifier": "gap"}, 0, 0),
+        ({"classifier": "gap", "class_token": True}, 1, 1),
+        ({"classifier": "token_unpooled"}, 1, 1),
+        ({"classifier": "map", "num_registers": 4}, 4, 4),
+        ({"distilled": True, "num_registers": 4}, 6, 6),
+        ({"num_registers": 4, "position_prefix": False}, 5, 0),
+    ],
+)
+def test_prefix_tokens_are_counted(changes: dict[str, Any], prefix: int, rows: int) -> None:
+    config = tiny(**changes)
+    assert (config.num_prefix_tokens, config.position_prefix_tokens, config.num_tokens) == (prefix, rows, prefix + 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "image_size", "grid", "stride"),
+    [
+        ("ViT-B/16", 224, (14, 14), (16, 16)),
+        ("ViT-H/14", 384, (27, 27), (14, 14)),  # 378 pixels are used
+        ("R+ViT-Ti/16", 224, (7, 7), (32, 32)),  # named /16, strides 32
+        ("R50+ViT-B/16", 224, (14, 14), (16, 16)),
+        ("R50+ViT-B/16", (384, 250), (24, 16), (16, 16)),  # SAME padding rounds up
+        ("R26+ViT-S/32", 225, (8, 8), (32, 32)),
+        ("R50+ViT-L/32", 384, (12, 12), (32, 32)),
+    ],
+)
+def test_official_models_have_their_grid(name: str, image_size: Any, grid: tuple[int, int], stride: tuple[int, int]) -> None:
+    config = ViTConfig.from_name(name, image_size=image_size)
+    assert (config.grid, config.stride) == (grid, stride)
+
+
+@given(
+    height=st.integers(1, 70),
+    width=st.integers(1, 70),
+    patch=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    stages=st.one_of(st.none(), st.lists(st.just(1), max_size=4)),
+)
+def test_the_grid_is_what_the_layers_give(height: int, width: int, patch: tuple[int, int], stages: list[int] | None) -> None:
+    resnet = None if stages is None else ResNetConfig(num_layers=tuple(stages), width_factor=0.5)
+    shape: tuple[int | None, ...] = (None, height, width, 3)
+    if resnet is not None:
+        # The shapes that Keras itself computes for the stem's convolutions and its pooling.
+        for stride in [2, 2, *(2 if stage else 1 for stage in range(len(resnet.num_layers)))]:
+            pool = keras.layers.MaxPooling2D(3, stride, padding="same")
+            shape = pool.compute_output_shape(shape)
+    rows, columns = shape[1] // patch[0], shape[2] // patch[1]
+    fields = {**TINY, "image_size": (height, width), "patch_size": patch, "resnet": resnet}
+    if rows and columns:
+        assert ViTConfig(**fields).grid == (rows, columns)
+    else:
+        with pytest.raises(ValueError, match="smaller than one patch"):
+            ViTConfig(**fields)
+
+
+@pytest.mark.parametrize("image_size", [(33, 47), (64, 31), (35, 35)])
+@pytest.mark.parametrize("changes", [{}, VARIANTS["hybrid"], VARIANTS["stem only"]], ids=["pure", "hybrid", "stem only"])
+def test_the_grid_is_the_number_of_tokens_that_come_out(changes: dict[str, Any], image_size: tuple[int, int]) -> None:
+    config = tiny(**changes, image_size=image_size)
+    x = np.zeros((1, *image_size, 3), np.float32)
+    if config.resnet is not None:
+        options = {"norm_epsilon": 1e-6, "conv_epsilon": 1e-5, "conv_epsilon_place": "std"}
+        x = vit.ResNetRoot(32, **options)(x)
+        for stage in range(len(config.resnet.num_layers)):
+            x = vit.ResNetUnit(32, strides=2 if stage else 1, **options)(x)
+    tokens = vit.PatchEmbedding(8, config.patch_size)(x)
+    assert tokens.shape == (1, config.grid[0] * config.grid[1], 8)
+
+
+def test_the_default_preprocessing_is_the_official_evaluation() -> None:
+    assert Preprocessing() == Preprocessing(resize="squash", interpolation="bilinear", antialias=False, mean=(0.5,), std=(0.5,))

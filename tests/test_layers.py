@@ -1,0 +1,493 @@
+"""Every layer against Keras, NumPy, SciPy or TensorFlow doing the same by other means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import scipy.special
+import tensorflow as tf
+
+from keras_vit import layers as vit
+from keras_vit import position
+from keras_vit.config import ACTIVATIONS, ViTConfig
+from keras_vit.layers.activations import activation
+from keras_vit.model import VisionTransformer
+
+# float32 holds 6e-8 of a value; sums of some hundred products of size 1 stay far below this.
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+RESNET = {"norm_epsilon": 1e-6, "conv_epsilon": 1e-5, "conv_epsilon_place": "std"}
+TOKENS, MAP = (2, 9, 32), (2, 9, 7, 64)
+# name: the layer's class, its arguments, the shape of an input
+LAYERS: dict[str, tuple[type[keras.layers.Layer], dict[str, Any], tuple[int, ...]]] = {
+    "attention": (vit.MultiHeadAttention, {"num_heads": 4}, TOKENS),
+    "attention, no bias": (vit.MultiHeadAttention, {"num_heads": 2, "use_bias": False, "dropout_rate": 0.1}, TOKENS),
+    "mlp": (vit.MLP, {"mlp_dim": 48, "activation": "gelu_erf", "dropout_rate": 0.1}, TOKENS),
+    "layer scale": (vit.LayerScale, {"initial": 0.3}, TOKENS),
+    "stochastic depth": (vit.StochasticDepth, {"rate": 0.2}, TOKENS),
+    "block": (vit.EncoderBlock, {"num_heads": 4, "mlp_dim": 48}, TOKENS),
+    "block with all": (
+        vit.EncoderBlock,
+        {
+            "num_heads": 2,
+            "mlp_dim": 40,
+            "activation": "silu",
+            "norm_epsilon": 1e-3,
+            "qkv_bias": False,
+            "layer_scale": 0.5,
+            "dropout_rate": 0.1,
+            "attention_dropout_rate": 0.1,
+            "stochastic_depth": 0.2,
+        },
+        TOKENS,
+    ),
+    "patches": (vit.PatchEmbedding, {"hidden_size": 16, "patch_size": (4, 3)}, (2, 9, 10, 3)),
+    "patches, no bias": (vit.PatchEmbedding, {"hidden_size": 16, "patch_size": (4, 4), "use_bias": False}, (2, 8, 8, 3)),
+    "token pooling": (vit.TokenPooling, {"token": 1}, TOKENS),
+    "mean pooling": (vit.TokenPooling, {"prefix_tokens": 2}, TOKENS),
+    "attention pooling": (vit.AttentionPooling, {"num_heads": 4, "mlp_dim": 48, "norm_epsilon": 1e-3}, TOKENS),
+    "position": (vit.PositionEmbedding, {"grid": (2, 4), "prefix_tokens": 1, "method": "bicubic"}, TOKENS),
+    "sincos": (vit.PositionEmbedding, {"grid": (3, 3), "kind": "sincos2d"}, TOKENS),
+    "prefix": (vit.PrefixTokens, {"class_token": True, "distilled": True, "num_registers": 3}, TOKENS),
+    "registers alone": (vit.PrefixTokens, {"class_token": False, "num_registers": 2}, TOKENS),
+    "standardized conv": (vit.StandardizedConv2D, {"filters": 8, "kernel_size": 3, "strides": 2}, MAP),
+    "standardized conv, timm": (
+        vit.StandardizedConv2D,
+        {"filters": 8, "kernel_size": 1, "epsilon": 1e-3, "epsilon_place": "variance"},
+        MAP,
+    ),
+    "group norm": (vit.GroupNormalization, {"epsilon": 1e-3, "gamma_initializer": "zeros"}, MAP),
+    "root": (vit.ResNetRoot, {"width": 32, **RESNET}, (2, 17, 14, 3)),
+    "unit": (vit.ResNetUnit, {"width": 32, "strides": 2, **RESNET}, MAP),
+    "identity unit": (vit.ResNetUnit, {"width": 32, **RESNET}, (2, 5, 4, 128)),
+}
+
+
+def drawn(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def filled(layer: keras.layers.Layer, shape: tuple[int, ...], seed: int = 5) -> keras.layers.Layer:
+    """The layer, built, every weight random."""
+    layer.build(shape)
+    for number, weight in enumerate(layer.weights):
+        weight.assign(drawn(tuple(weight.shape), seed + number) * 0.3)
+    return layer
+
+
+@pytest.fixture(params=LAYERS)
+def case(request: pytest.FixtureRequest) -> tuple[type[keras.layers.Layer], dict[str, Any], tuple[int, ...]]:
+    return LAYERS[request.param]
+
+
+def test_every_public_layer_is_tried() -> None:
+    public = {getattr(vit, name) for name in vit.__all__ if isinstance(getattr(vit, name), type)}
+    assert public == {cls for cls, _, _ in LAYERS.values()}
+
+
+def test_a_layer_comes_back_from_its_config_with_equal_output(case: Any) -> None:
+    cls, arguments, shape = case
+    layer = filled(cls(**arguments, name="some_name", dtype="float32"), shape)
+    config = layer.get_config()
+    assert arguments.items() <= config.items()
+    other = cls.from_config(config)
+    other.build(shape)
+    other.set_weights(layer.get_weights())
+    assert other.get_config() == config
+    np.testing.assert_array_equal(other(drawn(shape)), layer(drawn(shape)))
+
+
+def test_a_layer_is_serialisable_by_keras(case: Any) -> None:
+    cls, arguments, _ = case
+    layer = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(cls(**arguments)))
+    assert type(layer) is cls
+
+
+def test_a_layer_foretells_its_output_shape(case: Any) -> None:
+    cls, arguments, shape = case
+    layer = cls(**arguments)
+    output = layer(drawn(shape))
+    assert tuple(layer.compute_output_shape(shape)) == tuple(output.shape)
+    assert tuple(layer.compute_output_shape((None, *shape[1:]))) == (None, *output.shape[1:])
+    assert layer(keras.Input(shape[1:])).shape == (None, *output.shape[1:])
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "bfloat16", "float64"])
+def test_a_layer_computes_in_its_policys_dtype(case: Any, policy: str) -> None:
+    cls, arguments, shape = case
+    exact = filled(cls(**arguments, dtype="float64"), shape)
+    layer = cls(**arguments, dtype=policy)
+    layer.build(shape)
+    layer.set_weights(exact.get_weights())
+    output = layer(drawn(shape))
+    assert keras.backend.standardize_dtype(output.dtype) == layer.compute_dtype
+    assert {weight.dtype for weight in layer.weights} <= {layer.variable_dtype}
+    want = np.array(exact(drawn(shape).astype(np.float64)))
+    error = np.abs(keras.ops.convert_to_numpy(keras.ops.cast(output, "float64")) - want).max() / np.abs(want).max()
+    # bfloat16 has 8 bits, an error of 2^-9 each time; a block rounds some ten times, a pure bfloat16 GroupNorm more.
+    assert error < {"float64": 1e-15, "mixed_float16": 0.01}.get(policy, 0.05)
+
+
+def test_gradients_flow_to_every_weight_and_to_the_input(case: Any) -> None:
+    cls, arguments, shape = case
+    layer = filled(cls(**arguments), shape)
+    x = tf.constant(drawn(shape))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = tf.reduce_sum(layer(x, training=False) ** 2 * drawn(tuple(layer.compute_output_shape(shape)), 7))
+    weights = [weight.value for weight in layer.trainable_weights]
+    gradients = tape.gradient(loss, [x, *weights])
+    for gradient, name in zip(gradients, ["input", *(weight.path for weight in layer.trainable_weights)], strict=True):
+        assert gradient is not None, name
+        assert np.isfinite(gradient).all(), name
+        # The bias of the keys shifts a whole row of scores, which softmax does not see.
+        assert np.abs(gradient).max() > 0 or name.endswith("key/bias"), name
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    return scipy.special.softmax(scores, axis=-1)
+
+
+def numpy_attention(layer: Any, queries: np.ndarray, attended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Attention after the paper's appendix A, one head at a time, in float64."""
+    kernels = {name: np.array(getattr(layer, name).kernel, np.float64) for name in ("query", "key", "value", "out")}
+    biases = {name: np.array(getattr(layer, name).bias, np.float64) for name in kernels}
+    weights, output = [], biases["out"]
+    for head in range(layer.num_heads):
+        q = queries @ kernels["query"][:, head] + biases["query"][head]
+        k = attended @ kernels["key"][:, head] + biases["key"][head]
+        v = attended @ kernels["value"][:, head] + biases["value"][head]
+        weights.append(softmax(q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1])))
+        output = output + weights[-1] @ v @ kernels["out"][head]
+    return output, np.stack(weights, axis=1)
+
+
+@pytest.mark.parametrize("attended", [(2, 9, 32), (2, 5, 32)], ids=["self", "cross"])
+def test_attention_is_the_papers(attended: tuple[int, ...]) -> None:
+    layer: Any = filled(vit.MultiHeadAttention(4), TOKENS)
+    x = drawn(TOKENS)
+    other = x if attended == TOKENS else drawn(attended, 3)
+    output, weights = numpy_attention(layer, x.astype(np.float64), other.astype(np.float64))
+    np.testing.assert_allclose(layer(x, other), output, **CLOSE)
+    np.testing.assert_allclose(layer.weights_of(x, other), weights, **CLOSE)
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_attention_is_keras_own_with_the_same_weights(use_bias: bool) -> None:
+    ours = filled(vit.MultiHeadAttention(4, use_bias=use_bias), TOKENS)
+    theirs = keras.layers.MultiHeadAttention(4, 8, use_bias=True)
+    theirs.build(TOKENS, TOKENS)
+    for name, dense in {"query": "_query_dense", "key": "_key_dense", "value": "_value_dense", "out": "_output_dense"}.items():
+        target, source = getattr(theirs, dense), getattr(ours, name)
+        target.kernel.assign(source.kernel)
+        target.bias.assign(keras.ops.zeros_like(target.bias) if source.bias is None else source.bias)
+    np.testing.assert_allclose(ours(drawn(TOKENS)), theirs(drawn(TOKENS), drawn(TOKENS)), **CLOSE)
+
+
+def test_attention_dropout_acts_while_training_only() -> None:
+    layer = filled(vit.MultiHeadAttention(4, dropout_rate=0.5), TOKENS)
+    quiet, dropped = np.array(layer(drawn(TOKENS))), np.array(layer(drawn(TOKENS), training=True))
+    np.testing.assert_array_equal(layer(drawn(TOKENS), training=False), quiet)
+    assert np.abs(dropped - quiet).max() > 0.01
+
+
+EXACT = {
+    "gelu_erf": lambda x: x * scipy.special.ndtr(x),
+    "gelu_tanh": lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    "gelu_quick": lambda x: x * scipy.special.expit(1.702 * x),
+    "silu": lambda x: x * scipy.special.expit(x),
+    "relu": lambda x: np.maximum(x, 0),
+    "tanh": np.tanh,
+    "linear": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_is_its_formula(name: str) -> None:
+    x = np.linspace(-12, 12, 2401)
+    np.testing.assert_allclose(activation(name)(tf.constant(x)), EXACT[name](x), rtol=1e-12, atol=1e-14)
+    single = np.array(activation(name)(tf.constant(x, tf.float32)))
+    np.testing.assert_allclose(single, EXACT[name](x), rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["gelu_erf", "gelu_tanh", "gelu_quick"])
+def test_an_mlp_is_dense_activation_dense(name: str) -> None:
+    layer: Any = filled(vit.MLP(48, activation=name), TOKENS)
+    kernel1, bias1, kernel2, bias2 = (weight.astype(np.float64) for weight in layer.get_weights())
+    x = drawn(TOKENS)
+    np.testing.assert_allclose(layer(x), EXACT[name](x @ kernel1 + bias1) @ kernel2 + bias2, **CLOSE)
+
+
+def test_a_block_reads_as_the_paper() -> None:
+    layer: Any = filled(vit.EncoderBlock(4, 48, layer_scale=0.5, norm_epsilon=1e-3), TOKENS)
+    x = drawn(TOKENS).astype(np.float64)
+    norms = []
+    for norm in (layer.norm1, layer.norm2):
+        gamma, beta = norm.get_weights()
+        norms.append(lambda x, g=gamma, b=beta: (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-3) * g + b)
+    normed = norms[0](x)
+    attended, weights = numpy_attention(layer.attention, normed, normed)
+    y = x + attended * layer.scale1.get_weights()[0]
+    kernel1, bias1, kernel2, bias2 = layer.mlp.get_weights()
+    y = y + (EXACT["gelu_tanh"](norms[1](y) @ kernel1 + bias1) @ kernel2 + bias2) * layer.scale2.get_weights()[0]
+    np.testing.assert_allclose(layer(x.astype(np.float32)), y, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(layer.attention_weights(x.astype(np.float32)), weights, **CLOSE)
+
+
+@pytest.mark.parametrize("rank", [3, 4])
+def test_stochastic_depth_drops_whole_images_at_its_rate_and_keeps_the_mean(rank: int) -> None:
+    shape = (4000, *(3,) * (rank - 1))
+    output = np.array(vit.StochasticDepth(0.3)(np.ones(shape, np.float32), training=True)).reshape(4000, -1)
+    assert (output == output[:, :1]).all()
+    np.testing.assert_allclose(np.unique(output), [0, 1 / 0.7], rtol=1e-6)
+    # The share of 4000 draws deviates by sqrt(.3 * .7 / 4000) = .0072; five times that is never seen.
+    assert abs((output[:, 0] == 0).mean() - 0.3) < 0.036
+
+
+def test_stochastic_depth_is_the_identity_in_inference() -> None:
+    x = drawn(TOKENS)
+    for layer, training in ((vit.StochasticDepth(0.9), False), (vit.StochasticDepth(0.9), None), (vit.StochasticDepth(0.0), True)):
+        np.testing.assert_array_equal(layer(x, training=training), x)
+
+
+def test_dropout_in_a_block_is_off_by_default_and_on_in_training() -> None:
+    layer = filled(vit.EncoderBlock(4, 48, dropout_rate=0.3, stochastic_depth=0.5), TOKENS)
+    x = drawn(TOKENS)
+    np.testing.assert_array_equal(layer(x), layer(x, training=False))
+    outputs = [np.array(layer(x, training=True)) for _ in range(8)]
+    assert len({output.tobytes() for output in outputs}) > 1
+
+
+def test_patches_are_keras_convolution_row_by_row() -> None:
+    x = drawn((2, 11, 10, 3))
+    layer: Any = filled(vit.PatchEmbedding(16, (4, 3)), x.shape)
+    kernel, bias = layer.get_weights()
+    conv = keras.layers.Conv2D(16, (4, 3), strides=(4, 3), padding="valid")
+    conv.build(x.shape)
+    conv.set_weights([kernel, bias])
+    np.testing.assert_allclose(layer(x), np.reshape(conv(x), (2, 2 * 3, 16)), **CLOSE)
+    # By hand: the second row's first patch is token 3, and what fills no patch is not seen.
+    np.testing.assert_allclose(layer(x)[:, 3], np.einsum("bhwc,hwcd->bd", x[:, 4:8, :3], kernel) + bias, **CLOSE)
+    x[:, 8:], x[:, :, 9:] = 1e6, 1e6
+    assert np.abs(layer(x)).max() < 100
+
+
+@pytest.mark.parametrize(("place", "epsilon"), [("std", 1e-5), ("variance", 1e-8), ("std", 0.3), ("variance", 0.3)])
+@pytest.mark.parametrize(("size", "strides"), [(1, 1), (3, 1), (3, 2), (7, 2)])
+@pytest.mark.parametrize("side", [8, 9])
+def test_a_standardized_convolution_is_tensorflows_with_a_standardized_kernel(
+    place: str, epsilon: float, size: int, strides: int, side: int
+) -> None:
+    x = drawn((2, side, side, 6))
+    layer: Any = filled(vit.StandardizedConv2D(10, size, strides=strides, epsilon=epsilon, epsilon_place=place), x.shape)
+    kernel = layer.get_weights()[0].astype(np.float64)
+    deviation = kernel.std((0, 1, 2)) + epsilon if place == "std" else np.sqrt(kernel.var((0, 1, 2)) + epsilon)
+    kernel = (kernel - kernel.mean((0, 1, 2))) / deviation
+    np.testing.assert_allclose(layer.standardized_kernel(), kernel, **CLOSE)
+    # Sums of up to 294 products of size 1: their float32 error reaches 294 * 6e-8 = 2e-5.
+    np.testing.assert_allclose(layer(x), tf.nn.conv2d(x.astype(np.float64), kernel, strides, "SAME"), rtol=1e-5, atol=5e-5)
+
+
+@pytest.mark.parametrize("channels", [32, 64, 256])
+@pytest.mark.parametrize("epsilon", [1e-6, 1e-3])
+def test_group_norm_is_keras_own(channels: int, epsilon: float) -> None:
+    shape = (3, 5, 4, channels)
+    ours = filled(vit.GroupNormalization(epsilon), shape)
+    theirs = keras.layers.GroupNormalization(32, epsilon=epsilon)
+    theirs.build(shape)
+    theirs.set_weights(ours.get_weights())
+    for offset in (0, 50):
+        x = drawn(shape) + offset
+        # An offset of 50 leaves 50 * 6e-8 = 3e-6 of precision to values of size 1, and Keras' variance takes more.
+        np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-4, atol=1e-4 if offset else 1e-5)
+
+
+def test_group_norm_keeps_its_precision_far_from_zero() -> None:
+    x = drawn((2, 8, 8, 32)) + 3000
+    layer = vit.GroupNormalization(dtype="float32")
+    exact = vit.GroupNormalization(dtype="float64")(x.astype(np.float64)).numpy()
+    # The input itself holds 3000 * 6e-8 = 2e-4; E[x^2] - E[x]^2 would be off by 0.5.
+    assert np.abs(np.array(layer(x)) - exact).max() < 2e-3
+
+
+def test_group_norm_takes_its_statistics_in_float32_under_half_precision() -> None:
+    x = (drawn((2, 8, 8, 32)) * 300).astype(np.float16)  # squares overflow float16
+    output = np.array(vit.GroupNormalization(dtype="mixed_float16")(x))
+    assert np.abs(output.astype(np.float32).std() - 1) < 0.01
+
+
+def test_a_root_is_conv_norm_relu_and_a_padded_maximum() -> None:
+    x = drawn((2, 17, 14, 3))
+    root: Any = filled(vit.ResNetRoot(32, **RESNET), x.shape)
+    y = tf.nn.relu(root.gn(root.conv(x)))
+    np.testing.assert_array_equal(root(x), tf.nn.max_pool2d(y, 3, 2, "SAME"))
+    assert root(x).shape == (2, 5, 4, 32)
+
+
+@pytest.mark.parametrize(
+    ("strides", "channels", "projects"), [(1, 128, False), (2, 128, True), (1, 64, True)], ids=str
+)
+def test_a_unit_projects_where_the_shape_changes_and_starts_as_its_shortcut(
+    strides: int, channels: int, projects: bool
+) -> None:
+    x = np.abs(drawn((2, 6, 6, channels)))
+    unit: Any = vit.ResNetUnit(32, strides=strides, **RESNET)
+    y = np.array(unit(x))
+    assert (unit.conv_proj is not None) == projects
+    shortcut = unit.gn_proj(unit.conv_proj(x)) if projects else x
+    # gn3's scale starts at zero, so the branch does not count yet.
+    np.testing.assert_array_equal(y, np.maximum(shortcut, 0))
+
+
+def test_prefix_tokens_stand_in_front_in_order() -> None:
+    layer: Any = filled(vit.PrefixTokens(class_token=True, distilled=True, num_registers=2), TOKENS)
+    cls, distillation, registers = layer.get_weights()
+    x = drawn(TOKENS)
+    want = np.concatenate([np.tile(token, (2, 1, 1)) for token in (cls, distillation, registers)] + [x], axis=1)
+    np.testing.assert_array_equal(layer(x), want)
+
+
+def test_token_pooling_takes_one_or_averages_the_patches() -> None:
+    x = drawn(TOKENS)
+    np.testing.assert_array_equal(vit.TokenPooling(token=1)(x), x[:, 1])
+    np.testing.assert_allclose(vit.TokenPooling(prefix_tokens=3)(x), x[:, 3:].mean(1), **CLOSE)
+
+
+REFERENCE = Path(__file__).parent / "data" / "reference" / "bv_map"
+
+
+def test_attention_pooling_is_big_visions_map_head() -> None:
+    with np.load(REFERENCE / "checkpoint.npz") as file, np.load(REFERENCE / "reference.npz") as reference:
+        weights = {name.removeprefix("params/MAPHead_0/"): file[name] for name in file.files if "MAPHead_0" in name}
+        encoded, want = reference["encoded"], reference["head_input"]
+    layer: Any = vit.AttentionPooling(3, 48)
+    layer.build(encoded.shape)
+    layer.probe.assign(weights["probe"])
+    for name in ("query", "key", "value", "out"):
+        dense = getattr(layer.attention, name)
+        dense.kernel.assign(weights[f"MultiHeadDotProductAttention_0/{name}/kernel"])
+        dense.bias.assign(weights[f"MultiHeadDotProductAttention_0/{name}/bias"])
+    layer.norm.set_weights([weights["LayerNorm_0/scale"], weights["LayerNorm_0/bias"]])
+    layer.mlp.set_weights([weights[f"MlpBlock_0/Dense_{i}/{kind}"] for i in (0, 1) for kind in ("kernel", "bias")])
+    # The manifest's tolerance for this case: 1e-5 of the largest value.
+    np.testing.assert_allclose(layer(encoded), want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
+class Store(dict[str, Any]):
+    """What Keras hands to save_own_variables."""
+
+
+@pytest.mark.parametrize("method", position.METHODS)
+@pytest.mark.parametrize(("grid", "wanted"), [((4, 4), (6, 6)), ((3, 5), (4, 2)), ((4, 4), (2, 8)), ((3, 3), (3, 3))])
+def test_a_saved_position_embedding_goes_to_another_grid_as_position_resize(
+    method: str, grid: tuple[int, int], wanted: tuple[int, int]
+) -> None:
+    def layer(grid: tuple[int, int]) -> Any:
+        return filled(vit.PositionEmbedding(grid, prefix_tokens=2, method=method), (None, 2 + grid[0] * grid[1], 8))
+
+    source, target, store = layer(grid), layer(wanted), Store()
+    source.save_own_variables(store)
+    target.load_own_variables(store)
+    want = position.resize(source.get_weights()[0], wanted, source_grid=grid, prefix_tokens=2, method=method)
+    np.testing.assert_array_equal(target.get_weights()[0], want)
+
+
+def test_a_position_embedding_of_other_prefix_tokens_is_refused() -> None:
+    source, store = filled(vit.PositionEmbedding((3, 3), prefix_tokens=1), (None, 10, 8)), Store()
+    source.save_own_variables(store)
+    target = filled(vit.PositionEmbedding((3, 3), prefix_tokens=2), (None, 11, 8))
+    with pytest.raises(ValueError, match="1 rows for prefix tokens, the layer 2"):
+        target.load_own_variables(store)
+
+
+def test_a_sincos_embedding_is_fixed_and_leaves_the_prefix_alone() -> None:
+    layer = vit.PositionEmbedding((2, 4), prefix_tokens=1, kind="sincos2d")
+    x = drawn(TOKENS)
+    added = np.array(layer(x)) - x
+    assert layer.weights == []
+    assert (added[:, 0] == 0).all()
+    np.testing.assert_allclose(added[0, 1:], position.sincos2d((2, 4), 32)[0], **CLOSE)
+
+
+# The initialisers of vit_jax/models_vit.py and models_resnet.py, by the end of a weight's path:
+# the deviation wanted, and the largest value possible (None where there is no bound).
+WIDTH, MLP, HEADS = 192, 768, 3
+INITIAL = {
+    # flax's lecun_normal is cut at two deviations of a normal that is 1 / .8796 wider
+    "embedding/kernel": ((16 * 64) ** -0.5, 2.274 * (16 * 64) ** -0.5),
+    "root/conv/kernel": (147**-0.5, 2.274 * 147**-0.5),
+    "stage_1_unit_1/conv3/kernel": (64**-0.5, 2.274 * 64**-0.5),
+    "pre_logits/kernel": (WIDTH**-0.5, 2.274 * WIDTH**-0.5),
+    # xavier_uniform of a and b: deviation sqrt(2 / (a + b)), bound sqrt(6 / (a + b))
+    **{
+        f"block_0/attention/{name}/kernel": ((1 / WIDTH) ** 0.5, (3 / WIDTH) ** 0.5)
+        for name in ("query", "key", "value", "out")
+    },
+    "block_0/mlp/dense1/kernel": ((2 / (WIDTH + MLP)) ** 0.5, (6 / (WIDTH + MLP)) ** 0.5),
+    "block_0/mlp/dense2/kernel": ((2 / (WIDTH + MLP)) ** 0.5, (6 / (WIDTH + MLP)) ** 0.5),
+    "block_0/mlp/dense1/bias": (1e-6, None),
+    "position/embedding": (0.02, None),
+    "prefix/cls": (0, 0),
+    "head/kernel": (0, 0),
+    "embedding/bias": (0, 0),
+    "block_0/attention/query/bias": (0, 0),
+    "stage_1_unit_1/gn3/gamma": (0, 0),
+}
+
+
+@pytest.fixture(scope="module")
+def fresh() -> dict[str, np.ndarray]:
+    keras.utils.set_random_seed(0)
+    resnet = {"num_layers": (1,)}
+    config = ViTConfig.from_name(
+        "Ti/16", resnet=resnet, patch_size=2, image_size=64, num_layers=1, representation_size=WIDTH, head_bias_init=-10
+    )
+    return {weight.path: np.array(weight) for weight in VisionTransformer(config).weights}
+
+
+@pytest.mark.parametrize("path", INITIAL)
+def test_a_weight_starts_as_in_the_papers_code(path: str, fresh: dict[str, np.ndarray]) -> None:
+    deviation, bound = INITIAL[path]
+    channels = 256 if path == "embedding/kernel" else None
+    values = fresh[path]
+    if channels:  # a patch of 2x2 cells of the stem's 256 channels
+        assert values.shape == (2, 2, channels, WIDTH)
+    # 768 values or more: their deviation is known to 1 / sqrt(2 * 768) = 2.6 %; four times that.
+    assert values.std() == pytest.approx(deviation, rel=0.1)
+    assert abs(values.mean()) <= 5 * deviation / values.size**0.5
+    if bound is not None:
+        assert np.abs(values).max() <= bound * 1.0001
+        assert np.abs(values).max() >= bound * 0.9
+
+
+def test_norms_start_at_one_and_the_heads_bias_where_it_is_told(fresh: dict[str, np.ndarray]) -> None:
+    assert (fresh["head/bias"] == -10).all()
+    for path in ("encoder_norm/gamma", "block_0/norm1/gamma", "root/gn/gamma", "stage_1_unit_1/gn1/gamma"):
+        assert (fresh[path] == 1).all()
+
+
+def test_a_probe_and_registers_start_small_and_apart() -> None:
+    pool: Any = vit.AttentionPooling(4, 48)
+    pool.build((None, 9, 512))
+    assert np.abs(pool.probe).max() <= (6 / 513) ** 0.5
+    assert np.std(pool.probe) == pytest.approx((2 / 513) ** 0.5, rel=0.15)
+    prefix = vit.PrefixTokens(class_token=False, num_registers=4)
+    prefix.build((None, 9, 512))
+    assert 0 < np.abs(prefix.get_weights()[0]).max() < 1e-5
+
+
+def test_uninitialized_gives_zeros_and_only_inside() -> None:
+    def kernels(**kwargs: Any) -> list[np.ndarray]:
+        config = ViTConfig.from_name("Ti/16", image_size=32, num_layers=1, hidden_size=48, num_heads=2, **kwargs)
+        weights = VisionTransformer(config).weights
+        return [np.array(weight) for weight in weights if weight.path.endswith(("kernel", "embedding", "probe"))]
+
+    with pytest.raises(RuntimeError, match="inside"), vit.uninitialized():
+        drawn_inside = kernels(resnet={"num_layers": (1,)}, patch_size=1, classifier="map", representation_size=8)
+        raise RuntimeError("inside")
+    assert all((kernel == 0).all() for kernel in drawn_inside)
+    outside = kernels(classifier="map")
+    assert sum((kernel == 0).all() for kernel in outside) == 1  # the head's

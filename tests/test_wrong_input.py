@@ -1,0 +1,391 @@
+"""One clear error for each kind of wrong input, and nothing half done."""
+
+from __future__ import annotations
+
+import pickle
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import forgery
+import reference_cases as reference
+from keras_vit import VisionTransformer, ViTConfig, content, converters, zoo
+from keras_vit.cards import CardError, read_family
+from keras_vit.checkpoints import assign
+
+TOKEN = reference.checkpoint("vit_token")
+Q = "Transformer/encoderblock_1/MultiHeadDotProductAttention_1/query/kernel"
+SCALE = "Transformer/encoderblock_2/LayerNorm_0/scale"
+Tensors = dict[str, np.ndarray]
+
+
+@pytest.fixture
+def assigned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files from which any weight was put into a model."""
+    seen: list[str] = []
+    assign_all = assign.assign
+
+    def watched(container: Any, *args: Any, **options: Any) -> None:
+        seen.append(str(container.path))
+        assign_all(container, *args, **options)
+
+    monkeypatch.setattr(assign, "assign", watched)
+    return seen
+
+
+def changed(folder: Path, change: Callable[[Tensors], Any], name: str = "changed.npz") -> Path:
+    """A good checkpoint with something changed."""
+    tensors = reference.arrays(TOKEN)
+    change(tensors)
+    np.savez(folder / name, **tensors)
+    return folder / name
+
+
+def misfits(path: Path, **options: Any) -> list[str]:
+    """The lines of the one error that loading gives."""
+    with pytest.raises(converters.CheckpointError) as caught:
+        converters.load(path, **options)
+    first, *lines = str(caught.value).splitlines()
+    assert str(path) in first
+    return [first, *(line.strip() for line in lines)]
+
+
+# ---- tensors that do not fit
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "embedding/bias",
+        "Transformer/encoder_norm/scale",
+        SCALE,
+        Q,
+        Q.replace("query", "value").replace("kernel", "bias"),
+        "head/bias",
+        "head/kernel",
+    ],
+)
+def test_one_tensor_missing_is_named(tmp_path: Path, assigned: list[str], missing: str) -> None:
+    lines = misfits(changed(tmp_path, lambda tensors: tensors.pop(missing)))
+    # Without its kernel there is no head: then it is the bias that has no place.
+    said = "head/bias" if missing == "head/kernel" else missing.rpartition("/")[0].rpartition("/")[2]
+    keras_names = {"LayerNorm_0": "block_2/norm1/gamma", "query": "block_1/attention/query/kernel"}
+    keras_names["value"] = "block_1/attention/value/bias"
+    assert len(lines) == 2
+    assert "(1 misfit" in lines[0]
+    assert "nothing was loaded" in lines[0]
+    assert keras_names.get(said, said) in lines[1] or missing in lines[1]
+    assert not assigned
+
+
+def test_a_class_token_that_is_missing_is_no_class_token_by_chance(tmp_path: Path) -> None:
+    with pytest.raises(converters.CheckpointError, match="position embedding"):
+        converters.load(changed(tmp_path, lambda tensors: tensors.pop("cls")))
+
+
+def test_a_whole_block_missing_in_the_middle_is_named_in_one_error(tmp_path: Path, assigned: list[str]) -> None:
+    def drop(tensors: Tensors) -> None:
+        for name in [name for name in tensors if "encoderblock_1" in name]:
+            del tensors[name]
+
+    text = "\n".join(misfits(changed(tmp_path, drop)))
+    assert "no tensor for block_1/norm1/gamma" in text
+    assert "encoderblock_2/LayerNorm_0/scale is left over" in text
+    assert not assigned
+
+
+@pytest.mark.parametrize("extra", ["surplus", "head/extra", "Transformer/encoderblock_0/Dense_9/kernel", "head/kernel_ema"])
+def test_one_tensor_too_many_is_named(tmp_path: Path, assigned: list[str], extra: str) -> None:
+    lines = misfits(changed(tmp_path, lambda tensors: tensors.update({extra: np.ones(3, np.float32)})))
+    assert lines[1:] == [f"{extra} is left over"]
+    assert not assigned
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "said"),
+    [
+        (SCALE, (33,), "(33,)"),
+        (SCALE, (1, 32), "(1, 32)"),
+        (SCALE, (), "()"),
+        ("head/bias", (8,), "(8,)"),
+        ("Transformer/encoderblock_0/MlpBlock_3/Dense_1/kernel", (32, 64), "(32, 64)"),  # transposed
+        ("Transformer/posembed_input/pos_embedding", (1, 17, 16), "(1, 17, 16)"),
+        (Q, (32, 32), "(32, 32)"),
+        (Q, (32, 8, 4), "(32, 8, 4)"),  # as many numbers, other heads
+        ("cls", (1, 2, 32), "(1, 2, 32)"),
+    ],
+)
+def test_a_wrong_shape_is_named_with_the_right_one(
+    tmp_path: Path, assigned: list[str], name: str, shape: tuple[int, ...], said: str
+) -> None:
+    right = reference.arrays(TOKEN)[name].shape
+    lines = misfits(changed(tmp_path, lambda tensors: tensors.update({name: np.ones(shape, np.float32)})))
+    assert len(lines) == 2
+    assert name in lines[1]
+    assert said in lines[1]
+    assert str(right) in lines[1]
+    assert not assigned
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "bool"])
+def test_a_tensor_of_no_floats_is_named(tmp_path: Path, assigned: list[str], dtype: str) -> None:
+    lines = misfits(changed(tmp_path, lambda tensors: tensors.update({SCALE: np.ones(32, dtype)})))
+    assert len(lines) == 2
+    assert SCALE in lines[1]
+    assert dtype in lines[1]
+    assert not assigned
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", ">f4"])
+def test_other_floats_are_read(tmp_path: Path, dtype: str) -> None:
+    half = changed(tmp_path, lambda tensors: tensors.update({name: t.astype(dtype) for name, t in tensors.items()}))
+    scale = converters.load(half).get_layer("block_2").norm1.gamma
+    assert np.array_equal(scale, reference.arrays(TOKEN)[SCALE].astype(dtype).astype("float32"))
+
+
+def test_all_misfits_are_said_at_once(tmp_path: Path, assigned: list[str]) -> None:
+    def change(tensors: Tensors) -> None:
+        tensors["Transformer/encoder_norm/scalee"] = tensors.pop("Transformer/encoder_norm/scale")
+        tensors[SCALE] = np.ones(31, np.float32)
+        tensors["head/bias"] = np.ones(7, np.int64)
+        tensors["one/too/many"] = np.ones(1, np.float32)
+
+    first, *lines = misfits(changed(tmp_path, change))
+    assert "5 misfits" in first
+    for words in (["encoder_norm", "nearest", "scalee"], [SCALE, "(31,)"], ["head/bias", "int64"], ["one/too/many"]):
+        assert any(all(word in line for word in words) for line in lines), words
+    assert not assigned
+
+
+def test_a_misspelt_tensor_is_found_by_the_name_it_should_have(tmp_path: Path) -> None:
+    wrong = SCALE.replace("scale", "scail")
+    lines = misfits(changed(tmp_path, lambda tensors: tensors.update({wrong: tensors.pop(SCALE)})))
+    assert any("the nearest is " + wrong in line for line in lines)
+
+
+def test_a_hundred_misfits_stay_one_screen(tmp_path: Path) -> None:
+    def change(tensors: Tensors) -> None:
+        tensors.update({f"surplus_{i}": np.ones(1, np.float32) for i in range(100)})
+
+    lines = misfits(changed(tmp_path, change))
+    assert "100 misfits" in lines[0]
+    assert len(lines) == 22
+    assert lines[-1] == "... and 80 more"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_refused_unless_they_are_meant(tmp_path: Path, value: float) -> None:
+    def poison(tensors: Tensors) -> None:
+        tensors[Q][3, 1, 2] = value
+
+    path = changed(tmp_path, poison)
+    with pytest.raises(converters.CheckpointError, match=f"{Q} holds values that are not finite.*allow_nonfinite"):
+        converters.load(path)
+    model = converters.load(path, allow_nonfinite=True)
+    assert np.array_equal(model.get_layer("block_1").attention.query.kernel, reference.arrays(path)[Q], equal_nan=True)
+
+
+def test_large_weights_are_finite(tmp_path: Path) -> None:
+    # Their sum is infinite in float32, and they are not.
+    huge = np.full(32, 3e38, np.float32)
+    path = changed(tmp_path, lambda tensors: tensors.update({SCALE: huge}))
+    assert np.array_equal(converters.load(path).get_layer("block_2").norm1.gamma, huge)
+
+
+@pytest.mark.parametrize("names", [{}, {"w": 1}, {"embedding/kernel": 1}, {"model.embed_tokens.weight": 1}], ids=str)
+def test_another_networks_tensors_are_no_known_format(tmp_path: Path, names: dict[str, int]) -> None:
+    np.savez(tmp_path / "other.npz", **{name: np.ones(3, np.float32) for name in names})
+    with pytest.raises(converters.CheckpointError, match=r"other.npz.*no format is known.*google.*\.toml|is empty"):
+        converters.load(tmp_path / "other.npz")
+
+
+def test_a_mixer_of_the_same_authors_is_no_vision_transformer(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mixer.npz", **{"stem/kernel": np.ones((8, 8, 3, 4)), "head/bias": np.ones(2)})
+    with pytest.raises(converters.CheckpointError, match=r"mixer.npz.*no format is known.*stem/kernel"):
+        converters.load(tmp_path / "mixer.npz")
+
+
+@pytest.mark.parametrize("name", ["embedding/kernel", "Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel"])
+def test_a_file_without_its_first_matrices_is_no_vision_transformer(tmp_path: Path, name: str) -> None:
+    path = changed(tmp_path, lambda tensors: tensors.pop(name))
+    with pytest.raises(converters.CheckpointError, match=r"changed.npz.*no Vision Transformer in google format"):
+        converters.load(path)
+
+
+# ---- files that are damaged or lie
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path, assigned: list[str]) -> None:
+    data = TOKEN.read_bytes()
+    for kept in (10, len(data) // 2, len(data) - 1):
+        (tmp_path / "cut.npz").write_bytes(data[:kept])
+        with pytest.raises(converters.CheckpointError, match=r"cut\.npz.*(cut short|cannot be read|damaged)"):
+            converters.load(tmp_path / "cut.npz")
+    assert not assigned
+
+
+def test_a_flipped_bit_in_a_weight_is_refused(tmp_path: Path) -> None:
+    data = bytearray(TOKEN.read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "flipped.npz").write_bytes(data)
+    with pytest.raises(converters.CheckpointError, match=r"flipped\.npz.*damaged|flipped\.npz.*contradicts"):
+        converters.load(tmp_path / "flipped.npz")
+
+
+class Trap:
+    """Unpickling it touches a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_a_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
+    sprung = tmp_path / "sprung"
+    (tmp_path / "pickle.npz").write_bytes(pickle.dumps(Trap(sprung)))
+    with pytest.raises(converters.CheckpointError, match="is a pickle, which could run code"):
+        converters.load(tmp_path / "pickle.npz")
+    inside = changed(tmp_path, lambda tensors: tensors.update({SCALE: np.array([Trap(sprung)], dtype=object)}))
+    with pytest.raises(converters.CheckpointError, match=r"LayerNorm_0/scale.*object"):
+        converters.load(inside)
+    assert not sprung.exists()
+
+
+def lying(folder: Path, name: str, lie: forgery.Member) -> Path:
+    """A good checkpoint in which one member is another."""
+    tensors = reference.arrays(TOKEN)
+    members = [forgery.Member(f"{key}.npy", forgery.npy(value)) for key, value in tensors.items() if key != name]
+    (folder / "lying.npz").write_bytes(forgery.archive(*members, lie))
+    return folder / "lying.npz"
+
+
+def memory_of(call: Callable[[], Any]) -> int:
+    """The most memory that Python and NumPy took while something ran, in bytes."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_tensor_that_claims_800_gigabytes_is_refused_before_it_is_read(tmp_path: Path, assigned: list[str]) -> None:
+    path = lying(tmp_path, SCALE, forgery.Member(f"{SCALE}.npy", forgery.claim(shape="(200000000000,)")))
+
+    def refused() -> None:
+        with pytest.raises(converters.CheckpointError, match="claims 800000000000 bytes"):
+            converters.load(path)
+
+    assert memory_of(refused) < 20e6
+    assert not assigned
+
+
+def test_a_bomb_under_a_tensors_own_name_is_refused_before_it_is_read(tmp_path: Path, assigned: list[str]) -> None:
+    zeros = forgery.npy(np.zeros(1 << 26, np.float32))  # 256 MiB that pack into 0.3
+    packed = forgery.deflate(zeros)
+    path = lying(tmp_path, SCALE, forgery.Member(f"{SCALE}.npy", packed, forgery.DEFLATED, size=len(zeros), checksum=0))
+    del zeros, packed
+
+    def refused() -> None:
+        with pytest.raises(converters.CheckpointError, match=rf"{SCALE}.*67108864|claim to unpack to"):
+            converters.load(path)
+
+    assert memory_of(refused) < 20e6
+    assert not assigned
+
+
+def test_a_missing_file_is_a_missing_file(tmp_path: Path) -> None:
+    for read in (converters.load, converters.read_config, converters.detect):
+        with pytest.raises(FileNotFoundError, match=r"nothing\.npz"):
+            read(tmp_path / "nothing.npz")
+    with pytest.raises(FileNotFoundError, match=r"nothing\.npz"):
+        zoo.load("Ti/16", weights=tmp_path / "nothing.npz")
+
+
+# ---- arguments
+
+
+def test_an_image_smaller_than_a_patch_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"smaller than one patch \(8x8 pixels\).*\(7, 32\)"):
+        converters.load(TOKEN, image_size=(7, 32))
+    with pytest.raises(ValueError, match=r"smaller than one patch \(16x16 pixels\).*\(8, 8\)"):
+        zoo.load("B/16", weights=None, image_size=8)
+    with pytest.raises(ValueError, match=r"smaller than one patch"):
+        ViTConfig.from_name("R50+ViT-L/32", image_size=0 + 1, patch_size=2)
+
+
+@pytest.mark.parametrize("image_size", [0, -16, 2.5, "32", (32,), (32, 32, 3), True])
+def test_an_image_size_that_is_none_is_refused(image_size: Any) -> None:
+    with pytest.raises(ValueError, match=r"image_size is a whole number from 1 or \(height, width\)"):
+        converters.load(TOKEN, image_size=image_size)
+
+
+@pytest.mark.parametrize("num_classes", [-1, 2.5, "7"])
+def test_a_number_of_classes_that_is_none_is_refused(num_classes: Any) -> None:
+    with pytest.raises(ValueError, match="num_classes is a whole number from 0"):
+        converters.load(TOKEN, num_classes=num_classes)
+
+
+def test_a_size_that_is_no_multiple_drops_the_rest_and_warns_once() -> None:
+    with pytest.warns(UserWarning, match="keras_vit: images of 39x32 pixels are no multiple") as seen:
+        model = converters.load(TOKEN, image_size=(39, 32))
+    assert len(seen) == 1
+    assert model.config.grid == (4, 4)
+
+
+def test_a_format_that_is_none_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"google.*\.toml.*'gogle'"):
+        converters.load(TOKEN, format="gogle")
+    with pytest.raises(ValueError, match=r"google.*\.toml.*'gogle'"):
+        converters.save(VisionTransformer(ViTConfig(num_layers=1)), tmp_path / "out", format="gogle")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_fact_that_is_none_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"num_headz.*num_heads"):
+        converters.load(TOKEN, config={"num_headz": 4})
+    with pytest.raises(ValueError, match=r"4 attention heads.*num_heads=8"):
+        converters.load(TOKEN, config={"num_heads": 8})
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("[tensors]", "[tensor]", "tensor"),
+        ('layout = "keras"', 'layout = "kerras"', "kerras"),
+        ("norm_epsilon = 1e-6\nfinal", "norm_epsilom = 1e-6\nfinal", r"norm_epsilom.*norm_epsilon"),
+        ("| rank 4", "| rnk 4", "rnk 4"),
+        ("block{s}/unit{u}/conv{k}/kernel", "block{s}/unit{u}/conv1/kernel", "placeholders"),
+        ("prefixes = [", "prefixes = ", "mine.toml"),
+    ],
+)
+def test_a_table_with_a_typo_is_refused_where_it_stands(tmp_path: Path, right: str, wrong: str, said: str) -> None:
+    text = (content.folder("converters") / "checkpoints" / "google.toml").read_text(encoding="utf-8")
+    assert right in text
+    (tmp_path / "mine.toml").write_text(text.replace(right, wrong, 1))
+    with pytest.raises(ValueError, match=said) as caught:
+        converters.load(TOKEN, format=str(tmp_path / "mine.toml"))
+    assert "mine.toml" in str(caught.value)
+
+
+def test_a_card_with_a_typo_is_refused_where_it_stands(tmp_path: Path) -> None:
+    text = (content.folder("zoo") / "digits.toml").read_text(encoding="utf-8")
+    for right, wrong in (("hidden_size", "hiden_size"), ("licence", "license"), ("image_size = ", 'image_size = "a" #')):
+        assert right in text
+        (tmp_path / "mine.toml").write_text(text.replace(right, wrong, 1))
+        with pytest.raises(CardError, match=wrong.split(" ")[0]) as caught:
+            read_family(tmp_path / "mine.toml")
+        assert "mine.toml" in str(caught.value)
+
+
+def test_unknown_models_are_refused_with_the_nearest() -> None:
+    for name in ("ViT-B/17x", "Vit-X/16", "R51+ViT-B/16"):
+        with pytest.raises(zoo.UnknownModel, match="nearest are .*ViT-B") as caught:
+            zoo.load(name)
+        assert repr(name) in str(caught.value)

@@ -1,0 +1,63 @@
+"""Models small enough to build in a blink, one for each thing that a config can say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from keras_vit.config import ViTConfig
+from keras_vit.model import VisionTransformer
+
+TINY: dict[str, Any] = {
+    "image_size": 32,
+    "patch_size": 8,
+    "hidden_size": 32,
+    "mlp_dim": 64,
+    "num_heads": 4,
+    "num_layers": 2,
+    "num_classes": 5,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "pure": {},
+    "hybrid": {"resnet": {"num_layers": (1, 2), "width_factor": 0.5}, "patch_size": 1},
+    "stem only": {"resnet": {"width_factor": 0.5}, "patch_size": 2},
+    "gap": {"classifier": "gap"},
+    "map": {"classifier": "map", "position_prefix": False},
+    "unpooled": {"classifier": "unpooled"},
+    "token unpooled": {"classifier": "token_unpooled"},
+    "headless": {"num_classes": 0},
+    "representation": {"representation_size": 24},
+    "registers": {"num_registers": 3, "position_prefix": False},
+    "distilled": {"distilled": True},
+    "layer scale": {"layer_scale": 0.1},
+    "pre-norm": {"pre_norm": True, "patch_bias": False, "activation": "gelu_quick"},
+    "norm after the mean": {"classifier": "gap", "class_token": True, "final_norm": "pooled"},
+    "no biases": {"qkv_bias": False},
+    "sincos": {"position": "sincos2d", "classifier": "gap"},
+    "grey": {"num_channels": 1},
+}
+
+
+def tiny(**changes: Any) -> ViTConfig:
+    """A config of two blocks, 32 wide, for images of 32 pixels."""
+    return ViTConfig(**{**TINY, **changes})
+
+
+def randomised(model: VisionTransformer, seed: int = 0) -> VisionTransformer:
+    """The model with every weight drawn anew: nothing is zero or one, so that nothing can hide."""
+    random = np.random.default_rng(seed)
+    for variable in model.weights:
+        variable.assign(random.normal(scale=0.3, size=variable.shape))
+    return model
+
+
+def built(dtype: str | None = None, **changes: Any) -> VisionTransformer:
+    """A tiny model whose weights are all random."""
+    return randomised(VisionTransformer(tiny(**changes), dtype=dtype))
+
+
+def prepared(config: ViTConfig, batch: int = 2, seed: int = 1) -> np.ndarray:
+    """Random images as the config's model takes them, float32 in [-1, 1]."""
+    shape = (batch, *np.broadcast_to(config.image_size, 2), config.num_channels)
+    return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)
