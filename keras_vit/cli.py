@@ -143,7 +143,7 @@ def quiet() -> Iterator[None]:
 
     They write before any of their settings is read, so that the file descriptor itself is turned aside.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as aside:

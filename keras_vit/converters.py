@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import warnings
@@ -9,16 +10,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_vit import layers
 from keras_vit.atomic import replacing
-from keras_vit.checkpoints import assign, config_json, record
+from keras_vit.checkpoints import assign, config_json, prefix_rows, record
 from keras_vit.checkpoints.containers import open_container, write_npz, write_safetensors
 from keras_vit.checkpoints.errors import CheckpointError
 from keras_vit.checkpoints.infer import Told, infer
 from keras_vit.checkpoints.source import Checkpoint, detected, opened
-from keras_vit.checkpoints.table import Table
+from keras_vit.checkpoints.table import OWN, Table
 from keras_vit.checkpoints.tables import formats, load_table
 from keras_vit.config import ViTConfig
 from keras_vit.model import VisionTransformer
@@ -136,11 +138,18 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
     table = load_table(format)
     if not table.writable:
         raise CheckpointError(f"The {table.format} format is only read. Those written: {_written_formats()}")
-    tensors = assign.collect(model, table)
-    understood = _understood(model, table)
-    described = None if table.json is None else config_json.write(model.config, table.json)
-    _refuse_other_meanings(model.config, understood, table)
-    note = record.note(model.config, understood)
+    variables, config = assign.weights(model), model.config
+    moved = prefix_rows.moved(variables, config, table.config.get("position_prefix", config.position_prefix))
+    if moved:
+        config = config.replace(position_prefix=not config.position_prefix)
+    tensors = assign.collect(variables | moved, config, table)
+    understood, unsaid = _understood(variables | moved, config, table)
+    described = None if table.json is None else config_json.write(config, table.json)
+    _refuse_other_meanings(config, understood, table)
+    if table.layout == "keras":  # readers of the torch formats would not take tensors they do not know
+        config = model.config
+        tensors = itertools.chain(tensors, ((OWN + path, _array(variables[path])) for path in moved))
+    note = record.note(config, understood, unsaid)
     path = Path(path)
     if described is not None and not path.suffix:
         path.mkdir(parents=True, exist_ok=True)
@@ -169,6 +178,10 @@ def convert(
     return save(model, path, format=format)
 
 
+def _array(variable: Any) -> np.ndarray:
+    return keras.ops.convert_to_numpy(variable).astype(np.float32)
+
+
 def _facts(config: ViTConfig | Mapping[str, Any] | None) -> dict[str, Any]:
     return config.to_dict() if isinstance(config, ViTConfig) else dict(config or {})
 
@@ -185,27 +198,33 @@ def _fresh_layers(checkpoint: Checkpoint, wanted: ViTConfig) -> tuple[str, ...]:
     return heads if wanted.num_classes != checkpoint.config.num_classes else ()
 
 
-def _understood(model: VisionTransformer, table: Table) -> ViTConfig:
-    """What a reader understands of a model's file from its tensors and the format alone."""
-    shapes = {path: tuple(variable.shape) for path, variable in assign.weights(model).items()}
-    config = model.config.to_dict()
-    rows = [source.row for path in shapes if (source := table.tensor_of(path, config))]
+def _understood(variables: Mapping[str, Any], config: ViTConfig, table: Table) -> tuple[ViTConfig, tuple[str, ...]]:
+    """What a reader understands of a model's file from its tensors and the format alone, and what it had to be told."""
+    shapes = {path: tuple(variable.shape) for path, variable in variables.items()}
+    fields = config.to_dict()
+    rows = [source.row for path in shapes if (source := table.tensor_of(path, fields))]
     presence = dict(row.only_if for row in rows if row.only_if and "." not in row.only_if[0])
     stated = ("num_heads", "position_prefix") if table.json else ("num_heads",)
-    caller = {name: config[name] for name in stated if name not in table.config} | {"image_size": config["image_size"]}
-    return infer(shapes, table, Told(presence=presence, caller=caller))
+    caller = {name: fields[name] for name in stated if name not in table.config}
+    try:
+        return infer(shapes, table, Told(presence=presence, caller=caller)), ()
+    except CheckpointError:  # no grid, or none that is square
+        told = Told(presence=presence, caller={**caller, "image_size": config.image_size})
+        return infer(shapes, table, told), ("image_size",)
 
 
 def _refuse_other_meanings(config: ViTConfig, understood: ViTConfig, table: Table) -> None:
     """Raise where a reader of the format would take the file for another model; warn where only digits would differ."""
     stated = set() if table.json is None else {rule.split("|")[0].strip() for rule in table.json.fields.values()}
+    told = {"resnet", *(name for facts in table.without.values() for name in facts)}  # by which tensors there are
     ours, theirs = config.to_dict(), understood.to_dict()
     wrong, close = [], []
     for name, value in ours.items():
-        if name in _NOT_IN_FILES | stated or _same(name, value, theirs[name], config):
+        meant = theirs[name] if name in told else table.config.get(name, theirs[name])
+        if name in _NOT_IN_FILES | stated or _same(name, value, meant, config):
             continue
-        text = f"{name}={value!r} (it means {theirs[name]!r})"
-        near = name in _NUMERICS and (_NUMERICS[name] is None or {value, theirs[name]} <= set(_NUMERICS[name] or ()))
+        text = f"{name}={value!r} (it means {meant!r})"
+        near = name in _NUMERICS and (_NUMERICS[name] is None or {value, meant} <= set(_NUMERICS[name] or ()))
         (close if near else wrong).append(text)
     if wrong:
         raise CheckpointError(f"The {table.format} format cannot express " + ", ".join(wrong))

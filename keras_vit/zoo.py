@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,25 +58,23 @@ def load(
     if weights is None:
         from keras_vit.model import VisionTransformer
 
-        return VisionTransformer(_named(name).replace(**changes), dtype=dtype)
-    if _is_file(weights):
-        path, row = fetch(os.fspath(weights)), _row(name)
+        return VisionTransformer(_named(name, **changes), dtype=dtype)
+    row = _row(name)
+    if _is_file(weights, tags=card(name).weights if row else ()):
+        path = fetch(os.fspath(weights))
     else:
         row = find(name, str(weights))
         path = fetch(row.location, sha256=row.sha256, size=row.bytes)
     return _open(path, _named(name), row, changes, dtype)
 
 
-def _is_file(weights: str | os.PathLike[str]) -> bool:
-    """Whether weights is a path or URL; a tag is a bare word that no file bears."""
-    text = os.fspath(weights)
-    return (
-        not isinstance(weights, str)
-        or "/" in text
-        or os.sep in text
-        or Path(text).suffix != ""
-        or Path(text).exists()
-    )
+def _is_file(weights: str | os.PathLike[str], tags: Container[str]) -> bool:
+    """Whether weights is a path or URL. A tag stays one though a file has its name: "./sam" is the file."""
+    if not isinstance(weights, str):
+        return True
+    if weights == "default" or weights in tags:
+        return False
+    return "/" in weights or os.sep in weights or Path(weights).suffix != "" or Path(weights).exists()
 
 
 def _row(name: str) -> Weights | None:
@@ -87,13 +86,15 @@ def _row(name: str) -> Weights | None:
         return None
 
 
-def _named(name: str) -> ViTConfig:
-    """The config that a name stands for: the card's own, or the official architecture's."""
+def _named(name: str, **changes: Any) -> ViTConfig:
+    """The config that a name stands for, the card's own or the official architecture's, with some fields changed."""
     row = _row(name)
-    if row is not None and "hidden_size" in row.config:
-        return ViTConfig(**row.facts)
-    config = ViTConfig.from_name(row.architecture if row else name)
-    return config.replace(**row.facts) if row else config
+    facts = row.facts if row else {}
+    if "num_classes" in changes and changes["num_classes"] != facts.get("num_classes"):
+        facts.pop("labels", None)  # they are of other classes
+    if "hidden_size" in facts:
+        return ViTConfig(**facts | changes)
+    return ViTConfig.from_name(row.architecture if row else name, **facts | changes)
 
 
 def _open(

@@ -20,7 +20,7 @@ TINY: dict[str, Any] = {
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "pure": {},
-    "hybrid": {"resnet": {"num_layers": (1, 2), "width_factor": 0.5}, "patch_size": 1},
+    "hybrid": {"resnet": {"num_layers": (1, 1), "width_factor": 0.5}, "patch_size": 1},
     "stem only": {"resnet": {"width_factor": 0.5}, "patch_size": 2},
     "gap": {"classifier": "gap"},
     "map": {"classifier": "map", "position_prefix": False},

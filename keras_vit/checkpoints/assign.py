@@ -13,11 +13,22 @@ from keras_vit import position
 from keras_vit.checkpoints import layout
 from keras_vit.checkpoints.containers import Container
 from keras_vit.checkpoints.errors import CheckpointError
+from keras_vit.checkpoints.prefix_rows import POSITION
 from keras_vit.checkpoints.source import Checkpoint
 from keras_vit.checkpoints.table import Source, Table
 from keras_vit.config import ViTConfig
 
-POSITION = "position/embedding"
+# What of a model a part of a variable's path belongs to.
+_FEATURES = {
+    "registers": "registers",
+    "distillation": "the distillation token (distilled)",
+    "/scale": "LayerScale (layer_scale)",
+    "pre_norm/": "the first LayerNorm (pre_norm)",
+    "pre_logits/": "pre_logits (representation_size)",
+    "root/": "a hybrid's ResNet (resnet)",
+    "stage_": "a hybrid's ResNet (resnet)",
+    "pool/": "attention pooling (classifier='map')",
+}
 
 
 def weights(model: Any) -> dict[str, Any]:
@@ -98,17 +109,26 @@ def assign(
         variable.assign(value)
 
 
-def collect(model: Any, table: Table) -> Iterator[tuple[str, np.ndarray]]:
+def collect(variables: Mapping[str, Any], config: ViTConfig, table: Table) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors of a file in the table's format, one at a time.
+
+    Args:
+        variables: of the model, by path.
+        config: of the model.
+        table: of the format.
 
     Raises:
         CheckpointError: before the first, naming every variable that the format cannot hold.
     """
-    variables, config = weights(model), model.config.to_dict()
-    sources = {path: table.tensor_of(path, config) for path in variables}
-    homeless = [path for path, source in sources.items() if source is None]
+    sources = {path: table.tensor_of(path, config.to_dict()) for path in variables}
+    written = {source.tensor for source in sources.values() if source}
+    homeless = [path for path, source in sources.items() if source is None or source.row.unless in written]
     if homeless:
-        raise CheckpointError(f"The {table.format} format has no place for {homeless[:10]} ({len(homeless)} in all).")
+        what = sorted({feature for path in homeless for part, feature in _FEATURES.items() if part in path})
+        raise CheckpointError(
+            f"The {table.format} format has no place for {', '.join(what) or 'some variables'}: "
+            f"{homeless[:6]} ({len(homeless)} in all)"
+        )
     parts: dict[str, list[tuple[Source, str]]] = {}
     for path, source in sources.items():
         if source is not None:

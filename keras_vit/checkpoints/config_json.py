@@ -59,7 +59,8 @@ def facts(values: Mapping[str, Any], fields: JsonFields) -> dict[str, Any]:
             spelling = str(value).lower() if isinstance(value, bool) else str(value)
             if spelling not in spellings:
                 raise CheckpointError(f"config.json: {path} is one of {list(spellings)}. Received: {value!r:.200}")
-            value = spellings[spelling]
+            meant = spellings[spelling]
+            value = meant[0] if isinstance(meant, list) else meant
         _put(told, name, tuple(value) if isinstance(value, list) else value)
     return told
 
@@ -80,7 +81,7 @@ def write(config: ViTConfig, fields: JsonFields) -> dict[str, Any]:
         value = _WRITE_STEPS[step](_get(ours, name), config)
         spellings = fields.values.get(name, {})
         if spellings and value is not None:
-            known = [spelling for spelling, meant in spellings.items() if meant == value]
+            known = [spelling for spelling, meant in spellings.items() if value == meant or _is_one_of(value, meant)]
             if not known:
                 homeless.append(f"{name}={value!r}")
                 continue
@@ -90,6 +91,10 @@ def write(config: ViTConfig, fields: JsonFields) -> dict[str, Any]:
     if homeless:
         raise CheckpointError(f"config.json has no word for {', '.join(homeless)}")
     return values
+
+
+def _is_one_of(value: Any, meant: Any) -> bool:
+    return isinstance(meant, list) and value in meant
 
 
 def _as_is(value: Any, _: Any = None) -> Any:

@@ -68,6 +68,8 @@ def infer(shapes: Shapes, table: Table, told: Told) -> ViTConfig:
     fields = _merged(table.config, table.defaults, *absent, seen, told.presence, said)
     fields["num_heads"] = _num_heads(shapes, table, said.get("num_heads"))
     fields["resnet"] = _resnet(shapes, fields.get("resnet"))
+    if fields["classifier"] == "unpooled" and fields["class_token"]:
+        fields["classifier"] = "token_unpooled"
     if fields.get("labels") is not None and not isinstance(fields["labels"], str):
         fields["labels"] = fields["labels"] if len(fields["labels"]) == fields["num_classes"] else None
     try:

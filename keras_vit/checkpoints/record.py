@@ -6,7 +6,7 @@ Other readers pass over it: it stands in a .safetensors file's metadata and in a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from keras_vit.checkpoints.errors import CheckpointError
@@ -16,15 +16,16 @@ KEY = "keras_vit"
 LONGEST = 60_000  # a zip comment has two bytes for its length; long lists of labels do not fit and are left out
 
 
-def note(config: ViTConfig, understood: ViTConfig) -> dict[str, str]:
+def note(config: ViTConfig, understood: ViTConfig, unsaid: Collection[str] = ()) -> dict[str, str]:
     """The metadata to write: every field in which the model differs from what a reader would understand.
 
     Args:
         config: of the model.
         understood: what the file's tensors and its format alone tell.
+        unsaid: fields that they do not tell, and that `understood` was told.
     """
     ours, theirs = config.to_dict(), understood.to_dict()
-    differing = {name: value for name, value in ours.items() if value != theirs[name]}
+    differing = {name: value for name, value in ours.items() if value != theirs[name] or name in unsaid}
     text = json.dumps(differing)
     if len(text) > LONGEST:
         text = json.dumps({name: value for name, value in differing.items() if name != "labels"})

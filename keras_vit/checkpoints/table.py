@@ -18,6 +18,9 @@ from keras_vit.checkpoints.base import Header
 # A stack of more blocks than this is no model; a header can claim any number of empty ones.
 MOST_LAYERS = 1000
 
+# What keras_vit writes beside a format's own tensors: a variable as it was before the format's conventions moved it.
+OWN = "keras_vit/"
+
 PLACEHOLDER = re.compile(r"\{(\w+)(-1)?\}")
 
 
@@ -81,7 +84,8 @@ class JsonFields:
 
     Attributes:
         fields: dotted path in the file -> field of ViTConfig, dotted where it is nested; a step may follow.
-        values: for a field, spelling -> value; the first spelling of a value is written.
+        values: for a field, spelling -> value, or a list of values of which the first is read; the first spelling of
+            a value is written.
         words: facts that a word in the model's name tells, such as "base" in "vit_base_patch16_224".
         name: dotted path of that name.
         constants: what is written beside.
@@ -103,6 +107,7 @@ class Table:
     layout: str
     rows: tuple[Row, ...]
     prefixes: tuple[str, ...] = ("",)
+    write_prefix: str = ""
     ignore_outside: bool = False
     head_prefix: str = ""
     ignore: tuple[str, ...] = ()
@@ -132,6 +137,7 @@ class Table:
         """
         prefix = self.prefix_of(headers) or ""
         names = {name: name.removeprefix(prefix) for name in headers if not self.ignore_outside or name.startswith(prefix)}
+        names = {name: short for name, short in names.items() if not name.startswith(OWN)}
         sources: dict[str, Source] = {}
         unknown = []
         single = {name: self._unstacked(short, headers[name]) for name, short in names.items()}
@@ -146,6 +152,8 @@ class Table:
             sources |= dict(found) if not taken else {}
             if (taken or not found) and not any(_matches(names[name], pattern) for pattern in self.ignored(names.values())):
                 unknown.append(name)
+        own = {name.removeprefix(OWN): name for name in headers if name.startswith(OWN)}
+        sources |= {path: Source(name, Row(path, name)) for path, name in own.items()}
         return Match(sources, unknown)
 
     def ignored(self, names: Iterable[str]) -> list[str]:
@@ -158,8 +166,8 @@ class Table:
         for row in self.rows:
             found = _pattern(row.variable).fullmatch(variable)
             if found and (row.only_if is None or _lookup(config, row.only_if[0]) == row.only_if[1]):
-                prefix = self.head_prefix if config["num_classes"] and not row.tensor.startswith("/") else ""
-                return Source(prefix + _filled(row.tensor.removeprefix("/"), found.groupdict(), -1), row)
+                head = self.head_prefix if config["num_classes"] and not row.tensor.startswith("/") else ""
+                return Source(self.write_prefix + head + _filled(row.tensor.removeprefix("/"), found.groupdict(), -1), row)
         return None
 
     def _unstacked(self, name: str, header: Header) -> list[tuple[str, int | None]]:

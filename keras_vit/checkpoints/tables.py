@@ -19,6 +19,7 @@ _SCHEMA = {
     "container": str,
     "layout": str,
     "prefixes?": [str],
+    "write_prefix?": str,
     "ignore_outside?": bool,
     "head_prefix?": str,
     "ignore?": [str],

@@ -1,0 +1,45 @@
+"""Where the class token's position stands: a row of the position embedding (Google, Hugging Face), or in the token itself
+(big_vision). The two are the same function, and a model is written in either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vit.config import ViTConfig
+
+POSITION = "position/embedding"
+# In the order in which they stand in front.
+PREFIX = ("prefix/cls", "prefix/distillation", "prefix/registers")
+
+
+def moved(variables: Mapping[str, Any], config: ViTConfig, position_prefix: bool) -> dict[str, np.ndarray]:
+    """The variables that change where a model is written with rows for its prefix tokens, or without.
+
+    Args:
+        variables: of the model, by path.
+        config: of the model.
+        position_prefix: whether the rows are wanted.
+
+    Returns:
+        path -> new value; empty where nothing has to move. Adding rows is exact (they are zero), leaving them out adds
+        each to its token: one rounding.
+    """
+    count = config.num_prefix_tokens
+    if not count or POSITION not in variables or config.position_prefix == position_prefix:
+        return {}
+    table = keras.ops.convert_to_numpy(variables[POSITION]).astype(np.float32)
+    if position_prefix:
+        return {POSITION: np.concatenate([np.zeros_like(table[:, :1]).repeat(count, axis=1), table], axis=1)}
+    changed = {POSITION: table[:, count:]}
+    start = 0
+    for path in PREFIX:
+        if path in variables:
+            token = keras.ops.convert_to_numpy(variables[path]).astype(np.float32)
+            changed[path] = token + table[:, start : start + token.shape[1]]
+            start += token.shape[1]
+    return changed

@@ -1,0 +1,352 @@
+"""Models by their names, with the files their authors published; a folder stands in for the network."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+import warnings
+import zlib
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from keras_vit import VisionTransformer, ViTConfig, catalogue, converters, layers, zoo
+from keras_vit.checkpoints.assign import weights as weights_of
+from keras_vit.download import DownloadError
+from model_weights import assert_same_bits, values
+from tiny_models import built
+
+pytest_plugins = ["download_fixtures"]
+
+QUICK = {"ViT-Ti/16", "ViT-S/32", "ViT-S/16", "R+ViT-Ti/16", "R26+ViT-S/32"}
+FILES = [(name, tag) for name in catalogue.names() for tag in catalogue.card(name).weights if tag != "digits"]
+TI = "Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0"
+TUNED = TI + "--imagenet2012-steps_20k-lr_0.03-res_384"
+OTHER = "Ti_16-i1k-300ep-lr_0.001-aug_strong2-wd_0.03-do_0.1-sd_0.1--cifar100-steps_10k-lr_0.003-res_224"
+ISSUE = "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0--imagenet2012-steps_20k-lr_0.03-res_384"
+
+
+# ---- every file that a card names
+
+
+def noise(path: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A weight's random values: the same for the same name, so that nothing needs to be kept to compare with."""
+    return np.random.default_rng(zlib.crc32(path.encode())).random(shape, np.float32) - np.float32(0.4)
+
+
+def filled(config: ViTConfig) -> VisionTransformer:
+    """A model of any size, full of noise."""
+    with layers.uninitialized():
+        model = VisionTransformer(config)
+    for path, variable in weights_of(model).items():
+        variable.assign(noise(path, tuple(variable.shape)))
+    return model
+
+
+def published(config: ViTConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors of an official file as its authors' code names them, and their shapes."""
+    width, heads, mlp = config.hidden_size, config.num_heads, config.mlp_dim
+    head = (heads, width // heads)
+    patch, channels = tuple(config.patch_size), 3
+    token = config.classifier == "token"
+    shapes: dict[str, tuple[int, ...]] = {}
+    if config.resnet:
+        shapes["conv_root/kernel"] = (7, 7, 3, 64)
+        shapes |= {f"gn_root/{kind}": (1, 1, 1, 64) for kind in ("scale", "bias")}
+        channels = 64
+        for stage, units in enumerate(config.resnet.num_layers, start=1):
+            inner = 64 * 2 ** (stage - 1)
+            for unit in range(1, units + 1):
+                place = f"block{stage}/unit{unit}"
+                convolutions = {"conv1": (1, channels, inner), "conv2": (3, inner, inner), "conv3": (1, inner, 4 * inner)}
+                if unit == 1:
+                    convolutions["conv_proj"] = (1, channels, 4 * inner)
+                for name, (side, before, after) in convolutions.items():
+                    shapes[f"{place}/{name}/kernel"] = (side, side, before, after)
+                    for kind in ("scale", "bias"):
+                        shapes[f"{place}/{name.replace('conv', 'gn')}/{kind}"] = (1, 1, 1, after)
+                channels = 4 * inner
+    shapes |= {"embedding/kernel": (*patch, channels, width), "embedding/bias": (width,)}
+    shapes |= {"cls": (1, 1, width)} if token else {}
+    tokens = config.grid[0] * config.grid[1] + token
+    shapes["Transformer/posembed_input/pos_embedding"] = (1, tokens, width)
+    for i in range(config.num_layers):
+        block = f"Transformer/encoderblock_{i}"
+        for norm in ("LayerNorm_0", "LayerNorm_2"):
+            shapes |= {f"{block}/{norm}/scale": (width,), f"{block}/{norm}/bias": (width,)}
+        attention = f"{block}/MultiHeadDotProductAttention_1"
+        for part in ("query", "key", "value"):
+            shapes |= {f"{attention}/{part}/kernel": (width, *head), f"{attention}/{part}/bias": head}
+        shapes |= {f"{attention}/out/kernel": (*head, width), f"{attention}/out/bias": (width,)}
+        for dense, (before, after) in {"Dense_0": (width, mlp), "Dense_1": (mlp, width)}.items():
+            shapes[f"{block}/MlpBlock_3/{dense}/kernel"] = (before, after)
+            shapes[f"{block}/MlpBlock_3/{dense}/bias"] = (after,)
+    shapes |= {f"Transformer/encoder_norm/{kind}": (width,) for kind in ("scale", "bias")}
+    feature = config.representation_size or width
+    if config.representation_size:
+        shapes |= {"pre_logits/kernel": (width, feature), "pre_logits/bias": (feature,)}
+    return shapes | {"head/kernel": (feature, config.num_classes), "head/bias": (config.num_classes,)}
+
+
+def headers(path: Path) -> dict[str, tuple[int, ...]]:
+    """The names and shapes in an .npz."""
+    with np.load(path) as file:
+        return {name: file[name].shape for name in file.files}
+
+
+@pytest.mark.parametrize(
+    ("name", "tag"),
+    [pytest.param(*row, marks=[] if row[0] in QUICK else pytest.mark.slow) for row in FILES],
+)
+def test_every_published_file_comes_and_goes_to_the_bit(
+    name: str, tag: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = catalogue.card(name).weights[tag]
+    config = ViTConfig.from_name(name, **row.facts)
+    path = tmp_path / row.base.removeprefix("gs://") / row.file
+    path.parent.mkdir(parents=True)
+    try:
+        converters.save(filled(config), path, format="google")
+        gc.collect()  # the largest model has 2.5 GB: one at a time
+        assert headers(path) == published(config)
+        monkeypatch.setenv("KERAS_VIT_MIRROR", str(tmp_path))
+        model = zoo.load(name, weights=tag)
+        assert model.config.replace(dropout_rate=0.0) == config.replace(dropout_rate=0.0)
+        for variable, value in weights_of(model).items():
+            assert np.array_equal(value, noise(variable, tuple(value.shape))), variable
+    finally:
+        path.unlink(missing_ok=True)
+    assert not cache.exists()
+
+
+@pytest.mark.slow
+def test_the_name_of_an_augreg_file_alone_loads_it(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converters.save(filled(ViTConfig.from_name("B/16", image_size=384)), tmp_path / f"{ISSUE}.npz", format="google")
+    monkeypatch.setenv("KERAS_VIT_MIRROR", str(tmp_path))
+    model = zoo.load(ISSUE)
+    assert (model.config.image_size, model.config.labels) == ((384, 384), "imagenet2012")
+    assert np.array_equal(model.get_layer("head").kernel, noise("head/kernel", (768, 1000)))
+
+
+# ---- what load does with a file
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mirror with two AugReg files of Ti/16, the recommended one and another."""
+    folder = tmp_path_factory.mktemp("mirror")
+    model = filled(ViTConfig.from_name("Ti/16", image_size=384))
+    converters.save(model, folder / f"{TUNED}.npz", format="google")
+    small = filled(ViTConfig.from_name("Ti/16", num_classes=100))
+    converters.save(small, folder / f"{OTHER}.npz", format="google")
+    return folder
+
+
+@pytest.fixture
+def mirror(files: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same as what the package takes its files from."""
+    monkeypatch.setenv("KERAS_VIT_MIRROR", str(files))
+    return files
+
+
+@pytest.fixture
+def web(files: Path, cache: Path) -> Iterator[str]:
+    """The same as a web server."""
+
+    class Silent(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Silent, directory=files)) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("name", ["ViT-Ti/16", "Ti/16", "vit-ti_16", "TI_16", "ViT-Ti_16", TUNED, f"{TUNED}.npz", TUNED.upper()])
+def test_any_spelling_loads_the_recommended_file(mirror: Path, name: str) -> None:
+    model = zoo.load(name)
+    assert model.config.image_size == (384, 384)
+    assert model.config.labels == "imagenet2012"
+    assert model.config.preprocessing == catalogue.find("Ti/16").preprocessing
+    assert np.array_equal(model.get_layer("head").kernel, noise("head/kernel", (192, 1000)))
+
+
+@pytest.mark.parametrize("kind", ["path", "Path", "file://", "http://", "relative"])
+def test_a_path_or_url_is_loaded_by_the_name_of_its_architecture(
+    files: Path, web: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = files / f"{OTHER}.npz"
+    monkeypatch.chdir(files)
+    sources: dict[str, Any] = {
+        "path": str(path),
+        "Path": path,
+        "file://": path.as_uri(),
+        "http://": f"{web}/{quote(path.name)}",
+        "relative": path.name,
+    }
+    model = zoo.load("Ti/16", weights=sources[kind])
+    assert model.config.num_classes == 100
+    assert model.config.labels is None  # a hundred classes are not ImageNet's
+    assert np.array_equal(model.get_layer("head").bias, noise("head/bias", (100,)))
+
+
+def test_a_mirror_on_the_web_fills_the_cache_once(web: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_VIT_MIRROR", web)
+    first = zoo.load(OTHER)
+    monkeypatch.setenv("KERAS_VIT_OFFLINE", "1")
+    assert_same_bits(values(zoo.load(OTHER)), values(first))
+    assert [path.name for path in cache.rglob("*.npz")] == [f"{OTHER}.npz"]
+
+
+def test_another_augreg_file_is_loaded_by_its_name(mirror: Path) -> None:
+    model = zoo.load(OTHER)
+    assert (model.config.image_size, model.config.num_classes) == ((224, 224), 100)
+    assert model.config.labels is None
+    assert model.config.preprocessing == catalogue.find("Ti/16").preprocessing
+
+
+def test_a_tag_loads_its_file(mirror: Path) -> None:
+    default, named = zoo.load("Ti/16"), zoo.load("Ti/16", weights="augreg-imagenet21k+imagenet2012")
+    assert_same_bits(values(default), values(named))
+
+
+def test_a_tag_is_a_tag_though_a_folder_has_its_name(
+    mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "augreg-imagenet21k+imagenet2012").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert zoo.load("Ti/16", weights="augreg-imagenet21k+imagenet2012").config.image_size == (384, 384)
+
+
+def test_size_classes_precision_and_fields_are_as_wanted(mirror: Path) -> None:
+    model = zoo.load("Ti/16", image_size=(64, 96), num_classes=5, dtype="mixed_bfloat16", dropout_rate=0.1)
+    assert model.config.image_size == (64, 96)
+    assert model.config.dropout_rate == 0.1
+    assert model.input_shape == (None, 64, 96, 3)
+    assert values(model)["position/embedding"].shape == (1, 1 + 4 * 6, 192)
+    assert not values(model)["head/kernel"].any()
+    assert model.get_layer("block_3").compute_dtype == "bfloat16"
+    logits = model(np.zeros((1, 64, 96, 3), np.float32))
+    assert (logits.shape, logits.dtype) == ((1, 5), "float32")
+
+
+def test_a_head_of_ones_own_has_labels_of_ones_own(mirror: Path) -> None:
+    assert zoo.load("Ti/16", num_classes=5).config.labels is None
+    named = zoo.load("Ti/16", num_classes=2, labels=("cat", "dog"))
+    assert {best.label for best in named.decode_predictions(np.zeros((1, 2)))[0]} == {"cat", "dog"}
+    assert zoo.load("Ti/16", num_classes=0).config.num_classes == 0
+
+
+def test_a_photograph_becomes_labels(mirror: Path, tmp_path: Path) -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
+    Image.fromarray(picture).save(tmp_path / "cat.png")
+    model = zoo.load("Ti/16", image_size=32)
+    images = model.preprocess(str(tmp_path / "cat.png"))
+    assert images.shape == (1, 32, 32, 3)
+    assert -1 <= images.min() < images.max() <= 1
+    [ranking] = model.decode_predictions(model.predict_on_batch(images), top=3)
+    assert len(ranking) == 3
+    assert all(best.label_id.startswith("n0") or best.label_id.startswith("n1") for best in ranking)
+    assert ranking[0].probability >= ranking[1].probability
+
+
+def test_no_weights_are_random_ones(cache: Path) -> None:
+    first, second = (zoo.load("Ti/16", weights=None, image_size=32, num_classes=5) for _ in range(2))
+    assert not np.array_equal(values(first)["block_0/mlp/dense1/kernel"], values(second)["block_0/mlp/dense1/kernel"])
+    assert first.decode_predictions(first(np.zeros((1, 32, 32, 3))))[0][0].label  # labels that fit the head, or none
+    assert not cache.exists()
+
+
+def test_an_architecture_without_published_weights_is_built_or_filled_by_name(tmp_path: Path) -> None:
+    with pytest.raises(zoo.UnknownModel, match="ViT-Ti/32 has no published weights"):
+        zoo.load("Ti/32")
+    model = zoo.load("Ti/32", weights=None, image_size=64, num_classes=3)
+    path = converters.save(model, tmp_path / "own.npz", format="google")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its head is zero
+        assert_same_bits(values(zoo.load("Ti/32", weights=path)), values(model))
+
+
+def test_the_embedded_model_loads_without_any_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_VIT_OFFLINE", "1")
+    model = zoo.load("ViT-digits")
+    assert (model.config.labels, model.config.num_classes) == ("digits", 10)
+    larger = zoo.load("digits", image_size=48)
+    assert larger.config.grid == (12, 12)
+    assert not cache.exists()
+
+
+# ---- what load refuses
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("ViT-S/16", "hidden_size 192 instead of 384"),
+        ("Ti/32", r"patch_size \(16, 16\) instead of \(32, 32\)"),
+        ("R+ViT-Ti/16", r"a ResNet of None units instead of \(\)"),
+        ("ViT-L/16", "num_layers 12 instead of 24"),
+    ],
+)
+def test_another_architecture_under_a_name_is_refused(files: Path, name: str, said: str) -> None:
+    with pytest.raises(ValueError, match=f"holds another architecture: .*{said}.*converters.load"):
+        zoo.load(name, weights=files / f"{TUNED}.npz")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: zoo.load("ViT-B/61"), r"nearest.*'ViT-B/61'"),
+        (lambda: zoo.load(""), "Received: ''"),
+        (lambda: zoo.load("Ti/16", weights="augreg"), r"augreg-imagenet21k.*weights='augreg'"),
+        (lambda: zoo.load("Ti/16", weights="sam"), r"ViT-Ti/16 has the weights \['augreg.*weights='sam'"),
+        (lambda: zoo.load("Ti/16", dropout=0.1), r"\['dropout'\].*dropout_rate"),
+        (lambda: zoo.load("Ti/16", weights=None, clasifier="gap"), r"clasifier.*classifier"),
+        (lambda: zoo.load(TUNED.replace("aug_none", "aug_heavy")), r"augmentation.*aug_none.*aug_heavy"),
+        (lambda: zoo.load(TUNED.replace("res_384", "res_512")), r"resolution.*res_224.*res_512"),
+    ],
+)
+def test_a_wrong_name_tag_or_field_is_refused_with_those_there_are(cache: Path, call: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        call()
+    assert not cache.exists()
+
+
+def test_offline_says_what_to_put_where(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_VIT_OFFLINE", "1")
+    with pytest.raises(DownloadError, match="KERAS_VIT_OFFLINE") as caught:
+        zoo.load("Ti/16")
+    assert f"https://storage.googleapis.com/vit_models/augreg/{TUNED}.npz" in str(caught.value)
+    assert str(cache) in str(caught.value)
+
+
+def test_a_mirror_without_the_file_says_where_it_looked(tmp_path: Path, cache: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("KERAS_VIT_MIRROR", str(tmp_path))
+    with pytest.raises(DownloadError, match="KERAS_VIT_MIRROR does not have") as caught:
+        zoo.load("Ti/16")
+    assert str(tmp_path / "vit_models" / "augreg" / f"{TUNED}.npz") in str(caught.value)
+
+
+def test_changes_that_the_weights_cannot_follow_are_refused(files: Path) -> None:
+    for changes in ({"num_layers": 6}, {"mlp_dim": 512}, {"layer_scale": 0.1}, {"num_registers": 4}, {"pre_norm": True}):
+        with pytest.raises(converters.CheckpointError, match="does not fit the model"):
+            zoo.load("Ti/16", weights=files / f"{OTHER}.npz", **changes)
+
+
+def test_a_file_of_any_architecture_is_loaded_by_the_converters(tmp_path: Path) -> None:
+    model = built()
+    path = converters.save(model, tmp_path / "tiny.npz", format="google")
+    with pytest.raises(ValueError, match="another architecture"):
+        zoo.load("Ti/16", weights=path)
+    assert_same_bits(values(converters.load(path)), values(model))
