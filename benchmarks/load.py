@@ -99,7 +99,8 @@ def measure(name: str, folder: Path) -> None:
     if name != FLOOR:
         expected = np.load(folder / f"{contender.get('expects', name)}.npy")
         error = float(np.abs(logits(scope["model"]) - expected).max() / np.abs(expected).max())
-        assert error < TOLERANCE, f"{name} has not loaded its weights: its logits are off by {error:.1e}"
+        if not error < TOLERANCE:
+            sys.exit(f"{name} has not loaded its weights: its logits are off by {error:.1e} of the largest")
     packages = {"tensorflow", "keras", "numpy"} | ({contender["package"]} - {"keras-vit"})
     versions = {package: importlib.metadata.version(package) for package in packages}
     imported = pages * resource.getpagesize()
@@ -144,15 +145,13 @@ def report(results: dict[str, list[dict[str, Any]]], size: int, rounds: int) -> 
     """Prints what was measured, where and with what, and how it stands to the targets."""
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     versions = sorted({f"{package} {v}" for rows in results.values() for package, v in rows[0]["versions"].items()})
-    print(f"ViT-B/16 at 224, 1000 classes, float32, file of {size / 1e6:.0f} MB: built and loaded, medians of {rounds}")
-    print(
-        f"{datetime.date.today()}, {cpu[1] if cpu else platform.machine()}, {os.cpu_count()} CPUs, shared with others"
-    )
+    absent = [row["row"] for name, row in TABLE.items() if "load" in row and name not in results]
+    print(f"ViT-B/16 at 224, 1000 classes, float32, a file of {size / 1e6:.0f} MB: built and loaded, {rounds} rounds")
+    print(f"{datetime.date.today()}, {cpu[1] if cpu else platform.machine()}, {os.cpu_count()} CPUs, ", end="")
+    print(f"load average {os.getloadavg()[2]:.1f} (this script alone makes it about 1)")
     print(f"Python {platform.python_version()}, {', '.join(versions)}")
-    print(
-        f"not run: {', '.join(TABLE[n]['row'] for n in TABLE if 'row' in TABLE[n] and n not in results) or 'nothing'}"
-    )
-    print(f"\n{'':38}{'s':>6}{'min':>6}{'max':>6}{'CPU s':>7}{'imports MB':>12}{'peak MB':>9}{'increase':>10}")
+    print(f"not run: {', '.join(absent) or 'nothing'}")
+    print(f"\n{'':38}{'median s':>9}{'min':>6}{'max':>6}{'CPU s':>7}{'imports MB':>12}{'peak MB':>9}{'increase':>10}")
     median = {
         name: {key: statistics.median(row[key] for row in rows) for key in ("seconds", "cpu", "imported", "peak")}
         for name, rows in results.items()
@@ -160,7 +159,7 @@ def report(results: dict[str, list[dict[str, Any]]], size: int, rounds: int) -> 
     for name in sorted(results, key=lambda name: median[name]["seconds"]):
         now, times = median[name], [row["seconds"] for row in results[name]]
         print(
-            f"{TABLE[name]['row']:38}{now['seconds']:6.2f}{min(times):6.2f}{max(times):6.2f}"
+            f"{TABLE[name]['row']:38}{now['seconds']:9.2f}{min(times):6.2f}{max(times):6.2f}"
             f"{now['cpu']:7.2f}{now['imported'] / 1e6:12.0f}{now['peak'] / 1e6:9.0f}"
             f"{(now['peak'] - now['imported']) / size:9.2f}x"
         )
@@ -170,8 +169,20 @@ def report(results: dict[str, list[dict[str, Any]]], size: int, rounds: int) -> 
         print(f"faster than the fastest peer: {min(peers) / ours['seconds']:.2f}x (target: at least {FASTER})")
 
 
+def run(peers: Path | None, rounds: int) -> None:
+    """Prepares the files, measures and reports; without `peers` only what this environment can load."""
+    names = [name for name in TABLE if peers or TABLE[name]["package"] == TABLE[OURS]["package"]]
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
+        for name in names:
+            if "prepare" in TABLE[name]:
+                child("prepare", name, folder, peers)
+        results = compare([name for name in names if "load" in TABLE[name]], folder, peers, rounds)
+        report(results, (folder / "ViT-B_16.npz").stat().st_size, rounds)
+
+
 def main() -> None:
-    """Reads the command line; runs the comparison, or as a child of it one step of one contender."""
+    """Reads the command line: the whole comparison, or as a child of it one step of one contender."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path, metavar="DIR", help="where the environments of the packages are")
     parser.add_argument("--setup", action="store_true", help="create them first")
@@ -180,20 +191,14 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         step, name, folder = options.child
-        return {"prepare": prepare, "measure": measure}[step](name, Path(folder))
+        (prepare if step == "prepare" else measure)(name, Path(folder))
+        return
+    if options.setup and not options.peers:
+        parser.error("--setup needs --peers DIR")
     peers = options.peers and options.peers.resolve()
     if options.setup:
         set_up(peers)
-    names = [name for name in TABLE if peers or TABLE[name]["package"] == TABLE[OURS]["package"]]
-    with tempfile.TemporaryDirectory() as directory:
-        folder = Path(directory)
-        for name in names:
-            if "prepare" in TABLE[name]:
-                child("prepare", name, folder, peers)
-        measured = [name for name in names if "load" in TABLE[name]]
-        results = compare(measured, folder, peers, options.rounds)
-        report(results, (folder / "ViT-B_16.npz").stat().st_size, options.rounds)
-    return None
+    run(peers, options.rounds)
 
 
 if __name__ == "__main__":

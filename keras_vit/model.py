@@ -197,5 +197,5 @@ def _warn_of_a_rest(config: ViTConfig) -> None:
         warnings.warn(
             f"keras_vit: images of {height}x{width} pixels are no multiple of the {config.stride[0]}x{config.stride[1]} "
             f"patch; the model sees the upper left {used[0]}x{used[1]}, as in the official code.",
-            stacklevel=4,
+            stacklevel=3,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,22 +58,20 @@ def load(
         from keras_vit.model import VisionTransformer
 
         return VisionTransformer(_named(name, **changes), dtype=dtype)
-    row = _row(name)
-    if _is_file(weights, tags=card(name).weights if row else ()):
-        path = fetch(os.fspath(weights))
+    if _is_file(weights, name):
+        path, row = fetch(os.fspath(weights)), _row(name)
     else:
         row = find(name, str(weights))
         path = fetch(row.location, sha256=row.sha256, size=row.bytes)
     return _open(path, _named(name), row, changes, dtype)
 
 
-def _is_file(weights: str | os.PathLike[str], tags: Container[str]) -> bool:
+def _is_file(weights: str | os.PathLike[str], name: str) -> bool:
     """Whether weights is a path or URL. A tag stays one though a file has its name: "./sam" is the file."""
-    if not isinstance(weights, str):
+    if not isinstance(weights, str) or "/" in weights or os.sep in weights or Path(weights).suffix:
         return True
-    if weights == "default" or weights in tags:
-        return False
-    return "/" in weights or os.sep in weights or Path(weights).suffix != "" or Path(weights).exists()
+    is_tag = weights == "default" or (_row(name) is not None and weights in card(name).weights)
+    return not is_tag and Path(weights).exists()
 
 
 def _row(name: str) -> Weights | None:

@@ -147,6 +147,7 @@ def test_weights_alone_go_into_the_same_architecture(model: VisionTransformer, t
     same_weights(model, other)
 
 
+@pytest.mark.filterwarnings("ignore:Skipping nested container:UserWarning")  # Keras', before its error
 def test_weights_of_another_architecture_are_refused(tmp_path: Path) -> None:
     built().save_weights(tmp_path / "model.weights.h5")
     with pytest.raises(ValueError):
@@ -275,7 +276,7 @@ def caught() -> Iterator[list[warnings.WarningMessage]]:
         ({"patch_size": (8, 5)}, 42, "42x42.* 8x5.*40x40"),
         ({}, 32, None),
         (VARIANTS["hybrid"], 37, None),  # the stem pads: nothing is lost
-        (VARIANTS["stem only"], 37, "37x37.* 8x8.*32x32"),
+        (VARIANTS["stem only"], 36, "36x36.* 8x8.*32x32"),
         (VARIANTS["stem only"], 32, None),
     ],
     ids=str,
@@ -361,26 +362,30 @@ def test_images_of_another_size_are_refused() -> None:
 # Training
 
 
-@pytest.mark.parametrize(
-    "name", ["pure", "hybrid", "map", "distilled", "layer scale", "representation"]
-)
+def learns(model: VisionTransformer, *, run_eagerly: bool) -> None:
+    x, y = prepared(model.config, 10), np.arange(10) % 5
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(3e-3), loss, run_eagerly=run_eagerly)
+    # Eager steps: tracing a graph costs more than these few.
+    losses = model.fit(x, y, batch_size=10, epochs=8, verbose=0).history["loss"]
+    assert losses[0] == pytest.approx(np.log(5), rel=1e-3)  # the head is zero
+    assert float(loss(y, model(x))) < 0.8 * np.log(5)
+
+
+@pytest.mark.parametrize("name", ["hybrid", "map", "distilled", "layer scale", "representation"])
 def test_a_model_learns(name: str) -> None:
-    model = VisionTransformer(tiny(**VARIANTS[name], dropout_rate=0.1, attention_dropout_rate=0.1, stochastic_depth=0.1))
-    x, y = prepared(model.config, 16), np.arange(16) % 5
-    model.compile(keras.optimizers.Adam(3e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    before = model.evaluate(x, y, verbose=0)
-    assert before == pytest.approx(np.log(5), rel=1e-5)  # the head is zero
-    model.fit(x, y, batch_size=8, epochs=8, verbose=0)
-    assert model.evaluate(x, y, verbose=0) < 0.85 * before
+    learns(VisionTransformer(tiny(**VARIANTS[name])), run_eagerly=True)
+
+
+def test_a_model_learns_with_dropout_and_stochastic_depth_in_a_graph() -> None:
+    rates = {"dropout_rate": 0.1, "attention_dropout_rate": 0.1, "stochastic_depth": 0.1}
+    learns(VisionTransformer(tiny(**rates)), run_eagerly=False)
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_a_model_learns_in_half_precision(policy: str) -> None:
     model = VisionTransformer(tiny(), dtype=policy)
-    x, y = prepared(model.config, 16), np.arange(16) % 5
-    model.compile(keras.optimizers.Adam(3e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    model.fit(x, y, batch_size=8, epochs=8, verbose=0)
-    assert model.evaluate(x, y, verbose=0) < 0.85 * np.log(5)
+    learns(model, run_eagerly=True)
     assert {weight.dtype for weight in model.weights} == {"float32"}
 
 

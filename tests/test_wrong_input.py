@@ -25,13 +25,13 @@ Tensors = dict[str, np.ndarray]
 
 @pytest.fixture
 def assigned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The files from which any weight was put into a model."""
+    """Grows when weights are put into a model."""
     seen: list[str] = []
     assign_all = assign.assign
 
-    def watched(container: Any, *args: Any, **options: Any) -> None:
-        seen.append(str(container.path))
-        assign_all(container, *args, **options)
+    def watched(*args: Any, **options: Any) -> None:
+        seen.append("a model")
+        assign_all(*args, **options)
 
     monkeypatch.setattr(assign, "assign", watched)
     return seen
@@ -199,7 +199,7 @@ def test_large_weights_are_finite(tmp_path: Path) -> None:
 @pytest.mark.parametrize("names", [{}, {"w": 1}, {"embedding/kernel": 1}, {"model.embed_tokens.weight": 1}], ids=str)
 def test_another_networks_tensors_are_no_known_format(tmp_path: Path, names: dict[str, int]) -> None:
     np.savez(tmp_path / "other.npz", **{name: np.ones(3, np.float32) for name in names})
-    with pytest.raises(converters.CheckpointError, match=r"other.npz.*no format is known.*google.*\.toml|is empty"):
+    with pytest.raises(converters.CheckpointError, match=r"other.npz.*no format is known.*google.*table of your own"):
         converters.load(tmp_path / "other.npz")
 
 
@@ -251,8 +251,8 @@ def test_a_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
     (tmp_path / "pickle.npz").write_bytes(pickle.dumps(Trap(sprung)))
     with pytest.raises(converters.CheckpointError, match="is a pickle, which could run code"):
         converters.load(tmp_path / "pickle.npz")
-    inside = changed(tmp_path, lambda tensors: tensors.update({SCALE: np.array([Trap(sprung)], dtype=object)}))
-    with pytest.raises(converters.CheckpointError, match=r"LayerNorm_0/scale.*object"):
+    inside = changed(tmp_path, lambda tensors: tensors.update({SCALE: np.array([Trap(sprung)] * 32, dtype=object)}))
+    with pytest.raises(converters.CheckpointError, match="LayerNorm_0/scale has type object"):
         converters.load(inside)
     assert not sprung.exists()
 
@@ -358,7 +358,7 @@ def test_a_fact_that_is_none_is_refused_with_the_nearest() -> None:
     ("right", "wrong", "said"),
     [
         ("[tensors]", "[tensor]", "tensor"),
-        ('layout = "keras"', 'layout = "kerras"', "kerras"),
+        ('layout = "keras"', 'layout = "kerras"', r"layout is one of \('keras', 'torch'\)"),
         ("norm_epsilon = 1e-6\nfinal", "norm_epsilom = 1e-6\nfinal", r"norm_epsilom.*norm_epsilon"),
         ("| rank 4", "| rnk 4", "rnk 4"),
         ("block{s}/unit{u}/conv{k}/kernel", "block{s}/unit{u}/conv1/kernel", "placeholders"),

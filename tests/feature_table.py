@@ -1,0 +1,79 @@
+"""Writes the table of formats and features into README.md: what each table in converters/checkpoints has a place for.
+
+    python tests/feature_table.py
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from keras_vit.checkpoints.table import Table
+from keras_vit.checkpoints.tables import formats, load_table
+
+README = Path(__file__).parent.parent / "README.md"
+START, END = "<!-- features: written by tests/feature_table.py, checked by make test -->\n", "<!-- /features -->"
+
+# feature, and a variable that a model with it has
+BY_VARIABLE = {
+    "class token": "prefix/cls",
+    "ResNet hybrids": "root/conv/kernel",
+    "pre_logits": "pre_logits/kernel",
+    "attention pooling (map)": "pool/probe",
+    "registers": "prefix/registers",
+    "LayerScale": "block_0/scale1/gamma",
+    "pre-norm": "pre_norm/gamma",
+    "distillation token": "prefix/distillation",
+}
+# feature, and a field with the values of which the format allows any
+BY_FIELD = {
+    "no class token (gap)": ("class_token", {False}),
+    "norm after pooling (fc_norm)": ("final_norm", {"pooled"}),
+    "no qkv bias": ("qkv_bias", {False}),
+    "sin-cos positions": ("position", {"sincos2d"}),
+    "GELU: tanh": ("activation", {"gelu_tanh"}),
+    "GELU: erf": ("activation", {"gelu_erf"}),
+    "GELU: quick": ("activation", {"gelu_quick"}),
+}
+
+
+def rendered() -> str:
+    """The table in Markdown."""
+    tables = [load_table(name) for name in formats()]
+    lines = [["", *(table.format for table in tables)], ["---"] * (len(tables) + 1)]
+    lines.append(["read / written", *("both" if table.writable else "read" for table in tables)])
+    for feature, variable in BY_VARIABLE.items():
+        lines.append([feature, *(_mark(any(_fits(row.variable, variable) for row in table.rows)) for table in tables)])
+    for feature, (field, values) in BY_FIELD.items():
+        lines.append([feature, *(_mark(_allows(table, field, values)) for table in tables)])
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _mark(holds: bool) -> str:
+    return "yes" if holds else "-"
+
+
+def _fits(template: str, variable: str) -> bool:
+    return re.fullmatch(re.sub(r"\\\{\w+\\\}", r"\\d+", re.escape(template)), variable) is not None
+
+
+def _allows(table: Table, field: str, values: set[object]) -> bool:
+    """Whether the format means one of the values, leaves the field to the tensors, or lets config.json say it."""
+    if field in ("final_norm",) and any(row.only_if == ("final_norm", "pooled") for row in table.rows):
+        return True
+    spelled = {} if table.json is None else table.json.values.get(field, {})
+    said = set(spelled.values()) if all(not isinstance(value, list) for value in spelled.values()) else set()
+    absent = {facts[field] for facts in table.without.values() if field in facts}
+    means = {table.config[field]} if field in table.config else set() if spelled else values
+    return bool(values & (means | said | absent))
+
+
+def main() -> None:
+    """Replaces the table in README.md."""
+    text = README.read_text(encoding="utf-8")
+    before, rest = text.split(START)
+    README.write_text(before + START + rendered() + END + rest.split(END)[1], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
