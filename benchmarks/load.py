@@ -55,9 +55,7 @@ def write_hugging_face(npz: Path, folder: Path) -> None:
     """Writes an official ViT-B/16 as the two files of a Hugging Face repository of ViTForImageClassification."""
     from safetensors.numpy import save_file
 
-    names = {
-        official.format(i=i): name.format(i=i) for official, name in HUGGING_FACE["names"].items() for i in range(12)
-    }
+    names = {key.format(i=i): name.format(i=i) for key, name in HUGGING_FACE["names"].items() for i in range(12)}
     with np.load(npz) as file:
         tensors = {
             "vit.embeddings.cls_token": file["cls"],
@@ -104,8 +102,7 @@ def measure(name: str, folder: Path) -> None:
     packages = {"tensorflow", "keras", "numpy"} | ({contender["package"]} - {"keras-vit"})
     versions = {package: importlib.metadata.version(package) for package in packages}
     imported = pages * resource.getpagesize()
-    result = {"seconds": seconds, "cpu": worked, "imported": imported, "peak": peak, "versions": versions}
-    print(json.dumps(result))
+    print(json.dumps({"seconds": seconds, "cpu": worked, "imported": imported, "peak": peak, "versions": versions}))
 
 
 def set_up(peers: Path) -> None:
@@ -114,19 +111,18 @@ def set_up(peers: Path) -> None:
         rows = [contender for contender in TABLE.values() if contender["package"] == package]
         requires = [requirement for row in rows for requirement in row.get("requires", [])]
         subprocess.run([sys.executable, "-m", "venv", peers / package], check=True)
-        pip = [peers / package / "bin" / "python", "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, *FRAMEWORK, *requires], check=True)
+        subprocess.run([peers / package / "bin" / "pip", "install", "--quiet", *FRAMEWORK, *requires], check=True)
 
 
 def child(step: str, name: str, folder: Path, peers: Path | None) -> str:
     """Runs one step of one contender in the environment of its package, and gives what it printed."""
-    python = peers / TABLE[name]["package"] / "bin" / "python" if peers else sys.executable
+    python = peers.absolute() / TABLE[name]["package"] / "bin" / "python" if peers else sys.executable
     given = {"PYTHONPATH": str(SCRIPT.parents[1]), "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
     command = [python, SCRIPT, "--child", step, name, folder]
-    run = subprocess.run(command, env=os.environ | given, cwd=folder, capture_output=True, text=True)
-    if run.returncode:
-        sys.exit(f"{name}: no success with --child {step}\n{run.stderr}")
-    return run.stdout
+    ended = subprocess.run(command, env=os.environ | given, cwd=folder, capture_output=True, text=True)
+    if ended.returncode:
+        sys.exit(f"{step} {name} failed:\n{ended.stderr}")
+    return ended.stdout
 
 
 def compare(names: list[str], folder: Path, peers: Path | None, rounds: int) -> dict[str, list[dict[str, Any]]]:
@@ -195,10 +191,9 @@ def main() -> None:
         return
     if options.setup and not options.peers:
         parser.error("--setup needs --peers DIR")
-    peers = options.peers and options.peers.resolve()
     if options.setup:
-        set_up(peers)
-    run(peers, options.rounds)
+        set_up(options.peers)
+    run(options.peers, options.rounds)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,10 @@ app = typer.Typer(
 )
 
 Size = Annotated[str | None, typer.Option("--image-size", help="Pixels: 384 or HEIGHTxWIDTH.")]
-Classes = Annotated[
-    int | None, typer.Option("--num-classes", help="A new head of this many classes; 0 for none.")
+Classes = Annotated[int | None, typer.Option("--num-classes", help="A new head of this many classes; 0 for none.")]
+Facts = Annotated[
+    list[str] | None,
+    typer.Option("--config", help="FIELD=VALUE that the file cannot tell, such as num_heads=12; may be repeated."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -68,10 +70,7 @@ def predict(
         model = zoo.load(name, weights=weights, image_size=_size(image_size))
         rankings = model.classify(images, top=top)
     if as_json:
-        rows = [
-            {"image": i, "predictions": [p._asdict() for p in r]}
-            for i, r in zip(images, rankings, strict=True)
-        ]
+        rows = [{"image": i, "predictions": [p._asdict() for p in r]} for i, r in zip(images, rankings, strict=True)]
         typer.echo(json.dumps(rows, indent=2))
         return
     for image, ranking in zip(images, rankings, strict=True):
@@ -84,19 +83,17 @@ def predict(
 def convert(
     source: Annotated[Path, typer.Argument(help="A checkpoint in any known format.")],
     target: Annotated[Path, typer.Argument(help="The file to write.")],
-    to: Annotated[
-        str, typer.Option("--to", help="The format to write, or a .toml table of your own.")
-    ] = "google",
+    to: Annotated[str, typer.Option("--to", help="The format to write, or a .toml table of your own.")],
     image_size: Size = None,
     num_classes: Classes = None,
+    config: Facts = None,
 ) -> None:
     """Rewrites a checkpoint in another format, resolution or number of classes."""
     with quiet():
         from keras_vit import converters
 
-        path = converters.convert(
-            source, target, format=to, image_size=_size(image_size), num_classes=num_classes
-        )
+        size, facts = _size(image_size), _facts(config or [])
+        path = converters.convert(source, target, format=to, image_size=size, num_classes=num_classes, config=facts)
     typer.echo(str(path))
 
 
@@ -110,9 +107,7 @@ def resize(
     with quiet():
         from keras_vit import converters
 
-        path = converters.convert(
-            source, target, format=converters.detect(source), image_size=_size(image_size)
-        )
+        path = converters.convert(source, target, format=converters.detect(source), image_size=_size(image_size))
     typer.echo(str(path))
 
 
@@ -131,9 +126,7 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError, ImportError) as error:
-        message = (
-            f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else error
-        )
+        message = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else error
         sys.exit(f"keras-vit: {message}")
 
 
@@ -158,6 +151,20 @@ def quiet() -> Iterator[None]:
             os.dup2(kept, 2)
             os.close(kept)
     yield
+
+
+def _facts(texts: list[str]) -> dict[str, Any]:
+    """["num_heads=12", "classifier=gap"] as a dict; values are JSON, or words as they are."""
+    facts: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"--config is FIELD=VALUE. Received: {text!r}")
+        try:
+            facts[name] = json.loads(value)
+        except ValueError:
+            facts[name] = value
+    return facts
 
 
 def _size(text: str | None) -> Any:

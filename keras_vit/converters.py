@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import warnings
 from collections.abc import Mapping
@@ -14,12 +13,11 @@ import keras
 import numpy as np
 
 from keras_vit import layers
-from keras_vit.atomic import replacing
 from keras_vit.checkpoints import assign, config_json, prefix_rows, record
 from keras_vit.checkpoints.containers import open_container, write_npz, write_safetensors
 from keras_vit.checkpoints.errors import CheckpointError
 from keras_vit.checkpoints.infer import Told, infer
-from keras_vit.checkpoints.source import Checkpoint, detected, opened
+from keras_vit.checkpoints.source import Checkpoint, detected, opened, weights_file
 from keras_vit.checkpoints.table import OWN, Table
 from keras_vit.checkpoints.tables import formats, load_table
 from keras_vit.config import ViTConfig
@@ -112,12 +110,12 @@ def read_config(
 
 
 def detect(path: str | os.PathLike[str]) -> str:
-    """The name of a file's format.
+    """The name of the format of a file or folder.
 
     Raises:
         CheckpointError: that says what was seen, where no format is known by its marks.
     """
-    with open_container(path) as container:
+    with open_container(weights_file(Path(path))) as container:
         return detected(container).format
 
 
@@ -154,13 +152,14 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
     if described is not None and not path.suffix:
         path.mkdir(parents=True, exist_ok=True)
         path = path / "model.safetensors"
+    if described is not None:
+        config_json.refuse_anothers(path.parent / "config.json")
     if table.container == "npz":
         write_npz(path, tensors, metadata=note)
     else:
         write_safetensors(path, tensors, metadata={"format": "pt", **note})
     if described is not None:
-        with replacing(path.parent / "config.json") as file:
-            file.write(json.dumps(described, indent=2).encode())
+        config_json.save(path.parent / "config.json", described)
     return path
 
 

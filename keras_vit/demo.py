@@ -103,7 +103,5 @@ def _table(rows: list[Row], labels: np.ndarray) -> Table:
     for row in rows:
         says = row.logits.argmax(axis=1)
         accuracy, agreement = np.mean(says == labels), np.mean(says == keras_says)
-        table.add_row(
-            row.what, f"{accuracy:.2%}", f"{agreement:.2%}", f"{row.bytes:,}", f"{row.milliseconds:.2f}"
-        )
+        table.add_row(row.what, f"{accuracy:.2%}", f"{agreement:.2%}", f"{row.bytes:,}", f"{row.milliseconds:.2f}")
     return table

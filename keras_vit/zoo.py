@@ -94,9 +94,7 @@ def _named(name: str, **changes: Any) -> ViTConfig:
     return ViTConfig.from_name(row.architecture if row else name, **facts | changes)
 
 
-def _open(
-    path: Path, named: ViTConfig, row: Weights | None, changes: dict[str, Any], dtype: Any
-) -> VisionTransformer:
+def _open(path: Path, named: ViTConfig, row: Weights | None, changes: dict[str, Any], dtype: Any) -> VisionTransformer:
     from keras_vit import labels
     from keras_vit.checkpoints.source import opened
     from keras_vit.converters import build
@@ -108,11 +106,7 @@ def _open(
             changes = {"preprocessing": row.preprocessing} | changes
             classes = changes.get("num_classes", checkpoint.config.num_classes)
             # A list of another length is of other classes: a head of one's own has labels of one's own.
-            if (
-                row.labels
-                and classes
-                and len(labels.read(row.labels)) == classes == checkpoint.config.num_classes
-            ):
+            if row.labels and classes and len(labels.read(row.labels)) == classes == checkpoint.config.num_classes:
                 changes = {"labels": row.labels} | changes
         return build(checkpoint, changes, dtype=dtype)
 

@@ -411,7 +411,7 @@ def test_small_differences_that_the_format_cannot_say_are_told_and_noted(tmp_pat
     name = list(changes)[0]
     with pytest.warns(UserWarning, match=f"^keras_vit: google files do not say {name}=.*notes it in the file") as seen:
         path = converters.save(model, tmp_path / "out.npz", format="google")
-    assert len(seen) == 1
+    assert sum(str(warning.message).startswith("keras_vit:") for warning in seen) == 1
     assert getattr(converters.read_config(path), name) == getattr(model.config, name)
     assert_same_bits(values(converters.load(path)), values(model))
 

@@ -63,7 +63,9 @@ def check(checkpoint: Checkpoint, variables: Mapping[str, Any], *, skip: tuple[s
         wanted = _file_shape(path, tuple(variable.shape), checkpoint.config)
         source = match.sources.get(path)
         if source is None:
-            misfits.append(f"no tensor for {path} {wanted}{_nearest(path, match.unknown)}")
+            expected = table.tensor_of(path, checkpoint.config.to_dict())
+            name = expected.tensor if expected else path
+            misfits.append(f"no tensor for {path} {wanted}, such as {name}{_nearest(name, match.unknown)}")
             continue
         header = headers[source.tensor]
         if not layout.fits(header.shape, source, table.layout, wanted):
@@ -80,9 +82,7 @@ def check(checkpoint: Checkpoint, variables: Mapping[str, Any], *, skip: tuple[s
         )
 
 
-def assign(
-    checkpoint: Checkpoint, model: Any, variables: Mapping[str, Any], *, allow_nonfinite: bool = False
-) -> None:
+def assign(checkpoint: Checkpoint, model: Any, variables: Mapping[str, Any], *, allow_nonfinite: bool = False) -> None:
     """Reads every weight and puts it in its place; position embeddings go to the model's grid on the way.
 
     Raises:
@@ -139,9 +139,7 @@ def collect(variables: Mapping[str, Any], config: ViTConfig, table: Table) -> It
 def _joined(pieces: list[tuple[Source, str]], variables: Mapping[str, Any], table: Table) -> np.ndarray:
     pieces = sorted(pieces, key=lambda piece: piece[0].row.part[0])
     values = [
-        layout.to_tensor(
-            keras.ops.convert_to_numpy(variables[path]).astype(np.float32), source.row, table.layout
-        )
+        layout.to_tensor(keras.ops.convert_to_numpy(variables[path]).astype(np.float32), source.row, table.layout)
         for source, path in pieces
     ]
     return values[0] if len(values) == 1 else np.concatenate(values)

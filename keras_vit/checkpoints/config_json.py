@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from keras_vit.atomic import replacing
 from keras_vit.checkpoints.errors import CheckpointError
 from keras_vit.checkpoints.table import JsonFields
 from keras_vit.config import ViTConfig
 
 LARGEST = 10 * 2**20  # an id2label of 21,843 classes takes 1.5 MB
 
+_OURS = "written_by"
 _MISSING = object()
 
 
@@ -91,6 +93,18 @@ def write(config: ViTConfig, fields: JsonFields) -> dict[str, Any]:
     if homeless:
         raise CheckpointError(f"config.json has no word for {', '.join(homeless)}")
     return values
+
+
+def save(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes a config.json; it appears under its name only complete."""
+    with replacing(path) as file:
+        file.write(json.dumps({**values, _OURS: "keras_vit"}, indent=2).encode())
+
+
+def refuse_anothers(path: Path) -> None:
+    """Raise where there is a config.json that this package did not write: it belongs to another checkpoint."""
+    if path.is_file() and read(path).get(_OURS) != "keras_vit":
+        raise CheckpointError(f"{path} belongs to another checkpoint: write into a folder of its own")
 
 
 def _is_one_of(value: Any, meant: Any) -> bool:

@@ -61,6 +61,8 @@ def infer(shapes: Shapes, table: Table, told: Told) -> ViTConfig:
                 f"Received: {shapes.get(name, 'no tensor for it')}"
             )
     seen = _from_tensors(shapes)
+    # What a format never leaves out is missing where it is not there: it does not tell of another architecture.
+    seen |= {name: value for name, value in table.config.items() if name in seen}
     _refuse_contradiction(seen, told.json)
     json = {name: value for name, value in told.json.items() if name not in seen or name == "classifier"}
     absent = [facts for variable, facts in table.without.items() if variable not in shapes]

@@ -58,7 +58,7 @@ def opened(
         CheckpointError: where the file is damaged, hostile, or no Vision Transformer.
         FileNotFoundError: where there is none.
     """
-    file = _weights_file(Path(path))
+    file = weights_file(Path(path))
     with open_container(file) as container:
         table = load_table(format) if format else detected(container)
         match = table.match(container.headers)
@@ -67,7 +67,9 @@ def opened(
             for variable, source in match.sources.items()
         }
         try:
-            told = Told(match.told, _told_by_json(file, table), record.noted(container.metadata), facts or {}, wanted_size)
+            told = Told(
+                match.told, _told_by_json(file, table), record.noted(container.metadata), facts or {}, wanted_size
+            )
             config = infer(shapes, table, told)
         except CheckpointError as error:
             raise CheckpointError(f"{file} {error}") from error
@@ -92,7 +94,12 @@ def detected(container: Container) -> Table:
     )
 
 
-def _weights_file(path: Path) -> Path:
+def weights_file(path: Path) -> Path:
+    """The file of weights that a path means: itself, or the one in a folder.
+
+    Raises:
+        CheckpointError: where a folder holds none, or more than one.
+    """
     if not path.is_dir():
         return path
     for pattern in _WEIGHTS:

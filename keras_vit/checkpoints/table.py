@@ -136,7 +136,9 @@ class Table:
         With `ignore_outside`, what stands outside the prefix is not ours: the optimizer's state, another tower.
         """
         prefix = self.prefix_of(headers) or ""
-        names = {name: name.removeprefix(prefix) for name in headers if not self.ignore_outside or name.startswith(prefix)}
+        names = {
+            name: name.removeprefix(prefix) for name in headers if not self.ignore_outside or name.startswith(prefix)
+        }
         names = {name: short for name, short in names.items() if not name.startswith(OWN)}
         sources: dict[str, Source] = {}
         unknown = []
@@ -150,7 +152,9 @@ class Table:
             ]
             taken = [variable for variable, _ in found if variable in sources]
             sources |= dict(found) if not taken else {}
-            if (taken or not found) and not any(_matches(names[name], pattern) for pattern in self.ignored(names.values())):
+            if (taken or not found) and not any(
+                _matches(names[name], pattern) for pattern in self.ignored(names.values())
+            ):
                 unknown.append(name)
         own = {name.removeprefix(OWN): name for name in headers if name.startswith(OWN)}
         sources |= {path: Source(name, Row(path, name)) for path, name in own.items()}
@@ -167,7 +171,9 @@ class Table:
             found = _pattern(row.variable).fullmatch(variable)
             if found and (row.only_if is None or _lookup(config, row.only_if[0]) == row.only_if[1]):
                 head = self.head_prefix if config["num_classes"] and not row.tensor.startswith("/") else ""
-                return Source(self.write_prefix + head + _filled(row.tensor.removeprefix("/"), found.groupdict(), -1), row)
+                return Source(
+                    self.write_prefix + head + _filled(row.tensor.removeprefix("/"), found.groupdict(), -1), row
+                )
         return None
 
     def _unstacked(self, name: str, header: Header) -> list[tuple[str, int | None]]:

@@ -31,9 +31,7 @@ def servable(model: keras.Model) -> Any:
     spec = tf.TensorSpec((None, height, width, model.config.num_channels), tf.float32, name="images")
     module = tf.Module()
     module.weights = [variable.value for variable in model.variables]
-    module.serve = tf.function(
-        lambda images: {"logits": model(images, training=False)}, input_signature=[spec]
-    )
+    module.serve = tf.function(lambda images: {"logits": model(images, training=False)}, input_signature=[spec])
     return module
 
 

@@ -56,9 +56,7 @@ def verify(
         times.append(time.perf_counter() - start)
     report = _compare(path, expected, np.array(received), 1000 * statistics.median(times))
     if not report.cosine >= least_cosine:  # so that NaN fails too
-        raise VerificationError(
-            f"{path} is not what the model computes: wanted cosine >= {least_cosine}. {report}"
-        )
+        raise VerificationError(f"{path} is not what the model computes: wanted cosine >= {least_cosine}. {report}")
     return report
 
 
@@ -80,9 +78,7 @@ def _compare(path: Path, expected: np.ndarray, received: np.ndarray, millisecond
         path=path,
         bytes=sum(file.stat().st_size for file in path.rglob("*")) if path.is_dir() else path.stat().st_size,
         images=len(expected),
-        max_error=float(
-            np.abs(expected - received).max() / max(np.abs(expected).max(), np.finfo(np.float32).tiny)
-        ),
+        max_error=float(np.abs(expected - received).max() / max(np.abs(expected).max(), np.finfo(np.float32).tiny)),
         cosine=float(np.where(same, 1.0, cosines).min()),
         agreement=float(np.mean(expected.argmax(axis=1) == received.argmax(axis=1))),
         milliseconds=milliseconds,
@@ -96,9 +92,7 @@ def _noise(model: keras.Model) -> np.ndarray:
 def _saved_model_runner(path: Path) -> Runner:
     import tensorflow as tf
 
-    loaded = tf.saved_model.load(
-        str(path)
-    )  # held by the closure: the signature alone does not keep its variables
+    loaded = tf.saved_model.load(str(path))  # held by the closure: the signature alone does not keep its variables
     return lambda images: loaded.signatures["serving_default"](images=tf.constant(images))["logits"].numpy()
 
 

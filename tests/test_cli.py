@@ -1,0 +1,220 @@
+"""The command line: what it prints, what it writes, and one line for what a user can mend."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import reference_cases as reference
+from keras_vit import __version__, catalogue, converters
+from keras_vit.cli import app, main
+
+VERBS = ("list", "show", "predict", "convert", "resize", "demo")
+TOKEN = reference.checkpoint("vit_token")
+
+
+def run(*arguments: str | Path) -> str:
+    """What a command prints that succeeds."""
+    result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def fails(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> str:
+    """The one line that a command fails with."""
+    monkeypatch.setattr(sys, "argv", ["keras-vit", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    message = str(caught.value.code)
+    assert message.startswith("keras-vit: ")
+    return message
+
+
+def process(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "100", **environment},
+    )
+
+
+@pytest.fixture(scope="module")
+def digit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A picture of a zero: a black hole in a white ring, drawn by no one who drew scikit-learn's."""
+    path = tmp_path_factory.mktemp("pictures") / "zero.png"
+    y, x = np.mgrid[:64, :64] - 31.5
+    ring = np.abs(np.hypot(x / 0.75, y) - 22) < 5
+    Image.fromarray((ring * 255).astype(np.uint8)).convert("RGB").save(path)
+    return path
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["list", "--json"], ["show", "B/16"]], ids=" ".join)
+def test_what_needs_no_weights_answers_without_tensorflow(arguments: list[str]) -> None:
+    code = "\n".join(
+        [
+            "import sys",
+            "from keras_vit.cli import main",
+            f"sys.argv = ['keras-vit', *{arguments!r}]",
+            "try:",
+            "    main()",
+            "finally:",
+            "    heavy = {'tensorflow', 'keras', 'jax', 'torch'} & set(sys.modules)",
+            "    print('imported:', sorted(heavy), file=sys.stderr)",
+        ]
+    )
+    done = process("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert done.stderr.strip() == "imported: []"
+
+
+def test_the_module_is_the_command() -> None:
+    done = process("-m", "keras_vit", "list", "R50*")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["R50+ViT-B/16", "R50+ViT-L/32"]
+
+
+def test_help_names_every_verb() -> None:
+    help_text = run("--help")
+    assert all(re.search(rf"\b{verb}\b", help_text) for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(verb: str) -> None:
+    assert len(run(verb, "--help").splitlines()) > 5
+
+
+def test_list_names_every_model_and_its_weights() -> None:
+    lines = run("list").splitlines()
+    assert [line.split()[0] for line in lines] == catalogue.names()
+    assert "augreg-imagenet21k+imagenet2012" in next(line for line in lines if line.startswith("ViT-B/16"))
+
+
+def test_list_prints_json() -> None:
+    rows = json.loads(run("list", "*", "--json"))
+    assert [row["name"] for row in rows] == catalogue.names()
+    for row in rows:
+        assert row["default"] == row["weights"][0] == catalogue.card(row["name"]).default
+
+
+def test_a_pattern_that_nothing_matches_lists_nothing() -> None:
+    assert run("list", "X*") == ""
+    assert json.loads(run("list", "X*", "--json")) == []
+
+
+def test_show_prints_the_card() -> None:
+    assert run("show", "B/16").strip() == str(catalogue.card("B/16")).strip()
+
+
+def test_predict_ranks_the_classes_of_every_picture(digit: Path) -> None:
+    rows = json.loads(run("predict", "digits", digit, digit, "--top", "3", "--json"))
+    assert [row["image"] for row in rows] == [str(digit)] * 2
+    best = rows[0]["predictions"]
+    assert len(best) == 3
+    assert best[0]["label_id"] == "0"
+    assert best[0]["probability"] > 0.5
+    assert sum(each["probability"] for each in best) <= 1 + 1e-6  # float32's rounding
+    printed = run("predict", "digits", digit, "--top", "2").splitlines()
+    assert printed[0] == str(digit)
+    assert len(printed) == 3
+    assert re.fullmatch(r" +\d+\.\d\d%  .+  \(0\)", printed[1])
+
+
+def test_predict_takes_weights_and_a_resolution(digit: Path) -> None:
+    from keras_vit import content
+
+    weights = content.folder("zoo") / "weights" / "digits.npz"
+    rows = json.loads(run("predict", "ViT-digits", digit, "--weights", weights, "--image-size", "48x40", "--json"))
+    assert len(rows[0]["predictions"]) == 5
+
+
+def test_convert_writes_another_resolution_and_head(tmp_path: Path) -> None:
+    printed = run("convert", TOKEN, tmp_path / "out.npz", "--image-size", "24x48", "--num-classes", "0")
+    assert printed.strip() == str(tmp_path / "out.npz")
+    config = converters.read_config(tmp_path / "out.npz", config={"image_size": (24, 48)})
+    assert (config.grid, config.num_classes) == ((3, 6), 0)
+
+
+def test_resize_keeps_the_format_and_the_head(tmp_path: Path) -> None:
+    run("resize", TOKEN, tmp_path / "out.npz", "48")
+    assert converters.detect(tmp_path / "out.npz") == "google"
+    before, after = reference.arrays(TOKEN), reference.arrays(tmp_path / "out.npz")
+    changed = [name for name in before if not np.array_equal(before[name], after[name])]
+    assert changed == ["Transformer/posembed_input/pos_embedding"]
+    assert after[changed[0]].shape == (1, 37, 32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["show", "ViT-B/61"], "nearest"),
+        (["predict", "ViT-B/61", "x.png"], "nearest"),
+        (["predict", "digits", "nothing.png"], "nothing.png"),
+        (["predict", "digits", "nothing.png", "--weights", "nothing.npz"], "nothing.npz"),
+        (["predict", "digits", "x.png", "--weights", "imagenet21k"], "digits"),
+        (["predict", "digits", "x.png", "--image-size", "big"], "HEIGHTxWIDTH. Received: 'big'"),
+        (["predict", "digits", "x.png", "--image-size", "3"], "smaller than one patch"),
+        (["convert", "nothing.npz", "out.npz"], "nothing.npz"),
+        (["convert", TOKEN, "out.npz", "--to", "gogle"], "google"),
+        (["convert", TOKEN, "out.npz", "--num-classes", "-1"], "num_classes"),
+        (["resize", TOKEN, "out.npz", "32x32x3"], "HEIGHTxWIDTH"),
+        (["resize", TOKEN, "out.npz", "0"], "image_size"),
+        (["convert", "text.npz", "out.npz"], "text.npz"),
+    ],
+    ids=str,
+)
+def test_what_a_user_can_mend_is_one_line(
+    arguments: list[Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.npz").write_text("no checkpoint")
+    Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
+    message = fails(monkeypatch, *arguments)
+    assert said in message
+    assert "Traceback" not in message
+    assert not (tmp_path / "out.npz").exists()
+
+
+def test_a_picture_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text.png").write_text("no picture")
+    assert "text.png" in fails(monkeypatch, "predict", "digits", tmp_path / "text.png")
+
+
+def test_the_process_ends_with_one_line_and_status_1(tmp_path: Path) -> None:
+    done = process("-m", "keras_vit", "convert", tmp_path / "nothing.npz", tmp_path / "out.npz")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    [line] = done.stderr.splitlines()
+    assert line.startswith("keras-vit: ")
+    assert "nothing.npz" in line
+
+
+@pytest.mark.parametrize("arguments", [["lst"], ["list", "--jsn"], ["convert", "a"], ["predict", "digits"]], ids=" ".join)
+def test_a_command_that_is_none_is_a_usage_error(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "Usage:" in result.output
+
+
+def test_predict_says_nothing_but_its_result(digit: Path) -> None:
+    done = process("-m", "keras_vit", "predict", "digits", digit, "--top", "1", TF_CPP_MIN_LOG_LEVEL="0")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) == 2
+
+
+def test_the_version_is_one_number() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+.*", __version__)
