@@ -144,7 +144,9 @@ def report(results: dict[str, list[dict[str, Any]]], size: int, rounds: int) -> 
     absent = [row["row"] for name, row in TABLE.items() if "load" in row and name not in results]
     print(f"ViT-B/16 at 224, 1000 classes, float32, a file of {size / 1e6:.0f} MB: built and loaded, {rounds} rounds")
     print(f"{datetime.date.today()}, {cpu[1] if cpu else platform.machine()}, {os.cpu_count()} CPUs, ", end="")
-    print(f"load average {os.getloadavg()[2]:.1f} (this script alone makes it about 1)")
+    print(
+        f"load average {os.getloadavg()[2]:.1f}, {'real-time' if os.sched_getscheduler(0) else 'ordinary'} scheduling"
+    )
     print(f"Python {platform.python_version()}, {', '.join(versions)}")
     print(f"not run: {', '.join(absent) or 'nothing'}")
     print(f"\n{'':38}{'median s':>9}{'min':>6}{'max':>6}{'CPU s':>7}{'imports MB':>12}{'peak MB':>9}{'increase':>10}")

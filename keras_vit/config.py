@@ -7,18 +7,15 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any, Self
 
-import numpy as np
-
 from keras_vit.names import architecture, canonical_name
-from keras_vit.position import METHODS
 
 __all__ = ["Preprocessing", "ResNetConfig", "ViTConfig", "canonical_name", "check_fields", "pair"]
 
 CLASSIFIERS = ("token", "gap", "map", "unpooled", "token_unpooled")
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "gelu_quick", "relu", "silu", "tanh", "linear")
+POSITION_METHODS = ("official", "bilinear", "bicubic", "bicubic-antialias")  # position.METHODS, without its NumPy
 POSITIONS = ("learned", "sincos2d", "none")
 NORM_PLACES = ("tokens", "pooled")
 RESIZES = ("squash", "crop")
@@ -62,7 +59,7 @@ class Preprocessing:
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetConfig:
-    """The ResNet in front of a hybrid: version 1, weight-standardised convolutions, GroupNorm (vit_jax/models_resnet.py).
+    """The ResNet of a hybrid: version 1, weight-standardised convolutions, GroupNorm (vit_jax/models_resnet.py).
 
     Args:
         num_layers: units in each stage; () is the stem alone.
@@ -83,7 +80,7 @@ class ResNetConfig:
         _one_of("conv_epsilon_place", self.conv_epsilon_place, ("std", "variance"))
         if self.width <= 0 or self.width % 32 or not all(_is_count(units, least=1) for units in self.num_layers):
             raise ValueError(
-                "A hybrid's width (64 * width_factor) is a multiple of GroupNorm's 32 groups and every stage has a unit. "
+                "A hybrid's width, 64 * width_factor, is a multiple of GroupNorm's 32 groups; every stage has a unit. "
                 f"Received: width_factor={self.width_factor}, num_layers={self.num_layers}"
             )
 
@@ -174,7 +171,7 @@ class ViTConfig:
     def __post_init__(self) -> None:
         fix = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
         for name, value in vars(self).items():
-            if isinstance(value, np.generic):  # NumPy's numbers are no JSON
+            if hasattr(value, "dtype") and hasattr(value, "item"):  # NumPy's numbers are no JSON
                 fix(name, value.item())
         fix("image_size", pair(self.image_size, "image_size"))
         fix("patch_size", pair(self.patch_size, "patch_size"))
@@ -196,11 +193,11 @@ class ViTConfig:
             value = getattr(self, name)
             if not (_is_count(value, least=least) or (value is None and name in _OPTIONAL)):
                 yield f"{name} is a whole number from {least}. Received: {value!r}"
-        for name, (least, end) in _RANGES.items():
+        for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
-            fits = isinstance(value, Real) and least <= value < end
+            fits = isinstance(value, int | float) and low <= value < high
             if not (fits or (value is None and name in _OPTIONAL)):
-                yield f"{name} lies in [{least}, {end}). Received: {value!r}"
+                yield f"{name} lies in [{low}, {high}). Received: {value!r}"
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 yield f"{name} is one of {list(known)}. Received: {getattr(self, name)!r}"
@@ -221,7 +218,7 @@ class ViTConfig:
                 f"{self.classifier!r}, {self.representation_size!r} and {self.final_norm!r}"
             )
         if self.position == "sincos2d" and (self.hidden_size % 4 or self.hidden_size < 8):
-            yield f"position='sincos2d' needs a hidden_size that is a multiple of 4 from 8. Received: {self.hidden_size}"
+            yield f"position='sincos2d' needs hidden_size % 4 == 0 and at least 8. Received: {self.hidden_size}"
         if len(self.preprocessing.mean) not in (1, self.num_channels):
             yield (
                 f"preprocessing has one mean for all or one for each of num_channels={self.num_channels}. "
@@ -295,7 +292,7 @@ _COUNTS = {
     **dict.fromkeys(("hidden_size", "mlp_dim", "num_heads", "num_layers", "num_channels", "representation_size"), 1),
     **dict.fromkeys(("num_classes", "num_registers"), 0),
 }
-_RANGES = {
+_RANGES: dict[str, tuple[float, float]] = {
     # field: least, end
     **dict.fromkeys(("dropout_rate", "attention_dropout_rate", "stochastic_depth"), (0, 1)),
     **dict.fromkeys(("norm_epsilon", "layer_scale"), (0, math.inf)),
@@ -304,7 +301,7 @@ _RANGES = {
 _OPTIONAL = ("representation_size", "layer_scale")
 _CHOICES = {
     "classifier": CLASSIFIERS,
-    "position_method": METHODS,
+    "position_method": POSITION_METHODS,
     "activation": ACTIVATIONS,
     "representation_activation": ACTIVATIONS,
     "position": POSITIONS,

@@ -18,7 +18,7 @@ from keras_vit.checkpoints.containers import open_container, write_npz, write_sa
 from keras_vit.checkpoints.errors import CheckpointError
 from keras_vit.checkpoints.infer import Told, infer
 from keras_vit.checkpoints.source import Checkpoint, detected, opened, weights_file
-from keras_vit.checkpoints.table import OWN, Table
+from keras_vit.checkpoints.table import OWN, Table, lookup
 from keras_vit.checkpoints.tables import formats, load_table
 from keras_vit.config import ViTConfig
 from keras_vit.model import VisionTransformer
@@ -85,7 +85,7 @@ def build(
     checkpoint: Checkpoint, changes: Mapping[str, Any], *, dtype: Any = None, allow_nonfinite: bool = False
 ) -> VisionTransformer:
     """The model of an open checkpoint with some fields of its config changed. Raises as `load`."""
-    wanted = checkpoint.config.replace(**changes)
+    wanted = checkpoint.written.replace(**changes)
     with layers.uninitialized():
         model = VisionTransformer(wanted, dtype=dtype)
     fresh = _fresh_layers(checkpoint, wanted)
@@ -106,7 +106,7 @@ def read_config(
 ) -> ViTConfig:
     """The architecture of a checkpoint, from its headers: no weight is read. Arguments and errors as in `load`."""
     with opened(path, facts=_facts(config), format=format) as checkpoint:
-        return checkpoint.config
+        return checkpoint.written
 
 
 def detect(path: str | os.PathLike[str]) -> str:
@@ -143,11 +143,14 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
     tensors = assign.collect(variables | moved, config, table)
     understood, unsaid = _understood(variables | moved, config, table)
     described = None if table.json is None else config_json.write(config, table.json)
-    _refuse_other_meanings(config, understood, table)
+    said = {} if described is None or table.json is None else config_json.facts(described, table.json)
+    _refuse_other_meanings(config, understood, said, table)
     if table.layout == "keras":  # readers of the torch formats would not take tensors they do not know
         config = model.config
         tensors = itertools.chain(tensors, ((OWN + path, _array(variables[path])) for path in moved))
     note = record.note(config, understood, unsaid)
+    if config.position_prefix and not model.config.position_prefix:
+        note[record.EMPTY_ROWS] = "true"
     path = Path(path)
     if described is not None and not path.suffix:
         path.mkdir(parents=True, exist_ok=True)
@@ -203,23 +206,31 @@ def _understood(variables: Mapping[str, Any], config: ViTConfig, table: Table) -
     fields = config.to_dict()
     rows = [source.row for path in shapes if (source := table.tensor_of(path, fields))]
     presence = dict(row.only_if for row in rows if row.only_if and "." not in row.only_if[0])
-    stated = ("num_heads", "position_prefix") if table.json else ("num_heads",)
-    caller = {name: fields[name] for name in stated if name not in table.config}
+    stated = _stated(table) & {"position_prefix", "classifier"} | {"num_heads"}
+    caller = {name: fields[name] for name in sorted(stated - set(table.config))}
+    unsaid = tuple(caller) if table.layout == "torch" else ()  # so that the file can be read without its config.json
     try:
-        return infer(shapes, table, Told(presence=presence, caller=caller)), ()
+        return infer(shapes, table, Told(presence=presence, caller=caller)), unsaid
     except CheckpointError:  # no grid, or none that is square
         told = Told(presence=presence, caller={**caller, "image_size": config.image_size})
-        return infer(shapes, table, told), ("image_size",)
+        return infer(shapes, table, told), (*unsaid, "image_size")
 
 
-def _refuse_other_meanings(config: ViTConfig, understood: ViTConfig, table: Table) -> None:
-    """Raise where a reader of the format would take the file for another model; warn where only digits would differ."""
-    stated = set() if table.json is None else {rule.split("|")[0].strip() for rule in table.json.fields.values()}
+def _stated(table: Table) -> set[str]:
+    """The fields that a format's config.json states."""
+    return set() if table.json is None else {rule.split("|")[0].strip() for rule in table.json.fields.values()}
+
+
+def _refuse_other_meanings(config: ViTConfig, understood: ViTConfig, said: Mapping[str, Any], table: Table) -> None:
+    """Raise where a reader of the format would take the file for another model; warn where only digits differ."""
+    stated = _stated(table)
     told = {"resnet", *(name for facts in table.without.values() for name in facts)}  # by which tensors there are
     ours, theirs = config.to_dict(), understood.to_dict()
-    wrong, close = [], []
+    combinations = [facts for facts in table.refused if all(lookup(ours, name) == facts[name] for name in facts)]
+    wrong = [" with ".join(f"{name}={value!r}" for name, value in facts.items()) for facts in combinations]
+    close: list[str] = []
     for name, value in ours.items():
-        meant = theirs[name] if name in told else table.config.get(name, theirs[name])
+        meant = said.get(name, theirs[name] if name in told else table.config.get(name, theirs[name]))
         if name in _NOT_IN_FILES | stated or _same(name, value, meant, config):
             continue
         text = f"{name}={value!r} (it means {meant!r})"
@@ -229,8 +240,8 @@ def _refuse_other_meanings(config: ViTConfig, understood: ViTConfig, table: Tabl
         raise CheckpointError(f"The {table.format} format cannot express " + ", ".join(wrong))
     if close:
         warnings.warn(
-            f"keras_vit: {table.format} files do not say {', '.join(close)}. keras_vit notes it in the file and reads it "
-            "back; other readers' logits will differ in the fourth digit or so.",
+            f"keras_vit: {table.format} files do not say {', '.join(close)}. keras_vit notes it in the file and reads "
+            "it back; other readers' logits will differ in the fourth digit or so.",
             stacklevel=3,
         )
 
@@ -240,7 +251,7 @@ def _same(name: str, value: Any, meant: Any, config: ViTConfig) -> bool:
         return _SAME_IN_FILES.get(value, value) == meant
     if name == "layer_scale":
         return (value is None) == (meant is None)
-    if name == "position_prefix" and not config.num_prefix_tokens:
+    if name == "position_prefix" and (not config.num_prefix_tokens or config.position != "learned"):
         return True
     if name == "representation_activation" and config.representation_size is None:
         return True

@@ -16,6 +16,7 @@ from rich.progress import track
 from rich.table import Table
 
 from keras_vit import digits, export, zoo
+from keras_vit.config import pair
 from keras_vit.model import VisionTransformer
 
 NAME = "ViT-digits"
@@ -44,7 +45,8 @@ def run(out: Path) -> None:
     out.mkdir(parents=True)
     data = digits.load()
     model = zoo.load(NAME)
-    side, larger = model.config.image_size[0], model.config.image_size[0] * 3 // 2
+    side, _ = pair(model.config.image_size, "image_size")
+    larger = side * 3 // 2
     console.print(f"{NAME}: {model.count_params():,} parameters, {len(data.test_images)} held-out digits")
     first = model.classify(data.test_images[0], top=1)[0][0]
     console.print(f"The first is a {data.test_labels[0]}; the model says {first.label} ({first.probability:.1%})")

@@ -125,8 +125,15 @@ class Graph:
     def _pool(self, x: Any, token: int) -> Any:
         c = self.config
         if c.classifier == "map":
-            options = {"activation": c.activation, "norm_epsilon": c.norm_epsilon, "dtype": self.policy}
-            x = vit.AttentionPooling(c.num_heads, c.mlp_dim, name="pool", **options)(x)
+            x = vit.AttentionPooling(
+                c.num_heads,
+                c.mlp_dim,
+                activation=c.activation,
+                norm_epsilon=c.norm_epsilon,
+                prefix_tokens=c.num_prefix_tokens,
+                name="pool",
+                dtype=self.policy,
+            )(x)
         elif c.classifier in ("token", "gap"):
             token_or_mean = token if c.classifier == "token" else None
             name = "pool" if token == 0 else f"pool_{token}"

@@ -89,7 +89,9 @@ class VisionTransformer(keras.Model):
         blocks = [f"block_{i}" for i in range(self.config.num_layers)]
         inputs = ["tokens", *blocks[:-1]]
         tokens = self.features(images, inputs)
-        return [self.get_layer(block).attention_weights(tokens[name]) for block, name in zip(blocks, inputs, strict=True)]
+        return [
+            self.get_layer(block).attention_weights(tokens[name]) for block, name in zip(blocks, inputs, strict=True)
+        ]
 
     def preprocess(self, images: Any) -> np.ndarray:
         """Prepares images as the weights expect: resized, scaled, in a batch. See `keras_vit.preprocess.prepare`.
@@ -128,7 +130,7 @@ class VisionTransformer(keras.Model):
         probabilities = shifted / shifted.sum(axis=1, keepdims=True)
         best = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
         return [
-            [Prediction(*labels[index], float(row[index])) for index in order]
+            [Prediction(*labels[int(index)], float(row[index])) for index in order]
             for row, order in zip(probabilities, best, strict=True)
         ]
 
@@ -175,12 +177,14 @@ class VisionTransformer(keras.Model):
                     variable.assign(value)
 
     def get_config(self) -> dict[str, Any]:
+        """What `from_config` needs: the config, the dtype policy, the name, and which layers are frozen."""
         policy = keras.dtype_policies.serialize(self._policy)
         frozen = [layer.name for layer in self.layers if not layer.trainable]
         return {"config": self.config.to_dict(), "dtype": policy, "name": self.name, "frozen": frozen}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> VisionTransformer:
+        """A new model, its weights initialised, from what `get_config` gave."""
         del custom_objects  # every layer is registered
         policy = keras.dtype_policies.deserialize(config["dtype"])
         model = cls(ViTConfig(**config["config"]), dtype=policy, name=config["name"])
@@ -195,7 +199,8 @@ def _warn_of_a_rest(config: ViTConfig) -> None:
     # More than the image: a stem pads it, and nothing is lost.
     if used[0] < height or used[1] < width:
         warnings.warn(
-            f"keras_vit: images of {height}x{width} pixels are no multiple of the {config.stride[0]}x{config.stride[1]} "
-            f"patch; the model sees the upper left {used[0]}x{used[1]}, as in the official code.",
+            f"keras_vit: images of {height}x{width} pixels are no multiple of the "
+            f"{config.stride[0]}x{config.stride[1]} patch; "
+            f"the model sees the upper left {used[0]}x{used[1]}, as in the official code.",
             stacklevel=3,
         )

@@ -39,6 +39,7 @@ HYBRIDS = {
 # The official configs keep this dropout for training from scratch; AugReg and the other models use none.
 DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32": 0.1}
 
+
 def canonical_name(name: str) -> str:
     """The one spelling of an architecture: "b_16" -> "ViT-B/16", "R26_S_32" -> "R26+ViT-S/32".
 
@@ -49,7 +50,9 @@ def canonical_name(name: str) -> str:
     Raises:
         ValueError: where it is no architecture, with the nearest names.
     """
-    match = re.fullmatch(r"(?:(R\d*)[+_\- ]*)??(?:ViT[-_ ]*)?([A-Z]+(?:400m)?(?:[-_ ]?opt)?)[/_\- ]?(\d+)", name.strip(), re.I)
+    match = re.fullmatch(
+        r"(?:(R\d*)[+_\- ]*)??(?:ViT[-_ ]*)?([A-Z]+(?:400m)?(?:[-_ ]?opt)?)[/_\- ]?(\d+)", name.strip(), re.I
+    )
     if match:
         stem, size, patch = match.groups()
         spelled = _known_size(re.sub(r"[-_ ]?opt$", "-opt", size, flags=re.I))

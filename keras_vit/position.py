@@ -76,16 +76,19 @@ def resize(
     return np.concatenate([prefix, resized.astype(table.dtype)]).reshape(*table.shape[:-2], -1, hidden)
 
 
-def sincos2d(grid: Grid, hidden_size: int, *, temperature: float = 10_000.0) -> npt.NDArray[np.float32]:
+def sincos2d(
+    grid: Grid, hidden_size: int, *, temperature: float = 10_000.0, dtype: npt.DTypeLike = np.float32
+) -> npt.NDArray[np.floating]:
     """Makes the fixed position embedding of big_vision, `posemb_sincos_2d` in its `models/vit.py`.
 
     Args:
         grid: `(height, width)` in patches; one number means a square.
         hidden_size: Width of the tokens, a multiple of 4 and at least 8.
         temperature: The highest angular frequency, one radian a patch, divided by the lowest.
+        dtype: Of the result; the angles are float64.
 
     Returns:
-        float32 of shape `(1, height * width, hidden_size)` in [-1, 1], patches row-major. The quarters of the
+        Array of shape `(1, height * width, hidden_size)` in [-1, 1], patches row-major. The quarters of the
         last axis are sin x, cos x, sin y and cos y, where x counts columns and y rows from 0.
 
     Raises:
@@ -98,7 +101,7 @@ def sincos2d(grid: Grid, hidden_size: int, *, temperature: float = 10_000.0) -> 
         )
     omega = temperature ** -np.linspace(0.0, 1.0, hidden_size // 4)
     y, x = (axis.reshape(-1, 1) * omega for axis in np.mgrid[:height, :width])
-    return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1).astype(np.float32)[None]
+    return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1).astype(dtype)[None]
 
 
 def _sides(grid: Grid, name: str) -> tuple[int, int]:
@@ -133,7 +136,7 @@ def _source_grid(shape: tuple[int, ...], source_grid: Grid | None, prefix_tokens
 
 
 def _official(new: int, old: int) -> Matrix:
-    positions = np.arange(new) * ((old - 1) / max(new - 1, 1))
+    positions = np.arange(new, dtype=np.float64) * ((old - 1) / max(new - 1, 1))
     matrix = _linear(positions, old)
     matrix[positions > old - 1] = 0.0  # SciPy takes a last point that rounding put past the end to be outside.
     return matrix

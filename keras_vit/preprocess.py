@@ -6,6 +6,7 @@ without antialias, values -1..1.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -154,7 +155,9 @@ def _checked(array: np.ndarray) -> np.ndarray:
     if not (low >= 0 and high <= 255):
         raise ValueError(f"Images hold values from 0 to 255, not prepared ones. {received} with values {low}..{high}")
     if array.dtype.kind == "f" and 0 < high <= 1:
-        raise ValueError(f"Float images hold values from 0 to 255: multiply by 255. {received} with values {low}..{high}")
+        raise ValueError(
+            f"Float images hold values from 0 to 255: multiply by 255. {received} with values {low}..{high}"
+        )
     return array if array.dtype == np.uint8 else array.astype(np.float32)
 
 
@@ -174,17 +177,16 @@ def _to_channels(image: Any, num_channels: int) -> Any:
 def _squash(image: Any, image_size: tuple[int, int], preprocessing: Preprocessing) -> Any:
     import tensorflow as tf
 
-    return tf.image.resize(
-        image, image_size, method=preprocessing.interpolation, antialias=preprocessing.antialias
-    )
+    return tf.image.resize(image, image_size, method=preprocessing.interpolation, antialias=preprocessing.antialias)
 
 
 def _crop(image: Any, image_size: tuple[int, int], preprocessing: Preprocessing) -> Any:
     import tensorflow as tf
 
     height, width = tf.unstack(tf.shape(image)[-3:-1])
-    wanted = tf.constant(image_size, tf.float32) / preprocessing.crop_fraction
-    ratio = tf.reduce_max(wanted / tf.cast([height, width], tf.float32))
+    # Rounded down as timm does (224 / 0.9 is 248); the tiny number keeps 384 / (384 / 448) at 448.
+    wanted = [math.floor(side / preprocessing.crop_fraction + 1e-6) for side in image_size]
+    ratio = tf.reduce_max(tf.constant(wanted, tf.float32) / tf.cast([height, width], tf.float32))
     sides = tf.maximum(tf.cast(tf.round(tf.cast([height, width], tf.float32) * ratio), tf.int32), image_size)
     image = tf.image.resize(image, sides, method=preprocessing.interpolation, antialias=preprocessing.antialias)
     top, left = tf.unstack((sides - tf.constant(image_size)) // 2)

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import TINY, VARIANTS, tiny
 
 from keras_vit import layers as vit
-from keras_vit.config import Preprocessing, ResNetConfig, ViTConfig, check_fields
+from keras_vit import position
+from keras_vit.config import POSITION_METHODS, Preprocessing, ResNetConfig, ViTConfig, check_fields
 from keras_vit.names import HYBRIDS, SIZES
+from tiny_models import TINY, VARIANTS, tiny
 
 CONFIGS = {
     **{name: tiny(**changes) for name, changes in VARIANTS.items()},
@@ -57,7 +58,11 @@ def test_numpy_numbers_are_numbers() -> None:
         *((name, value) for name in ("num_channels",) for value in (0, None, True)),
         *((name, value) for name in ("num_classes", "num_registers") for value in (-1, None, 2.0)),
         *(("representation_size", value) for value in (0, "32")),
-        *((name, value) for name in ("image_size", "patch_size") for value in (0, (32,), (32, 0), "32", None, (1, 2, 3))),
+        *(
+            (name, value)
+            for name in ("image_size", "patch_size")
+            for value in (0, (32,), (32, 0), "32", None, (1, 2, 3))
+        ),
         *((name, value) for name in ("dropout_rate", "attention_dropout_rate") for value in (1, -0.1, "0", None)),
         *(("stochastic_depth", value) for value in (1.0, float("nan"))),
         *(("norm_epsilon", value) for value in (-1e-6, "small", None, float("nan"))),
@@ -66,7 +71,10 @@ def test_numpy_numbers_are_numbers() -> None:
         *(("classifier", value) for value in ("cls", None, 3)),
         *(("activation", value) for value in ("gelu", None)),
         *((name, "x") for name in ("position", "position_method", "final_norm", "representation_activation")),
-        *(("resnet", value) for value in (3, "R50", {"num_layers": (0,)}, {"num_layers": (2.5,)}, {"width_factor": 0.3})),
+        *(
+            ("resnet", value)
+            for value in (3, "R50", {"num_layers": (0,)}, {"num_layers": (2.5,)}, {"width_factor": 0.3})
+        ),
         *(("resnet", {"conv_epsilon_place": value}) for value in ("x", None)),
         *(("preprocessing", value) for value in (3, {"resize": "stretch"}, {"interpolation": "cubic"})),
         *(("preprocessing", {"crop_fraction": value}) for value in (0, 1.1)),
@@ -153,7 +161,9 @@ def test_prefix_tokens_are_counted(changes: dict[str, Any], prefix: int, rows: i
         ("R50+ViT-L/32", 384, (12, 12), (32, 32)),
     ],
 )
-def test_official_models_have_their_grid(name: str, image_size: Any, grid: tuple[int, int], stride: tuple[int, int]) -> None:
+def test_official_models_have_their_grid(
+    name: str, image_size: Any, grid: tuple[int, int], stride: tuple[int, int]
+) -> None:
     config = ViTConfig.from_name(name, image_size=image_size)
     assert (config.grid, config.stride) == (grid, stride)
 
@@ -164,7 +174,9 @@ def test_official_models_have_their_grid(name: str, image_size: Any, grid: tuple
     patch=st.tuples(st.integers(1, 9), st.integers(1, 9)),
     stages=st.one_of(st.none(), st.lists(st.just(1), max_size=4)),
 )
-def test_the_grid_is_what_the_layers_give(height: int, width: int, patch: tuple[int, int], stages: list[int] | None) -> None:
+def test_the_grid_is_what_the_layers_give(
+    height: int, width: int, patch: tuple[int, int], stages: list[int] | None
+) -> None:
     resnet = None if stages is None else ResNetConfig(num_layers=tuple(stages), width_factor=0.5)
     shape: tuple[int | None, ...] = (None, height, width, 3)
     if resnet is not None:
@@ -182,7 +194,9 @@ def test_the_grid_is_what_the_layers_give(height: int, width: int, patch: tuple[
 
 
 @pytest.mark.parametrize("image_size", [(33, 47), (64, 31), (35, 35)])
-@pytest.mark.parametrize("changes", [{}, VARIANTS["hybrid"], VARIANTS["stem only"]], ids=["pure", "hybrid", "stem only"])
+@pytest.mark.parametrize(
+    "changes", [{}, VARIANTS["hybrid"], VARIANTS["stem only"]], ids=["pure", "hybrid", "stem only"]
+)
 def test_the_grid_is_the_number_of_tokens_that_come_out(changes: dict[str, Any], image_size: tuple[int, int]) -> None:
     config = tiny(**changes, image_size=image_size)
     x = np.zeros((1, *image_size, 3), np.float32)
@@ -196,4 +210,10 @@ def test_the_grid_is_the_number_of_tokens_that_come_out(changes: dict[str, Any],
 
 
 def test_the_default_preprocessing_is_the_official_evaluation() -> None:
-    assert Preprocessing() == Preprocessing(resize="squash", interpolation="bilinear", antialias=False, mean=(0.5,), std=(0.5,))
+    assert Preprocessing() == Preprocessing(
+        resize="squash", interpolation="bilinear", antialias=False, mean=(0.5,), std=(0.5,)
+    )
+
+
+def test_the_position_methods_are_those_of_the_position_module() -> None:
+    assert POSITION_METHODS == position.METHODS

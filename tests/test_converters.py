@@ -406,7 +406,9 @@ STEM = VARIANTS["hybrid"]["resnet"]
     ],
     ids=str,
 )
-def test_small_differences_that_the_format_cannot_say_are_told_and_noted(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_small_differences_that_the_format_cannot_say_are_told_and_noted(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
     model = built(**changes)
     name = list(changes)[0]
     with pytest.warns(UserWarning, match=f"^keras_vit: google files do not say {name}=.*notes it in the file") as seen:

@@ -11,7 +11,11 @@ LISTS = sorted(path.stem for path in (content.folder("zoo") / "labels").glob("*.
     ("name", "classes", "rows"),
     [
         # The first and last WordNet ids of ILSVRC 2012 in the order that every model of it uses.
-        ("imagenet2012", 1000, {0: ("n01440764", "tench"), 207: ("n02099601", "golden retriever"), 999: ("n15075141", "toilet")}),
+        (
+            "imagenet2012",
+            1000,
+            {0: ("n01440764", "tench"), 207: ("n02099601", "golden retriever"), 999: ("n15075141", "toilet")},
+        ),
         ("imagenet21k", 21843, {}),
         ("digits", 10, {}),
     ],

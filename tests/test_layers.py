@@ -45,7 +45,11 @@ LAYERS: dict[str, tuple[type[keras.layers.Layer], dict[str, Any], tuple[int, ...
         TOKENS,
     ),
     "patches": (vit.PatchEmbedding, {"hidden_size": 16, "patch_size": (4, 3)}, (2, 9, 10, 3)),
-    "patches, no bias": (vit.PatchEmbedding, {"hidden_size": 16, "patch_size": (4, 4), "use_bias": False}, (2, 8, 8, 3)),
+    "patches, no bias": (
+        vit.PatchEmbedding,
+        {"hidden_size": 16, "patch_size": (4, 4), "use_bias": False},
+        (2, 8, 8, 3),
+    ),
     "token pooling": (vit.TokenPooling, {"token": 1}, TOKENS),
     "mean pooling": (vit.TokenPooling, {"prefix_tokens": 2}, TOKENS),
     "attention pooling": (vit.AttentionPooling, {"num_heads": 4, "mlp_dim": 48, "norm_epsilon": 1e-3}, TOKENS),
@@ -180,7 +184,12 @@ def test_attention_is_keras_own_with_the_same_weights(use_bias: bool) -> None:
     ours = filled(vit.MultiHeadAttention(4, use_bias=use_bias), TOKENS)
     theirs = keras.layers.MultiHeadAttention(4, 8, use_bias=True)
     theirs.build(TOKENS, TOKENS)
-    for name, dense in {"query": "_query_dense", "key": "_key_dense", "value": "_value_dense", "out": "_output_dense"}.items():
+    for name, dense in {
+        "query": "_query_dense",
+        "key": "_key_dense",
+        "value": "_value_dense",
+        "out": "_output_dense",
+    }.items():
         target, source = getattr(theirs, dense), getattr(ours, name)
         target.kernel.assign(source.kernel)
         target.bias.assign(keras.ops.zeros_like(target.bias) if source.bias is None else source.bias)
@@ -227,7 +236,11 @@ def test_a_block_reads_as_the_paper() -> None:
     norms = []
     for norm in (layer.norm1, layer.norm2):
         gamma, beta = norm.get_weights()
-        norms.append(lambda x, g=gamma, b=beta: (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-3) * g + b)
+        norms.append(
+            lambda x, g=gamma, b=beta: (
+                (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-3) * g + b
+            )
+        )
     normed = norms[0](x)
     attended, weights = numpy_attention(layer.attention, normed, normed)
     y = x + attended * layer.scale1.get_weights()[0]
@@ -249,7 +262,11 @@ def test_stochastic_depth_drops_whole_images_at_its_rate_and_keeps_the_mean(rank
 
 def test_stochastic_depth_is_the_identity_in_inference() -> None:
     x = drawn(TOKENS)
-    for layer, training in ((vit.StochasticDepth(0.9), False), (vit.StochasticDepth(0.9), None), (vit.StochasticDepth(0.0), True)):
+    for layer, training in (
+        (vit.StochasticDepth(0.9), False),
+        (vit.StochasticDepth(0.9), None),
+        (vit.StochasticDepth(0.0), True),
+    ):
         np.testing.assert_array_equal(layer(x, training=training), x)
 
 
@@ -282,13 +299,17 @@ def test_a_standardized_convolution_is_tensorflows_with_a_standardized_kernel(
     place: str, epsilon: float, size: int, strides: int, side: int
 ) -> None:
     x = drawn((2, side, side, 6))
-    layer: Any = filled(vit.StandardizedConv2D(10, size, strides=strides, epsilon=epsilon, epsilon_place=place), x.shape)
+    layer: Any = filled(
+        vit.StandardizedConv2D(10, size, strides=strides, epsilon=epsilon, epsilon_place=place), x.shape
+    )
     kernel = layer.get_weights()[0].astype(np.float64)
     deviation = kernel.std((0, 1, 2)) + epsilon if place == "std" else np.sqrt(kernel.var((0, 1, 2)) + epsilon)
     kernel = (kernel - kernel.mean((0, 1, 2))) / deviation
     np.testing.assert_allclose(layer.standardized_kernel(), kernel, **CLOSE)
     # Sums of up to 294 products of size 1: their float32 error reaches 294 * 6e-8 = 2e-5.
-    np.testing.assert_allclose(layer(x), tf.nn.conv2d(x.astype(np.float64), kernel, strides, "SAME"), rtol=1e-5, atol=5e-5)
+    np.testing.assert_allclose(
+        layer(x), tf.nn.conv2d(x.astype(np.float64), kernel, strides, "SAME"), rtol=1e-5, atol=5e-5
+    )
 
 
 @pytest.mark.parametrize("channels", [32, 64, 256])
@@ -327,9 +348,7 @@ def test_a_root_is_conv_norm_relu_and_a_padded_maximum() -> None:
     assert root(x).shape == (2, 5, 4, 32)
 
 
-@pytest.mark.parametrize(
-    ("strides", "channels", "projects"), [(1, 128, False), (2, 128, True), (1, 64, True)], ids=str
-)
+@pytest.mark.parametrize(("strides", "channels", "projects"), [(1, 128, False), (2, 128, True), (1, 64, True)], ids=str)
 def test_a_unit_projects_where_the_shape_changes_and_starts_as_its_shortcut(
     strides: int, channels: int, projects: bool
 ) -> None:

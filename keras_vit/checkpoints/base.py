@@ -78,6 +78,7 @@ class Container(abc.ABC):
         self.path = path
         self.headers: dict[str, Header] = {}
         self.metadata: dict[str, str] = {}
+        self._joined: list[Container] = []
         self._file = io.FileIO(path)
         try:
             with reading(path):
@@ -98,6 +99,9 @@ class Container(abc.ABC):
         Raises:
             CheckpointError: There is no such tensor, its type is not read, or its data are damaged.
         """
+        for other in self._joined:
+            if name in other.headers:
+                return other.read(name)
         with reading(self.path):
             if (header := self.headers.get(name)) is None:
                 raise CheckpointError(f"has no tensor {shown(name)} among its {len(self.headers)}.")
@@ -109,9 +113,22 @@ class Container(abc.ABC):
                 )
             return self._read_tensor(header)
 
+    def join(self, other: "Container") -> None:
+        """Takes in another file of the same model, its tensors too; closing this one closes both.
+
+        Raises:
+            CheckpointError: Both have a tensor of the same name.
+        """
+        self._joined.append(other)
+        if twice := self.headers.keys() & other.headers.keys():
+            raise CheckpointError(f"{other.path}: has tensor {shown(min(twice))}, as {self.path} has.")
+        self.headers |= other.headers
+
     def close(self) -> None:
-        """Closes the file; arrays already read stay valid."""
+        """Closes the file and those joined to it; arrays already read stay valid."""
         self._file.close()
+        for other in self._joined:
+            other.close()
 
     def __enter__(self) -> Self:
         """Returns the container itself."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from keras_vit.atomic import replacing
 from keras_vit.checkpoints.errors import CheckpointError
-from keras_vit.checkpoints.table import JsonFields
+from keras_vit.checkpoints.table import JsonFields, lookup
 from keras_vit.config import ViTConfig
 
 LARGEST = 10 * 2**20  # an id2label of 21,843 classes takes 1.5 MB
@@ -41,12 +44,10 @@ def facts(values: Mapping[str, Any], fields: JsonFields) -> dict[str, Any]:
     """What a config.json says, as fields of ViTConfig (nested ones as dicts).
 
     Raises:
-        CheckpointError: for a spelling that is not known.
+        CheckpointError: for a spelling that is not known, or a model that is not read.
     """
-    told: dict[str, Any] = {}
-    words = str(_get(values, fields.name)).split("_") if fields.name else []
-    for word in words:
-        told |= fields.words.get(word, {})
+    _refuse_unknown(values, fields)
+    told = _told_by_name(str(_get(values, fields.name)), fields)
     for path, rule in fields.fields.items():
         name, _, step = (piece.strip() for piece in rule.partition("|"))
         value = _get(values, path)
@@ -75,7 +76,7 @@ def write(config: ViTConfig, fields: JsonFields) -> dict[str, Any]:
     """
     values: dict[str, Any] = {}
     ours = config.to_dict()
-    for path, value in fields.constants.items():
+    for path, value in [*fields.constants.items(), *_kind(ours, fields).items()]:
         _put(values, path, value)
     homeless = []
     for path, rule in fields.fields.items():
@@ -93,6 +94,42 @@ def write(config: ViTConfig, fields: JsonFields) -> dict[str, Any]:
     if homeless:
         raise CheckpointError(f"config.json has no word for {', '.join(homeless)}")
     return values
+
+
+def _told_by_name(name: str, fields: JsonFields) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    architecture, _, _ = name.partition(".")  # the rest tells how it was trained
+    for pattern, facts in fields.names.items():
+        if fnmatch.fnmatchcase(architecture, pattern):
+            if isinstance(facts, str):
+                raise CheckpointError(f"config.json: {fields.name} {name!r:.200} is not read: {facts}")
+            told |= facts
+    return told
+
+
+def _refuse_unknown(values: Mapping[str, Any], fields: JsonFields) -> None:
+    """Raise where a config.json says what ViTConfig has no word for: the model would compute something else."""
+    for path, accepted in fields.accepts.items():
+        value = _get(values, path)
+        if accepted and value is not _MISSING and value not in accepted:
+            raise CheckpointError(f"config.json: {path} is read only as one of {accepted}. Received: {value!r:.200}")
+    for parent in {path.rpartition(".")[0] for path in fields.accepts}:
+        present = _get(values, parent)
+        keys = present if isinstance(present, Mapping) else {}
+        unknown = [key for key in keys if f"{parent}.{key}" not in {*fields.fields, *fields.accepts}]
+        if unknown:
+            raise CheckpointError(
+                f"config.json: {parent} has {str(unknown)[:200]}, and nothing is known of such a model"
+            )
+
+
+def _kind(config: Mapping[str, Any], fields: JsonFields) -> Mapping[str, Any]:
+    for kind in fields.kinds:
+        fits = all(lookup(config, path) == value for path, value in kind.get("when", {}).items())
+        if fits and not any(lookup(config, path) for path in kind.get("unless", ())):
+            written: Mapping[str, Any] = kind["write"]
+            return written
+    return {}
 
 
 def save(path: Path, values: Mapping[str, Any]) -> None:
@@ -136,7 +173,7 @@ def _numbers_of_labels(value: Any, config: ViTConfig) -> dict[str, str] | None:
 
 def _labels_to_numbers(value: Any, config: ViTConfig) -> dict[str, int] | None:
     numbers = _numbers_of_labels(value, config)
-    return numbers and {label: int(number) for number, label in numbers.items()}
+    return None if numbers is None else {label: int(number) for number, label in numbers.items()}
 
 
 def _square_or_list(value: Any, _: Any) -> Any:
@@ -148,8 +185,46 @@ def _after_channels(value: Any) -> list[int]:
     return [height, width]
 
 
+def _before_channels(value: Any) -> list[int]:
+    height, width, _ = value
+    return [height, width]
+
+
+def _pooling(value: Any) -> str:
+    """The pooling of Keras Hub's ViTImageClassifier."""
+    if value["pooling"] == "gap" and value["backbone"]["config"]["use_class_token"]:
+        raise ValueError("its mean takes in the class token, which keras_vit's does not")
+    return str(value["pooling"])
+
+
+def _image_converter(value: Any) -> dict[str, Any]:
+    """Keras Hub's ImageConverter, pixel * scale + offset for pixels of 0 to 255, as fields of Preprocessing."""
+    if value["pad_to_aspect_ratio"]:
+        raise ValueError("images are padded, which keras_vit does not do")
+    scale = 255 * np.atleast_1d(np.float64(1 if value["scale"] is None else value["scale"]))
+    offset = np.atleast_1d(np.float64(0 if value["offset"] is None else value["offset"]))
+    with np.errstate(all="raise"):
+        mean, std = np.broadcast_arrays(-offset / scale, 1 / scale)
+    return {
+        "resize": "crop" if value["crop_to_aspect_ratio"] else "squash",
+        "interpolation": value["interpolation"],
+        "antialias": value["antialias"],
+        "mean": tuple(mean.tolist()),
+        "std": tuple(std.tolist()),
+    }
+
+
 def _channels_first(value: Any, config: ViTConfig) -> list[int]:
     return [config.num_channels, *value]
+
+
+def _one_for_all(value: Any) -> list[float]:
+    """The mean or standard deviation of each channel; one where all agree."""
+    return value[:1] if len(set(value)) == 1 else list(value)
+
+
+def _one_a_channel(value: Any, config: ViTConfig) -> list[float]:
+    return list(value) * (config.num_channels if len(value) == 1 else 1)
 
 
 def _share(value: Any) -> float:
@@ -163,6 +238,10 @@ _READ_STEPS: dict[str, Callable[[Any], Any]] = {  # a path with another step is 
     "square or list": _as_is,
     "numbered": _labels_of_numbers,
     "channels first": _after_channels,
+    "channels last": _before_channels,
+    "pooling": _pooling,
+    "image converter": _image_converter,
+    "each channel": _one_for_all,
     "share": _share,
 }
 _WRITE_STEPS: dict[str, Callable[[Any, ViTConfig], Any]] = {
@@ -173,6 +252,7 @@ _WRITE_STEPS: dict[str, Callable[[Any, ViTConfig], Any]] = {
     "channels first": _channels_first,
     "written": _as_is,
     "over hidden_size": _over_hidden_size,
+    "each channel": _one_a_channel,
     "share": _as_is,
 }
 

@@ -70,6 +70,11 @@ def infer(shapes: Shapes, table: Table, told: Told) -> ViTConfig:
     fields = _merged(table.config, table.defaults, *absent, seen, told.presence, said)
     fields["num_heads"] = _num_heads(shapes, table, said.get("num_heads"))
     fields["resnet"] = _resnet(shapes, fields.get("resnet"))
+    if fields["classifier"] == "token" and fields["final_norm"] == "pooled" and "classifier" not in said:
+        raise CheckpointError(
+            "does not say whether its last norm is of the class token or of the mean: "
+            "pass config={'classifier': 'token' or 'gap'}"
+        )
     if fields["classifier"] == "unpooled" and fields["class_token"]:
         fields["classifier"] = "token_unpooled"
     if fields.get("labels") is not None and not isinstance(fields["labels"], str):

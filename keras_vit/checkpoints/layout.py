@@ -35,7 +35,9 @@ def fits(shape: tuple[int, ...], source: Source, layout: str, wanted: tuple[int,
     _, count = source.row.part
     if count > 1 and (not shape or shape[0] % count):
         return False
-    return variable_shape(shape, source, layout) == (_folded(wanted, source.row) if layout == "torch" else wanted)
+    if layout == "torch":
+        wanted = _folded(wanted, source.row)
+    return variable_shape(shape, source, layout) == (wanted if source.row.rank is None else _without_ones(wanted))
 
 
 def to_variable(tensor: np.ndarray, source: Source, layout: str, wanted: tuple[int, ...]) -> np.ndarray:
@@ -59,7 +61,8 @@ def to_tensor(variable: np.ndarray, row: Row, layout: str) -> np.ndarray:
         if row.is_kernel:
             variable = variable.transpose(np.argsort(_TORCH_AXES[variable.ndim]))
     if row.rank is not None:
-        variable = variable.reshape((1,) * (row.rank - variable.ndim) + variable.shape)
+        core = _without_ones(variable.shape)
+        variable = variable.reshape((1,) * (row.rank - len(core)) + core)
     return np.ascontiguousarray(variable)
 
 

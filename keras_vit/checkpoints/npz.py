@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from keras_vit.checkpoints.archive import check_directory, check_name, data_start, find_directory
 from keras_vit.atomic import replacing
+from keras_vit.checkpoints.archive import check_directory, check_name, data_start, find_directory
 from keras_vit.checkpoints.base import ITEM_BYTES, Container, Header, decoded, read_exactly, read_into
 from keras_vit.checkpoints.errors import AGAIN, CheckpointError, shown
 

@@ -1,5 +1,5 @@
-"""Where the class token's position stands: a row of the position embedding (Google, Hugging Face), or in the token itself
-(big_vision). The two are the same function, and a model is written in either way.
+"""Where the class token's position stands: in a row of the position embedding (Google, Hugging Face), or in the token
+itself (big_vision). The two are the same function, and a model is written in either way.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_vit.checkpoints.errors import CheckpointError
 from keras_vit.config import ViTConfig
 
 POSITION = "position/embedding"
@@ -43,3 +44,18 @@ def moved(variables: Mapping[str, Any], config: ViTConfig, position_prefix: bool
             changed[path] = token + table[:, start : start + token.shape[1]]
             start += token.shape[1]
     return changed
+
+
+def without_empty(table: np.ndarray, count: int) -> np.ndarray:
+    """A position embedding without the rows of its prefix tokens, which `moved` had added.
+
+    Args:
+        table: (1, count + grid, hidden_size).
+        count: of the rows.
+
+    Raises:
+        CheckpointError: where they are not empty after all.
+    """
+    if np.any(table[:, :count]):
+        raise CheckpointError(f"notes that the first {count} rows of its position embedding are zero, and they are not")
+    return table[:, count:]

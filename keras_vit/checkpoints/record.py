@@ -13,6 +13,7 @@ from keras_vit.checkpoints.errors import CheckpointError
 from keras_vit.config import ViTConfig, check_fields
 
 KEY = "keras_vit"
+EMPTY_ROWS = "keras_vit_empty_rows"  # the format wants position embeddings for prefix tokens, and the model had none
 LONGEST = 60_000  # a zip comment has two bytes for its length; long lists of labels do not fit and are left out
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_vit.checkpoints import config_json, layout, record
+from keras_vit.checkpoints import bound, config_json, layout, record
 from keras_vit.checkpoints.containers import Container, open_container
 from keras_vit.checkpoints.errors import CheckpointError
 from keras_vit.checkpoints.infer import Told, infer
@@ -30,12 +30,19 @@ class Checkpoint:
         table: of its format.
         match: which tensor is which variable.
         config: its architecture, at the size it was trained at.
+        empty_rows: whether the position embedding's rows for prefix tokens were added when it was written.
     """
 
     container: Container
     table: Table
     match: Match
     config: ViTConfig
+    empty_rows: bool = False
+
+    @property
+    def written(self) -> ViTConfig:
+        """The config of the model that was written: of `config`, if need be, without the empty rows."""
+        return self.config.replace(position_prefix=False) if self.empty_rows else self.config
 
 
 @contextlib.contextmanager
@@ -61,6 +68,9 @@ def opened(
     file = weights_file(Path(path))
     with open_container(file) as container:
         table = load_table(format) if format else detected(container)
+        for name in table.beside:
+            if (file.parent / name).is_file():
+                container.join(open_container(file.parent / name))
         match = table.match(container.headers)
         shapes = {
             variable: layout.variable_shape(container.headers[source.tensor].shape, source, table.layout)
@@ -71,9 +81,12 @@ def opened(
                 match.told, _told_by_json(file, table), record.noted(container.metadata), facts or {}, wanted_size
             )
             config = infer(shapes, table, told)
+            size_is_told = wanted_size is not None or "image_size" in told.caller
+            bound.refuse_larger(container, config, size_is_told=size_is_told)
         except CheckpointError as error:
             raise CheckpointError(f"{file} {error}") from error
-        yield Checkpoint(container, table, match, config)
+        empty_rows = config.position_prefix and record.EMPTY_ROWS in container.metadata
+        yield Checkpoint(container, table, match, config, empty_rows)
 
 
 def detected(container: Container) -> Table:
@@ -90,7 +103,8 @@ def detected(container: Container) -> Table:
     marks = {table.format: list(table.detect) for table in found or tables}
     raise CheckpointError(
         f"{container.path}: {'more than one' if found else 'no'} format is known by its tensors. "
-        f"Received {len(seen)} tensors: {str(seen[:5])[:500]}. Looked for {marks}; format= takes a name or a table of your own."
+        f"Received {len(seen)} tensors: {str(seen[:5])[:500]}. Looked for {marks}; "
+        "format= takes a name or a table of your own."
     )
 
 
@@ -109,11 +123,14 @@ def weights_file(path: Path) -> Path:
             raise CheckpointError(f"{path} holds more than one file of weights: name one of {names}")
         if files:
             return files[0]
-    raise CheckpointError(f"{path} holds none of {list(_WEIGHTS)}. It holds {sorted(os.listdir(path))[:10]}")
+    seen = sorted(file.name for file in path.iterdir())[:10]
+    raise CheckpointError(f"{path} holds none of {list(_WEIGHTS)}. It holds {seen}")
 
 
 def _told_by_json(file: Path, table: Table) -> dict[str, Any]:
     path = file.parent / "config.json"
     if table.json is None or not path.is_file():
         return {}
-    return config_json.facts(config_json.read(path), table.json)
+    beside = {key: file.parent / name for key, name in table.json.beside.items()}
+    values = config_json.read(path) | {key: config_json.read(other) for key, other in beside.items() if other.is_file()}
+    return config_json.facts(values, table.json)

@@ -35,6 +35,7 @@ class Row:
         rank: axes in the file where ones stand in front of the variable's own; None for as they are.
         only_if: (field of ViTConfig, value) that the presence of the tensor tells, and without which it is not written.
         unless: a tensor beside which this one is not part of the model.
+        beside: a tensor without which this one is not this variable.
     """
 
     variable: str
@@ -43,6 +44,7 @@ class Row:
     rank: int | None = None
     only_if: tuple[str, Any] | None = None
     unless: str | None = None
+    beside: str | None = None
 
     @property
     def is_kernel(self) -> bool:
@@ -86,16 +88,23 @@ class JsonFields:
         fields: dotted path in the file -> field of ViTConfig, dotted where it is nested; a step may follow.
         values: for a field, spelling -> value, or a list of values of which the first is read; the first spelling of
             a value is written.
-        words: facts that a word in the model's name tells, such as "base" in "vit_base_patch16_224".
-        name: dotted path of that name.
+        name: dotted path of the model's name.
+        names: pattern of such a name -> facts, the later before the earlier; or why such a model is not read.
+        accepts: dotted path -> values that are read though ViTConfig has no word for them; [] are any. Other keys
+            beside them are refused: they may change what the model computes.
         constants: what is written beside.
+        kinds: the first whose `when` holds, and none of whose `unless` is set, is written beside: its `write`.
+        beside: key -> name of another .json file in the same folder, which is read as if it stood under that key.
     """
 
     fields: Mapping[str, str]
     values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    words: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     name: str | None = None
+    names: Mapping[str, Mapping[str, Any] | str] = field(default_factory=dict)
+    accepts: Mapping[str, list[Any]] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
+    kinds: tuple[Mapping[str, Any], ...] = ()
+    beside: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,11 +122,15 @@ class Table:
     ignore: tuple[str, ...] = ()
     detect: tuple[str, ...] = ()
     detect_absent: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
     renumber: tuple[str, ...] = ()
+    spelled: Mapping[str, str] = field(default_factory=dict)
     stacked: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     without: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    zeros: tuple[str, ...] = ()
+    refused: tuple[Mapping[str, Any], ...] = ()
     json: JsonFields | None = None
     writable: bool = True
 
@@ -137,7 +150,9 @@ class Table:
         """
         prefix = self.prefix_of(headers) or ""
         names = {
-            name: name.removeprefix(prefix) for name in headers if not self.ignore_outside or name.startswith(prefix)
+            name: self._spelled(name.removeprefix(prefix))
+            for name in headers
+            if not self.ignore_outside or name.startswith(prefix)
         }
         names = {name: short for name, short in names.items() if not name.startswith(OWN)}
         sources: dict[str, Source] = {}
@@ -165,16 +180,25 @@ class Table:
         present = set(names)
         return [*self.ignore, *(_wild(row.tensor) for row in self.rows if row.unless in present)]
 
+    def is_zero_without_tensor(self, variable: str) -> bool:
+        """Whether a variable is zero in files that have no tensor for it."""
+        return any(_pattern(template).fullmatch(variable) for template in self.zeros)
+
     def tensor_of(self, variable: str, config: Mapping[str, Any]) -> Source | None:
         """Where the format keeps a variable of a model when it is written; None where it cannot."""
         for row in self.rows:
             found = _pattern(row.variable).fullmatch(variable)
-            if found and (row.only_if is None or _lookup(config, row.only_if[0]) == row.only_if[1]):
+            if found and (row.only_if is None or lookup(config, row.only_if[0]) == row.only_if[1]):
                 head = self.head_prefix if config["num_classes"] and not row.tensor.startswith("/") else ""
                 return Source(
                     self.write_prefix + head + _filled(row.tensor.removeprefix("/"), found.groupdict(), -1), row
                 )
         return None
+
+    def _spelled(self, name: str) -> str:
+        for piece, other in self.spelled.items():
+            name = name.replace(piece, other)
+        return name
 
     def _unstacked(self, name: str, header: Header) -> list[tuple[str, int | None]]:
         """The names that a tensor with a leading axis of blocks has, one a block; or its own."""
@@ -188,7 +212,7 @@ class Table:
         found = []
         for pattern, row in self._patterns:
             match = pattern.fullmatch(canonical)
-            if match and row.unless not in present:
+            if match and row.unless not in present and (row.beside is None or row.beside in present):
                 found.append((_filled(row.variable, match.groupdict(), +1, row.tensor), row))
         return found
 
@@ -204,8 +228,7 @@ class Table:
         parents = [_pattern(parent) for parent in self.renumber]
         split = {name: _child(name, parents) for name in names}
         children: dict[tuple[str, str], set[int]] = defaultdict(set)
-        for child in filter(None, split.values()):
-            parent, kind, number, _ = child
+        for parent, kind, number, _ in filter(None, split.values()):
             children[parent, kind].add(number)
         result = {}
         for name, child in split.items():
@@ -218,7 +241,7 @@ class Table:
 
 
 def _child(name: str, parents: list[re.Pattern[str]]) -> tuple[str, str, int, str] | None:
-    """(parent, class, number, rest) of a name inside one of the parents, such as (.../encoderblock_3, LayerNorm, 2, ...)."""
+    """A name inside one of the parents as (parent, class, number, rest): ("encoderblock_3", "LayerNorm", 2, "/scale")."""
     for parent in parents:
         match = re.fullmatch(rf"({parent.pattern})/([A-Za-z]+)_(\d{{1,9}})(/.*)?", name)
         if match:
@@ -244,7 +267,8 @@ def _filled(template: str, values: Mapping[str, str], shift: int = 0, shifted_in
     return PLACEHOLDER.sub(lambda found: moved[found[1]], template)
 
 
-def _lookup(config: Mapping[str, Any], path: str) -> Any:
+def lookup(config: Mapping[str, Any], path: str) -> Any:
+    """The value of a dotted field of a config's dict; None where there is none. Tuples come as lists, as in TOML."""
     value: Any = config
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None

@@ -25,12 +25,16 @@ _SCHEMA = {
     "ignore?": [str],
     "detect": [str],
     "detect_absent?": [str],
+    "beside?": [str],
     "renumber?": [str],
+    "spelled?": {"*": str},
     "stacked?": {"*": str},
     "writable?": bool,
     "config?": dict,
     "defaults?": dict,
     "without?": {"*": dict},
+    "zeros?": [str],
+    "refused?": [dict],
     "json?": dict,
     "tensors": dict,
 }
@@ -66,13 +70,13 @@ def _read(path: Path) -> Table:
         raise ValueError("; ".join(wrong))
     try:
         rows = [row for variable, names in raw.pop("tensors").items() for row in _rows(variable, names)]
-        facts = {key: _facts(raw.pop(key, {})) for key in ("config", "defaults")}
+        facts: dict[str, Any] = {key: _facts(raw.pop(key, {})) for key in ("config", "defaults")}
         without = {variable: _facts(told) for variable, told in raw.pop("without", {}).items()}
         fields = JsonFields(**raw.pop("json")) if "json" in raw else None
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
-    lists = {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}
-    return Table(rows=tuple(rows), json=fields, without=without, **facts, **lists)
+    rest: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}
+    return Table(rows=tuple(rows), json=fields, without=without, **facts, **rest)
 
 
 def _facts(told: dict[str, Any]) -> dict[str, Any]:
@@ -97,11 +101,12 @@ def _row(variable: str, text: str) -> Row:
                 options["rank"] = int(axes)
             case ["if", field, "=", value]:
                 options["only_if"] = field, json.loads(value)
-            case ["unless", other]:
-                options["unless"] = other
+            case ["unless" | "beside" as condition, other]:
+                options[condition] = other
             case _:
                 raise ValueError(
-                    f"{variable}: the steps are 'part K of N', 'rank N', 'if FIELD = VALUE', 'unless TENSOR'. "
+                    f"{variable}: the steps are 'part K of N', 'rank N', 'if FIELD = VALUE', 'unless TENSOR', "
+                    "'beside TENSOR'. "
                     f"Received: {step!r}"
                 )
     if {name for name, _ in PLACEHOLDER.findall(variable)} != {name for name, _ in PLACEHOLDER.findall(tensor)}:

@@ -76,7 +76,7 @@ def _compare(path: Path, expected: np.ndarray, received: np.ndarray, millisecond
     same = np.all(expected == received, axis=1)  # a new head's logits are all zero, and have no direction
     return Report(
         path=path,
-        bytes=sum(file.stat().st_size for file in path.rglob("*")) if path.is_dir() else path.stat().st_size,
+        bytes=sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file()),
         images=len(expected),
         max_error=float(np.abs(expected - received).max() / max(np.abs(expected).max(), np.finfo(np.float32).tiny)),
         cosine=float(np.where(same, 1.0, cosines).min()),

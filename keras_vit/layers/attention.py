@@ -30,7 +30,7 @@ class MultiHeadAttention(keras.layers.Layer):
         self.dropout_rate = dropout_rate
         self.dropout = keras.layers.Dropout(dropout_rate, dtype=self.dtype_policy, name="dropout")
 
-    def build(self, input_shape: tuple[int | None, ...], *_: Any) -> None:
+    def build(self, input_shape: tuple[Any, ...], *_: Any) -> None:
         hidden_size = input_shape[-1]
         head_size = hidden_size // self.num_heads
         self.scale = head_size**-0.5
@@ -42,7 +42,7 @@ class MultiHeadAttention(keras.layers.Layer):
         self.out.build((None, None, self.num_heads, head_size))
 
     def _projection(
-        self, name: str, equation: str, output_shape: tuple[int | None, ...], hidden_size: int
+        self, name: str, equation: str, output_shape: tuple[Any, ...], hidden_size: int
     ) -> keras.layers.EinsumDense:
         return keras.layers.EinsumDense(
             equation,
@@ -63,7 +63,7 @@ class MultiHeadAttention(keras.layers.Layer):
         scores = ops.einsum("bqhd,bkhd->bhqk", self.query(queries) * self.scale, self.key(attended))
         return ops.softmax(scores, axis=-1)
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...], *_: Any) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: tuple[Any, ...], *_: Any) -> tuple[Any, ...]:
         return input_shape
 
     def get_config(self) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class MLP(keras.layers.Layer):
         self.dropout_rate = dropout_rate
         self.dropout = keras.layers.Dropout(dropout_rate, dtype=self.dtype_policy, name="dropout")
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: tuple[Any, ...]) -> None:
         self.dense1 = self._dense("dense1", self.mlp_dim)
         self.dense1.build(input_shape)
         self.dense2 = self._dense("dense2", input_shape[-1])
@@ -52,7 +52,7 @@ class MLP(keras.layers.Layer):
         x = self.dropout(activation(self.activation)(self.dense1(x)), training=training)
         return self.dropout(self.dense2(x), training=training)
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
@@ -72,14 +72,14 @@ class LayerScale(keras.layers.Layer):
         super().__init__(**kwargs)
         self.initial = initial
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: tuple[Any, ...]) -> None:
         constant = keras.initializers.Constant(self.initial)
         self.gamma = self.add_weight(shape=(input_shape[-1],), initializer=constant, name="gamma")
 
     def call(self, x: Any) -> Any:
         return x * self.gamma
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class StochasticDepth(keras.layers.Layer):
         self.rate = rate
         self.seed_generator = keras.random.SeedGenerator() if rate else None
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: tuple[Any, ...]) -> None:
         """Nothing to build."""
 
     def call(self, x: Any, training: bool | None = None) -> Any:
@@ -108,7 +108,7 @@ class StochasticDepth(keras.layers.Layer):
         shape = (ops.shape(x)[0],) + (1,) * (len(x.shape) - 1)
         return keras.random.dropout(ops.ones(shape, x.dtype), self.rate, seed=self.seed_generator) * x
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class EncoderBlock(keras.layers.Layer):
         self.scale1 = LayerScale(layer_scale, name="scale1", **policy) if layer_scale is not None else None
         self.scale2 = LayerScale(layer_scale, name="scale2", **policy) if layer_scale is not None else None
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: tuple[Any, ...]) -> None:
         parts = (self.norm1, self.attention, self.norm2, self.mlp, self.scale1, self.scale2)
         for part in parts:
             if part is not None:
@@ -189,7 +189,7 @@ class EncoderBlock(keras.layers.Layer):
         x = self.norm1(x)
         return self.attention.weights_of(x, x)
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         return input_shape
 
     def get_config(self) -> dict[str, Any]:

@@ -28,13 +28,15 @@ class PatchEmbedding(keras.layers.Layer):
         self.patch_size = tuple(patch_size)
         self.use_bias = use_bias
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: tuple[Any, ...]) -> None:
         self.kernel = self.add_weight(
             shape=(*self.patch_size, input_shape[-1], self.hidden_size),
             initializer=initializer("convolution"),
             name="kernel",
         )
-        self.bias = self.add_weight(shape=(self.hidden_size,), initializer="zeros", name="bias") if self.use_bias else None
+        self.bias = (
+            self.add_weight(shape=(self.hidden_size,), initializer="zeros", name="bias") if self.use_bias else None
+        )
 
     def call(self, images: Any) -> Any:
         x = ops.conv(images, self.kernel, strides=self.patch_size, padding="valid", data_format="channels_last")
@@ -43,7 +45,7 @@ class PatchEmbedding(keras.layers.Layer):
         rows, columns = x.shape[1:3]
         return ops.reshape(x, (-1, rows * columns, self.hidden_size))
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         rows, columns = (side // patch for side, patch in zip(input_shape[1:3], self.patch_size, strict=True))
         return (input_shape[0], rows * columns, self.hidden_size)
 

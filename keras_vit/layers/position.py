@@ -43,11 +43,12 @@ class PositionEmbedding(keras.layers.Layer):
         self.kind = kind
         self.method = method
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: tuple[Any, ...]) -> None:
         hidden_size = input_shape[-1]
         if self.kind == "sincos2d":
             self.embedding = None
-            fixed = position.sincos2d(self.grid, hidden_size)
+            wide = "float64" if self.compute_dtype == "float64" else "float32"
+            fixed = position.sincos2d(self.grid, hidden_size, dtype=wide)
             # A class token that stands in front already has position 0, as big_vision's and MoCo v3's.
             self.fixed = np.pad(fixed, ((0, 0), (self.prefix_tokens, 0), (0, 0)))
         else:
@@ -58,7 +59,7 @@ class PositionEmbedding(keras.layers.Layer):
     def call(self, x: Any) -> Any:
         return x + (ops.cast(self.fixed, x.dtype) if self.embedding is None else self.embedding)
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         return input_shape
 
     def save_own_variables(self, store: Any) -> None:
@@ -74,8 +75,8 @@ class PositionEmbedding(keras.layers.Layer):
         prefix_tokens = int(np.asarray(store["prefix_tokens"]))
         if prefix_tokens != self.prefix_tokens:
             raise ValueError(
-                f"The saved position embedding has {prefix_tokens} rows for prefix tokens, the layer {self.prefix_tokens}: "
-                "class token, registers and position_prefix of the config must agree."
+                f"The saved position embedding has {prefix_tokens} rows for prefix tokens, the layer "
+                f"{self.prefix_tokens}: class token, registers and position_prefix of the config must agree."
             )
         embedding = np.asarray(store["embedding"])
         self.embedding.assign(

@@ -45,9 +45,11 @@ class StandardizedConv2D(keras.layers.Layer):
         self.epsilon = epsilon
         self.epsilon_place = epsilon_place
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: tuple[Any, ...]) -> None:
         shape = (self.kernel_size, self.kernel_size, input_shape[-1], self.filters)
-        self.kernel = self.add_weight(shape=shape, initializer=initializer("convolution"), name="kernel", autocast=False)
+        self.kernel = self.add_weight(
+            shape=shape, initializer=initializer("convolution"), name="kernel", autocast=False
+        )
 
     def standardized_kernel(self) -> Any:
         """The kernel that the convolution uses, in the variable's own dtype."""
@@ -62,7 +64,7 @@ class StandardizedConv2D(keras.layers.Layer):
         kernel = ops.cast(self.standardized_kernel(), x.dtype)
         return ops.conv(x, kernel, strides=self.strides, padding="same", data_format="channels_last")
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         height, width = (-(-side // self.strides) for side in input_shape[1:3])
         return (input_shape[0], height, width, self.filters)
 
@@ -87,7 +89,7 @@ class GroupNormalization(keras.layers.Layer):
         self.epsilon = epsilon
         self.gamma_initializer = gamma_initializer
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: tuple[Any, ...]) -> None:
         channels = (input_shape[-1],)
         # Not cast to the compute dtype: the statistics are float32 at least, as in LayerNorm.
         self.gamma = self.add_weight(shape=channels, initializer=self.gamma_initializer, name="gamma", autocast=False)
@@ -106,7 +108,7 @@ class GroupNormalization(keras.layers.Layer):
         mean = ops.mean(ops.reshape(channels, (-1, GROUPS, width // GROUPS)), axis=-1)
         return ops.reshape(ops.repeat(mean, width // GROUPS, axis=-1), (-1, 1, 1, width))
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
@@ -131,7 +133,7 @@ class ResNetRoot(keras.layers.Layer):
     ) -> None:
         super().__init__(**kwargs)
         self.width = width
-        self.epsilons = {
+        self.epsilons: dict[str, Any] = {
             "norm_epsilon": norm_epsilon,
             "conv_epsilon": conv_epsilon,
             "conv_epsilon_place": conv_epsilon_place,
@@ -140,7 +142,7 @@ class ResNetRoot(keras.layers.Layer):
         self.conv = make.conv("conv", width, 7, 2)
         self.gn = make.norm("gn")
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: tuple[Any, ...]) -> None:
         self.conv.build(input_shape)
         self.gn.build(self.conv.compute_output_shape(input_shape))
 
@@ -148,7 +150,7 @@ class ResNetRoot(keras.layers.Layer):
         x = ops.relu(self.gn(self.conv(x)))
         return ops.max_pool(x, 3, strides=2, padding="same", data_format="channels_last")
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         batch, height, width, channels = self.conv.compute_output_shape(input_shape)
         return (batch, -(-height // 2), -(-width // 2), channels)
 
@@ -183,7 +185,7 @@ class ResNetUnit(keras.layers.Layer):
         super().__init__(**kwargs)
         self.width = width
         self.strides = strides
-        self.epsilons = {
+        self.epsilons: dict[str, Any] = {
             "norm_epsilon": norm_epsilon,
             "conv_epsilon": conv_epsilon,
             "conv_epsilon_place": conv_epsilon_place,
@@ -192,9 +194,10 @@ class ResNetUnit(keras.layers.Layer):
         self.conv1, self.gn1 = make.conv("conv1", width, 1, 1), make.norm("gn1")
         self.conv2, self.gn2 = make.conv("conv2", width, 3, strides), make.norm("gn2")
         self.conv3, self.gn3 = make.conv("conv3", 4 * width, 1, 1), make.norm("gn3", gamma_initializer="zeros")
-        self.conv_proj = self.gn_proj = None
+        self.conv_proj: Any = None
+        self.gn_proj: Any = None
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: tuple[Any, ...]) -> None:
         if input_shape[-1] != 4 * self.width or self.strides != 1:
             self.conv_proj = self._make.conv("conv_proj", 4 * self.width, 1, self.strides)
             self.gn_proj = self._make.norm("gn_proj")
@@ -212,7 +215,7 @@ class ResNetUnit(keras.layers.Layer):
         x = ops.relu(self.gn2(self.conv2(x)))
         return ops.relu(shortcut + self.gn3(self.conv3(x)))
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         return self.conv3.compute_output_shape(self.conv2.compute_output_shape(input_shape))
 
     def get_config(self) -> dict[str, Any]:

@@ -22,13 +22,15 @@ class PrefixTokens(keras.layers.Layer):
     Input: (batch, tokens, hidden_size). Output: (batch, prefix + tokens, hidden_size).
     """
 
-    def __init__(self, *, class_token: bool = True, distilled: bool = False, num_registers: int = 0, **kwargs: Any) -> None:
+    def __init__(
+        self, *, class_token: bool = True, distilled: bool = False, num_registers: int = 0, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.class_token = class_token
         self.distilled = distilled
         self.num_registers = num_registers
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: tuple[Any, ...]) -> None:
         hidden_size = input_shape[-1]
         self.prefix = []
         if self.class_token:
@@ -44,7 +46,7 @@ class PrefixTokens(keras.layers.Layer):
         prefix = [ops.broadcast_to(token, (batch, token.shape[1], hidden_size)) for token in self.prefix]
         return ops.concatenate([*(ops.cast(token, x.dtype) for token in prefix), x], axis=1)
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         batch, tokens, hidden_size = input_shape
         return (batch, int(self.class_token) + int(self.distilled) + self.num_registers + tokens, hidden_size)
 

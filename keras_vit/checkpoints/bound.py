@@ -1,0 +1,68 @@
+"""Whether a file can hold the model that it describes, before memory is taken for one."""
+
+from __future__ import annotations
+
+import math
+
+from keras_vit.checkpoints.containers import Container
+from keras_vit.checkpoints.errors import CheckpointError
+from keras_vit.checkpoints.table import MOST_LAYERS
+from keras_vit.config import ResNetConfig, ViTConfig
+
+_FIXED_POSITIONS = 1 << 22  # numbers in a sin-cos table that need no weights to speak for them: 16 MB
+
+
+def refuse_larger(container: Container, config: ViTConfig, *, size_is_told: bool) -> None:
+    """Compares a config with the size of its file, by headers only: a few bytes may describe any number of weights.
+
+    Args:
+        container: the open file.
+        config: what it describes.
+        size_is_told: whether the caller has named the image size, whatever memory that takes.
+
+    Raises:
+        CheckpointError: where the model would be larger than the file.
+    """
+    held = sum(math.prod(header.shape) for header in container.headers.values())
+    least = least_weights(config)
+    if least > held or config.num_layers > MOST_LAYERS:
+        raise CheckpointError(
+            f"describes a model of at least {least} weights in {config.num_layers} blocks, but holds {held} numbers"
+        )
+    fixed = math.prod(config.grid) * config.hidden_size
+    if config.position == "sincos2d" and not size_is_told and fixed > max(held, _FIXED_POSITIONS):
+        raise CheckpointError(f"describes {fixed} fixed position embeddings, but holds {held} numbers in all")
+
+
+def least_weights(config: ViTConfig) -> int:
+    """The number of weights in a model's larger layers, without building it: a lower bound for all."""
+    width, mlp = config.hidden_size, config.mlp_dim
+    block = 4 * width**2 + 2 * width * mlp
+    feature = config.representation_size or width
+    tokens = config.position_prefix_tokens + math.prod(config.grid) if config.position == "learned" else 0
+    channels = config.num_channels
+    stem = 0
+    if config.resnet is not None:
+        stem, channels = _stem(config.resnet, channels)
+    return sum(
+        (
+            stem,
+            math.prod(config.patch_size) * channels * width,  # type: ignore[arg-type]  # a pair since it was checked
+            (config.num_prefix_tokens + tokens) * width,
+            config.num_layers * block,
+            block if config.classifier == "map" else 0,
+            width * feature if config.representation_size else 0,
+            feature * config.num_classes,
+        )
+    )
+
+
+def _stem(resnet: ResNetConfig, image_channels: int) -> tuple[int, int]:
+    """The weights of a hybrid's convolutions, and the channels it hands on."""
+    channels = resnet.width
+    weights = 7 * 7 * image_channels * channels
+    for stage, units in enumerate(resnet.num_layers):
+        width = resnet.width * 2**stage
+        weights += units * (width**2 * 9 + width * 4 * width) + channels * width
+        channels = 4 * width
+    return weights, channels

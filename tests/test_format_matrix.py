@@ -1,0 +1,250 @@
+"""Every model in every format: bit for bit there and back, or refused by name; and read by others as it was meant."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import reference_cases as reference
+from format_cases import load
+from keras_vit import converters
+from keras_vit.checkpoints.tables import load_table
+from model_weights import assert_same_bits, values
+from tiny_models import VARIANTS, built, prepared
+
+FORMATS = ("big_vision", "google", "huggingface", "timm")
+# "yes": as it is; "told": with a warning that other readers' last digits differ; else what the refusal names.
+CASES = {
+    # case: big_vision | google | huggingface | timm
+    "vit_token": "yes | yes | yes | yes",
+    "vit_token_linen": "yes | yes | yes | yes",
+    "vit_prelogits": "yes | yes | pre_logits | pre_logits",
+    "vit_gap": "yes | yes | class_token=False | yes",
+    "vit_headless": "yes | yes | yes | yes",
+    "vit_token_smallvar": "yes | yes | yes | yes",
+    "vit_unpooled": "yes | yes | class_token=False | yes",
+    "vit_token_unpooled": "yes | yes | classifier='token_unpooled' | yes",
+    "vit_opt_target": "yes | yes | yes | yes",
+    "hybrid_r50": "ResNet | yes | ResNet | told",
+    "hybrid_r26": "ResNet | yes | ResNet | told",
+    "hybrid_stem_only": "ResNet | yes | ResNet | told",
+    "hybrid_eps": "ResNet | yes | ResNet | told",
+    "vit_not_multiple": "yes | yes | yes | yes",
+    "interp_token": "yes | yes | yes | yes",
+    "interp_gap": "yes | yes | class_token=False | yes",
+    "interp_prelogits_drop": "yes | yes | pre_logits | pre_logits",
+    "bv_tok_rep": "yes | yes | pre_logits | pre_logits",
+    "bv_gap_sincos": "yes | position='sincos2d' | pre_logits | pre_logits",
+    "bv_map": "yes | attention pooling | attention pooling | yes",
+    "bv_gap_bf16_scan": "yes | yes | class_token=False | yes",
+    "bv_siglip_img": "yes | attention pooling | attention pooling | yes",
+    "hf_cls_v4": "told | told | yes | told",
+    "hf_model_pooler_v4": "told | told | yes | pre_logits",
+    "hf_gelu_new_eps_v4": "qkv_bias=False | qkv_bias=False | yes | yes",
+    "hf_cls_v5": "told | told | yes | told",
+    "hf_model_pooler_v5": "told | told | yes | pre_logits",
+    "hf_gelu_new_eps_v5": "qkv_bias=False | qkv_bias=False | yes | yes",
+    "hf_cls_newlayout_v5": "told | told | yes | told",
+    "timm_token": "told | told | yes | yes",
+    "timm_gap_fcnorm": "final_norm='pooled' | final_norm='pooled' | class_token=False | yes",
+    "timm_clip_prenorm": "pre_norm | pre_norm | pre_norm | yes",
+    "timm_reg": "registers | registers | registers | yes",
+    "timm_noqkvbias_ls": "LayerScale | LayerScale | LayerScale | yes",
+    "timm_dynamic": "told | told | yes | yes",
+    "timm_hybrid_r26": "ResNet | told | ResNet | yes",
+    "timm_hybrid_stem": "ResNet | told | ResNet | yes",
+}
+MODELS = {
+    # model: big_vision | google | huggingface | timm
+    "distilled": "distillation | distillation | distillation | yes",
+    "gap with a class token": "classifier='gap' | classifier='gap' | classifier='gap' | yes",
+    "map with a class token": "yes | attention pooling | attention pooling | yes",
+    "map, class token outside": "yes | attention pooling | attention pooling | yes",
+    "token outside": "yes | yes | yes | yes",
+    "registers with rows": "registers | registers | registers | yes",
+    "distilled with registers": "registers | registers | registers | registers",
+    "headless gap": "yes | yes | class_token=False | yes",
+    "headless map": "yes | attention pooling | attention pooling | yes",
+    "headless representation": "yes | yes | yes | pre_logits",
+    "headless representation of relu": "representation_activation='relu' | representation_activation='relu' | yes | pre_logits",
+    "no positions": "position='none' | position='none' | position='none' | yes",
+    "sincos with class token": "yes | position='sincos2d' | position='sincos2d' | position='sincos2d'",
+    "wide image": "yes | yes | yes | yes",
+    "wide patch": "yes | yes | yes | yes",
+    "erf": "told | told | yes | yes",
+    "quick": "told | told | yes | yes",
+    "relu": "activation='relu' | activation='relu' | yes | yes",
+    "silu": "activation='silu' | activation='silu' | yes | yes",
+    "erf, epsilon 1e-12": "told | told | yes | told",
+    "token, norm pooled": "final_norm='pooled' | final_norm='pooled' | final_norm='pooled' | yes",
+    "one layer": "yes | yes | yes | yes",
+    "everything else": "yes | yes | yes | yes",
+    "no patch bias": "patch_bias=False | patch_bias=False | patch_bias=False | pre_norm",
+}
+PROPERTIES: dict[str, dict[str, Any]] = {
+    "distilled": VARIANTS["distilled"],
+    "gap with a class token": {"classifier": "gap", "class_token": True},
+    "map with a class token": {"classifier": "map", "class_token": True},
+    "map, class token outside": {"classifier": "map", "class_token": True, "position_prefix": False},
+    "token outside": {"position_prefix": False},
+    "registers with rows": {"num_registers": 3},
+    "distilled with registers": {"distilled": True, "num_registers": 1, "position_prefix": False},
+    "headless gap": {"classifier": "gap", "num_classes": 0},
+    "headless map": {"classifier": "map", "num_classes": 0, "position_prefix": False},
+    "headless representation": {"representation_size": 24, "num_classes": 0},
+    "headless representation of relu": {
+        "representation_size": 24,
+        "num_classes": 0,
+        "representation_activation": "relu",
+    },
+    "no positions": {"position": "none"},
+    "sincos with class token": {"position": "sincos2d"},
+    "wide image": {"image_size": (16, 48)},
+    "wide patch": {"patch_size": (4, 8)},
+    "erf": {"activation": "gelu_erf"},
+    "quick": {"activation": "gelu_quick"},
+    "relu": {"activation": "relu"},
+    "silu": {"activation": "silu"},
+    "erf, epsilon 1e-12": {"activation": "gelu_erf", "norm_epsilon": 1e-12},
+    "token, norm pooled": {"final_norm": "pooled"},
+    "one layer": {"num_layers": 1},
+    "no patch bias": {"patch_bias": False},
+    "everything else": {
+        "labels": ("a", "a", "c", "d", "e"),
+        "dropout_rate": 0.1,
+        "attention_dropout_rate": 0.1,
+        "stochastic_depth": 0.1,
+        "head_bias_init": -10.0,
+        "position_method": "bilinear",
+        "preprocessing": {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.2, 0.3), "resize": "crop", "crop_fraction": 0.875},
+    },
+}
+
+pytestmark = pytest.mark.filterwarnings("ignore:keras_vit. images of 35x38:UserWarning")
+
+
+def saved(model: Any, path: Path, format: str) -> tuple[Path | None, str]:
+    """The file, and how it went in the words of the tables above."""
+    path.mkdir()
+    name = path / f"file.{load_table(format).container}"
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        try:
+            converters.save(model, name, format=format)
+        except converters.CheckpointError as error:
+            assert not list(path.iterdir())
+            return None, str(error)
+    told = [str(one.message) for one in seen if str(one.message).startswith(f"keras_vit: {format} files do not say")]
+    assert len(told) <= 1
+    return name, "told" if told else "yes"
+
+
+def check(model: Any, cells: str, folder: Path) -> None:
+    """Save in each format, load again: the same bits and config, or a refusal with the word of the cell."""
+    want = values(model)
+    for format, cell in zip(FORMATS, cells.split(" | "), strict=True):
+        path, outcome = saved(model, folder / format, format)
+        if path is None:
+            assert cell in outcome, format
+            assert format in outcome or "config.json" in outcome
+            continue
+        assert outcome == cell, format
+        assert converters.detect(path) == format
+        assert converters.read_config(path) == model.config, format
+        alone = shutil.move(path, folder / f"{format}.anything")  # without its config.json: a note says the rest
+        again = converters.load(alone)
+        assert again.config == model.config, format
+        assert_same_bits(values(again), want)
+
+
+def test_the_tables_have_every_case_and_every_format_that_is_written() -> None:
+    assert CASES.keys() == reference.CASES.keys()
+    assert MODELS.keys() == PROPERTIES.keys()
+    assert [name for name in converters.formats() if load_table(name).writable] == list(FORMATS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_case_goes_into_every_format_and_back_or_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    check(load(name, tmp_path), CASES[name], tmp_path)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_kind_of_model_goes_into_every_format_and_back_or_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    check(built(**PROPERTIES[name]), MODELS[name], tmp_path)
+
+
+def test_a_format_that_is_only_read_says_which_are_written(tmp_path: Path) -> None:
+    for format in set(converters.formats()) - set(FORMATS):
+        with pytest.raises(converters.CheckpointError, match=f"{format} format is only read.*google"):
+            converters.save(built(), tmp_path / "file", format=format)
+    assert not list(tmp_path.iterdir())
+
+
+# ---- as others read it
+
+
+def plain(path: Path) -> Path:
+    """The file with the format's own tensors and nothing that only keras_vit reads."""
+    if path.suffix == ".npz":
+        np.savez(path, **{name: value for name, value in reference.arrays(path).items() if "keras_vit" not in name})
+    else:
+        save_file(load_file(path), path, metadata={"format": "pt"})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "prefix_rows"),
+    [
+        ("vit_token", "big_vision", False),
+        ("vit_prelogits", "big_vision", False),
+        ("vit_token_unpooled", "big_vision", False),
+        ("bv_tok_rep", "google", True),
+        ("vit_token", "huggingface", True),
+        ("vit_token", "timm", True),
+        ("vit_gap", "timm", True),
+        ("vit_token_smallvar", "huggingface", True),
+        ("bv_map", "timm", False),
+        ("hf_gelu_new_eps_v5", "timm", True),
+        ("timm_token", "huggingface", True),
+        ("hybrid_r26", "google", True),
+        ("timm_hybrid_r26", "timm", True),
+    ],
+)
+def test_the_formats_own_code_would_compute_the_same(name: str, target: str, prefix_rows: bool, tmp_path: Path) -> None:
+    model = load(name, tmp_path)
+    path, _ = saved(model, tmp_path / "saved", target)
+    assert path
+    told = {"classifier": "token_unpooled"} if name == "vit_token_unpooled" else None
+    again = converters.load(plain(path), config=told)
+    assert again.config.position_prefix == prefix_rows or not again.config.num_prefix_tokens
+    images = prepared(model.config)
+    # A class token's row that moved into the token is one rounding of float32.
+    assert reference.distance(again(images), np.asarray(model(images))) <= 1e-6
+
+
+def test_a_class_token_without_a_position_row_has_an_empty_one_for_transformers(tmp_path: Path) -> None:
+    model = built(position_prefix=False, num_classes=0)
+    path = converters.save(model, tmp_path / "out", format="huggingface")
+    table = load_file(path)["embeddings.position_embeddings"]
+    assert table.shape == (1, 17, 32)
+    assert not table[:, 0].any()
+    assert np.array_equal(table[:, 1:], values(model)["position/embedding"])
+    larger = converters.load(path, image_size=(24, 40))  # the rows leave after the grid was interpolated
+    assert_same_bits(values(larger), values(model.resized((24, 40), method=larger.config.position_method)))
+
+
+def test_rows_that_are_noted_as_empty_and_are_not_are_refused(tmp_path: Path) -> None:
+    path = converters.save(built(position_prefix=False), tmp_path / "out", format="huggingface")
+    with converters.open_container(path) as container:
+        note = container.metadata
+    tensors = load_file(path)
+    tensors["vit.embeddings.position_embeddings"][0, 0, 5] = 1
+    save_file(tensors, path, metadata=note)
+    with pytest.raises(converters.CheckpointError, match="notes that the first 1 rows .* are zero, and they are not"):
+        converters.load(path)

@@ -1,0 +1,109 @@
+"""timm and transformers read what we write and we read what they write, with the same numbers.
+
+    python -m pip install "torch==2.13.0" "timm==1.0.31" "transformers==5.23.0"
+    python -m pytest tests/test_peers_torch.py
+
+Where there is no torchvision for one's build of PyTorch: pip install --no-deps timm, then huggingface_hub and pyyaml.
+transformers 4.57.1 passes too. Without these packages the tests are skipped.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import peer_cases as cases
+import torch_peers as peers
+from keras_vit import converters
+from keras_vit.checkpoints.base import Header
+from keras_vit.checkpoints.config_json import facts
+from keras_vit.checkpoints.errors import CheckpointError
+from keras_vit.checkpoints.tables import load_table
+from peer_cases import TOLERANCE
+from reference_cases import distance
+from tiny_models import built, prepared
+
+pytestmark = [pytest.mark.torch, pytest.mark.peers]
+
+CLASSIFIER, MODEL = "ViTForImageClassification", "ViTModel"
+FOR_TIMM = [name for name in cases.OURS if name not in (*cases.REFUSED_BY_TIMM, *cases.WITHOUT_ENTRY_POINT)]
+FOR_TRANSFORMERS = [name for name in cases.OURS if name not in cases.REFUSED_BY_TRANSFORMERS]
+
+
+@pytest.mark.parametrize(("architecture", "changes"), cases.TIMM.values(), ids=cases.TIMM)
+def test_what_timm_writes_is_read_and_comes_back(tmp_path: Path, architecture: str, changes: dict[str, Any]) -> None:
+    theirs = peers.saved_by_timm(tmp_path / "theirs", architecture, {**cases.ARGS, **changes})
+    ours = converters.load(tmp_path / "theirs")
+    images = prepared(ours.config)
+    want = peers.outputs(theirs, images)
+    assert distance(ours(images), want) < TOLERANCE
+    converters.save(ours, tmp_path / "ours", format="timm")
+    assert distance(peers.outputs(peers.loaded_by_timm(tmp_path / "ours"), images), want) < TOLERANCE
+
+
+@pytest.mark.parametrize(("kind", "changes"), cases.TRANSFORMERS.values(), ids=cases.TRANSFORMERS)
+def test_what_transformers_writes_is_read_and_comes_back(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
+    theirs = peers.saved_by_transformers(tmp_path / "theirs", kind, {**cases.HF, **changes})
+    ours = converters.load(tmp_path / "theirs")
+    images = prepared(ours.config)
+    want = peers.outputs(theirs, images)
+    assert distance(ours(images), want) < TOLERANCE
+    converters.save(ours, tmp_path / "ours", format="huggingface")
+    assert distance(peers.outputs(peers.loaded_by_transformers(tmp_path / "ours", kind), images), want) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", FOR_TIMM)
+def test_timm_reads_what_we_write(tmp_path: Path, name: str) -> None:
+    model = built(**{**cases.ERF, **cases.OURS[name]})
+    converters.save(model, tmp_path / "ours", format="timm")
+    images = prepared(model.config)
+    assert distance(peers.outputs(peers.loaded_by_timm(tmp_path / "ours"), images), np.asarray(model(images))) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", FOR_TRANSFORMERS)
+def test_transformers_reads_what_we_write(tmp_path: Path, name: str) -> None:
+    model = built(**{**cases.ERF, "norm_epsilon": 1e-12, **cases.OURS[name]})
+    config = model.config
+    converters.save(model, tmp_path / "ours", format="huggingface")
+    kind = CLASSIFIER if config.num_classes else MODEL
+    plain = not config.num_classes and config.representation_size is None
+    options = {"add_pooling_layer": False} if plain else {}  # it would be missing
+    theirs = peers.loaded_by_transformers(tmp_path / "ours", kind, **options)
+    images = prepared(config)
+    assert distance(peers.outputs(theirs, images), np.asarray(model(images))) < TOLERANCE
+
+
+def entry_points() -> list[str]:
+    try:
+        timm = peers.import_timm()
+    except pytest.skip.Exception:
+        return []
+    modules = ("vision_transformer", "vision_transformer_hybrid", "deit")
+    return sorted(name for module in modules for name in timm.list_models(module=module))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", entry_points())
+def test_a_name_tells_what_the_tensors_of_timm_do_not(name: str) -> None:
+    with peers.torch.device("meta"):
+        theirs = peers.import_timm().create_model(name, depth=2)
+    table = load_table("timm")
+    headers = {key: Header(key, tuple(value.shape), "float32") for key, value in theirs.state_dict().items()}
+    match = table.match(headers)
+    if table.prefix_of(headers) is None or match.unknown or "encoder_norm/gamma" not in match.sources:
+        pytest.skip("another kind of model, told by its tensors")
+    try:
+        said = facts({"architecture": name}, table.json)
+    except CheckpointError:
+        assert name in ("vit_base_patch16_rpn_224", "test_vit3")
+        return
+    block, pool = theirs.blocks[0], theirs.attn_pool
+    norms = [block.norm1, block.norm2, *(module for module in (theirs.norm, theirs.fc_norm) if hasattr(module, "eps"))]
+    activations = {"GELU": "gelu_erf", "GELUTanh": "gelu_tanh", "QuickGELU": "gelu_quick"}
+    assert said.get("num_heads") in (block.attn.num_heads, None if name.startswith(("test_", "flexivit_")) else ())
+    assert {said.get("norm_epsilon", table.config["norm_epsilon"])} == {norm.eps for norm in norms}
+    assert said.get("activation", "gelu_erf") == activations[type(block.mlp.act).__name__]
+    assert pool is None or (pool.num_heads, pool.norm.eps) == (block.attn.num_heads, block.norm1.eps)

@@ -1,0 +1,269 @@
+"""From images to a model's input, against the official formula, Pillow and itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from keras_vit.config import Preprocessing
+from keras_vit.preprocess import decode, in_graph, prepare
+
+sklearn_datasets = pytest.importorskip("sklearn.datasets")
+PHOTOS = sorted(Path(sklearn_datasets.__file__).parent.glob("images/*.jpg"))
+PLAIN = Preprocessing(mean=(0,), std=(1 / 255,))  # the resized pixels themselves, 0..255
+
+
+def prepared(images: Any, size: Any = (48, 64), channels: int = 3, preprocessing: Preprocessing | None = None) -> Any:
+    return prepare(images, image_size=size, num_channels=channels, preprocessing=preprocessing or Preprocessing())
+
+
+def pixels(height: int = 40, width: int = 50, channels: int = 3, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def photo() -> np.ndarray:
+    return np.asarray(Image.open(PHOTOS[0]))
+
+
+# Against others
+
+
+@pytest.mark.parametrize("size", [(384, 384), (224, 224), (500, 700)])
+def test_the_default_is_the_official_evaluation_to_the_bit(photo: np.ndarray, size: tuple[int, int]) -> None:
+    # vit_jax/input_pipeline.py: tf.image.resize of the uint8 image, then (x - 127.5) / 127.5.
+    want = (tf.image.resize(photo, size) - 127.5) / 127.5
+    got = prepared(photo, size)
+    assert got.dtype == np.float32
+    np.testing.assert_array_equal(got[0], want)
+    assert got.min() >= -1 and got.max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("interpolation", "pillow"), [("bilinear", Image.Resampling.BILINEAR), ("bicubic", Image.Resampling.BICUBIC)]
+)
+@pytest.mark.parametrize("size", [(224, 224), (97, 301)])
+def test_with_antialias_it_is_pillows(
+    photo: np.ndarray, interpolation: str, pillow: Any, size: tuple[int, int]
+) -> None:
+    plain = Preprocessing(interpolation=interpolation, antialias=True, mean=(0,), std=(1 / 255,))
+    want = np.asarray(Image.fromarray(photo).resize(size[::-1], pillow), np.float32)
+    # Pillow rounds to whole values after each of its two passes: half a value each. After the first it also clips
+    # to 0..255 what the cubic overshoots, so that hard edges differ by a value or two more.
+    got = np.clip(prepared(photo, size, preprocessing=plain)[0], 0, 255)
+    assert np.abs(got - want).max() <= (1.01 if interpolation == "bilinear" else 4)
+    assert np.abs(got - want).mean() < 0.35
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "area", "nearest", "lanczos3"])
+@pytest.mark.parametrize("antialias", [False, True])
+def test_every_interpolation_is_tensorflows(interpolation: str, antialias: bool) -> None:
+    plain = Preprocessing(interpolation=interpolation, antialias=antialias, mean=(0,), std=(1 / 255,))
+    want = tf.cast(tf.image.resize(pixels(), (48, 64), method=interpolation, antialias=antialias), tf.float32)
+    np.testing.assert_allclose(prepared(pixels(), preprocessing=plain)[0], want, rtol=1e-5, atol=1e-3)
+
+
+def test_mean_and_deviation_are_per_channel_on_a_scale_of_one() -> None:
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    want = (pixels(48, 64) / 255 - mean) / std
+    got = prepared(pixels(48, 64), preprocessing=Preprocessing(mean=mean, std=std))[0]
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("path", PHOTOS, ids=lambda path: path.stem)
+def test_a_jpeg_is_decoded_as_pillow_does_to_the_bit(path: Path) -> None:
+    np.testing.assert_array_equal(decode(path), np.asarray(Image.open(path).convert("RGB")))
+
+
+@pytest.mark.parametrize(
+    ("mode", "suffix", "options"),
+    [
+        ("RGB", ".jpg", {"subsampling": 2, "quality": 60}),
+        ("RGB", ".jpg", {"progressive": True, "quality": 85}),
+        ("RGB", ".jpg", {"subsampling": 0, "quality": 95}),
+        ("L", ".jpg", {}),
+        ("CMYK", ".jpg", {}),
+        *((mode, ".png", {}) for mode in ("RGB", "L", "P", "RGBA", "LA", "1")),
+        *((mode, suffix, {}) for mode, suffix in (("P", ".gif"), ("RGB", ".bmp"), ("RGB", ".webp"), ("RGB", ".tiff"))),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("channels", [3, 1])
+def test_every_kind_of_file_is_read_as_pillow_reads_it(
+    mode: str, suffix: str, options: dict[str, Any], channels: int, photo: np.ndarray, tmp_path: Path
+) -> None:
+    path = tmp_path / f"image{suffix}"
+    Image.fromarray(photo[:101, :77]).convert(mode).save(path, **options)  # odd sides: chroma is padded
+    with Image.open(path) as image:
+        want = np.asarray(image.convert("RGB" if channels == 3 else "L")).reshape(101, 77, channels)
+    got = decode(path, channels)
+    assert got.dtype == np.uint8
+    # Colour is equal to the bit; for grey Pillow rounds its weights (299, 587, 114) / 1000 differently.
+    assert np.abs(got.astype(int) - want).max() <= (0 if channels == 3 else 1)
+
+
+# Whatever is given
+
+
+def test_paths_strings_pil_images_and_arrays_are_the_same(photo: np.ndarray) -> None:
+    want = prepared(photo)
+    for given in (
+        PHOTOS[0],
+        str(PHOTOS[0]),
+        Image.open(PHOTOS[0]),
+        photo.astype(np.float32),
+        tf.constant(photo),
+        [photo],
+        photo[None],
+    ):
+        np.testing.assert_array_equal(prepared(given), want)
+
+
+def test_images_of_different_sizes_and_kinds_make_one_batch() -> None:
+    given = [PHOTOS[0], pixels(10, 20), Image.fromarray(pixels(64, 48)), str(PHOTOS[1]), np.stack([pixels()] * 2)]
+    batch = prepared(given)
+    assert batch.shape == (6, 48, 64, 3)
+    for row, image in zip([0, 1, 2, 3, 5], given, strict=True):
+        np.testing.assert_array_equal(batch[row], prepared(image)[-1])
+
+
+def test_a_batch_is_its_images() -> None:
+    batch = np.stack([pixels(seed=seed) for seed in range(3)])
+    np.testing.assert_array_equal(prepared(batch), np.concatenate([prepared(image) for image in batch]))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64", "uint16"])
+def test_values_from_0_to_255_count_in_any_dtype(dtype: str) -> None:
+    np.testing.assert_array_equal(prepared(pixels().astype(dtype)), prepared(pixels()))
+
+
+def test_grey_is_repeated_and_alpha_dropped() -> None:
+    grey, colour = pixels(channels=1), pixels(channels=3)
+    want = prepared(np.repeat(grey, 3, axis=-1))
+    for given in (grey, grey[..., 0], Image.fromarray(grey[..., 0])):
+        np.testing.assert_array_equal(prepared(given), want)
+    rgba = np.concatenate([colour, pixels(channels=1, seed=3)], axis=-1)
+    for given in (rgba, Image.fromarray(rgba)):
+        np.testing.assert_array_equal(prepared(given), prepared(colour))
+
+
+def test_a_grey_model_takes_grey_and_coloured_pictures() -> None:
+    for given in (PHOTOS[0], Image.open(PHOTOS[0]), pixels(channels=1), pixels()[..., 0]):
+        assert prepared(given, channels=1).shape == (1, 48, 64, 1)
+    from_file, from_pil = (prepared(given, channels=1) for given in (PHOTOS[0], Image.open(PHOTOS[0])))
+    assert np.abs(from_file - from_pil).max() <= 1.01 / 127.5
+
+
+@pytest.mark.parametrize("resize", ["squash", "crop"])
+@pytest.mark.parametrize("batched", [False, True])
+def test_inside_tf_data_it_is_the_same(resize: str, batched: bool) -> None:
+    images = [pixels(40, 50), pixels(70, 33)]
+    preprocessing = Preprocessing(resize=resize, crop_fraction=0.9, antialias=True)
+    given = [np.stack([image] * 2) if batched else image for image in images]
+    signature = tf.TensorSpec((None,) * (3 + batched - 1) + (3,), tf.uint8)
+    dataset = tf.data.Dataset.from_generator(lambda: iter(given), output_signature=signature)
+    mapped = dataset.map(lambda image: prepared(image, preprocessing=preprocessing))
+    assert mapped.element_spec.shape.as_list() == [None] * batched + [48, 64, 3]
+    for got, image in zip(mapped, images, strict=True):
+        want = prepared(image, preprocessing=preprocessing)
+        # The graph may fuse a multiplication and an addition: one rounding of a value up to 1.
+        np.testing.assert_allclose(got, np.repeat(want, 2, 0) if batched else want[0], atol=1e-6)
+
+
+def test_in_graph_is_the_same_as_a_compiled_function(photo: np.ndarray) -> None:
+    step = tf.function(in_graph(image_size=(48, 64), num_channels=3, preprocessing=Preprocessing()))
+    np.testing.assert_allclose(step(photo), prepared(photo)[0], atol=1e-6)
+
+
+# Cropping
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "size", "fraction", "resized"),
+    [
+        (300, 400, (224, 224), 0.875, (256, 341)),  # big_vision: resize_small(256) | central_crop(224)
+        (400, 300, (224, 224), 0.875, (341, 256)),
+        (100, 100, (224, 224), 1.0, (224, 224)),
+        (427, 640, (384, 384), 384 / 448, (448, 671)),  # resize_small(448) | central_crop(384)
+        (50, 500, (32, 64), 1.0, (32, 320)),
+        (500, 50, (32, 64), 1.0, (640, 64)),
+    ],
+)
+def test_crop_scales_the_shorter_side_and_cuts_the_centre_out(
+    height: int, width: int, size: tuple[int, int], fraction: float, resized: tuple[int, int]
+) -> None:
+    image = pixels(height, width)
+    cropping = Preprocessing(resize="crop", crop_fraction=fraction, mean=(0,), std=(1 / 255,))
+    whole = tf.image.resize(image, resized).numpy()
+    top, left = (resized[0] - size[0]) // 2, (resized[1] - size[1]) // 2
+    want = whole[top : top + size[0], left : left + size[1]]
+    np.testing.assert_allclose(prepared(image, size, preprocessing=cropping)[0], want, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("height", [1, 31, 57, 223, 225])
+@pytest.mark.parametrize("width", [1, 33, 224, 1000])
+def test_a_crop_has_the_size_whatever_the_image(height: int, width: int) -> None:
+    cropping = Preprocessing(resize="crop", crop_fraction=0.9)
+    assert prepared(pixels(height, width), (30, 31), preprocessing=cropping).shape == (1, 30, 31, 3)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ([], "at least one image"),
+        (pixels() / 255, "multiply by 255"),
+        (pixels() / 127.5 - 1, "0 to 255, not prepared"),
+        (pixels().astype(np.float32) * 2, "0 to 255, not prepared"),
+        (np.full((4, 4, 3), np.nan), "0 to 255, not prepared"),
+        (np.full((4, 4, 3), np.inf), "0 to 255, not prepared"),
+        (pixels().astype(np.int16) - 300, "0 to 255, not prepared"),
+        (pixels(channels=2), "3 channels. Received: 2"),
+        (pixels(channels=5), "3 channels. Received: 5"),
+        (pixels().transpose(2, 0, 1), "3 channels. Received: 50"),
+        (pixels() > 3, "uint8 or floats"),
+        (np.zeros((4, 4, 3), complex), "uint8 or floats"),
+        (np.array("cat.jpg"), "height, width"),
+        (np.zeros(5, np.uint8), "height, width"),
+        (np.zeros((1, 1, 4, 4, 3), np.uint8), "height, width"),
+        (np.zeros((0, 4, 3), np.uint8), "height, width"),
+        (np.zeros((0, 4, 4, 3), np.uint8), "height, width"),
+        (None, "height, width"),
+        ([pixels(), None], "height, width"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_what_is_no_image_is_refused(wrong: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        prepared(wrong)
+
+
+def test_a_coloured_array_is_no_input_of_a_grey_model() -> None:
+    with pytest.raises(ValueError, match="1 channels. Received: 3"):
+        prepared(pixels(), channels=1)
+
+
+def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no image file.*nothing.jpg"):
+        prepared([pixels(), tmp_path / "nothing.jpg"])
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".gif", ".bmp"])
+@pytest.mark.parametrize("damage", ["text", "empty", "truncated", "folder"])
+def test_a_damaged_file_is_refused_by_name(suffix: str, damage: str, photo: np.ndarray, tmp_path: Path) -> None:
+    path = tmp_path / f"image{suffix}"
+    if damage == "folder":
+        path.mkdir()
+    else:
+        Image.fromarray(photo).save(path)
+        whole = path.read_bytes()
+        path.write_bytes({"text": b"no image", "empty": b"", "truncated": whole[: len(whole) // 2]}[damage])
+    with pytest.raises(ValueError, match=f"image{suffix}"):
+        prepared(path)

@@ -1,0 +1,117 @@
+"""timm and transformers as judges: models with random weights, written and read by their own code."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+class _Module(types.ModuleType):
+    """A module in which every name is an empty class."""
+
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name == "InterpolationMode":
+            return enum.Enum(name, "NEAREST BILINEAR BICUBIC BOX HAMMING LANCZOS NEAREST_EXACT")
+        return type(name, (), {})
+
+
+class _StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds torchvision where there is none: timm imports it for its image pipeline, of which no model has need."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name.split(".")[0] == "torchvision":
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def _torchvision() -> Iterator[None]:
+    if importlib.util.find_spec("torchvision"):
+        yield
+        return
+    finder = _StandIn()
+    sys.meta_path.append(finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+
+
+def import_timm() -> Any:
+    """Timm, or a skip."""
+    with _torchvision():
+        return pytest.importorskip("timm", reason="timm is not installed")
+
+
+def randomised(model: Any, seed: int = 0) -> Any:
+    """The model in evaluation mode with every weight drawn anew: nothing is zero or one, so that nothing can hide."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            value.copy_(torch.randn(value.shape, generator=generator) * 0.3)
+    return model.eval()
+
+
+def outputs(model: Any, images: np.ndarray) -> np.ndarray:
+    """What a model of theirs makes of images (batch, height, width, channels); of transformers' models the logits,
+    the pooler's output or the class token."""
+    with torch.no_grad():
+        result = model(torch.from_numpy(images.transpose(0, 3, 1, 2).copy()))
+    if not isinstance(result, torch.Tensor):
+        first = next(name for name in ("logits", "pooler_output", "last_hidden_state") if name in result)
+        result = result[first][:, 0] if first == "last_hidden_state" else result[first]
+    return result.numpy()
+
+
+def saved_by_timm(folder: Path, architecture: str, model_args: dict[str, Any]) -> Any:
+    """A random model of timm's, which lies in the folder as on the hub afterwards."""
+    timm = import_timm()
+    model = randomised(timm.create_model(architecture, pretrained=False, **model_args))
+    timm.models.save_for_hf(model, folder, safe_serialization=True)
+    return model
+
+
+def loaded_by_timm(folder: Path) -> Any:
+    """The model that timm makes of a folder."""
+    return import_timm().create_model(f"local-dir:{folder}", pretrained=True).eval()
+
+
+def saved_by_transformers(folder: Path, kind: str, config: dict[str, Any]) -> Any:
+    """A random model of a class of transformers, which lies in the folder afterwards."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    model = randomised(getattr(transformers, kind)(transformers.ViTConfig(**config)))
+    model.save_pretrained(folder)
+    return model
+
+
+def loaded_by_transformers(folder: Path, kind: str, **options: Any) -> Any:
+    """The model that transformers makes of a folder, in which nothing is missing and nothing left over."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    model, report = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True, **options)
+    assert not any(report.values()), report
+    return model.eval()
