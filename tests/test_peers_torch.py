@@ -9,6 +9,7 @@ transformers 4.57.1 passes too. Without these packages the tests are skipped.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,18 @@ def test_transformers_reads_what_we_write(tmp_path: Path, name: str) -> None:
     assert distance(peers.outputs(theirs, images), np.asarray(model(images))) < TOLERANCE
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", cases.HUB)
+def test_a_repository_of_the_hub_is_read_by_its_name(tmp_path: Path, name: str) -> None:
+    theirs = peers.saved_by_timm(tmp_path, name, {"depth": 1, "num_classes": 5})
+    described = json.loads((tmp_path / "config.json").read_text())
+    assert described.pop("model_args")  # repositories have it only where they differ from the entry point
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    ours = converters.load(tmp_path)
+    images = prepared(ours.config, batch=1)
+    assert distance(ours(images), peers.outputs(theirs, images)) < TOLERANCE
+
+
 def entry_points() -> list[str]:
     try:
         timm = peers.import_timm()
@@ -98,7 +111,7 @@ def test_a_name_tells_what_the_tensors_of_timm_do_not(name: str) -> None:
     try:
         said = facts({"architecture": name}, table.json)
     except CheckpointError:
-        assert name in ("vit_base_patch16_rpn_224", "test_vit3")
+        assert name in cases.NOT_READ
         return
     block, pool = theirs.blocks[0], theirs.attn_pool
     norms = [block.norm1, block.norm2, *(module for module in (theirs.norm, theirs.fc_norm) if hasattr(module, "eps"))]

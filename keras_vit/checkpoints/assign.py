@@ -80,7 +80,8 @@ def check(checkpoint: Checkpoint, variables: Mapping[str, Any], *, skip: tuple[s
     if misfits:
         shown = "\n  ".join(misfits[:20] + ([f"... and {len(misfits) - 20} more"] if len(misfits) > 20 else []))
         raise CheckpointError(
-            f"{checkpoint.container.path} does not fit the model ({len(misfits)} misfits, nothing loaded):\n  {shown}"
+            f"{checkpoint.container.path} does not fit the model ({len(misfits)} misfits, nothing was loaded):"
+            f"\n  {shown}"
         )
 
 
