@@ -268,7 +268,10 @@ class ViTConfig:
         return self.num_prefix_tokens + self.grid[0] * self.grid[1]
 
     def replace(self, **changes: Any) -> Self:
-        """The same config with some fields changed; an unknown field is a ValueError that offers the nearest."""
+        """The same config with some fields changed; an unknown field is a ValueError that offers the nearest.
+
+        A class token stays where only the classifier changes: the weights have one.
+        """
         check_fields(changes)
         return dataclasses.replace(self, **changes)
 

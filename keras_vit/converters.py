@@ -152,7 +152,7 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
     if config.position_prefix and not model.config.position_prefix:
         note[record.EMPTY_ROWS] = "true"
     path = Path(path)
-    if described is not None and not path.suffix:
+    if described is not None and (path.is_dir() or not path.suffix):
         path.mkdir(parents=True, exist_ok=True)
         path = path / "model.safetensors"
     if described is not None:

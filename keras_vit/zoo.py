@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_vit.cards import Weights
 from keras_vit.catalogue import Card, UnknownModel, card, find, names
-from keras_vit.config import ViTConfig, check_fields
+from keras_vit.config import Preprocessing, ViTConfig, check_fields
 from keras_vit.download import fetch
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def load(
         name: "ViT-B/16", "B_16", "R50+ViT-B/16", "R26+S/32", "digits", or the name of an AugReg file.
         weights: "default" (the card's recommended file), a tag of the card ("imagenet21k", "sam", ...), a path or URL
             (https, gs, hf, file) of a checkpoint in any known format, or None for random ones.
-        image_size: int or (height, width); None is what the weights were trained at. Position embeddings are
-            interpolated once, the official way.
+        image_size: int or (height, width); None is what the weights were trained at, 224 without weights. Position
+            embeddings are interpolated once, the official way.
         num_classes: where it differs from the weights', the head is new and zero; 0 is no head.
         dtype: Keras dtype policy, such as "mixed_bfloat16".
         **config_changes: other fields of ViTConfig, such as dropout_rate; representation_size=None leaves the
@@ -59,7 +59,8 @@ def load(
 
         return VisionTransformer(_named(name, **changes), dtype=dtype)
     if _is_file(weights, name):
-        path, row = fetch(os.fspath(weights)), _row(name)
+        folder = Path(weights)
+        path, row = folder if folder.is_dir() else fetch(os.fspath(weights)), _row(name)
     else:
         row = find(name, str(weights))
         path = fetch(row.location, sha256=row.sha256, size=row.bytes)
@@ -84,14 +85,14 @@ def _row(name: str) -> Weights | None:
 
 
 def _named(name: str, **changes: Any) -> ViTConfig:
-    """The config that a name stands for, the card's own or the official architecture's, with some fields changed."""
+    """The config that a name stands for, at 224 pixels and 1000 classes or as the card of a model of our own says."""
     row = _row(name)
-    facts = row.facts if row else {}
-    if "num_classes" in changes and changes["num_classes"] != facts.get("num_classes"):
-        facts.pop("labels", None)  # they are of other classes
-    if "hidden_size" in facts:
-        return ViTConfig(**facts | changes)
-    return ViTConfig.from_name(row.architecture if row else name, **facts | changes)
+    if row is None or "hidden_size" not in row.config:
+        return ViTConfig.from_name(row.architecture if row else name, **changes)
+    facts = row.facts
+    if changes.get("num_classes", row.num_classes) != row.num_classes:
+        del facts["labels"]  # they are of other classes
+    return ViTConfig(**facts | changes)
 
 
 def _open(path: Path, named: ViTConfig, row: Weights | None, changes: dict[str, Any], dtype: Any) -> VisionTransformer:
@@ -99,11 +100,11 @@ def _open(path: Path, named: ViTConfig, row: Weights | None, changes: dict[str, 
     from keras_vit.checkpoints.source import opened
     from keras_vit.converters import build
 
-    # Formats that fold the heads are told their number by the name; where a file tells it, it must agree.
-    with opened(path, facts={"num_heads": named.num_heads}, wanted_size=changes.get("image_size")) as checkpoint:
+    with opened(path, num_heads=named.num_heads, wanted_size=changes.get("image_size")) as checkpoint:
         _refuse_another(path, checkpoint.config, named)
         if row is not None:
-            changes = {"preprocessing": row.preprocessing} | changes
+            if checkpoint.config.preprocessing == Preprocessing():  # the file's own, where it says so, goes before
+                changes = {"preprocessing": row.preprocessing} | changes
             classes = changes.get("num_classes", checkpoint.config.num_classes)
             # A list of another length is of other classes: a head of one's own has labels of one's own.
             if row.labels and classes and len(labels.read(row.labels)) == classes == checkpoint.config.num_classes:

@@ -72,7 +72,7 @@ MODELS = {
     "headless gap": "yes | yes | class_token=False | yes",
     "headless map": "yes | attention pooling | attention pooling | yes",
     "headless representation": "yes | yes | yes | pre_logits",
-    "headless representation of relu": "representation_activation='relu' | representation_activation='relu' | yes | pre_logits",
+    "headless representation of relu": "activation='relu' | activation='relu' | yes | pre_logits",
     "no positions": "position='none' | position='none' | position='none' | yes",
     "sincos with class token": "yes | position='sincos2d' | position='sincos2d' | position='sincos2d'",
     "wide image": "yes | yes | yes | yes",

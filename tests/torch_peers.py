@@ -88,10 +88,11 @@ def outputs(model: Any, images: np.ndarray) -> np.ndarray:
     return result.numpy()
 
 
-def saved_by_timm(folder: Path, architecture: str, model_args: dict[str, Any]) -> Any:
+def saved_by_timm(folder: Path, architecture: str, model_args: dict[str, Any], *, half: bool = False) -> Any:
     """A random model of timm's, which lies in the folder as on the hub afterwards."""
     timm = import_timm()
     model = randomised(timm.create_model(architecture, pretrained=False, **model_args))
+    model = model.half().float() if half else model  # values that float16 holds
     timm.models.save_for_hf(model, folder, safe_serialization=True)
     return model
 

@@ -25,7 +25,7 @@ _ENCRYPTED, _SIZES_FOLLOW, _UTF8 = 0x1, 0x8, 0x800  # flag bits
 _SIZE_IN_EXTRA = 0xFFFFFFFF
 
 _FOREIGN_MEMBERS = {  # zip archives of other trades, by the last part of a member's name
-    "data.pkl": "a PyTorch file (a pickle, which is never read): save its tensors as .safetensors",
+    "data.pkl": "a PyTorch file of an unknown kind (a pickle, which is never read): save its tensors as .safetensors",
     "model.weights.h5": "a .keras archive",
     "[Content_Types].xml": "an office document",
 }

@@ -78,9 +78,10 @@ def check(checkpoint: Checkpoint, variables: Mapping[str, Any], *, skip: tuple[s
     extra = dict.fromkeys(match.sources[path].tensor for path in match.sources if path in unwanted)
     misfits += [f"{name} is left over" for name in [*extra, *match.unknown]]
     if misfits:
+        count = "1 misfit" if len(misfits) == 1 else f"{len(misfits)} misfits"
         shown = "\n  ".join(misfits[:20] + ([f"... and {len(misfits) - 20} more"] if len(misfits) > 20 else []))
         raise CheckpointError(
-            f"{checkpoint.container.path} does not fit the model ({len(misfits)} misfits, nothing was loaded):"
+            f"{checkpoint.container.path} does not fit the model ({count}, nothing was loaded):"
             f"\n  {shown}"
         )
 

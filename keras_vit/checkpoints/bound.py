@@ -9,7 +9,7 @@ from keras_vit.checkpoints.errors import CheckpointError
 from keras_vit.checkpoints.table import MOST_LAYERS
 from keras_vit.config import ResNetConfig, ViTConfig
 
-_FIXED_POSITIONS = 1 << 22  # numbers in a sin-cos table that need no weights to speak for them: 16 MB
+_SPARE = 1 << 22  # numbers that a model may have beyond twice those of its file: whoever lacks a tensor is told which
 
 
 def refuse_larger(container: Container, config: ViTConfig, *, size_is_told: bool) -> None:
@@ -21,16 +21,16 @@ def refuse_larger(container: Container, config: ViTConfig, *, size_is_told: bool
         size_is_told: whether the caller has named the image size, whatever memory that takes.
 
     Raises:
-        CheckpointError: where the model would be larger than the file.
+        CheckpointError: where the model would be much larger than the file.
     """
     held = sum(math.prod(header.shape) for header in container.headers.values())
-    least = least_weights(config)
-    if least > held or config.num_layers > MOST_LAYERS:
+    least, most = least_weights(config), 2 * held + _SPARE
+    if least > most or config.num_layers > MOST_LAYERS:
         raise CheckpointError(
             f"describes a model of at least {least} weights in {config.num_layers} blocks, but holds {held} numbers"
         )
     fixed = math.prod(config.grid) * config.hidden_size
-    if config.position == "sincos2d" and not size_is_told and fixed > max(held, _FIXED_POSITIONS):
+    if config.position == "sincos2d" and not size_is_told and fixed > most:
         raise CheckpointError(f"describes {fixed} fixed position embeddings, but holds {held} numbers in all")
 
 
@@ -63,6 +63,7 @@ def _stem(resnet: ResNetConfig, image_channels: int) -> tuple[int, int]:
     weights = 7 * 7 * image_channels * channels
     for stage, units in enumerate(resnet.num_layers):
         width = resnet.width * 2**stage
-        weights += units * (width**2 * 9 + width * 4 * width) + channels * width
-        channels = 4 * width
+        wide = 4 * width
+        weights += units * (9 * width**2 + width * wide) + (units - 1) * wide * width + channels * (width + wide)
+        channels = wide
     return weights, channels

@@ -8,15 +8,17 @@ from keras_vit.checkpoints.errors import CheckpointError, reading
 from keras_vit.checkpoints.hdf5 import MAGIC, Hdf5Container
 from keras_vit.checkpoints.npz import NpzContainer, write_npz
 from keras_vit.checkpoints.safetensors import SafetensorsContainer, write_safetensors
+from keras_vit.checkpoints.torch_file import TorchContainer, is_torch
 
 __all__ = ["CheckpointError", "Container", "Header", "open_container", "write_npz", "write_safetensors"]
 
-_READ = "Formats read: .npz, .safetensors and Keras' .weights.h5"
+_READ = "Formats read: .npz, .safetensors, Keras' .weights.h5 and, with keras-vit[torch], PyTorch's .pth"
 
 _ZIP_MARKS = (b"PK\3\4", b"PK\5\6")
 
 # Where a mark stands, the mark, whose it is.
 _FOREIGN: tuple[tuple[int, bytes | tuple[bytes, ...], str], ...] = (
+    (0, b"\x80\2\x8a\nl\xfc\x9cF\xf9", "a file of PyTorch before 1.6, a pickle: save it again with a newer PyTorch"),
     (0, (b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5"), "a pickle, which could run code and is never read"),
     (0, b"\x93NUMPY", "a single .npy array"),
     (0, b"version https://git-lfs", "a Git LFS pointer to the file (run git lfs pull)"),
@@ -35,7 +37,7 @@ def open_container(path: str | os.PathLike[str]) -> Container:
     """Opens a file of tensors and reads its headers; no tensor is unpacked yet.
 
     Args:
-        path: A .npz, .safetensors or .weights.h5 file. What it is is told from its bytes, not from its name.
+        path: A .npz, .safetensors, .weights.h5 or .pth file. What it is is told from its bytes, not from its name.
 
     Returns:
         The container: `headers` of all tensors, `metadata`, and `read(name)`. Use it in a `with` statement.
@@ -57,6 +59,8 @@ def open_container(path: str | os.PathLike[str]) -> Container:
 
 def _container_of(start: bytes) -> type[Container]:
     """Tells from its first bytes what reads a file."""
+    if is_torch(start):
+        return TorchContainer
     if start.startswith(_ZIP_MARKS):
         return NpzContainer
     if start[8:9] == b"{":  # after the eight bytes of length, which may look like anything

@@ -30,6 +30,7 @@ class Told:
         json: by a config.json.
         record: by this package, when it wrote the file.
         caller: by the caller.
+        num_heads: of the architecture that the caller takes it for, where nothing else says.
         wanted_size: the image size the caller wants, for files that no grid can be told of.
     """
 
@@ -37,6 +38,7 @@ class Told:
     json: Mapping[str, Any] = field(default_factory=dict)
     record: Mapping[str, Any] = field(default_factory=dict)
     caller: Mapping[str, Any] = field(default_factory=dict)
+    num_heads: int | None = None
     wanted_size: Any = None
 
 
@@ -60,6 +62,15 @@ def infer(shapes: Shapes, table: Table, told: Told) -> ViTConfig:
                 f"is no Vision Transformer in {table.format} format: {name} would have {ranks} axes. "
                 f"Received: {shapes.get(name, 'no tensor for it')}"
             )
+    try:
+        return _inferred(shapes, table, told)
+    except CheckpointError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(f"describes no model that can be built: {str(error)[:500]}") from error
+
+
+def _inferred(shapes: Shapes, table: Table, told: Told) -> ViTConfig:
     seen = _from_tensors(shapes)
     # What a format never leaves out is missing where it is not there: it does not tell of another architecture.
     seen |= {name: value for name, value in table.config.items() if name in seen}
@@ -68,8 +79,10 @@ def infer(shapes: Shapes, table: Table, told: Told) -> ViTConfig:
     absent = [facts for variable, facts in table.without.items() if variable not in shapes]
     said = {**json, **told.record, **told.caller}
     fields = _merged(table.config, table.defaults, *absent, seen, told.presence, said)
-    fields["num_heads"] = _num_heads(shapes, table, said.get("num_heads"))
+    fields["num_heads"] = _num_heads(shapes, table, said.get("num_heads"), told.num_heads)
     fields["resnet"] = _resnet(shapes, fields.get("resnet"))
+    if said.get("resnet") and not fields["resnet"]:
+        raise CheckpointError("is said to be a hybrid, and has no tensors of a ResNet")
     if fields["classifier"] == "token" and fields["final_norm"] == "pooled" and "classifier" not in said:
         raise CheckpointError(
             "does not say whether its last norm is of the class token or of the mean: "
@@ -77,16 +90,10 @@ def infer(shapes: Shapes, table: Table, told: Told) -> ViTConfig:
         )
     if fields["classifier"] == "unpooled" and fields["class_token"]:
         fields["classifier"] = "token_unpooled"
-    if fields.get("labels") is not None and not isinstance(fields["labels"], str):
-        fields["labels"] = fields["labels"] if len(fields["labels"]) == fields["num_classes"] else None
-    try:
-        fields["position_prefix"] = _position_prefix(shapes, fields)
-        fields["image_size"] = _image_size(shapes, fields, told)
-        return ViTConfig(**fields)
-    except CheckpointError:
-        raise
-    except (ArithmeticError, TypeError, ValueError) as error:
-        raise CheckpointError(f"describes no model that can be built: {error}") from error
+    fields["labels"] = _labels(fields.get("labels"), fields["num_classes"])
+    fields["position_prefix"] = _position_prefix(shapes, fields)
+    fields["image_size"] = _image_size(shapes, fields, told)
+    return ViTConfig(**fields)
 
 
 def _merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,17 +149,26 @@ def _refuse_contradiction(seen: Mapping[str, Any], json: Mapping[str, Any]) -> N
         raise CheckpointError(f"has a config.json that says {'; '.join(sorted(wrong))}")
 
 
-def _num_heads(shapes: Shapes, table: Table, told: int | None) -> int:
+def _num_heads(shapes: Shapes, table: Table, said: int | None, guess: int | None) -> int:
     kernel = shapes["block_0/attention/query/kernel"]
-    found = kernel[1] if len(kernel) == 3 else told
+    found = kernel[1] if len(kernel) == 3 else said or guess
     if found is None:
         raise CheckpointError(
             f"is in {table.format} format, which does not say how many attention heads there are "
             f"(the width is {kernel[0]}): pass config={{'num_heads': ...}}"
         )
-    if told not in (None, found):
-        raise CheckpointError(f"has {found} attention heads. Received: num_heads={told}")
+    if said not in (None, found):
+        raise CheckpointError(f"has {found} attention heads. Received: num_heads={said}")
     return found
+
+
+def _labels(labels: Any, num_classes: int) -> str | tuple[str, ...] | None:
+    """The name of a list of labels, or labels of which there are as many as classes."""
+    if labels is None or isinstance(labels, str):
+        return labels
+    if not isinstance(labels, list | tuple) or not all(isinstance(label, str) for label in labels):
+        raise ValueError(f"labels are texts. Received: {labels!r:.200}")
+    return tuple(labels) if len(labels) == num_classes else None
 
 
 def _resnet(shapes: Shapes, numerics: ResNetConfig | None) -> ResNetConfig | None:

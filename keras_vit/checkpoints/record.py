@@ -42,8 +42,8 @@ def noted(metadata: Mapping[str, str]) -> dict[str, Any]:
     if KEY not in metadata:
         return {}
     try:
-        fields = json.loads(metadata[KEY])
+        fields = dict(json.loads(metadata[KEY]).items())
         check_fields(fields)
     except (ValueError, TypeError, RecursionError, AttributeError) as error:
         raise CheckpointError(f"has a damaged note of its config: {str(error)[:200]}") from error
-    return dict(fields)
+    return fields

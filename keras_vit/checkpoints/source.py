@@ -18,7 +18,7 @@ from keras_vit.checkpoints.tables import formats, load_table
 from keras_vit.config import ViTConfig
 
 # The files a folder may hold its weights in, the first found is read.
-_WEIGHTS = ("model.safetensors", "*.safetensors", "*.npz", "model.weights.h5")
+_WEIGHTS = ("model.safetensors", "*.safetensors", "*.npz", "model.weights.h5", "pytorch_model.bin", "*.pth")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ def opened(
     *,
     facts: Mapping[str, Any] | None = None,
     format: str | os.PathLike[str] | None = None,
+    num_heads: int | None = None,
     wanted_size: Any = None,
 ) -> Iterator[Checkpoint]:
     """Opens a checkpoint for the time of a `with` block.
@@ -59,6 +60,7 @@ def opened(
         path: of the file, or of a folder with the weights and a config.json.
         facts: fields of ViTConfig that the file cannot tell.
         format: one of `formats()` or a path to a .toml table; None detects it.
+        num_heads: of the architecture that the caller takes it for, where nothing else says.
         wanted_size: the image size that the caller wants, for files that no grid can be told of.
 
     Raises:
@@ -78,7 +80,12 @@ def opened(
         }
         try:
             told = Told(
-                match.told, _told_by_json(file, table), record.noted(container.metadata), facts or {}, wanted_size
+                presence=match.told,
+                json=_told_by_json(file, table),
+                record=record.noted(container.metadata),
+                caller=facts or {},
+                num_heads=num_heads,
+                wanted_size=wanted_size,
             )
             config = infer(shapes, table, told)
             size_is_told = wanted_size is not None or "image_size" in told.caller

@@ -1,0 +1,150 @@
+"""What timm's files say is understood, checked without timm: its outputs for tiny models lie in tests/data/timm."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import peer_cases as cases
+from keras_vit import converters
+from keras_vit.checkpoints.config_json import facts
+from keras_vit.checkpoints.errors import CheckpointError
+from keras_vit.checkpoints.tables import load_table
+from model_weights import assert_same_bits, values
+from reference_cases import arrays, distance
+from tiny_models import built, prepared
+
+FOLDER = Path(__file__).parent / "data" / "timm"
+OUTPUTS = arrays(FOLDER / "outputs.npz")
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_timms_own_files_give_timms_numbers(name: str) -> None:
+    model = converters.load(FOLDER / name)
+    assert distance(model(prepared(model.config)), OUTPUTS[name]) < cases.TOLERANCE
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_what_is_written_for_timm_says_the_same_as_timms_own(tmp_path: Path, name: str) -> None:
+    model = converters.load(FOLDER / name)
+    path = converters.save(model, tmp_path / "ours", format="timm")
+    assert converters.load(path.parent).config == model.config
+    assert_same_bits(values(converters.load(path.parent)), values(model))
+    ours, theirs = (json.loads((folder / "config.json").read_text()) for folder in (path.parent, FOLDER / name))
+    assert (ours["num_classes"], ours["global_pool"]) == (theirs["num_classes"], theirs["global_pool"])
+    for key, value in theirs["model_args"].items():
+        said = ours["model_args"][key]
+        assert np.array_equal(np.broadcast_to(said, 2), np.broadcast_to(value, 2)) if key == "img_size" else said == value
+    for key in ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", "first_conv", "classifier"):
+        assert ours["pretrained_cfg"][key] == theirs["pretrained_cfg"][key], key
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("vit_tiny_patch16_224", {"num_heads": 3}),
+        ("vit_small_patch32_384", {"num_heads": 6}),
+        ("vit_medium_patch16_reg4_gap_256", {"num_heads": 8}),
+        ("vit_base_patch16_224.augreg2_in21k_ft_in1k", {"num_heads": 12}),
+        ("vit_base_patch16_gap_224", {"num_heads": 16}),
+        ("vit_base_patch16_siglip_gap_224", {"num_heads": 12}),
+        ("vit_base_patch16_clip_224.openai", {"num_heads": 12, "norm_epsilon": 1e-5}),
+        ("vit_base_patch16_plus_clip_240", {"num_heads": 14, "norm_epsilon": 1e-5}),
+        ("vit_large_patch14_clip_quickgelu_224", {"num_heads": 16, "norm_epsilon": 1e-5, "activation": "gelu_quick"}),
+        ("vit_base_patch16_siglip_224", {"num_heads": 12}),
+        ("vit_base_patch32_siglip_256", {"num_heads": 12, "activation": "gelu_tanh"}),
+        ("vit_so400m_patch14_siglip_384", {"num_heads": 16}),
+        ("vit_so400m_patch16_siglip_384", {"num_heads": 16, "activation": "gelu_tanh"}),
+        ("vit_small_r26_s32_224", {"num_heads": 6}),
+        ("vit_large_r50_s32_224", {"num_heads": 16}),
+        ("vit_tiny_r_s16_p8_224", {"num_heads": 3}),
+        ("deit_tiny_distilled_patch16_224", {"num_heads": 3}),
+        ("vit_giantopt_patch16_siglip_256", {"num_heads": 16, "activation": "gelu_tanh"}),
+        ("vit_nobody_knows", {}),
+    ],
+)
+def test_the_name_of_an_entry_point_tells_what_its_tensors_do_not(name: str, said: dict[str, Any]) -> None:
+    assert facts({"architecture": name}, load_table("timm").json) == said
+
+
+@pytest.mark.parametrize("name", cases.NOT_READ)
+def test_entry_points_of_another_kind_are_refused_by_name(name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"architecture '{name}' is not read"):
+        facts({"architecture": name}, load_table("timm").json)
+
+
+def changed(tmp_path: Path, name: str, **entries: Any) -> Path:
+    """A copy of a case with other entries in its config.json; None takes one out."""
+    folder = tmp_path / "changed"
+    shutil.copytree(FOLDER / name, folder)
+    described = json.loads((folder / "config.json").read_text())
+    for path, value in entries.items():
+        *parents, last = path.split("__")
+        place = described
+        for parent in parents:
+            place = place[parent]
+        place[last] = value
+        if value is None:
+            del place[last]
+    (folder / "config.json").write_text(json.dumps(described))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ({"architecture": "vit_nobody_knows", "model_args__num_heads": None}, r"pass config=\{'num_heads': ...\}"),
+        ({"model_args__qk_norm": True}, r"model_args.qk_norm is read only as one of \[False\]. Received: True"),
+        ({"model_args__pool_include_prefix": True}, "model_args.pool_include_prefix is read only as"),
+        ({"model_args__norm_layer": "rmsnorm"}, "model_args.norm_layer is read only as"),
+        ({"model_args__attn_layer": "diff"}, r"model_args has \['attn_layer'\], and nothing is known"),
+        ({"global_pool": "avgmax"}, "global_pool is one of .*Received: 'avgmax'"),
+        ({"model_args__act_layer": "mish"}, "model_args.act_layer is one of .*Received: 'mish'"),
+        ({"model_args__embed_dim": 32}, "hidden_size 32 where the tensors have 16"),
+        ({"model_args": 3}, "pass config="),
+    ],
+    ids=str,
+)
+def test_what_is_not_known_is_refused_and_never_guessed(tmp_path: Path, entries: dict[str, Any], said: str) -> None:
+    name = "class_token_without_position"
+    if entries == {"model_args": 3}:
+        entries |= {"architecture": "vit_nobody_knows"}
+    with pytest.raises(CheckpointError, match=said):
+        converters.load(changed(tmp_path, name, **entries))
+
+
+def test_a_norm_behind_the_pooling_does_not_tell_the_pooling(tmp_path: Path) -> None:
+    path = Path(shutil.copy(FOLDER / "mean_beside_a_class_token" / "model.safetensors", tmp_path))
+    with pytest.raises(CheckpointError, match=r"pass config=\{'classifier': 'token' or 'gap'\}"):
+        converters.load(path, config={"num_heads": 2})
+    model = converters.load(path, config={"num_heads": 2, "classifier": "gap"})
+    want = OUTPUTS["mean_beside_a_class_token"]
+    assert distance(model(prepared(model.config)), want) < cases.TOLERANCE
+
+
+@pytest.mark.parametrize(("name", "said"), cases.REFUSED_BY_TIMM.items())
+def test_what_timm_cannot_be_is_not_written_for_it(tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        converters.save(built(**{**cases.ERF, **cases.OURS[name]}), tmp_path / "ours", format="timm")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("name", "said"), cases.REFUSED_BY_TRANSFORMERS.items())
+def test_what_transformers_cannot_be_is_not_written_for_it(tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        converters.save(built(**{**cases.ERF, **cases.OURS[name]}), tmp_path / "ours", format="huggingface")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", cases.WITHOUT_ENTRY_POINT)
+def test_a_hybrid_that_timm_has_no_name_for_is_given_none(tmp_path: Path, name: str) -> None:
+    changes = cases.OURS[name]
+    model = built(**{**cases.ERF, **changes, "resnet": {**changes["resnet"], **cases.RESNET}})
+    path = converters.save(model, tmp_path / "ours", format="timm")
+    assert json.loads((path.parent / "config.json").read_text())["architecture"] == "vit_hybrid"
+    assert_same_bits(values(converters.load(path.parent)), values(model))

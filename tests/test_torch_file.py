@@ -1,0 +1,136 @@
+"""PyTorch's files are read without running any code, and refused in words without PyTorch."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keras_vit import converters
+from keras_vit.checkpoints.containers import CheckpointError, open_container
+from model_weights import assert_same_bits, values
+from tiny_models import built
+
+ERF: dict[str, Any] = {"activation": "gelu_erf"}
+FACTS = {"num_heads": 4, "position_prefix": True}
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+@pytest.fixture
+def tensors(tmp_path: Path) -> dict[str, np.ndarray]:
+    """The tensors of a model as timm names them."""
+    path = converters.save(built(**ERF), tmp_path / "timm" / "model", format="timm")
+    with open_container(path) as file:
+        return {name: file.read(name) for name in file.headers}
+
+
+class Trap:
+    """Springs when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path(__file__).with_suffix(".sprung"),)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("outside", [None, "model", "state_dict"])
+@pytest.mark.parametrize("inside", ["", "module."])
+def test_weights_are_found_where_training_programs_keep_them(
+    tmp_path: Path, torch: Any, tensors: dict[str, np.ndarray], outside: str | None, inside: str
+) -> None:
+    state = {inside + name: torch.from_numpy(value) for name, value in tensors.items()}
+    whole = {outside: state, "epoch": 3, "args": argparse.Namespace(lr=0.1)} if outside else state
+    torch.save(whole, tmp_path / "model.pth")
+    assert converters.detect(tmp_path / "model.pth") == "timm"
+    assert_same_bits(values(converters.load(tmp_path / "model.pth", config=FACTS)), values(built(**ERF)))
+
+
+@pytest.mark.torch
+def test_types_shapes_and_strides_come_through(tmp_path: Path, torch: Any) -> None:
+    wide = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+    saved = {
+        "plain": wide,
+        "transposed": wide.T,
+        "part": wide[1:3, ::2],
+        "half": wide.half(),
+        "bfloat16": wide.bfloat16(),
+        "whole": wide.long(),
+        "scalar": torch.tensor(2.5),
+        "parameter": torch.nn.Parameter(wide),
+    }
+    torch.save(saved, tmp_path / "all.pth")
+    with open_container(tmp_path / "all.pth") as file:
+        assert {name: header.shape for name, header in file.headers.items()} == {
+            name: tuple(value.shape) for name, value in saved.items()
+        }
+        read = {name: file.read(name) for name in file.headers}
+    for name, value in saved.items():  # after it is closed
+        assert np.array_equal(read[name], value.detach().float().numpy() if name == "bfloat16" else value.detach().numpy())
+        assert read[name].flags.writeable
+    assert file.headers["bfloat16"].dtype == "bfloat16"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_file_that_would_run_code_is_refused_and_not_run(tmp_path: Path, torch: Any, nested: bool) -> None:
+    torch.save({"model": {"w": torch.ones(2)}, "trap": Trap()} if nested else Trap(), tmp_path / "trap.pth")
+    with pytest.raises(CheckpointError, match="is a PyTorch file that holds more than weights, and is not run"):
+        open_container(tmp_path / "trap.pth")
+    assert not Path(__file__).with_suffix(".sprung").exists()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("size", [0, 10, 100, 1000, -100, -1])
+def test_a_file_that_was_cut_short_is_refused(tmp_path: Path, torch: Any, size: int) -> None:
+    torch.save({"w": torch.ones(1000)}, tmp_path / "whole.pth")
+    (tmp_path / "cut.pth").write_bytes((tmp_path / "whole.pth").read_bytes()[:size])
+    with pytest.raises(CheckpointError):
+        open_container(tmp_path / "cut.pth")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("value", [3, [1.0], {}, {"model": {}}, {1: 2}], ids=str)
+def test_a_file_without_tensors_is_refused(tmp_path: Path, torch: Any, value: Any) -> None:
+    torch.save(value, tmp_path / "none.pth")
+    with pytest.raises(CheckpointError, match="is a PyTorch file without tensors"):
+        open_container(tmp_path / "none.pth")
+
+
+@pytest.mark.torch
+def test_a_tensor_that_repeats_itself_beyond_the_file_is_refused(tmp_path: Path, torch: Any) -> None:
+    torch.save({"w": torch.ones(1).expand(10**12)}, tmp_path / "bomb.pth")
+    with pytest.raises(CheckpointError, match="larger than the file"):
+        open_container(tmp_path / "bomb.pth")
+
+
+@pytest.mark.torch
+def test_a_compressed_archive_is_refused_before_pytorch_unpacks_it(tmp_path: Path, torch: Any) -> None:
+    torch.save({"w": torch.zeros(10**6)}, tmp_path / "plain.pth")
+    with zipfile.ZipFile(tmp_path / "plain.pth") as plain, zipfile.ZipFile(tmp_path / "bomb.pth", "w") as bomb:
+        for info in plain.infolist():
+            bomb.writestr(info.filename, plain.read(info), zipfile.ZIP_DEFLATED)
+    with pytest.raises(CheckpointError, match="with a compressed member"):
+        open_container(tmp_path / "bomb.pth")
+
+
+@pytest.mark.torch
+def test_files_of_old_pytorch_are_refused_in_words(tmp_path: Path, torch: Any) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    with pytest.raises(CheckpointError, match="PyTorch before 1.6, a pickle: save it again"):
+        open_container(tmp_path / "old.pth")
+
+
+def test_without_pytorch_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with zipfile.ZipFile(tmp_path / "model.bin", "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02}q\x00.")
+    with pytest.raises(CheckpointError, match=r"is a PyTorch file.*\.safetensors.*pip install keras-vit\[torch\]"):
+        open_container(tmp_path / "model.bin")
