@@ -1,6 +1,6 @@
 """Writes the table of formats and features into README.md: what each table in converters/checkpoints has a place for.
 
-    python tests/feature_table.py
+python tests/feature_table.py
 """
 
 from __future__ import annotations
@@ -8,25 +8,26 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from keras_vit.checkpoints.table import Table
+from keras_vit.checkpoints.table import Row, Table
 from keras_vit.checkpoints.tables import formats, load_table
 
 README = Path(__file__).parent.parent / "README.md"
 START, END = "<!-- features: written by tests/feature_table.py, checked by make test -->\n", "<!-- /features -->"
 
-# feature, and a variable that a model with it has
+# feature, a variable that a model with it has, and how many classes
 BY_VARIABLE = {
-    "class token": "prefix/cls",
-    "ResNet hybrids": "root/conv/kernel",
-    "pre_logits": "pre_logits/kernel",
-    "attention pooling (map)": "pool/probe",
-    "registers": "prefix/registers",
-    "LayerScale": "block_0/scale1/gamma",
-    "pre-norm": "pre_norm/gamma",
-    "distillation token": "prefix/distillation",
+    "class token": ("prefix/cls", 1000),
+    "ResNet hybrids": ("root/conv/kernel", 1000),
+    "pre_logits and a head": ("pre_logits/kernel", 1000),
+    "pre_logits, no head": ("pre_logits/kernel", 0),
+    "attention pooling (map)": ("pool/probe", 1000),
+    "registers": ("prefix/registers", 1000),
+    "LayerScale": ("block_0/scale1/gamma", 1000),
+    "pre-norm (CLIP)": ("pre_norm/gamma", 1000),
+    "distillation token": ("prefix/distillation", 1000),
 }
 # feature, and a field with the values of which the format allows any
-BY_FIELD = {
+BY_FIELD: dict[str, tuple[str, set[object]]] = {
     "no class token (gap)": ("class_token", {False}),
     "norm after pooling (fc_norm)": ("final_norm", {"pooled"}),
     "no qkv bias": ("qkv_bias", {False}),
@@ -42,8 +43,8 @@ def rendered() -> str:
     tables = [load_table(name) for name in formats()]
     lines = [["", *(table.format for table in tables)], ["---"] * (len(tables) + 1)]
     lines.append(["read / written", *("both" if table.writable else "read" for table in tables)])
-    for feature, variable in BY_VARIABLE.items():
-        lines.append([feature, *(_mark(any(_fits(row.variable, variable) for row in table.rows)) for table in tables)])
+    for feature, (variable, classes) in BY_VARIABLE.items():
+        lines.append([feature, *(_mark(any(_fits(row, variable, classes) for row in table.rows)) for table in tables)])
     for feature, (field, values) in BY_FIELD.items():
         lines.append([feature, *(_mark(_allows(table, field, values)) for table in tables)])
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
@@ -53,8 +54,13 @@ def _mark(holds: bool) -> str:
     return "yes" if holds else "-"
 
 
-def _fits(template: str, variable: str) -> bool:
-    return re.fullmatch(re.sub(r"\\\{\w+\\\}", r"\\d+", re.escape(template)), variable) is not None
+def _fits(row: Row, variable: str, classes: int) -> bool:
+    """Whether a row is a variable's, in a model with a head or without one."""
+    if row.beside and not classes:  # what stands beside the feature is the head
+        return False
+    if row.only_if and row.only_if[0] == "num_classes" and row.only_if[1] != classes:
+        return False
+    return re.fullmatch(re.sub(r"\\\{\w+\\\}", r"\\d+", re.escape(row.variable)), variable) is not None
 
 
 def _allows(table: Table, field: str, values: set[object]) -> bool:

@@ -30,6 +30,8 @@ from tiny_models import built, prepared
 pytestmark = [pytest.mark.torch, pytest.mark.peers]
 
 CLASSIFIER, MODEL = "ViTForImageClassification", "ViTModel"
+# Their interpolation rounds to float32 at every step, ours once.
+RESIZED = 1e-5
 FOR_TIMM = [name for name in cases.OURS if name not in (*cases.REFUSED_BY_TIMM, *cases.WITHOUT_ENTRY_POINT)]
 FOR_TRANSFORMERS = [name for name in cases.OURS if name not in cases.REFUSED_BY_TRANSFORMERS]
 
@@ -61,7 +63,9 @@ def test_timm_reads_what_we_write(tmp_path: Path, name: str) -> None:
     model = built(**{**cases.ERF, **cases.OURS[name]})
     converters.save(model, tmp_path / "ours", format="timm")
     images = prepared(model.config)
-    assert distance(peers.outputs(peers.loaded_by_timm(tmp_path / "ours"), images), np.asarray(model(images))) < TOLERANCE
+    assert (
+        distance(peers.outputs(peers.loaded_by_timm(tmp_path / "ours"), images), np.asarray(model(images))) < TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("name", FOR_TRANSFORMERS)
@@ -75,6 +79,25 @@ def test_transformers_reads_what_we_write(tmp_path: Path, name: str) -> None:
     theirs = peers.loaded_by_transformers(tmp_path / "ours", kind, **options)
     images = prepared(config)
     assert distance(peers.outputs(theirs, images), np.asarray(model(images))) < TOLERANCE
+
+
+@pytest.mark.parametrize("size", [(48, 48), (16, 16), (24, 64)])
+@pytest.mark.parametrize("name", ["token", "registers without positions", "registers", "distilled"])
+def test_another_resolution_is_timms(tmp_path: Path, name: str, size: tuple[int, int]) -> None:
+    architecture, changes = cases.TIMM[name]
+    peers.saved_by_timm(tmp_path, architecture, {**cases.ARGS, **changes})
+    ours = converters.load(tmp_path, image_size=size)
+    images = prepared(ours.config)
+    assert distance(ours(images), peers.outputs(peers.loaded_by_timm(tmp_path, img_size=size), images)) < RESIZED
+
+
+@pytest.mark.parametrize("size", [(48, 48), (16, 16), (24, 64)])
+def test_another_resolution_is_that_of_transformers(tmp_path: Path, size: tuple[int, int]) -> None:
+    theirs = peers.saved_by_transformers(tmp_path, CLASSIFIER, cases.HF)
+    ours = converters.load(tmp_path, image_size=size)
+    images = prepared(ours.config)
+    want = peers.outputs(theirs, images, interpolate_pos_encoding=True)
+    assert distance(ours(images), want) < RESIZED
 
 
 @pytest.mark.slow

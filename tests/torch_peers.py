@@ -77,11 +77,11 @@ def randomised(model: Any, seed: int = 0) -> Any:
     return model.eval()
 
 
-def outputs(model: Any, images: np.ndarray) -> np.ndarray:
+def outputs(model: Any, images: np.ndarray, **options: Any) -> np.ndarray:
     """What a model of theirs makes of images (batch, height, width, channels); of transformers' models the logits,
     the pooler's output or the class token."""
     with torch.no_grad():
-        result = model(torch.from_numpy(images.transpose(0, 3, 1, 2).copy()))
+        result = model(torch.from_numpy(images.transpose(0, 3, 1, 2).copy()), **options)
     if not isinstance(result, torch.Tensor):
         first = next(name for name in ("logits", "pooler_output", "last_hidden_state") if name in result)
         result = result[first][:, 0] if first == "last_hidden_state" else result[first]
@@ -97,9 +97,9 @@ def saved_by_timm(folder: Path, architecture: str, model_args: dict[str, Any], *
     return model
 
 
-def loaded_by_timm(folder: Path) -> Any:
+def loaded_by_timm(folder: Path, **options: Any) -> Any:
     """The model that timm makes of a folder."""
-    return import_timm().create_model(f"local-dir:{folder}", pretrained=True).eval()
+    return import_timm().create_model(f"local-dir:{folder}", pretrained=True, **options).eval()
 
 
 def saved_by_transformers(folder: Path, kind: str, config: dict[str, Any]) -> Any:

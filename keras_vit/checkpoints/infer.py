@@ -75,6 +75,8 @@ def _inferred(shapes: Shapes, table: Table, told: Told) -> ViTConfig:
     # What a format never leaves out is missing where it is not there: it does not tell of another architecture.
     seen |= {name: value for name, value in table.config.items() if name in seen}
     _refuse_contradiction(seen, told.json)
+    if seen["layer_scale"] is not None:
+        seen["layer_scale"] = told.json.get("layer_scale", seen["layer_scale"])
     json = {name: value for name, value in told.json.items() if name not in seen or name == "classifier"}
     absent = [facts for variable, facts in table.without.items() if variable not in shapes]
     said = {**json, **told.record, **told.caller}
@@ -83,7 +85,7 @@ def _inferred(shapes: Shapes, table: Table, told: Told) -> ViTConfig:
     fields["resnet"] = _resnet(shapes, fields.get("resnet"))
     if said.get("resnet") and not fields["resnet"]:
         raise CheckpointError("is said to be a hybrid, and has no tensors of a ResNet")
-    if fields["classifier"] == "token" and fields["final_norm"] == "pooled" and "classifier" not in said:
+    if fields["classifier"] == "token" and fields.get("final_norm") == "pooled" and "classifier" not in said:
         raise CheckpointError(
             "does not say whether its last norm is of the class token or of the mean: "
             "pass config={'classifier': 'token' or 'gap'}"

@@ -1,4 +1,4 @@
-"""PyTorch's .pth and .bin files: a zip archive of a pickle and its tensors, read by PyTorch without running any code."""
+"""PyTorch's .pth and .bin files, a zip archive of a pickle and its tensors: read by PyTorch, and no code of theirs."""
 
 import argparse
 import pickle
@@ -68,7 +68,7 @@ class TorchContainer(Container):
                 return torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
         except pickle.UnpicklingError as error:
             reason = str(error).partition("\n")[0][:200]
-            raise CheckpointError(f"is a PyTorch file that holds more than weights, and is not run: {reason}") from error
+            raise CheckpointError(f"is a PyTorch file that holds more than weights and is not run: {reason}") from error
         except Exception as error:  # its parser promises nothing about damaged files
             reason = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
             raise CheckpointError(f"is a PyTorch file that PyTorch cannot read: {reason}. {AGAIN}") from error

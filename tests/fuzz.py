@@ -1,0 +1,336 @@
+"""Damages small valid checkpoints of every format in many ways and opens them: a model, or our own error.
+
+python tests/fuzz.py --count 2000 --format all --seed 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import struct
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+import reference_cases as reference
+from forgery import DEFLATED, Member, archive, deflate, npy, safetensors
+from keras_vit import ViTConfig, converters
+from keras_vit.checkpoints.containers import open_container
+from keras_vit.checkpoints.record import KEY
+
+SEEDS = {
+    "google": ("vit_gap", "vit_token_linen", "vit_opt_target", "hybrid_stem_only"),
+    "big_vision": ("bv_gap_bf16_scan", "bv_map", "bv_siglip_img"),
+    "huggingface": ("hf_gelu_new_eps_v5", "hf_model_pooler_v4", "hf_cls_newlayout_v5"),
+    "timm": ("timm_reg", "timm_noqkvbias_ls", "timm_clip_prenorm", "timm_gap_fcnorm"),
+}
+SLOWEST = 10.0  # seconds, of one file
+LOADED = 4  # of every so many files one is loaded, too, where its headers are right
+VALUES: tuple[Any, ...] = (
+    *(0, -1, 1, 2, 3, 7, 33, 2**31, 2**63, 10**12, 10**30, 0.5, -0.5, 1e308, 1e-308, float("nan"), float("inf")),
+    *(
+        True,
+        False,
+        None,
+        "",
+        "a",
+        "gelu",
+        "token",
+        "x" * 5000,
+        "\0",
+        "\ud800",
+        [],
+        [1],
+        [32, 32],
+        [[[]]],
+        {},
+        {"0": "a"},
+    ),
+)
+TYPES = ("float16", "float32", "float64", "int8", "int64", "uint8", "bool", "bfloat16")
+FIELDS = tuple(ViTConfig.__dataclass_fields__)
+
+
+@dataclass
+class Forged:
+    """A checkpoint about to be written: bytes, or the tensors and texts that they are made of."""
+
+    tensors: dict[str, np.ndarray]
+    container: str
+    config: Any = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # lies
+    types: dict[str, str] = field(default_factory=dict)  # lies
+    damage: list[Callable[[bytes], bytes]] = field(default_factory=list)
+    config_damage: list[Callable[[bytes], bytes]] = field(default_factory=list)
+
+    def write(self, folder: Path) -> Path:
+        """The file, and a config.json beside it where there is one."""
+        data = self._npz() if self.container == "npz" else self._safetensors()
+        for change in self.damage:
+            data = change(data)
+        path = folder / "model.safetensors"  # the name decides nothing
+        path.write_bytes(data)
+        (folder / "config.json").unlink(missing_ok=True)
+        if self.config is not None:
+            text = json.dumps(self.config).encode()
+            for change in self.config_damage:
+                text = change(text)
+            (folder / "config.json").write_bytes(text)
+        return path
+
+    def _npz(self) -> bytes:
+        members = []
+        for number, (name, array) in enumerate(self.tensors.items()):
+            data = npy(array)
+            if name in self.shapes or name in self.types:
+                lie = {"shape": self.shapes.get(name, array.shape), "descr": self.types.get(name, array.dtype.str)}
+                data = data.replace(repr(array.shape).encode(), repr(lie["shape"]).encode(), 1)
+                data = data.replace(array.dtype.str.encode(), str(lie["descr"])[:3].encode(), 1)
+            packed = deflate(data) if number % 5 == 4 else data
+            members.append(Member(f"{name}.npy", packed, DEFLATED if number % 5 == 4 else 0))
+        comment = json.dumps(self.metadata).encode()[:0xFFFF] if self.metadata else b""
+        return archive(*members)[:-2] + struct.pack("<H", len(comment)) + comment
+
+    def _safetensors(self) -> bytes:
+        header: dict[str, Any] = {"__metadata__": {"format": "pt", **self.metadata}}
+        data = b""
+        for name, array in self.tensors.items():
+            code = {"float32": "F32", "float16": "F16", "float64": "F64", "int64": "I64", "int8": "I8"}
+            told = self.types.get(name, code.get(array.dtype.name, "U8"))
+            raw = array.tobytes()
+            shape = list(self.shapes.get(name, array.shape))
+            header[name] = {"dtype": told, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+            data += raw
+        return safetensors(header, data)
+
+
+# ---- mutations: each changes a Forged by chance
+
+
+def _bytes(forged: Forged, dice: random.Random) -> None:
+    places = [(dice.random() ** dice.choice((1, 4, 0.2)), dice.randrange(256)) for _ in range(dice.randint(1, 8))]
+
+    def change(data: bytes) -> bytes:
+        changed = bytearray(data)
+        for share, value in places:
+            if changed:
+                changed[min(int(share * len(changed)), len(changed) - 1)] = value
+        return bytes(changed)
+
+    (forged.config_damage if forged.config is not None and dice.random() < 0.4 else forged.damage).append(change)
+
+
+def _cut(forged: Forged, dice: random.Random) -> None:
+    start, end = sorted((dice.random(), dice.random()))
+    whole = dice.random() < 0.5  # the end; else a piece of the middle
+
+    def cut(data: bytes) -> bytes:
+        first, last = int(start * len(data)), int(end * len(data))
+        return data[:last] if whole else data[:first] + data[last:]
+
+    (forged.config_damage if forged.config is not None and dice.random() < 0.3 else forged.damage).append(cut)
+
+
+def _header_number(forged: Forged, dice: random.Random) -> None:
+    """One of the numbers that headers are made of, little-endian, becomes an extreme one."""
+    share, width = dice.random() ** dice.choice((0.05, 8)), dice.choice((2, 4, 8))
+    value = dice.choice((0, 1, 2 ** (8 * width) - 1, 2 ** (8 * width - 1), dice.randrange(2 ** (8 * width))))
+
+    def change(data: bytes) -> bytes:
+        at = int(share * max(len(data) - width, 0))
+        return data[:at] + value.to_bytes(width, "little") + data[at + width :]
+
+    forged.damage.append(change)
+
+
+def _name(forged: Forged, dice: random.Random) -> None:
+    old = dice.choice(list(forged.tensors))
+    number = dice.choice(("0", "1", "7", "999999999", "1" + "0" * 30, "-1", "٣"))
+    parts = [
+        old + dice.choice(("x", "/kernel", ".weight", "/", ".", "\n", "é")),
+        "".join(number if char.isdigit() and dice.random() < 0.5 else char for char in old),
+        old.replace(dice.choice("abdeiklnorst"), dice.choice("aex_/."), 1),
+        "keras_vit/" + dice.choice(("prefix/cls", "position/embedding", "block_9/norm1/gamma", "embedding/kernel")),
+        dice.choice(list(forged.tensors)),
+    ]
+    forged.tensors[dice.choice(parts)] = forged.tensors.pop(old)
+
+
+def _drop(forged: Forged, dice: random.Random) -> None:
+    for name in dice.sample(list(forged.tensors), dice.randint(1, min(6, len(forged.tensors)))):
+        del forged.tensors[name]
+
+
+def _shape(forged: Forged, dice: random.Random) -> None:
+    name = dice.choice(list(forged.tensors))
+    array = np.atleast_1d(forged.tensors[name])
+    forged.tensors[name] = dice.choice(
+        (
+            array[..., :1],
+            array[None],
+            array.reshape(-1),
+            array[:0],
+            np.zeros((0, 10**9), array.dtype),
+            np.zeros((dice.choice((0, 1, 2, 1001)), *array.shape[1:])[:4] or (1,), array.dtype),
+            array.T.copy(),
+            np.zeros((1, 1, 1, dice.choice((4, 3000, 20_000))), array.dtype),
+            array.sum(keepdims=True),
+            np.array(1, array.dtype),
+        )
+    )
+
+
+def _lie(forged: Forged, dice: random.Random) -> None:
+    """A header with another shape or type than the data have."""
+    name = dice.choice(list(forged.tensors))
+    shape = list(forged.tensors[name].shape) or [1]
+    shape[dice.randrange(len(shape))] = dice.choice((0, 1, 2**31, 2**63, -1, 10**30))
+    forged.shapes[name] = tuple(shape)
+    if dice.random() < 0.3:
+        forged.types[name] = dice.choice(("F16", "BF16", "I64", "F8_E4M3", "")) if forged.config else dice.choice(TYPES)
+
+
+def _type(forged: Forged, dice: random.Random) -> None:
+    kinds = [kind for kind in TYPES if kind != "bfloat16"]
+    for name in dice.sample(list(forged.tensors), dice.randint(1, len(forged.tensors))):
+        with np.errstate(all="ignore"):
+            forged.tensors[name] = forged.tensors[name].astype(dice.choice(kinds))
+
+
+def _numbers(forged: Forged, dice: random.Random) -> None:
+    name = dice.choice(list(forged.tensors))
+    if forged.tensors[name].size and forged.tensors[name].dtype.kind == "f":
+        poisoned = forged.tensors[name].copy()
+        poisoned.flat[dice.randrange(poisoned.size)] = dice.choice((np.nan, np.inf, -np.inf, 3e38, 0))
+        forged.tensors[name] = poisoned
+
+
+def _note(forged: Forged, dice: random.Random) -> None:
+    fields = {dice.choice((*FIELDS, "no_such_field")): dice.choice(VALUES) for _ in range(dice.randint(1, 3))}
+    if dice.random() < 0.2:
+        fields |= {"resnet": {"num_layers": [dice.choice(VALUES)]}}
+    text = json.dumps(fields)
+    forged.metadata[KEY] = text if dice.random() < 0.8 else text[: dice.randrange(len(text) + 1)]
+    if dice.random() < 0.2:
+        forged.metadata[dice.choice((KEY, "keras_vit_empty_rows", "format"))] = dice.choice(
+            ("true", "", "{", "9" * 999)
+        )
+
+
+def _json(forged: Forged, dice: random.Random) -> None:
+    if not isinstance(forged.config, dict):
+        return _note(forged, dice)
+    for _ in range(dice.randint(1, 3)):
+        place = forged.config
+        key = dice.choice(list(place))
+        while isinstance(place[key], dict) and place[key] and dice.random() < 0.8:
+            place = place[key]
+            key = dice.choice(list(place))
+        action = dice.random()
+        if action < 0.8:
+            place[key] = dice.choice(VALUES)
+        elif action < 0.9:
+            del place[key]
+        else:
+            place[dice.choice(("hidden_size", "num_heads", "reg_tokens", "", "0"))] = dice.choice(VALUES)
+        if not forged.config:
+            return None
+    return None
+
+
+MUTATIONS = (_bytes, _cut, _header_number, _name, _drop, _shape, _lie, _type, _numbers, _note, _json, _json)
+
+
+def valid(format: str) -> list[Forged]:
+    """Small checkpoints of a format, whole."""
+    found = []
+    for case in SEEDS[format]:
+        path = reference.checkpoint(case)
+        with open_container(path) as container:
+            tensors = {name: container.read(name) for name in container.headers}
+        config = None if path.suffix == ".npz" else json.loads((path.parent / "config.json").read_bytes())
+        found.append(Forged(tensors, path.suffix[1:], config))
+    return found
+
+
+def forge(format: str, dice: random.Random, seeds: list[Forged]) -> Forged:
+    """One of the valid checkpoints with one to three mutations."""
+    seed = dice.choice(seeds)
+    config = json.loads(json.dumps(seed.config))
+    forged = Forged(dict(seed.tensors), seed.container, config)
+    for mutate in dice.choices(MUTATIONS, k=dice.randint(1, 3)):
+        if forged.tensors:
+            mutate(forged, dice)
+    return forged
+
+
+def outcome(path: Path, *, whole: bool) -> str:
+    """What opening a file gives: "read", "refused", or the traceback of an error that should not come out."""
+    start = time.perf_counter()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            converters.read_config(path)
+            if whole:
+                converters.load(path)
+        result = "read"
+    except converters.CheckpointError as error:
+        result = "refused" if str(error).strip() else "a refusal without a word"
+    except Exception:  # whatever it is, it is what is looked for
+        result = traceback.format_exc()
+    seconds = time.perf_counter() - start
+    return result if seconds < SLOWEST else f"{result}, after {seconds:.0f} s"
+
+
+def fuzz(format: str, count: int, seed: int, folder: Path) -> Iterator[tuple[int, str]]:
+    """Forges so many files of a format and opens them: the seed of each, and its outcome."""
+    seeds = valid(format)
+    numbers = itertools.count(seed)
+    while count:
+        number = next(numbers)
+        forged = forge(format, random.Random(f"{format} {number}"), seeds)
+        try:
+            path = forged.write(folder)
+        except (ValueError, OverflowError, struct.error, UnicodeError):  # what no file can hold
+            continue
+        count -= 1
+        yield number, outcome(path, whole=number % LOADED == 0)
+
+
+def main() -> None:
+    """Fuzzes, prints what came out, and fails where something else than ours did."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=2000, help="files of each format (default: 2000)")
+    parser.add_argument("--format", choices=["all", *SEEDS], default="all")
+    parser.add_argument("--seed", type=int, default=0, help="of the first file; each has its own (default: 0)")
+    options = parser.parse_args()
+    failures = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for format in SEEDS if options.format == "all" else [options.format]:
+            start, seen = time.perf_counter(), Counter[str]()
+            files = fuzz(format, options.count, options.seed, Path(folder))
+            for number, result in tqdm(files, desc=format, total=options.count, disable=not sys.stderr.isatty()):
+                kind = result if result in ("read", "refused") else "failed"
+                seen[kind] += 1
+                if kind == "failed":
+                    failures += 1
+                    print(f"--format {format} --seed {number} --count 1:\n{result}")
+            print(f"{format}: {dict(seen)}, {time.perf_counter() - start:.0f} s")
+    sys.exit(failures > 0)
+
+
+if __name__ == "__main__":
+    main()

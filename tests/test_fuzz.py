@@ -1,0 +1,35 @@
+"""A part of what tests/fuzz.py does at length: damaged checkpoints bring out our own error, or a model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import fuzz
+from keras_vit import converters
+
+
+@pytest.mark.parametrize("format", fuzz.SEEDS)
+def test_no_damage_to_a_checkpoint_brings_out_another_error(format: str, tmp_path: Path) -> None:
+    outcomes = dict(fuzz.fuzz(format, 100, seed=0, folder=tmp_path))
+    strange = {seed: outcome for seed, outcome in outcomes.items() if outcome not in ("read", "refused")}
+    assert not strange
+    # If nothing were read, or nothing refused, the damage would test nothing.
+    assert min(Counter(outcomes.values()).values()) > 10
+
+
+def test_every_format_with_a_file_of_its_own_is_fuzzed(tmp_path: Path) -> None:
+    assert set(fuzz.SEEDS) <= set(converters.formats())
+    for format in fuzz.SEEDS:
+        for seed in fuzz.valid(format):
+            assert fuzz.outcome(seed.write(tmp_path), whole=True) == "read"
+
+
+def test_an_error_that_is_not_ours_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: Path) -> None:
+        raise KeyError("oops")
+
+    monkeypatch.setattr(converters, "read_config", broken)
+    assert "KeyError: 'oops'" in fuzz.outcome(tmp_path, whole=False)
