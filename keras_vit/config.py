@@ -186,6 +186,9 @@ class ViTConfig:
         misfits = list(self._misfits()) or list(self._contradictions())
         if misfits:
             raise ValueError("ViTConfig: " + "; ".join(misfits))
+        for name in _RANGES:
+            value = getattr(self, name)
+            fix(name, None if value is None else float(value))
 
     def _misfits(self) -> Iterable[str]:
         """What is wrong with single fields."""
@@ -195,9 +198,12 @@ class ViTConfig:
                 yield f"{name} is a whole number from {least}. Received: {value!r}"
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
-            fits = isinstance(value, int | float) and low <= value < high
+            fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value < high
             if not (fits or (value is None and name in _OPTIONAL)):
                 yield f"{name} lies in [{low}, {high}). Received: {value!r}"
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                yield f"{name} is True or False. Received: {getattr(self, name)!r}"
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 yield f"{name} is one of {list(known)}. Received: {getattr(self, name)!r}"
@@ -295,12 +301,14 @@ _COUNTS = {
     **dict.fromkeys(("hidden_size", "mlp_dim", "num_heads", "num_layers", "num_channels", "representation_size"), 1),
     **dict.fromkeys(("num_classes", "num_registers"), 0),
 }
+_LARGEST = 1e38  # of float32
 _RANGES: dict[str, tuple[float, float]] = {
     # field: least, end
     **dict.fromkeys(("dropout_rate", "attention_dropout_rate", "stochastic_depth"), (0, 1)),
-    **dict.fromkeys(("norm_epsilon", "layer_scale"), (0, math.inf)),
-    "head_bias_init": (-math.inf, math.inf),
+    **dict.fromkeys(("norm_epsilon", "layer_scale"), (0, _LARGEST)),
+    "head_bias_init": (-_LARGEST, _LARGEST),
 }
+_FLAGS = ("class_token", "distilled", "position_prefix", "patch_bias", "pre_norm", "qkv_bias")
 _OPTIONAL = ("representation_size", "layer_scale")
 _CHOICES = {
     "classifier": CLASSIFIERS,

@@ -6,6 +6,7 @@ python tests/fuzz.py --count 2000 --format all --seed 0
 from __future__ import annotations
 
 import argparse
+import io
 import itertools
 import json
 import random
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 from tqdm import tqdm
 
@@ -35,7 +37,9 @@ SEEDS = {
     "big_vision": ("bv_gap_bf16_scan", "bv_map", "bv_siglip_img"),
     "huggingface": ("hf_gelu_new_eps_v5", "hf_model_pooler_v4", "hf_cls_newlayout_v5"),
     "timm": ("timm_reg", "timm_noqkvbias_ls", "timm_clip_prenorm", "timm_gap_fcnorm"),
+    "keras_hub": ("classifier", "gap", "no_bias"),
 }
+PRESETS = reference.FOLDER.parent / "keras_hub"
 SLOWEST = 10.0  # seconds, of one file
 LOADED = 4  # of every so many files one is loaded, too, where its headers are right
 VALUES: tuple[Any, ...] = (
@@ -69,7 +73,8 @@ class Forged:
 
     tensors: dict[str, np.ndarray]
     container: str
-    config: Any = None
+    configs: dict[str, Any] = field(default_factory=dict)  # by the names of their files
+    beside: dict[str, bytes] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # lies
     types: dict[str, str] = field(default_factory=dict)  # lies
@@ -77,19 +82,24 @@ class Forged:
     config_damage: list[Callable[[bytes], bytes]] = field(default_factory=list)
 
     def write(self, folder: Path) -> Path:
-        """The file, and a config.json beside it where there is one."""
-        data = self._npz() if self.container == "npz" else self._safetensors()
-        for change in self.damage:
-            data = change(data)
+        """The file, and those beside it."""
+        for old in folder.iterdir():
+            old.unlink()
+        data = {"npz": self._npz, "safetensors": self._safetensors, "h5": self._h5}[self.container]()
         path = folder / "model.safetensors"  # the name decides nothing
-        path.write_bytes(data)
-        (folder / "config.json").unlink(missing_ok=True)
-        if self.config is not None:
-            text = json.dumps(self.config).encode()
-            for change in self.config_damage:
-                text = change(text)
-            (folder / "config.json").write_bytes(text)
+        path.write_bytes(_damaged(data, self.damage))
+        for name, config in self.configs.items():
+            (folder / name).write_bytes(_damaged(json.dumps(config).encode(), self.config_damage))
+        for name, data in self.beside.items():
+            (folder / name).write_bytes(data)
         return path
+
+    def _h5(self) -> bytes:
+        memory = io.BytesIO()
+        with h5py.File(memory, "w") as file:
+            for name, array in self.tensors.items():
+                file[name] = array
+        return memory.getvalue()
 
     def _npz(self) -> bytes:
         members = []
@@ -117,6 +127,12 @@ class Forged:
         return safetensors(header, data)
 
 
+def _damaged(data: bytes, damage: list[Callable[[bytes], bytes]]) -> bytes:
+    for change in damage:
+        data = change(data)
+    return data
+
+
 # ---- mutations: each changes a Forged by chance
 
 
@@ -130,7 +146,7 @@ def _bytes(forged: Forged, dice: random.Random) -> None:
                 changed[min(int(share * len(changed)), len(changed) - 1)] = value
         return bytes(changed)
 
-    (forged.config_damage if forged.config is not None and dice.random() < 0.4 else forged.damage).append(change)
+    (forged.config_damage if forged.configs and dice.random() < 0.4 else forged.damage).append(change)
 
 
 def _cut(forged: Forged, dice: random.Random) -> None:
@@ -141,7 +157,7 @@ def _cut(forged: Forged, dice: random.Random) -> None:
         first, last = int(start * len(data)), int(end * len(data))
         return data[:last] if whole else data[:first] + data[last:]
 
-    (forged.config_damage if forged.config is not None and dice.random() < 0.3 else forged.damage).append(cut)
+    (forged.config_damage if forged.configs and dice.random() < 0.3 else forged.damage).append(cut)
 
 
 def _header_number(forged: Forged, dice: random.Random) -> None:
@@ -200,7 +216,9 @@ def _lie(forged: Forged, dice: random.Random) -> None:
     shape[dice.randrange(len(shape))] = dice.choice((0, 1, 2**31, 2**63, -1, 10**30))
     forged.shapes[name] = tuple(shape)
     if dice.random() < 0.3:
-        forged.types[name] = dice.choice(("F16", "BF16", "I64", "F8_E4M3", "")) if forged.config else dice.choice(TYPES)
+        forged.types[name] = (
+            dice.choice(("F16", "BF16", "I64", "F8_E4M3", "")) if forged.configs else dice.choice(TYPES)
+        )
 
 
 def _type(forged: Forged, dice: random.Random) -> None:
@@ -231,10 +249,12 @@ def _note(forged: Forged, dice: random.Random) -> None:
 
 
 def _json(forged: Forged, dice: random.Random) -> None:
-    if not isinstance(forged.config, dict):
+    if not forged.configs:
         return _note(forged, dice)
     for _ in range(dice.randint(1, 3)):
-        place = forged.config
+        place = forged.configs[dice.choice(list(forged.configs))]
+        if not place:
+            break
         key = dice.choice(list(place))
         while isinstance(place[key], dict) and place[key] and dice.random() < 0.8:
             place = place[key]
@@ -246,8 +266,6 @@ def _json(forged: Forged, dice: random.Random) -> None:
             del place[key]
         else:
             place[dice.choice(("hidden_size", "num_heads", "reg_tokens", "", "0"))] = dice.choice(VALUES)
-        if not forged.config:
-            return None
     return None
 
 
@@ -258,22 +276,30 @@ def valid(format: str) -> list[Forged]:
     """Small checkpoints of a format, whole."""
     found = []
     for case in SEEDS[format]:
-        path = reference.checkpoint(case)
+        hub = format == "keras_hub"
+        path = PRESETS / case / "model.weights.h5" if hub else reference.checkpoint(case)
         with open_container(path) as container:
             tensors = {name: container.read(name) for name in container.headers}
-        config = None if path.suffix == ".npz" else json.loads((path.parent / "config.json").read_bytes())
-        found.append(Forged(tensors, path.suffix[1:], config))
+        seed = Forged(tensors, path.suffix[1:])
+        if path.suffix != ".npz":  # whose config.json is of the reference cases, not of the format
+            seed.configs = {file.name: json.loads(file.read_bytes()) for file in path.parent.glob("*.json")}
+        if hub:
+            seed.beside = {"task.weights.h5": (path.parent / "task.weights.h5").read_bytes()}
+        found.append(seed)
     return found
 
 
 def forge(format: str, dice: random.Random, seeds: list[Forged]) -> Forged:
     """One of the valid checkpoints with one to three mutations."""
     seed = dice.choice(seeds)
-    config = json.loads(json.dumps(seed.config))
-    forged = Forged(dict(seed.tensors), seed.container, config)
+    configs = json.loads(json.dumps(seed.configs))
+    forged = Forged(dict(seed.tensors), seed.container, configs, dict(seed.beside))
     for mutate in dice.choices(MUTATIONS, k=dice.randint(1, 3)):
         if forged.tensors:
             mutate(forged, dice)
+    if forged.beside and dice.random() < 0.2:  # the other file is the damaged one
+        forged.beside = {name: _damaged(data, forged.damage) for name, data in forged.beside.items()}
+        forged.damage = []
     return forged
 
 
