@@ -160,13 +160,7 @@ class Weights:
         return {**{name: value for name, value in stated.items() if value is not None}, **self.config}
 
     def __str__(self) -> str:
-        size = (
-            f"{self.size_mib:g} MiB"
-            if self.size_mib
-            else f"{self.bytes:,} bytes"
-            if self.bytes
-            else "not published"
-        )
+        size = f"{self.size_mib:g} MiB" if self.size_mib else f"{self.bytes:,} bytes" if self.bytes else "not published"
         classes = "as the file has it" if self.num_classes is None else f"{self.num_classes:,}"
         rows = [
             ("file", self.url or self.base + self.file),

@@ -59,9 +59,7 @@ def names(pattern: str = "*") -> list[str]:
         Canonical names in natural order: B/8 before B/16.
     """
     matching = [
-        name
-        for name in _cards()
-        if any(fnmatchcase(spelling, pattern.casefold()) for spelling in _spellings(name))
+        name for name in _cards() if any(fnmatchcase(spelling, pattern.casefold()) for spelling in _spellings(name))
     ]
     return sorted(matching, key=_natural)
 
@@ -162,16 +160,12 @@ def _values(name: str, text: str, parts: Sequence[Mapping[str, Any]]) -> dict[st
     for part, given in zip_longest(parts, text.split("-")):
         if part is None:
             last = parts[-1]["field"]
-            raise ValueError(
-                f"An AugReg name ends after its {last}. Received: {given!r} after it in {name!r}"
-            )
+            raise ValueError(f"An AugReg name ends after its {last}. Received: {given!r} after it in {name!r}")
         field, allowed = part["field"], _allowed(part)
         if given is None or given.casefold() not in allowed:
             received = "nothing" if given is None else repr(given)
             spelled = list(map(part["spelled"].format, part["values"]))
-            raise ValueError(
-                f"The {field} of an AugReg name is one of {spelled}. Received: {received} in {name!r}"
-            )
+            raise ValueError(f"The {field} of an AugReg name is one of {spelled}. Received: {received} in {name!r}")
         values[field] = allowed[given.casefold()]
     return values
 
@@ -211,9 +205,7 @@ def gather(rows: Sequence[Weights]) -> dict[str, Card]:
             if weights.tag == other.tag or weights.rank == other.rank:
                 raise CardError(
                     f"{weights.architecture} has two weights with one tag or one rank: "
-                    + " and ".join(
-                        f"{w.base}{w.file} (tag {w.tag!r}, rank {w.rank})" for w in (other, weights)
-                    )
+                    + " and ".join(f"{w.base}{w.file} (tag {w.tag!r}, rank {w.rank})" for w in (other, weights))
                 )
         model[weights.tag] = weights
     return {name: Card(name, model) for name, model in grouped.items()}

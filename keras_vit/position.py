@@ -57,13 +57,9 @@ def resize(
     """
     table = np.asarray(embedding)
     if method not in _MATRICES:
-        raise ValueError(
-            f"Unknown interpolation method. Expected one of {', '.join(METHODS)}. Received: {method!r}"
-        )
+        raise ValueError(f"Unknown interpolation method. Expected one of {', '.join(METHODS)}. Received: {method!r}")
     if table.dtype.kind in "iub":
-        raise TypeError(
-            f"A position embedding must hold floating point numbers. Received dtype: {table.dtype}"
-        )
+        raise TypeError(f"A position embedding must hold floating point numbers. Received dtype: {table.dtype}")
     old = _source_grid(table.shape, source_grid, prefix_tokens)
     new = _sides(grid, "grid")
     if new == old:
@@ -96,9 +92,7 @@ def sincos2d(
     """
     height, width = _sides(grid, "grid")
     if hidden_size % 4 or hidden_size < 8:
-        raise ValueError(
-            f"sincos2d needs a hidden_size that is a multiple of 4, 8 or more. Received: {hidden_size}"
-        )
+        raise ValueError(f"sincos2d needs a hidden_size that is a multiple of 4, 8 or more. Received: {hidden_size}")
     omega = temperature ** -np.linspace(0.0, 1.0, hidden_size // 4)
     y, x = (axis.reshape(-1, 1) * omega for axis in np.mgrid[:height, :width])
     return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1).astype(dtype)[None]
@@ -110,9 +104,7 @@ def _sides(grid: Grid, name: str) -> tuple[int, int]:
     except (TypeError, ValueError):
         height = width = 0
     if min(height, width) < 1:
-        raise ValueError(
-            f"{name} must be an integer or (height, width) in patches, 1 or more. Received: {grid!r}"
-        )
+        raise ValueError(f"{name} must be an integer or (height, width) in patches, 1 or more. Received: {grid!r}")
     return height, width
 
 
@@ -120,18 +112,14 @@ def _source_grid(shape: tuple[int, ...], source_grid: Grid | None, prefix_tokens
     if prefix_tokens < 0:
         raise ValueError(f"prefix_tokens must be 0 or more. Received: {prefix_tokens}")
     if not (len(shape) == 2 or (len(shape) == 3 and shape[0] == 1)):
-        raise ValueError(
-            f"A position embedding has shape (1, tokens, hidden) or (tokens, hidden). Received: {shape}"
-        )
+        raise ValueError(f"A position embedding has shape (1, tokens, hidden) or (tokens, hidden). Received: {shape}")
     tokens = shape[-2]
     patches = tokens - prefix_tokens
     side = math.isqrt(max(patches, 0))
     expected = (side, side) if source_grid is None else _sides(source_grid, "source_grid")
     if patches < 1 or math.prod(expected) != patches:
         wanted = "a square; pass source_grid=(height, width)" if source_grid is None else f"{source_grid=}"
-        raise ValueError(
-            f"{tokens} tokens less {prefix_tokens=} do not fill {wanted}. Received: shape {shape}"
-        )
+        raise ValueError(f"{tokens} tokens less {prefix_tokens=} do not fill {wanted}. Received: shape {shape}")
     return expected
 
 

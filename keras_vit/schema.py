@@ -23,9 +23,7 @@ def misfits(value: Any, schema: Any, where: str) -> Iterator[str]:
     """
     expected = dict if isinstance(schema, dict) else list if isinstance(schema, list) else schema
     if not _is(value, expected):
-        names = " or ".join(
-            _TOML_NAMES[kind] for kind in (expected if isinstance(expected, tuple) else (expected,))
-        )
+        names = " or ".join(_TOML_NAMES[kind] for kind in (expected if isinstance(expected, tuple) else (expected,)))
         yield f"{where} must be {names}. Received: {value!r}"
     elif isinstance(schema, list):
         for index, item in enumerate(value):

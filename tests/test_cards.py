@@ -64,9 +64,7 @@ def test_what_a_card_states_makes_a_config(weights: Weights) -> None:
 
 @pytest.mark.parametrize("weights", EVERY_FILE, ids=identity)
 def test_there_is_a_label_for_every_class(weights: Weights) -> None:
-    lines = (
-        (content.folder("zoo") / "labels" / f"{weights.labels}.txt").read_text(encoding="utf-8").splitlines()
-    )
+    lines = (content.folder("zoo") / "labels" / f"{weights.labels}.txt").read_text(encoding="utf-8").splitlines()
     assert len(lines) == weights.num_classes
 
 
@@ -138,9 +136,7 @@ def test_a_card_of_ones_own_is_read(tmp_path: Path) -> None:
         ('"b16.npz"', '"b16.npz", sha256 = "12"', "sha256 is 64 digits"),
     ],
 )
-def test_a_typing_error_in_a_card_is_one_clear_error(
-    tmp_path: Path, right: str, wrong: str, said: str
-) -> None:
+def test_a_typing_error_in_a_card_is_one_clear_error(tmp_path: Path, right: str, wrong: str, said: str) -> None:
     with pytest.raises(CardError) as error:
         read_text(tmp_path, CARD.replace(right, wrong))
     assert said in str(error.value)
@@ -173,9 +169,7 @@ def test_two_families_may_not_claim_the_same_place(tmp_path: Path, second: str) 
 @pytest.mark.parametrize("path", FAMILIES, ids=lambda path: path.stem)
 def test_every_reported_accuracy_reaches_its_card(path: Path) -> None:
     table = tomllib.loads(path.read_text(encoding="utf-8"))
-    stated = sum(
-        len(entry["values"]) for tag in table["weights"].values() for entry in tag.get("accuracy", [])
-    )
+    stated = sum(len(entry["values"]) for tag in table["weights"].values() for entry in tag.get("accuracy", []))
     assert sum(len(weights.accuracy) for weights in read_family(path).weights) == stated
 
 

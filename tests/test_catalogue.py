@@ -9,9 +9,7 @@ from keras_vit import catalogue, content
 from keras_vit.cards import Weights, read_family
 from keras_vit.config import canonical_name
 
-EVERY_FILE = [
-    weights for path in content.folder("zoo").glob("*.toml") for weights in read_family(path).weights
-]
+EVERY_FILE = [weights for path in content.folder("zoo").glob("*.toml") for weights in read_family(path).weights]
 
 # The README of google-research/vision_transformer recommends AugReg wherever there is such a file.
 RECOMMENDED = "augreg-imagenet21k+imagenet2012"
@@ -129,20 +127,14 @@ def test_a_recommended_file_is_found_by_its_name(name: str) -> None:
 
 
 def test_a_name_with_fine_tuning_tells_data_set_and_resolution() -> None:
-    stem = (
-        FINE_TUNED.replace("B_16", "R50_L_32")
-        .replace("imagenet2012", "oxford_iiit_pet")
-        .replace("384", "224")
-    )
+    stem = FINE_TUNED.replace("B_16", "R50_L_32").replace("imagenet2012", "oxford_iiit_pet").replace("384", "224")
     found = catalogue.find(stem)
     assert (found.architecture, found.tag, found.file) == ("R50+ViT-L/32", stem, f"{stem}.npz")
     assert (found.image_size, found.num_classes, found.labels) == (224, 37, None)
 
 
 @pytest.mark.parametrize(("data", "classes"), [("i1k", 1000), ("i21k", 21843)])
-def test_a_name_without_fine_tuning_is_of_224_pixels_and_the_classes_of_its_data(
-    data: str, classes: int
-) -> None:
+def test_a_name_without_fine_tuning_is_of_224_pixels_and_the_classes_of_its_data(data: str, classes: int) -> None:
     found = catalogue.find(AUGREG.replace("i21k", data).replace("medium1", "light0"))
     assert (found.image_size, found.num_classes) == (224, classes)
 
@@ -217,9 +209,7 @@ def test_a_name_that_is_almost_one_is_told_the_part_that_is_wrong(right: str, wr
         catalogue.card(FINE_TUNED.replace(right, wrong))
 
 
-@pytest.mark.parametrize(
-    "name", ["ViT-B/16", "B_16", "R50+ViT-B_16", "weights.npz", "B_16.npz", "ViT-B_16-224", ""]
-)
+@pytest.mark.parametrize("name", ["ViT-B/16", "B_16", "R50+ViT-B_16", "weights.npz", "B_16.npz", "ViT-B_16-224", ""])
 def test_other_names_are_no_augreg_names(name: str) -> None:
     assert catalogue.parse_augreg(name) is None
 

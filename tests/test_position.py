@@ -88,9 +88,7 @@ def test_resized_embeddings_equal_those_of_the_official_code(case, target, metho
 @pytest.mark.parametrize(("source", "target"), GRIDS)
 def test_official_is_scipy_zoom_of_order_one(source, target):
     values = patches(source)
-    np.testing.assert_allclose(
-        resize_patches(values, target, "official"), zoom(values, target), **FLOAT64_NOISE
-    )
+    np.testing.assert_allclose(resize_patches(values, target, "official"), zoom(values, target), **FLOAT64_NOISE)
 
 
 @pytest.mark.parametrize("old", [1, 2, 7, 8, 14, 16, 24, 28, 32])
@@ -131,9 +129,7 @@ def test_half_pixel_methods_are_torch_interpolate(source, target, method, mode, 
     # PyTorch 2.13's antialiasing repeats the first row of images one pixel wide: those it gets lying down.
     axes, size = ((2, 1, 0), target[::-1]) if target[1] == 1 else ((2, 0, 1), target)
     images = torch.from_numpy(values).permute(axes)[None]
-    resized = torch.nn.functional.interpolate(
-        images, size=size, mode=mode, align_corners=False, antialias=antialias
-    )
+    resized = torch.nn.functional.interpolate(images, size=size, mode=mode, align_corners=False, antialias=antialias)
     expected = resized[0].permute(np.argsort(axes).tolist()).numpy()
     np.testing.assert_allclose(resize_patches(values, target, method), expected, **tolerance)
 
@@ -147,9 +143,7 @@ def test_prefix_rank_and_dtype_are_kept(method, prefix_tokens, rank, dtype):
     values = patches((2, 6), dtype=dtype)
     embedding = np.concatenate([prefix, values.reshape(12, 3)])
     embedding = embedding[None] if rank == 3 else embedding
-    resized = position.resize(
-        embedding, (3, 4), source_grid=(2, 6), prefix_tokens=prefix_tokens, method=method
-    )
+    resized = position.resize(embedding, (3, 4), source_grid=(2, 6), prefix_tokens=prefix_tokens, method=method)
     assert (resized.dtype, resized.ndim) == (embedding.dtype, rank)
     rows = resized.reshape(-1, 3)
     np.testing.assert_array_equal(rows[:prefix_tokens], prefix)
@@ -237,9 +231,7 @@ def test_official_keeps_a_linear_ramp_and_its_corners(source, target, slopes):
         y, x = (np.linspace(0, end, side) for end, side in zip(ends, grid, strict=True))
         return (slopes[0] * y[:, None] + slopes[1] * x)[..., None]
 
-    np.testing.assert_allclose(
-        resize_patches(ramp(source), target, "official"), ramp(target), rtol=0, atol=1e-12
-    )
+    np.testing.assert_allclose(resize_patches(ramp(source), target, "official"), ramp(target), rtol=0, atol=1e-12)
 
 
 @unhurried
@@ -247,9 +239,7 @@ def test_official_keeps_a_linear_ramp_and_its_corners(source, target, slopes):
 def test_transposing_the_grid_commutes_with_resizing(source, target, method):
     values = patches(source)
     transposed = resize_patches(values.swapaxes(0, 1), target[::-1], method)
-    np.testing.assert_allclose(
-        transposed.swapaxes(0, 1), resize_patches(values, target, method), **FLOAT64_NOISE
-    )
+    np.testing.assert_allclose(transposed.swapaxes(0, 1), resize_patches(values, target, method), **FLOAT64_NOISE)
 
 
 def test_sincos2d_is_what_big_vision_adds_to_its_patches():

@@ -81,8 +81,7 @@ def check(checkpoint: Checkpoint, variables: Mapping[str, Any], *, skip: tuple[s
         count = "1 misfit" if len(misfits) == 1 else f"{len(misfits)} misfits"
         shown = "\n  ".join(misfits[:20] + ([f"... and {len(misfits) - 20} more"] if len(misfits) > 20 else []))
         raise CheckpointError(
-            f"{checkpoint.container.path} does not fit the model ({count}, nothing was loaded):"
-            f"\n  {shown}"
+            f"{checkpoint.container.path} does not fit the model ({count}, nothing was loaded):\n  {shown}"
         )
 
 

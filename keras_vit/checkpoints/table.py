@@ -241,7 +241,7 @@ class Table:
 
 
 def _child(name: str, parents: list[re.Pattern[str]]) -> tuple[str, str, int, str] | None:
-    """A name inside one of the parents as (parent, class, number, rest): ("encoderblock_3", "LayerNorm", 2, "/scale")."""
+    """A name inside a parent as (parent, class, number, rest): ("encoderblock_3", "LayerNorm", 2, "/scale")."""
     for parent in parents:
         match = re.fullmatch(rf"({parent.pattern})/([A-Za-z]+)_(\d{{1,9}})(/.*)?", name)
         if match:
