@@ -155,29 +155,27 @@ class Table:
             if not self.ignore_outside or name.startswith(prefix)
         }
         names = {name: short for name, short in names.items() if not name.startswith(OWN)}
-        sources: dict[str, Source] = {}
-        unknown = []
+        present = set(names.values())
+        ignored = self._ignored(present)
         single = {name: self._unstacked(short, headers[name]) for name, short in names.items()}
         canonical = self._renumbered([short for layers in single.values() for short, _ in layers])
+        sources: dict[str, Source] = {}
+        unknown = []
         for name, layers in single.items():
-            found = [
-                (variable, Source(name, row, layer))
+            found = {
+                variable: Source(name, row, layer)
                 for short, layer in layers
-                for variable, row in self._variables(canonical[short], set(names.values()))
-            ]
-            taken = [variable for variable, _ in found if variable in sources]
-            sources |= dict(found) if not taken else {}
-            if (taken or not found) and not any(
-                _matches(names[name], pattern) for pattern in self.ignored(names.values())
-            ):
+                for variable, row in self._variables(canonical[short], present)
+            }
+            if found and not found.keys() & sources.keys():
+                sources |= found
+            elif not any(_matches(names[name], pattern) for pattern in ignored):
                 unknown.append(name)
         own = {name.removeprefix(OWN): name for name in headers if name.startswith(OWN)}
-        sources |= {path: Source(name, Row(path, name)) for path, name in own.items()}
-        return Match(sources, unknown)
+        return Match(sources | {path: Source(name, Row(path, name)) for path, name in own.items()}, unknown)
 
-    def ignored(self, names: Iterable[str]) -> list[str]:
+    def _ignored(self, present: set[str]) -> list[str]:
         """The patterns of tensors that are no part of the model, in a file of these tensors."""
-        present = set(names)
         return [*self.ignore, *(_wild(row.tensor) for row in self.rows if row.unless in present)]
 
     def is_zero_without_tensor(self, variable: str) -> bool:
