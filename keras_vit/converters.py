@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -151,11 +151,21 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
     note = record.note(config, understood, unsaid)
     if config.position_prefix and not model.config.position_prefix:
         note[record.EMPTY_ROWS] = "true"
-    path = Path(path)
-    if described is not None and (path.is_dir() or not path.suffix):
-        path.mkdir(parents=True, exist_ok=True)
-        path = path / "model.safetensors"
+    return _write(Path(path), table, tensors, note, described)
+
+
+def _write(
+    path: Path,
+    table: Table,
+    tensors: Iterable[tuple[str, Any]],
+    note: dict[str, str],
+    described: Mapping[str, Any] | None,
+) -> Path:
+    """Writes the file of tensors, and the config.json beside it where the format has one."""
     if described is not None:
+        if path.is_dir() or not path.suffix:
+            path.mkdir(parents=True, exist_ok=True)
+            path = path / "model.safetensors"
         config_json.refuse_anothers(path.parent / "config.json")
     if table.container == "npz":
         write_npz(path, tensors, metadata=note)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -117,8 +119,8 @@ def assign(checkpoint: Checkpoint, model: Any, variables: Mapping[str, Any], *, 
         variable.assign(value)
 
 
-def collect(variables: Mapping[str, Any], config: ViTConfig, table: Table) -> Iterator[tuple[str, np.ndarray]]:
-    """The tensors of a file in the table's format, one at a time.
+def collect(variables: Mapping[str, Any], config: ViTConfig, table: Table) -> Iterator[tuple[str, Any]]:
+    """The tensors of a file in the table's format, each made when it is written.
 
     Args:
         variables: of the model, by path.
@@ -144,13 +146,41 @@ def collect(variables: Mapping[str, Any], config: ViTConfig, table: Table) -> It
     return ((name, _joined(pieces, variables, table)) for name, pieces in parts.items())
 
 
-def _joined(pieces: list[tuple[Source, str]], variables: Mapping[str, Any], table: Table) -> np.ndarray:
+@dataclass(frozen=True)
+class Unmade:
+    """A float32 tensor that is made when NumPy asks for it: a file is written with one in memory at a time.
+
+    Attributes:
+        shape: of the tensor.
+        make: makes it.
+    """
+
+    shape: tuple[int, ...]
+    make: Callable[[], np.ndarray]
+    dtype = np.dtype(np.float32)
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.make()
+
+
+def _joined(pieces: list[tuple[Source, str]], variables: Mapping[str, Any], table: Table) -> Unmade:
     pieces = sorted(pieces, key=lambda piece: piece[0].row.part[0])
-    values = [
-        layout.to_tensor(keras.ops.convert_to_numpy(variables[path]).astype(np.float32), source.row, table.layout)
-        for source, path in pieces
-    ]
-    return values[0] if len(values) == 1 else np.concatenate(values)
+    shapes = [layout.tensor_shape(tuple(variables[path].shape), source.row, table.layout) for source, path in pieces]
+    shape = shapes[0] if len(shapes) == 1 else (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+    def make() -> np.ndarray:
+        values = [
+            layout.to_tensor(keras.ops.convert_to_numpy(variables[path]).astype(np.float32), source.row, table.layout)
+            for source, path in pieces
+        ]
+        return values[0] if len(values) == 1 else np.concatenate(values)
+
+    return Unmade(shape, make)
 
 
 class _Reader:

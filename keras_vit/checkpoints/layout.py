@@ -54,6 +54,18 @@ def to_variable(tensor: np.ndarray, source: Source, layout: str, wanted: tuple[i
     return tensor.reshape(wanted)
 
 
+def tensor_shape(shape: tuple[int, ...], row: Row, layout: str) -> tuple[int, ...]:
+    """The shape that `to_tensor` gives a variable."""
+    if layout == "torch":
+        shape = _folded(shape, row)
+        if row.is_kernel:
+            shape = tuple(shape[axis] for axis in np.argsort(_TORCH_AXES[len(shape)]))
+    if row.rank is None:
+        return shape
+    core = _without_ones(shape)
+    return (1,) * (row.rank - len(core)) + core
+
+
 def to_tensor(variable: np.ndarray, row: Row, layout: str) -> np.ndarray:
     """The inverse: a variable as the file holds it (its own part of the tensor)."""
     if layout == "torch":

@@ -10,7 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -135,7 +135,7 @@ def _noted(comment: bytes) -> dict[str, str]:
 
 def write_npz(
     path: str | os.PathLike[str],
-    tensors: Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]],
+    tensors: Mapping[str, Any] | Iterable[tuple[str, Any]],
     *,
     metadata: Mapping[str, str] | None = None,
 ) -> Path:

@@ -116,7 +116,7 @@ def _header(name: str, entry: dict[str, Any], held: int) -> Header:
 
 def write_safetensors(
     path: str | os.PathLike[str],
-    tensors: Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]],
+    tensors: Mapping[str, Any] | Iterable[tuple[str, Any]],
     *,
     metadata: Mapping[str, str],
 ) -> Path:
@@ -124,7 +124,8 @@ def write_safetensors(
 
     Args:
         path: The file to write; it appears whole or not at all.
-        tensors: Arrays by name. Pairs are gathered first: the header comes before all data.
+        tensors: Arrays by name. Pairs are gathered first: the header comes before all data. What has a shape, dtype
+            and nbytes and becomes an array when NumPy asks for it is made only then.
         metadata: Texts to carry along, such as {"format": "pt"}; may be empty.
 
     Returns:
@@ -146,15 +147,15 @@ def write_safetensors(
         file.write(len(text).to_bytes(_LENGTH_BYTES, "little"))
         file.write(text)
         for array in arrays.values():
-            file.write(_little_endian(array))
+            file.write(_little_endian(np.asarray(array)))
     return Path(path)
 
 
-def _gathered(pairs: Iterable[tuple[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def _gathered(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Checks tensors to be written and puts them in the official order: by type, then by name."""
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, Any] = {}
     for name, value in pairs:
-        array = np.asarray(value)
+        array = value if hasattr(value, "nbytes") else np.asarray(value)
         if name in arrays or name == _METADATA:
             raise ValueError(f"The tensor name {shown(name)} is taken.")
         if array.dtype.name not in _CODES:
