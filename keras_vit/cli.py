@@ -64,6 +64,9 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Classifies images."""
+    missing = [image for image in images if "://" not in image and not Path(image).is_file()]
+    if missing:
+        raise FileNotFoundError(f"There is no image file {missing[0]!r}")
     with quiet():
         from keras_vit import zoo
 
@@ -87,13 +90,21 @@ def convert(
     image_size: Size = None,
     num_classes: Classes = None,
     config: Facts = None,
+    source_format: Annotated[str | None, typer.Option("--from", help="The source's format, or a .toml table.")] = None,
 ) -> None:
     """Rewrites a checkpoint in another format, resolution or number of classes."""
     with quiet():
         from keras_vit import converters
 
-        size, facts = _size(image_size), _facts(config or [])
-        path = converters.convert(source, target, format=to, image_size=size, num_classes=num_classes, config=facts)
+        path = converters.convert(
+            source,
+            target,
+            format=to,
+            image_size=_size(image_size),
+            num_classes=num_classes,
+            config=_facts(config or []),
+            source_format=source_format,
+        )
     typer.echo(str(path))
 
 
@@ -102,12 +113,14 @@ def resize(
     source: Annotated[Path, typer.Argument(help="A checkpoint.")],
     target: Annotated[Path, typer.Argument(help="The file to write, in the same format.")],
     image_size: Annotated[str, typer.Argument(help="Pixels: 384 or HEIGHTxWIDTH.")],
+    config: Facts = None,
 ) -> None:
     """Takes a checkpoint to another resolution: its position embeddings are interpolated."""
     with quiet():
         from keras_vit import converters
 
-        path = converters.convert(source, target, format=converters.detect(source), image_size=_size(image_size))
+        same, facts = converters.detect(source), _facts(config or [])
+        path = converters.convert(source, target, format=same, image_size=_size(image_size), config=facts)
     typer.echo(str(path))
 
 

@@ -276,9 +276,11 @@ class ViTConfig:
     def replace(self, **changes: Any) -> Self:
         """The same config with some fields changed; an unknown field is a ValueError that offers the nearest.
 
-        A class token stays where only the classifier changes: the weights have one.
+        A class token stays where only the classifier changes: the weights have one. Labels go with their classes.
         """
         check_fields(changes)
+        if changes.get("num_classes", self.num_classes) != self.num_classes:
+            changes = {"labels": None, **changes}
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from keras_vit import layers
 from keras_vit.checkpoints import assign, config_json, prefix_rows, record
 from keras_vit.checkpoints.containers import open_container, write_npz, write_safetensors
 from keras_vit.checkpoints.errors import CheckpointError
-from keras_vit.checkpoints.infer import Told, infer
+from keras_vit.checkpoints.infer import Told, from_tensors, infer
 from keras_vit.checkpoints.source import Checkpoint, detected, opened, weights_file
 from keras_vit.checkpoints.table import OWN, Table, lookup
 from keras_vit.checkpoints.tables import formats, load_table
@@ -25,6 +25,7 @@ from keras_vit.model import VisionTransformer
 
 __all__ = ["CheckpointError", "build", "convert", "detect", "formats", "load", "read_config", "save"]
 
+_OTHER_SUFFIXES = {"npz": (".safetensors",), "safetensors": (".npz",)}
 # What no file holds: how it is trained, and what is done before and after it.
 _NOT_IN_FILES = {
     "image_size",
@@ -60,7 +61,7 @@ def load(
         config: facts about the *file* that it cannot tell itself: `num_heads` where the format folds the heads
             (timm and Hugging Face without config.json), `classifier` "unpooled" or "token_unpooled", the `image_size`
             it was trained at where its grid is not square, `representation_size` None to leave the file's pre_logits
-            (and its head) out.
+            (and its head) out. A dict states what it names; a ViTConfig states every field, its defaults included.
         image_size: *wanted*, int or (height, width); position embeddings are interpolated once.
         num_classes: *wanted*; where it differs from the file's, the head is new and zero; 0 is no head.
         format: one of `formats()` or a path to a .toml table of one's own; None detects it.
@@ -132,7 +133,10 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
 
     Raises:
         CheckpointError: naming what the format cannot express; nothing is written.
+        TypeError: where it is no VisionTransformer.
     """
+    if not isinstance(model, VisionTransformer):
+        raise TypeError(f"save writes a keras_vit.VisionTransformer. Received: {type(model).__name__}")
     table = load_table(format)
     if not table.writable:
         raise CheckpointError(f"The {table.format} format is only read. Those written: {_written_formats()}")
@@ -162,17 +166,21 @@ def _write(
     described: Mapping[str, Any] | None,
 ) -> Path:
     """Writes the file of tensors, and the config.json beside it where the format has one."""
-    if described is not None:
-        if path.is_dir() or not path.suffix:
-            path.mkdir(parents=True, exist_ok=True)
-            path = path / "model.safetensors"
-        config_json.refuse_anothers(path.parent / "config.json")
+    if described is not None and (path.is_dir() or not path.suffix):
+        path.mkdir(parents=True, exist_ok=True)
+        path = path / f"model.{table.container}"
+    if path.suffix in _OTHER_SUFFIXES[table.container] or path.is_dir() or not path.parent.is_dir():
+        raise CheckpointError(
+            f"A {table.format} file is a .{table.container} in a folder that exists. Received: {str(path)!r}"
+        )
+    if described is not None and table.json is not None:
+        config_json.refuse_anothers(path, described, table.json)
     if table.container == "npz":
         write_npz(path, tensors, metadata=note)
     else:
         write_safetensors(path, tensors, metadata={"format": "pt", **note})
-    if described is not None:
-        config_json.save(path.parent / "config.json", described)
+    if described is not None and table.json is not None:
+        config_json.save(path, described, table.json)
     return path
 
 
@@ -184,9 +192,10 @@ def convert(
     image_size: int | tuple[int, int] | None = None,
     num_classes: int | None = None,
     config: ViTConfig | Mapping[str, Any] | None = None,
+    source_format: str | None = None,
 ) -> Path:
     """`load` and `save` in one: a checkpoint to another format, resolution or number of classes."""
-    model = load(source, config=config, image_size=image_size, num_classes=num_classes)
+    model = load(source, config=config, image_size=image_size, num_classes=num_classes, format=source_format)
     return save(model, path, format=format)
 
 
@@ -218,7 +227,9 @@ def _understood(variables: Mapping[str, Any], config: ViTConfig, table: Table) -
     presence = dict(row.only_if for row in rows if row.only_if and "." not in row.only_if[0])
     stated = _stated(table) & {"position_prefix", "classifier"} | {"num_heads"}
     caller = {name: fields[name] for name in sorted(stated - set(table.config))}
-    unsaid = tuple(caller) if table.layout == "torch" else ()  # so that the file can be read without its config.json
+    # So that the file can be read without its config.json, or beside another's.
+    stated = {name.partition(".")[0] for name in _stated(table)} - set(from_tensors(shapes))
+    unsaid = tuple(stated | set(caller)) if table.layout == "torch" else ()
     try:
         return infer(shapes, table, Told(presence=presence, caller=caller)), unsaid
     except CheckpointError:  # no grid, or none that is square

@@ -169,11 +169,11 @@ def _fetch_remote(remote: Remote, expected: Expected) -> Path:
     if is_intact(remote.cached, expected):
         return remote.cached
     if copies:
-        raise DownloadError(f"KERAS_VIT_MIRROR does not have {remote.url}. Looked for: {', '.join(map(str, copies))}.")
+        raise NotThereError(f"KERAS_VIT_MIRROR does not have {remote.url}. Looked for: {', '.join(map(str, copies))}.")
     if remote.url.startswith("hf://") and not mirror:
         return _checked(_from_hub(remote), expected)
     if _offline():
-        raise DownloadError(_offline_message(remote))
+        raise NotThereError(_offline_message(remote))
     urls = [f"{mirror}/{path}" for path in remote.mirrored()] if mirror else [remote.url]
     return _into_cache(remote, urls, expected)
 
@@ -204,7 +204,9 @@ def _from_hub(remote: Remote) -> Path:
     try:
         return Path(hf_hub_download(f"{org}/{repo}", path, revision=revision, local_files_only=_offline()))
     except (OSError, ValueError) as error:
-        raise DownloadError(_offline_message(remote) if _offline() else f"{remote.url}: {error}") from error
+        absent = _offline() or type(error).__name__ == "EntryNotFoundError"
+        message = _offline_message(remote) if _offline() else f"{remote.url}: {error}"
+        raise (NotThereError if absent else DownloadError)(message) from error
 
 
 def _into_cache(remote: Remote, urls: list[str], expected: Expected) -> Path:
@@ -237,4 +239,4 @@ def _from_first(urls: list[str], part: Path, expected: Expected, name: str) -> s
             return download(url, part, expected, name)
         except NotThereError as error:
             refusals.append(str(error))
-    raise DownloadError(f"{name} is not there. " + " ".join(refusals))
+    raise NotThereError(f"{name} is not there. " + " ".join(refusals))

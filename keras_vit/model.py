@@ -64,6 +64,8 @@ class VisionTransformer(keras.Model):
         Raises:
             ValueError: for a name that the model does not have.
         """
+        if isinstance(layers, str):
+            layers = [layers]
         if layers is None:
             layers = [name for name in self.feature_names if name.startswith("block_") or name == "pre_logits"]
         names = tuple(layers)
@@ -81,7 +83,8 @@ class VisionTransformer(keras.Model):
         return list(self._intermediates)
 
     def attention_maps(self, images: Any) -> list[Any]:
-        """The attention weights of every block: a list of (batch, heads, tokens, tokens), every row summing to 1.
+        """The attention weights of every block: a list of (batch, heads, tokens, tokens), every row summing to 1
+        (in bfloat16 to 2e-3).
 
         Args:
             images: prepared images, as the model itself takes.
@@ -125,6 +128,8 @@ class VisionTransformer(keras.Model):
             raise ValueError(
                 f"logits are (batch, num_classes={self.config.num_classes}). Received: shape {logits.shape}"
             )
+        if top < 1:
+            raise ValueError(f"top is the number of classes to name, from 1. Received: {top}")
         labels = label_lists.names(self.config.labels, self.config.num_classes)
         shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
         probabilities = shifted / shifted.sum(axis=1, keepdims=True)
@@ -155,6 +160,7 @@ class VisionTransformer(keras.Model):
         with vit.uninitialized():
             other = VisionTransformer(self.config.replace(**changes), dtype=self._policy, name=self.name)
         other.copy_weights_from(self)
+        other._freeze(self._frozen())
         return other
 
     def copy_weights_from(self, source: VisionTransformer, *, skip: Sequence[str] = ()) -> None:
@@ -179,8 +185,7 @@ class VisionTransformer(keras.Model):
     def get_config(self) -> dict[str, Any]:
         """What `from_config` needs: the config, the dtype policy, the name, and which layers are frozen."""
         policy = keras.dtype_policies.serialize(self._policy)
-        frozen = [layer.name for layer in self.layers if not layer.trainable]
-        return {"config": self.config.to_dict(), "dtype": policy, "name": self.name, "frozen": frozen}
+        return {"config": self.config.to_dict(), "dtype": policy, "name": self.name, "frozen": self._frozen()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> VisionTransformer:
@@ -188,9 +193,21 @@ class VisionTransformer(keras.Model):
         del custom_objects  # every layer is registered
         policy = keras.dtype_policies.deserialize(config["dtype"])
         model = cls(ViTConfig(**config["config"]), dtype=policy, name=config["name"])
-        for name in config["frozen"]:
-            model.get_layer(name).trainable = False
+        model._freeze(config["frozen"])
         return model
+
+    def _frozen(self) -> list[list[Any]]:
+        """The layers that are not trained, those inside of others too, as [outer layer, place among its parts]."""
+        return [
+            [layer.name, place]
+            for layer in self.layers
+            for place, part in enumerate(layer._flatten_layers())
+            if not part.trainable
+        ]
+
+    def _freeze(self, frozen: Iterable[Sequence[Any]]) -> None:
+        for name, place in frozen:
+            list(self.get_layer(name)._flatten_layers())[place].trainable = False
 
 
 def _warn_of_a_rest(config: ViTConfig) -> None:

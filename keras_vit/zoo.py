@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from keras_vit.cards import Weights
 from keras_vit.catalogue import Card, UnknownModel, card, find, names
 from keras_vit.config import Preprocessing, ViTConfig, check_fields
 from keras_vit.download import fetch
+from keras_vit.transfer import NotThereError
 
 if TYPE_CHECKING:
     from keras_vit.model import VisionTransformer
@@ -59,8 +61,7 @@ def load(
 
         return VisionTransformer(_named(name, **changes), dtype=dtype)
     if _is_file(weights, name):
-        folder = Path(weights)
-        path, row = folder if folder.is_dir() else fetch(os.fspath(weights)), _row(name)
+        path, row = _fetched(os.fspath(weights)), _row(name)
     else:
         row = find(name, str(weights))
         path = fetch(row.location, sha256=row.sha256, size=row.bytes)
@@ -73,6 +74,18 @@ def _is_file(weights: str | os.PathLike[str], name: str) -> bool:
         return True
     is_tag = weights == "default" or (_row(name) is not None and weights in card(name).weights)
     return not is_tag and Path(weights).exists()
+
+
+def _fetched(source: str) -> Path:
+    """A path or URL as a local file or folder; the config.json beside a remote file comes along, where there is one."""
+    if Path(source).is_dir():
+        return Path(source)
+    path = fetch(source)
+    if "://" in source and source.partition("#")[0].endswith(".safetensors"):
+        for name in ("config.json", "preprocessor_config.json"):
+            with contextlib.suppress(NotThereError):
+                fetch(f"{source.rpartition('/')[0]}/{name}")
+    return path
 
 
 def _row(name: str) -> Weights | None:
@@ -89,27 +102,30 @@ def _named(name: str, **changes: Any) -> ViTConfig:
     row = _row(name)
     if row is None or "hidden_size" not in row.config:
         return ViTConfig.from_name(row.architecture if row else name, **changes)
-    facts = row.facts
-    if changes.get("num_classes", row.num_classes) != row.num_classes:
-        del facts["labels"]  # they are of other classes
-    return ViTConfig(**facts | changes)
+    return ViTConfig(**row.facts).replace(**changes)
 
 
 def _open(path: Path, named: ViTConfig, row: Weights | None, changes: dict[str, Any], dtype: Any) -> VisionTransformer:
-    from keras_vit import labels
     from keras_vit.checkpoints.source import opened
     from keras_vit.converters import build
 
     with opened(path, num_heads=named.num_heads, wanted_size=changes.get("image_size")) as checkpoint:
         _refuse_another(path, checkpoint.config, named)
-        if row is not None:
-            if checkpoint.config.preprocessing == Preprocessing():  # the file's own, where it says so, goes before
-                changes = {"preprocessing": row.preprocessing} | changes
-            classes = changes.get("num_classes", checkpoint.config.num_classes)
-            # A list of another length is of other classes: a head of one's own has labels of one's own.
-            if row.labels and classes and len(labels.read(row.labels)) == classes == checkpoint.config.num_classes:
-                changes = {"labels": row.labels} | changes
-        return build(checkpoint, changes, dtype=dtype)
+        wanted = checkpoint.config.replace(**changes)
+        return build(checkpoint, _by_card(row, wanted) | changes, dtype=dtype)
+
+
+def _by_card(row: Weights | None, config: ViTConfig) -> dict[str, Any]:
+    """What a card knows of a file that does not say it: how images are prepared, what the classes are called."""
+    from keras_vit import labels
+
+    known: dict[str, Any] = {}
+    if row is not None and config.preprocessing == Preprocessing():
+        known["preprocessing"] = row.preprocessing
+    # A list of another length is of other classes.
+    if row is not None and row.labels and config.labels is None and len(labels.read(row.labels)) == config.num_classes:
+        known["labels"] = row.labels
+    return known
 
 
 def _refuse_another(path: Path, config: ViTConfig, named: ViTConfig) -> None:

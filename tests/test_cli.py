@@ -16,7 +16,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import reference_cases as reference
-from keras_vit import __version__, catalogue, converters
+from keras_vit import __version__, catalogue, content, converters
 from keras_vit.cli import app, main
 
 VERBS = ("list", "show", "predict", "convert", "resize", "demo")
@@ -166,7 +166,8 @@ def test_resize_keeps_the_format_and_the_head(tmp_path: Path) -> None:
         (["show", "ViT-B/61"], "nearest"),
         (["predict", "ViT-B/61", "x.png"], "nearest"),
         (["predict", "digits", "nothing.png"], "nothing.png"),
-        (["predict", "digits", "nothing.png", "--weights", "nothing.npz"], "nothing.npz"),
+        (["predict", "ViT-B/16", "nothing.png"], "There is no image file 'nothing.png'"),
+        (["predict", "digits", "x.png", "--weights", "nothing.npz"], "nothing.npz"),
         (["predict", "digits", "x.png", "--weights", "imagenet21k"], "digits"),
         (["predict", "digits", "x.png", "--image-size", "big"], "HEIGHTxWIDTH. Received: 'big'"),
         (["predict", "digits", "x.png", "--image-size", "3"], "smaller than one patch"),
@@ -221,3 +222,15 @@ def test_predict_says_nothing_but_its_result(digit: Path) -> None:
 
 def test_the_version_is_one_number() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+.*", __version__)
+
+
+def test_a_table_of_ones_own_is_converted_from_and_facts_are_taken(tmp_path: Path) -> None:
+    table = tmp_path / "mine.toml"
+    google = (content.folder("converters") / "checkpoints" / "google.toml").read_text()
+    table.write_text(google.replace('"embedding/kernel" = "embedding/kernel"', '"embedding/kernel" = "stem"'))
+    mine, back = tmp_path / "mine.npz", tmp_path / "back.npz"
+    run("convert", TOKEN, mine, "--to", table)
+    run("convert", mine, back, "--from", table, "--to", "google", "--config", "num_heads=4")
+    with np.load(TOKEN) as before, np.load(mine) as own, np.load(back) as after:
+        assert "stem" in own.files
+        assert {name: before[name].tobytes() for name in before} == {name: after[name].tobytes() for name in after}

@@ -375,3 +375,30 @@ def test_without_weights_a_name_is_the_official_architecture_at_224_pixels() -> 
     model = zoo.load("Ti/16", weights=None)
     assert model.config == ViTConfig.from_name("Ti/16")
     assert model.count_params() == 5_717_416
+
+
+@pytest.mark.parametrize("how", ["folder", "url"])
+def test_the_config_beside_a_file_is_obeyed_wherever_it_comes_from(files: Path, web: str, how: str) -> None:
+    model = zoo.load("Ti/16", weights=None, num_layers=12, image_size=32, num_classes=2, activation="gelu_quick")
+    folder = files / "hub"
+    converters.save(model, folder, format="huggingface")
+    again = zoo.load("Ti/16", weights=folder if how == "folder" else f"{web}/hub/model.safetensors")
+    assert (again.config.activation, again.config.norm_epsilon) == ("gelu_quick", model.config.norm_epsilon)
+
+
+def test_a_safetensors_url_needs_no_config_beside_it(files: Path, web: str) -> None:
+    model = zoo.load("Ti/16", weights=None, image_size=32, num_classes=2)
+    bare = files / "bare"
+    converters.save(model, bare, format="timm")
+    (bare / "config.json").unlink()
+    again = zoo.load("Ti/16", weights=f"{web}/bare/model.safetensors")
+    assert again.config.num_heads == 3
+
+
+def test_labels_that_a_file_has_go_before_the_cards(tmp_path: Path) -> None:
+    digits = zoo.load("digits")
+    own = VisionTransformer(digits.config.replace(labels=tuple("abcdefghij")))
+    path = converters.save(own, tmp_path / "own.npz", format="google")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its head, which is all zeros
+        assert zoo.load("digits", weights=path).config.labels == tuple("abcdefghij")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from keras_vit.config import ViTConfig
 
 LARGEST = 10 * 2**20  # an id2label of 21,843 classes takes 1.5 MB
 
-_OURS = "written_by"
+# What is noted in the files that are written: by whom, and which file of weights they describe.
+_OURS, _OF = "written_by", "weights"
 _MISSING = object()
 
 
@@ -88,7 +90,7 @@ def write(config: ViTConfig, fields: JsonFields) -> dict[str, Any]:
             if not known:
                 homeless.append(f"{name}={value!r}")
                 continue
-            value = {"true": True, "false": False}.get(known[0], known[0])
+            value = _unspelled(known[0])
         if value is not None and value is not _MISSING:
             _put(values, path, value)
     if homeless:
@@ -114,6 +116,8 @@ def _refuse_unknown(values: Mapping[str, Any], fields: JsonFields) -> None:
         if accepted and value is not _MISSING and value not in accepted:
             raise CheckpointError(f"config.json: {path} is read only as one of {accepted}. Received: {value!r:.200}")
     for parent in {path.rpartition(".")[0] for path in fields.accepts}:
+        if f"{parent}.*" in fields.accepts:
+            continue
         present = _get(values, parent)
         keys = present if isinstance(present, Mapping) else {}
         unknown = [key for key in keys if f"{parent}.{key}" not in {*fields.fields, *fields.accepts}]
@@ -132,16 +136,58 @@ def _kind(config: Mapping[str, Any], fields: JsonFields) -> Mapping[str, Any]:
     return {}
 
 
-def save(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes a config.json; it appears under its name only complete."""
-    with replacing(path) as file:
-        file.write(json.dumps({**values, _OURS: "keras_vit"}, indent=2).encode())
+def save(weights: Path, values: Mapping[str, Any], fields: JsonFields) -> None:
+    """Writes the config.json of a file of weights, and what belongs into files beside it; each appears complete.
+
+    Raises:
+        CheckpointError: where this package did not write what is there: it belongs to another checkpoint.
+    """
+    signed = {_OURS: "keras_vit", _OF: weights.name}
+    for path, part in _parts(weights.parent, values, fields):
+        with replacing(path) as file:
+            file.write(json.dumps({**part, **signed}, indent=2).encode())
 
 
-def refuse_anothers(path: Path) -> None:
-    """Raise where there is a config.json that this package did not write: it belongs to another checkpoint."""
-    if path.is_file() and read(path).get(_OURS) != "keras_vit":
-        raise CheckpointError(f"{path} belongs to another checkpoint: write into a folder of its own")
+def refuse_anothers(weights: Path, values: Mapping[str, Any], fields: JsonFields) -> None:
+    """Raise where `save` would write over a file that this package did not write; warn where over one of its own."""
+    for path, _ in _parts(weights.parent, values, fields):
+        there = read(path) if path.is_file() else {_OURS: "keras_vit"}
+        if there.get(_OURS) != "keras_vit":
+            raise CheckpointError(f"{path} belongs to another checkpoint: write into a folder of its own")
+        if there.get(_OF, weights.name) != weights.name and (weights.parent / str(there[_OF])).is_file():
+            warnings.warn(
+                f"keras_vit: {path} described {there[_OF]} and now describes {weights.name}: other readers will take "
+                "one for the other. A folder of its own keeps them apart.",
+                stacklevel=5,
+            )
+
+
+def beside(weights: Path, fields: JsonFields) -> dict[str, Any]:
+    """What the config.json of a file of weights says; empty where there is none, or it is known to be another file's.
+
+    Raises:
+        CheckpointError: where it is damaged.
+    """
+    path = weights.parent / "config.json"
+    values = read(path) if path.is_file() else {}
+    if not values or values.get(_OF, weights.name) != weights.name:
+        return {}
+    others = {key: weights.parent / name for key, name in fields.beside.items()}
+    return facts(values | {key: read(other) for key, other in others.items() if other.is_file()}, fields)
+
+
+def _parts(folder: Path, values: Mapping[str, Any], fields: JsonFields) -> list[tuple[Path, Mapping[str, Any]]]:
+    """Each file that a config.json's values are written to, and its share."""
+    own = {key: value for key, value in values.items() if key not in fields.beside}
+    others = [(folder / name, values[key]) for key, name in fields.beside.items() if key in values]
+    return [(folder / "config.json", own), *others]
+
+
+def _unspelled(spelling: str) -> Any:
+    """TOML's keys are texts; config.json has truths and numbers."""
+    if spelling.isdecimal():
+        return int(spelling)
+    return {"true": True, "false": False}.get(spelling, spelling)
 
 
 def _is_one_of(value: Any, meant: Any) -> bool:

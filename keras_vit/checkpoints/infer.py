@@ -71,7 +71,7 @@ def infer(shapes: Shapes, table: Table, told: Told) -> ViTConfig:
 
 
 def _inferred(shapes: Shapes, table: Table, told: Told) -> ViTConfig:
-    seen = _from_tensors(shapes)
+    seen = from_tensors(shapes)
     # What a format never leaves out is missing where it is not there: it does not tell of another architecture.
     seen |= {name: value for name, value in table.config.items() if name in seen}
     _refuse_contradiction(seen, told.json)
@@ -110,7 +110,8 @@ def _merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _from_tensors(shapes: Shapes) -> dict[str, Any]:
+def from_tensors(shapes: Shapes) -> dict[str, Any]:
+    """The fields of ViTConfig that the shapes of a file's tensors tell."""
     height, width, channels, hidden_size = shapes["embedding/kernel"]
     class_token = "prefix/cls" in shapes
     return {
@@ -153,7 +154,7 @@ def _refuse_contradiction(seen: Mapping[str, Any], json: Mapping[str, Any]) -> N
 
 def _num_heads(shapes: Shapes, table: Table, said: int | None, guess: int | None) -> int:
     kernel = shapes["block_0/attention/query/kernel"]
-    found = kernel[1] if len(kernel) == 3 else said or guess
+    found = kernel[1] if len(kernel) == 3 else said if said is not None else guess
     if found is None:
         raise CheckpointError(
             f"is in {table.format} format, which does not say how many attention heads there are "

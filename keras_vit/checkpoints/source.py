@@ -18,7 +18,15 @@ from keras_vit.checkpoints.tables import formats, load_table
 from keras_vit.config import ViTConfig
 
 # The files a folder may hold its weights in, the first found is read.
-_WEIGHTS = ("model.safetensors", "*.safetensors", "*.npz", "model.weights.h5", "pytorch_model.bin", "*.pth")
+_WEIGHTS = (
+    "model.safetensors",
+    "*.safetensors",
+    "checkpoint.npz",
+    "*.npz",
+    "model.weights.h5",
+    "pytorch_model.bin",
+    "*.pth",
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ def opened(
         try:
             told = Told(
                 presence=match.told,
-                json=_told_by_json(file, table),
+                json={} if table.json is None else config_json.beside(file, table.json),
                 record=record.noted(container.metadata),
                 caller=facts or {},
                 num_heads=num_heads,
@@ -111,7 +119,7 @@ def detected(container: Container) -> Table:
     raise CheckpointError(
         f"{container.path}: {'more than one' if found else 'no'} format is known by its tensors. "
         f"Received {len(seen)} tensors: {str(seen[:5])[:500]}. Looked for {marks}; "
-        "format= takes a name or a table of your own."
+        "format= takes a name or a table of your own. (What model.save_weights wrote, model.load_weights reads.)"
     )
 
 
@@ -132,12 +140,3 @@ def weights_file(path: Path) -> Path:
             return files[0]
     seen = sorted(file.name for file in path.iterdir())[:10]
     raise CheckpointError(f"{path} holds none of {list(_WEIGHTS)}. It holds {seen}")
-
-
-def _told_by_json(file: Path, table: Table) -> dict[str, Any]:
-    path = file.parent / "config.json"
-    if table.json is None or not path.is_file():
-        return {}
-    beside = {key: file.parent / name for key, name in table.json.beside.items()}
-    values = config_json.read(path) | {key: config_json.read(other) for key, other in beside.items() if other.is_file()}
-    return config_json.facts(values, table.json)

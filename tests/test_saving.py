@@ -1,0 +1,122 @@
+"""What `converters.save` leaves beside a file, and what it refuses to write over."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from keras_vit import Preprocessing, converters
+from model_weights import assert_same_bits, values
+from tiny_models import built, tiny
+
+IMAGENET = Preprocessing(interpolation="bicubic", antialias=True, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+
+
+@pytest.mark.parametrize("format", ["timm", "huggingface"])
+def test_two_files_in_one_folder_keep_their_own_config(tmp_path: Path, format: str) -> None:
+    first = built(activation="gelu_erf")
+    second = built(activation="gelu_quick", mlp_dim=40)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the epsilon that timm has no word for
+        converters.save(first, tmp_path / "a.safetensors", format=format)
+    with pytest.warns(UserWarning, match=r"config.json described a.safetensors and now describes b.safetensors"):
+        converters.save(second, tmp_path / "b.safetensors", format=format)
+    for name, model in (("a", first), ("b", second)):
+        again = converters.load(tmp_path / f"{name}.safetensors")
+        assert again.config.activation == model.config.activation
+        assert_same_bits(values(again), values(model))
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
+def test_a_config_that_somebody_else_wrote_is_not_written_over(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"mine": 1}')
+    with pytest.raises(converters.CheckpointError, match="belongs to another checkpoint"):
+        converters.save(built(), tmp_path, format="huggingface")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert json.loads((tmp_path / name).read_text()) == {"mine": 1}
+
+
+def test_hugging_face_preprocessing_is_written_and_read(tmp_path: Path) -> None:
+    model = built(preprocessing=IMAGENET)
+    path = converters.save(model, tmp_path / "vit", format="huggingface")
+    written = json.loads((path.parent / "preprocessor_config.json").read_text())
+    assert (written["image_mean"], written["resample"]) == ([0.485, 0.456, 0.406], 3)
+    assert converters.load(path.parent).config.preprocessing == IMAGENET
+
+
+def test_the_preprocessing_beside_a_hugging_face_file_is_obeyed(tmp_path: Path, case_folder: Path) -> None:
+    (case_folder / "preprocessor_config.json").write_text(
+        json.dumps({"image_mean": IMAGENET.mean, "image_std": IMAGENET.std, "resample": 3, "size": {"height": 32}})
+    )
+    assert converters.load(case_folder).config.preprocessing == IMAGENET
+
+
+def test_a_preparation_that_is_not_ours_is_refused(case_folder: Path) -> None:
+    (case_folder / "preprocessor_config.json").write_text('{"do_normalize": false}')
+    with pytest.raises(converters.CheckpointError, match="do_normalize"):
+        converters.load(case_folder)
+
+
+@pytest.fixture
+def case_folder(tmp_path: Path) -> Path:
+    """A folder as transformers 5 wrote it."""
+    case = Path(__file__).parent / "data" / "reference" / "hf_cls_v5"
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes((case / name).read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [("x.npz", "timm"), ("x.safetensors", "google"), ("nowhere/x.npz", "google"), ("", "google"), ("", "big_vision")],
+)
+def test_a_path_that_is_none_of_the_format_is_refused(tmp_path: Path, name: str, format: str) -> None:
+    with pytest.raises(converters.CheckpointError, match="file is a .* in a folder that exists"):
+        converters.save(built(), tmp_path / name, format=format)
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_our_models_are_written(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="Received: Sequential"):
+        converters.save(keras.Sequential(), tmp_path / "x.npz", format="google")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({"num_classes": 3}, None), ({"num_classes": 3, "labels": ("a", "b", "c")}, ("a", "b", "c"))],
+)
+def test_labels_go_with_their_classes(changes: dict[str, Any], expected: Any) -> None:
+    config = tiny(labels=tuple("abcde"))
+    assert config.num_classes == 5
+    assert config.replace(dropout_rate=0.1).labels == tuple("abcde")
+    assert config.replace(**changes).labels == expected
+
+
+def test_frozen_parts_stay_frozen_resized_and_reloaded(tmp_path: Path) -> None:
+    model = built()
+    model.get_layer("block_0").attention.trainable = False
+    model.get_layer("embedding").trainable = False
+    trained = [weight.path for weight in model.trainable_weights]
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    for other in (again, model.resized(48)):
+        assert [weight.path for weight in other.trainable_weights] == trained
+    assert dataclasses.asdict(again.config) == dataclasses.asdict(model.config)
+    assert 0 < len(trained) < len(built().trainable_weights)
+
+
+def test_a_string_names_one_feature_and_top_is_a_count() -> None:
+    model = built()
+    images = np.zeros((1, *model.input_shape[1:]), np.float32)
+    assert list(model.features(images, layers="block_0")) == ["block_0"]
+    with pytest.raises(ValueError, match="Received: 0"):
+        model.decode_predictions(model(images), top=0)
