@@ -154,7 +154,7 @@ def refuse_anothers(weights: Path, values: Mapping[str, Any], fields: JsonFields
         there = read(path) if path.is_file() else {_OURS: "keras_vit"}
         if there.get(_OURS) != "keras_vit":
             raise CheckpointError(f"{path} belongs to another checkpoint: write into a folder of its own")
-        if there.get(_OF, weights.name) != weights.name and (weights.parent / str(there[_OF])).is_file():
+        if _describes_another(there, weights):
             warnings.warn(
                 f"keras_vit: {path} described {there[_OF]} and now describes {weights.name}: other readers will take "
                 "one for the other. A folder of its own keeps them apart.",
@@ -170,10 +170,16 @@ def beside(weights: Path, fields: JsonFields) -> dict[str, Any]:
     """
     path = weights.parent / "config.json"
     values = read(path) if path.is_file() else {}
-    if not values or values.get(_OF, weights.name) != weights.name:
+    if not values or _describes_another(values, weights):
         return {}
     others = {key: weights.parent / name for key, name in fields.beside.items()}
     return facts(values | {key: read(other) for key, other in others.items() if other.is_file()}, fields)
+
+
+def _describes_another(values: Mapping[str, Any], weights: Path) -> bool:
+    """Whether a config.json is of another file, which is there: one that is gone was renamed or rewritten."""
+    described = Path(str(values.get(_OF, weights.name))).name
+    return described != weights.name and (weights.parent / described).is_file()
 
 
 def _parts(folder: Path, values: Mapping[str, Any], fields: JsonFields) -> list[tuple[Path, Mapping[str, Any]]]:
