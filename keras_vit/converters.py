@@ -169,9 +169,13 @@ def _write(
     if described is not None and (path.is_dir() or not path.suffix):
         path.mkdir(parents=True, exist_ok=True)
         path = path / f"model.{table.container}"
-    if path.suffix in _OTHER_SUFFIXES[table.container] or path.is_dir() or not path.parent.is_dir():
-        raise CheckpointError(
-            f"A {table.format} file is a .{table.container} in a folder that exists. Received: {str(path)!r}"
+    if path.is_dir() or not path.parent.is_dir():
+        raise CheckpointError(f"A {table.format} file is written into a folder that exists. Received: {str(path)!r}")
+    if path.suffix in _OTHER_SUFFIXES[table.container]:
+        warnings.warn(
+            f"keras_vit: {path.name} will hold a .{table.container}, which is what {table.format} files are: others "
+            "will take it for what its name says.",
+            stacklevel=4,
         )
     if described is not None and table.json is not None:
         config_json.refuse_anothers(path, described, table.json)

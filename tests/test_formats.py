@@ -16,6 +16,7 @@ from forgery import npz
 from format_cases import at, computed, load, path_of, sizes
 from keras_vit import converters, position
 from keras_vit.checkpoints.containers import open_container
+from keras_vit.checkpoints.tables import load_table
 from model_weights import assert_same_bits, values
 from tiny_models import built
 
@@ -100,7 +101,9 @@ def test_the_method_is_the_formats_own_wherever_the_model_goes(format: str, tmp_
     again = keras.models.load_model(tmp_path / "model.keras").resized((48, 40))
     assert np.array_equal(values(again)["position/embedding"], want)
     (tmp_path / "out").mkdir()
-    converted = converters.convert(path, tmp_path / "out" / "file.npz", format=format, image_size=(48, 40))
+    converted = converters.convert(
+        path, tmp_path / "out" / f"file.{load_table(format).container}", format=format, image_size=(48, 40)
+    )
     assert np.array_equal(values(converters.load(converted))["position/embedding"], want)
 
 

@@ -75,14 +75,19 @@ def case_folder(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("name", "format"),
-    [("x.npz", "timm"), ("x.safetensors", "google"), ("nowhere/x.npz", "google"), ("", "google"), ("", "big_vision")],
-)
-def test_a_path_that_is_none_of_the_format_is_refused(tmp_path: Path, name: str, format: str) -> None:
-    with pytest.raises(converters.CheckpointError, match="file is a .* in a folder that exists"):
+@pytest.mark.parametrize(("name", "format"), [("nowhere/x.npz", "google"), ("", "google"), ("", "big_vision")])
+def test_a_path_that_is_no_file_in_a_folder_is_refused(tmp_path: Path, name: str, format: str) -> None:
+    with pytest.raises(converters.CheckpointError, match="written into a folder that exists"):
         converters.save(built(), tmp_path / name, format=format)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("name", "format"), [("x.npz", "huggingface"), ("x.safetensors", "google")])
+def test_a_name_that_says_another_container_is_warned_of(tmp_path: Path, name: str, format: str) -> None:
+    model = built()
+    with pytest.warns(UserWarning, match=f"{name} will hold a"):
+        converters.save(model, tmp_path / name, format=format)
+    assert_same_bits(values(converters.load(tmp_path / name)), values(model))
 
 
 def test_only_our_models_are_written(tmp_path: Path) -> None:

@@ -379,7 +379,7 @@ def test_without_weights_a_name_is_the_official_architecture_at_224_pixels() -> 
 
 @pytest.mark.parametrize("how", ["folder", "url"])
 def test_the_config_beside_a_file_is_obeyed_wherever_it_comes_from(files: Path, web: str, how: str) -> None:
-    model = zoo.load("Ti/16", weights=None, num_layers=12, image_size=32, num_classes=2, activation="gelu_quick")
+    model = filled(ViTConfig.from_name("Ti/16", image_size=32, num_classes=2, activation="gelu_quick"))
     folder = files / "hub"
     converters.save(model, folder, format="huggingface")
     again = zoo.load("Ti/16", weights=folder if how == "folder" else f"{web}/hub/model.safetensors")
@@ -387,7 +387,7 @@ def test_the_config_beside_a_file_is_obeyed_wherever_it_comes_from(files: Path, 
 
 
 def test_a_safetensors_url_needs_no_config_beside_it(files: Path, web: str) -> None:
-    model = zoo.load("Ti/16", weights=None, image_size=32, num_classes=2)
+    model = filled(ViTConfig.from_name("Ti/16", image_size=32, num_classes=2))
     bare = files / "bare"
     converters.save(model, bare, format="timm")
     (bare / "config.json").unlink()
