@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,10 +82,12 @@ def _fetched(source: str) -> Path:
     if Path(source).is_dir():
         return Path(source)
     path = fetch(source)
-    if "://" in source and source.partition("#")[0].endswith(".safetensors"):
+    found = re.fullmatch(r"((?:https?|gs|hf)://.+/)[^/]+\.safetensors(@[^#]+)?(?:#.*)?", source)
+    if found:
+        folder, revision = found[1], found[2] or ""
         for name in ("config.json", "preprocessor_config.json"):
             with contextlib.suppress(NotThereError):
-                fetch(f"{source.rpartition('/')[0]}/{name}")
+                fetch(f"{folder}{name}{revision}")
     return path
 
 

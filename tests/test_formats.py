@@ -101,7 +101,8 @@ def test_the_method_is_the_formats_own_wherever_the_model_goes(format: str, tmp_
     again = keras.models.load_model(tmp_path / "model.keras").resized((48, 40))
     assert np.array_equal(values(again)["position/embedding"], want)
     (tmp_path / "out").mkdir()
-    converted = converters.convert(
+    name = f"file.{load_table(format).container}"
+    converted = converters.convert(path, tmp_path / "out" / name, format=format, image_size=(48, 40))
         path, tmp_path / "out" / f"file.{load_table(format).container}", format=format, image_size=(48, 40)
     )
     assert np.array_equal(values(converters.load(converted))["position/embedding"], want)
