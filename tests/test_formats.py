@@ -103,8 +103,6 @@ def test_the_method_is_the_formats_own_wherever_the_model_goes(format: str, tmp_
     (tmp_path / "out").mkdir()
     name = f"file.{load_table(format).container}"
     converted = converters.convert(path, tmp_path / "out" / name, format=format, image_size=(48, 40))
-        path, tmp_path / "out" / f"file.{load_table(format).container}", format=format, image_size=(48, 40)
-    )
     assert np.array_equal(values(converters.load(converted))["position/embedding"], want)
 
 
