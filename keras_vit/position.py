@@ -58,7 +58,7 @@ def resize(
     table = np.asarray(embedding)
     if method not in _MATRICES:
         raise ValueError(f"Unknown interpolation method. Expected one of {', '.join(METHODS)}. Received: {method!r}")
-    if table.dtype.kind in "iub":
+    if table.dtype.kind in "iubcOSU":
         raise TypeError(f"A position embedding must hold floating point numbers. Received dtype: {table.dtype}")
     old = _source_grid(table.shape, source_grid, prefix_tokens)
     new = _sides(grid, "grid")
@@ -100,7 +100,7 @@ def sincos2d(
 
 def _sides(grid: Grid, name: str) -> tuple[int, int]:
     try:
-        height, width = map(operator.index, grid if isinstance(grid, Sequence) else (grid, grid))
+        height, width = (int(side) for side in np.broadcast_to(np.asarray(grid), 2) if operator.index(side) > 0)
     except (TypeError, ValueError):
         height = width = 0
     if min(height, width) < 1:
@@ -109,8 +109,8 @@ def _sides(grid: Grid, name: str) -> tuple[int, int]:
 
 
 def _source_grid(shape: tuple[int, ...], source_grid: Grid | None, prefix_tokens: int) -> tuple[int, int]:
-    if prefix_tokens < 0:
-        raise ValueError(f"prefix_tokens must be 0 or more. Received: {prefix_tokens}")
+    if not hasattr(prefix_tokens, "__index__") or prefix_tokens < 0:
+        raise ValueError(f"prefix_tokens must be 0 or more, a whole number. Received: {prefix_tokens}")
     if not (len(shape) == 2 or (len(shape) == 3 and shape[0] == 1)):
         raise ValueError(f"A position embedding has shape (1, tokens, hidden) or (tokens, hidden). Received: {shape}")
     tokens = shape[-2]
