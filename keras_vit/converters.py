@@ -25,6 +25,7 @@ from keras_vit.model import VisionTransformer
 
 __all__ = ["CheckpointError", "build", "convert", "detect", "formats", "load", "read_config", "save"]
 
+# Names by which everybody would take a file for the other container.
 _OTHER_SUFFIXES = {"npz": (".safetensors",), "safetensors": (".npz",)}
 # What no file holds: how it is trained, and what is done before and after it.
 _NOT_IN_FILES = {
@@ -229,8 +230,8 @@ def _understood(variables: Mapping[str, Any], config: ViTConfig, table: Table) -
     fields = config.to_dict()
     rows = [source.row for path in shapes if (source := table.tensor_of(path, fields))]
     presence = dict(row.only_if for row in rows if row.only_if and "." not in row.only_if[0])
-    stated = _stated(table) & {"position_prefix", "classifier"} | {"num_heads"}
-    caller = {name: fields[name] for name in sorted(stated - set(table.config))}
+    needed = _stated(table) & {"position_prefix", "classifier"} | {"num_heads"}
+    caller = {name: fields[name] for name in sorted(needed - set(table.config))}
     # So that the file can be read without its config.json, or beside another's.
     stated = {name.partition(".")[0] for name in _stated(table)} - set(from_tensors(shapes))
     unsaid = tuple(stated | set(caller)) if table.layout == "torch" else ()

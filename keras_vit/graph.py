@@ -111,7 +111,7 @@ class Graph:
 
     def _head(self, tokens: Any) -> Any:
         c = self.config
-        x = self._representation(self._pool(tokens, token=0), "pre_logits")
+        x = self._representation(self._pool(tokens, token=0))
         if not c.distilled:
             self._keep("pre_logits", x)
             return self._keep("logits", self._dense("head")(x)) if c.num_classes else self._widened(x)
@@ -141,22 +141,22 @@ class Graph:
             x = vit.TokenPooling(token=token_or_mean, prefix_tokens=prefix, name=name, dtype=self.policy)(x)
         return self._norm("encoder_norm")(x) if c.final_norm == "pooled" else x
 
-    def _representation(self, x: Any, name: str) -> Any:
+    def _representation(self, x: Any) -> Any:
         if self.config.representation_size is None:
             return x
         return keras.layers.Dense(
             self.config.representation_size,
             activation=activation(self.config.representation_activation),
             kernel_initializer=initializer("convolution"),
-            name=name,
+            name="pre_logits",
             dtype=self.policy,
         )(x)
 
     def _dense(self, name: str) -> keras.layers.Dense:
         bias = keras.initializers.Constant(self.config.head_bias_init)
-        zeros = "zeros"  # the paper's head starts at zero
+        # The paper's head starts at zero.
         return keras.layers.Dense(
-            self.config.num_classes, kernel_initializer=zeros, bias_initializer=bias, name=name, dtype=self.wide
+            self.config.num_classes, kernel_initializer="zeros", bias_initializer=bias, name=name, dtype=self.wide
         )
 
     def _norm(self, name: str) -> keras.layers.LayerNormalization:
