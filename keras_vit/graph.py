@@ -58,7 +58,7 @@ class Graph:
         steps = (self._prefix, self._position) if c.position_prefix else (self._position, self._prefix)
         for step in steps:
             x = step(x)
-        x = keras.layers.Dropout(c.dropout_rate, name="dropout", dtype=self.policy)(x)
+        x = vit.Dropout(c.dropout_rate, name="dropout", dtype=self.policy)(x)
         if c.pre_norm:
             x = self._norm("pre_norm")(x)
         return self._keep("tokens", x)

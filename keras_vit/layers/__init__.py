@@ -1,17 +1,19 @@
 """The layers of a Vision Transformer, one concept a file. `keras.ops` only, so that every Keras back end runs them."""
 
 from keras_vit.layers.attention import MultiHeadAttention
-from keras_vit.layers.block import MLP, EncoderBlock, LayerScale, StochasticDepth
+from keras_vit.layers.block import MLP, EncoderBlock, LayerScale
 from keras_vit.layers.initializers import uninitialized
 from keras_vit.layers.patches import PatchEmbedding
 from keras_vit.layers.pooling import AttentionPooling, TokenPooling
 from keras_vit.layers.position import PositionEmbedding
+from keras_vit.layers.randomness import Dropout, StochasticDepth
 from keras_vit.layers.resnet import GroupNormalization, ResNetRoot, ResNetUnit, StandardizedConv2D
 from keras_vit.layers.tokens import PrefixTokens
 
 __all__ = [
     "MLP",
     "AttentionPooling",
+    "Dropout",
     "EncoderBlock",
     "GroupNormalization",
     "LayerScale",

@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from keras_vit.layers.initializers import glorot_uniform_matrix
+from keras_vit.layers.randomness import Dropout
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -28,7 +29,7 @@ class MultiHeadAttention(keras.layers.Layer):
         self.num_heads = num_heads
         self.use_bias = use_bias
         self.dropout_rate = dropout_rate
-        self.dropout = keras.layers.Dropout(dropout_rate, dtype=self.dtype_policy, name="dropout")
+        self.dropout = Dropout(dropout_rate, dtype=self.dtype_policy, name="dropout")
 
     def build(self, input_shape: tuple[Any, ...], *_: Any) -> None:
         hidden_size = input_shape[-1]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
-from keras import ops
 
 from keras_vit.layers.activations import activation
 from keras_vit.layers.attention import MultiHeadAttention
 from keras_vit.layers.initializers import initializer
+from keras_vit.layers.randomness import Dropout, StochasticDepth, as_one_block
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -31,7 +32,7 @@ class MLP(keras.layers.Layer):
         self.mlp_dim = mlp_dim
         self.activation = activation
         self.dropout_rate = dropout_rate
-        self.dropout = keras.layers.Dropout(dropout_rate, dtype=self.dtype_policy, name="dropout")
+        self.dropout = Dropout(dropout_rate, dtype=self.dtype_policy, name="dropout")
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
         self.dense1 = self._dense("dense1", self.mlp_dim)
@@ -87,35 +88,6 @@ class LayerScale(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable("keras_vit")
-class StochasticDepth(keras.layers.Layer):
-    """Drops a whole residual branch for some of the images while training (arXiv 1603.09382; AugReg, section 3).
-
-    Args:
-        rate: chance of dropping, in [0, 1). What is kept is scaled by 1 / (1 - rate).
-    """
-
-    def __init__(self, rate: float = 0.0, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.rate = rate
-        self.seed_generator = keras.random.SeedGenerator() if rate else None
-
-    def build(self, input_shape: tuple[Any, ...]) -> None:
-        """Nothing to build."""
-
-    def call(self, x: Any, training: bool | None = None) -> Any:
-        if not training or self.seed_generator is None:
-            return x
-        shape = (ops.shape(x)[0],) + (1,) * (len(x.shape) - 1)
-        return keras.random.dropout(ops.ones(shape, x.dtype), self.rate, seed=self.seed_generator) * x
-
-    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
-        return input_shape
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "rate": self.rate}
-
-
-@keras.saving.register_keras_serializable("keras_vit")
 class EncoderBlock(keras.layers.Layer):
     """Attention and MLP, each behind a LayerNorm and around a residual connection.
 
@@ -166,7 +138,7 @@ class EncoderBlock(keras.layers.Layer):
         )
         self.norm2 = keras.layers.LayerNormalization(epsilon=norm_epsilon, name="norm2", **policy)
         self.mlp = MLP(mlp_dim, activation=activation, dropout_rate=dropout_rate, name="mlp", **policy)
-        self.dropout = keras.layers.Dropout(dropout_rate, name="dropout", **policy)
+        self.dropout = Dropout(dropout_rate, name="dropout", **policy)
         self.depth = StochasticDepth(stochastic_depth, name="depth", **policy)
         self.scale1 = LayerScale(layer_scale, name="scale1", **policy) if layer_scale is not None else None
         self.scale2 = LayerScale(layer_scale, name="scale2", **policy) if layer_scale is not None else None
@@ -178,7 +150,13 @@ class EncoderBlock(keras.layers.Layer):
                 part.build(input_shape)
 
     def call(self, x: Any, training: bool | None = None) -> Any:
-        x = x + self._branch(self.dropout(self.attention(self.norm1(x)), training=training), self.scale1, training)
+        return as_one_block(functools.partial(self._residuals, training=training), x)
+
+    def _residuals(self, x: Any, training: bool | None) -> Any:
+        # `training` by hand everywhere: where the block is computed again no outer call hands it down.
+        x = x + self._branch(
+            self.dropout(self.attention(self.norm1(x), training=training), training=training), self.scale1, training
+        )
         return x + self._branch(self.mlp(self.norm2(x), training=training), self.scale2, training)
 
     def _branch(self, x: Any, scale: LayerScale | None, training: bool | None) -> Any:
