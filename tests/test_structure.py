@@ -11,6 +11,7 @@ from package_source import MODULES, TREES, imported_modules, imported_packages, 
 # A module imports only from floors below its own; inside a sub-package, from its neighbours too.
 FLOORS = {
     "atomic": 0,
+    "config_parts": 0,
     "content": 0,
     "digits": 0,
     "integrity": 0,
@@ -30,18 +31,19 @@ FLOORS = {
     "model": 3,
     "converters": 4,
     "export": 4,
-    "train": 4,
     "visualize": 4,
-    "zoo": 5,
-    "__init__": 6,  # the public names; what stands above uses the package as its users do
-    "demo": 7,
-    "cli": 8,
-    "__main__": 9,
+    "pretrained": 5,
+    "train": 6,
+    "zoo": 7,
+    "__init__": 8,  # the public names; what stands above uses the package as its users do
+    "demo": 9,
+    "cli": 10,
+    "__main__": 11,
 }
 # Importing these starts neither Keras nor TensorFlow: `keras-vit list` answers at once.
 LIGHT = {
-    *("content", "integrity", "names", "position", "schema", "config", "labels", "transfer"),
-    *("cards", "download", "catalogue", "zoo", "__init__", "cli", "__main__"),
+    *("content", "integrity", "names", "position", "schema", "config_parts", "config", "labels", "transfer"),
+    *("cards", "download", "catalogue", "pretrained", "zoo", "__init__", "cli", "__main__"),
 }
 # What holds the mathematics runs on each of Keras' back ends.
 BACKEND_FREE = {"layers"}
@@ -108,3 +110,11 @@ def test_no_model_carries_code_and_no_pickle_is_read(module: str) -> None:
     names = attributes.union(imports(module))
     assert not {name for name in names if name.endswith("layers.Lambda")}
     assert "allow_pickle=True" not in keywords
+
+
+def test_no_module_hides_a_public_name_of_its_package() -> None:
+    # Importing keras_vit.train.recipe would make `keras_vit.train.recipe` the module.
+    from keras_vit import train
+
+    modules = {name.removeprefix("train.") for name in MODULES if name.startswith("train.")}
+    assert not modules & set(train.__all__)
