@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from keras_vit.config_parts import Preprocessing, ResNetConfig, is_count
 from keras_vit.names import architecture, canonical_name
 
 __all__ = ["Preprocessing", "ResNetConfig", "ViTConfig", "canonical_name", "check_fields", "pair"]
@@ -16,78 +16,9 @@ __all__ = ["Preprocessing", "ResNetConfig", "ViTConfig", "canonical_name", "chec
 CLASSIFIERS = ("token", "gap", "map", "unpooled", "token_unpooled")
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "gelu_quick", "relu", "silu", "tanh", "linear")
 POSITION_METHODS = ("official", "bilinear", "bicubic", "bicubic-antialias")  # position.METHODS, without its NumPy
-POSITIONS = ("learned", "sincos2d", "none")
+POSITIONS = ("learned", "learned2d", "sincos2d", "relative", "none")
+POSITION_PLACES = ("stem", "blocks", "shared")
 NORM_PLACES = ("tokens", "pooled")
-RESIZES = ("squash", "crop")
-INTERPOLATIONS = ("bilinear", "bicubic", "area", "nearest", "lanczos3")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preprocessing:
-    """How an image becomes the model's input. The default is the official evaluation of vit_jax.
-
-    Args:
-        resize: "squash" scales both sides to the model's size, whatever the aspect ratio (vit_jax);
-            "crop" scales the shorter side to size / crop_fraction and cuts the centre out (big_vision, timm).
-        interpolation: "bilinear", "bicubic", "area", "nearest" or "lanczos3".
-        antialias: whether the kernel widens when shrinking, as Pillow does; vit_jax does not.
-        crop_fraction: share of the resized shorter side that is kept, in (0, 1]; for "crop" only.
-        mean: per channel, or one for all, on a scale of 0 to 1, subtracted first.
-        std: likewise, divided by. The defaults map 0..255 onto -1..1.
-    """
-
-    resize: str = "squash"
-    interpolation: str = "bilinear"
-    antialias: bool = False
-    crop_fraction: float = 1.0
-    mean: tuple[float, ...] = (0.5,)
-    std: tuple[float, ...] = (0.5,)
-
-    def __post_init__(self) -> None:
-        _one_of("resize", self.resize, RESIZES)
-        _one_of("interpolation", self.interpolation, INTERPOLATIONS)
-        object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
-        object.__setattr__(self, "std", tuple(float(value) for value in self.std))
-        if not 0 < self.crop_fraction <= 1:
-            raise ValueError(f"crop_fraction lies in (0, 1]. Received: {self.crop_fraction}")
-        if not self.mean or len(self.mean) != len(self.std) or not all(0 < value < math.inf for value in self.std):
-            raise ValueError(
-                "mean and std have one value a channel or one for all, std above 0. "
-                f"Received: mean={self.mean}, std={self.std}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResNetConfig:
-    """The ResNet of a hybrid: version 1, weight-standardised convolutions, GroupNorm (vit_jax/models_resnet.py).
-
-    Args:
-        num_layers: units in each stage; () is the stem alone.
-        width_factor: times 64 is the width of the stem and of the first stage.
-        norm_epsilon: of GroupNorm.
-        conv_epsilon: of the weight standardisation.
-        conv_epsilon_place: "std": divide by std + epsilon (Google); "variance": by sqrt(variance + epsilon) (timm).
-    """
-
-    num_layers: tuple[int, ...] = ()
-    width_factor: float = 1.0
-    norm_epsilon: float = 1e-6
-    conv_epsilon: float = 1e-5
-    conv_epsilon_place: str = "std"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "num_layers", tuple(self.num_layers))
-        _one_of("conv_epsilon_place", self.conv_epsilon_place, ("std", "variance"))
-        if self.width <= 0 or self.width % 32 or not all(_is_count(units, least=1) for units in self.num_layers):
-            raise ValueError(
-                "A hybrid's width, 64 * width_factor, is a multiple of GroupNorm's 32 groups; every stage has a unit. "
-                f"Received: width_factor={self.width_factor}, num_layers={self.num_layers}"
-            )
-
-    @property
-    def width(self) -> int:
-        """Channels of the stem."""
-        return int(64 * self.width_factor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +41,11 @@ class ViTConfig:
         class_token: whether there is one; None means as the classifier needs it.
         distilled: DeiT's second token, with a head of its own; the logits are the mean of both heads.
         num_registers: extra tokens after the class token that no head reads.
-        position: "learned", "sincos2d" (fixed, MoCo v3 as in big_vision) or "none".
+        position: "learned" (the paper's 1-D), "learned2d" (of column and row, half of the width each), "relative" (in
+            the attention, see `layers.relative`), "none" (paper, appendix D.4), or "sincos2d" (fixed, MoCo v3 as in
+            big_vision).
+        position_place: "stem": added once, behind the patch embedding; "blocks": added to the input of every block,
+            each its own; "shared": the same at every block. "relative" acts in every block and needs one of the latter.
         position_prefix: True: class token and registers stand in front before the position embedding is added, which
             has rows for them (Google, HF); False: it has none (big_vision, timm's no_embed_class).
         position_method: how `position.resize` takes the embeddings to another grid.
@@ -122,7 +57,7 @@ class ViTConfig:
         layer_scale: initial value of LayerScale, None for none.
         final_norm: "tokens": LayerNorm, then pool; "pooled": pool, then LayerNorm (timm's fc_norm).
         representation_activation: of pre_logits.
-        dropout_rate: after the position embedding, attention and both MLP layers.
+        dropout_rate: after the stem and its position embedding, attention and both MLP layers.
         attention_dropout_rate: on the attention weights.
         stochastic_depth: chance of dropping the last block's branches, linear from 0 at the first (AugReg).
         head_bias_init: initial bias of the head (big_vision: -10 with the sigmoid loss on ImageNet-21k).
@@ -149,6 +84,7 @@ class ViTConfig:
     distilled: bool = False
     num_registers: int = 0
     position: str = "learned"
+    position_place: str = "stem"
     position_prefix: bool = True
     position_method: str = "official"
     patch_bias: bool = True
@@ -194,7 +130,7 @@ class ViTConfig:
         """What is wrong with single fields."""
         for name, least in _COUNTS.items():
             value = getattr(self, name)
-            if not (_is_count(value, least=least) or (value is None and name in _OPTIONAL)):
+            if not (is_count(value, least=least) or (value is None and name in _OPTIONAL)):
                 yield f"{name} is a whole number from {least}. Received: {value!r}"
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
@@ -223,8 +159,7 @@ class ViTConfig:
                 "distilled needs classifier='token', representation_size=None and final_norm='tokens'. Received: "
                 f"{self.classifier!r}, {self.representation_size!r} and {self.final_norm!r}"
             )
-        if self.position == "sincos2d" and (self.hidden_size % 4 or self.hidden_size < 8):
-            yield f"position='sincos2d' needs hidden_size % 4 == 0 and at least 8. Received: {self.hidden_size}"
+        yield from self._position_contradictions()
         if len(self.preprocessing.mean) not in (1, self.num_channels):
             yield (
                 f"preprocessing has one mean for all or one for each of num_channels={self.num_channels}. "
@@ -233,6 +168,26 @@ class ViTConfig:
         if min(self.grid) < 1:
             smallest = f"{self.stride[0]}x{self.stride[1]}"
             yield f"the image is smaller than one patch ({smallest} pixels). Received: image_size={self.image_size}"
+
+    def _position_contradictions(self) -> Iterable[str]:
+        if self.position == "sincos2d" and (self.hidden_size % 4 or self.hidden_size < 8):
+            yield f"position='sincos2d' needs hidden_size % 4 == 0 and at least 8. Received: {self.hidden_size}"
+        if self.position == "learned2d" and self.hidden_size % 2:
+            yield f"position='learned2d' gives each axis half of the hidden_size. Received: {self.hidden_size}"
+        if self.position == "relative" and self.position_place == "stem":
+            yield (
+                "position='relative' is part of every block's attention: position_place is 'blocks' (each its own) or "
+                "'shared'. Received: 'stem'"
+            )
+        if self.position_place == "stem":
+            return
+        if self.position in ("sincos2d", "none"):
+            yield f"position={self.position!r} needs position_place='stem'. Received: {self.position_place!r}"
+        if self.num_prefix_tokens and not self.position_prefix:
+            yield (
+                f"position_place={self.position_place!r} is of whole sequences, class token and registers included, "
+                "and needs position_prefix=True. Received: False"
+            )
 
     @property
     def stride(self) -> tuple[int, int]:
@@ -318,6 +273,7 @@ _CHOICES = {
     "activation": ACTIVATIONS,
     "representation_activation": ACTIVATIONS,
     "position": POSITIONS,
+    "position_place": POSITION_PLACES,
     "final_norm": NORM_PLACES,
 }
 
@@ -333,17 +289,7 @@ def check_fields(fields: Mapping[str, Any]) -> None:
 
 def pair(value: Any, name: str) -> tuple[int, int]:
     """An int or (height, width) as (height, width)."""
-    sides = (value, value) if _is_count(value, least=1) else value
-    if not isinstance(sides, list | tuple) or len(sides) != 2 or not all(_is_count(side, least=1) for side in sides):
+    sides = (value, value) if is_count(value, least=1) else value
+    if not isinstance(sides, list | tuple) or len(sides) != 2 or not all(is_count(side, least=1) for side in sides):
         raise ValueError(f"{name} is a whole number from 1 or (height, width). Received: {value!r}")
     return int(sides[0]), int(sides[1])
-
-
-def _is_count(value: Any, *, least: int) -> bool:
-    # NumPy's integers count as whole numbers, booleans do not.
-    return not isinstance(value, bool) and hasattr(value, "__index__") and int(value) >= least
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} is one of {list(known)}. Received: {value!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -10,6 +11,7 @@ from keras_vit import layers as vit
 from keras_vit.config import ViTConfig, pair
 from keras_vit.layers.activations import activation
 from keras_vit.layers.initializers import initializer
+from keras_vit.layers.relative import RelativePosition
 
 
 class Graph:
@@ -21,6 +23,8 @@ class Graph:
         # Logits (and the feature of a headless model) have at least float32: a bfloat16 softmax has 3 digits.
         self.wide = "float64" if policy.compute_dtype == "float64" else "float32"
         self.intermediates: dict[str, Any] = {}
+        self.block_inputs: list[tuple[Any, ...]] = []
+        self._position_layer = functools.cache(self._new_position_layer)
         height, width = pair(config.image_size, "image_size")
         self.images = keras.Input((height, width, config.num_channels), dtype=self.wide, name="images")
         tokens = self._encoder(self._tokens(self._stem(self.images)))
@@ -77,16 +81,30 @@ class Graph:
 
     def _position(self, x: Any) -> Any:
         c = self.config
-        if c.position == "none":
-            return x
+        return x if c.position == "none" or c.position_place != "stem" else self._position_layer("position")(x)
+
+    def _block_input(self, x: Any, i: int) -> tuple[Any, ...]:
+        """What block i takes: the tokens, with a position embedding added here, or beside them for its attention."""
+        c = self.config
+        if c.position_place == "stem":
+            return (x,)
+        positions = self._position_layer("position" if c.position_place == "shared" else f"position_{i}")(x)
+        return (x, positions) if c.position == "relative" else (positions,)
+
+    def _new_position_layer(self, name: str) -> keras.layers.Layer:
+        c = self.config
+        if c.position == "relative":
+            return RelativePosition(
+                c.grid, c.num_heads, prefix_tokens=c.num_prefix_tokens, name=name, dtype=self.policy
+            )
         return vit.PositionEmbedding(
             c.grid,
             prefix_tokens=c.position_prefix_tokens,
             kind=c.position,
             method=c.position_method,
-            name="position",
+            name=name,
             dtype=self.policy,
-        )(x)
+        )
 
     def _encoder(self, x: Any) -> Any:
         c = self.config
@@ -104,7 +122,8 @@ class Graph:
                 name=f"block_{i}",
                 dtype=self.policy,
             )
-            x = self._keep(f"block_{i}", block(x))
+            self.block_inputs.append(self._block_input(x, i))
+            x = self._keep(f"block_{i}", block(*self.block_inputs[-1]))
         if c.final_norm == "tokens":
             x = self._keep("encoder_norm", self._norm("encoder_norm")(x))
         return x

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,7 @@ from keras_vit import layers as vit
 from keras_vit import preprocess
 from keras_vit.config import ViTConfig, pair
 from keras_vit.graph import Graph
+from keras_vit.layers.relative import RelativePosition
 
 
 class Prediction(NamedTuple):
@@ -49,6 +51,7 @@ class VisionTransformer(keras.Model):
         self._intermediates = graph.intermediates
         # A function, not a dict: Keras saves the models that it finds in a model's containers.
         self._feature_model = functools.cache(self._build_feature_model)
+        self._block_input_model = functools.cache(lambda: keras.Model(graph.images, graph.block_inputs))
 
     def features(self, images: Any, layers: Iterable[str] | None = None) -> dict[str, Any]:
         """What the model computes on its way.
@@ -89,12 +92,8 @@ class VisionTransformer(keras.Model):
         Args:
             images: prepared images, as the model itself takes.
         """
-        blocks = [f"block_{i}" for i in range(self.config.num_layers)]
-        inputs = ["tokens", *blocks[:-1]]
-        tokens = self.features(images, inputs)
-        return [
-            self.get_layer(block).attention_weights(tokens[name]) for block, name in zip(blocks, inputs, strict=True)
-        ]
+        inputs = self._block_input_model()(images, training=False)
+        return [self.get_layer(f"block_{i}").attention_weights(*tensors) for i, tensors in enumerate(inputs)]
 
     def preprocess(self, images: Any) -> np.ndarray:
         """Prepares images as the weights expect: resized, scaled, in a batch. See `keras_vit.preprocess.prepare`.
@@ -157,10 +156,20 @@ class VisionTransformer(keras.Model):
             method: of `position.resize`; None is the model's own.
         """
         changes = {"image_size": image_size} | ({"position_method": method} if method else {})
-        with vit.uninitialized():
-            other = VisionTransformer(self.config.replace(**changes), dtype=self._policy, name=self.name)
-        other.copy_weights_from(self)
-        other._freeze(self._frozen())
+        return self.rebuilt(self.config.replace(**changes))
+
+    def rebuilt(self, config: ViTConfig, *, dtype: Any = None, fresh: Sequence[str] = ()) -> VisionTransformer:
+        """The same weights in a new model of another config: another resolution, head, dropout or dtype policy.
+
+        Args:
+            config: of the new model; position embeddings are interpolated, all other shapes must agree.
+            dtype: a Keras dtype policy or its name; None is this model's.
+            fresh: names of layers that start anew, such as "head"; those the new config has not may be named too.
+        """
+        with contextlib.nullcontext() if fresh else vit.uninitialized():
+            other = VisionTransformer(config, dtype=dtype or self._policy, name=self.name)
+        other.copy_weights_from(self, skip=fresh)
+        other._freeze(entry for entry in self._frozen() if entry[0] not in fresh)
         return other
 
     def copy_weights_from(self, source: VisionTransformer, *, skip: Sequence[str] = ()) -> None:
@@ -171,15 +180,15 @@ class VisionTransformer(keras.Model):
             skip: names of layers that keep their own weights.
         """
         for layer in self.layers:
-            if layer.name in skip:
+            if layer.name in skip or not layer.weights:
                 continue
             origin = source.get_layer(layer.name)
-            if isinstance(layer, vit.PositionEmbedding):
+            if isinstance(layer, vit.PositionEmbedding | RelativePosition):
                 store: dict[str, Any] = {}
                 origin.save_own_variables(store)
                 layer.load_own_variables(store)
             else:
-                for variable, value in zip(layer.variables, origin.variables, strict=True):
+                for variable, value in zip(layer.weights, origin.weights, strict=True):
                     variable.assign(value)
 
     def get_config(self) -> dict[str, Any]:

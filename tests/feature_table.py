@@ -25,6 +25,9 @@ BY_VARIABLE = {
     "LayerScale": ("block_0/scale1/gamma", 1000),
     "pre-norm (CLIP)": ("pre_norm/gamma", 1000),
     "distillation token": ("prefix/distillation", 1000),
+    "2-D positions": ("position/x_embedding", 1000),
+    "relative positions": ("position_0/relative_embedding", 1000),
+    "positions at every block": ("position_0/embedding", 1000),
 }
 # feature, and a field with the values of which the format allows any
 BY_FIELD: dict[str, tuple[str, set[object]]] = {

@@ -139,7 +139,12 @@ OURS: dict[str, dict[str, Any]] = {
 }
 # Of other depth or width than timm's hybrids: its own code in Python takes them, none of its entry points does.
 WITHOUT_ENTRY_POINT = ("hybrid", "stem only")
+REFUSED_BY_BOTH = {
+    **{name: "no place for" for name in VARIANTS if "positions" in name},
+    "shared positions": "position_place='shared'",
+}
 REFUSED_BY_TIMM = {
+    **REFUSED_BY_BOTH,
     "representation": "no place for",
     "headless representation": "no place for",
     "sincos": "position='sincos2d'",
@@ -150,6 +155,7 @@ REFUSED_BY_TIMM = {
     "tanh": "activation='tanh'",
 }
 REFUSED_BY_TRANSFORMERS = {
+    **REFUSED_BY_BOTH,
     "hybrid": "no place for",
     "stem only": "no place for",
     "registers": "no place for",

@@ -71,6 +71,7 @@ def test_numpy_numbers_are_numbers() -> None:
         *(("classifier", value) for value in ("cls", None, 3)),
         *(("activation", value) for value in ("gelu", None)),
         *((name, "x") for name in ("position", "position_method", "final_norm", "representation_activation")),
+        *(("position_place", value) for value in ("block", None)),
         *(
             ("resnet", value)
             for value in (3, "R50", {"num_layers": (0,)}, {"num_layers": (2.5,)}, {"width_factor": 0.3})
@@ -102,6 +103,18 @@ def test_a_wrong_field_is_one_error_that_names_it(field: str, wrong: Any) -> Non
         ({"distilled": True, "final_norm": "pooled"}, "distilled.*final_norm"),
         ({"position": "sincos2d", "hidden_size": 30, "num_heads": 2}, "sincos2d"),
         ({"position": "sincos2d", "hidden_size": 4}, "sincos2d"),
+        ({"position": "learned2d", "hidden_size": 33, "num_heads": 3}, "learned2d.*half.*33"),
+        ({"position": "relative"}, "relative.*position_place is 'blocks' .* or 'shared'"),
+        *(
+            ({"position": kind, "position_place": place}, f"position='{kind}'.*position_place='stem'.*'{place}'")
+            for kind in ("none", "sincos2d")
+            for place in ("blocks", "shared")
+        ),
+        ({"position_place": "blocks", "position_prefix": False}, "position_place='blocks'.*position_prefix=True"),
+        (
+            {"position": "relative", "position_place": "shared", "position_prefix": False},
+            "position_place='shared'.*position_prefix=True",
+        ),
         ({"num_channels": 1, "preprocessing": {"mean": (0.5,) * 3, "std": (0.5,) * 3}}, "num_channels=1"),
         ({"image_size": (32, 7)}, "smaller than one patch.*8x8"),
         ({"patch_size": (8, 33)}, "smaller than one patch.*8x33"),

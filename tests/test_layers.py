@@ -27,6 +27,7 @@ LAYERS: dict[str, tuple[type[keras.layers.Layer], dict[str, Any], tuple[int, ...
     "attention, no bias": (vit.MultiHeadAttention, {"num_heads": 2, "use_bias": False, "dropout_rate": 0.1}, TOKENS),
     "mlp": (vit.MLP, {"mlp_dim": 48, "activation": "gelu_erf", "dropout_rate": 0.1}, TOKENS),
     "layer scale": (vit.LayerScale, {"initial": 0.3}, TOKENS),
+    "dropout": (vit.Dropout, {"rate": 0.2}, TOKENS),
     "stochastic depth": (vit.StochasticDepth, {"rate": 0.2}, TOKENS),
     "block": (vit.EncoderBlock, {"num_heads": 4, "mlp_dim": 48}, TOKENS),
     "block with all": (

@@ -36,6 +36,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no biases": {"qkv_bias": False},
     "sincos": {"position": "sincos2d", "classifier": "gap"},
     "grey": {"num_channels": 1},
+    "2-D positions": {"position": "learned2d"},
+    "positions at every block": {"position_place": "blocks"},
+    "shared positions": {"position_place": "shared"},
+    "2-D positions at every block": {"position": "learned2d", "position_place": "blocks"},
+    "relative positions": {"position": "relative", "position_place": "blocks"},
+    "shared relative positions": {"position": "relative", "position_place": "shared"},
 }
 
 

@@ -30,6 +30,10 @@ _FEATURES = {
     "root/": "a hybrid's ResNet (resnet)",
     "stage_": "a hybrid's ResNet (resnet)",
     "pool/": "attention pooling (classifier='map')",
+    "x_embedding": "2-D positions (position='learned2d')",
+    "y_embedding": "2-D positions (position='learned2d')",
+    "relative_embedding": "relative positions (position='relative')",
+    "position_": "positions at every block (position_place='blocks')",
 }
 
 

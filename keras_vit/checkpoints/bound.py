@@ -39,7 +39,6 @@ def least_weights(config: ViTConfig) -> int:
     width, mlp = config.hidden_size, config.mlp_dim
     block = 4 * width**2 + 2 * width * mlp
     feature = config.representation_size or width
-    tokens = config.position_prefix_tokens + math.prod(config.grid) if config.position == "learned" else 0
     channels = config.num_channels
     stem = 0
     if config.resnet is not None:
@@ -48,13 +47,25 @@ def least_weights(config: ViTConfig) -> int:
         (
             stem,
             math.prod(config.patch_size) * channels * width,  # type: ignore[arg-type]  # a pair since it was checked
-            (config.num_prefix_tokens + tokens) * width,
+            config.num_prefix_tokens * width,
+            _positions(config),
             config.num_layers * block,
             block if config.classifier == "map" else 0,
             width * feature if config.representation_size else 0,
             feature * config.num_classes,
         )
     )
+
+
+def _positions(config: ViTConfig) -> int:
+    """The weights of the position embeddings."""
+    height, width = config.grid
+    rows = {
+        "learned": config.position_prefix_tokens + height * width,
+        "learned2d": config.position_prefix_tokens + (height + width) // 2,  # of half the width each
+        "relative": 2 * config.num_tokens - 1,
+    }.get(config.position, 0)
+    return rows * config.hidden_size * (config.num_layers if config.position_place == "blocks" else 1)
 
 
 def _stem(resnet: ResNetConfig, image_channels: int) -> tuple[int, int]:

@@ -33,6 +33,8 @@ def moved(variables: Mapping[str, Any], config: ViTConfig, position_prefix: bool
     count = config.num_prefix_tokens
     if not count or POSITION not in variables or config.position_prefix == position_prefix:
         return {}
+    if config.position_place != "stem":  # a row that every block adds is no part of the token
+        return {}
     table = keras.ops.convert_to_numpy(variables[POSITION]).astype(np.float32)
     if position_prefix:
         return {POSITION: np.concatenate([np.zeros_like(table[:, :1]).repeat(count, axis=1), table], axis=1)}

@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_vit.layers.initializers import glorot_uniform_matrix
 from keras_vit.layers.randomness import Dropout
+from keras_vit.layers.relative import relative_scores
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -20,7 +21,8 @@ class MultiHeadAttention(keras.layers.Layer):
         use_bias: biases of query, key and value; the output projection always has one.
         dropout_rate: on the attention weights.
 
-    Input: queries (batch, tokens, hidden_size) and, where they differ, the tokens attended to. Output: as the queries.
+    Input: queries (batch, tokens, hidden_size) and, where they differ, the tokens attended to; for relative attention
+    among the queries the table of a `RelativePosition`. Output: as the queries.
     Weights: query, key, value (hidden_size, heads, head size), out (heads, head size, hidden_size).
     """
 
@@ -54,15 +56,16 @@ class MultiHeadAttention(keras.layers.Layer):
             name=name,
         )
 
-    def call(self, queries: Any, attended: Any = None, training: bool | None = None) -> Any:
+    def call(self, queries: Any, attended: Any = None, relative: Any = None, training: bool | None = None) -> Any:
         attended = queries if attended is None else attended
-        weights = self.dropout(self.weights_of(queries, attended), training=training)
+        weights = self.dropout(self.weights_of(queries, attended, relative), training=training)
         return self.out(ops.einsum("bhqk,bkhd->bqhd", weights, self.value(attended)))
 
-    def weights_of(self, queries: Any, attended: Any) -> Any:
+    def weights_of(self, queries: Any, attended: Any, relative: Any = None) -> Any:
         """The attention weights, (batch, heads, queries, attended); every row sums to 1."""
-        scores = ops.einsum("bqhd,bkhd->bhqk", self.query(queries) * self.scale, self.key(attended))
-        return ops.softmax(scores, axis=-1)
+        query = self.query(queries) * self.scale
+        scores = ops.einsum("bqhd,bkhd->bhqk", query, self.key(attended))
+        return ops.softmax(scores if relative is None else scores + relative_scores(query, relative), axis=-1)
 
     def compute_output_shape(self, input_shape: tuple[Any, ...], *_: Any) -> tuple[Any, ...]:
         return input_shape

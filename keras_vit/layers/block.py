@@ -102,7 +102,8 @@ class EncoderBlock(keras.layers.Layer):
         attention_dropout_rate: on the attention weights.
         stochastic_depth: chance of dropping a branch.
 
-    Input and output: (batch, tokens, hidden_size).
+    Input: tokens (batch, tokens, hidden_size) and, for relative attention, the table of a `RelativePosition`.
+    Output: as the tokens.
     """
 
     def __init__(
@@ -149,23 +150,23 @@ class EncoderBlock(keras.layers.Layer):
             if part is not None:
                 part.build(input_shape)
 
-    def call(self, x: Any, training: bool | None = None) -> Any:
-        return as_one_block(functools.partial(self._residuals, training=training), x)
+    def call(self, x: Any, relative: Any = None, training: bool | None = None) -> Any:
+        tensors = (x,) if relative is None else (x, relative)
+        return as_one_block(functools.partial(self._residuals, training=training), *tensors)
 
-    def _residuals(self, x: Any, training: bool | None) -> Any:
+    def _residuals(self, x: Any, relative: Any = None, *, training: bool | None) -> Any:
         # `training` by hand everywhere: where the block is computed again no outer call hands it down.
-        x = x + self._branch(
-            self.dropout(self.attention(self.norm1(x), training=training), training=training), self.scale1, training
-        )
+        attended = self.attention(self.norm1(x), relative=relative, training=training)
+        x = x + self._branch(self.dropout(attended, training=training), self.scale1, training)
         return x + self._branch(self.mlp(self.norm2(x), training=training), self.scale2, training)
 
     def _branch(self, x: Any, scale: LayerScale | None, training: bool | None) -> Any:
         return self.depth(x if scale is None else scale(x), training=training)
 
-    def attention_weights(self, x: Any) -> Any:
-        """The attention weights for the block's input x, (batch, heads, tokens, tokens); every row sums to 1."""
+    def attention_weights(self, x: Any, relative: Any = None) -> Any:
+        """The attention weights for the block's input, (batch, heads, tokens, tokens); every row sums to 1."""
         x = self.norm1(x)
-        return self.attention.weights_of(x, x)
+        return self.attention.weights_of(x, x, relative)
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         return input_shape

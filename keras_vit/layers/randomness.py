@@ -52,17 +52,17 @@ def scope(seed: Any, *, remat: bool = False) -> Iterator[None]:
         yield
 
 
-def as_one_block(function: Callable[[Any], Any], x: Any) -> Any:
-    """function(x), whose random numbers are the same if it runs again; inside `scope(remat=True)` it will."""
+def as_one_block(function: Callable[..., Any], *tensors: Any) -> Any:
+    """function(*tensors), whose random numbers are the same if it runs again; inside `scope(remat=True)` it will."""
     if _scope.seed is None:
-        return function(x)
+        return function(*tensors)
 
-    def run(x: Any, seed: Any) -> Any:
+    def run(seed: Any, *tensors: Any) -> Any:
         with _set(seed=seed, remat=False, inside_block=True, draws=0):
-            return function(x)
+            return function(*tensors)
 
     # Every tensor goes in by position: what a closure holds is a constant to the recomputation.
-    return (keras.remat(run) if _scope.remat else run)(x, _next_seed())
+    return (keras.remat(run) if _scope.remat else run)(_next_seed(), *tensors)
 
 
 @contextlib.contextmanager

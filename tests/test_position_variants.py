@@ -1,0 +1,308 @@
+"""The position embeddings of the paper's ablation (appendix D.4), each against a whole model written in NumPy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import scipy.special
+import tensorflow as tf
+
+from keras_vit import layers as vit
+from keras_vit import position
+from keras_vit.layers.randomness import scope
+from keras_vit.layers.relative import RelativePosition, relative_scores
+from keras_vit.model import VisionTransformer
+from model_weights import values
+from tiny_models import VARIANTS, built, prepared, tiny
+
+ABLATION: dict[str, dict[str, Any]] = {
+    "none": {"position": "none"},
+    "1-D": {},
+    **{name: changes for name, changes in VARIANTS.items() if "positions" in name},
+    "2-D shared": {"position": "learned2d", "position_place": "shared"},
+    "1-D, registers": {"num_registers": 2, "position_place": "blocks"},
+    "2-D, registers, no class token": {"classifier": "gap", "num_registers": 2, "position": "learned2d"},
+    "2-D on patches only": {"position": "learned2d", "position_prefix": False},
+    "relative, distilled": {"position": "relative", "position_place": "blocks", "num_registers": 2},
+    "relative, no class token": {"position": "relative", "position_place": "shared", "classifier": "gap"},
+}
+WIDE: dict[str, Any] = {"image_size": (16, 40)}  # height and width cannot be taken for each other
+RELATIVE: dict[str, Any] = {"position": "relative", "position_place": "blocks"}
+
+
+# ---- the model in NumPy, float64, token by token where positions are concerned
+
+
+def norm(x: np.ndarray, w: dict[str, np.ndarray], name: str) -> np.ndarray:
+    scaled = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+    return scaled * w[f"{name}/gamma"] + w[f"{name}/beta"]
+
+
+def positions(w: dict[str, np.ndarray], config: Any, name: str, prefix: int) -> np.ndarray:
+    """The embedding of every token in turn: those in front, then the patches row by row."""
+    if config.position == "learned":
+        return w[f"{name}/embedding"][0]
+    x, y = w[f"{name}/x_embedding"][0], w[f"{name}/y_embedding"][0]
+    rows = [np.concatenate([x[p], y[p]]) for p in range(prefix)]
+    for i in range(config.grid[0]):
+        rows += [np.concatenate([x[prefix + j], y[prefix + i]]) for j in range(config.grid[1])]
+    return np.stack(rows)
+
+
+def attention(x: np.ndarray, w: dict[str, np.ndarray], block: str, table: np.ndarray | None) -> tuple[np.ndarray, ...]:
+    """The paper's appendix A, one head and one pair of tokens at a time where the pair's offset counts."""
+    parts = {name: (w[f"{block}/attention/{name}/kernel"], w[f"{block}/attention/{name}/bias"]) for name in "qkv"}
+    tokens, (_, heads, size) = x.shape[1], parts["q"][0].shape
+    output, maps = np.zeros_like(x) + w[f"{block}/attention/out/bias"], []
+    for head in range(heads):
+        q, k, v = (x @ kernel[:, head] + bias[head] for kernel, bias in parts.values())
+        scores = q @ k.swapaxes(1, 2)
+        for i in range(tokens if table is not None else 0):
+            for j in range(tokens):
+                scores[:, i, j] += q[:, i] @ table[i - j + tokens - 1, head]  # type: ignore[index]
+        maps.append(scipy.special.softmax(scores / np.sqrt(size), axis=-1))
+        output += maps[-1] @ v @ w[f"{block}/attention/out/kernel"][head]
+    return output, np.stack(maps, axis=1)
+
+
+def in_numpy(model: VisionTransformer, images: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The logits and the attention maps."""
+    c = model.config
+    w = {path: np.array(value, np.float64) for path, value in values(model).items()}
+    w |= {path.replace(f"/{name}/", f"/{name[0]}/"): w[path] for path in w for name in ("query", "key", "value")}
+    (height, width), side = c.grid, 8
+    patches = images[:, : height * side, : width * side].reshape(-1, height, side, width, side, 3)
+    x = np.einsum("bhiwjc,ijcd->bhwd", patches, w["embedding/kernel"]).reshape(len(images), height * width, -1)
+    x = x + w["embedding/bias"]
+    front = [w[f"prefix/{name}"] for name in ("cls", "registers") if f"prefix/{name}" in w]
+    added = c.position not in ("none", "relative")
+    if added and c.position_place == "stem" and not c.position_prefix:
+        x = x + positions(w, c, "position", 0)
+    x = np.concatenate([np.repeat(token, len(images), axis=0) for token in front] + [x], axis=1)
+    if added and c.position_place == "stem" and c.position_prefix:
+        x = x + positions(w, c, "position", c.num_prefix_tokens)
+    maps = []
+    for i in range(c.num_layers):
+        name, table = "position" if c.position_place == "shared" else f"position_{i}", None
+        if added and c.position_place != "stem":
+            x = x + positions(w, c, name, c.num_prefix_tokens)
+        if c.position == "relative":
+            table = w[f"{name}/relative_embedding"]
+        attended, weights = attention(norm(x, w, f"block_{i}/norm1"), w, f"block_{i}", table)
+        maps.append(weights)
+        x = x + attended
+        inner = norm(x, w, f"block_{i}/norm2") @ w[f"block_{i}/mlp/dense1/kernel"] + w[f"block_{i}/mlp/dense1/bias"]
+        inner = inner / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (inner + 0.044715 * inner**3)))
+        x = x + inner @ w[f"block_{i}/mlp/dense2/kernel"] + w[f"block_{i}/mlp/dense2/bias"]
+    x = norm(x, w, "encoder_norm")
+    pooled = x[:, 0] if c.classifier == "token" else x[:, c.num_prefix_tokens :].mean(1)
+    return pooled @ w["head/kernel"] + w["head/bias"], maps
+
+
+@pytest.mark.parametrize("name", ABLATION)
+def test_every_variant_is_the_model_in_numpy(name: str) -> None:
+    model = built("float64", **WIDE, **ABLATION[name])
+    images = prepared(model.config).astype(np.float64)
+    logits, maps = in_numpy(model, images)
+    # float64 holds 1e-16 of a value; sums of 64 products in two blocks, which norms and softmax amplify, stay below.
+    assert np.abs(np.array(model(images)) - logits).max() <= 1e-12 * np.abs(logits).max()
+    for got, want in zip(model.attention_maps(images), maps, strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("none", {}),
+        ("1-D", {"position": 17 * 32}),
+        ("2-D positions", {"position": 2 * 5 * 16}),
+        ("2-D on patches only", {"position": 2 * 4 * 16}),
+        ("positions at every block", {"position_0": 17 * 32, "position_1": 17 * 32}),
+        ("shared positions", {"position": 17 * 32}),
+        ("2-D shared", {"position": 2 * 5 * 16}),
+        ("relative positions", {"position_0": 33 * 32, "position_1": 33 * 32}),
+        ("shared relative positions", {"position": 33 * 32}),
+    ],
+)
+def test_a_variant_has_the_weights_that_the_paper_describes(name: str, weights: dict[str, int]) -> None:
+    model = VisionTransformer(tiny(**ABLATION[name]))
+    layers = {layer.name: layer for layer in model.layers if layer.name.startswith("position")}
+    assert {name: layer.count_params() for name, layer in layers.items()} == weights
+    for layer in layers.values():
+        for weight in layer.weights:  # 80 or more draws: their deviation is known to 8 %; four times that
+            assert np.std(weight) == pytest.approx(0.02, rel=0.32)
+
+
+def test_without_positions_the_patches_are_a_bag_and_with_every_kind_they_are_not() -> None:
+    images = prepared(tiny()).astype(np.float64)
+    moved = np.roll(images, 8, axis=1)  # whole patches change places
+    for name, changes in ABLATION.items():
+        model = built("float64", **changes)
+        difference = np.abs(np.array(model(images)) - np.array(model(moved))).max()
+        assert (difference < 1e-12) if name == "none" else (difference > 1e-3), name
+
+
+# ---- relative attention
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 10])
+def test_relative_scores_are_the_products_of_queries_and_their_offsets(tokens: int) -> None:
+    random = np.random.default_rng(0)
+    query, table = random.normal(size=(2, tokens, 3, 4)), random.normal(size=(2 * tokens - 1, 3, 4))
+    want = np.array([[table[i - j + tokens - 1] for j in range(tokens)] for i in range(tokens)])
+    # four products of size 1 in float64
+    np.testing.assert_allclose(relative_scores(query, table), np.einsum("bihd,ijhd->bhij", query, want), atol=1e-14)
+
+
+def test_equal_content_attends_by_distance_alone() -> None:
+    model = built("float64", **WIDE, **RELATIVE, classifier="gap")
+    images = np.zeros((1, 16, 40, 3))
+    first, _ = model.attention_maps(images)
+    ratio = np.log(np.array(first)[0])  # up to what each query's softmax divides by
+    for i in range(1, 10):
+        np.testing.assert_allclose(np.diff(ratio[:, i, 1:]), np.diff(ratio[:, i - 1, :-1]), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "jit_compile"), [("shared relative positions", True), ("2-D positions at every block", False)]
+)
+def test_gradients_reach_the_tables_and_are_the_same_when_blocks_are_computed_again(
+    name: str, jit_compile: bool
+) -> None:
+    model = built(**VARIANTS[name])
+    images, weights = prepared(model.config), [weight.value for weight in model.trainable_weights]
+
+    def gradients(seed: Any, remat: bool) -> Any:
+        with tf.GradientTape() as tape, scope(seed, remat=remat):
+            loss = tf.reduce_sum(model(images, training=True) ** 2)
+        return tape.gradient(loss, weights)
+
+    seed = tf.constant([3, 4])
+    kept, again = gradients(seed, False), tf.function(gradients, jit_compile=jit_compile)(seed, True)
+    for weight, want, got in zip(model.trainable_weights, kept, again, strict=True):
+        largest = np.abs(want).max()
+        # The bias of the keys shifts a whole row of scores, which softmax does not see: rounding is all it gets.
+        assert largest > 1e-3 or weight.path.endswith("key/bias"), weight.path
+        # Another order of additions: float32's 6e-8, over some hundred terms that partly cancel.
+        np.testing.assert_allclose(got, want, rtol=0, atol=max(1e-4 * largest, 1e-3), err_msg=weight.path)
+
+
+@pytest.mark.parametrize("name", ["2-D positions at every block", "relative positions", "shared relative positions"])
+def test_a_variant_learns_in_mixed_precision_and_its_weights_stay_wide(name: str) -> None:
+    model = VisionTransformer(tiny(**VARIANTS[name], num_layers=1), dtype="mixed_bfloat16")
+    images, labels = prepared(model.config, 10), np.arange(10) % 5
+    before = values(model)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(5e-3), loss, run_eagerly=True)
+    losses = [float(model.train_on_batch(images, labels)) for _ in range(6)]
+    assert losses[-1] < 0.8 * losses[0]
+    for path, value in values(model).items():
+        assert value.dtype == np.float32
+        assert not path.startswith("position") or np.any(value != before[path]), path
+
+
+# ---- saved, and at another resolution
+
+
+def test_tables_of_columns_and_rows_are_interpolated_along_their_own_axis(tmp_path: Path) -> None:
+    model = built(**WIDE, position="learned2d", position_place="blocks", num_registers=1)
+    larger = model.resized((24, 80))
+    model.save_weights(tmp_path / "model.weights.h5")
+    loaded = VisionTransformer(larger.config)
+    loaded.load_weights(tmp_path / "model.weights.h5")
+    before, after = values(model), values(larger)
+    for path, value in values(loaded).items():
+        np.testing.assert_array_equal(after[path], value)
+    for name, (old, new) in {"x": (5, 10), "y": (2, 3)}.items():
+        for block in (0, 1):
+            table, got = (w[f"position_{block}/{name}_embedding"][0].astype(np.float64) for w in (before, after))
+            assert got.shape == (2 + new, 16)
+            np.testing.assert_array_equal(got[:2], table[:2])  # class token and register
+            places = np.linspace(0, old - 1, new)
+            want = [np.interp(places, np.arange(old), table[2:, channel]) for channel in range(16)]
+            # rounded once to float32, values of size 1
+            np.testing.assert_allclose(got[2:], np.transpose(want), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("method", position.METHODS)
+def test_interpolated_tables_make_the_embedding_that_interpolating_it_would(method: str) -> None:
+    def embedding(model: VisionTransformer) -> np.ndarray:
+        layer = model.get_layer("position")
+        return np.array(layer(np.zeros((1, model.config.num_tokens, 32), np.float32)))
+
+    model = built(**WIDE, position="learned2d")
+    want = position.resize(embedding(model), (3, 7), source_grid=(2, 5), method=method)
+    # One of the two was rounded to float32 before the sum of weights that is 1, values of size 1.
+    np.testing.assert_allclose(embedding(model.resized((24, 56), method=method)), want, rtol=0, atol=3e-7)
+
+
+@pytest.mark.filterwarnings("ignore:Skipping nested container:UserWarning")  # Keras', before its error
+@pytest.mark.parametrize("name", ["relative positions", "shared relative positions"])
+@pytest.mark.parametrize("image_size", [48, (16, 64)], ids=["larger", "as many patches, otherwise laid out"])
+def test_relative_positions_of_another_grid_are_refused_until_they_start_anew(
+    name: str, image_size: Any, tmp_path: Path
+) -> None:
+    model = built(**VARIANTS[name])
+    with pytest.raises(ValueError, match=r"not interpolated: position.* grid of .*Received: \(4, 4\) and 1.*anew"):
+        model.resized(image_size)
+    config = model.config.replace(image_size=image_size)
+    model.save_weights(tmp_path / "model.weights.h5")
+    with pytest.raises(ValueError, match="not interpolated"):
+        VisionTransformer(config).load_weights(tmp_path / "model.weights.h5")
+    anew = [layer.name for layer in model.layers if isinstance(layer, RelativePosition)]
+    other = VisionTransformer(config)
+    other.copy_weights_from(model, skip=anew)
+    assert np.isfinite(other(prepared(config))).all()
+    np.testing.assert_array_equal(model.resized((32, 32))(prepared(model.config)), model(prepared(model.config)))
+
+
+@pytest.mark.parametrize(
+    ("saved", "wanted"),
+    [
+        ({}, {"position": "learned2d"}),
+        ({"position": "learned2d"}, {}),
+        ({"position_place": "shared"}, {"position": "relative", "position_place": "shared"}),
+        ({"position": "relative", "position_place": "shared"}, {"position_place": "shared"}),
+    ],
+)
+def test_weights_of_another_kind_are_refused_by_name(saved: dict[str, Any], wanted: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"relative position has a|position embedding of kind '.*Received: "):
+        VisionTransformer(tiny(**wanted)).copy_weights_from(VisionTransformer(tiny(**saved)))
+
+
+def test_relative_positions_behind_other_prefix_tokens_are_refused() -> None:
+    source, target = (VisionTransformer(tiny(**RELATIVE, num_registers=count)) for count in (0, 2))
+    with pytest.raises(ValueError, match=r"3 tokens in front. Received: \(4, 4\) and 1"):
+        target.copy_weights_from(source, skip=["prefix"])
+
+
+# ---- as layers
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "float64"])
+def test_a_relative_position_comes_back_from_its_config_and_has_its_policys_dtype(policy: str) -> None:
+    layer = RelativePosition((2, 4), 4, prefix_tokens=1, name="some_name", dtype=policy)
+    x = np.zeros((2, 9, 32))
+    table = layer(x)
+    other: Any = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
+    other(x)
+    other.set_weights(layer.get_weights())
+    assert type(other) is RelativePosition
+    assert other.get_config() == layer.get_config()
+    assert keras.backend.standardize_dtype(other(x).dtype) == layer.compute_dtype
+    assert table.shape == layer.compute_output_shape(x.shape) == (17, 4, 8)
+    np.testing.assert_array_equal(other(x), table)
+
+
+def test_a_2d_position_embedding_comes_back_from_its_config_with_equal_output() -> None:
+    layer = vit.PositionEmbedding((2, 4), prefix_tokens=1, kind="learned2d", name="some_name")
+    x = np.random.default_rng(0).normal(size=(2, 9, 32)).astype(np.float32)
+    want = layer(x)
+    other = vit.PositionEmbedding.from_config(layer.get_config())
+    other.build(x.shape)
+    other.set_weights(layer.get_weights())
+    np.testing.assert_array_equal(other(x), want)
