@@ -1,0 +1,57 @@
+"""Training: recipes as data, one step for every strategy, exact resume, and measuring what came out.
+
+Everything public is imported on first use: recipes and plans need no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keras_vit.train.distribute import strategy
+    from keras_vit.train.evaluate import Evaluation, evaluate
+    from keras_vit.train.few_shot import few_shot
+    from keras_vit.train.loop import Diverged, Result, run
+    from keras_vit.train.plan import Plan, plan
+    from keras_vit.train.recipe_file import Recipe, recipe, recipes
+
+_HOMES = {
+    "Recipe": "recipe_fields",
+    "recipe": "recipe_file",
+    "recipes": "recipe_file",
+    "strategy": "distribute",
+    "run": "loop",
+    "Result": "loop",
+    "Diverged": "loop",
+    "evaluate": "evaluate",
+    "Evaluation": "evaluate",
+    "few_shot": "few_shot",
+    "plan": "plan",
+    "Plan": "plan",
+}
+
+__all__ = [
+    "Diverged",
+    "Evaluation",
+    "Plan",
+    "Recipe",
+    "Result",
+    "evaluate",
+    "few_shot",
+    "plan",
+    "recipe",
+    "recipes",
+    "run",
+    "strategy",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'keras_vit.train' has no attribute {name!r}; its names: {__all__}")
+    return getattr(importlib.import_module(f"keras_vit.train.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

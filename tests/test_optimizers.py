@@ -1,0 +1,266 @@
+"""The update rules against their formulas in NumPy's float64, and the same numbers under every way of running them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from ml_dtypes import bfloat16
+
+from keras_vit.train import schedule
+from keras_vit.train.optimizer import Optimizer, clip, update_variables
+from optimizer_cases import CASES, CHOSEN, NAMES, NUM_LAYERS, STEPS, WARMUP, gradients, make_recipe, start, trained
+
+# Values stay below 8 and each of 60 updates rounds to float32, 2**-24 of a value: at worst 60 * 8 / 2**24 = 3e-5, all
+# one way; roundings go both ways, so their sum is sqrt(60) of one.
+FLOAT32 = {"rtol": 0, "atol": 4e-6}
+# 1 - beta2 ** t in float32 is off by 1e-5 of itself while t is small, its root by half of that, and the first updates
+# move a variable by 0.1 in all.
+ADAM = {"rtol": 0, "atol": 6e-6}
+BFLOAT16_CASES = [name for name in CASES if "bfloat16" in name]
+# Rounded the other way, a bfloat16 momentum of up to 8 differs by 2**-6 once in a while; rates are at most 0.03.
+BFLOAT16 = {"rtol": 0, "atol": 3e-3}
+# XLA keeps the product of a momentum and a number in float32 where TensorFlow, and JAX by itself, round it to bfloat16:
+# by 2**-9 of up to 4, at each of 60 steps, remembered for 10, times a rate of 0.03: sqrt(60) * 10 * 0.03 * 0.008. JAX's
+# XLA does the same, and test_optimizers_optax.py finds no difference to that.
+XLA_BFLOAT16 = {"rtol": 0, "atol": 2e-2}
+
+# By layer-wise decay, how many times: BEiT's numbers for two blocks.
+DEPTHS = {"embedding/kernel": 3, "block_0/norm1/gamma": 2, "block_1/mlp/dense1/kernel": 1}
+
+
+def make(recipe, variables):
+    return Optimizer(recipe, variables, NAMES, total_steps=STEPS, warmup=WARMUP, num_layers=NUM_LAYERS)
+
+
+def shares(recipe) -> np.ndarray:
+    """The schedule as its formula reads, float64."""
+    step = np.arange(STEPS)
+    progress = np.clip((step - WARMUP) / (STEPS - WARMUP), 0, 1)
+    end = recipe.linear_end / recipe.learning_rate
+    course = {"cosine": (1 + np.cos(np.pi * progress)) / 2, "linear": end + (1 - end) * (1 - progress), "constant": 1}
+    return course[recipe.schedule] * np.minimum(1, step / WARMUP)
+
+
+def expected(recipe, values, given):
+    """The rules as the papers and optax's documentation write them, float64; a bfloat16 slot is rounded to that."""
+    values = [value.astype("float64") for value in values]
+    rounded = (lambda a: a.astype(bfloat16).astype("float64")) if recipe.momentum_dtype == "bfloat16" else (lambda a: a)
+    beta1, beta2 = recipe.beta1, recipe.beta2
+    momenta, seconds = ([np.zeros(value.shape) for value in values] for _ in range(2))
+    for step, (share, each) in enumerate(zip(shares(recipe), given, strict=True)):
+        for i, gradient in enumerate(each):
+            kept = recipe.momentum if recipe.optimizer == "sgd" else beta1
+            decayed = rounded(rounded(np.float64(kept)) * momenta[i])
+            if recipe.optimizer == "sgd":
+                momentum = direction = gradient + decayed
+            else:
+                momentum = (1 - beta1) * gradient + decayed
+                seconds[i] = beta2 * seconds[i] + (1 - beta2) * gradient.astype("float64") ** 2
+                root = np.sqrt(seconds[i] / (1 - beta2 ** (step + 1)))
+                direction = momentum / (1 - beta1 ** (step + 1)) / (root + recipe.epsilon)
+            momenta[i] = rounded(momentum)
+            rate = share * recipe.learning_rate * recipe.layer_decay ** DEPTHS.get(NAMES[i], 0)
+            decay = recipe.weight_decay * (share if recipe.weight_decay_independent else rate)
+            values[i] = values[i] - rate * direction - decay * values[i] * NAMES[i].endswith("kernel")
+    return values
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear", "constant"])
+def test_the_schedule_is_its_formula(name):
+    recipe = make_recipe(schedule=name)
+    share = schedule.factor(recipe, STEPS, WARMUP)
+    found = [share(tf.constant(step, tf.int64)) for step in range(STEPS)]
+    assert all(value.dtype == tf.float32 and value.shape == () for value in found)
+    np.testing.assert_allclose(found, shares(recipe), rtol=0, atol=3e-7)  # a few roundings of numbers up to 1
+
+
+def test_the_schedule_begins_at_0_and_ends_where_it_should():
+    for name, end in (("cosine", 0.0), ("linear", 1e-5 / 0.03), ("constant", 1.0)):
+        share = schedule.factor(make_recipe(schedule=name), STEPS, WARMUP)
+        assert share(0) == 0 and share(WARMUP) == 1
+        np.testing.assert_allclose([share(STEPS), share(STEPS + 5)], end, atol=1e-7)
+        assert schedule.factor(make_recipe(schedule=name), STEPS, 0)(0) == 1
+
+
+def test_steps_beyond_what_float32_counts_to_differ():
+    share = schedule.factor(make_recipe(schedule="linear"), 2**25 + 4, 2**25)
+    assert len({float(share(2**25 + step)) for step in range(5)}) == 5
+
+
+def test_a_warm_up_as_long_as_the_run_is_refused():
+    with pytest.raises(ValueError, match="shorter than the run. Received: 60 of 60"):
+        schedule.factor(make_recipe(), 60, 60)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_rule_is_its_formula(name):
+    recipe, given = make_recipe(**CASES[name]), gradients()
+    variables = [tf.Variable(value) for value in start()]
+    found = trained(make(recipe, variables), variables, given)
+    # Products that lie in the middle between two bfloat16 numbers may go either way.
+    tolerance = BFLOAT16 if name in BFLOAT16_CASES else ADAM if recipe.optimizer == "adamw" else FLOAT32
+    for value, formula in zip(found, expected(recipe, start(), given), strict=True):
+        np.testing.assert_allclose(value, formula, **tolerance)
+
+
+def test_the_buffer_does_not_hold_the_learning_rate():
+    recipe = make_recipe(schedule="constant")
+    variable = tf.Variable([0.0])
+    optimizer = Optimizer(recipe, [variable], ["head/kernel"], total_steps=9, warmup=0, num_layers=1)
+    for step in range(2):
+        optimizer.apply([tf.constant([1.0])], tf.constant(step, tf.int64))
+    np.testing.assert_allclose(optimizer.slots["momentum/head/kernel"], [1.9], rtol=1e-6)
+    np.testing.assert_allclose(variable, [-0.03 * (1 + 1.9)], rtol=1e-6)
+
+
+def test_adam_of_tiny_gradients_has_the_textbook_epsilon():
+    # Where the gradient is as small as epsilon, the first step is half of a whole one; Keras' is a fortieth.
+    recipe = make_recipe(optimizer="adamw", schedule="constant", learning_rate=1.0)
+    variable = tf.Variable([0.0])
+    optimizer = Optimizer(recipe, [variable], ["head/kernel"], total_steps=9, warmup=0, num_layers=1)
+    optimizer.apply([tf.constant([1e-8])], tf.constant(0, tf.int64))
+    np.testing.assert_allclose(variable, [-0.5], rtol=1e-4)
+
+
+def test_only_kernels_decay():
+    recipe = make_recipe(schedule="constant", weight_decay=0.1)
+    names = ["head/kernel", "head/bias", "position/embedding", "block_0/norm1/gamma", "prefix/cls", "kernel/bias"]
+    variables = [tf.Variable([1.0]) for _ in names]
+    optimizer = Optimizer(recipe, variables, names, total_steps=9, warmup=0, num_layers=1)
+    optimizer.apply([tf.zeros(1) for _ in names], tf.constant(0, tf.int64))
+    assert [name for name, variable in zip(names, variables, strict=True) if variable.numpy() != 1] == ["head/kernel"]
+
+
+@pytest.mark.parametrize(
+    ("name", "times"),
+    [
+        *[(name, 13) for name in ("embedding/kernel", "embedding/bias", "prefix/cls", "prefix/registers")],
+        *[(name, 13) for name in ("position/embedding", "pre_norm/gamma", "root/conv/kernel", "root/gn/beta")],
+        *[(name, 13) for name in ("stage_1_unit_1/conv1/kernel", "stage_3_unit_12/gn1/gamma")],
+        *[("block_0/norm1/gamma", 12), ("block_1/attention/query/kernel", 11), ("block_11/mlp/dense2/bias", 1)],
+        *[(name, 0) for name in ("encoder_norm/gamma", "pool/probe", "pre_logits/kernel", "head/kernel")],
+        *[("head_distillation/bias", 0), ("position/relative_embedding", 0), ("colours/kernel", 0)],
+        *[("masked_patch/mask_embedding", 13), ("position_0/embedding", 12), ("position_11/relative_embedding", 1)],
+    ],
+)
+def test_layer_wise_rates_are_beits(name, times):
+    recipe = make_recipe(schedule="constant", layer_decay=0.75)
+    variable = tf.Variable([0.0])
+    optimizer = Optimizer(recipe, [variable], [name], total_steps=9, warmup=0, num_layers=12)
+    optimizer.apply([tf.constant([-1.0])], tf.constant(0, tf.int64))
+    np.testing.assert_allclose(variable, [0.03 * 0.75**times], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kinds"),
+    [
+        ({}, {"momentum": "float32"}),
+        ({"momentum_dtype": "bfloat16"}, {"momentum": "bfloat16"}),
+        ({"optimizer": "adamw", "momentum_dtype": "bfloat16"}, {"mu": "bfloat16", "nu": "float32"}),
+    ],
+)
+def test_slots_are_named_after_their_variables(changes, kinds):
+    slots = make(make_recipe(**changes), [tf.Variable(value) for value in start()]).slots
+    assert {name: slot.dtype.name for name, slot in slots.items()} == {
+        f"{kind}/{name}": dtype for kind, dtype in kinds.items() for name in NAMES
+    }
+
+
+def test_a_variable_without_a_gradient_is_named():
+    optimizer = make(make_recipe(), [tf.Variable(value) for value in start()])
+    with pytest.raises(ValueError, match=r"does not depend on \['head/bias'\]: freeze"):
+        optimizer.apply([*map(tf.zeros_like, start()[:-1]), None], tf.constant(0, tf.int64))
+
+
+def test_variables_and_names_belong_together():
+    with pytest.raises(ValueError, match="a name of its own"):
+        make(make_recipe(), [tf.Variable(0.0)])
+
+
+def test_the_gradient_of_a_lookup_is_taken():
+    variable = tf.Variable([[1.0], [2.0], [3.0]])
+    optimizer = Optimizer(make_recipe(), [variable], ["position/embedding"], total_steps=9, warmup=0, num_layers=1)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.gather(variable, [1, 1]))
+    found, norm = clip([tape.gradient(loss, variable)], None)
+    optimizer.apply(found, tf.constant(0, tf.int64))
+    assert norm == 2.0
+    np.testing.assert_allclose(variable[:, 0], [1.0, 2.0 - 0.03 * 2, 3.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("limit", "norm_after"), [(None, 5.0), (10.0, 5.0), (5.0, 5.0), (1.0, 1.0)])
+def test_clipping_keeps_the_direction_and_tells_the_norm(limit, norm_after):
+    given = [tf.constant([3.0, 0.0]), tf.constant([[4.0]])]
+    clipped, norm = clip(given, limit)
+    assert norm == 5.0
+    for before, after in zip(given, clipped, strict=True):
+        np.testing.assert_allclose(after, before * norm_after / 5, rtol=1e-6)
+
+
+def test_clipping_zeros_and_what_is_no_number():
+    clipped, norm = clip([tf.zeros(3)], 1.0)
+    assert norm == 0 and not np.any(clipped[0])
+    assert np.isnan(clip([tf.constant([float("nan"), 1.0])], 1.0)[1])
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_variables_of_keras_and_a_compiled_function_give_the_same(name):
+    recipe, given = make_recipe(**CASES[name]), gradients()
+    eager = [tf.Variable(value) for value in start()]
+    values = trained(make(recipe, eager), eager, given)
+    for jit_compile in (False, True):
+        variables = [keras.Variable(value).value for value in start()]
+        optimizer = make(recipe, variables)
+        step = tf.function(optimizer.apply, jit_compile=jit_compile)
+        tolerance = FLOAT32
+        if jit_compile:  # XLA fuses operations: one rounding where there were two
+            tolerance = XLA_BFLOAT16 if name in BFLOAT16_CASES else ADAM
+        for value, found in zip(values, trained(optimizer, variables, given, step), strict=True):
+            np.testing.assert_allclose(found, value, **tolerance)
+
+
+def test_other_variables_are_updated_in_the_same_way():
+    weight, average = tf.Variable([1.0]), tf.Variable([0.0])
+    update = lambda average, weight: average.assign(0.9 * average + 0.1 * weight)  # noqa: E731
+    tf.function(lambda: update_variables([(average, update, (weight,))]))()
+    np.testing.assert_allclose(average, [0.1], rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def two_replicas(tmp_path_factory):
+    """What 60 steps on two virtual CPUs give, which must be made before TensorFlow starts."""
+    path = tmp_path_factory.mktemp("replicas") / "found.npz"
+    here = Path(__file__).parent
+    command = [sys.executable, here / "optimizer_replicas.py", path]
+    environment = {**os.environ, "PYTHONPATH": str(here.parent)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    with np.load(path) as found:
+        return dict(found)
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_two_replicas_give_the_same_as_one(name, two_replicas):
+    recipe = make_recipe(**CASES[name])
+    variables, averages = ([tf.Variable(value) for value in start()] for _ in range(2))
+    optimizer = make(recipe, variables)
+    for step, each in enumerate(gradients()):
+        clipped, _ = clip([tf.constant(gradient) for gradient in each], 5.0)
+        optimizer.apply(clipped, tf.constant(step, tf.int64))
+        for average, variable in zip(averages, variables, strict=True):
+            average.assign(0.9 * average + 0.1 * variable)
+    slots = list(optimizer.slots.values())
+    for kind, those in (("variables", variables), ("averages", averages), ("slots", slots)):
+        for number, variable in enumerate(those):
+            one, two = (two_replicas[f"{name}/{kind}/{number}/{copy}"] for copy in range(2))
+            np.testing.assert_array_equal(one, two)
+            value = tf.cast(variable, tf.float32)
+            # A quarter and three quarters of a gradient add up to it but for a rounding, which may turn a bfloat16.
+            step_of_bfloat16 = kind == "slots" and variable.dtype == tf.bfloat16
+            tolerance = {"rtol": 2**-7, "atol": 1e-3} if step_of_bfloat16 else BFLOAT16
+            np.testing.assert_allclose(one, value, **(tolerance if name in BFLOAT16_CASES else FLOAT32))

@@ -1,0 +1,282 @@
+"""Recipes: what the zoo's say, how one is changed, and every way in which one is refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keras_vit import ViTConfig, content
+from keras_vit.train.recipe_file import Recipe, recipe, recipes
+
+SMALL = {"name": "mine", "steps": 10, "batch_size": 8, "optimizer": "sgd", "learning_rate": 0.1}
+TABLE = 'source = "here"\nsteps = 10\nbatch_size = 8\noptimizer = "sgd"\nlearning_rate = 0.1\n'
+
+# The official configs and the papers' tables, typed once more from there: vit_jax/configs/common.py and augreg.py,
+# big_vision/configs/vit_i21k.py, vit_i1k.py and vit_s16_i1k.py; arXiv 2010.11929, tables 3 and 4 and appendix B.1.2.
+OFFICIAL = {
+    "finetune": {"steps": 20_000, "batch_size": 512, "accumulation": 8, "optimizer": "sgd", "momentum": 0.9}
+    | {"momentum_dtype": "bfloat16", "learning_rate": 0.03, "clip_norm": 1.0, "schedule": "cosine", "weight_decay": 0.0}
+    | {"warmup_steps": 500, "image_size": 384, "reset_head": True, "start": "pretrained"},
+    "finetune-augreg": {"steps": 500, "warmup_steps": 100, "image_size": 384, "crop": "random", "crop_resize": 448},
+    "pretrain-i21k": {"epochs": 90, "batch_size": 4096, "learning_rate": 1e-3, "schedule": "linear"}
+    | {"weight_decay": 0.03, "warmup_steps": 10_000, "beta1": 0.9, "beta2": 0.999, "clip_norm": None},
+    "pretrain-i1k": {"epochs": 300, "batch_size": 4096, "learning_rate": 3e-3, "schedule": "cosine"}
+    | {"weight_decay": 0.3, "warmup_steps": 10_000, "clip_norm": 1.0, "start": "scratch"},
+    "big-vision-i21k": {"objective": "sigmoid", "epochs": 300, "batch_size": 4096, "weight_decay": 1e-4}
+    | {"weight_decay_independent": True, "momentum_dtype": "bfloat16", "learning_rate": 1e-3, "clip_norm": 1.0},
+    "big-vision-i1k": {"objective": "softmax", "epochs": 300, "batch_size": 4096, "weight_decay": 1e-4}
+    | {"weight_decay_independent": True, "momentum_dtype": "bfloat16", "warmup_steps": 10_000},
+    "big-vision-s16-i1k": {"epochs": 90, "batch_size": 1024, "randaugment_layers": 2, "randaugment_magnitude": 10}
+    | {"mixup": 0.2, "weight_decay": 1e-4, "weight_decay_independent": True, "learning_rate": 1e-3},
+    "masked-patch": {"objective": "masked_patch", "steps": 1_000_000, "batch_size": 4096, "learning_rate": 2e-4}
+    | {"warmup_steps": 10_000, "schedule": "cosine"},
+}
+LEVELS = {
+    # level: (RandAugment's layers and magnitude, mixup); MIXUP_DEF and RANDAUG_DEF in the official configs
+    "none": (0, 0, 0.0),
+    "light1": (2, 0, 0.0),
+    "light2": (2, 10, 0.2),
+    "medium1": (2, 15, 0.2),
+    "medium2": (2, 15, 0.5),
+    "strong1": (2, 20, 0.5),
+    "strong2": (2, 20, 0.8),
+}
+
+
+def level(of: Recipe) -> tuple[float, ...]:
+    return of.randaugment_layers, of.randaugment_magnitude, of.mixup
+
+
+@pytest.fixture
+def written(tmp_path: Path):
+    def write(text: str, name: str = "mine.toml") -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_every_recipe_reads_and_says_where_its_numbers_stand(name):
+    read = recipe(name)
+    assert read.name == name and len(read.source) > 20
+    assert Recipe(**json.loads(json.dumps(read.to_dict()))) == read
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_every_recipes_config_fits_a_model(name):
+    config = ViTConfig.from_name("S/16")
+    assert config.replace(**recipe(name).config_changes(config))
+
+
+@pytest.mark.parametrize(("name", "fields"), OFFICIAL.items())
+def test_official_numbers(name, fields):
+    assert {field: getattr(recipe(name), field) for field in fields} == fields
+
+
+@pytest.mark.parametrize(("variant", "expected"), LEVELS.items())
+@pytest.mark.parametrize("name", ["augreg", "big-vision-i1k", "big-vision-i21k"])
+def test_the_levels_of_augreg(name, variant, expected):
+    assert level(recipe(name, variant=variant)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "variant"),
+    [
+        ("augreg", "ViT-Ti/16", "light1"),
+        ("augreg", "s_16", "medium2"),
+        ("big-vision-i21k", "Ti/16", "none"),
+        ("big-vision-i21k", "ViT-B_32", "light2"),
+        ("big-vision-i21k", "L/16", "medium2"),
+        ("big-vision-s16-i1k", "S/16", None),
+        ("augreg", "ViT-H/14", None),
+        ("augreg", "a model of my own", None),
+    ],
+)
+def test_a_model_gets_the_variant_that_the_file_names_for_it(name, model, variant):
+    chosen = recipe(name).for_model(model)
+    assert chosen.variant == variant
+    assert level(chosen) == (LEVELS[variant] if variant else level(recipe(name)))
+
+
+def test_a_chosen_variant_stays_whatever_the_model():
+    assert recipe("augreg", variant="none").for_model("ViT-B/16").variant == "none"
+    assert level(recipe("augreg").for_model("B/16").replace(variant="strong2")) == LEVELS["strong2"]
+
+
+def test_what_was_changed_comes_before_the_variant():
+    changed = recipe("augreg", mixup=0.1, steps=7).for_model("S/16")
+    assert (changed.variant, changed.mixup, changed.randaugment_magnitude) == ("medium2", 0.1, 15)
+    assert (changed.steps, changed.epochs) == (7, None)
+
+
+def test_steps_take_the_place_of_epochs_and_the_other_way_round():
+    assert recipe("pretrain-i1k", steps=5).epochs is None
+    assert recipe("finetune", epochs=1).replace(steps=9).replace(epochs=2.5).steps is None
+    assert recipe("finetune", warmup_fraction=0.1).warmup_steps is None
+
+
+def test_config_joins_what_there_is():
+    joined = recipe("big-vision-i21k", config={"dropout_rate": 0.1}).replace(config={"layer_scale": 1e-4}).config
+    assert joined["classifier"] == "gap" and joined["dropout_rate"] == 0.1 and joined["layer_scale"] == 1e-4
+
+
+def test_a_recipe_made_by_hand_is_changed_in_the_same_way():
+    made = Recipe(**SMALL, config={"dropout_rate": 0.1})
+    assert made.replace(epochs=3, config={"layer_scale": "none"}).config == {"dropout_rate": 0.1, "layer_scale": None}
+    assert made.steps == 10
+
+
+def test_numbers_and_arrays_of_numpy_are_taken():
+    numbers = Recipe(**{**SMALL, "steps": np.int64(4), "learning_rate": np.float32(0.5), "xla": np.bool_(False)})
+    assert (type(numbers.steps), type(numbers.learning_rate), numbers.xla) == (int, float, False)
+    changed = numbers.replace(image_size=np.array([32, 48]), config={"dropout_rate": np.float64(0.5)})
+    assert changed.image_size == (32, 48)
+    json.dumps(changed.to_dict())
+
+
+def test_whole_numbers_stand_for_floats():
+    assert isinstance(recipe("finetune", learning_rate=1, clip_norm=2).clip_norm, float)
+
+
+@pytest.mark.parametrize(
+    ("changes", "count", "steps"),
+    [({"steps": 7}, 1000, 7), ({"epochs": 60}, 1437, 1347), ({"epochs": 0.001}, 100, 1), ({"epochs": 1}, 63, 1)],
+)
+def test_steps_are_counted_from_epochs(changes, count, steps):
+    assert recipe("digits", **changes).resolved_steps(count) == steps
+
+
+def test_no_images_give_no_steps():
+    with pytest.raises(ValueError, match="no images"):
+        recipe("digits").resolved_steps(0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "total", "warmup"),
+    [({}, 20_000, 500), ({"warmup_fraction": 0.1}, 200, 20), ({"warmup_fraction": 0.9}, 1, 0)],
+)
+def test_the_warm_up_in_steps(changes, total, warmup):
+    assert recipe("finetune", **changes).resolved_warmup(total) == warmup
+    assert Recipe(**SMALL).resolved_warmup(total) == 0
+
+
+def test_a_warm_up_of_the_whole_run_is_told_and_cut_to_a_fifth():
+    with pytest.warns(UserWarning, match="500 leaves nothing of 500 steps; 100 are taken"):
+        assert recipe("finetune", steps=500).resolved_warmup(500) == 100
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"steps": 0}, r"steps lies in \[1, inf\). Received: 0"),
+        ({"steps": 2.5}, "steps must be a whole number. Received: 2.5"),
+        ({"steps": None}, "either steps or epochs. Received: steps=None, epochs=None"),
+        ({"epochs": 3.0}, "either steps or epochs"),
+        ({"batch_size": True}, "batch_size must be a whole number. Received: True"),
+        ({"accumulation": 3}, "accumulation divides batch_size=8. Received: 3"),
+        ({"learning_rate": 0.0}, r"learning_rate lies in \(0, inf\)"),
+        ({"learning_rate": float("nan")}, "learning_rate lies in"),
+        ({"learning_rate": "0.1"}, "learning_rate must be a whole number or a number. Received: '0.1'"),
+        ({"momentum": 1}, r"momentum lies in \[0, 1\)"),
+        ({"layer_decay": 0.0}, r"layer_decay lies in \(0, 1\]"),
+        ({"ema_decay": 1.0}, r"ema_decay lies in \(0, 1\)"),
+        ({"clip_norm": -1.0}, "clip_norm lies in"),
+        ({"weight_decay": float("inf")}, "weight_decay lies in"),
+        ({"xla": 1}, "xla must be true or false. Received: 1"),
+        ({"optimizer": "adam"}, r"optimizer is one of \['sgd', 'adamw'\]. Received: 'adam'"),
+        ({"crop": "incption"}, "crop is one of"),
+        ({"freeze": "block_0/*"}, "freeze must be a list. Received: 'block_0"),
+        ({"freeze": [1]}, r"freeze\[0\] must be text"),
+        ({"image_size": 0}, "image_size is a whole number from 1"),
+        ({"image_size": (3, 4, 5)}, "image_size is a whole number from 1"),
+        ({"crop_resize": 10}, "crop_resize is for crop='random'"),
+        ({"crop": "random", "crop_resize": 10, "image_size": 12}, "crop_resize is at least image_size=12"),
+        ({"schedule": "linear", "learning_rate": 1e-6}, "linear_end is at most learning_rate"),
+        ({"warmup_steps": 1, "warmup_fraction": 0.1}, "warmup_steps or warmup_fraction, not both"),
+        ({"config": {"droput_rate": 0.1}}, "ViTConfig has no field .*dropout_rate"),
+        ({"config": {"num_classes": 3}}, "config has no num_classes"),
+        ({"config": ["dropout_rate"]}, "config must be a table"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named(changes, said):
+    with pytest.raises(ValueError, match=f"Recipe 'mine': .*{said}"):
+        Recipe(**{**SMALL, **changes})
+
+
+def test_all_misfits_are_named_at_once():
+    with pytest.raises(ValueError, match="steps .*; batch_size .*; precision .*"):
+        Recipe(**{**SMALL, "steps": 0, "batch_size": -1, "precision": "float16"})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "error", "said"),
+    [
+        ("finetun", {}, ValueError, "no recipe 'finetun'.*the nearest is 'finetune'"),
+        ("zzz", {}, ValueError, "no recipe 'zzz'.*there are .*'augreg'"),
+        ("finetune", {"learning_rte": 1}, ValueError, "no field 'learning_rte'; the nearest is 'learning_rate'"),
+        ("augreg", {"variant": "light"}, ValueError, "no variant 'light'; the nearest is 'light"),
+        ("finetune", {"variant": "light1"}, ValueError, "no variant 'light1'"),
+        ("nowhere/finetune.toml", {}, FileNotFoundError, "no recipe file nowhere.*'finetune'"),
+    ],
+)
+def test_a_name_that_is_none_is_answered_with_the_nearest(name, changes, error, said):
+    with pytest.raises(error, match=said):
+        recipe(name, **changes)
+
+
+def test_a_file_of_ones_own(written):
+    path = written(TABLE + 'clip_norm = "none"\nfreeze = ["embedding/*"]\nimage_size = [32, 48]\n')
+    for given in (path, str(path)):
+        read = recipe(given, steps=3)
+        assert (read.name, read.steps, read.clip_norm) == ("mine", 3, None)
+        assert (read.freeze, read.image_size) == (("embedding/*",), (32, 48))
+
+
+def test_the_path_of_a_recipe_of_the_zoo():
+    assert recipe(content.folder("zoo") / "recipes" / "finetune.toml") == recipe("finetune")
+
+
+def test_a_file_extends_a_recipe_of_the_zoo(written):
+    read = recipe(written('extends = "augreg"\nsource = "mine"\nsteps = 5\n[variants.light1]\nflip = false\n'))
+    assert (read.steps, read.epochs, read.batch_size, read.config["dropout_rate"]) == (5, None, 4096, 0.0)
+    assert read.replace(variant="strong2").mixup == 0.8
+    assert not read.replace(variant="light1").flip
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (TABLE.replace("batch_size", "batch_sise"), "mine.toml has no key 'batch_sise'; the nearest is 'batch_size'"),
+        (TABLE.replace("batch_size = 8\n", ""), "mine.toml lacks the key 'batch_size'"),
+        (TABLE.replace('source = "here"\n', ""), "lacks the key 'source'"),
+        (TABLE + "accumulation = 3", "accumulation divides batch_size=8"),
+        (TABLE + 'name = "other"', "no key 'name'"),
+        (TABLE + 'flip = "no"', "mine.toml.flip must be true or false"),
+        (TABLE + 'steps = "none"', "not valid TOML"),
+        (TABLE + "[variants.a]\nmixp = 1", "mine.toml.variants.a has no key 'mixp'; the nearest is 'mixup'"),
+        (TABLE + "[variants]\na = 1", "mine.toml.variants.a must be a table"),
+        (TABLE + "[variants.a]\nmomentum = 2.0", r"mine.toml.variants.a: .*momentum lies in \[0, 1\)"),
+        (TABLE + "[config]\nmlp_dims = 3", "ViTConfig has no field"),
+        (TABLE + '[variants.a]\nflip = true\n[variant_of]\n"B/16" = "a"', "variant_of writes 'ViT-B/16'"),
+        (TABLE + '[variants.a]\nflip = true\n[variant_of]\n"ViT-B/16" = "b"', "names no variant: 'b'"),
+        (TABLE + '[variants.a]\nflip = true\n[variant_of]\n"B16x" = "a"', "No architecture has this name"),
+        ('extends = "finetun"\nsource = "mine"', "extends names no recipe of the zoo: 'finetun'"),
+        ("steps = ", "not valid TOML"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_by_name(written, text, said):
+    with pytest.raises(ValueError, match=said):
+        recipe(written(text))
+
+
+def test_a_recipe_imports_neither_tensorflow_nor_keras():
+    code = (
+        "import sys; from keras_vit.train.recipe_file import recipe; recipe('finetune'); "
+        "assert not {'tensorflow', 'keras'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
