@@ -1,0 +1,567 @@
+import io
+import itertools
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_datasets as tfds
+from etils import epath
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from keras_vit import digits
+from keras_vit.train import image_check, sources, tfds_source
+from keras_vit.train.order import Order, positions
+from keras_vit.train.records import Sequential
+from keras_vit.train.split import RandomAccess, Split, decodes
+
+COUNT = 37  # examples of the prepared sets: no multiple of a batch
+PHOTOS = [Image.fromarray(photo).resize((40, 30)) for photo in load_sample_images().images]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def encoded(photo: int = 0, kind: str = "JPEG") -> bytes:
+    file = io.BytesIO()
+    PHOTOS[photo].save(file, kind)
+    return file.getvalue()
+
+
+class Tiny(tfds.core.GeneratorBasedBuilder):
+    """Images of one colour each; `feature` is what the label is, `labels` what the labels are."""
+
+    name = "tiny"
+    pkg_dir_path = epath.Path(__file__).parent
+    VERSION = tfds.core.Version("2.1.0")
+
+    feature: Any = tfds.features.ClassLabel(names=["even", "odd"])
+    labels: Any = [number % 2 for number in range(COUNT)]
+    images: Any = [np.full((4, 5, 3), number, np.uint8) for number in range(COUNT)]
+    parts: tuple[str, ...] = ("train",)
+    supervised: tuple[str, str] | None = None
+
+    def _info(self) -> Any:
+        features = {"image": tfds.features.Image(encoding_format="png"), "label": self.feature}
+        return tfds.core.DatasetInfo(
+            builder=self, features=tfds.features.FeaturesDict(features), supervised_keys=self.supervised
+        )
+
+    def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+        return {part: self._generate_examples() for part in self.parts}
+
+    def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        for number, (image, label) in enumerate(zip(self.images, self.labels, strict=True)):
+            yield number, {"image": image, "label": label}
+
+
+def prepare(folder: Path, file_format: str = "tfrecord", shards: int = 4, **changes: Any) -> str:
+    """Writes a tiny data set; its folder."""
+    builder = type("Tiny", (Tiny,), {"__module__": __name__, **changes}, skip_registration=True)(data_dir=folder)
+    config = tfds.download.DownloadConfig(num_shards=shards)
+    builder.download_and_prepare(download_config=config, file_format=file_format)
+    return os.fspath(builder.data_path)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The same examples in both formats."""
+    return {kind: prepare(tmp_path_factory.mktemp(kind), kind) for kind in ("tfrecord", "array_record")}
+
+
+def sequential(folder: str, split: str = "train") -> Split:
+    """As it is opened where the records are too many for memory: here, more than a shuffle buffer of about five."""
+    builder = tfds.builder_from_directory(folder)
+    record_bytes = builder.info.dataset_size // COUNT
+    train = tfds_source.open_prepared(builder, train_split=split, eval_split=None, memory=5 * record_bytes)[0]
+    assert isinstance(train, Sequential)
+    return train
+
+
+@pytest.fixture(params=["arrays", "in memory", "array_record", "sequential"])
+def split(request: pytest.FixtureRequest, prepared: dict[str, str]) -> Split:
+    """Each kind of source."""
+    if request.param == "arrays":
+        arrays = (np.stack(Tiny.images), np.array(Tiny.labels))
+        opened = sources.open_data({"train": arrays}).train
+    elif request.param == "sequential":
+        opened = sequential(prepared["tfrecord"])
+    else:
+        kind = request.param if request.param in prepared else "tfrecord"
+        opened = sources.open_data(prepared[kind], train_split="train").train
+    assert opened
+    return opened
+
+
+def pairs(examples: Iterable[Any], limit: int | None = None) -> list[tuple[int, int]]:
+    """(position, index) of each of the first examples."""
+    return [(int(each["position"]), int(each["index"])) for each in itertools.islice(examples, limit)]
+
+
+def indices(order: Order, count: int, limit: int) -> np.ndarray:
+    return np.array([int(index) for _, index in positions(order, count).take(limit)])
+
+
+def test_every_epoch_is_a_permutation_of_its_own() -> None:
+    epochs = indices(Order(batch=8, seed=1), 100, 500).reshape(5, 100)
+    np.testing.assert_array_equal(np.sort(epochs), np.broadcast_to(np.arange(100), (5, 100)))
+    # Of two random permutations of 100, one place on average agrees; 10 do in one pair of ten million.
+    assert all((one == other).sum() < 10 for one, other in itertools.combinations(epochs, 2))
+
+
+@pytest.mark.parametrize("other", [2, 1 + 2**32, 2**64 - 1])
+def test_another_seed_is_another_permutation(other: int) -> None:
+    one, two = (indices(Order(batch=8, seed=seed), 100, 100) for seed in (1, other))
+    assert (one == two).sum() < 10  # as above
+
+
+def test_permutations_are_those_of_tensorflows_index_shuffle() -> None:
+    # That function puts this number before the two that it takes as its seed.
+    ours = indices(Order(batch=5, seed=498247692), COUNT, 2 * COUNT)
+    theirs = [
+        tf.random.experimental.index_shuffle(tf.constant(i, tf.int64), [0, epoch], COUNT - 1).numpy()
+        for epoch in range(2)
+        for i in range(COUNT)
+    ]
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_unshuffled_positions_count_through_the_examples() -> None:
+    np.testing.assert_array_equal(indices(Order(batch=2, shuffle=False), 5, 12), np.arange(12) % 5)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_two_workers_of_two_replicas_share_the_batch_of_one(split: Split, shuffle: bool) -> None:
+    batch, batches = 8, 11  # more than two epochs
+    whole = pairs(split.examples(Order(batch=batch, seed=5, shuffle=shuffle)), batches * batch)
+    workers = [
+        Order(batch=batch, seed=5, replicas=4, first_replica=first, local_replicas=2, shuffle=shuffle)
+        for first in (0, 2)
+    ]
+    halves = [pairs(split.examples(order), batches * batch // 2) for order in workers]
+    joined = np.concatenate([np.reshape(half, (batches, batch // 2, 2)) for half in halves], axis=1)
+    np.testing.assert_array_equal(joined.reshape(-1, 2), whole)
+    np.testing.assert_array_equal([position for position, _ in whole], np.arange(batches * batch))
+
+
+@pytest.mark.parametrize("start", [1, 4, 5, 9])  # in the first epoch, across its end, in the second
+def test_going_on_gives_what_was_still_to_come(split: Split, start: int) -> None:
+    order = {"batch": 8, "seed": 3, "replicas": 2, "first_replica": 1}
+    whole = pairs(split.examples(Order(**order)), 12 * 4)
+    assert pairs(split.examples(Order(start=start, **order)), (12 - start) * 4) == whole[start * 4 :]
+
+
+def test_a_source_gives_every_example_once_an_epoch_in_another_order(split: Split) -> None:
+    both = np.reshape(pairs(split.examples(Order(batch=COUNT)), 2 * COUNT), (2, COUNT, 2))[..., 1]
+    np.testing.assert_array_equal(np.sort(both), np.broadcast_to(np.arange(COUNT), (2, COUNT)))
+    assert (both[0] != both[1]).any()
+    assert (both[0] != np.arange(COUNT)).any()
+
+
+def test_examples_are_the_same_whichever_way_they_are_read(split: Split) -> None:
+    found = {int(each["index"]): each for each in split.examples(Order(batch=1)).take(COUNT)}
+    for each in split.once():
+        number, image = int(each["index"]), each["image"]
+        pixels = (tf.io.decode_png(image) if image.dtype == tf.string else image).numpy()
+        assert pixels.shape == (4, 5, 3)
+        assert int(each["label"]) == pixels[0, 0, 0] % 2  # the colour is the number it was made with
+        assert each["label"].dtype == tf.int64
+        again = found[number]
+        assert (again["image"].numpy() == image.numpy()).all() if image.dtype != tf.string else again["image"] == image
+        assert again["label"] == each["label"]
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_once_is_every_example_in_order_divided_among_workers(split: Split, shards: int) -> None:
+    read = [[index for _, index in pairs(split.once(shard=shard, shards=shards))] for shard in range(shards)]
+    assert read == [list(range(shard, COUNT, shards)) for shard in range(shards)]
+
+
+def test_a_stream_of_records_does_not_depend_on_tensorflows_seed(prepared: dict[str, str]) -> None:
+    runs = []
+    for seed in (1, 2):
+        tf.random.set_seed(seed)
+        runs.append(pairs(sequential(prepared["tfrecord"]).examples(Order(batch=8)), COUNT))
+    assert runs[0] == runs[1]
+
+
+def test_a_part_of_a_split_is_read_as_a_stream_too(prepared: dict[str, str]) -> None:
+    part = sequential(prepared["tfrecord"], "train[10:30]")
+    rest = sources.open_data(prepared["tfrecord"], train_split="train[10:30]").train
+    assert rest
+    streamed, looked_up = ([(int(e["index"]), e["image"].numpy()) for e in each.once()] for each in (part, rest))
+    assert streamed == looked_up
+    assert [index for index, _ in streamed] == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"batch": 10, "replicas": 4}, "multiple of the number of replicas"),
+        ({"batch": 0}, "batch 0"),
+        ({"batch": 8, "replicas": 2, "first_replica": 1, "local_replicas": 2}, "local_replicas 2"),
+        ({"batch": 8, "start": -1}, "start=-1"),
+        ({"batch": 8, "seed": 2**64}, "seed from 0"),
+    ],
+)
+def test_an_order_that_cannot_be_is_refused(wrong: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Order(**wrong)
+
+
+def test_digits_prepare_themselves_and_are_the_digits(cache: Path) -> None:
+    data = sources.open_data("digits")
+    assert (data.num_classes, data.class_names[3], data.multi_label) == (10, "3", False)
+    assert data.train and data.evaluation
+    assert (data.train.count, data.evaluation.count) == (1437, 360)
+    expected = digits.load()
+    theirs = {
+        image.tobytes() + bytes([label])
+        for image, label in zip(expected.test_images, expected.test_labels, strict=True)
+    }
+    ours = {tf.io.decode_png(e["image"]).numpy().tobytes() + bytes([int(e["label"])]) for e in data.evaluation.once()}
+    assert ours == theirs
+    assert not list(cache.rglob("*incomplete*"))
+
+
+def test_those_who_prepare_the_digits_together_do_not_disturb_each_other() -> None:
+    with ThreadPoolExecutor(3) as pool:  # a lock on a file keeps threads apart as it does processes
+        opened = list(pool.map(lambda _: sources.open_data("digits"), range(3)))
+    assert [data.evaluation and data.evaluation.count for data in opened] == [360] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("cifar10", ["not prepared in", "somewhere", "tfds build cifar10 --data_dir=", "download_and_prepare"]),
+        ("imagenet2012:5.1.0", ["'imagenet2012:5.1.0'", "tfds build imagenet2012:5.1.0"]),
+        ("cifer10", ["does not know it", "cifar10"]),
+        ("tiny:9.9.9", ["'tiny:9.9.9' is not prepared"]),
+    ],
+)
+def test_what_is_not_prepared_is_an_error_at_once(tmp_path: Path, name: str, parts: list[str]) -> None:
+    with pytest.raises(FileNotFoundError) as error:
+        sources.open_data(name, data_dir=tmp_path / "somewhere")
+    assert all(part in str(error.value) for part in parts), error.value
+
+
+def test_a_prepared_set_is_opened_by_name_by_folder_and_from_above(prepared: dict[str, str]) -> None:
+    folder = Path(prepared["tfrecord"])
+    by_name = sources.open_data("tiny:2.1.0", data_dir=folder.parents[1], train_split="train")
+    for data in (by_name, *(sources.open_data(each, train_split="train") for each in (folder, folder.parent))):
+        assert (data.name, data.class_names, data.evaluation) == ("tiny/2.1.0", ("even", "odd"), None)
+        assert data.train and data.train.count == COUNT
+
+
+def test_of_a_prepared_set_with_one_part_a_tenth_is_held_out_aloud(prepared: dict[str, str]) -> None:
+    with pytest.warns(UserWarning, match="last tenth"):
+        data = sources.open_data(prepared["tfrecord"])
+    assert data.train and data.evaluation
+    assert (data.train.count, data.evaluation.count) == (33, 4)
+    images = [{e["image"].numpy() for e in each.once()} for each in (data.train, data.evaluation)]
+    assert not images[0] & images[1]
+
+
+def test_several_classes_an_image_are_rows_of_ones_and_zeros(tmp_path: Path) -> None:
+    feature = tfds.features.Sequence(tfds.features.ClassLabel(num_classes=3))
+    labels = [[number % 3] * (number % 2) + [2] * (number % 4 == 1) for number in range(COUNT)]
+    folder = prepare(tmp_path, feature=feature, labels=labels, parts=("validation",), supervised=("image", "label"))
+    data = sources.open_data(folder)
+    assert data.multi_label and data.train is None and data.evaluation
+    for example in data.evaluation.once():
+        colour = int(tf.io.decode_png(example["image"])[0, 0, 0])
+        np.testing.assert_array_equal(example["label"], [float(each in labels[colour]) for each in range(3)])
+        assert example["label"].dtype == tf.float32
+
+
+def test_a_record_without_a_class_is_named(tmp_path: Path) -> None:
+    folder = prepare(tmp_path, labels=[-1] * COUNT)
+    data = sources.open_data(folder, train_split="train")
+    assert data.train
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"label outside 0\.\.1: -1 in example 0 of tiny train"):
+        list(data.train.once())
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"feature": tfds.features.Scalar(np.int64)}, {}, "not for classification"),
+        ({}, {"train_split": "trian"}, "no split 'trian'. Received splits: train"),
+        ({}, {"eval_split": "validation"}, "no split 'validation'"),
+    ],
+)
+def test_what_a_prepared_set_cannot_give_is_said(
+    tmp_path: Path, changes: dict[str, Any], options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        sources.open_data(prepare(tmp_path, **changes), **options)
+
+
+def test_a_damaged_record_can_be_found(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(encoded(kind="PNG")[:-40])
+    images = [os.fspath(broken) if number == 7 else image for number, image in enumerate(Tiny.images)]
+    data = sources.open_data(prepare(tmp_path / "set", images=images), train_split="train")
+    assert data.train
+    stream = pairs(data.train.examples(Order(batch=1)), COUNT)
+    # The number is tensorflow-datasets' own: it shuffles the examples when it writes them.
+    (number,) = (int(example["index"]) for example in data.train.once() if not decodes(example["image"]))
+    place = [index for _, index in stream].index(number)
+    assert data.train.first_bad(Order(batch=1), batches=place) is None
+    assert data.train.first_bad(Order(batch=1), batches=place + 1) == f"example {number} of tiny train"
+
+
+def test_without_tensorflow_datasets_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with pytest.raises(ImportError, match=r"pip install keras-vit\[train\]"):
+        sources.open_data("digits")
+
+
+def fill(folder: Path, **classes: int) -> Path:
+    """Writes photos, as many a class as told."""
+    for name, count in classes.items():
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            (folder / name / f"{number:04}.jpg").write_bytes(encoded(number % 2))
+    return folder
+
+
+def files(split: Split | None) -> list[str]:
+    """The names of a split's images, "class/file", in order."""
+    assert isinstance(split, RandomAccess)
+    return ["/".join(split.name_of(number).split("/")[-2:]) for number in range(split.count)]
+
+
+@pytest.mark.parametrize("held_out", ["val", "validation", "test"])
+def test_a_folder_with_parts_is_read_by_class_in_order_of_names(tmp_path: Path, held_out: str) -> None:
+    fill(tmp_path / "train", zebra=2, ant=3)
+    fill(tmp_path / held_out, zebra=1)
+    for other in ("notes.txt", ".hidden.jpg", "UPPER.JPG", "grey.PnG", "last.jpeg"):
+        kind = "PNG" if other.endswith("PnG") else "JPEG"
+        (tmp_path / "train" / "zebra" / other).write_bytes(encoded(kind=kind))
+    (tmp_path / "train" / ".cache").mkdir()
+    data = sources.open_data(tmp_path)
+    assert data.class_names == ("ant", "zebra")
+    zebras = ["0000.jpg", "0001.jpg", "UPPER.JPG", "grey.PnG", "last.jpeg"]
+    assert files(data.train) == [f"ant/000{i}.jpg" for i in range(3)] + [f"zebra/{name}" for name in zebras]
+    assert files(data.evaluation) == ["zebra/0000.jpg"]
+    assert data.train and data.evaluation
+    assert [int(each["label"]) for each in data.train.once()] == [0] * 3 + [1] * 5
+    (example,) = data.evaluation.once()
+    assert example["image"] == encoded() and int(example["label"]) == 1
+
+
+def test_without_parts_a_tenth_is_held_out_and_stays_so_when_files_are_added(tmp_path: Path) -> None:
+    fill(tmp_path, cat=300, dog=300)
+    with pytest.warns(UserWarning, match="are held out, chosen by their names"):
+        before = sources.open_data(tmp_path)
+    fill(tmp_path, bird=200)
+    with pytest.warns(UserWarning, match="held out"):
+        after = sources.open_data(tmp_path)
+    old, new = set(files(before.evaluation)), set(files(after.evaluation))
+    assert old == {name for name in new if not name.startswith("bird")}
+    assert not new & set(files(after.train))
+    assert len(new) + len(files(after.train)) == 800
+    assert abs(len(new) - 80) < 34  # four standard deviations of a binomial, sqrt(800 * .1 * .9) = 8.5
+
+
+def test_too_few_images_are_all_trained_on(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="too few images"):
+        data = sources.open_data(fill(tmp_path, cat=1))
+    assert data.train and data.train.count == 1 and data.evaluation is None
+
+
+def test_folders_are_read_through_tensorflows_file_systems() -> None:
+    for part, name in itertools.product(("train", "val"), ("a", "b")):
+        tf.io.gfile.makedirs(f"ram://photos/{part}/{name}")
+        with tf.io.gfile.GFile(f"ram://photos/{part}/{name}/0.jpg", "wb") as file:
+            file.write(encoded())
+    data = sources.open_data("ram://photos")
+    assert data.train and data.train.count == 2 and not data.train.bad
+    assert [int(each["label"]) for each in data.train.once()] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda folder: folder.mkdir(exist_ok=True), FileNotFoundError, "holds no folders.*folder/class/image.jpg"),
+        (lambda folder: (folder / "1.jpg").write_bytes(encoded()), FileNotFoundError, "1 images, but no folders"),
+        (lambda folder: fill(folder, cat=2, dog=0), FileNotFoundError, "No images are in .*dog"),
+        (
+            lambda folder: (fill(folder / "train", cat=1), fill(folder / "val", cat=1, cow=1)),
+            ValueError,
+            "classes that the part to train on lacks: cow",
+        ),
+        (lambda folder: (folder / "train").mkdir(), FileNotFoundError, "No images are in .*train"),
+    ],
+)
+def test_folders_that_are_not_right_are_said_to_be(tmp_path: Path, make: Any, error: Any, message: str) -> None:
+    make(tmp_path)
+    with pytest.raises(error, match=message):
+        sources.open_data(tmp_path)
+
+
+def test_a_part_that_is_not_there_is_named(tmp_path: Path) -> None:
+    fill(tmp_path / "train", cat=1)
+    with pytest.raises(ValueError, match="has no part 'holdout'. Received folders: train"):
+        sources.open_data(tmp_path, eval_split="holdout")
+
+
+@pytest.mark.parametrize("name", ["nowhere/at/all", "./nowhere", "~/nowhere", "gs-bucket", ""])
+def test_what_is_neither_a_folder_nor_a_name_is_refused(name: str) -> None:
+    with pytest.raises((FileNotFoundError, TypeError, ValueError), match="folder"):
+        sources.open_data(name)
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, cat=1)
+
+    def forbidden(path: str) -> list[str]:  # as for other users than root, whom no permission stops
+        raise tf.errors.PermissionDeniedError(None, None, f"{path}; Permission denied")
+
+    monkeypatch.setattr(tf.io.gfile, "listdir", forbidden)
+    with pytest.raises(PermissionError, match=f"{tmp_path} may not be read"):
+        sources.open_data(tmp_path)
+
+
+@pytest.fixture
+def thousand(tmp_path: Path) -> Path:
+    """1,000 photos to train on, number 500 of them cut short; and a broken one held out."""
+    folder = tmp_path / "photos"
+    fill(folder / "train", cat=500, dog=500)
+    fill(folder / "val", dog=3)
+    for name in ("train/dog/0000.jpg", "val/dog/0001.jpg"):
+        (folder / name).write_bytes(encoded()[:-100])
+    return folder
+
+
+def test_a_damaged_file_is_left_out_and_the_next_stands_in_for_it(thousand: Path) -> None:
+    train = sources.open_data(thousand).train
+    assert train
+    with pytest.warns(UserWarning, match=r"dog/0000.jpg. 1 of 1,000 are left out"):
+        assert train.bad == (f"{thousand}/train/dog/0000.jpg",)
+    order = {"batch": 10, "seed": 4}
+    whole = list(train.examples(Order(**order)).take(1000))
+    read = [int(each["index"]) for each in whole]
+    expected = indices(Order(**order), 1000, 1000)
+    np.testing.assert_array_equal(read, np.where(expected == 500, 501, expected))
+    assert all(decodes(each["image"]) for each in whole)
+    again = sources.open_data(thousand).train  # as after a restart
+    assert again
+    with pytest.warns(UserWarning, match="left out"):
+        rest = pairs(again.examples(Order(start=30, **order)), 700)
+    assert rest == pairs(whole)[300:]
+
+
+def test_what_is_held_out_is_counted_without_the_damaged(thousand: Path) -> None:
+    evaluation = sources.open_data(thousand).evaluation
+    assert evaluation
+    with pytest.warns(UserWarning, match="1 of 3"):
+        assert (evaluation.count, evaluation.good) == (3, 2)
+    assert [index for _, index in pairs(evaluation.once())] == [0, 2]
+
+
+def test_a_damaged_file_is_fatal_if_asked(thousand: Path) -> None:
+    train = sources.open_data(thousand, on_bad_image="fail").train
+    assert train
+    with pytest.raises(ValueError, match=r"cannot be decoded: dog/0000\.jpg"):
+        train.examples(Order(batch=8))
+
+
+def test_a_folder_of_nothing_but_damage_is_an_error(tmp_path: Path) -> None:
+    fill(tmp_path / "train", cat=1)
+    (tmp_path / "train" / "cat" / "0000.jpg").write_bytes(b"")
+    data = sources.open_data(tmp_path, train_split="train")
+    assert data.train
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match="None of the 1 images"):
+        data.train.examples(Order(batch=1))
+
+
+def test_only_new_changed_and_damaged_files_are_decoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = []
+    monkeypatch.setattr(image_check, "decodes", lambda image: decoded.append(image) or decodes(image))
+    fill(tmp_path, cat=20)
+    names = [f"cat/{number:04}.jpg" for number in range(20)]
+    (tmp_path / names[3]).write_bytes(encoded()[:50])
+    runs = []
+    for change in (names[5], None):
+        runs.append((image_check.damaged(str(tmp_path), names), len(decoded)))
+        decoded.clear()
+        if change:
+            (tmp_path / change).write_bytes(encoded(kind="PNG"))
+    assert runs == [([3], 20), ([3], 2)]
+    assert image_check.damaged(str(tmp_path), names[:3]) == [] and not decoded
+
+
+def test_a_cache_that_cannot_be_written_only_costs_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path / "photos", cat=2)
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="KERAS_VIT_CACHE"):
+        assert image_check.damaged(str(tmp_path / "photos"), ["cat/0000.jpg"]) == []
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_damage_is_found_where_decoding_at_full_size_finds_it(kind: str) -> None:
+    whole = encoded(kind=kind)
+    assert decodes(whole)
+    random = np.random.default_rng(0)
+    for length in random.integers(1, len(whole), 40):
+        try:
+            readable = bool(tf.size(tf.io.decode_jpeg(whole[:length], channels=3)))
+        except tf.errors.InvalidArgumentError:
+            readable = False
+        assert decodes(whole[:length]) == readable, length
+
+
+@pytest.mark.parametrize("kind", ["BMP", "WEBP"])
+def test_what_is_neither_jpeg_nor_png_counts_as_damaged(kind: str) -> None:
+    assert not decodes(encoded(kind=kind))
+
+
+IMAGES = np.zeros((4, 6, 5, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"train": (IMAGES, [0, 1, 2, 1]), "num_classes": 2}, r"train label 2 of example 2 is outside 0\.\.1"),
+        ({"train": (IMAGES, [0, -1, 0, 1])}, r"label -1 of example 1 is outside"),
+        ({"train": (IMAGES, [0, 1, 0, 1]), "evaluation": (IMAGES, [0, 1, 5, 0])}, "evaluation label 5"),
+        ({"train": (IMAGES, [0, 1, 0])}, "4 images and 3 labels"),
+        ({"train": (IMAGES.astype(np.float32), [0, 1, 0, 1])}, "Received: float32"),
+        ({"train": (IMAGES[0], [0, 1, 0, 1])}, r"Received: uint8 \(6, 5, 3\)"),
+        ({"train": (IMAGES, [0.5, 1, 0, 1])}, "Received: float64"),
+        ({"train": (IMAGES[:0], [])}, r"Received: uint8 \(0, 6, 5, 3\)"),
+        ({"train": IMAGES}, r"Expected train to be \(images, labels\)"),
+        ({"test": (IMAGES, [0, 1, 0, 1])}, "Received keys: test"),
+        ({}, "Received keys: none"),
+        ({"train": (IMAGES, np.eye(4)), "num_classes": 5}, r"labels of 5 classes. Received: shape \(4, 4\)"),
+        ({"train": (IMAGES, np.eye(4)), "evaluation": (IMAGES, [0, 1, 2, 3])}, "labels of one kind"),
+        ({"train": (IMAGES, [0, 1, 0, 1]), "num_classes": 2, "class_names": "abc"}, "contradict"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sources.open_data(data)
+
+
+def test_arrays_may_have_several_classes_an_image() -> None:
+    data = sources.open_data({"train": (IMAGES, np.tri(4, dtype=int)), "class_names": ["a", "b", "c", "d"]})
+    assert data.multi_label and data.class_names == ("a", "b", "c", "d") and data.train
+    np.testing.assert_array_equal([each["label"] for each in data.train.once()], np.tri(4))
+
+
+@pytest.mark.parametrize(("option", "value"), [("on_bad_image", "ignore"), ("train_split", "train")])
+def test_options_that_do_not_fit_are_refused(option: str, value: str) -> None:
+    with pytest.raises(ValueError, match="Expected|Arrays"):
+        sources.open_data({"train": (IMAGES, [0, 1, 0, 1])}, **{option: value})
