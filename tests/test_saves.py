@@ -1,0 +1,603 @@
+"""Checkpoints of training: whatever happens to them or to the process, what is restored is whole."""
+
+import contextlib
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_vit.checkpoints.errors import CheckpointError
+from keras_vit.train import manifest, storage
+from keras_vit.train.saves import Saves, exclusive
+
+FACTS: dict[str, dict[str, Any]] = {
+    "recipe": {"learning_rate": 0.03, "keep": 3, "config": {"dropout_rate": 0.1}},
+    "model": {"size": (24, 24), "notes": "?" * 300},
+}
+INDEX, DATA = "variables.index", "variables.data-00000-of-00001"
+
+
+def variables() -> dict[str, tf.Variable]:
+    """One of each kind that training has, under names that need escaping somewhere."""
+    with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+        mirrored = tf.Variable(tf.zeros((4, 4)))
+    return {
+        "model/block_0/mlp/kernel": mirrored,
+        "mu/block_0/kernel.bf16": tf.Variable(tf.zeros((5, 3), tf.bfloat16)),
+        "ema/größe %s": tf.Variable(tf.zeros((2,), tf.float16)),
+        "iterations": tf.Variable(0, dtype=tf.int64),
+        "flag": tf.Variable(False),
+        "nothing": tf.Variable(tf.zeros((0, 3))),
+    }
+
+
+def fill(held: dict[str, tf.Variable], step: int) -> None:
+    """Values that tell steps apart in every tensor, and are no ordinary numbers in some."""
+    numbers = np.random.default_rng(step)
+    for name, variable in held.items():
+        values = numbers.normal(size=variable.shape) * 100
+        if values.size > 3:
+            values.flat[:3] = np.nan, -0.0, np.inf
+        variable.assign(tf.cast(step if name == "iterations" else values, variable.dtype))
+
+
+def bits(held: dict[str, tf.Variable]) -> dict[str, bytes]:
+    return {name: variable.numpy().tobytes() for name, variable in held.items()}
+
+
+def bits_at(step: int) -> dict[str, bytes]:
+    held = variables()
+    fill(held, step)
+    return bits(held)
+
+
+def opened(folder: Path | str, **options: Any) -> tuple[Saves, dict[str, tf.Variable]]:
+    held = variables()
+    return Saves(folder, held, **{"facts": FACTS, **options}), held
+
+
+def saved(folder: Path | str, *steps: int, **options: Any) -> tuple[Saves, dict[str, tf.Variable]]:
+    saves, held = opened(folder, **options)
+    for step in steps:
+        fill(held, step)
+        saves.save(step)
+    return saves, held
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the steps 10, 20 and 30; to be copied, not changed."""
+    folder = tmp_path_factory.mktemp("three")
+    saved(folder, 10, 20, 30)
+    return folder
+
+
+@pytest.fixture
+def run(three: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(three, tmp_path / "run"))
+
+
+def at(run: Path, step: int, file: str = "") -> Path:
+    return run / f"step-{step:08d}" / file
+
+
+@contextlib.contextmanager
+def no_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def test_everything_comes_back_bit_for_bit_in_whatever_order_it_is_named(run: Path) -> None:
+    held = dict(reversed(variables().items()))
+    assert Saves(run, held, facts=FACTS).restore() == 30
+    assert bits(held) == bits_at(30)
+
+
+def test_an_empty_folder_is_a_fresh_start(tmp_path: Path) -> None:
+    saves, held = opened(tmp_path / "new")
+    assert saves.restore() is None
+    assert saves.steps() == []
+    assert bits(held) == bits(variables())
+
+
+def test_the_newest_stay(tmp_path: Path) -> None:
+    saves, _ = saved(tmp_path, 5, 10, 15, 20, keep=2)
+    assert saves.steps() == [15, 20]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000015", "step-00000020"]
+    with pytest.raises(ValueError, match=r"keep must be 1 or more.*Received: 0"):
+        opened(tmp_path, keep=0)
+
+
+def test_the_step_just_saved_is_not_written_again_and_steps_only_grow(run: Path) -> None:
+    saves, held = opened(run)
+    saves.restore()
+    before = at(run, 30, DATA).stat()
+    fill(held, 99)
+    assert saves.save(30) == str(at(run, 30)).rstrip("/")
+    assert at(run, 30, DATA).stat() == before
+    with pytest.raises(ValueError, match=r"Steps only grow.*30.*Received: 20"):
+        saves.save(20)
+
+
+def test_checkpoints_that_nobody_asked_for_are_not_written_over(run: Path) -> None:
+    saves, _ = opened(run)
+    with pytest.raises(ValueError, match=r"holds checkpoints: call restore\(\) first"):
+        saves.save(40)
+
+
+def flip(path: Path, place: float) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(place * (len(content) - 1))] ^= 0x10
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def lengthen(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def swap(one: Path, other: Path) -> None:
+    aside = one.with_name("aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+
+
+def move_up(run: Path, *, files: tuple[str, ...]) -> None:
+    """Step 20's files in the place of step 30's."""
+    for file in files:
+        shutil.copy(at(run, 20, file), at(run, 30, file))
+
+
+# What happens to the folder, the step that is restored, and what is said of each newer one.
+DAMAGES: dict[str, tuple[Callable[[Path], object], int, list[str]]] = {
+    "data truncated": (lambda run: truncate(at(run, 30, DATA)), 20, ["DATA has .* bytes, .* were saved"]),
+    "data empty": (lambda run: at(run, 30, DATA).write_bytes(b""), 20, ["DATA has 0 bytes"]),
+    "data longer": (lambda run: lengthen(at(run, 30, DATA)), 20, ["DATA has .* bytes"]),
+    "data missing": (lambda run: at(run, 30, DATA).unlink(), 20, [r"DATA cannot be read \(NotFound\)"]),
+    "data flipped at 0": (lambda run: flip(at(run, 30, DATA), 0), 20, ["DATA is not what was saved"]),
+    "data flipped at 1/2": (lambda run: flip(at(run, 30, DATA), 0.5), 20, ["DATA is not what was saved"]),
+    "data flipped at the end": (lambda run: flip(at(run, 30, DATA), 1), 20, ["DATA is not what was saved"]),
+    "data zeroed": (
+        lambda run: at(run, 30, DATA).write_bytes(bytes(at(run, 30, DATA).stat().st_size)),
+        20,
+        ["DATA is not what was saved"],
+    ),
+    "data of two steps swapped": (
+        lambda run: swap(at(run, 30, DATA), at(run, 20, DATA)),
+        10,
+        ["DATA is not what was saved"] * 2,
+    ),
+    "index truncated": (lambda run: truncate(at(run, 30, INDEX)), 20, ["INDEX has .* bytes"]),
+    "index empty": (lambda run: at(run, 30, INDEX).write_bytes(b""), 20, ["INDEX has 0 bytes"]),
+    "index missing": (lambda run: at(run, 30, INDEX).unlink(), 20, [r"INDEX cannot be read \(NotFound\)"]),
+    "index flipped": (lambda run: flip(at(run, 30, INDEX), 0.5), 20, ["INDEX is not what was saved"]),
+    "index of another step": (lambda run: move_up(run, files=(INDEX,)), 20, ["INDEX is not what was saved"]),
+    "index and data of another step": (
+        lambda run: move_up(run, files=(INDEX, DATA)),
+        20,
+        ["(INDEX|DATA) is not what was saved"],
+    ),
+    "all files of another step": (
+        lambda run: move_up(run, files=(INDEX, DATA, manifest.FILE)),
+        20,
+        ["its files are those of step 20"],
+    ),
+    "two steps swapped": (lambda run: swap(at(run, 30), at(run, 20)), 10, ["of step 20", "of step 30"]),
+    "manifest missing": (lambda run: at(run, 30, manifest.FILE).unlink(), 20, ["manifest.json cannot be read"]),
+    "manifest empty": (lambda run: at(run, 30, manifest.FILE).write_bytes(b""), 20, ["manifest.json is not what"]),
+    "manifest no object": (lambda run: at(run, 30, manifest.FILE).write_text("[]"), 20, ["manifest.json is not what"]),
+    "manifest truncated": (lambda run: truncate(at(run, 30, manifest.FILE)), 20, ["manifest.json is not what"]),
+    "manifest binary": (lambda run: at(run, 30, manifest.FILE).write_bytes(b"\xff"), 20, ["manifest.json is not what"]),
+    "a fact edited": (
+        lambda run: at(run, 30, manifest.FILE).write_text(at(run, 30, manifest.FILE).read_text().replace(".03", ".04")),
+        20,
+        ["manifest.json is not what was saved"],
+    ),
+    "two damaged": (
+        lambda run: (truncate(at(run, 30, DATA)), flip(at(run, 20, INDEX), 0.2)),
+        10,
+        ["DATA has", "INDEX is not what was saved"],
+    ),
+    "an empty folder of a later step": (lambda run: at(run, 40).mkdir(), 30, ["manifest.json cannot be read"]),
+    "a file in the place of a folder": (
+        lambda run: (shutil.rmtree(at(run, 30)), (run / "step-00000030").write_text("?")),
+        20,
+        ["manifest.json cannot be read"],
+    ),
+    "an older one half deleted": (lambda run: at(run, 10, DATA).unlink(), 30, []),
+    "the newest unfinished": (
+        lambda run: (at(run, 30, DATA).unlink(), (run / "step-00000030.unfinished").touch()),
+        20,
+        [],
+    ),
+    "TensorFlow's state file is garbage": (lambda run: (run / "checkpoint").write_bytes(b"\xff\0{"), 30, []),
+    "TensorFlow's state file points elsewhere": (
+        lambda run: (run / "checkpoint").write_text('model_checkpoint_path: "/nowhere/step-1"\n'),
+        30,
+        [],
+    ),
+    "unrelated files": (
+        lambda run: [
+            (folder / name).write_text("?")
+            for folder in (run, at(run, 30))
+            for name in ("note.txt", "step-1", "step-00000050.zip", "variables.bak")
+        ],
+        30,
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_the_newest_whole_checkpoint_is_used_and_each_damaged_one_is_named(run: Path, name: str) -> None:
+    damage, expected, reasons = DAMAGES[name]
+    damage(run)
+    saves, held = opened(run)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert saves.restore() == expected
+    assert bits(held) == bits_at(expected)
+    messages = [str(warning.message) for warning in caught]
+    assert len(messages) == len(reasons)
+    for step, message, reason in zip(reversed(saves.steps()), messages, reasons, strict=False):
+        pattern = reason.replace("DATA", DATA).replace("INDEX", INDEX)
+        assert re.search(rf"step-{step:08d} is damaged: .*{pattern}.*from step {expected}", message)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, step, _) in DAMAGES.items() if step < 30])
+def test_training_goes_on_from_there_and_replaces_the_damaged_one(run: Path, name: str) -> None:
+    DAMAGES[name][0](run)
+    saves, held = opened(run, keep=2)
+    with warnings.catch_warnings(action="ignore"):
+        start = saves.restore()
+    assert start is not None
+    for step in range(start + 10, 41, 10):
+        fill(held, step)
+        saves.save(step)
+        with no_warnings():
+            assert max(saves.steps()) >= step
+    assert saves.steps() == [30, 40]
+    again, held = opened(run)
+    with no_warnings():
+        assert again.restore() == 40
+    assert bits(held) == bits_at(40)
+
+
+def test_damaged_ones_do_not_take_the_place_of_whole_ones(run: Path) -> None:
+    truncate(at(run, 30, DATA))
+    truncate(at(run, 20, DATA))
+    saves, _ = opened(run, keep=2)
+    with pytest.warns(UserWarning, match="from step 10, the one before"):
+        saves.restore()
+    saves.save(15)
+    assert saves.steps() == [10, 15, 20, 30]  # what lies ahead is left alone
+    saves.save(35)
+    assert saves.steps() == [15, 35]
+
+
+def test_a_flipped_bit_is_found_wherever_it_is(run: Path) -> None:
+    folder = str(at(run, 30))
+    good = manifest.verified(folder, 30)
+    for file in (INDEX, DATA, manifest.FILE):
+        path = at(run, 30, file)
+        content = path.read_bytes()
+        for place in range(0, len(content), 3):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
+            try:
+                read = manifest.verified(folder, 30)
+            except manifest.DamagedError:
+                continue
+            assert file == manifest.FILE  # where JSON has several spellings of the same
+            assert read == good
+        path.write_bytes(content)
+
+
+def test_when_all_are_damaged_nothing_starts(run: Path) -> None:
+    for step in (10, 20, 30):
+        truncate(at(run, step, DATA))
+    saves, held = opened(run)
+    with pytest.raises(CheckpointError, match="No checkpoint can be used") as error:
+        saves.restore()
+    assert all(f"step-{step:08d} is damaged: {DATA} has" in str(error.value) for step in (10, 20, 30))
+    assert bits(held) == bits(variables())
+    with pytest.raises(ValueError, match="holds checkpoints"):
+        saves.save(1)
+    assert saves.steps() == [10, 20, 30]
+
+
+def test_restoring_writes_nothing(run: Path) -> None:
+    (run / "step-00000020.unfinished").touch()
+    flip(at(run, 30, DATA), 0.5)
+    before = {path: path.stat() for path in [run, *run.rglob("*")]}
+    for path in before:
+        path.chmod(path.stat().st_mode & ~0o222)
+    try:
+        saves, held = opened(run)
+        with pytest.warns(UserWarning, match="step-00000030 is damaged"):
+            assert saves.restore() == 10
+    finally:
+        for path, stat in before.items():
+            path.chmod(stat.st_mode)
+    assert bits(held) == bits_at(10)
+    after = {path: path.stat() for path in [run, *run.rglob("*")]}
+    assert {path: stat.st_mtime_ns for path, stat in after.items()} == {
+        path: stat.st_mtime_ns for path, stat in before.items()
+    }
+
+
+def test_a_run_with_other_facts_is_refused_by_every_name(run: Path) -> None:
+    other = {
+        "recipe": {"learning_rate": 0.01, "keep": 5, "config": {}, "seed": 0},
+        "model": FACTS["model"] | {"size": (24, 32)},
+    }
+    saves, held = opened(run, facts=other, may_differ={"recipe.keep"})
+    with pytest.raises(CheckpointError, match="Use another folder, or the settings of that run") as error:
+        saves.restore()
+    assert str(error.value).splitlines()[1:-1] == [
+        "  model.size: [24, 24] then, [24, 32] now",
+        "  recipe.config: (not there) then, {} now",
+        "  recipe.config.dropout_rate: 0.1 then, (not there) now",
+        "  recipe.learning_rate: 0.03 then, 0.01 now",
+        "  recipe.seed: (not there) then, 0 now",
+    ]
+    assert bits(held) == bits(variables())
+    assert opened(run, facts=other, may_differ={"recipe", "model.size"})[0].restore() == 30
+
+
+def test_other_variables_are_refused_by_every_name(run: Path) -> None:
+    held = variables()
+    del held["flag"]
+    held |= {"more": tf.Variable(0.0), "nothing": tf.Variable(tf.ones((1, 3))), "iterations": tf.Variable(7)}
+    with pytest.raises(CheckpointError, match="Use another folder, or the model and optimizer") as error:
+        Saves(run, held, facts=FACTS).restore()
+    assert str(error.value).splitlines()[1:-1] == [
+        '  flag: ["bool", []] then, (not there) now',
+        '  iterations: ["int64", []] then, ["int32", []] now',
+        '  more: (not there) then, ["float32", []] now',
+        '  nothing: ["float32", [0, 3]] then, ["float32", [1, 3]] now',
+    ]
+    assert held["iterations"].numpy() == 7
+
+
+@contextlib.contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """A disk that is full, for this process: files cannot grow beyond `size` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [0, 100, 600, 900])  # too little for: all, index, data, manifest
+def test_a_full_disk_harms_no_earlier_checkpoint(run: Path, size: int) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert all(path.stat().st_size > size for path in run.rglob("manifest.json"))
+    saves, held = opened(run)
+    saves.restore()
+    with files_up_to(size), pytest.raises(OSError, match="Step 40 cannot be saved in .*/run, where the checkpoints"):
+        saves.save(40)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert saves.steps() == [10, 20, 30]
+    fill(held, 40)
+    saves.save(40)  # once there is room
+    assert saves.steps() == [20, 30, 40]
+
+
+class KilledError(BaseException):
+    """The process ends here."""
+
+
+def dying(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
+    """After `last` changes of files everything that changes files raises, as if the process were no more."""
+    done = 0
+
+    def counted(function: Callable[..., Any], halfway: Callable[..., Any] | None) -> Callable[..., Any]:
+        def wrapper(*arguments: Any, **options: Any) -> Any:
+            nonlocal done
+            done += 1
+            if done == last and halfway:
+                halfway(*arguments)
+            if done >= last:
+                raise KilledError
+            return function(*arguments, **options)
+
+        return wrapper
+
+    def half_removed(path: str) -> None:
+        (Path(path) / DATA).unlink(missing_ok=True)
+
+    def half_written(_: object, prefix: str) -> None:
+        Path(f"{prefix}.data-00000-of-00001").write_bytes(b"half")
+
+    for owner, name, halfway in (
+        (storage, "replace", None),
+        (storage, "settle", None),
+        (tf.io.gfile, "makedirs", None),
+        (tf.io.gfile, "remove", None),
+        (tf.io.gfile, "rmtree", half_removed),
+        (tf.train.Checkpoint, "write", half_written),
+    ):
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name), halfway))
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_death_between_any_two_changes_leaves_one_whole_state(run: Path, tmp_path: Path, damaged: bool) -> None:
+    if damaged:  # then step 30 is written over
+        truncate(at(run, 30, DATA))
+    ended = []
+    for last in range(1, 100):
+        copy = Path(shutil.copytree(run, tmp_path / str(last)))
+        saves, held = opened(copy, keep=1)
+        with warnings.catch_warnings(action="ignore"):
+            start = saves.restore()
+        assert start is not None
+        fill(held, start + 10)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            dying(monkeypatch, last)
+            try:
+                saves.save(start + 10)
+                break
+            except KilledError:
+                pass
+        again, held = opened(copy, keep=1)
+        with warnings.catch_warnings(action="ignore" if damaged else "error"):
+            step = again.restore()
+        assert step in (start, start + 10)
+        for listed in set(again.steps()) - ({30} if damaged else set()):
+            manifest.verified(str(at(copy, listed)), listed)  # none is half deleted
+        assert bits(held) == bits_at(step)
+        again.save(step + 20)
+        assert again.steps() == [step + 20]
+        assert not list(copy.glob("*.unfinished"))
+        ended.append(step)
+    assert ended == sorted(ended)  # first the old state, from some point on the new one
+    assert len(set(ended)) == 2
+
+
+def test_files_are_on_the_disk_before_anything_is_deleted(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    fsync, rmtree, remove = os.fsync, tf.io.gfile.rmtree, tf.io.gfile.remove
+
+    def noting_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        inode = os.fstat(descriptor).st_ino
+        order.extend(f"+{path.relative_to(run)}" for path in [run, *run.rglob("*")] if path.stat().st_ino == inode)
+
+    def noting(function: Callable[[str], None]) -> Callable[[str], None]:
+        def wrapper(path: str) -> None:
+            order.append(f"-{Path(path).relative_to(run)}")
+            function(path)
+
+        return wrapper
+
+    saves, _ = opened(run)
+    saves.restore()
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(tf.io.gfile, "rmtree", noting(rmtree))
+    monkeypatch.setattr(tf.io.gfile, "remove", noting(remove))
+    saves.save(40)
+    new, mark, old = "step-00000040", "step-00000040.unfinished", "step-00000010"
+    valid = order.index(f"-{mark}")
+    assert "+." in order[: order.index(f"+{new}/{DATA}")]  # the mark
+    assert {f"+{new}/{INDEX}", f"+{new}/{DATA}", f"+{new}", "+."} <= set(order[:valid])
+    assert order[valid + 1] == "+."
+    assert valid < order.index(f"-{old}") < order.index(f"-{old}.unfinished")
+
+
+def test_a_bucket_works_as_a_folder() -> None:
+    # TensorFlow's file system in memory goes the ways of gs://: no fsync, no renaming, no lock.
+    saves, _ = saved("ram://bucket/run", 10, 20, 30, 40)
+    assert saves.steps() == [20, 30, 40]
+    assert saves.save(40) == "ram://bucket/run/step-00000040"
+    with tf.io.gfile.GFile(f"ram://bucket/run/step-00000040/{DATA}", "wb") as file:
+        file.write(b"?")
+    saves, held = opened("ram://bucket/run")
+    with pytest.warns(UserWarning, match=r"ram://bucket/run/step-00000040 is damaged: .*from step 30"):
+        assert saves.restore() == 30
+    assert bits(held) == bits_at(30)
+    with exclusive("ram://bucket/run"), exclusive("ram://bucket/run"):
+        pass
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    refused = pytest.raises(BlockingIOError, match=f"Another process trains in this folder: {folder}")
+    with exclusive(folder), refused, exclusive(folder):
+        pass
+    with exclusive(folder):
+        pass
+
+
+def test_a_killed_process_holds_no_folder(tmp_path: Path) -> None:
+    code = "import filelock, sys; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); print(flush=True); input()"
+    command = [sys.executable, "-c", code, str(tmp_path / ".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout
+        holder.stdout.readline()
+        try:
+            with pytest.raises(BlockingIOError, match="Another process trains"), exclusive(tmp_path):
+                pass
+        finally:
+            holder.kill()
+    with exclusive(tmp_path):
+        pass
+
+
+# ---- kill -9 for real -------------------------------------------------------------------------------------
+
+
+def mirrored(count: int) -> dict[str, tf.Variable]:
+    with tf.distribute.MirroredStrategy([f"/cpu:{n}" for n in range(count)]).scope():
+        return {f"block_{n}/kernel": tf.Variable(tf.fill((100, 500), -1.0)) for n in range(8)}
+
+
+def endless(folder: str) -> None:
+    """Restores, checks, and saves until it is killed; on two virtual devices. Run in a process of its own."""
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    held = mirrored(2)
+    with exclusive(folder):
+        saves = Saves(folder, held, keep=2, facts={})
+        step = saves.restore() or 0
+        assert all((v.numpy() == step).all() for v in held.values()) or not step
+        print("ready", flush=True)
+        while True:
+            step += 1
+            for variable in held.values():
+                variable.assign(tf.fill(variable.shape, float(step)))
+            saves.save(step)
+
+
+def killed_often(folder: str, *milliseconds: str) -> None:
+    """Forks `endless` and kills it, again and again: TensorFlow is imported once."""
+    for delay in milliseconds:
+        read, write = os.pipe()
+        if not (child := os.fork()):
+            os.dup2(write, 1)
+            endless(folder)
+        os.close(write)
+        with os.fdopen(read) as output:
+            assert output.readline() == "ready\n", "what was restored is not whole"
+            signal.sigtimedwait([], int(delay) / 1000)
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_what_is_restored_after_kill_9_is_whole(tmp_path: Path) -> None:
+    delays = [str(random.Random(7).randrange(300)) for _ in range(4)]
+    code = "import sys, test_saves; test_saves.killed_often(*sys.argv[1:])"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path), *delays], env=environment, check=True, timeout=120)
+    held = mirrored(1)  # what two replicas saved, one restores
+    saves = Saves(tmp_path, held, facts={})
+    with no_warnings():
+        step = saves.restore()
+    assert step
+    assert all((variable.numpy() == step).all() for variable in held.values())
+
+
+def test_the_manifest_can_be_read_by_people(run: Path) -> None:
+    content = json.loads(at(run, 30, manifest.FILE).read_text())["content"]
+    assert content["step"] == 30
+    assert content["facts"]["recipe"]["learning_rate"] == 0.03
+    assert content["variables"]["mu/block_0/kernel.bf16"] == ["bfloat16", [5, 3]]
