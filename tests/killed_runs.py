@@ -1,0 +1,111 @@
+"""A small run that may be killed at any moment, and the script that kills it.
+
+python tests/killed_runs.py [TIMES] [SEED]     kill -9 at random moments, each time: does it end the same?
+python tests/killed_runs.py train FOLDER        the run itself, in a process of its own
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+TESTS = Path(__file__).parent
+STEPS = 48
+# Everything that draws random numbers or keeps state is on. XLA only makes it start later.
+FIELDS = {
+    "steps": STEPS,
+    "batch_size": 16,
+    "accumulation": 2,
+    "image_size": 16,
+    "config": {"dropout_rate": 0.1, "stochastic_depth": 0.1},
+    "ema_decay": 0.9,
+    "randaugment_layers": 2,
+    "randaugment_magnitude": 10,
+    "mixup": 0.2,
+    "xla": False,
+    "checkpoint_steps": 5,
+    "checkpoint_minutes": None,
+    "log_steps": 1,
+    "eval_steps": 20,
+}
+
+
+def train(folder: str) -> None:
+    """The run."""
+    from keras_vit import train
+    from tiny_models import tiny
+
+    train.run(train.recipe("digits", **FIELDS), model=tiny(), out=folder, progress=False)
+
+
+def started(folder: Path) -> subprocess.Popen[bytes]:
+    """The run in a process of its own."""
+    path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    environment = os.environ | {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with (folder.parent / f"{folder.name}.stderr").open("ab") as errors:
+        return subprocess.Popen([sys.executable, __file__, "train", str(folder)], env=environment, stderr=errors)
+
+
+def finished(folder: Path) -> dict[str, np.ndarray]:
+    """Starts the run, or goes on with it, to its end; what its model weighs then."""
+    process = started(folder)
+    if process.wait(timeout=600):
+        raise RuntimeError((folder.parent / f"{folder.name}.stderr").read_text(errors="replace")[-3000:])
+    return weights(folder)
+
+
+def weights(folder: Path) -> dict[str, np.ndarray]:
+    """The weights of the finished model by their paths."""
+    import keras
+
+    model = keras.saving.load_model(folder / "model.keras", compile=False)
+    return {v.path: v.numpy() for v in model.weights}
+
+
+def logged(folder: Path) -> list[str]:
+    """The lines of the log so far."""
+    log = folder / "log.jsonl"
+    return log.read_text().splitlines() if log.exists() else []
+
+
+def killed(folder: Path, line: int, delay: float) -> None:
+    """Starts the run, and kills it `delay` seconds after its log has so many lines, whatever it then does."""
+    process = started(folder)
+    while len(logged(folder)) < line and process.poll() is None:
+        time.sleep(0.01)
+    time.sleep(delay)
+    process.kill()
+    process.wait()
+
+
+def main(times: int, seed: int) -> None:
+    """Kills `times` runs, each once or more often, and compares their ends with one that was left alone."""
+    moments = random.Random(seed)
+    with tempfile.TemporaryDirectory() as temporary:
+        expected = finished(Path(temporary) / "alone")
+        for number in range(times):
+            folder = Path(temporary) / str(number)
+            line, delay = moments.randrange(STEPS), moments.uniform(0, 0.5)
+            killed(folder, line, delay)
+            reached = len(logged(folder))
+            ended = finished(folder)
+            equal = all(np.array_equal(ended[path], expected[path]) for path in expected)
+            print(
+                f"{number}: killed {delay:.2f} s after line {line}, at {reached}: {'equal' if equal else 'DIFFERENT'}"
+            )
+            if not equal:
+                sys.exit(1)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["train"]:
+        train(sys.argv[2])
+    else:
+        main(*(int(argument) for argument in [*sys.argv[1:], "20", "0"][:2]))

@@ -1,0 +1,89 @@
+"""Trains a tiny model 24 steps in each of several ways and writes the weights; test_train_parity.py compares them.
+
+    python tests/parity_runs.py one|mirrored|workers OUT.npz
+
+A process of its own: virtual devices and clusters must be set up before TensorFlow starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_vit.model import VisionTransformer
+from keras_vit.train import distribute
+from keras_vit.train.recipe_fields import Recipe
+from keras_vit.train.session import Session
+from tiny_models import tiny
+
+STEPS = 24
+IMAGES = 16  # of a step, on all replicas together
+SGD: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.05}
+ADAMW: dict[str, Any] = {"optimizer": "adamw", "learning_rate": 1e-3, "weight_decay": 0.1}
+# name: fields of the recipe. The limits of the norm are far below the norms: every step is clipped.
+RUNS: dict[str, dict[str, Any]] = {
+    "sgd, clip": SGD | {"clip_norm": 0.1, "xla": False, "remat": True},
+    "adamw, clip": ADAMW | {"clip_norm": 0.1, "xla": False},
+    "sgd, all": SGD | {"clip_norm": 0.1, "accumulation": 2, "ema_decay": 0.9, "steps_per_call": 6},
+    "adamw, all": ADAMW | {"clip_norm": 0.1, "accumulation": 2, "ema_decay": 0.9, "steps_per_call": 6},
+}
+
+
+def trained(fields: dict[str, Any], strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]:
+    """All that a checkpoint would hold after the last step."""
+    recipe = Recipe(name="parity", steps=STEPS, batch_size=IMAGES, warmup_steps=4, start="scratch", **fields)
+    session = Session(recipe, _model(), images=64, num_classes=5, class_names=None, strategy=strategy)
+    batches = iter(strategy.distribute_datasets_from_function(_batches))
+    for _ in range(STEPS // recipe.steps_per_call):
+        figures = session.train(batches, tf.constant(recipe.steps_per_call), tf.constant(0.0))
+    held = {name: v.numpy().astype(np.float32) for name, v in session.variables.items()}
+    return held | {"figures": figures.numpy()}
+
+
+def _model() -> VisionTransformer:
+    keras.utils.set_random_seed(0)
+    return VisionTransformer(tiny(image_size=16))
+
+
+def initial() -> dict[str, np.ndarray]:
+    """The weights that every way begins with."""
+    return {f"weights/{v.path}": v.numpy() for v in _model().weights}
+
+
+def _batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
+    random = np.random.default_rng(0)
+    images = random.normal(size=(STEPS * IMAGES, 16, 16, 3)).astype(np.float32)
+    labels = np.eye(5, dtype=np.float32)[random.integers(0, 5, STEPS * IMAGES)]
+    per_replica = IMAGES // context.num_replicas_in_sync
+    replicas = np.arange(STEPS * IMAGES) // per_replica % context.num_replicas_in_sync
+    local = context.num_replicas_in_sync // context.num_input_pipelines
+    mine = replicas // local == context.input_pipeline_id
+    stream = tf.data.Dataset.from_tensor_slices({"image": images[mine], "label": labels[mine]})
+    return stream.batch(per_replica, drop_remainder=True)
+
+
+def main(kind: str, out: str) -> None:
+    """Trains in every way and writes what came out."""
+    if kind == "mirrored":
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    strategy = distribute.strategy(kind)
+    arrays = {
+        json.dumps([name, variable]): value
+        for name, fields in RUNS.items()
+        for variable, value in trained(fields, strategy).items()
+    }
+    if distribute.is_chief(strategy):
+        np.savez(out, **arrays)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

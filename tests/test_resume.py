@@ -1,0 +1,90 @@
+"""A run that is killed, stopped or cut off goes on and ends as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import killed_runs
+from keras_vit import train
+from keras_vit.checkpoints.errors import CheckpointError
+from tiny_models import tiny
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "alone"
+    killed_runs.finished(folder)
+    return folder
+
+
+def assert_same_end(folder: Path, undisturbed: Path) -> None:
+    expected, found = killed_runs.weights(undisturbed), killed_runs.weights(folder)
+    assert expected.keys() == found.keys()
+    for path in expected:
+        np.testing.assert_array_equal(found[path], expected[path], err_msg=path)
+    steps = [json.loads(line)["step"] for line in killed_runs.logged(folder)]
+    assert steps == [json.loads(line)["step"] for line in killed_runs.logged(undisturbed)]
+
+
+def test_killed_at_random_moments_it_ends_the_same_bit_for_bit(tmp_path: Path, undisturbed: Path) -> None:
+    # One folder, three kills: each start goes on from what the one before left.
+    folder, moments = tmp_path / "run", random.Random(0)
+    for lines in (8, 20, 35):
+        killed_runs.killed(folder, lines, moments.uniform(0, 0.3))
+    killed_runs.finished(folder)
+    assert_same_end(folder, undisturbed)
+
+
+def test_sigterm_saves_and_ends_in_order(tmp_path: Path, undisturbed: Path) -> None:
+    folder = tmp_path / "run"
+    process = killed_runs.started(folder)
+    while len(killed_runs.logged(folder)) < 7:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=120) == 0
+    assert not (folder / "model.keras").exists()
+    last = json.loads(killed_runs.logged(folder)[-1])["step"]
+    assert (folder / "checkpoints" / f"step-{last:08d}").is_dir()
+    killed_runs.finished(folder)
+    assert_same_end(folder, undisturbed)
+
+
+def test_a_damaged_newest_checkpoint_costs_the_steps_since_the_one_before(tmp_path: Path, undisturbed: Path) -> None:
+    folder = tmp_path / "run"
+    killed_runs.killed(folder, 30, 0.0)
+    newest = max((folder / "checkpoints").glob("step-????????"))
+    data = newest / "variables.data-00000-of-00001"
+    broken = bytearray(data.read_bytes())
+    broken[len(broken) // 2] ^= 1
+    data.write_bytes(broken)
+    killed_runs.finished(folder)
+    assert_same_end(folder, undisturbed)
+    said = (folder.parent / "run.stderr").read_text()
+    assert f"{newest} is damaged" in said
+
+
+def test_another_recipe_in_the_same_folder_is_refused(undisturbed: Path) -> None:
+    other = train.recipe("digits", **killed_runs.FIELDS | {"seed": 5, "log_steps": 4})
+    with pytest.raises(CheckpointError, match=r"recipe\.seed") as caught:
+        train.run(other, model=tiny(), out=undisturbed, progress=False)
+    assert "log_steps" not in str(caught.value)
+
+
+def test_a_finished_run_is_not_trained_again(undisturbed: Path) -> None:
+    recipe = train.recipe("digits", **killed_runs.FIELDS)
+    before = killed_runs.logged(undisturbed)
+    result = train.run(recipe, model=tiny(), out=undisturbed, progress=False)
+    assert (result.steps, result.stopped) == (killed_runs.STEPS, False)
+    assert {json.loads(line)["step"] for line in killed_runs.logged(undisturbed)} == {
+        json.loads(line)["step"] for line in before
+    }
+    for v in result.model.weights:
+        np.testing.assert_array_equal(v.numpy(), killed_runs.weights(undisturbed)[v.path])

@@ -1,0 +1,93 @@
+"""One replica, two replicas and two worker processes train the same weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import parity_runs
+
+TESTS = Path(__file__).parent
+# Replicas sum in another order: 24 steps of AdamW, which divides noise by noise where a gradient is zero (the biases
+# of the keys), move that by a few times 1e-7 at a learning rate of 1e-3.
+TOLERANCE = 2e-6
+Runs = dict[str, dict[str, np.ndarray]]
+
+
+def started(kind: str, out: Path, **environment: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    return subprocess.Popen(
+        [sys.executable, str(TESTS / "parity_runs.py"), kind, str(out)],
+        env=os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""} | environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Runs]]:
+    folder = tmp_path_factory.mktemp("parity")
+    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    configs = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": i}} for i in (0, 1)]
+    processes = [started(kind, folder / f"{kind}.npz") for kind in ("one", "mirrored")]
+    processes += [started("workers", folder / "workers.npz", TF_CONFIG=json.dumps(config)) for config in configs]
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=600)
+            assert process.returncode == 0, errors[-3000:]
+    finally:
+        for process in processes:
+            process.kill()
+    yield {kind: loaded(folder / f"{kind}.npz") for kind in ("one", "mirrored", "workers")}
+
+
+def loaded(path: Path) -> Runs:
+    arrays: Runs = {}
+    with np.load(path) as file:
+        for key in file:
+            run, variable = json.loads(key)
+            arrays.setdefault(run, {})[variable] = file[key]
+    return arrays
+
+
+@pytest.mark.parametrize("name", parity_runs.RUNS)
+@pytest.mark.parametrize("kind", ["mirrored", "workers"])
+def test_two_replicas_train_what_one_does(runs: dict[str, Runs], kind: str, name: str) -> None:
+    one, two = runs["one"][name], runs[kind][name]
+    assert one.keys() == two.keys()
+    for variable in one:
+        if variable.startswith(("weights/", "average/")):
+            np.testing.assert_allclose(two[variable], one[variable], rtol=0, atol=TOLERANCE, err_msg=variable)
+    np.testing.assert_allclose(two["figures"], one["figures"], rtol=1e-4)  # loss, accuracy and norm, not shares of them
+
+
+@pytest.mark.parametrize("name", parity_runs.RUNS)
+def test_every_weight_but_the_keys_biases_was_trained(runs: dict[str, Runs], name: str) -> None:
+    # What all have in common they have not by standing still. A key's bias cancels out of the softmax.
+    start = parity_runs.initial()
+    moved = {v: np.abs(array - start[v]).max() for v, array in runs["one"][name].items() if v in start}
+    assert len(moved) == len(start)
+    assert all(distance > 1e-4 for v, distance in moved.items() if not v.endswith("key/bias")), moved
+
+
+def test_the_gradients_were_clipped(runs: dict[str, Runs]) -> None:
+    norm = runs["one"]["sgd, clip"]["figures"][2]
+    assert norm > 2 * parity_runs.RUNS["sgd, clip"]["clip_norm"]

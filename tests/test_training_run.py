@@ -1,0 +1,199 @@
+"""Whole runs: what they give back, what they leave on the disk, and how they refuse what cannot be."""
+
+from __future__ import annotations
+
+import json
+import types
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_vit import VisionTransformer, train, zoo
+from keras_vit.train.distribute import strategy
+from model_weights import values
+from tiny_models import VARIANTS, tiny
+
+# XLA takes longer to compile a step than these runs take.
+SHORT: dict[str, Any] = {"steps": 3, "batch_size": 8, "image_size": 16, "xla": False, "warmup_fraction": 0.0}
+
+
+def short(name: str = "digits", **changes: Any) -> train.Recipe:
+    return train.recipe(name, **SHORT | changes)
+
+
+def run(recipe: train.Recipe, **arguments: Any) -> train.Result:
+    return train.run(recipe, **{"model": tiny(), "progress": False} | arguments)
+
+
+def arrays(count: int = 16, classes: int = 5) -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
+    labels = np.arange(count) % classes
+    return {"train": (images, labels), "evaluation": (images, labels)}
+
+
+def test_the_digits_model_fine_tunes_at_another_resolution() -> None:
+    # The official fine-tuning: fresh zero head, SGD. Thirty steps are a start; the demo takes two hundred.
+    result = train.run(train.recipe("finetune-digits", steps=30, log_steps=10), model="digits", progress=False)
+    assert result.model.config.image_size == (48, 48)
+    assert result.metrics["accuracy"] > 0.8  # 36 of 360 by chance; a zero head begins there
+    assert [line["step"] for line in result.history] == [10, 20, 30, 30]
+    assert {"loss", "accuracy", "gradient_norm", "learning_rate", "images_per_second"} < result.history[0].keys()
+    before = zoo.load("digits", image_size=48)
+    assert not np.array_equal(before.get_layer("embedding").kernel, result.model.get_layer("embedding").kernel)
+
+
+def test_a_model_that_is_given_stays_as_it_is() -> None:
+    model = VisionTransformer(tiny())
+    before = values(model)
+    result = run(short(), model=model)
+    assert all(np.array_equal(before[path], now) for path, now in values(model).items())
+    assert result.model.config.num_classes == 10
+    assert model.config.num_classes == 5
+
+
+def test_what_a_run_leaves_in_its_folder(tmp_path: Path) -> None:
+    result = run(short(checkpoint_steps=2, log_steps=1), out=tmp_path / "run")
+    assert result.out == str(tmp_path / "run")
+    loaded = keras.saving.load_model(tmp_path / "run" / "model.keras")
+    assert isinstance(loaded, VisionTransformer)
+    for path, value in values(result.model).items():
+        np.testing.assert_array_equal(values(loaded)[path], value)
+    assert loaded.config.labels == result.model.config.labels
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert lines == result.history
+    assert [path.name for path in sorted((tmp_path / "run" / "checkpoints").glob("step-*"))] == [
+        "step-00000002",
+        "step-00000003",
+    ]
+    assert list((tmp_path / "run").glob("tensorboard/*tfevents*"))
+
+
+def test_the_same_seed_trains_the_same_weights_and_another_does_not() -> None:
+    one, again, other = (run(short(seed=seed)).model for seed in (1, 1, 2))
+    assert all(np.array_equal(values(again)[path], value) for path, value in values(one).items())
+    assert not np.array_equal(values(other)["embedding/kernel"], values(one)["embedding/kernel"])
+
+
+def test_steps_a_call_change_nothing() -> None:
+    one, three = (run(short(steps_per_call=count, log_steps=3)).model for count in (1, 3))
+    assert all(np.array_equal(values(three)[path], value) for path, value in values(one).items())
+
+
+def test_averages_are_what_comes_out() -> None:
+    # After three steps with decay d the average is d^3 w0 + (1 - d)(d^2 w1 + d w2 + w3); with d near 1 it is w0.
+    start = VisionTransformer(tiny(num_classes=10, image_size=16))
+    near, far = (run(short(ema_decay=decay), model=start).model for decay in (0.999999, 1e-6))
+    kernel = np.array(start.get_layer("embedding").kernel)
+    plain = run(short(), model=start).model.get_layer("embedding").kernel
+    np.testing.assert_allclose(near.get_layer("embedding").kernel, kernel, atol=1e-6)
+    np.testing.assert_allclose(far.get_layer("embedding").kernel, plain, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "moves"),
+    [
+        ({"linear_probe": True}, lambda path: path.startswith("head/")),
+        ({"freeze": ("block_*", "embedding/*")}, lambda path: not path.startswith(("block_", "embedding/"))),
+    ],
+    ids=["linear probe", "freeze"],
+)
+def test_only_what_is_meant_to_moves(changes: dict[str, Any], moves: Any) -> None:
+    start = VisionTransformer(tiny(num_classes=10, image_size=16))
+    before, after = values(start), values(run(short(learning_rate=0.1, **changes), model=start).model)
+    moved = {path for path in before if not np.array_equal(before[path], after[path])}
+    assert moved == {path for path in before if moves(path)}
+
+
+def test_a_pattern_that_freezes_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"freeze names no variable by \['blocks/\*'\]"):
+        run(short(freeze=("blocks/*",)))
+
+
+def test_masked_patches_then_labels() -> None:
+    pretrained = run(short("masked-patch", accumulation=1, batch_size=8, warmup_fraction=0.5)).model
+    assert pretrained.config.num_classes == 0
+    result = run(short("finetune-digits"), model=pretrained)
+    assert result.model.config.num_classes == 10
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"accumulation": 2, "ema_decay": 0.9, "remat": True, "config": {"dropout_rate": 0.1, "stochastic_depth": 0.1}},
+        {"precision": "mixed_bfloat16", "config": {"attention_dropout_rate": 0.1}, "mixup": 0.2},
+        {"optimizer": "sgd", "momentum_dtype": "bfloat16", "objective": "sigmoid", "label_smoothing": 0.1},
+    ],
+    ids=lambda changes: ",".join(changes),
+)
+def test_the_whole_step_compiles_under_xla(changes: dict[str, Any]) -> None:
+    # What a TPU needs, as far as it can be seen without one: no operation that XLA has no kernel for.
+    result = run(short(xla=True, **changes), data=arrays())
+    assert np.isfinite(result.history[0]["loss"])
+
+
+def test_a_hybrid_trains() -> None:
+    assert np.isfinite(run(short(image_size=32), model=tiny(**VARIANTS["hybrid"]), data=arrays()).metrics["loss"])
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
+    recipe = short(optimizer="sgd", learning_rate=1e30, clip_norm=None, steps=20, checkpoint_steps=1, log_steps=1)
+    with pytest.raises(train.Diverged, match=r"diverged before step \d+.*(is kept in|there is no checkpoint)"):
+        run(recipe, out=tmp_path)
+    for checkpoint in (tmp_path / "checkpoints").glob("step-*"):
+        reader = tf.train.load_checkpoint(str(checkpoint / "variables"))
+        for name in reader.get_variable_to_shape_map():
+            if "weights" in name:
+                assert np.isfinite(reader.get_tensor(name)).all(), (checkpoint, name)
+    assert not (tmp_path / "model.keras").exists()
+
+
+def test_a_batch_that_the_replicas_cannot_share_is_refused() -> None:
+    three: Any = types.SimpleNamespace(num_replicas_in_sync=3)
+    with pytest.raises(ValueError, match="batch_size must be a multiple of replicas x accumulation = 3 x 1"):
+        run(short(), strategy=three)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        ("workers", None, "needs the environment variable TF_CONFIG"),
+        ("workers", "{", "TF_CONFIG is JSON such as"),
+        ("workers", "[]", "TF_CONFIG is JSON such as"),
+        ("workers", "{}", "names a cluster and this machine's task"),
+        ("workers", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}', "none of the 1"),
+        ("tpu", None, "There is no TPU at 'local'"),
+        ("tpus", None, r"strategy is one of .* Received: 'tpus'"),
+        ("one:x", None, "strategy is one of"),
+    ],
+)
+def test_devices_that_are_not_there(
+    monkeypatch: pytest.MonkeyPatch, name: str, config: str | None, message: str
+) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.delenv("TPU_NAME", raising=False)
+    if config is not None:
+        monkeypatch.setenv("TF_CONFIG", config)
+    with pytest.raises(ValueError, match=message):
+        strategy(name)
+
+
+def test_without_anything_special_one_device_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.delenv("TPU_NAME", raising=False)
+    assert strategy("auto").num_replicas_in_sync == 1
+
+
+def test_weights_are_for_a_name() -> None:
+    with pytest.raises(ValueError, match="weights are for a model's name"):
+        run(short(), weights="sam")
+
+
+def test_a_keras_file_that_holds_another_model_is_refused(tmp_path: Path) -> None:
+    keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]).save(tmp_path / "other.keras")
+    with pytest.raises(ValueError, match="holds no VisionTransformer"):
+        run(short(), model=tmp_path / "other.keras")
