@@ -1,0 +1,150 @@
+"""The training augmentations: what they draw, and that they change nothing else."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from keras_vit import preprocess
+from keras_vit.train import augment
+
+sklearn_datasets = pytest.importorskip("sklearn.datasets")
+stats = pytest.importorskip("scipy.stats")
+PHOTO = Image.open(sorted(Path(sklearn_datasets.__file__).parent.glob("images/*.jpg"))[0]).convert("RGB")
+# Draws are seeded: a test that passes once passes always. This bounds how unlucky the seed may have been.
+UNLIKELY = 1e-4
+
+
+def encoded(image: Image.Image, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, **options)
+    return file.getvalue()
+
+
+def drawn(draw: Callable[[Any], Any], count: int) -> np.ndarray:
+    """What a function makes of the seeds 0 .. count - 1."""
+    seeds = tf.data.Dataset.range(count).map(lambda number: draw(tf.stack([np.int64(7), number])))
+    return np.array(list(seeds.batch(count).as_numpy_iterator())[0])
+
+
+# Decoding and crops
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        ("jpeg", "RGB"),
+        ("jpeg", "L"),
+        ("jpeg", "CMYK"),
+        *(("png", mode) for mode in ("RGB", "L", "P", "RGBA", "LA", "1")),
+    ],
+)
+def test_training_decodes_as_predicting_does(kind: str, mode: str, tmp_path: Path) -> None:
+    path = tmp_path / f"image.{kind}"
+    path.write_bytes(encoded(PHOTO.resize((77, 51)).convert(mode), format=kind))
+    np.testing.assert_array_equal(augment.decode(tf.constant(path.read_bytes())), preprocess.decode(path))
+
+
+@pytest.mark.parametrize("quality", [50, 90])
+@pytest.mark.parametrize("subsampling", [0, 2])
+def test_a_jpeg_decoded_in_part_is_the_part_of_a_jpeg_decoded_whole(quality: int, subsampling: int) -> None:
+    jpeg = encoded(PHOTO, format="jpeg", quality=quality, subsampling=subsampling)
+    whole = augment.decode(tf.constant(jpeg))
+    for number in range(12):
+        of_file, of_array = (
+            augment.inception_crop(image, (3, number), min_area=0.05).numpy() for image in (tf.constant(jpeg), whole)
+        )
+        assert of_file.shape == of_array.shape
+        # At the part's edge colour has no neighbours to be smoothed with: there it may differ, not within.
+        np.testing.assert_array_equal(of_file[2:-2, 2:-2], of_array[2:-2, 2:-2])
+
+
+def test_a_png_and_its_pixels_give_the_same_crop() -> None:
+    png, pixels = tf.constant(encoded(PHOTO, format="png")), tf.constant(np.asarray(PHOTO))
+    for number in range(4):
+        want = augment.inception_crop(pixels, (5, number), min_area=0.3)
+        np.testing.assert_array_equal(augment.inception_crop(png, (5, number), min_area=0.3), want)
+
+
+@pytest.mark.parametrize("min_area", [0.05, 0.5])
+def test_an_inception_crop_has_the_official_areas_and_aspects(min_area: float) -> None:
+    height, width = 300, 400
+
+    def box(seed: Any) -> Any:
+        return augment._window((height, width, 3), seed, min_area)
+
+    top, left, rows, columns = drawn(box, 2000).T
+    assert (top >= 0).all() and (left >= 0).all() and (top + rows <= height).all() and (left + columns <= width).all()
+    # Sides are whole pixels: half of one in the shortest of 58 is an error of 1 % in a ratio and 2 % in an area.
+    aspects, areas = columns / rows, rows * columns / (height * width)
+    assert aspects.min() > 0.75 * 0.98 and aspects.max() < 1.33 * 1.02
+    assert areas.min() > min_area * 0.97 and areas.max() <= 1
+    assert aspects.min() < 0.8 and aspects.max() > 1.28 and areas.min() < min_area + 0.05 and areas.max() > 0.9
+
+
+def test_every_place_is_as_likely_as_the_others() -> None:
+    image = tf.reshape(tf.range(30), (5, 6, 1))  # a 3x4 part fits at 3 x 3 places
+    corners = drawn(lambda seed: augment.place(image, tf.random.stateless_uniform((2,), seed), (3, 4))[0, 0, 0], 1800)
+    places, counts = np.unique(corners, return_counts=True)
+    assert places.tolist() == [0, 1, 2, 6, 7, 8, 12, 13, 14]
+    assert stats.chisquare(counts).pvalue > UNLIKELY
+
+
+# Flip and shift
+
+
+def test_half_of_the_images_are_mirrored() -> None:
+    image = tf.reshape(tf.range(6), (1, 3, 2))
+    flipped = drawn(lambda seed: augment.flip(image, tf.random.stateless_uniform((), seed)), 1000)
+    mirrored = (flipped == np.asarray(image)[:, ::-1]).all(axis=(1, 2, 3))
+    assert (mirrored ^ (flipped == np.asarray(image)).all(axis=(1, 2, 3))).all()
+    assert stats.binomtest(int(mirrored.sum()), 1000).pvalue > UNLIKELY
+
+
+@pytest.mark.parametrize(("share", "most"), [(0.125, (1, 2)), (0.25, (2, 4)), (0.01, (0, 0))])
+def test_a_shift_moves_by_whole_pixels_and_lets_black_in(share: float, most: tuple[int, int]) -> None:
+    image = np.arange(1, 129, dtype=np.uint8).reshape(8, 16, 1)
+    shifted = drawn(lambda seed: augment.shift(image, tf.random.stateless_uniform((2,), seed), share=share), 400)
+    padded = np.pad(image, [*((side, side) for side in most), (0, 0)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, image.shape).reshape(-1, *image.shape)
+    assert {one.tobytes() for one in shifted} == {window.tobytes() for window in windows}
+
+
+# Mixup
+
+
+@pytest.mark.parametrize("parameter", [0.2, 0.5, 0.8, 5.0])
+def test_the_share_is_the_larger_of_a_beta_and_its_rest(parameter: float) -> None:
+    shares = drawn(lambda seed: augment.mixup_share(seed, parameter=parameter), 3000)
+    assert shares.dtype == np.float32 and shares.min() >= 0.5 and shares.max() <= 1
+    beta = stats.beta(parameter, parameter)
+    # The larger of a and 1 - a lies below x when a lies in (1 - x, x), which is twice as likely as in (1/2, x).
+    assert stats.kstest(shares, lambda x: 2 * beta.cdf(x) - 1).pvalue > UNLIKELY
+    mean = beta.expect(lambda a: max(a, 1 - a))
+    assert abs(shares.mean() - mean) < 4 * shares.std() / np.sqrt(len(shares))  # one seed in 16,000 is further off
+
+
+def test_a_tiny_parameter_is_no_mixup_and_no_nan() -> None:
+    assert drawn(lambda seed: augment.mixup_share(seed, parameter=1e-4), 200).min() > 0.99
+
+
+def test_each_row_is_mixed_with_the_one_before_it() -> None:
+    rows = np.random.default_rng(0).normal(size=(5, 4, 3)).astype(np.float32)
+    mixed = augment.mixup(tf.constant(rows), tf.constant(0.75)).numpy()
+    for row in range(5):
+        # One rounding each of two products and a sum.
+        np.testing.assert_allclose(mixed[row], 0.75 * rows[row] + 0.25 * rows[row - 1], rtol=1e-6, atol=1e-6)
+
+
+def test_mixed_labels_still_sum_to_one() -> None:
+    labels = tf.one_hot([3, 1, 1, 0], 5)
+    mixed = augment.mixup(labels, augment.mixup_share((0, 1), parameter=0.5)).numpy()
+    np.testing.assert_allclose(mixed.sum(axis=1), 1, rtol=1e-6)  # the sum of two float32 that are a and 1 - a
+    assert mixed.argmax(axis=1).tolist() == [3, 1, 1, 0]  # an image keeps at least half of itself

@@ -1,0 +1,272 @@
+"""Batches for training and evaluation: the same in every run, and prepared as the model does it itself."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from keras_vit import preprocess
+from keras_vit.config import Preprocessing
+from keras_vit.train import pipeline
+from keras_vit.train.order import Order
+from keras_vit.train.split import RandomAccess, Split
+
+SIZE = (16, 24)
+OTHER = Preprocessing(
+    resize="crop",
+    interpolation="bicubic",
+    antialias=True,
+    crop_fraction=0.9,
+    mean=(0.485, 0.456, 0.406),
+    std=(0.229, 0.224, 0.225),
+)
+
+
+def recipe(**changes: Any) -> Any:
+    """The fields of a recipe that the pipeline reads; as they stand here, nothing is drawn."""
+    fields = {
+        "crop": "resize",
+        "crop_resize": None,
+        "min_area": 0.05,
+        "flip": False,
+        "shift": 0.0,
+        "randaugment_layers": 0,
+        "randaugment_magnitude": 0.0,
+        "mixup": 0.0,
+    }
+    return SimpleNamespace(**(fields | changes))
+
+
+ALL = recipe(crop="inception", flip=True, shift=0.1, randaugment_layers=2, randaugment_magnitude=12.0, mixup=0.5)
+
+
+def pictures(count: int, channels: int = 3) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 256, (30 + number, 40, channels), np.uint8) for number in range(count)]
+
+
+def encoded(image: np.ndarray, kind: str) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(image.squeeze()).save(file, kind)
+    return file.getvalue()
+
+
+def files(count: int = 10) -> Split:
+    """JPEG and PNG files in turns, grey ones among them; example i is of class i % 4."""
+    images = [*pictures(count - 2), *pictures(2, channels=1)]
+    data = [encoded(image, ("jpeg", "png")[number % 2]) for number, image in enumerate(images)]
+    return RandomAccess(
+        name="files", count=count, fetch=lambda: lambda index: {"image": tf.constant(data)[index], "label": index % 4}
+    )
+
+
+def arrays(images: np.ndarray, labels: Any) -> Split:
+    labels = np.asarray(labels)
+    return RandomAccess(
+        name="arrays",
+        count=len(images),
+        fetch=lambda: lambda index: {"image": tf.constant(images)[index], "label": tf.constant(labels)[index]},
+    )
+
+
+def training(split: Split, with_recipe: Any, take: int, channels: int = 3, **changes: Any) -> list[dict[str, Any]]:
+    how = {
+        "image_size": SIZE,
+        "num_channels": channels,
+        "preprocessing": Preprocessing(),
+        "num_classes": 4,
+        "order": Order(batch=4, seed=11),
+    }
+    stream = pipeline.training_batches(split, with_recipe, **(how | changes))
+    assert stream.element_spec["image"].shape[0] == (changes.get("order") or how["order"]).replica_batch  # static
+    return list(stream.take(take).as_numpy_iterator())
+
+
+def evaluation(split: Split, batch_size: int = 4, channels: int = 3, **changes: Any) -> list[dict[str, Any]]:
+    how = {"image_size": SIZE, "num_channels": channels, "preprocessing": Preprocessing(), "num_classes": 4}
+    return list(pipeline.evaluation_batches(split, batch_size=batch_size, **(how | changes)).as_numpy_iterator())
+
+
+def assert_equal(got: list[dict[str, Any]], want: list[dict[str, Any]]) -> None:
+    assert len(got) == len(want) > 0
+    for one, other in zip(got, want, strict=True):
+        assert one.keys() == other.keys()
+        for name in one:
+            np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+# The same in every run
+
+
+def test_batches_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    want = training(files(), ALL, 6)
+    for calls in (1, 7):
+        monkeypatch.setattr(tf.data, "AUTOTUNE", calls)
+        assert_equal(training(files(), ALL, 6), want)
+
+
+@pytest.mark.parametrize("start", [1, 4])  # 4 is in the second epoch
+def test_a_stream_that_goes_on_is_the_one_that_never_stopped(start: int) -> None:
+    want = training(files(), ALL, 6)[start:]
+    assert_equal(training(files(), ALL, 6 - start, order=Order(batch=4, seed=11, start=start)), want)
+
+
+def test_another_seed_and_another_epoch_are_drawn_anew() -> None:
+    same_order = {"batch": 2, "shuffle": False}
+    first, again, other = (
+        training(files(2), recipe(crop="inception"), 2, order=Order(seed=seed, **same_order)) for seed in (1, 1, 2)
+    )
+    assert_equal(first, again)
+    assert (first[0]["image"] != first[1]["image"]).any() and (first[0]["image"] != other[0]["image"]).any()
+    assert training(files(2), recipe(), 1, order=Order(seed=2**64 - 1, **same_order))  # the largest there is
+
+
+def test_replicas_share_out_the_batch_of_one() -> None:
+    alone = recipe(**(vars(ALL) | {"mixup": 0.0}))  # mixup is among a replica's own examples
+    (whole,) = training(files(), alone, 1)
+    parts = [
+        training(files(), alone, 1, order=Order(batch=4, seed=11, replicas=2, first_replica=replica))[0]
+        for replica in (0, 1)
+    ]
+    for name in ("image", "label"):
+        np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), whole[name])
+    both = training(files(), ALL, 4, order=Order(batch=4, seed=11, replicas=2, local_replicas=2))
+    second = training(files(), ALL, 2, order=Order(batch=4, seed=11, replicas=2, first_replica=1))
+    assert_equal(both[1::2], second)  # mixup too: the worker's second replica is the second worker's first
+
+
+# Prepared as the model does it
+
+
+@pytest.mark.parametrize("preprocessing", [Preprocessing(), OTHER], ids=["official", "other"])
+def test_without_a_crop_training_sees_what_evaluation_and_the_model_see(preprocessing: Preprocessing) -> None:
+    images = pictures(4)
+    order = Order(batch=4, shuffle=False)
+    split = arrays(np.stack([image[:30] for image in images]), range(4))
+    (seen,) = training(split, recipe(crop="none"), 1, preprocessing=preprocessing, order=order)
+    (evaluated,) = evaluation(split, preprocessing=preprocessing)
+    own = preprocess.prepare(
+        [image[:30] for image in images], image_size=SIZE, num_channels=3, preprocessing=preprocessing
+    )
+    np.testing.assert_array_equal(evaluated["image"], own)
+    np.testing.assert_array_equal(seen["image"], own)
+    assert seen["image"].dtype == np.float32 and seen["label"].dtype == np.float32
+
+
+def test_resizing_is_the_official_one_whatever_the_models() -> None:
+    split = arrays(pictures(1)[0][None], [0])
+    (seen,) = training(split, recipe(), 1, preprocessing=OTHER, order=Order(batch=1))
+    want = (tf.image.resize(pictures(1)[0], SIZE) / 255 - OTHER.mean) / OTHER.std
+    np.testing.assert_allclose(seen["image"][0], want, rtol=1e-5, atol=1e-5)  # scaled by 255 before, not after
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_files_are_evaluated_as_the_model_reads_them(channels: int, tmp_path: Any) -> None:
+    split, paths = files(4), []
+    for example in split.once():
+        paths.append(tmp_path / str(int(example["index"])))
+        paths[-1].write_bytes(example["image"].numpy())
+    want = preprocess.prepare(paths, image_size=SIZE, num_channels=channels, preprocessing=Preprocessing())
+    np.testing.assert_array_equal(evaluation(split, channels=channels)[0]["image"], want)
+
+
+@pytest.mark.parametrize("crop", ["inception", "random", "resize", "none"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_crop_takes_files_and_arrays_of_any_channels(crop: str, channels: int) -> None:
+    own = recipe(**(vars(ALL) | {"crop": crop}))
+    for split in (files(), arrays(pictures(1)[0][None], [0]), arrays(pictures(1, channels=1)[0][None], [0])):
+        (batch,) = training(split, own, 1, channels)
+        assert batch["image"].shape == (4, *SIZE, channels) and np.ptp(batch["image"]) > 0.1
+        assert batch["image"].min() >= -1 and batch["image"].max() <= 1
+
+
+def test_a_random_crop_is_a_part_of_the_larger_image() -> None:
+    image = pictures(1)[0]
+    batches = training(arrays(image[None], [0]), recipe(crop="random", crop_resize=27), 5, order=Order(batch=1))
+    larger = (tf.image.resize(image, (18, 27)).numpy() - 127.5) / 127.5
+    windows = np.lib.stride_tricks.sliding_window_view(larger, (*SIZE, 3)).reshape(-1, *SIZE, 3)
+    # To float32's rounding: the larger image was resized by the same operation.
+    places = [np.flatnonzero(np.abs(windows - batch["image"][0]).max(axis=(1, 2, 3)) < 1e-6) for batch in batches]
+    assert [len(found) for found in places] == [1] * 5 and len({int(found[0]) for found in places}) > 1
+
+
+def test_a_shift_lets_the_prepared_black_in() -> None:
+    white = arrays(np.full((1, 8, 8, 3), 255, np.uint8), [0])
+    (batch,) = training(white, recipe(shift=0.25), 1, preprocessing=OTHER, order=Order(batch=16))
+    black, light = ((np.array(value) - OTHER.mean) / OTHER.std for value in (0.0, 1.0))
+    for channel in range(3):
+        values = batch["image"][..., channel]
+        is_black, is_light = np.isclose(values, black[channel]), np.isclose(values, light[channel])
+        assert (is_black ^ is_light).all() and is_black.any() and is_light.mean() > 0.5
+
+
+def test_mixup_mixes_images_and_labels_by_the_same_share() -> None:
+    split = arrays(np.stack([np.full((8, 8, 3), value, np.uint8) for value in (0, 80, 160, 240)]), range(4))
+    order = Order(batch=4, shuffle=False)
+    shares = []
+    for batch in training(split, recipe(mixup=0.8), 4, order=order):
+        mixed, label = (batch["image"][:, 0, 0, 0] + 1) * 127.5, batch["label"]
+        np.testing.assert_allclose(label @ [0, 80, 160, 240], mixed, atol=1e-3)  # of values up to 240 in float32
+        np.testing.assert_allclose(label.sum(axis=1), 1, rtol=1e-6)
+        assert (label.argmax(axis=1) == range(4)).all() and ((label > 0).sum(axis=1) == 2).all()
+        assert (np.roll(label, (-1, -1), axis=(0, 1)) == label).all()  # one share, and the row before, for all
+        shares.append(label.max())
+    assert len(set(shares)) == 4  # each batch draws its own
+
+
+# Labels
+
+
+def test_rows_of_labels_stay_as_they_are() -> None:
+    rows = np.array([[1, 0, 1, 0], [0, 0, 0, 0]], np.float32)
+    split = arrays(np.zeros((2, 8, 8, 3), np.uint8), rows)
+    (batch,) = training(split, recipe(), 1, order=Order(batch=2, shuffle=False))
+    np.testing.assert_array_equal(batch["label"], rows)
+    np.testing.assert_array_equal(evaluation(split, batch_size=2)[0]["label"], rows)
+
+
+@pytest.mark.parametrize(("label", "message"), [(4, "not below the number of classes"), (-1, "below 0")])
+def test_a_class_that_the_model_has_not_is_an_error(label: int, message: str) -> None:
+    split = arrays(np.zeros((1, 8, 8, 3), np.uint8), [label])
+    for read in (lambda: training(split, recipe(), 1), lambda: evaluation(split)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("split", "own", "message"),
+    [
+        (arrays(np.zeros((1, 8, 8, 3), np.uint8), np.zeros((1, 5), np.float32)), recipe(), "4 classes.*rows of 5"),
+        (files(), recipe(crop="random", crop_resize=23), r"\(16, 24\).*Received: 23"),
+    ],
+    ids=["labels", "crop_resize"],
+)
+def test_what_does_not_fit_is_said_before_anything_is_read(split: Split, own: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        training(split, own, 1)
+
+
+# Evaluation
+
+
+@pytest.mark.parametrize("batch_size", [3, 5, 16])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_evaluation_counts_every_example_once_in_batches_of_one_size(batch_size: int, shards: int) -> None:
+    per_shard = [evaluation(files(), batch_size, shard=(number, shards)) for number in range(shards)]
+    assert len({len(batches) for batches in per_shard}) == 1  # workers evaluate in step
+    everything = [batch for batches in per_shard for batch in batches]
+    assert all(batch["image"].shape == (batch_size, *SIZE, 3) for batch in everything)
+    images, labels, weights = (
+        np.concatenate([batch[name] for batch in everything]) for name in ("image", "label", "weight")
+    )
+    counted = weights == 1
+    assert counted.sum() == 10 and (weights[~counted] == 0).all() and (labels[~counted] == 0).all()
+    assert {image.tobytes() for image in images[counted]} == {
+        batch["image"].tobytes() for batch in evaluation(files(), 1)
+    }

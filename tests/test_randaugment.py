@@ -1,0 +1,232 @@
+"""RandAugment's operations against the official code's results and against Pillow, and the choice among them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image, ImageEnhance, ImageOps
+
+from keras_vit.train import randaugment as module
+from keras_vit.train.randaugment import OPERATIONS, Draws, randaugment
+
+sklearn_datasets = pytest.importorskip("sklearn.datasets")
+stats = pytest.importorskip("scipy.stats")
+PHOTO = Image.open(sorted(Path(sklearn_datasets.__file__).parent.glob("images/*.jpg"))[0]).convert("RGB")
+PHOTO = PHOTO.resize((111, 96))
+UNLIKELY = 1e-4  # the draws are seeded: this bounds how unlucky the seed may have been
+SIGNS = {1: Draws(sign=0.1), -1: Draws(sign=0.9)}
+
+# CRC-32 of what big_vision's pp/autoaugment.py (commit 538b8a8) makes of `formula()` at the magnitudes 0, 5, 10, 15
+# and 20, run with the libraries of its time: TensorFlow 2.12, TensorFlow Addons 0.20, NumPy 1.23. Where a direction is
+# drawn, the second row is the negative one.
+SAME = "c59a4059"  # the image as it was
+GREY = "3877d4b0"  # 128 everywhere: it has 61 x 83 pixels, and 100 are moved or cut out
+OFFICIAL = {
+    "AutoContrast": ["11cba381 11cba381 11cba381 11cba381 11cba381"],
+    "Equalize": ["9112a4ab 9112a4ab 9112a4ab 9112a4ab 9112a4ab"],
+    "Invert": ["4d074696 4d074696 4d074696 4d074696 4d074696"],
+    "Posterize": [f"23d35d01 ba3d8f6d 33787d5f a34ecf07 {SAME}"],
+    "Solarize": ["4d074696 3eb97095 4d074696 3eb97095 4d074696"],
+    "SolarizeAdd": [f"{SAME} 59bf7196 3cb6f14a 624f94e0 63594cf4"],
+    "Contrast": [f"c242d503 {SAME} 14fa79a9 f605a588 3231fb24"],
+    "Brightness": [f"03443c66 {SAME} 6670a0ef bc7feacf 4adde236"],
+    "ShearX": [f"{SAME} ca618dbb 9c02716b 196948bb 3ec91eba", f"{SAME} 1e8f694e e9b87fb3 6a46664c 7ac1db95"],
+    "ShearY": [f"{SAME} 7bba253e b7f0b05e f6e3b33e 706bb949", f"{SAME} a8933d51 16ae5b7d 704f8766 4f5dfd9a"],
+    "TranslateX": [f"{SAME} 8f0ba293 {GREY} {GREY} {GREY}", f"{SAME} 37d65fa2 {GREY} {GREY} {GREY}"],
+    "TranslateY": [f"{SAME} 9743903c {GREY} {GREY} {GREY}", f"{SAME} a314f86c {GREY} {GREY} {GREY}"],
+    "Cutout": [f"{SAME} d874d4fe 3b101ca1 {GREY} {GREY}"],
+}
+
+
+def formula() -> np.ndarray:
+    y, x, channel = np.mgrid[:61, :83, :3]
+    return (((x * 3 + y * 2 + channel * 40) % 200 + 30) ^ (x * y // 40 % 16)).astype(np.uint8)
+
+
+def applied(name: str, image: Any, magnitude: float, draws: Draws = SIGNS[1]) -> np.ndarray:
+    return OPERATIONS[name](tf.constant(np.asarray(image)), magnitude, draws).numpy()
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_every_magnitude_is_the_official_one_to_the_bit(name: str) -> None:
+    for sign, digests in zip(SIGNS, OFFICIAL[name], strict=False):
+        got = [applied(name, formula(), magnitude, SIGNS[sign]) for magnitude in (0, 5, 10, 15, 20)]
+        assert " ".join(f"{zlib.crc32(image.tobytes()):08x}" for image in got) == digests
+
+
+# Against Pillow
+
+
+def sharpened(image: Image.Image, factor: float) -> Image.Image:
+    return ImageEnhance.Sharpness(image).enhance(factor)
+
+
+def from_grey(image: Image.Image, factor: float) -> Image.Image:
+    pixels = image.width * image.height // 256  # the official code's "mean"
+    return Image.blend(Image.new("RGB", image.size, (pixels,) * 3), image, factor)
+
+
+@pytest.mark.parametrize("magnitude", [0, 3, 10, 15, 20])
+@pytest.mark.parametrize(
+    ("name", "pillow", "start_off"),
+    [
+        ("Brightness", lambda image, factor: ImageEnhance.Brightness(image).enhance(factor), 0),
+        ("Contrast", from_grey, 0),
+        # What is blended with may be off by one: weights (2989, 5870, 1140) rounded down, and Pillow's (299, 587, 114)
+        # to the nearest; the smooth image rounded down, and Pillow's to the nearest.
+        ("Color", lambda image, factor: ImageEnhance.Color(image).enhance(factor), 1),
+        ("Sharpness", sharpened, 1),
+    ],
+)
+def test_enhancements_are_pillows(
+    name: str, pillow: Callable[[Image.Image, float], Image.Image], start_off: int, magnitude: float
+) -> None:
+    factor = magnitude / 10 * 1.8 + 0.1
+    difference = np.abs(applied(name, PHOTO, magnitude).astype(int) - np.asarray(pillow(PHOTO, factor)))
+    # One for the blend's own rounding, between a product in float32 and Pillow's; at most in one value of a hundred
+    # where nothing else differs.
+    assert difference.max() <= 1 + start_off * np.ceil(abs(1 - factor))
+    assert start_off or np.mean(difference > 0) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("name", "pillow", "magnitude", "tolerance"),
+    [
+        ("AutoContrast", ImageOps.autocontrast, 10, 1),  # its table is float64, rounded down like the float32
+        ("Equalize", ImageOps.equalize, 10, 0),
+        ("Invert", ImageOps.invert, 10, 0),
+        *(("Posterize", lambda image, bits=bits: ImageOps.posterize(image, bits), bits * 2.5, 0) for bits in (1, 3, 8)),
+        *(("Solarize", lambda image, m=m: ImageOps.solarize(image, int(m * 25.6)), m, 0) for m in (0, 3, 7.5, 9.9)),
+    ],
+)
+def test_operations_on_values_are_pillows(name: str, pillow: Any, magnitude: float, tolerance: int) -> None:
+    difference = np.abs(applied(name, PHOTO, magnitude).astype(int) - np.asarray(pillow(PHOTO)))
+    assert difference.max() <= tolerance
+
+
+@pytest.mark.parametrize("sign", SIGNS)
+@pytest.mark.parametrize("magnitude", [0.0, 3.17, 9.7, 18.3])
+@pytest.mark.parametrize("name", ["Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY"])
+def test_operations_on_places_are_pillows(name: str, magnitude: float, sign: int) -> None:
+    width, height = PHOTO.size
+    level = sign * magnitude / 10
+    angle, moved = np.radians(30 * level), sign * round(magnitude * 10)
+    sin, cos = np.sin(angle), np.cos(angle)
+    right, bottom = (width - 1) / 2, (height - 1) / 2
+    a, b, c, d, e, f = {
+        "Rotate": (cos, -sin, right - cos * right + sin * bottom, sin, cos, bottom - sin * right - cos * bottom),
+        "ShearX": (1, 0.3 * level, 0, 0, 1, 0),
+        "ShearY": (1, 0, 0, 0.3 * level, 1, 0),
+        "TranslateX": (1, 0, moved, 0, 1, 0),
+        "TranslateY": (1, 0, 0, 0, 1, moved),
+    }[name]
+    # Pillow's pixels have their centres at halves, and it rounds down.
+    halves = (a, b, c + 0.5 - (a + b) / 2, d, e, f + 0.5 - (d + e) / 2)
+    want = PHOTO.transform(
+        PHOTO.size, Image.Transform.AFFINE, halves, Image.Resampling.NEAREST, fillcolor=(module.FILL,) * 3
+    )
+    got = applied(name, PHOTO, magnitude, SIGNS[sign])
+    # Pillow reckons in 1/65536 of a pixel, which adds up to 1/600 over 111 of them: so many pixels, in two
+    # directions, may be taken from the one beside; none where whole pixels are moved.
+    assert np.mean((got != np.asarray(want)).any(axis=-1)) <= (0 if name.startswith("T") or not magnitude else 2 / 600)
+
+
+def test_color_blends_with_tensorflows_grey() -> None:
+    # Of every colour in steps of 5: in the official code's own order of roundings. At magnitude 0, a tenth of the
+    # image is left: the grey may differ by one where it comes to a whole number.
+    image = np.stack(np.meshgrid(*[np.arange(0, 256, 5)] * 3), axis=-1).reshape(52, -1, 3).astype(np.uint8)
+    grey = tf.image.rgb_to_grayscale(image).numpy().astype(np.float32)
+    want = (grey + np.float32(0.1) * (image - grey)).astype(np.uint8)
+    assert np.mean(applied("Color", image, 0) != want) < 1e-3
+
+
+def test_cutout_is_cut_off_at_the_border() -> None:
+    image = np.zeros((100, 120, 3), np.uint8)
+    got = applied("Cutout", image, 5, Draws(y=0.1, x=0.95))  # 40 by 40 around (10, 114)
+    want = image.copy()
+    want[:30, 94:] = module.FILL
+    np.testing.assert_array_equal(got, want)
+
+
+# Any image
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (3, 3), (7, 300)])
+def test_small_and_long_images_keep_their_shape(name: str, size: tuple[int, int]) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    for magnitude in (0, 20):
+        assert applied(name, image, magnitude).shape == (*size, 3)
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if name != "Color"])
+def test_a_grey_image_becomes_what_the_three_equal_channels_become(name: str) -> None:
+    grey = formula()[..., :1]
+    np.testing.assert_array_equal(applied(name, grey, 15), applied(name, np.repeat(grey, 3, axis=-1), 15)[..., :1])
+
+
+def test_a_grey_image_has_no_colour_to_change() -> None:
+    np.testing.assert_array_equal(applied("Color", formula()[..., :1], 15), formula()[..., :1])
+
+
+@pytest.mark.parametrize("name", ["AutoContrast", "Equalize"])
+def test_a_flat_image_stays_as_it_is(name: str) -> None:
+    flat = np.full((9, 9, 3), (0, 7, 255), np.uint8)
+    np.testing.assert_array_equal(applied(name, flat, 10), flat)
+
+
+# The choice
+
+
+def test_operations_and_directions_are_equally_likely(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(number: int) -> Callable[[Any, float, Draws], Any]:
+        return lambda image, magnitude, draws: tf.fill((1, 1, 1), tf.cast(2 * number + 2 * draws.sign, tf.uint8))
+
+    monkeypatch.setattr(module, "OPERATIONS", {name: told(number) for number, name in enumerate(OPERATIONS)})
+    image = tf.zeros((1, 1, 1), tf.uint8)
+    stream = tf.data.Dataset.range(3200).map(lambda i: randaugment(image, layers=1, magnitude=0, seed=(i, 0)))
+    seen = np.array(list(stream.as_numpy_iterator())).ravel()
+    assert stats.chisquare(np.bincount(seen, minlength=32)).pvalue > UNLIKELY
+
+
+def test_layers_follow_one_another_with_draws_of_their_own() -> None:
+    image, seed = tf.constant(formula()), (4, 2)
+    want, names = image, list(OPERATIONS)
+    for which, *draws in tf.random.stateless_uniform((3, 4), seed).numpy():
+        want = OPERATIONS[names[int(which * 16)]](want, 9, Draws(*draws))
+    np.testing.assert_array_equal(randaugment(image, layers=3, magnitude=9, seed=seed), want)
+
+
+def test_a_seed_decides_whatever_else_runs() -> None:
+    image = tf.constant(formula())
+
+    def outcomes(calls: int) -> np.ndarray:
+        stream = tf.data.Dataset.range(40).map(
+            lambda i: randaugment(image, layers=2, magnitude=15, seed=(i, 5)), num_parallel_calls=calls
+        )
+        return np.array(list(stream.as_numpy_iterator()))
+
+    first = outcomes(1)
+    np.testing.assert_array_equal(first, outcomes(8))
+    assert len({one.tobytes() for one in first}) > 20  # on a small image several operations leave nothing but grey
+
+
+@pytest.mark.parametrize(
+    ("image", "magnitude", "message"),
+    [
+        (np.zeros((4, 4, 3), np.float32), 10, "uint8.*Received: float32"),
+        (np.zeros((4, 4, 4), np.uint8), 10, r"3 or 1.*\(4, 4, 4\)"),
+        (np.zeros((2, 4, 4, 3), np.uint8), 10, r"\(2, 4, 4, 3\)"),
+        (np.zeros((4, 4, 3), np.uint8), -1, "0 or more. Received: -1"),
+        (np.zeros((4, 4, 3), np.uint8), float("nan"), "0 or more. Received: nan"),
+    ],
+)
+def test_what_it_cannot_do_it_says(image: np.ndarray, magnitude: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        randaugment(tf.constant(image), layers=1, magnitude=magnitude, seed=(0, 0))
