@@ -1,0 +1,118 @@
+"""What `keras_vit.train.planner` says a training step needs, against the memory that steps took on this machine's CPU.
+
+    python benchmarks/plan_check.py
+
+Every figure is the peak of a fresh process that took one whole training step. Linux only (it reads /proc).
+"""
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SCRIPT = Path(__file__).resolve()
+sys.path.insert(0, str(SCRIPT.parents[1]))  # the checkout that this file is in
+# model, what its recipe says, batch sizes
+SETTINGS: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
+    *((name, {"remat": remat}, (8, 16, 32)) for name in ("Ti/16", "S/16") for remat in (False, True)),
+    *(("Ti/16", {"remat": remat, "precision": "mixed_bfloat16"}, (8, 32)) for remat in (False, True)),
+    *(("Ti/16", {"remat": remat, "xla": True}, (8, 32)) for remat in (False, True)),
+]
+TARGET = 0.25
+
+
+def measure(name: str, batch_size: int, changes: dict[str, Any]) -> None:
+    """Takes a step of AdamW in this process, which does nothing else, and prints the peak of its memory."""
+    import tensorflow as tf
+
+    from keras_vit.config import ViTConfig
+    from keras_vit.model import VisionTransformer
+    from keras_vit.train import distribute
+    from keras_vit.train.recipe_fields import Recipe
+    from keras_vit.train.session import Session
+
+    changes = {"xla": False} | changes
+    recipe = Recipe(
+        name="check", steps=1, batch_size=batch_size, optimizer="adamw", learning_rate=1e-3, clip_norm=1.0, **changes
+    )
+    strategy = distribute.strategy("one")
+    config = ViTConfig.from_name(name)
+    session = Session(
+        recipe, VisionTransformer(config), images=batch_size, num_classes=1000, class_names=None, strategy=strategy
+    )
+    batch = {"image": tf.random.uniform((batch_size, 224, 224, 3)), "label": tf.eye(batch_size, 1000)}
+    stream = strategy.distribute_datasets_from_function(lambda _: tf.data.Dataset.from_tensors(batch).repeat())
+    session.train(iter(stream), tf.constant(1), tf.constant(0.0)).numpy()
+    status = Path("/proc/self/status").read_text()
+    print(json.dumps(int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024))
+
+
+def measured(name: str, batch_size: int, changes: dict[str, Any]) -> int:
+    """Bytes at the peak of a fresh process."""
+    given = {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
+    command = [sys.executable, SCRIPT, "--child", json.dumps([name, batch_size, changes])]
+    ended = subprocess.run(command, env=os.environ | given, capture_output=True, text=True)
+    if ended.returncode:
+        sys.exit(f"{name} at batch {batch_size} failed:\n{ended.stderr}")
+    return int(ended.stdout.splitlines()[-1])
+
+
+def planned(name: str, batch_size: int, changes: dict[str, Any]) -> int:
+    """Bytes of the plan of the same step."""
+    from keras_vit.train.planner import plan
+
+    of_the_plan = {field: value for field, value in changes.items() if field != "xla"}
+    return plan(name, batch_size=batch_size, **of_the_plan).total
+
+
+def report(rows: list[tuple[str, dict[str, Any], dict[int, int]]]) -> None:
+    """Prints where it was measured, and for each setting what more images took, beside what the plan says of them."""
+    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in ("tensorflow", "keras"))
+    print("A training step (AdamW, clipped) at 224 pixels, 1000 classes: peak resident memory against the plan, MB")
+    print(f"{datetime.date.today()}, {cpu[1] if cpu else 'CPU unknown'}, {os.cpu_count()} CPUs, ", end="")
+    print(f"Python {platform.python_version()}, {versions}\n")
+    print(f"{'':30}{'batches':>10}{'first peak':>12}{'last peak':>11}{'more':>7}{'planned':>9}{'off':>7}{'rest':>7}")
+    errors = []
+    for name, changes, peaks in rows:
+        words = (name, "remat" * changes["remat"], "XLA" * changes.get("xla", False), changes.get("precision", ""))
+        for batch in list(peaks)[1:]:
+            first = min(peaks)
+            more = peaks[batch] - peaks[first]
+            said = planned(name, batch, changes) - planned(name, first, changes)
+            errors += [] if changes.get("xla") else [abs(said / more - 1)]
+            rest = peaks[batch] - planned(name, batch, changes)
+            print(
+                f"{', '.join(filter(None, words)):30}{f'{first}, {batch}':>10}{peaks[first] / 1e6:12.0f}"
+                f"{peaks[batch] / 1e6:11.0f}{more / 1e6:7.0f}{said / 1e6:9.0f}{said / more - 1:+7.0%}{rest / 1e6:7.0f}"
+            )
+    print("\nmore: what the additional images took; planned: what the plan says they take; off: the plan's error")
+    print("rest: the last peak less its whole plan: Python, TensorFlow and its compiler, a second copy of the weights")
+    print(f"largest error without XLA: {max(errors):.0%} (target: at most {TARGET:.0%})")
+
+
+def main() -> None:
+    """Measures all settings, or as a child one of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        measure(*json.loads(options.child))
+        return
+    rows = []
+    for name, changes, batches in SETTINGS:
+        peaks = {batch: measured(name, batch, changes) for batch in batches}
+        print(f"{name} {changes}: {peaks}", file=sys.stderr)
+        rows.append((name, changes, peaks))
+    report(rows)
+
+
+if __name__ == "__main__":
+    main()

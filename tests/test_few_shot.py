@@ -1,0 +1,160 @@
+"""Few-shot linear accuracy, against scikit-learn, NumPy and the official formula."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from sklearn.linear_model import Ridge
+
+from keras_vit import digits, zoo
+from keras_vit.model import VisionTransformer
+from keras_vit.train.few_shots import BIAS, LEAST_DEVIATION, draw, few_shot, least_squares
+from tiny_models import built
+
+L2 = 2.0**10
+
+
+def problem(images: int, width: int, classes: int = 4) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Features, labels and other features, of classes that overlap."""
+    random = np.random.default_rng(0)
+    labels = np.concatenate([np.arange(classes), random.integers(0, classes, images - classes)])
+    centres = random.normal(size=(classes, width))
+    features = random.normal(size=(images, width)) * random.uniform(0.1, 9, width) + 3 + centres[labels]
+    return features, labels, random.normal(size=(20, width)) * 5 + 3
+
+
+def standardised(features: np.ndarray, like: np.ndarray) -> np.ndarray:
+    x = (features - like.mean(axis=0)) / (like.std(axis=0) + LEAST_DEVIATION)
+    return np.concatenate([x, np.full((len(x), 1), BIAS)], axis=1)
+
+
+# More images than features, as many (with the bias), fewer: the two ways of solving and their border.
+SHAPES = [(200, 16), (17, 16), (16, 16), (12, 40)]
+
+
+@pytest.mark.parametrize("l2", [1e-3, L2])
+@pytest.mark.parametrize(("images", "width"), SHAPES)
+def test_the_solution_is_that_of_scikit_learns_ridge(images: int, width: int, l2: float) -> None:
+    features, labels, others = problem(images, width)
+    found = least_squares(features, labels, num_classes=4, l2=l2)(others)
+    ridge = Ridge(alpha=l2, fit_intercept=False, solver="svd")
+    ridge.fit(standardised(features, features), 2.0 * np.eye(4)[labels] - 1)
+    # Both are float64; the smaller the ridge, the more of its digits the inverse loses (condition 1e8 of 1e16).
+    np.testing.assert_allclose(found, ridge.predict(standardised(others, features)), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("images", "width"), SHAPES)
+def test_the_solution_is_that_of_numpys_least_squares_with_the_ridge_as_rows(images: int, width: int) -> None:
+    features, labels, others = problem(images, width)
+    x = standardised(features, features)
+    rows = np.concatenate([x, np.sqrt(L2) * np.eye(width + 1)])
+    targets = np.concatenate([2.0 * np.eye(4)[labels] - 1, np.zeros((width + 1, 4))])
+    weights = np.linalg.lstsq(rows, targets)[0]
+    found = least_squares(features, labels, num_classes=4, l2=L2)
+    np.testing.assert_allclose(found.weights, weights, rtol=1e-9, atol=1e-12)  # float64 in both
+    np.testing.assert_allclose(found(others), standardised(others, features) @ weights, rtol=1e-9, atol=1e-9)
+
+
+def test_a_feature_that_never_changes_does_no_harm() -> None:
+    features, labels, others = problem(50, 8)
+    features[:, 3] = others[:, 3] = 7.0
+    found = least_squares(features, labels, num_classes=4, l2=L2)(others)
+    rest = [column for column in range(8) if column != 3]
+    expected = least_squares(features[:, rest], labels, num_classes=4, l2=L2)(others[:, rest])
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_images_are_drawn_by_seed_and_more_shots_hold_fewer() -> None:
+    labels = np.random.default_rng(0).integers(0, 3, 100)
+    one, same, other = (draw(labels, 5, num_classes=3, seed=seed) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one, same)
+    assert not np.array_equal(one, other)
+    for number, (few, many) in enumerate(zip(one, draw(labels, 20, num_classes=3, seed=0), strict=True)):
+        assert len(set(few)) == 5 and set(labels[many]) == {number}
+        np.testing.assert_array_equal(few, many[:5])
+
+
+def test_a_class_with_too_few_images_gives_all_it_has_and_says_so() -> None:
+    with pytest.warns(UserWarning, match="1 of 2 classes have fewer than 5 images, class 1 2"):
+        chosen = draw([0] * 9 + [1] * 2, 5, num_classes=2, seed=0)
+    assert [len(some) for some in chosen] == [5, 2]
+    with pytest.raises(ValueError, match=r"these have none: \[1\]"):
+        draw([0, 2], 1, num_classes=3, seed=0)
+
+
+@functools.cache
+def digits_model() -> VisionTransformer:
+    return zoo.load("digits")
+
+
+@functools.cache
+def arrays() -> dict[str, Any]:
+    """The digits as arrays, their places known; fewer of them, for the time it takes."""
+    data = digits.load()
+    return {
+        "train": (data.train_images[:400], data.train_labels[:400]),
+        "evaluation": (data.test_images[:128], data.test_labels[:128]),
+    }
+
+
+def test_few_shot_on_digits_is_the_official_formula_on_the_models_features() -> None:
+    model, data = digits_model(), arrays()
+    found = few_shot(model, data, shots=(5, 1, 5), seed=3)
+    train, test = (
+        model.features(model.preprocess(data[part][0]), ["pre_logits"])["pre_logits"].numpy().astype(np.float64)
+        for part in data
+    )
+    labels, expected_labels = data["train"][1], data["evaluation"][1]
+    random = np.random.default_rng(3)
+    chosen = [random.permutation(np.flatnonzero(labels == number)) for number in range(10)]
+    assert list(found) == [1, 5]
+    for shots in found:
+        taken = np.concatenate([some[:shots] for some in chosen])
+        x = standardised(train[taken], train[taken])
+        weights = x.T @ np.linalg.solve(x @ x.T + L2 * np.eye(len(x)), 2.0 * np.eye(10)[labels[taken]] - 1)
+        expected = np.mean((standardised(test, train[taken]) @ weights).argmax(axis=1) == expected_labels)
+        # Features differ in the last float32 digits between batch sizes: an image on the border may change sides.
+        assert found[shots] == pytest.approx(expected, abs=1.01 / len(test))
+
+
+def test_features_of_a_trained_model_go_further_than_those_of_a_random_one() -> None:
+    random = VisionTransformer(digits_model().config)
+    trained, untrained = (few_shot(model, arrays(), shots=(5,))[5] for model in (digits_model(), random))
+    # The model was trained on these classes; this tells nothing of other data.
+    assert trained > 0.95 and trained > untrained + 0.1
+
+
+def test_another_keras_model_gives_a_layer_of_its_own() -> None:
+    images = keras.Input((8, 8, 3))
+    flat = keras.layers.Flatten(name="flat")(images)
+    model = keras.Model(images, keras.layers.Dense(3)(flat))
+    assert few_shot(model, arrays(), shots=(10,), layer="flat")[10] > 0.8  # raw pixels of digits go that far
+
+
+@functools.cache
+def tiny_model() -> VisionTransformer:
+    return built()
+
+
+IMAGES = np.zeros((4, 8, 8, 3), np.uint8)
+BOTH = {part: (IMAGES, np.eye(2)[[0, 1, 0, 1]]) for part in ("train", "evaluation")}
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no shots": ({"shots": ()}, "shots are whole numbers from 1"),
+    "zero shots": ({"shots": (0, 5)}, "shots are whole numbers from 1"),
+    "no ridge": ({"l2": 0.0}, "l2 lies above 0"),
+    "unknown layer": ({"layer": "pre_logit"}, "layers are some of"),
+    "tokens": ({"layer": "block_1"}, r"gives \(batch, width\).*'block_1'"),
+    "several labels": ({"data": BOTH}, "one label an image"),
+    "nothing held out": ({"data": {"train": (IMAGES, np.arange(4))}}, "a training and a held-out part"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_done_is_said(case: str) -> None:
+    asked, said = WRONG[case]
+    with pytest.raises(ValueError, match=said):
+        few_shot(tiny_model(), **{"data": arrays(), **asked})

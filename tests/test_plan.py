@@ -1,0 +1,226 @@
+"""The plan of a training run, against models that were built and graphs that TensorFlow made."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from keras_vit.config import ViTConfig
+from keras_vit.layers import randomness
+from keras_vit.model import VisionTransformer
+from keras_vit.train.planner import PARTS, count_parameters, plan
+from test_parameter_counts import GSAM, OFFICIAL
+from tiny_models import VARIANTS, prepared, tiny
+
+
+@functools.cache
+def built(variant: str) -> VisionTransformer:
+    return VisionTransformer(tiny(**VARIANTS[variant]))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variants_parameters_are_counted_without_building_it(variant: str) -> None:
+    assert count_parameters(built(variant).config) == built(variant).count_params()
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_official_models_have_their_published_number_of_parameters(name: str) -> None:
+    at_224, headless, at_384 = OFFICIAL[name]
+    assert plan(name, batch_size=1).parameters == at_224
+    assert plan(name, batch_size=1, num_classes=0).parameters == headless
+    assert plan(name, batch_size=1, image_size=384).parameters == at_384
+
+
+@pytest.mark.parametrize("name", GSAM)
+def test_gap_models_have_their_published_number_of_parameters(name: str) -> None:
+    assert count_parameters(ViTConfig.from_name(name, classifier="gap")) == GSAM[name]
+
+
+# Multiply-adds in 1e9 of an image at 224 pixels: 1.3, 4.6 and 17.6 for Ti, S and B are DeiT's (arXiv 2012.12877), the
+# others torchvision's (its pages of vit_b_16, vit_b_32, vit_l_16 and vit_l_32); all are rounded there.
+PUBLISHED = {"Ti/16": (1.3, 0.05), "S/16": (4.6, 0.05), "B/16": (17.56, 0.005), "B/32": (4.41, 0.005)}
+PUBLISHED |= {"L/16": (61.55, 0.005), "L/32": (15.38, 0.005)}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_arithmetic_is_what_is_published_to_its_last_digit(name: str) -> None:
+    published, half_a_digit = PUBLISHED[name]
+    assert plan(name, batch_size=1).forward_flops / 2e9 == pytest.approx(published, abs=half_a_digit)
+
+
+# Matrix products and convolutions by TensorFlow's names: elementwise work is no part of a plan.
+PRODUCTS = ("MatMul", "BatchMatMulV2", "Conv2D")
+
+
+def profiled_flops(model: VisionTransformer) -> int:
+    """What TensorFlow's profiler says that the nodes of a model's graph take for one image."""
+    call = tf.function(lambda images: model(images, training=False))
+    graph = call.get_concrete_function(tf.TensorSpec(prepared(model.config, batch=1).shape)).graph
+    options = tf.compat.v1.profiler.ProfileOptionBuilder(
+        tf.compat.v1.profiler.ProfileOptionBuilder.float_operation()
+    ).with_empty_output()
+    nodes, flops = [tf.compat.v1.profiler.profile(graph, cmd="op", options=options.build())], 0
+    while nodes:
+        node = nodes.pop()
+        flops += node.float_ops if node.name in PRODUCTS else 0
+        nodes.extend(node.children)
+    return flops
+
+
+# The profiler does not know Einsum, which the scores of relative positions are.
+@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if "relative" not in variant])
+def test_arithmetic_is_what_tensorflows_profiler_counts(variant: str) -> None:
+    assert plan(built(variant).config, batch_size=1).forward_flops == profiled_flops(built(variant))
+
+
+def test_relative_positions_let_each_query_meet_every_offset() -> None:
+    plain, relative = (plan(tiny(**VARIANTS[name]), batch_size=1) for name in ("pure", "relative positions"))
+    tokens, width, layers = 17, 32, 2
+    assert relative.forward_flops - plain.forward_flops == 2 * layers * tokens * (2 * tokens) * width
+
+
+def kept_bytes(config: ViTConfig, *, dtype: str = "float32", remat: bool = False) -> float:
+    """Bytes an image of what a model's forward pass makes and its gradient reads, in TensorFlow's own graph."""
+    model = VisionTransformer(config, dtype=dtype)
+    batch = 7  # divides no other size, so that it tells activations from weights
+    sizes: list[int] = []
+
+    @tf.function
+    def step(images: tf.Tensor) -> list[tf.Tensor]:
+        graph = tf.compat.v1.get_default_graph()
+        with tf.GradientTape() as tape, randomness.scope(tf.constant([0, 1]), remat=remat):
+            loss = tf.reduce_sum(model(images, training=True))
+        forward = {operation.name for operation in graph.get_operations()}
+        gradients = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+        backward = [operation for operation in graph.get_operations() if operation.name not in forward]
+        tensors = [tensor for operation in backward if operation.type not in SHAPES for tensor in operation.inputs]
+        kept = {source.ref(): source for source in map(original, tensors) if source.op.name in forward}
+        kept.pop(images.ref(), None)  # a plan has a line of its own for them
+        sizes.extend(tensor.shape.num_elements() * tensor.dtype.size for tensor in kept.values())
+        return gradients
+
+    step.get_concrete_function(tf.TensorSpec(prepared(config, batch=batch).shape))
+    return sum(size for size in sizes if size % batch == 0) / batch
+
+
+SHAPES = ("Shape", "ShapeN", "ZerosLike", "OnesLike")  # they read no values
+ALIASES = ("Reshape", "Identity", "ExpandDims", "Squeeze")  # the same bytes under another shape
+
+
+def original(tensor: tf.Tensor) -> tf.Tensor:
+    while tensor.op.type in ALIASES:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+LARGER = {"hidden_size": 64, "mlp_dim": 192, "image_size": 48, "num_layers": 1, "num_classes": 0}
+KEPT: dict[str, dict[str, Any]] = {
+    **{name: VARIANTS[name] for name in ("pure", "stem only", "map", "layer scale", "pre-norm", "relative positions")},
+    "hybrid": VARIANTS["hybrid"] | {"hidden_size": 32, "image_size": 32},
+    "unpooled": {"classifier": "unpooled"},
+    **{activation: {"activation": activation} for activation in ("gelu_erf", "silu", "relu")},
+    "dropout": {"dropout_rate": 0.1, "attention_dropout_rate": 0.1},
+}
+BOTH = [(case, "float32") for case in KEPT] + [(case, "mixed_bfloat16") for case in ("pure", "hybrid", "dropout")]
+
+
+@pytest.mark.parametrize(("case", "dtype"), BOTH)
+def test_what_is_kept_for_the_gradient_is_what_tensorflows_graph_keeps(case: str, dtype: str) -> None:
+    config = tiny(**LARGER | KEPT[case])
+    planned = plan(config, batch_size=3, precision=dtype).activations / 3
+    # The plan leaves out what is small in a real model: a number for each token (deviations), a row for an image.
+    assert planned == pytest.approx(kept_bytes(config, dtype=dtype), rel=0.05)
+
+
+def test_a_block_that_is_computed_again_keeps_its_input_only() -> None:
+    configs = [tiny(**LARGER).replace(num_layers=layers) for layers in (1, 2)]
+    planned = [plan(config, batch_size=1, remat=True).activations for config in configs]
+    kept = [kept_bytes(config, remat=True) for config in configs]
+    assert planned[1] - planned[0] == pytest.approx(kept[1] - kept[0], rel=0.05)  # as above
+    # One block at a time has all that it would have kept.
+    assert planned[0] - kept[0] == pytest.approx(kept_bytes(configs[1]) - kept_bytes(configs[0]), rel=0.05)
+
+
+def test_memory_is_counted_by_what_training_holds() -> None:
+    count = plan("Ti/16", batch_size=32).parameters
+    lean = plan("Ti/16", batch_size=32, optimizer="sgd", momentum_dtype="bfloat16")
+    rich = plan("Ti/16", batch_size=32, optimizer="adamw", accumulation=4, ema=True, precision="mixed_bfloat16")
+    assert [lean.weights, lean.gradients, lean.optimizer, lean.ema, lean.casts] == [
+        4 * count,
+        4 * count,
+        2 * count,
+        0,
+        0,
+    ]
+    assert [rich.weights, rich.gradients, rich.optimizer] == [4 * count, 8 * count, 8 * count]
+    assert [rich.ema, rich.casts] == [4 * count, 2 * count]
+    assert rich.total == sum(getattr(rich, part) for part in PARTS)
+
+
+def test_devices_and_micro_batches_share_the_batch() -> None:
+    one, four = plan("Ti/16", batch_size=64), plan("Ti/16", batch_size=64, devices=2, accumulation=2)
+    assert (one.micro_batch, four.micro_batch) == (64, 16)
+    assert four.activations * 4 == one.activations
+    assert four.images * 2 == one.images  # a device has its whole batch, though it works on half of it
+    assert four.step_flops == one.step_flops
+
+
+def test_time_is_arithmetic_over_the_share_of_the_peak() -> None:
+    config = tiny()
+    known = plan(config, batch_size=64, devices=2, peak_tflops=100, utilization=0.5)
+    assert known.step_flops == 3 * 64 * known.forward_flops
+    assert known.step_seconds == pytest.approx(known.step_flops / (2 * 100e12 * 0.5))
+    assert known.images_per_second == pytest.approx(64 / known.step_seconds)
+    assert plan(config, batch_size=64).step_seconds is None
+
+
+def test_computing_blocks_again_costs_their_forward_pass() -> None:
+    plain, again = (plan("B/16", batch_size=2, remat=remat) for remat in (False, True))
+    # All but the patch embedding (116e6 of 17.56e9 multiply-adds) and the head is in the blocks.
+    assert again.step_flops / plain.step_flops == pytest.approx(4 / 3, rel=0.01)
+
+
+def test_a_plan_prints_and_says_what_is_an_estimate() -> None:
+    text = str(plan("L/16", image_size=384, batch_size=512, devices=8, remat=True, peak_tflops=197))
+    for part in ("ViT-L/16 at 384x384", "304,715,752", "exact", "estimate", "activations", "40% of 197 TFLOP/s"):
+        assert part in text
+    assert "not estimated" in str(plan("L/16", batch_size=8))
+    assert max(map(len, text.splitlines())) <= 100  # fits a terminal
+
+
+def test_a_plan_is_json() -> None:
+    asked = plan("R50+ViT-B/16", batch_size=8, peak_tflops=1)
+    assert json.loads(json.dumps(asked.to_dict()))["total"] == asked.total
+
+
+def test_planning_starts_neither_tensorflow_nor_keras() -> None:
+    code = "import sys; from keras_vit.train.planner import plan; plan('B/16', batch_size=8)"
+    code += "; print([name for name in ('tensorflow', 'keras', 'numpy') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"batch_size": 100, "devices": 8}, r"multiple of devices x accumulation = 8; the nearest are \[96, 104\]"),
+        ({"batch_size": 4, "devices": 8}, r"the nearest are \[8\]"),
+        ({"batch_size": 0}, "batch_size is a whole number from 1"),
+        ({"batch_size": True}, "batch_size is a whole number from 1"),
+        ({"batch_size": 8, "devices": 1.0}, "devices is a whole number from 1"),
+        ({"batch_size": 8, "optimizer": "adam"}, "optimizer is one of"),
+        ({"batch_size": 8, "precision": "float16"}, "precision is one of"),
+        ({"batch_size": 8, "momentum_dtype": "half"}, "momentum_dtype is one of"),
+        ({"batch_size": 8, "utilization": 40}, "utilization lies in"),
+        ({"batch_size": 8, "peak_tflops": 0}, "peak_tflops above 0"),
+        ({"batch_size": 8, "model": "ViT-X/16"}, "the nearest are"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        plan(**{"model": "Ti/16", **asked})
