@@ -16,7 +16,7 @@ unexport PYTHONPATH PYTHONHOME
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-demo: $(VENV)/.with-demo ## the package at work, offline: load, classify, change resolution, export, compare
+demo: $(VENV)/.with-demo ## the package at work, offline: load, classify, resize, fine-tune, export, compare
 	$(BIN)/keras-vit demo
 
 test: $(VENV)/.with-test ## the tests that need nothing but the package

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from keras_vit import digits, export, zoo
+from keras_vit import digits, export, train, zoo
 from keras_vit.config import pair
 from keras_vit.model import VisionTransformer
 
@@ -34,7 +34,7 @@ class Row:
 
 
 def run(out: Path) -> None:
-    """Loads, classifies, changes the resolution, exports both ways, and prints one table.
+    """Loads, classifies, changes the resolution, fine-tunes, exports both ways, and prints one table.
 
     Args:
         out: folder for the exported files; what an earlier run left there is replaced.
@@ -52,19 +52,24 @@ def run(out: Path) -> None:
     console.print(f"The first is a {data.test_labels[0]}; the model says {first.label} ({first.probability:.1%})")
 
     interpolated = zoo.load(NAME, image_size=larger)
+    recipe = train.recipe("finetune-digits", image_size=larger)
+    console.print(f"Fine-tuning at {larger} px, the official way (fresh zero head, SGD), {recipe.steps} steps:")
+    tuned = train.run(recipe, model=NAME, data="digits", out=out / "finetuned").model
     jobs: list[Callable[[], Row]] = [
         lambda: _keras(f"Keras, {side} px", model, data.test_images),
         lambda: _keras(f"{larger} px, interpolated", interpolated, data.test_images),
         lambda: _keras(f"{larger} px, fresh", _fresh_positions(interpolated), data.test_images),
+        lambda: _keras(f"{larger} px, fine-tuned", tuned, data.test_images),
         lambda: _file("SavedModel", export.saved_model(model, out / "1"), model, data.test_images),
         lambda: _file("TFLite, int8", export.tflite(model, out / "digits.tflite"), model, data.test_images),
     ]
     rows = [job() for job in track(jobs, description="Running", console=console)]
     console.print(_table(rows, data.test_labels))
     console.print(
-        "At another resolution, before any fine-tuning: with position embeddings interpolated and drawn afresh."
+        "At another resolution: before any fine-tuning with position embeddings interpolated and drawn afresh, "
+        "and after it."
     )
-    console.print(f"The exported files are in {out}/")
+    console.print(f"The exported files are in {out}/, the fine-tuned model and its log in {out}/finetuned/")
 
 
 def _fresh_positions(model: VisionTransformer) -> VisionTransformer:

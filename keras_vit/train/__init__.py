@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from keras_vit.train.distribute import strategy
-    from keras_vit.train.evaluate import Evaluation, evaluate
-    from keras_vit.train.few_shot import few_shot
+    from keras_vit.train.evaluation import Evaluation, evaluate
+    from keras_vit.train.few_shots import few_shot
     from keras_vit.train.loop import Diverged, Result, run
-    from keras_vit.train.plan import Plan, plan
+    from keras_vit.train.planner import Plan, plan
     from keras_vit.train.recipe_file import Recipe, recipe, recipes
 
 _HOMES = {
@@ -24,11 +24,11 @@ _HOMES = {
     "run": "loop",
     "Result": "loop",
     "Diverged": "loop",
-    "evaluate": "evaluate",
-    "Evaluation": "evaluate",
-    "few_shot": "few_shot",
-    "plan": "plan",
-    "Plan": "plan",
+    "evaluate": "evaluation",
+    "Evaluation": "evaluation",
+    "few_shot": "few_shots",
+    "plan": "planner",
+    "Plan": "planner",
 }
 
 __all__ = [

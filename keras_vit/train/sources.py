@@ -63,9 +63,9 @@ def open_data(
     """Opens a data set. No image is read yet, and nothing is downloaded.
 
     Args:
-        data: see the table above. A name that is also a folder's here is the folder, except "digits". Arrays are
-            uint8 (n, height, width, channels) with 1 or 3 channels; labels are integers (n,), or float32
-            (n, classes) of zeros and ones; the mapping may also hold "class_names" or "num_classes".
+        data: see the table above, or what this function gave. A name that is also a folder's here is the folder,
+            except "digits". Arrays are uint8 (n, height, width, channels) with 1 or 3 channels; labels are integers
+            (n,), or float32 (n, classes) of zeros and ones; the mapping may also hold "class_names" or "num_classes".
         data_dir: where tensorflow-datasets keeps what it prepared; None is its own folder (for the digits, our
             cache folder).
         train_split: the part to train on: a split such as "train[:90%]", or a folder's name.
@@ -84,6 +84,8 @@ def open_data(
     """
     if on_bad_image not in ON_BAD_IMAGE:
         raise ValueError(f"Expected on_bad_image to be one of {ON_BAD_IMAGE}. Received: {on_bad_image!r}")
+    if isinstance(data, Data):
+        return data
     if isinstance(data, Mapping):
         if train_split or eval_split:
             raise ValueError("Arrays have no splits to choose from: give those wanted as train and evaluation.")

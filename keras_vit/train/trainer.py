@@ -1,0 +1,264 @@
+"""The loop of a training run, and what happens between its steps: log, checkpoints, evaluation, the end."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_vit.config import pair
+from keras_vit.model import VisionTransformer
+from keras_vit.train import pipeline, step, storage
+from keras_vit.train.evaluation import evaluate
+from keras_vit.train.logs import Log, plot
+from keras_vit.train.progress import Progress
+from keras_vit.train.recipe_fields import Recipe
+from keras_vit.train.result import Diverged, Result
+from keras_vit.train.saves import Saves
+from keras_vit.train.session import Session
+from keras_vit.train.sources import Data, Order
+from keras_vit.train.stop import Stop
+
+# What a continued run may change: none of it reaches the weights.
+CADENCE = ("log_steps", "checkpoint_steps", "checkpoint_minutes", "keep", "eval_steps", "steps_per_call")
+
+
+class Trainer:
+    """One process' part of a run.
+
+    Args:
+        recipe: how to train.
+        source: the model to begin with.
+        data: what to train and evaluate on.
+        strategy: of tf.distribute.
+        out: folder for model, log and checkpoints, None for none.
+        chief: whether this process writes them.
+
+    Raises:
+        ValueError: without training images, or for a recipe that does not fit the model.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        source: VisionTransformer,
+        data: Data,
+        strategy: tf.distribute.Strategy,
+        out: str | None,
+        chief: bool,
+    ) -> None:
+        if data.train is None:
+            raise ValueError(f"{data.name} has no training images")
+        self.recipe, self.data, self.strategy, self.out, self.chief = recipe, data, strategy, out, chief
+        self.split = data.train
+        self.session = Session(
+            recipe,
+            source,
+            images=data.train.count,
+            num_classes=data.num_classes,
+            class_names=data.class_names,
+            strategy=strategy,
+        )
+        # What is measured and handed out: outside of the strategy, with the averages where there are any.
+        self.plain = self.session.model.rebuilt(self.session.model.config)
+        self.saves = None if out is None else self._saves(out)
+        self.log = Log(out) if out is not None and chief else None
+        self.history: list[dict[str, float]] = []
+        self.pending: list[tuple[int, Any]] = []  # figures of the device that nobody has waited for yet
+        self.trained, self.seconds = 0, 0.0
+        self.since_log = self.since_save = time.monotonic()
+
+    def result(self, stop: Stop, bar: Progress) -> Result:
+        """Trains to the end, or until somebody asks to stop."""
+        restored = self.saves.restore() if self.saves else None
+        if self.log:
+            self.log.resume(restored)
+        stopped = self._train(restored or 0, stop, bar)
+        self.session.copy_to(self.plain)
+        metrics = {} if stopped else self._finish()
+        if self.log:
+            self.log.close()
+        return Result(
+            model=self.plain,
+            recipe=self.recipe,
+            metrics=metrics,
+            history=self.history,
+            steps=int(self.session.step),
+            images_per_second=self.trained / self.seconds if self.seconds else 0.0,
+            skipped=len(self.split.bad),
+            out=self.out,
+            stopped=stopped,
+        )
+
+    def _saves(self, out: str) -> Saves:
+        facts = {
+            "recipe": self.recipe.to_dict(),
+            "model": self.session.model.config.to_dict(),
+            "data": {"name": self.data.name, "count": self.split.count, "num_classes": self.data.num_classes},
+        }
+        may_differ = [f"recipe.{name}" for name in CADENCE]
+        return Saves(
+            f"{out}/checkpoints", self.session.variables, keep=self.recipe.keep, facts=facts, may_differ=may_differ
+        )
+
+    def _train(self, done: int, stop: Stop, bar: Progress) -> bool:
+        """Takes all steps from `done` on; True where it was asked to stop before the last."""
+        total = self.session.total
+        bar.start(total, done)
+        if done >= total:
+            return False
+        batches = self._batches(done)
+        while done < total:
+            count = self._until_event(done)
+            with self._naming_bad_images(done, count):
+                figures = self.session.train(batches, tf.constant(count), tf.constant(float(stop.requested)))
+            self.pending.append((count, figures))
+            done += count
+            bar.advance(count)
+            if stop.requested or self._is_due("log_steps", done):
+                stopping = self._report(done, bar) > 0
+                if stopping and done < total:
+                    self._save(done)
+                    return True
+            self._at_events(done)
+        return False
+
+    @contextlib.contextmanager
+    def _naming_bad_images(self, done: int, count: int) -> Iterator[None]:
+        """TensorFlow says that something cannot be decoded; this says what."""
+        try:
+            yield
+        except tf.errors.InvalidArgumentError as error:
+            bad = self.split.first_bad(
+                Order(batch=self.recipe.batch_size, seed=self.recipe.seed, start=done), batches=count
+            )
+            if bad is None:
+                raise
+            raise ValueError(f"Step {done + 1}: {bad} cannot be decoded. Mend or remove it.") from error
+
+    def _batches(self, start: int) -> Iterator[Any]:
+        config, recipe, split = self.session.model.config, self.recipe, self.split
+
+        def of_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            local = context.num_replicas_in_sync // context.num_input_pipelines
+            order = Order(
+                batch=recipe.batch_size,
+                seed=recipe.seed,
+                start=start,
+                replicas=context.num_replicas_in_sync,
+                first_replica=context.input_pipeline_id * local,
+                local_replicas=local,
+            )
+            return pipeline.training_batches(
+                split,
+                recipe,
+                image_size=pair(config.image_size, "image_size"),
+                num_channels=config.num_channels,
+                preprocessing=config.preprocessing,
+                num_classes=self.data.num_classes,
+                order=order,
+            )
+
+        return iter(self.strategy.distribute_datasets_from_function(of_worker))
+
+    def _until_event(self, done: int) -> int:
+        """Steps of the next call: up to `steps_per_call`, to the next event, or to the end."""
+        events = [getattr(self.recipe, name) for name in ("log_steps", "checkpoint_steps", "eval_steps")]
+        distances = [every - done % every for every in events if every]
+        return min(self.recipe.steps_per_call, self.session.total - done, *distances)
+
+    def _is_due(self, name: str, done: int) -> bool:
+        every = getattr(self.recipe, name)
+        return done == self.session.total or bool(every and done % every == 0)
+
+    def _at_events(self, done: int) -> None:
+        if done == self.session.total:
+            return  # the end has its own evaluation and checkpoint
+        if self._is_due("eval_steps", done):
+            self.session.copy_to(self.plain)
+            self._evaluate(done)
+        minutes = self.recipe.checkpoint_minutes
+        if self._is_due("checkpoint_steps", done) or (
+            minutes and time.monotonic() - self.since_save > 60 * minutes and self._is_due("log_steps", done)
+        ):
+            self._save(done)
+
+    def _report(self, done: int, bar: Progress) -> float:
+        """Logs the mean of what was not yet looked at; returns how many have been asked to stop."""
+        counts = [count for count, _ in self.pending]
+        figures = np.average([figures.numpy() for _, figures in self.pending], axis=0, weights=counts)
+        self.pending.clear()
+        named = dict(zip(step.FIGURES, map(float, figures), strict=True))
+        stopping = named.pop("stop")
+        now = time.monotonic()
+        seconds, self.since_log = now - self.since_log, now
+        self.trained += sum(counts) * self.recipe.batch_size
+        self.seconds += seconds
+        named["learning_rate"] = float(self.session.optimizer.rate(tf.constant(done - 1, tf.int64)))
+        named["images_per_second"] = sum(counts) * self.recipe.batch_size / seconds
+        self._write(done, named)
+        bar.show(named)
+        if not np.isfinite(named["loss"] + named["gradient_norm"]):
+            raise Diverged(
+                self._told(done, f"the loss is {named['loss']}, the gradient's norm {named['gradient_norm']}")
+            )
+        return stopping
+
+    def _told(self, done: int, what: str) -> str:
+        kept = self.saves.steps() if self.saves else []
+        last = (
+            f"the checkpoint of step {kept[-1]} is kept in {self.out}" if kept else "there is no checkpoint from before"
+        )
+        return f"Training diverged before step {done}: {what}; {last}. Lower learning_rate, or set clip_norm."
+
+    def _write(self, done: int, figures: Mapping[str, float]) -> None:
+        self.history.append({"step": done, **figures})
+        if self.log:
+            self.log.write(done, **figures)
+
+    def _save(self, done: int) -> None:
+        if self.saves is None or not self.chief:
+            return
+        if not self.session.is_finite():
+            raise Diverged(self._told(done, "a weight is no finite number"))
+        if self.log:
+            self.log.flush()
+        self.saves.save(done)
+        self.since_save = time.monotonic()
+
+    def _evaluate(self, done: int) -> dict[str, float]:
+        if self.data.evaluation is None or self.recipe.objective == "masked_patch" or not self.chief:
+            return {}
+        found = evaluate(self.plain, self.data, labels="real" if self.data.multi_label else "single")
+        figures = {"accuracy": found.top1, "top5": found.top5, "loss": found.loss}
+        self._write(done, {f"evaluation_{name}": value for name, value in figures.items()})
+        return figures
+
+    def _finish(self) -> dict[str, float]:
+        """Evaluates, and writes the model and everything else that stays."""
+        done = self.session.total
+        if not self.session.is_finite():
+            raise Diverged(self._told(done, "a weight is no finite number"))
+        metrics = self._evaluate(done)
+        self._save(done)
+        if self.out is not None and self.chief:
+            save_model(self.plain, f"{self.out}/model.keras")
+            if importlib.util.find_spec("matplotlib"):  # the extra `plots`
+                plot(self.out)
+        return metrics
+
+
+def save_model(model: VisionTransformer, path: str) -> None:
+    """Writes a .keras file whole or not at all, to a local path or a bucket."""
+    with tempfile.TemporaryDirectory() as folder:
+        local = Path(folder) / "model.keras"
+        keras.saving.save_model(model, local)
+        storage.replace(path, local.read_bytes())
