@@ -177,7 +177,7 @@ def train(
         typer.echo(f"Stopped and saved after step {result.steps} in {folder}: the same command goes on from there.")
     else:
         figures = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
-        skipped = f"; {result.skipped} images that cannot be read were left out" if result.skipped else ""
+        skipped = f"; images left out because they cannot be read: {result.skipped}" if result.skipped else ""
         typer.echo(f"{folder}/model.keras after {result.steps} steps: {figures or 'nothing to evaluate on'}{skipped}")
 
 

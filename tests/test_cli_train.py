@@ -1,0 +1,130 @@
+"""`keras-vit train`, `evaluate` and `plan` on the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from keras_vit import VisionTransformer, converters
+from keras_vit.cli import app, main
+from tiny_models import tiny
+
+QUICK = ["--steps", "2", "--set", "xla=false", "--set", "batch_size=8", "--set", "accumulation=1"]
+
+
+def run(*arguments: str | Path) -> str:
+    result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def fails(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> str:
+    monkeypatch.setattr(sys, "argv", ["keras-vit", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return str(caught.value.code)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny.npz"
+    converters.save(VisionTransformer(tiny(image_size=16)), path, format="google")
+    return path
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three classes of twelve pictures, one of which is cut off in the middle."""
+    folder = tmp_path_factory.mktemp("pictures")
+    random = np.random.default_rng(0)
+    for name in ("cats", "dogs", "owls"):
+        (folder / name).mkdir()
+        for number in range(12):
+            pixels = random.integers(0, 256, (20, 24, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.jpg")
+    cut = folder / "dogs" / "5.jpg"
+    cut.write_bytes(cut.read_bytes()[:200])
+    return folder
+
+
+@pytest.mark.filterwarnings("default:.*:UserWarning")
+def test_pictures_in_folders_train_a_classifier_of_them(tmp_path: Path, checkpoint: Path, pictures: Path) -> None:
+    out = tmp_path / "run"
+    printed = run(
+        "train", "finetune", "--model", checkpoint, "--data", pictures, "--out", out, "--image-size", 16, *QUICK
+    )
+    assert f"{out}/model.keras after 2 steps: accuracy" in printed
+    assert "because they cannot be read: 1" in printed
+    ranking = run("evaluate", out / "model.keras", "--data", pictures, "--json")
+    assert json.loads(ranking)["count"] > 0
+
+
+@pytest.mark.filterwarnings("default:.*:UserWarning")
+def test_a_picture_that_cannot_be_read_may_end_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoint: Path, pictures: Path
+) -> None:
+    arguments = ["--model", checkpoint, "--data", pictures, "--out", tmp_path, "--image-size", 16, *QUICK]
+    message = fails(monkeypatch, "train", "finetune", *arguments, "--on-bad-image", "fail")
+    assert message.startswith("keras-vit: ")
+    assert "dogs/5.jpg" in message
+
+
+def test_the_same_command_again_says_the_same(tmp_path: Path, checkpoint: Path) -> None:
+    command = ["train", "finetune-digits", "--model", checkpoint, "--out", tmp_path / "run", "--json", *QUICK]
+    first, second = (json.loads(run(*command, "--image-size", 16)) for _ in range(2))
+    assert first == second
+    assert first["steps"] == 2
+
+
+def test_few_shot(checkpoint: Path) -> None:
+    printed = run("evaluate", checkpoint, "--few-shot", 1, "--few-shot", 2, "--json")
+    assert [row["shots"] for row in json.loads(printed)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "finetun", "--model", "digits"], "finetune"),
+        (["train", "missing.toml", "--model", "digits"], "no recipe file missing.toml"),
+        (["train", "finetune", "--model", "digits", "--set", "learnin_rate=1"], "learning_rate"),
+        (["train", "finetune", "--model", "digits", "--set", "steps"], "--set is FIELD=VALUE"),
+        (["train", "finetune", "--model", "digits", "--strategy", "tpus"], "strategy is one of"),
+        (["train", "finetune", "--model", "digits", "--data", "oxford_iiit_pet"], "oxford_iiit_pet"),
+        (["train", "augreg", "--model", "digits", "--variant", "lite1"], "light1"),
+        (["train", "finetune", "--model", "missing.npz"], "missing.npz"),
+        (["evaluate", "digits", "--data", "nowhere/at/all"], "nowhere/at/all"),
+        (["plan", "ViT-Q/16", "--batch", "8"], "ViT-Q/16"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = fails(monkeypatch, *arguments)
+    assert said.startswith("keras-vit: ")
+    assert message in said
+
+
+def test_an_unprepared_data_set_is_refused_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = fails(monkeypatch, "train", "finetune", "--model", "digits", "--data", "cifar10", "--data-dir", tmp_path)
+    assert "cifar10" in message
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_plan_needs_no_tensorflow() -> None:
+    code = "import sys; from keras_vit.cli import app; app(['plan', 'B/16', '--batch', '8'], standalone_mode=False); "
+    code += "sys.exit('tensorflow' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "86,567,656" in done.stdout  # parameters of ViT-B/16 with 1,000 classes: timm, torchvision
