@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit import layers
+from keras_vit import keras_file, layers
 from keras_vit.checkpoints import assign, config_json, prefix_rows, record
 from keras_vit.checkpoints.containers import open_container, write_npz, write_safetensors
 from keras_vit.checkpoints.errors import CheckpointError
@@ -58,7 +58,7 @@ def load(
     """Opens a checkpoint as a model. The architecture is read from its tensors and a config.json beside them.
 
     Args:
-        path: of the file, or of a folder with the weights and a config.json.
+        path: of the file, of a folder with the weights and a config.json, or of a model saved as .keras.
         config: facts about the *file* that it cannot tell itself: `num_heads` where the format folds the heads
             (timm and Hugging Face without config.json), `classifier` "unpooled" or "token_unpooled", the `image_size`
             it was trained at where its grid is not square, `representation_size` None to leave the file's pre_logits
@@ -77,7 +77,11 @@ def load(
         FileNotFoundError: where there is no file.
         ValueError: where an argument is wrong.
     """
-    wanted = {"image_size": image_size, "num_classes": num_classes}
+    wanted: dict[str, Any] = {"image_size": image_size, "num_classes": num_classes}
+    if Path(path).suffix == keras_file.SUFFIX:
+        if config is not None or format is not None:
+            raise ValueError(f"A .keras file says all of itself. Received: config={config!r}, format={format!r}")
+        return keras_file.load(Path(path), dtype=dtype, **wanted)
     changes = {name: value for name, value in wanted.items() if value is not None}
     with opened(path, facts=_facts(config), format=format, wanted_size=image_size) as checkpoint:
         return build(checkpoint, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)

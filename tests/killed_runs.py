@@ -63,9 +63,9 @@ def finished(folder: Path) -> dict[str, np.ndarray]:
 
 def weights(folder: Path) -> dict[str, np.ndarray]:
     """The weights of the finished model by their paths."""
-    import keras
+    from keras_vit import converters
 
-    model = keras.saving.load_model(folder / "model.keras", compile=False)
+    model = converters.load(folder / "model.keras")
     return {v.path: v.numpy() for v in model.weights}
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from keras_vit import Preprocessing, converters
+from keras_vit.checkpoints.errors import CheckpointError
 from model_weights import assert_same_bits, values
 from tiny_models import built, tiny
 
@@ -125,3 +126,35 @@ def test_a_string_names_one_feature_and_top_is_a_count() -> None:
     assert list(model.features(images, layers="block_0")) == ["block_0"]
     with pytest.raises(ValueError, match="Received: 0"):
         model.decode_predictions(model(images), top=0)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "grid", "classes"),
+    [
+        ({}, (4, 4), 5),
+        ({"image_size": 48}, (6, 6), 5),
+        ({"num_classes": 3}, (4, 4), 3),
+        ({"num_classes": 0}, (4, 4), 0),
+    ],
+    ids=str,
+)
+def test_converters_open_keras_files_too(
+    tmp_path: Path, wanted: dict[str, Any], grid: tuple[int, int], classes: int
+) -> None:
+    model = built()
+    model.save(tmp_path / "vit.keras")
+    loaded = converters.load(tmp_path / "vit.keras", **wanted)
+    assert (loaded.config.grid, loaded.config.num_classes) == (grid, classes)
+    last = "block_1/mlp/dense1/kernel"
+    np.testing.assert_array_equal(values(loaded)[last], values(model)[last])
+
+
+def test_a_damaged_keras_file_is_one_clear_error(tmp_path: Path) -> None:
+    built().save(tmp_path / "vit.keras")
+    (tmp_path / "cut.keras").write_bytes((tmp_path / "vit.keras").read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="cannot be opened as a Keras model"):
+        converters.load(tmp_path / "cut.keras")
+    with pytest.raises(FileNotFoundError, match="There is no model file"):
+        converters.load(tmp_path / "none.keras")
+    with pytest.raises(ValueError, match="says all of itself"):
+        converters.load(tmp_path / "vit.keras", format="google")

@@ -29,16 +29,17 @@ FLOORS = {
     "catalogue": 3,
     "checkpoints": 3,
     "model": 3,
-    "converters": 4,
+    "keras_file": 4,
+    "converters": 5,
     "export": 4,
     "visualize": 4,
-    "pretrained": 5,
-    "train": 6,
-    "zoo": 7,
-    "__init__": 8,  # the public names; what stands above uses the package as its users do
-    "demo": 9,
-    "cli": 10,
-    "__main__": 11,
+    "pretrained": 6,
+    "train": 7,
+    "zoo": 8,
+    "__init__": 9,  # the public names; what stands above uses the package as its users do
+    "demo": 10,
+    "cli": 11,
+    "__main__": 12,
 }
 # Importing these starts neither Keras nor TensorFlow: `keras-vit list` answers at once.
 LIGHT = {

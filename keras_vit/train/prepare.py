@@ -40,22 +40,11 @@ def opened(
     keras.utils.set_random_seed(recipe.seed % 2**32)  # what is drawn here is the same every time
     if isinstance(model, ViTConfig):
         return VisionTransformer(model, dtype="float32")
-    if Path(model).suffix == ".keras":
-        return _keras_file(Path(model))
-    if Path(model).exists():
+    if Path(model).exists() or Path(model).suffix == ".keras":
         return converters.load(model)
     if weights is None and recipe.start == "pretrained":
         weights = "default"
     return pretrained.load(str(model), weights=weights, dtype="float32")
-
-
-def _keras_file(path: Path) -> VisionTransformer:
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no model file {str(path)!r}")
-    model = keras.saving.load_model(path, compile=False)
-    if not isinstance(model, VisionTransformer):
-        raise ValueError(f"{str(path)!r} holds no VisionTransformer. Received: {type(model).__name__}")
-    return model
 
 
 def fitted(
