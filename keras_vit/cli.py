@@ -254,7 +254,7 @@ def plan(
 def demo(
     out: Annotated[Path, typer.Option(help="Where the exported files go.")] = Path("demo"),
 ) -> None:
-    """The whole path on the embedded model, offline: load, classify, change resolution, export, compare."""
+    """The whole path on the embedded model, offline: load, classify, resize, fine-tune, export, compare."""
     with quiet():
         from keras_vit import demo as tour
     tour.run(out)

@@ -19,7 +19,7 @@ import reference_cases as reference
 from keras_vit import __version__, catalogue, content, converters
 from keras_vit.cli import app, main
 
-VERBS = ("list", "show", "predict", "convert", "resize", "demo")
+VERBS = ("list", "show", "predict", "convert", "resize", "train", "evaluate", "plan", "demo")
 TOKEN = reference.checkpoint("vit_token")
 
 
