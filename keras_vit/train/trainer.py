@@ -91,7 +91,7 @@ class Trainer:
             recipe=self.recipe,
             metrics=metrics,
             history=self.history,
-            steps=int(self.session.step),
+            steps=int(self.session.step.numpy()),
             images_per_second=self.trained / self.seconds if self.seconds else 0.0,
             skipped=len(self.split.bad),
             out=self.out,
