@@ -60,16 +60,14 @@ def run(
         data, data_dir=data_dir, train_split=train_split, eval_split=eval_split, on_bad_image=on_bad_image
     )
     source = prepare.opened(recipe, model, weights=weights)
-    chief = distribute.is_chief(chosen)
+    trainer = Trainer(recipe, source, opened, chosen)
     folder = None if out is None else storage.made_folder(out)
     with contextlib.ExitStack() as stack:
-        if folder is not None and chief:
+        if folder is not None and trainer.chief:
             stack.enter_context(exclusive(folder))
         stop = stack.enter_context(Stop())
-        bar = stack.enter_context(Progress(show=progress and chief))
-        return Trainer(recipe, source, opened, chosen, None if out is None else storage.made_folder(out), chief).result(
-            stop, bar
-        )
+        bar = stack.enter_context(Progress(show=progress and trainer.chief))
+        return trainer.result(folder, stop, bar)
 
 
 def _check(recipe: Recipe, strategy: tf.distribute.Strategy) -> None:

@@ -16,8 +16,9 @@ import tensorflow as tf
 
 from keras_vit.config import pair
 from keras_vit.model import VisionTransformer
-from keras_vit.train import pipeline, step, storage
+from keras_vit.train import distribute, pipeline, storage
 from keras_vit.train.evaluation import evaluate
+from keras_vit.train.journal import Journal
 from keras_vit.train.logs import Log, plot
 from keras_vit.train.progress import Progress
 from keras_vit.train.recipe_fields import Recipe
@@ -39,26 +40,18 @@ class Trainer:
         source: the model to begin with.
         data: what to train and evaluate on.
         strategy: of tf.distribute.
-        out: folder for model, log and checkpoints, None for none.
-        chief: whether this process writes them.
 
     Raises:
         ValueError: without training images, or for a recipe that does not fit the model.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        source: VisionTransformer,
-        data: Data,
-        strategy: tf.distribute.Strategy,
-        out: str | None,
-        chief: bool,
-    ) -> None:
+    def __init__(self, recipe: Recipe, source: VisionTransformer, data: Data, strategy: tf.distribute.Strategy) -> None:
         if data.train is None:
             raise ValueError(f"{data.name} has no training images")
-        self.recipe, self.data, self.strategy, self.out, self.chief = recipe, data, strategy, out, chief
+        self.recipe, self.data, self.strategy = recipe, data, strategy
         self.split = data.train
+        self.chief = distribute.is_chief(strategy)
+        self.alone = not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
         self.session = Session(
             recipe,
             source,
@@ -69,32 +62,39 @@ class Trainer:
         )
         # What is measured and handed out: outside of the strategy, with the averages where there are any.
         self.plain = self.session.model.rebuilt(self.session.model.config)
-        self.saves = None if out is None else self._saves(out)
-        self.log = Log(out) if out is not None and chief else None
-        self.history: list[dict[str, float]] = []
-        self.pending: list[tuple[int, Any]] = []  # figures of the device that nobody has waited for yet
-        self.trained, self.seconds = 0, 0.0
-        self.since_log = self.since_save = time.monotonic()
+        self.since_save = time.monotonic()
 
-    def result(self, stop: Stop, bar: Progress) -> Result:
-        """Trains to the end, or until somebody asks to stop."""
+    def result(self, out: str | None, stop: Stop, bar: Progress) -> Result:
+        """Trains to the end, or until somebody asks to stop.
+
+        Args:
+            out: folder for model, log and checkpoints, None for none.
+            stop: asked at every call of the training function.
+            bar: to draw on.
+        """
+        self.saves = None if out is None else self._saves(out)
+        log = Log(out) if out is not None and self.chief else None
+        self.journal = Journal(log, bar, batch_size=self.recipe.batch_size)
         restored = self.saves.restore() if self.saves else None
-        if self.log:
-            self.log.resume(restored)
-        stopped = self._train(restored or 0, stop, bar)
+        if log:
+            log.resume(restored)
+        bar.start(self.session.total, restored or 0)
+        stopped = self._train(restored or 0, stop)
         self.session.copy_to(self.plain)
-        metrics = {} if stopped else self._finish()
-        if self.log:
-            self.log.close()
+        metrics = {} if stopped else self._finish(out, again=restored == self.session.total)
+        if log:
+            log.close()
+        if out is not None and not stopped and self.chief and importlib.util.find_spec("matplotlib"):  # extra `plots`
+            plot(out)
         return Result(
             model=self.plain,
             recipe=self.recipe,
             metrics=metrics,
-            history=self.history,
+            history=self.journal.history,
             steps=int(self.session.step.numpy()),
-            images_per_second=self.trained / self.seconds if self.seconds else 0.0,
+            images_per_second=self.journal.images_per_second,
             skipped=len(self.split.bad),
-            out=self.out,
+            out=out,
             stopped=stopped,
         )
 
@@ -109,27 +109,35 @@ class Trainer:
             f"{out}/checkpoints", self.session.variables, keep=self.recipe.keep, facts=facts, may_differ=may_differ
         )
 
-    def _train(self, done: int, stop: Stop, bar: Progress) -> bool:
+    def _train(self, done: int, stop: Stop) -> bool:
         """Takes all steps from `done` on; True where it was asked to stop before the last."""
         total = self.session.total
-        bar.start(total, done)
-        if done >= total:
-            return False
-        batches = self._batches(done)
+        batches = self._batches(done) if done < total else iter(())
         while done < total:
             count = self._until_event(done)
+            asked = stop.requested
             with self._naming_bad_images(done, count):
-                figures = self.session.train(batches, tf.constant(count), tf.constant(float(stop.requested)))
-            self.pending.append((count, figures))
+                figures = self.session.train(batches, tf.constant(count), tf.constant(float(asked)))
             done += count
-            bar.advance(count)
-            if stop.requested or self._is_due("log_steps", done):
-                stopping = self._report(done, bar) > 0
+            self.journal.add(count, figures)
+            # Workers learn from the figures that one was asked to stop, and all look at them after the same step.
+            if (asked and self.alone) or self._is_due("log_steps", done):
+                stopping = self._report(done)
                 if stopping and done < total:
                     self._save(done)
                     return True
-            self._at_events(done)
+            with self.journal.pause():
+                self._at_events(done)
         return False
+
+    def _report(self, done: int) -> bool:
+        """Logs the steps since the last report; whether somebody was asked to stop in them."""
+        rate = float(self.session.optimizer.rate(tf.constant(done - 1, tf.int64)))
+        figures = self.journal.report(done, learning_rate=rate)
+        if not np.isfinite(figures["loss"] + figures["gradient_norm"]):
+            what = f"the loss is {figures['loss']}, the gradient's norm {figures['gradient_norm']}"
+            raise Diverged(self._told(done, what))
+        return figures["stop"] > 0
 
     @contextlib.contextmanager
     def _naming_bad_images(self, done: int, count: int) -> Iterator[None]:
@@ -137,9 +145,8 @@ class Trainer:
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
-            bad = self.split.first_bad(
-                Order(batch=self.recipe.batch_size, seed=self.recipe.seed, start=done), batches=count
-            )
+            order = Order(batch=self.recipe.batch_size, seed=self.recipe.seed, start=done)
+            bad = self.split.first_bad(order, batches=count)
             if bad is None:
                 raise
             raise ValueError(f"Step {done + 1}: {bad} cannot be decoded. Mend or remove it.") from error
@@ -184,75 +191,46 @@ class Trainer:
             return  # the end has its own evaluation and checkpoint
         if self._is_due("eval_steps", done):
             self.session.copy_to(self.plain)
-            self._evaluate(done)
+            self._log_evaluation(done, self._evaluate())
         minutes = self.recipe.checkpoint_minutes
         if self._is_due("checkpoint_steps", done) or (
             minutes and time.monotonic() - self.since_save > 60 * minutes and self._is_due("log_steps", done)
         ):
             self._save(done)
 
-    def _report(self, done: int, bar: Progress) -> float:
-        """Logs the mean of what was not yet looked at; returns how many have been asked to stop."""
-        counts = [count for count, _ in self.pending]
-        figures = np.average([figures.numpy() for _, figures in self.pending], axis=0, weights=counts)
-        self.pending.clear()
-        named = dict(zip(step.FIGURES, map(float, figures), strict=True))
-        stopping = named.pop("stop")
-        now = time.monotonic()
-        seconds, self.since_log = now - self.since_log, now
-        self.trained += sum(counts) * self.recipe.batch_size
-        self.seconds += seconds
-        named["learning_rate"] = float(self.session.optimizer.rate(tf.constant(done - 1, tf.int64)))
-        named["images_per_second"] = sum(counts) * self.recipe.batch_size / seconds
-        self._write(done, named)
-        bar.show(named)
-        if not np.isfinite(named["loss"] + named["gradient_norm"]):
-            raise Diverged(
-                self._told(done, f"the loss is {named['loss']}, the gradient's norm {named['gradient_norm']}")
-            )
-        return stopping
-
     def _told(self, done: int, what: str) -> str:
         kept = self.saves.steps() if self.saves else []
-        last = (
-            f"the checkpoint of step {kept[-1]} is kept in {self.out}" if kept else "there is no checkpoint from before"
-        )
+        last = f"the checkpoint of step {kept[-1]} is kept" if kept else "there is no checkpoint from before"
         return f"Training diverged before step {done}: {what}; {last}. Lower learning_rate, or set clip_norm."
 
-    def _write(self, done: int, figures: Mapping[str, float]) -> None:
-        self.history.append({"step": done, **figures})
-        if self.log:
-            self.log.write(done, **figures)
-
     def _save(self, done: int) -> None:
-        if self.saves is None or not self.chief:
-            return
         if not self.session.is_finite():
             raise Diverged(self._told(done, "a weight is no finite number"))
-        if self.log:
-            self.log.flush()
+        if self.saves is None or not self.chief:
+            return
+        self.journal.settle()  # before: what belongs to a step is never missing after it
         self.saves.save(done)
         self.since_save = time.monotonic()
 
-    def _evaluate(self, done: int) -> dict[str, float]:
+    def _evaluate(self) -> dict[str, float]:
         if self.data.evaluation is None or self.recipe.objective == "masked_patch" or not self.chief:
             return {}
         found = evaluate(self.plain, self.data, labels="real" if self.data.multi_label else "single")
-        figures = {"accuracy": found.top1, "top5": found.top5, "loss": found.loss}
-        self._write(done, {f"evaluation_{name}": value for name, value in figures.items()})
-        return figures
+        return {"accuracy": found.top1, "top5": found.top5, "loss": found.loss}
 
-    def _finish(self) -> dict[str, float]:
-        """Evaluates, and writes the model and everything else that stays."""
+    def _log_evaluation(self, done: int, figures: Mapping[str, float]) -> None:
+        if figures:
+            self.journal.write(done, {f"evaluation_{name}": value for name, value in figures.items()})
+
+    def _finish(self, out: str | None, *, again: bool) -> dict[str, float]:
+        """Evaluates, and writes what stays; where a finished run is called again its log has the line already."""
         done = self.session.total
-        if not self.session.is_finite():
-            raise Diverged(self._told(done, "a weight is no finite number"))
-        metrics = self._evaluate(done)
+        metrics = self._evaluate()
+        if not again:
+            self._log_evaluation(done, metrics)
         self._save(done)
-        if self.out is not None and self.chief:
-            save_model(self.plain, f"{self.out}/model.keras")
-            if importlib.util.find_spec("matplotlib"):  # the extra `plots`
-                plot(self.out)
+        if out is not None and self.chief:
+            save_model(self.plain, f"{out}/model.keras")
         return metrics
 
 
