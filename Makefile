@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OPTIONAL := slow or torch or jax or peers
+# Tests run in so many processes, each file in one of them; every one takes about 2 GB.
+JOBS ?= 2
 
 # The environment sees what it holds itself and nothing else of the machine.
 export PYTHONNOUSERSITE := 1
@@ -20,7 +22,7 @@ demo: $(VENV)/.with-demo ## the package at work, offline: load, classify, resize
 	$(BIN)/keras-vit demo
 
 test: $(VENV)/.with-test ## the tests that need nothing but the package
-	$(BIN)/python -m pytest -m "not ($(OPTIONAL) or network)"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not ($(OPTIONAL) or network)"
 
 test-extra: $(VENV)/.with-test $(VENV)/.with-test-extra ## the optional tests: PyTorch, JAX, peers, installing
 	$(BIN)/python -m pytest -m "($(OPTIONAL)) and not network"

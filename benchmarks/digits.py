@@ -33,7 +33,7 @@ def config(image_size: int) -> ViTConfig:
 
 
 def from_scratch(image_size: int, seed: int) -> train.Result:
-    """The recipe `digits`: 60 epochs of AdamW."""
+    """The recipe `digits`: AdamW."""
     return train.run(train.recipe("digits", seed=seed), model=config(image_size), progress=False)
 
 
