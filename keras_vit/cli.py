@@ -175,6 +175,8 @@ def train(
         typer.echo(json.dumps(summary | {"metrics": result.metrics}, indent=2))
     elif result.stopped:
         typer.echo(f"Stopped and saved after step {result.steps} in {folder}: the same command goes on from there.")
+    elif result.out is None:
+        typer.echo(f"This worker took its part of {result.steps} steps; the first one has written {folder}.")
     else:
         figures = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
         skipped = f"; images left out because they cannot be read: {result.skipped}" if result.skipped else ""

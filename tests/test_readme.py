@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import doc_blocks
 import feature_table
 from keras_vit import converters
 from keras_vit.checkpoints.tables import load_table
@@ -114,18 +113,15 @@ def test_the_made_up_formats_own_files_need_their_heads_told(tmp_path: Path) -> 
 
 
 def test_the_offline_example_runs(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    (example,) = [block for block in blocks if 'zoo.load("digits")' in block]
-    script = f"{example}\nassert again.config.image_size == (48, 48)\nassert len(maps) == larger.config.num_layers"
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_VIT_OFFLINE": "1", "PATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "0." in done.stdout
+    (example,) = [block for block in doc_blocks.blocks(README, "python") if 'zoo.load("digits")' in block]
+    proof = "assert again.config.image_size == (48, 48)\nassert len(maps) == larger.config.num_layers"
+    assert "0." in doc_blocks.run(example + proof, tmp_path)
     assert (tmp_path / "digits48.npz").is_file()
+
+
+def test_the_offline_training_example_runs(tmp_path: Path) -> None:
+    (example,) = [block for block in doc_blocks.blocks(README, "python") if 'recipe("finetune-digits")' in block]
+    # All 200 steps are the demo's.
+    quick = example.replace('"finetune-digits")', '"finetune-digits", steps=3, xla=False)')
+    assert "accuracy" in doc_blocks.run(quick, tmp_path)
+    assert (tmp_path / "runs" / "digits" / "model.keras").is_file()

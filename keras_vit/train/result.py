@@ -25,7 +25,7 @@ class Result:
         steps: done in all.
         images_per_second: while training, in this process.
         skipped: training images left out because they cannot be decoded.
-        out: the folder with the model, log and checkpoints, None where none was asked for.
+        out: the folder with the model, log and checkpoints; None where none was asked for, or another worker writes.
         stopped: whether a signal ended the run early; the same call goes on from there.
     """
 

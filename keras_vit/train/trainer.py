@@ -94,7 +94,7 @@ class Trainer:
             steps=int(self.session.step.numpy()),
             images_per_second=self.journal.images_per_second,
             skipped=len(self.split.bad),
-            out=out,
+            out=out if self.chief else None,
             stopped=stopped,
         )
 

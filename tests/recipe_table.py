@@ -1,0 +1,48 @@
+"""Writes the table of recipes into docs/training.md.
+
+python tests/recipe_table.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from keras_vit import train
+
+PAGE = Path(__file__).parent.parent / "docs" / "training.md"
+START, END = "<!-- recipes: written by tests/recipe_table.py, checked by make test -->\n", "<!-- /recipes -->"
+HEADER = ("recipe", "begins", "optimizer, peak rate", "decay", "clip", "schedule, warm-up", "batch", "length", "pixels")
+
+
+def rendered() -> str:
+    """The table in Markdown."""
+    lines = [HEADER, ["---"] * len(HEADER), *(_cells(train.recipe(name)) for name in train.recipes())]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _cells(recipe: train.Recipe) -> list[str]:
+    loss = "" if recipe.objective == "softmax" else f", {recipe.objective.replace('_', ' ')}"
+    rate = f"{recipe.learning_rate:g}"
+    independent = " of its own" if recipe.weight_decay_independent else ""
+    warmup = f"{recipe.warmup_fraction:.0%}" if recipe.warmup_steps is None else f"{recipe.warmup_steps:,}"
+    return [
+        f"`{recipe.name}`",
+        f"{recipe.start}{loss}",
+        f"{ {'sgd': 'SGD', 'adamw': 'AdamW'}[recipe.optimizer] } {rate}",
+        f"{recipe.weight_decay:g}{independent}" if recipe.weight_decay else "-",
+        "-" if recipe.clip_norm is None else f"{recipe.clip_norm:g}",
+        f"{recipe.schedule}, {warmup}",
+        f"{recipe.batch_size:,}",
+        f"{recipe.epochs:g} epochs" if recipe.steps is None else f"{recipe.steps:,} steps",
+        "the model's" if recipe.image_size is None else str(recipe.image_size),
+    ]
+
+
+def main() -> None:
+    """Replaces the table."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
+    PAGE.write_text(before + START + rendered() + END + rest.partition(END)[2], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
