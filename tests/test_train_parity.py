@@ -16,9 +16,10 @@ import pytest
 import parity_runs
 
 TESTS = Path(__file__).parent
-# Replicas sum in another order: 24 steps of AdamW, which divides noise by noise where a gradient is zero (the biases
-# of the keys), move that by a few times 1e-7 at a learning rate of 1e-3.
+# Replicas sum in another order, float32 noise of 1e-7 of a weight.
 TOLERANCE = 2e-6
+# It cancels out of the softmax: its gradient is zero but for rounding, which AdamW divides by its own size.
+WITHOUT_EFFECT = "attention/key/bias"
 Runs = dict[str, dict[str, np.ndarray]]
 
 
@@ -74,18 +75,19 @@ def test_two_replicas_train_what_one_does(runs: dict[str, Runs], kind: str, name
     one, two = runs["one"][name], runs[kind][name]
     assert one.keys() == two.keys()
     for variable in one:
-        if variable.startswith(("weights/", "average/")):
+        noise = variable.endswith(WITHOUT_EFFECT) and name.startswith("adamw")
+        if variable.startswith(("weights/", "average/")) and not noise:
             np.testing.assert_allclose(two[variable], one[variable], rtol=0, atol=TOLERANCE, err_msg=variable)
     np.testing.assert_allclose(two["figures"], one["figures"], rtol=1e-4)  # loss, accuracy and norm, not shares of them
 
 
 @pytest.mark.parametrize("name", parity_runs.RUNS)
 def test_every_weight_but_the_keys_biases_was_trained(runs: dict[str, Runs], name: str) -> None:
-    # What all have in common they have not by standing still. A key's bias cancels out of the softmax.
+    # What all have in common they have not by standing still.
     start = parity_runs.initial()
     moved = {v: np.abs(array - start[v]).max() for v, array in runs["one"][name].items() if v in start}
     assert len(moved) == len(start)
-    assert all(distance > 1e-4 for v, distance in moved.items() if not v.endswith("key/bias")), moved
+    assert all(distance > 5 * TOLERANCE for v, distance in moved.items() if not v.endswith(WITHOUT_EFFECT)), moved
 
 
 def test_the_gradients_were_clipped(runs: dict[str, Runs]) -> None:

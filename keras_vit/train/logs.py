@@ -20,6 +20,10 @@ from keras_vit.train import storage
 
 FILE = "log.jsonl"
 EVENTS = "tensorboard"
+# What `tf.summary.scalar` adds, which needs the package tensorboard to be installed where training runs.
+SCALARS = tf.compat.v1.SummaryMetadata(
+    plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"), data_class="DATA_CLASS_SCALAR"
+)
 PICTURE = "plot.png"
 # A panel shows the scalar of this name and those that end in it, as `evaluation_loss`.
 PANELS = ("loss", "accuracy", "learning_rate", "gradient_norm")
@@ -111,7 +115,7 @@ class Log:
             with self._writer.as_default():  # flushes at its end
                 for step, values in pending:
                     for name, value in values.items():
-                        tf.summary.scalar(name, value, step=step)
+                        tf.summary.write(name, tf.constant(value, tf.float32), step=step, metadata=SCALARS)
 
 
 def plot(folder: str | os.PathLike[str]) -> str:
