@@ -201,11 +201,14 @@ def evaluate(
 ) -> None:
     """Measures a model: top-1, top-5, cross-entropy and images a second; or few-shot accuracy of its features."""
     with quiet():
+        from keras_vit import converters, zoo
         from keras_vit import train as training
-        from keras_vit.train import prepare
 
-    loaded = prepare.opened(training.recipe("finetune"), model, weights=weights)
-    loaded = loaded.resized(_size(image_size)) if image_size else loaded
+        size = _size(image_size)
+        if weights is None and Path(model).exists():
+            loaded = converters.load(model, image_size=size)
+        else:
+            loaded = zoo.load(model, weights=weights or "default", image_size=size)
     places: dict[str, Any] = {"data_dir": data_dir, "on_bad_image": on_bad_image}
     if few_shot:
         found = training.few_shot(loaded, data, shots=tuple(few_shot), **places)

@@ -40,7 +40,4 @@ def load(
         )
     sizes = {"image_size": image_size, "num_classes": num_classes}
     config = model.config.replace(**{name: value for name, value in sizes.items() if value is not None})
-    if config == model.config and dtype is None:
-        return model
-    fresh = [] if config.num_classes == model.config.num_classes else ["head", "head_distillation"]
-    return model.rebuilt(config, dtype=dtype, fresh=fresh)
+    return model if config == model.config and dtype is None else model.rebuilt(config, dtype=dtype)

@@ -18,6 +18,8 @@ from keras_vit.config import ViTConfig, pair
 from keras_vit.graph import Graph
 from keras_vit.layers.relative import RelativePosition
 
+HEADS = ("head", "head_distillation")  # layers that give logits
+
 
 class Prediction(NamedTuple):
     """One class of an image's ranking."""
@@ -161,11 +163,17 @@ class VisionTransformer(keras.Model):
     def rebuilt(self, config: ViTConfig, *, dtype: Any = None, fresh: Sequence[str] = ()) -> VisionTransformer:
         """The same weights in a new model of another config: another resolution, head, dropout or dtype policy.
 
+        A head of another number of classes, or behind another pre_logits layer, is new and zero.
+
         Args:
             config: of the new model; position embeddings are interpolated, all other shapes must agree.
             dtype: a Keras dtype policy or its name; None is this model's.
-            fresh: names of layers that start anew, such as "head"; those the new config has not may be named too.
+            fresh: names of further layers that start anew; those the new config has not may be named too.
         """
+        if config.representation_size != self.config.representation_size:
+            fresh = ["pre_logits", *HEADS, *fresh]
+        elif config.num_classes != self.config.num_classes:
+            fresh = [*HEADS, *fresh]
         with contextlib.nullcontext() if fresh else vit.uninitialized():
             other = VisionTransformer(config, dtype=dtype or self._policy, name=self.name)
         other.copy_weights_from(self, skip=fresh)

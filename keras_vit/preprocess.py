@@ -177,6 +177,8 @@ def _to_channels(image: Any, num_channels: int) -> Any:
 def _squash(image: Any, image_size: tuple[int, int], preprocessing: Preprocessing) -> Any:
     import tensorflow as tf
 
+    if tuple(image.shape[-3:-1]) == image_size:  # known beforehand: no work for the graph
+        return image
     return tf.image.resize(image, image_size, method=preprocessing.interpolation, antialias=preprocessing.antialias)
 
 

@@ -16,28 +16,12 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import reference_cases as reference
+from command_line import fails, run
 from keras_vit import __version__, catalogue, content, converters
-from keras_vit.cli import app, main
+from keras_vit.cli import app
 
 VERBS = ("list", "show", "predict", "convert", "resize", "train", "evaluate", "plan", "demo")
 TOKEN = reference.checkpoint("vit_token")
-
-
-def run(*arguments: str | Path) -> str:
-    """What a command prints that succeeds."""
-    result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def fails(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> str:
-    """The one line that a command fails with."""
-    monkeypatch.setattr(sys, "argv", ["keras-vit", *map(str, arguments)])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    message = str(caught.value.code)
-    assert message.startswith("keras-vit: ")
-    return message
 
 
 def process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -10,26 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
+from command_line import fails, run
 from keras_vit import VisionTransformer, converters
-from keras_vit.cli import app, main
 from tiny_models import tiny
 
 QUICK = ["--steps", "2", "--set", "xla=false", "--set", "batch_size=8", "--set", "accumulation=1"]
-
-
-def run(*arguments: str | Path) -> str:
-    result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def fails(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> str:
-    monkeypatch.setattr(sys, "argv", ["keras-vit", *map(str, arguments)])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return str(caught.value.code)
 
 
 @pytest.fixture(scope="module")

@@ -183,7 +183,7 @@ def test_every_crop_takes_files_and_arrays_of_any_channels(crop: str, channels: 
     for split in (files(), arrays(pictures(1)[0][None], [0]), arrays(pictures(1, channels=1)[0][None], [0])):
         (batch,) = training(split, own, 1, channels)
         assert batch["image"].shape == (4, *SIZE, channels) and np.ptp(batch["image"]) > 0.1
-        assert batch["image"].min() >= -1 and batch["image"].max() <= 1
+        assert abs(batch["image"]).max() <= 1 + 1e-6  # mixing two pixels of -1 rounds
 
 
 def test_a_random_crop_is_a_part_of_the_larger_image() -> None:

@@ -16,8 +16,9 @@ import pytest
 import parity_runs
 
 TESTS = Path(__file__).parent
-# Replicas sum in another order, float32 noise of 1e-7 of a weight.
-TOLERANCE = 2e-6
+# Replicas sum in another order: SGD adds up float32's noise (1.5e-8 was seen), AdamW divides small gradients by
+# themselves (1.5e-6).
+TOLERANCES = {"sgd": 2e-7, "adamw": 2e-6}
 # It cancels out of the softmax: its gradient is zero but for rounding, which AdamW divides by its own size.
 WITHOUT_EFFECT = "attention/key/bias"
 Runs = dict[str, dict[str, np.ndarray]]
@@ -77,7 +78,9 @@ def test_two_replicas_train_what_one_does(runs: dict[str, Runs], kind: str, name
     for variable in one:
         noise = variable.endswith(WITHOUT_EFFECT) and name.startswith("adamw")
         if variable.startswith(("weights/", "average/")) and not noise:
-            np.testing.assert_allclose(two[variable], one[variable], rtol=0, atol=TOLERANCE, err_msg=variable)
+            np.testing.assert_allclose(
+                two[variable], one[variable], rtol=0, atol=TOLERANCES[name.partition(",")[0]], err_msg=variable
+            )
     np.testing.assert_allclose(two["figures"], one["figures"], rtol=1e-4)  # loss, accuracy and norm, not shares of them
 
 
@@ -87,7 +90,7 @@ def test_every_weight_but_the_keys_biases_was_trained(runs: dict[str, Runs], nam
     start = parity_runs.initial()
     moved = {v: np.abs(array - start[v]).max() for v, array in runs["one"][name].items() if v in start}
     assert len(moved) == len(start)
-    assert all(distance > 5 * TOLERANCE for v, distance in moved.items() if not v.endswith(WITHOUT_EFFECT)), moved
+    assert all(distance > 1e-5 for v, distance in moved.items() if not v.endswith(WITHOUT_EFFECT)), moved
 
 
 def test_the_gradients_were_clipped(runs: dict[str, Runs]) -> None:

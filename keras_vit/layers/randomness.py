@@ -46,7 +46,7 @@ def scope(seed: Any, *, remat: bool = False) -> Iterator[None]:
     Args:
         seed: int32 tensor (2,), another one for every step and replica.
         remat: encoder blocks keep their input only, and are computed again, with the same random numbers, when their
-            gradient is wanted (rematerialisation: about half the memory for a third more arithmetic).
+            gradient is wanted (rematerialisation: less memory, to about half, for a third more arithmetic).
     """
     with _set(seed=seed, remat=remat, inside_block=False, draws=0):
         yield

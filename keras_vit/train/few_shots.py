@@ -21,6 +21,7 @@ from keras_vit.config import Preprocessing
 from keras_vit.model import VisionTransformer
 from keras_vit.train import pipeline, sources
 from keras_vit.train.evaluation import Images
+from keras_vit.train.split import Once
 
 # A feature that is always this: so large that the ridge hardly holds the bias back.
 BIAS = 100.0
@@ -79,7 +80,7 @@ def few_shot(
         )
     extract, images = _extractor(model, layer), Images.of(model, preprocessing)
 
-    def features(part: sources.Split) -> tuple[np.ndarray, np.ndarray]:
+    def features(part: Once) -> tuple[np.ndarray, np.ndarray]:
         batches = pipeline.evaluation_batches(
             part, batch_size=batch_size, num_classes=opened.num_classes, **images._asdict()
         )
@@ -88,7 +89,7 @@ def few_shot(
     numbers, labels = _labels(opened.train)
     chosen = draw(labels, wanted[-1], num_classes=opened.num_classes, seed=seed)
     seen = np.unique(np.concatenate(chosen))  # in the order in which the part gives them
-    known, classes = features(_Part(name=opened.train.name, count=len(seen), split=opened.train, indices=numbers[seen]))
+    known, classes = features(_Part(opened.train, numbers[seen]))
     held_out, expected = features(opened.evaluation)
     accuracy = {}
     for count in wanted:
@@ -163,16 +164,16 @@ def draw(labels: npt.ArrayLike, shots: int, *, num_classes: int, seed: int) -> l
     return chosen
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Part(sources.Split):
-    """Some examples of another split, to be looked at once."""
+@dataclass(frozen=True)
+class _Part:
+    """Some examples of a split, to be looked at once."""
 
     split: sources.Split
     indices: np.ndarray
 
-    def examples(self, order: sources.Order) -> tf.data.Dataset:
-        """There is no training on them."""
-        raise NotImplementedError
+    @property
+    def good(self) -> int:
+        return len(self.indices)
 
     def once(self, *, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
         wanted = tf.constant(np.isin(np.arange(self.split.count), self.indices))

@@ -19,7 +19,7 @@ from keras_vit.train import augment
 from keras_vit.train.order import Order
 from keras_vit.train.randaugment import randaugment
 from keras_vit.train.recipe_fields import Recipe
-from keras_vit.train.split import Split
+from keras_vit.train.split import Once, Split
 
 Example = dict[str, Any]
 DRAWS = 5  # numbers an image draws besides its crop and RandAugment: flip, place (2), shift (2)
@@ -62,13 +62,17 @@ def training_batches(
     )
     one = _augmentation(recipe, image_size, num_channels, preprocessing, order.seed)
 
+    # In one pass over the pixels: operation by operation this took a seventh of the whole pipeline's time.
+    @tf.function(jit_compile=True)
+    def mixed(image: Any, share: Any) -> Any:
+        return augment.mixup(prepare(image), share)
+
     def finish(batch: Example) -> Example:
-        image, label = prepare(batch["image"]), _labels(batch["label"], num_classes)
-        if recipe.mixup:
-            seed = _mixup_seed(order, batch["position"][0])
-            share = augment.mixup_share(seed, parameter=recipe.mixup)
-            image, label = augment.mixup(image, share), augment.mixup(label, share)
-        return {"image": image, "label": label}
+        image, label = batch["image"], _labels(batch["label"], num_classes)
+        if not recipe.mixup:
+            return {"image": prepare(image), "label": label}
+        share = augment.mixup_share(_mixup_seed(order, batch["position"][0]), parameter=recipe.mixup)
+        return {"image": mixed(image, share), "label": augment.mixup(label, share)}
 
     stream = split.examples(order).map(one, num_parallel_calls=tf.data.AUTOTUNE)
     stream = stream.batch(order.replica_batch, drop_remainder=True).map(finish, num_parallel_calls=tf.data.AUTOTUNE)
@@ -76,7 +80,7 @@ def training_batches(
 
 
 def evaluation_batches(
-    split: Split,
+    split: Once,
     *,
     batch_size: int,
     image_size: tuple[int, int],

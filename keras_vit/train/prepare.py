@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,8 @@ import keras
 
 from keras_vit import converters, pretrained
 from keras_vit.config import ViTConfig
-from keras_vit.model import VisionTransformer
+from keras_vit.model import HEADS, VisionTransformer
 from keras_vit.train.recipe_fields import Recipe
-
-HEADS = ("head", "head_distillation")
 
 
 def opened(
@@ -41,7 +39,7 @@ def opened(
     if isinstance(model, ViTConfig):
         return VisionTransformer(model, dtype="float32")
     if Path(model).exists() or Path(model).suffix == ".keras":
-        return converters.load(model)
+        return converters.load(model, dtype="float32")
     if weights is None and recipe.start == "pretrained":
         weights = "default"
     return pretrained.load(str(model), weights=weights, dtype="float32")
@@ -67,14 +65,5 @@ def fitted(
     if recipe.reset_head:
         changes["representation_size"] = None
     target = config.replace(**changes | recipe.config_changes(config))
-
     keras.utils.set_random_seed(recipe.seed % 2**32)
-    return source.rebuilt(target, dtype=recipe.precision, fresh=_fresh(config, target, changes))
-
-
-def _fresh(source: ViTConfig, target: ViTConfig, changes: Mapping[str, Any]) -> list[str]:
-    """Layers of the new model that do not take over the source's weights."""
-    fresh = list(HEADS) if "num_classes" in changes else []
-    if target.representation_size != source.representation_size:
-        fresh.append("pre_logits")
-    return fresh
+    return source.rebuilt(target, dtype=recipe.precision, fresh=HEADS if recipe.reset_head else ())

@@ -51,7 +51,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
                 self._task,
                 figures=(
                     f"loss {figures['loss']:.4f}  accuracy {figures['accuracy']:.3f}  "
-                    f"rate {figures['learning_rate']:.2e}  gradient {figures['gradient_norm']:.2f}  "
+                    f"lr {figures['learning_rate']:.2e}  grad norm {figures['gradient_norm']:.2f}  "
                     f"{figures['images_per_second']:,.0f} images/s"
                 ),
             )

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_vit.model import VisionTransformer
+from keras_vit.model import HEADS, VisionTransformer
 from keras_vit.train import masked_patch, prepare, step
 from keras_vit.train.objective import Objective, classification
 from keras_vit.train.optimizer import Optimizer
@@ -109,7 +109,7 @@ def _trained(recipe: Recipe, model: Any) -> list[Any]:
     unused = [pattern for pattern in recipe.freeze if not fnmatch.filter(paths, pattern)]
     trained = [v for v in model.trainable_variables if v.path not in frozen]
     if recipe.linear_probe:
-        trained = [v for v in trained if v.path.split("/")[0] in prepare.HEADS]
+        trained = [v for v in trained if v.path.split("/")[0] in HEADS]
     if unused or not trained:
         wrong = f"freeze names no variable by {unused}" if unused else "nothing is left to train"
         raise ValueError(

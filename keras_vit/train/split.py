@@ -16,6 +16,7 @@ import abc
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -23,6 +24,17 @@ import tensorflow as tf
 from keras_vit.train.order import MOST_EXAMPLES, Order, positions
 
 Example = dict[str, tf.Tensor]
+
+
+class Once(Protocol):
+    """What is looked at a single time, as an evaluation does."""
+
+    @property
+    def good(self) -> int:
+        """How many examples `once` gives."""
+
+    def once(self, *, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
+        """See `Split`."""
 
 
 @dataclass(frozen=True, kw_only=True)

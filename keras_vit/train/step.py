@@ -73,7 +73,8 @@ def make(
         *grads, sums, stopping = context.all_reduce("SUM", [*grads, sums, tf.identity(stop)])
         grads, norm = clip(grads, recipe.clip_norm)
         optimizer.apply(grads, now)
-        update_variables([(average, _towards(recipe), (v,)) for average, v in zip(averages, variables, strict=False)])
+        averaged = zip(averages, variables if averages else [], strict=True)
+        update_variables([(average, _towards(recipe), (v,)) for average, v in averaged])
         return tf.stack([sums[0], sums[1], norm, stopping])
 
     if compiled and not several:

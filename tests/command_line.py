@@ -1,0 +1,27 @@
+"""Running `keras-vit` commands inside of a test."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from keras_vit.cli import app, main
+
+
+def run(*arguments: object) -> str:
+    """What a command prints that succeeds."""
+    result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def fails(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> str:
+    """The one line that a command fails with."""
+    monkeypatch.setattr(sys, "argv", ["keras-vit", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    message = str(caught.value.code)
+    assert message.startswith("keras-vit: ")
+    return message
