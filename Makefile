@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-OPTIONAL := slow or torch or jax or peers
+OPTIONAL := slow or torch or jax or peers or browser
 # Tests run in so many processes, each file in one of them; every one takes about 2 GB.
 JOBS ?= 2
 
@@ -13,7 +13,7 @@ unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-extra test-network test-packaging lint format wheel bench clean
+.PHONY: help demo test test-extra test-browser test-network test-packaging lint format wheel bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -25,7 +25,11 @@ test: $(VENV)/.with-test ## the tests that need nothing but the package
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not ($(OPTIONAL) or network)"
 
 test-extra: $(VENV)/.with-test $(VENV)/.with-test-extra ## the optional tests: PyTorch, JAX, peers, installing
-	$(BIN)/python -m pytest -m "($(OPTIONAL)) and not network"
+	$(BIN)/python -m pytest -m "($(OPTIONAL)) and not network and not browser"
+
+test-browser: $(VENV)/.with-test ## the browser example in headless Chromium (needs npm and chromium)
+	npm ci --prefix examples/browser --no-audit --no-fund
+	$(BIN)/python -m pytest -s -m browser tests/test_browser.py
 
 test-network: $(VENV)/.with-test $(VENV)/.with-hf ## the tests that fetch from the internet
 	$(BIN)/python -m pytest -m network

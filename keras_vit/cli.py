@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from keras_vit import cli_export
+from keras_vit.cli_options import BadImage, Classes, DataDir, Facts, Json, Model, Size, Weights, load, quiet
+from keras_vit.cli_options import facts as _facts
+from keras_vit.cli_options import size as _size
 
 app = typer.Typer(
     add_completion=True,
@@ -20,16 +21,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Vision Transformers for TensorFlow and Keras 3: the official models, exactly, in and out.",
 )
-
-Size = Annotated[str | None, typer.Option("--image-size", help="Pixels: 384 or HEIGHTxWIDTH.")]
-Classes = Annotated[int | None, typer.Option("--num-classes", help="A new head of this many classes; 0 for none.")]
-Facts = Annotated[
-    list[str] | None,
-    typer.Option("--config", help="FIELD=VALUE that the file cannot tell, such as num_heads=12; may be repeated."),
-]
-DataDir = Annotated[Path | None, typer.Option(help="Where tensorflow-datasets keeps what it prepared.")]
-BadImage = Annotated[str, typer.Option(help="What a file that cannot be decoded does: skip or fail.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("list")
@@ -185,10 +176,10 @@ def train(
 
 @app.command()
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A model of the zoo, a checkpoint or a .keras file.")],
+    model: Model,
     data: Annotated[str, typer.Option(help="As for train.")] = "digits",
     split: Annotated[str | None, typer.Option(help="Which part; else the held-out one.")] = None,
-    weights: Annotated[str | None, typer.Option(help="For a name: a tag of the model's card, a path.")] = None,
+    weights: Weights = None,
     image_size: Size = None,
     batch_size: Annotated[int, typer.Option(help="Images a call.")] = 64,
     real: Annotated[bool, typer.Option("--real", help="Several labels an image, any is right (ReaL).")] = False,
@@ -201,14 +192,9 @@ def evaluate(
 ) -> None:
     """Measures a model: top-1, top-5, cross-entropy and images a second; or few-shot accuracy of its features."""
     with quiet():
-        from keras_vit import converters, zoo
         from keras_vit import train as training
 
-        size = _size(image_size)
-        if weights is None and Path(model).exists():
-            loaded = converters.load(model, image_size=size)
-        else:
-            loaded = zoo.load(model, weights=weights or "default", image_size=size)
+        loaded = load(model, weights, image_size)
     places: dict[str, Any] = {"data_dir": data_dir, "on_bad_image": on_bad_image}
     if few_shot:
         found = training.few_shot(loaded, data, shots=tuple(few_shot), **places)
@@ -255,6 +241,10 @@ def plan(
     typer.echo(json.dumps(planned.to_dict(), indent=2) if as_json else str(planned))
 
 
+app.command("export")(cli_export.export)
+app.command("verify")(cli_export.verify)
+
+
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where the exported files go.")] = Path("demo"),
@@ -274,56 +264,9 @@ def main() -> None:
         sys.exit(f"keras-vit: {message}")
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keeps what TensorFlow's libraries write to standard error while they start; it is shown where the block fails.
-
-    They write before any of their settings is read, so that the file descriptor itself is turned aside.
-    """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as aside:
-        os.dup2(aside.fileno(), 2)
-        try:
-            import tensorflow  # noqa: F401
-        except BaseException:
-            aside.seek(0)
-            os.write(kept, aside.read())
-            raise
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-    yield
-
-
 def _slug(text: str) -> str:
     """The text as the name of one folder."""
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-")
-
-
-def _facts(texts: list[str], option: str = "--config") -> dict[str, Any]:
-    """["num_heads=12", "classifier=gap"] as a dict; values are JSON, or words as they are."""
-    facts: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ValueError(f"{option} is FIELD=VALUE. Received: {text!r}")
-        try:
-            facts[name] = json.loads(value)
-        except ValueError:
-            facts[name] = value
-    return facts
-
-
-def _size(text: str | None) -> Any:
-    """384 or 384x256 as `image_size` takes it."""
-    if text is None:
-        return None
-    sides = [int(side) for side in text.lower().split("x") if side.isdecimal()]
-    if len(sides) not in (1, 2) or "x".join(map(str, sides)) != text.lower():
-        raise ValueError(f"--image-size is a number of pixels or HEIGHTxWIDTH. Received: {text!r}")
-    return sides[0] if len(sides) == 1 else tuple(sides)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class Graph:
         # Logits (and the feature of a headless model) have at least float32: a bfloat16 softmax has 3 digits.
         self.wide = "float64" if policy.compute_dtype == "float64" else "float32"
         self.intermediates: dict[str, Any] = {}
-        self.block_inputs: list[tuple[Any, ...]] = []
+        self.block_inputs: dict[str, tuple[Any, ...]] = {}
         self._position_layer = functools.cache(self._new_position_layer)
         height, width = pair(config.image_size, "image_size")
         self.images = keras.Input((height, width, config.num_channels), dtype=self.wide, name="images")
@@ -122,8 +122,8 @@ class Graph:
                 name=f"block_{i}",
                 dtype=self.policy,
             )
-            self.block_inputs.append(self._block_input(x, i))
-            x = self._keep(f"block_{i}", block(*self.block_inputs[-1]))
+            self.block_inputs[block.name] = self._block_input(x, i)
+            x = self._keep(block.name, block(*self.block_inputs[block.name]))
         if c.final_norm == "tokens":
             x = self._keep("encoder_norm", self._norm("encoder_norm")(x))
         return x

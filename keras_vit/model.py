@@ -95,7 +95,8 @@ class VisionTransformer(keras.Model):
             images: prepared images, as the model itself takes.
         """
         inputs = self._block_input_model()(images, training=False)
-        return [self.get_layer(f"block_{i}").attention_weights(*tensors) for i, tensors in enumerate(inputs)]
+        names = (f"block_{i}" for i in range(self.config.num_layers))
+        return [self.get_layer(name).attention_weights(*inputs[name]) for name in names]
 
     def preprocess(self, images: Any) -> np.ndarray:
         """Prepares images as the weights expect: resized, scaled, in a batch. See `keras_vit.preprocess.prepare`.

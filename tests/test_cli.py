@@ -20,7 +20,7 @@ from command_line import fails, run
 from keras_vit import __version__, catalogue, content, converters
 from keras_vit.cli import app
 
-VERBS = ("list", "show", "predict", "convert", "resize", "train", "evaluate", "plan", "demo")
+VERBS = ("list", "show", "predict", "convert", "resize", "train", "evaluate", "plan", "export", "verify", "demo")
 TOKEN = reference.checkpoint("vit_token")
 
 

@@ -523,3 +523,10 @@ def test_building_without_initial_values_draws_nothing() -> None:
     drawn = {weight.path for weight in model.weights if np.any(weight)}
     assert all(path.endswith("gamma") for path in drawn)
     assert np.any(randomised(model)(prepared(model.config)))
+
+
+def test_a_single_block_has_attention_maps() -> None:
+    model = built(num_layers=1)
+    [weights] = model.attention_maps(prepared(model.config))
+    assert weights.shape == (2, 4, 17, 17)
+    np.testing.assert_allclose(np.sum(weights, axis=-1), 1, atol=1e-6)  # float32 sums of 17 numbers

@@ -1,0 +1,243 @@
+"""The peers of edge.py: their environments, their models with the weights that they are given, their files; the timing.
+
+    python edge_peers.py PEER MODE FOLDER TARGET      run by edge.py with the interpreter of the peer's environment
+    python edge_peers.py time FOLDER ROUNDS           with the one that has the runtimes
+
+FOLDER holds one model's weights: google.npz, timm/ and, without a ResNet, huggingface/; and all files, images.npy and
+logits.npy when it is timed. Imports nothing of keras_vit.
+"""
+
+import functools
+import importlib.metadata
+import json
+import os
+import random
+import statistics
+import sys
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ONNX = "onnxruntime"
+FRAMEWORK = ("tensorflow==2.21.0", "keras==3.15.1")
+# Where the files are timed: both runtimes in one process. torch and timm write the ONNX files.
+RUNTIMES = ("ai-edge-litert==2.3.0", "onnxruntime", "onnx", "onnxscript", "torch", "timm", "pytest")
+# Environment: what pip installs there. The first three are Keras peers.
+ENVIRONMENTS: dict[str, tuple[str, ...]] = {
+    "keras-hub": (*FRAMEWORK, "keras-hub==0.32.0", "safetensors"),
+    "vit-keras": (*FRAMEWORK, "vit-keras==0.2.0", "opencv-python-headless"),
+    "zeromodels": (*FRAMEWORK, "zeromodels==1.3.6", "safetensors"),
+    ONNX: RUNTIMES,
+}
+THREADS = 2
+REPEATS = 3  # of a file in its turn, after one that is not counted: the file before it left its own data in the caches
+MODES = ("none", "dynamic")  # float32, and weights of int8 with what enters a matrix product quantized as it comes
+
+
+def keras_hub(folder: Path) -> Any:
+    """Its own reader of Hugging Face's files."""
+    from keras_hub.models import ViTImageClassifier
+
+    return ViTImageClassifier.from_preset(str(folder / "huggingface"), activation=None, preprocessor=None)
+
+
+def vit_keras(folder: Path) -> Any:
+    """Its own reader of the official files."""
+    from vit_keras import utils, vit
+
+    arguments = timm_config(folder)
+    side = arguments["img_size"] // arguments["patch_size"]
+    model = vit.build_model(
+        image_size=arguments["img_size"],
+        patch_size=arguments["patch_size"],
+        num_layers=arguments["depth"],
+        hidden_size=arguments["embed_dim"],
+        num_heads=arguments["num_heads"],
+        mlp_dim=int(arguments["embed_dim"] * arguments["mlp_ratio"]),
+        classes=arguments["num_classes"],
+        name="vit",
+    )
+    utils.load_weights_numpy(model, folder / "google.npz", True, num_x_patches=side, num_y_patches=side)
+    return model
+
+
+def zeromodels(folder: Path) -> Any:
+    """Its own reader of timm's weights."""
+    from safetensors.numpy import load_file
+
+    # It asks each array and the model whether they are PyTorch's, which need not be there for that.
+    stand_in = types.SimpleNamespace(Tensor=(), nn=types.SimpleNamespace(Module=()))
+    sys.modules.setdefault("torch", stand_in)  # type: ignore[arg-type]
+    from zeromodels.models.vit import ViTImageClassify
+
+    arguments = timm_config(folder)
+    names = ("patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "num_classes")
+    model = ViTImageClassify(**{name: arguments[name] for name in names}, image_size=arguments["img_size"])
+    ViTImageClassify.transfer_from_timm(model, load_file(folder / "timm" / "model.safetensors"))
+    return model
+
+
+def timm_model(folder: Path) -> Any:
+    """PyTorch's model."""
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+    from torch_peers import import_timm  # torchvision need not be there, or may be for another PyTorch
+
+    return import_timm().create_model(f"local-dir:{folder / 'timm'}", pretrained=True).eval()
+
+
+def timm_config(folder: Path) -> dict[str, Any]:
+    """The architecture, in timm's words."""
+    arguments: dict[str, Any] = json.loads((folder / "timm" / "config.json").read_text())["model_args"]
+    return arguments
+
+
+def to_tflite(model: Any, mode: str, target: Path) -> None:
+    """A Keras model's file by TensorFlow's converter, one image a call, builtin operators only."""
+    import tensorflow as tf
+
+    module = tf.Module()
+    module.weights = [
+        variable.value for variable in model.variables
+    ]  # given the model itself, the converter loses them
+    image = tf.TensorSpec((1, *model.input_shape[1:]), tf.float32, name="image")
+    serve = tf.function(lambda image: {"logits": model(image, training=False)}, input_signature=[image])
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([serve.get_concrete_function()], module)
+    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+    if mode == "dynamic":
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    target.write_bytes(converter.convert())
+
+
+def to_onnx(model: Any, mode: str, target: Path) -> None:
+    """PyTorch's export, one image a call; matrix products in int8 with a scale for each output channel."""
+    import onnx
+    import torch
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    image = torch.zeros(1, *model.default_cfg["input_size"])
+    torch.onnx.export(model, (image,), target, dynamo=True, external_data=False, verbose=False)
+    if mode == "dynamic":
+        exported = onnx.load(target)
+        del exported.graph.value_info[:]  # shapes from before the exporter turned weights, which the quantizer refuses
+        products = {"op_types_to_quantize": ["MatMul", "Gemm"], "weight_type": QuantType.QInt8}
+        quantize_dynamic(exported, target, per_channel=True, **products)
+
+
+# Environment: what builds the model, and what writes the file.
+PEERS: dict[str, tuple[Callable[[Path], Any], Callable[[Any, str, Path], None]]] = {
+    "keras-hub": (keras_hub, to_tflite),
+    "vit-keras": (vit_keras, to_tflite),
+    "zeromodels": (zeromodels, to_tflite),
+    ONNX: (timm_model, to_onnx),
+}
+
+
+def memory(name: str) -> int:
+    """Bytes this process has resident now ("VmRSS") or had at most ("VmHWM")."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status[name].removesuffix("kB")) * 1024
+
+
+def worked() -> float:
+    """Seconds that all processors together have worked for anybody, ours and others."""
+    user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+
+
+def measured(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
+    """What the work gives; its seconds, the most memory that it added at once to what was resident before, and how many
+    processors others took meanwhile.
+    """
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew from what is resident
+    before, everybody, cpu, start = memory("VmRSS"), worked(), time.process_time(), time.perf_counter()
+    result = work()
+    seconds, added = time.perf_counter() - start, memory("VmHWM") - before
+    others = max(0.0, worked() - everybody - (time.process_time() - cpu)) / seconds
+    return result, {"seconds": seconds, "added": added, "others": others}
+
+
+def versions(*names: str) -> dict[str, str]:
+    """Of those packages that are installed."""
+    installed = {}
+    for name in names:
+        try:
+            installed[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return installed
+
+
+def runner(path: Path) -> Callable[[np.ndarray], np.ndarray]:
+    """What runs a file on one image (1, height, width, 3)."""
+    if path.suffix == ".onnx":
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = THREADS
+        # Its threads would go on spinning and take the processors from whichever file comes next.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        name = session.get_inputs()[0].name
+        return lambda image: session.run(None, {name: np.ascontiguousarray(image.transpose(0, 3, 1, 2))})[0]
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_path=str(path), num_threads=THREADS)
+    interpreter.allocate_tensors()
+    (image_details,), (logits_details,) = interpreter.get_input_details(), interpreter.get_output_details()
+
+    def run(image: np.ndarray) -> np.ndarray:
+        interpreter.set_tensor(image_details["index"], image)
+        interpreter.invoke()
+        return interpreter.get_tensor(logits_details["index"])
+
+    return run
+
+
+def time_files(folder: Path, rounds: int) -> dict[str, Any]:
+    """Runs all files of a model in turns; milliseconds of each round, and how far their logits are from Keras'."""
+    images, expected = np.load(folder / "images.npy"), np.load(folder / "logits.npy").astype(np.float64)
+    runners = {path.name: runner(path) for path in sorted(folder.iterdir()) if path.suffix in (".tflite", ".onnx")}
+    files: dict[str, dict[str, Any]] = {}
+    for name, run in runners.items():
+        logits = np.concatenate([run(image[None]) for image in images]).astype(np.float64)
+        norms = np.linalg.norm(logits, axis=1) * np.linalg.norm(expected, axis=1)
+        cosine = float(((logits * expected).sum(axis=1) / norms).min())
+        error = float(np.abs(logits - expected).max() / np.abs(expected).max())
+        files[name] = {"cosine": cosine, "error": error, "bytes": (folder / name).stat().st_size, "ms": []}
+    order, image, others = random.Random(0), images[:1], []
+
+    def turns() -> None:
+        for name in order.sample(list(runners), len(runners)):
+            runners[name](image)
+            ends = [time.perf_counter()]
+            for _ in range(REPEATS):
+                runners[name](image)
+                ends.append(time.perf_counter())
+            files[name]["ms"].append(1000 * statistics.median(np.diff(ends)))
+
+    for _ in range(rounds):
+        _, figures = measured(turns)
+        others.append(figures["others"])
+    return {"files": files, "others": statistics.median(others), "versions": versions("ai-edge-litert", "onnxruntime")}
+
+
+def main() -> None:
+    """Builds one peer's model and writes its file, or times all files; prints the figures as JSON."""
+    step, *arguments = sys.argv[1:]
+    if step == "time":
+        figures = time_files(Path(arguments[0]), int(arguments[1]))
+    else:
+        mode, folder, target = arguments[0], Path(arguments[1]), Path(arguments[2])
+        build, write = PEERS[step]
+        model = build(folder)
+        _, figures = measured(functools.partial(write, model, mode, target))
+        figures["versions"] = versions(*(requirement.partition("==")[0] for requirement in ENVIRONMENTS[step]))
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Parts of a LiteRT graph, written and run by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keras_vit.export.litert.builder import Builder, Tensor
+from keras_vit.export.litert.operators import Operators
+from keras_vit.export.litert.storage import FLOAT32, Storage
+
+interpreter = pytest.importorskip("ai_edge_litert.interpreter")
+
+Layers = Callable[[Operators], tuple[Tensor, Tensor]]  # of the input and the output
+
+
+def options(**changes: Any) -> Any:
+    """What `images.input` reads of emit.Options."""
+    return SimpleNamespace(**{"batch": 1, "dtype": "float32", "source_size": None, "resize": "exact", **changes})
+
+
+def written(layers: Layers, path: Path, storage: Storage = FLOAT32) -> Any:
+    """The interpreter of a file with these layers."""
+    builder = Builder()
+    image, output = layers(Operators(builder, storage))
+    builder.signature({"image": image}, {"output": output})
+    builder.write(path)
+    return interpreter.Interpreter(str(path), num_threads=1)
+
+
+def run(graph: Any, images: np.ndarray) -> np.ndarray:
+    """What a file computes; where its batch is open it takes that of the images."""
+    (image,), (output,) = graph.get_input_details(), graph.get_output_details()
+    if -1 in image["shape_signature"]:
+        graph.resize_tensor_input(image["index"], images.shape, strict=True)
+    graph.allocate_tensors()
+    graph.set_tensor(image["index"], images)
+    graph.invoke()
+    return graph.get_tensor(output["index"])

@@ -1,0 +1,229 @@
+"""The page of examples/browser, in a headless Chromium that reaches nothing but its folder, computes what Python does.
+
+`make test-browser` runs it: it needs Chromium and `npm ci` in examples/browser.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from headless_browser import Page, served
+from keras_vit import VisionTransformer, digits, export, preprocess, zoo
+
+pytestmark = pytest.mark.browser
+EXAMPLE = Path(__file__).parents[1] / "examples" / "browser"
+SAMPLE = EXAMPLE / "sample.png"
+SKLEARN = importlib.util.find_spec("sklearn")  # found, not imported: the photo's path is all that is wanted
+PHOTO = Path(str(SKLEARN and SKLEARN.origin)).parent / "datasets" / "images" / "china.jpg"  # 640x427 pixels
+# Options of each file and the largest error of a logit against ai-edge-litert on this machine. float32: another order
+# of additions, measured 2e-6. dynamic: where that puts an activation on the other side of a rounding, it moves by one
+# of 255 steps: measured 1e-6 to 1e-2; at most as much as the int8 file is off from the model (0.1).
+FILES: dict[str, tuple[dict[str, Any], float]] = {
+    "none": ({"quantize": "none", "attention": True}, 1e-4),
+    "dynamic": ({"quantize": "dynamic", "attention": True}, 0.1),
+    "uint8": ({"quantize": "none", "input_dtype": "uint8"}, 1e-4),
+    "probabilities": ({"quantize": "none", "output": "probabilities"}, 1e-5),
+}
+WIDTHS = {"desktop": 1280, "phone": 390}
+STATUS = "document.getElementById('status')"
+
+
+@pytest.fixture(scope="module")
+def model() -> VisionTransformer:
+    return zoo.load("digits")
+
+
+@pytest.fixture(scope="module")
+def folder(model: VisionTransformer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a user would serve: the example and exported files."""
+    if not (EXAMPLE / "node_modules").is_dir():
+        pytest.fail("LiteRT.js is missing: `npm ci --prefix examples/browser`")
+    site = tmp_path_factory.mktemp("site")
+    for path in EXAMPLE.iterdir():
+        (site / path.name).symlink_to(path)
+    for name, (options, _) in FILES.items():
+        export.tflite(model, site / f"{name}.tflite", **options)
+    return site
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    with served(folder) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with Page(tmp_path_factory.mktemp("profile")) as page:
+        page.resize(WIDTHS["desktop"])
+        yield page
+
+
+def load(page: Page, address: str, file: str) -> None:
+    """Opens the page with a model beside it."""
+    page.open(f"{address}index.html?model={file}.tflite")
+    page.until("document.getElementById('status')?.textContent.startsWith('Ready')")
+
+
+def choose(page: Page, selector: str, file: Path) -> str:
+    """What the page says after a file was chosen."""
+    page.evaluate(f"{STATUS}.className = 'asked'")
+    page.choose(selector, file)
+    return str(page.until(f"['done', 'error'].includes({STATUS}.className) && {STATUS}.textContent"))
+
+
+def result(page: Page, name: str) -> np.ndarray:
+    """Numbers of the last result, such as "logits" or "attention.values"."""
+    return np.array(page.evaluate(f"import('./app.js').then((app) => Array.from(app.page.result.{name}))"), np.float32)
+
+
+def python(file: Path, images: np.ndarray) -> dict[str, np.ndarray]:
+    """The outputs of ai-edge-litert, from nothing but the file and the images."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    return Interpreter(str(file)).get_signature_runner()(image=images)
+
+
+def prepared(model: VisionTransformer, image: Path, file: str) -> np.ndarray:
+    if file != "uint8":
+        return model.preprocess(image)
+    pixels = tf.image.resize(preprocess.decode(image)[None], model.config.image_size)
+    return np.floor(pixels.numpy() + 0.5).astype(np.uint8)  # a half upwards, as Math.round
+
+
+@pytest.mark.parametrize("image", [SAMPLE, PHOTO], ids=lambda path: path.stem)
+@pytest.mark.parametrize("file", FILES)
+def test_the_page_computes_what_python_does(
+    page: Page, address: str, folder: Path, model: VisionTransformer, file: str, image: Path
+) -> None:
+    load(page, address, file)
+    choose(page, "#image-file", image)
+    wanted = python(folder / f"{file}.tflite", prepared(model, image, file))
+    output = "probabilities" if file == "probabilities" else "logits"
+    received = result(page, output)
+    error = np.abs(received - wanted[output][0]).max()
+    page.evaluate("document.getElementById('measure').click()")
+    page.until(f"{STATUS}.textContent.startsWith('Median') && {STATUS}.className === 'done'")
+    took = page.evaluate("document.getElementById('time-run').textContent")
+    print(f"{file} {image.name}: largest error {error:.1e}, median {took}")
+    assert error < FILES[file][1]
+    assert received.argmax() == wanted[output].argmax()
+
+
+def test_the_sample_is_a_held_out_digit_and_is_named(page: Page, address: str, model: VisionTransformer) -> None:
+    known = digits.load()
+    images = model.preprocess(SAMPLE)
+    assert (model.preprocess(known.test_images) == images).all(axis=(1, 2, 3)).any()
+    load(page, address, "none")
+    page.evaluate("document.getElementById('sample').click()")
+    said = page.until(f"{STATUS}.className === 'done' && {STATUS}.textContent")
+    [[(_, label, probability)]] = model.decode_predictions(model(images), top=1)
+    assert said == f"{label}, {100 * probability:.1f}\u00a0%"
+    rows = page.evaluate("document.getElementById('best').innerText").splitlines()
+    assert rows[::2] == [label for _, label, _ in model.decode_predictions(model(images), top=5)[0]]
+
+
+def test_the_class_tokens_attention_is_shown_head_by_head(page: Page, address: str, model: VisionTransformer) -> None:
+    load(page, address, "none")
+    choose(page, "#image-file", SAMPLE)
+    wanted = np.asarray(model.attention_maps(model.preprocess(SAMPLE))[-1])[0, :, 0, 1:]
+    np.testing.assert_allclose(result(page, "attention.values"), wanted.ravel(), atol=1e-5)  # weights up to 1, float32
+    drawn = "document.getElementById('heat').toDataURL()"
+    pictures = {page.evaluate(drawn)}
+    heads = page.evaluate("document.querySelectorAll('#heads input').length")
+    for head in range(1, heads):
+        page.evaluate(f"document.querySelectorAll('#heads input')[{head}].click()")
+        pictures.add(page.evaluate(drawn))
+    assert len(pictures) == heads == len(wanted) + 1  # the mean too
+    load(page, address, "uint8")
+    choose(page, "#image-file", SAMPLE)
+    assert page.evaluate("document.getElementById('attention').hidden")  # a file without that output
+
+
+def test_means_and_deviations_are_read_from_the_file(page: Page, address: str, folder: Path, tmp_path: Path) -> None:
+    preprocessing = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    model = zoo.load("digits", preprocessing=preprocessing)
+    export.tflite(model, tmp_path / "other.tflite", quantize="none")
+    load(page, address, "none")
+    choose(page, "#image-file", PHOTO)
+    choose(page, "#model-file", tmp_path / "other.tflite")
+    wanted = python(tmp_path / "other.tflite", model.preprocess(PHOTO))["logits"][0]
+    np.testing.assert_allclose(result(page, "logits"), wanted, atol=FILES["none"][1])
+
+
+WRONG = {
+    "not an image": ("#image-file", b"some text", "“wrong” is not an image"),
+    "not a model": ("#model-file", b"some text" * 99, "“wrong” is not a LiteRT model"),
+    "a damaged model": ("#model-file", b"\x10\0\0\0TFL3" + b"\xff" * 99, "LiteRT cannot run “wrong” here"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_said_in_a_sentence(page: Page, address: str, tmp_path: Path, case: str) -> None:
+    selector, content, sentence = WRONG[case]
+    (tmp_path / "wrong").write_bytes(content)
+    load(page, address, "none")
+    assert sentence in choose(page, selector, tmp_path / "wrong")
+    assert page.evaluate(f"{STATUS}.className") == "error"
+    assert "three" in choose(page, "#image-file", SAMPLE)  # the model that was there still works
+
+
+def test_without_a_model_the_page_asks_for_one(page: Page, address: str) -> None:
+    page.open(f"{address}index.html?model=none.such.tflite")
+    page.until(f"{STATUS}?.textContent.startsWith('No model yet')")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_overlaps_or_leaves_the_page(page: Page, address: str, tmp_path: Path, width: str, dark: bool) -> None:
+    page.resize(WIDTHS[width])
+    page.dark(dark)
+    load(page, address, "none")
+    choose(page, "#image-file", PHOTO)
+    page.screenshot(tmp_path / f"{width}.png")
+    print(f"screenshot: {tmp_path / width}.png")
+    boxes = page.evaluate(
+        "[...document.querySelectorAll('h1, #status, h2, #stage, .button, button, #best li, dl > div, #heads label, "
+        ".slider, .select')].filter((one) => one.checkVisibility()).map((one) => one.getBoundingClientRect().toJSON())"
+    )
+    assert len(boxes) > 20
+    for box in boxes:
+        assert box["left"] >= 0
+        assert box["right"] <= WIDTHS[width]
+    for one, other in itertools.combinations(boxes, 2):
+        apart = one["right"] <= other["left"] + 1 or other["right"] <= one["left"] + 1  # a pixel for rounding
+        assert apart or one["bottom"] <= other["top"] + 1 or other["bottom"] <= one["top"] + 1, (one, other)
+
+
+def test_every_control_has_a_name(page: Page, address: str) -> None:
+    load(page, address, "none")
+    choose(page, "#image-file", SAMPLE)
+    roles = {"button", "combobox", "radio", "slider", "image"}
+    nodes = page.call("Accessibility.getFullAXTree")["nodes"]
+    named = [(node["role"]["value"], node["name"]["value"]) for node in nodes if not node["ignored"]]
+    assert roles <= {role for role, _ in named}
+    assert not [role for role, name in named if role in roles and not name]
+
+
+def test_webgpu_gives_the_same_logits(address: str, folder: Path, model: VisionTransformer, tmp_path: Path) -> None:
+    # SwiftShader is a graphics card in software: it shows that the operators run there, not how fast.
+    flags = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-unsafe-swiftshader")
+    with Page(tmp_path, *flags) as page:
+        load(page, address, "none")
+        page.until("!document.getElementById('backend').options[1].disabled")
+        choose(page, "#image-file", PHOTO)
+        page.evaluate(f"{STATUS}.className = 'asked'")
+        page.evaluate("const one = document.getElementById('backend'); one.value = 'webgpu'")
+        page.evaluate("document.getElementById('backend').dispatchEvent(new Event('change'))")
+        page.until(f"{STATUS}.className === 'done'")
+        assert page.evaluate("document.getElementById('time-backend').textContent") == "WebGPU"
+        wanted = python(folder / "none.tflite", model.preprocess(PHOTO))["logits"][0]
+        np.testing.assert_allclose(result(page, "logits"), wanted, atol=FILES["none"][1])

@@ -1,0 +1,96 @@
+"""Modes of export: what the package's say, how one's own is read, and every way in which one is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from keras_vit.export.modes import mode, modes
+from package_source import imported_packages
+
+TABLE = 'summary = "mine"\ndevices = "mine"\nleast_cosine = 0.9\nleast_agreement = 0.9\n'
+RULE = '[[rules]]\noperators = ["FULLY_CONNECTED"]\nweights = 8\n'
+# name: (bits of kernels, whether the quantizer works on the file, whether it needs images)
+KINDS = {
+    "none": ((32, 32), False, False),
+    "float16": ((16, 16), False, False),
+    "dynamic": ((8, 8), False, False),
+    "int8": ((8, 8), True, True),
+    "int8-full": ((8, 32), True, True),
+    "int16x8": ((8, 32), True, True),
+    "int4": ((4, 8), True, True),
+}
+WRONG = {
+    "an unknown key": (TABLE + "least_cosin = 1.0\n", "no key 'least_cosin'; the nearest is 'least_cosine'"),
+    "a missing key": (TABLE.replace("summary", "#"), "lacks the key 'summary'"),
+    "an unknown storage": (TABLE + 'storage = "float61"\n', "the nearest is 'float16'"),
+    "rules after int8": (TABLE + 'storage = "int8"\n' + RULE, "where there are rules"),
+    "a cosine above 1": (
+        TABLE.replace("cosine = 0.9", "cosine = 99.0"),
+        "least_cosine is from -1 to 1",
+    ),
+    "an agreement in per cent": (TABLE.replace("ment = 0.9", "ment = 99"), "least_agreement is from 0 to 1"),
+    "odd bits": (TABLE + RULE.replace("8", "5"), r"weights is one of \[4, 8, 32\]. Received: 5"),
+    "activations of 4 bits": (TABLE + RULE + "activations = 4\n", r"activations is one of \[8, 16, 32\]"),
+    "an unknown method": (TABLE + RULE + 'method = "gptk"\n', "the nearest is 'gptq'"),
+    "float weights, integer inputs": (TABLE + RULE.replace("8", "32") + "activations = 8\n", "no kernel multiplies"),
+    "no operators": (TABLE + RULE.replace('"FULLY_CONNECTED"', ""), "operators is empty"),
+    "no expression": (TABLE + RULE + 'names = "("\n', "no regular expression"),
+    "a strange alpha": (TABLE + "[smoothing]\nalpha = 5\nthreshold = 4\n", "alpha is from 0 to 1. Received: 5"),
+    "a threshold below 1": (TABLE + "[smoothing]\nalpha = 0.5\nthreshold = 0.5\n", "threshold is 1 or more"),
+}
+
+
+@pytest.fixture
+def written(tmp_path: Path):
+    def write(text: str) -> Path:
+        path = tmp_path / "mine.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_the_package_has_these_modes():
+    assert modes() == sorted(KINDS)
+
+
+@pytest.mark.parametrize(("name", "expected"), KINDS.items())
+def test_what_a_mode_of_the_package_does(name, expected):
+    read = mode(name)
+    assert (read.bits, read.quantizer, read.calibrated) == expected
+    assert read.name == name and read.summary and read.devices
+    assert "\n" not in read.summary
+
+
+def test_a_file_of_ones_own_is_read(written):
+    read = mode(written(TABLE + RULE + 'names = "mlp"\n' + RULE.replace("8", "4") + 'method = "gptq"\n'))
+    assert read.name == "mine"
+    first, second = read.rules
+    assert (first.names, first.weights, first.calibrated) == ("mlp", 8, False)
+    assert (second.method, second.weights, second.calibrated) == ("gptq", 4, True)
+    assert read.bits == (4, 32)  # nothing is said of convolutions
+
+
+def test_an_unknown_name_is_told_the_nearest():
+    with pytest.raises(ValueError, match=r"quantize is one of .*Received: 'int5'; the nearest is 'int\d"):
+        mode("int5")
+
+
+def test_a_missing_file_is_told(tmp_path):
+    with pytest.raises(FileNotFoundError, match="There is no file .*mine.toml"):
+        mode(tmp_path / "mine.toml")
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG.values(), ids=WRONG)
+def test_what_does_not_fit_is_refused(written, text, message):
+    with pytest.raises(ValueError, match=message):
+        mode(written(text))
+
+
+def test_all_that_is_wrong_is_told_at_once(written):
+    with pytest.raises(ValueError, match=r"weights is one of .*method is one of"):
+        mode(written(TABLE + RULE.replace("8", "5") + 'method = "x"\n'))
+
+
+def test_modes_are_read_without_keras_and_the_quantizer():
+    assert not imported_packages("export.modes") & {"keras", "tensorflow", "ai_edge_litert", "ai_edge_quantizer"}

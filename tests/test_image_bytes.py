@@ -1,0 +1,147 @@
+"""Image files inside of a TensorFlow graph: every good one as Pillow reads it, every bad one refused."""
+
+from __future__ import annotations
+
+import functools
+import io
+import resource
+import warnings
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+import image_kinds
+from keras_vit import preprocess
+from keras_vit.config import Preprocessing, ViTConfig
+from keras_vit.export import image_bytes
+from tiny_models import tiny
+
+FILES = tf.TensorSpec((None,), tf.string)
+GOOD, BAD = image_kinds.good(), image_kinds.bad()
+# preprocess divides by the deviation, the graph's compiler may multiply by its reciprocal: one unit in the last place.
+ROUNDING = 2e-7
+
+
+@functools.cache
+def graph(name: str, config: ViTConfig) -> Any:
+    function = getattr(image_bytes, name)
+    return tf.function(lambda files: function(files, config), input_signature=[FILES])
+
+
+def as_pillow_reads(file: bytes, config: ViTConfig) -> np.ndarray:
+    with Image.open(io.BytesIO(file)) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    shape = {"image_size": config.image_size, "num_channels": 3, "preprocessing": config.preprocessing}
+    return preprocess.prepare(pixels, **shape)
+
+
+@pytest.mark.parametrize("kind", GOOD)
+@pytest.mark.parametrize("resize", ["squash", "crop"])
+def test_a_good_file_is_what_pillow_reads(kind: str, resize: str) -> None:
+    config = tiny(preprocessing=Preprocessing(resize=resize, antialias=resize == "crop", crop_fraction=0.9))
+    if resize == "crop" and kind in ("wide", "high"):
+        config = tiny(preprocessing=Preprocessing(resize=resize))  # antialiasing 60,000 columns takes seconds
+    received = graph("strict", config)(tf.constant([GOOD[kind]]))
+    np.testing.assert_allclose(received, as_pillow_reads(GOOD[kind], config), rtol=0, atol=ROUNDING)
+
+
+def test_grey_models_see_the_grey_of_preprocess(tmp_path: Any) -> None:
+    config = tiny(num_channels=1)
+    (tmp_path / "x.png").write_bytes(GOOD["PNG"])
+    shape = {"image_size": config.image_size, "num_channels": 1, "preprocessing": config.preprocessing}
+    expected = preprocess.prepare(tmp_path / "x.png", **shape)
+    received = graph("strict", config)(tf.constant([GOOD["PNG"]]))
+    np.testing.assert_allclose(received, expected, rtol=0, atol=ROUNDING)
+
+
+def test_a_batch_has_files_of_any_kind_and_size() -> None:
+    config = tiny()
+    together = graph("strict", config)(tf.constant(list(GOOD.values()))).numpy()
+    alone = [graph("strict", config)(tf.constant([file])).numpy()[0] for file in GOOD.values()]
+    np.testing.assert_array_equal(together, alone)
+
+
+@pytest.mark.parametrize("name", ["strict", "tolerant"])
+def test_an_empty_batch_is_an_empty_batch(name: str) -> None:
+    received = tf.nest.flatten(graph(name, tiny())(tf.constant([], tf.string)))
+    assert [tuple(tensor.shape) for tensor in received] == [(0, 32, 32, 3), (0,)][: len(received)]
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_file_fails_the_call_with_a_reason(kind: str) -> None:
+    file, reason = BAD[kind]
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        graph("strict", tiny())(tf.constant([GOOD["PNG"], file]))
+    assert reason in str(caught.value)
+
+
+def test_a_tolerant_call_marks_the_bad_and_gives_the_good() -> None:
+    config = tiny()
+    files, wanted = [], []
+    for good, (bad, _) in zip(GOOD.values(), BAD.values(), strict=False):
+        files += [bad, good]
+        wanted += [False, True]
+    images, valid = graph("tolerant", config)(tf.constant(files))
+    assert valid.numpy().tolist() == wanted
+    expected = graph("strict", config)(tf.constant(files[1::2]))
+    np.testing.assert_allclose(images[1::2], expected, rtol=0, atol=ROUNDING)
+    assert not np.any(images[::2])
+
+
+def test_nothing_but_bad_files_is_no_error() -> None:
+    images, valid = graph("tolerant", tiny())(tf.constant([file for file, _ in BAD.values()]))
+    assert not np.any(valid) and not np.any(images)
+
+
+def readable(file: bytes) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(file)) as image:
+                return bool(image.convert("RGB").size)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return False
+
+
+def test_of_a_thousand_files_every_answer_is_pillows_or_a_refusal() -> None:
+    config, random = tiny(), np.random.default_rng(0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seen: Counter[str] = Counter()
+    for _ in range(50):
+        kinds, files = zip(*(image_kinds.drawn(random) for _ in range(20)), strict=True)
+        images, valid = (tensor.numpy() for tensor in graph("tolerant", config)(tf.constant(files)))
+        for kind, file, image, good in zip(kinds, files, images, valid, strict=True):
+            # A damaged file that Pillow takes may be refused; what is whole and a JPEG or PNG must not be.
+            if not readable(file):
+                assert not good, kind
+            elif kind.startswith(("JPEG", "PNG")) and not kind.endswith("damaged"):
+                assert good, kind
+            if good:
+                # Pillow and libjpeg round CMYK differently: one of 255 levels, which are 2 / 255 apart.
+                tolerance = ROUNDING + (2 / 255 if "CMYK" in kind else 0)
+                np.testing.assert_allclose(image, as_pillow_reads(file, config)[0], rtol=0, atol=tolerance)
+            seen["good" if good else "refused"] += 1
+        whole = [file for file, good in zip(files, valid, strict=True) if good]
+        strict = graph("strict", config)(tf.constant(whole))
+        np.testing.assert_allclose(strict, images[valid], rtol=0, atol=ROUNDING)
+    assert seen["good"] > 600 and seen["refused"] > 200
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kB
+
+
+@pytest.mark.parametrize("name", ["strict", "tolerant"])
+def test_a_file_that_claims_to_be_huge_takes_no_memory(name: str) -> None:
+    call = graph(name, tiny())
+    bombs = [file for kind, (file, _) in BAD.items() if "claims" in kind]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for file in bombs:
+        if name == "tolerant":
+            assert not np.any(call(tf.constant([file]))[1])
+        else:
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                call(tf.constant([file]))
+    # Decoded, the smallest of them had 400 MB; ru_maxrss is in kB.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000

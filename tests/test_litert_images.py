@@ -1,0 +1,164 @@
+"""A file that prepares its images does it as `preprocess` does, within the noise of float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_vit.config import Preprocessing, ViTConfig, pair
+from keras_vit.config_parts import INTERPOLATIONS
+from keras_vit.export.litert import images
+from keras_vit.export.litert.builder import Builder, Tensor
+from keras_vit.export.litert.operators import Operators
+from keras_vit.preprocess import prepare
+from litert_graph import options, run, written
+from tiny_models import prepared, tiny
+
+sklearn_datasets = pytest.importorskip("sklearn.datasets")
+PHOTO = sklearn_datasets.load_sample_images().images[0]
+
+# Of prepared values, which lie in -2..3. TensorFlow's places are float32, where the last bit of one near 500 is 3e-5 of
+# a pixel; measured 4e-5 at most. A matrix that is half a pixel off is off by 0.1 and more on random pixels.
+NOISE = 1e-4
+INEXACT = 1e-5  # of 255: TensorFlow's own products are float32; measured 1.4e-6
+SIDES = [(480, 224), (37, 64), (53, 48), (5, 33), (1, 16), (640, 384), (225, 224), (448, 224), (672, 224)]
+
+
+def pixels(height: int, width: int, *, channels: int = 3, batch: int = 1) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (batch, height, width, channels), np.uint8)
+
+
+def wanted(config: ViTConfig, batch: np.ndarray) -> Any:
+    size = pair(config.image_size, "image_size")
+    return prepare(batch, image_size=size, num_channels=config.num_channels, preprocessing=config.preprocessing)
+
+
+def received(config: ViTConfig, pixels: np.ndarray, path: Path, **changes: Any) -> np.ndarray:
+    """What the file makes of pixels, scale and shift applied as the first layer would."""
+
+    kept: list[images.Input] = []
+
+    def layers(ops: Operators) -> tuple[Tensor, Tensor]:
+        kept.append(images.input(ops, config, options(**changes)))
+        return kept[0].image, kept[0].tensor
+
+    made = run(written(layers, path / "images.tflite"), pixels)
+    assert made.shape == (len(pixels), *kept[0].tensor.shape[1:])
+    _, _, scale, shift = kept[0]
+    return made if scale is None or shift is None else made * scale + shift
+
+
+def test_prepared_images_pass_as_they_are() -> None:
+    ops = Operators(Builder())
+    config = tiny(image_size=(24, 32))
+    given = images.input(ops, config, options(batch=None))
+    assert given.image is given.tensor
+    assert (given.scale, given.shift) == (None, None)
+    assert (given.image.name, given.image.shape, given.image.dtype) == ("image", (None, 24, 32, 3), "float32")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("batch", [1, 2, None])
+def test_pixels_of_the_models_size_are_normalised(tmp_path: Path, channels: int, batch: int | None) -> None:
+    mean, std = (0.485, 0.456, 0.406)[:channels], (0.229, 0.224, 0.225)[:channels]
+    config = tiny(num_channels=channels, preprocessing=Preprocessing(mean=mean, std=std))
+    given = pixels(32, 32, channels=channels, batch=batch or 3)
+    made = received(config, given, tmp_path, batch=batch, dtype="uint8")
+    np.testing.assert_allclose(made, wanted(config, given), atol=NOISE)
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+@pytest.mark.parametrize(("old", "new"), SIDES)
+def test_a_resize_matrix_is_tensorflows(old: int, new: int, interpolation: str, antialias: bool) -> None:
+    column = np.random.default_rng(old).uniform(0, 255, (old, 1, 3)).astype(np.float32)
+    matrix = images.resize_matrix(new, old, Preprocessing(interpolation=interpolation, antialias=antialias))
+    want = tf.image.resize(column, (new, 1), method=interpolation, antialias=antialias).numpy()
+    np.testing.assert_allclose(matrix @ column[:, 0], want[:, 0], atol=255 * INEXACT)
+    np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-4)  # the edges of areas are float32's
+
+
+@pytest.mark.parametrize("resize", ["squash", "crop"])
+@pytest.mark.parametrize("antialias", [False, True])
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+def test_exactly_resized_pixels_are_those_of_preprocess(
+    tmp_path: Path, interpolation: str, antialias: bool, resize: str
+) -> None:
+    preprocessing = Preprocessing(
+        resize=resize, interpolation=interpolation, antialias=antialias, crop_fraction=0.9, mean=(0.4,), std=(0.2,)
+    )
+    config = tiny(image_size=(48, 64), preprocessing=preprocessing)
+    for given in (PHOTO[None, ::4, ::5], pixels(29, 90, batch=2)):
+        changes = {"batch": None, "dtype": "uint8", "source_size": given.shape[1:3], "resize": "exact"}
+        made = received(config, given, tmp_path, **changes)
+        np.testing.assert_allclose(made, wanted(config, given), atol=NOISE)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "fraction"),
+    [
+        ((480, 640), (224, 224), 0.875),
+        ((640, 480), (384, 384), 1.0),
+        ((33, 1000), (48, 64), 0.9),
+        ((7, 7), (9, 8), 0.5),
+    ],
+)
+def test_the_centre_is_cut_out_where_preprocess_cuts_it(
+    tmp_path: Path, source: tuple[int, int], target: tuple[int, int], fraction: float
+) -> None:
+    config = tiny(image_size=target, patch_size=1, preprocessing=Preprocessing(resize="crop", crop_fraction=fraction))
+    given = pixels(*source)
+    made = {
+        kind: received(config, given, tmp_path, dtype="uint8", source_size=source, resize=kind)
+        for kind in images.RESIZES
+    }
+    np.testing.assert_allclose(made["exact"], wanted(config, given), atol=NOISE)
+    # The runtime rounds a pixel's place in its own way; the difference is a few ten-thousandths of a pixel.
+    np.testing.assert_allclose(made["builtin"], wanted(config, given), atol=1e-3)
+
+
+def test_grey_photos_are_resized_too(tmp_path: Path) -> None:
+    config = tiny(num_channels=1, preprocessing=Preprocessing(antialias=True))
+    given = PHOTO[None, :, :, :1]
+    made = received(config, given, tmp_path, dtype="uint8", source_size=given.shape[1:3])
+    np.testing.assert_allclose(made, wanted(config, given), atol=NOISE)
+
+
+def test_pixels_of_the_right_size_are_resized_by_nothing(tmp_path: Path) -> None:
+    given = pixels(32, 32)
+    made = received(tiny(), given, tmp_path, dtype="uint8", source_size=(32, 32))
+    np.testing.assert_allclose(made, wanted(tiny(), given), atol=NOISE)
+
+
+@pytest.mark.parametrize("batch", [1, None])
+def test_nothing_has_a_fifth_dimension_and_the_batch_stays_open(batch: int | None) -> None:
+    builder = Builder()
+    changes = {"batch": batch, "dtype": "uint8", "source_size": (60, 40)}
+    given = images.input(Operators(builder), tiny(), options(**changes))
+    assert given.tensor.shape == (batch, 32, 32, 3)
+    assert max(len(row.shape) for row in builder._tensors) <= 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "int8"}, "dtype is one of .*'int8'"),
+        ({"resize": "bicubic"}, "resize is one of .*'bicubic'"),
+        ({"source_size": (40, 40)}, "needs dtype 'uint8'.*'float32'"),
+        ({"dtype": "uint8", "source_size": (0, 40)}, r"source_size.*\(0, 40\)"),
+        ({"dtype": "uint8", "source_size": (40, 40, 3)}, r"source_size.*\(40, 40, 3\)"),
+        ({"dtype": "uint8", "source_size": 40.5}, r"source_size.*40\.5"),
+    ],
+)
+def test_what_makes_no_input_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        images.input(Operators(Builder()), tiny(), options(**changes))
+
+
+def test_prepared_images_run(tmp_path: Path) -> None:
+    given = prepared(tiny())
+    np.testing.assert_array_equal(received(tiny(), given, tmp_path, batch=None), given)

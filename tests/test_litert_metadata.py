@@ -1,0 +1,173 @@
+"""What MediaPipe and Android's tools read in a file: written by hand, compared with the schema byte by field."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import flatbuffers
+import numpy as np
+import pytest
+
+from keras_vit.config import Preprocessing
+from keras_vit.export.litert import metadata
+from keras_vit.export.litert.builder import Builder
+
+IMAGENET = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+LABELS = ["zero", "one", "tench, Tinca tinca"]
+
+
+def made(**changes: Any) -> bytes:
+    values: dict[str, Any] = {
+        "dtype": "float32",
+        "preprocessing": Preprocessing(),
+        "num_channels": 3,
+        "outputs": ["logits"],
+        "labelled": True,
+    }
+    return metadata.metadata(**{**values, **changes})
+
+
+class Table:
+    """A table of a flatbuffer, read by the format's own rules (flatbuffers' internals.md) instead of a schema."""
+
+    def __init__(self, data: bytes, place: int | None = None) -> None:
+        self.data = data
+        self.place = struct.unpack_from("<I", data)[0] if place is None else place
+
+    def field(self, number: int) -> int | None:
+        """Where a field's value stands."""
+        vtable = self.place - struct.unpack_from("<i", self.data, self.place)[0]
+        size = struct.unpack_from("<H", self.data, vtable)[0]
+        slot = 4 + 2 * number
+        offset = struct.unpack_from("<H", self.data, vtable + slot)[0] if slot < size else 0
+        return self.place + offset if offset else None
+
+    def byte(self, number: int) -> int:
+        place = self.field(number)
+        return 0 if place is None else self.data[place]
+
+    def follow(self, number: int) -> int:
+        place = self.field(number)
+        assert place is not None
+        return place + struct.unpack_from("<I", self.data, place)[0]
+
+    def table(self, number: int) -> Table:
+        return Table(self.data, self.follow(number))
+
+    def text(self, number: int) -> str:
+        place = self.follow(number)
+        length = struct.unpack_from("<I", self.data, place)[0]
+        return self.data[place + 4 : place + 4 + length].decode()
+
+    def floats(self, number: int) -> list[float]:
+        place = self.follow(number)
+        length = struct.unpack_from("<I", self.data, place)[0]
+        return list(struct.unpack_from(f"<{length}f", self.data, place + 4))
+
+    def tables(self, number: int) -> list[Table]:
+        place = self.follow(number)
+        length = struct.unpack_from("<I", self.data, place)[0]
+        places = [place + 4 + 4 * i for i in range(length)]
+        return [Table(self.data, here + struct.unpack_from("<I", self.data, here)[0]) for here in places]
+
+
+def graph(data: bytes) -> tuple[Table, list[Table]]:
+    """The tables of the input and of the outputs."""
+    [main] = Table(data).tables(3)
+    [image] = main.tables(2)
+    return image, main.tables(3)
+
+
+def test_the_mark_and_the_parser_stand_where_readers_look() -> None:
+    data = made(name="vit")
+    assert data[4:8] == b"M001"
+    assert flatbuffers.util.BufferHasIdentifier(data, 0, b"M001")
+    assert (Table(data).text(0), Table(data).text(7)) == ("vit", "1.0.0")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "preprocessing", "mean", "std"),
+    [
+        ("float32", Preprocessing(), [127.5], [127.5]),
+        ("float32", IMAGENET, [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]),  # torchvision's numbers, times 255
+        ("uint8", Preprocessing(), [0.0], [1.0]),
+        ("uint8", IMAGENET, [0.0], [1.0]),
+    ],
+)
+def test_callers_learn_to_prepare_the_image(
+    dtype: str, preprocessing: Preprocessing, mean: list[float], std: list[float]
+) -> None:
+    image, _ = graph(made(dtype=dtype, preprocessing=preprocessing))
+    [unit] = image.tables(4)
+    assert unit.byte(0) == 1  # NormalizationOptions
+    assert unit.table(1).floats(0) == pytest.approx(mean, rel=1e-6)  # float32
+    assert unit.table(1).floats(1) == pytest.approx(std, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "preprocessing", "largest", "smallest"),
+    [
+        ("float32", Preprocessing(), [1.0], [-1.0]),
+        ("uint8", IMAGENET, [255.0], [0.0]),
+        ("float32", Preprocessing(mean=(0.0,), std=(1.0,)), [1.0], [0.0]),
+    ],
+)
+def test_the_range_of_the_input_is_told(
+    dtype: str, preprocessing: Preprocessing, largest: list[float], smallest: list[float]
+) -> None:
+    stats = graph(made(dtype=dtype, preprocessing=preprocessing))[0].table(5)
+    assert (stats.floats(0), stats.floats(1)) == (largest, smallest)
+
+
+@pytest.mark.parametrize(("channels", "colour"), [(3, 1), (1, 2)])
+def test_the_colours_are_told(channels: int, colour: int) -> None:
+    content = graph(made(num_channels=channels))[0].table(3)
+    assert (content.byte(0), content.table(1).byte(0)) == (2, colour)  # ImageProperties; RGB, GRAYSCALE
+
+
+def test_every_output_has_its_entry_and_the_classes_have_the_labels() -> None:
+    _, outputs = graph(made(outputs=["probabilities", "attention"]))
+    assert [output.text(0) for output in outputs] == ["probabilities", "attention"]
+    assert [output.table(3).byte(0) for output in outputs] == [1, 1]  # FeatureProperties
+    [labels] = outputs[0].tables(6)
+    assert (labels.text(0), labels.byte(2)) == ("labels.txt", 2)  # TENSOR_AXIS_LABELS
+    assert outputs[1].field(6) is None
+    assert graph(made(labelled=False))[1][0].field(6) is None
+
+
+def test_the_same_is_written_every_time(tmp_path: Path) -> None:
+    assert made() == made()
+    for name in ("one", "two"):
+        (tmp_path / name).write_bytes(b"file")
+        metadata.append_labels(tmp_path / name, LABELS)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_labels_lie_behind_the_file_uncompressed(tmp_path: Path) -> None:
+    path = tmp_path / "file.tflite"
+    path.write_bytes(b"as it was")
+    assert metadata.read_labels(path) == []
+    metadata.append_labels(path, [*LABELS, "two\nlines", "Äpfel"])
+    assert path.read_bytes().startswith(b"as it was")
+    with zipfile.ZipFile(path) as archive:
+        [entry] = archive.infolist()
+        assert (entry.filename, entry.compress_type) == ("labels.txt", zipfile.ZIP_STORED)
+        assert archive.read(entry).decode() == "zero\none\ntench, Tinca tinca\ntwo lines\nÄpfel\n"
+    assert metadata.read_labels(path) == [*LABELS, "two lines", "Äpfel"]
+
+
+def test_the_runtime_takes_a_file_with_both(tmp_path: Path) -> None:
+    from ai_edge_litert.interpreter import Interpreter
+
+    builder, path = Builder(), tmp_path / "file.tflite"
+    image = builder.input("image", (1, 2))
+    (doubled,) = builder.operator("ADD", [image, image], [("logits", (1, 2), "float32")], options="AddOptions")
+    builder.signature({"image": image}, {"logits": doubled})
+    builder.metadata(metadata.NAME, made())
+    builder.write(path)
+    metadata.append_labels(path, LABELS)
+    run = Interpreter(model_path=str(path)).get_signature_runner()
+    assert run(image=np.array([[1, 2]], np.float32))["logits"].tolist() == [[2, 4]]

@@ -1,0 +1,348 @@
+"""SavedModels: what they answer is the model's, in Python, in TensorFlow's C++ loader and without Keras."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import image_kinds
+from keras_vit import VisionTransformer, export
+from keras_vit.export import signatures, warmup
+from tiny_models import VARIANTS, built, prepared
+
+TESTS = Path(__file__).parent
+# Largest error of a logit over the largest logit: float32 noise of another order of additions, 1e-7 to 2e-6.
+NOISE = 1e-5
+# A graph of five signatures; the weights of tiny models are less.
+GRAPH_BYTES = 1_200_000
+FILE_SIGNATURES = ("serving_default", "tolerant", "features")
+
+
+def small(kind: str = "pure") -> VisionTransformer:
+    return built(num_layers=1, **VARIANTS[kind])
+
+
+def error(got: Any, want: Any) -> float:
+    want = np.asarray(want)
+    return float(np.abs(np.reshape(got, want.shape) - want).max() / np.abs(want).max())
+
+
+def pngs(model: VisionTransformer, count: int = 2) -> tuple[tf.Tensor, np.ndarray]:
+    """Files, and what `preprocess` makes of their pixels."""
+    photos = [image_kinds.photo(40 + 9 * seed, 50, seed) for seed in range(count)]
+    files = tf.constant([image_kinds.encoded(photo, "PNG") for photo in photos])
+    return files, np.concatenate([model.preprocess(photo) for photo in photos])
+
+
+def nothing_but(folder: Path, *expected: str) -> bool:
+    return sorted(path.name for path in folder.iterdir()) == sorted(expected)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[VisionTransformer, Path, dict[str, Any], export.Report]:
+    """A model with names of classes, in a folder and loaded."""
+    model, folder = small("registers"), tmp_path_factory.mktemp("models") / "vit" / "1"
+    report = export.saved_model(
+        model, folder, labels=["ant", "bee", "cat", "dog", "eel"], top=3, warmup=(1, 4), bfloat16=True
+    )
+    return model, folder, tf.saved_model.load(str(folder)).signatures, report
+
+
+@pytest.mark.parametrize("kind", VARIANTS)
+def test_the_served_graph_computes_the_model(kind: str) -> None:
+    from keras_vit.export import inference
+
+    model = built(**VARIANTS[kind])
+    images = prepared(model.config, batch=3)
+    found = inference.function(model)(images)
+    assert error(found["logits" if model.config.num_classes else "features"], model(images)) < NOISE
+    assert error(found["features"], model.features(images, ["pre_logits"])["pre_logits"]) < NOISE
+    half = inference.bfloat16(model)(images)
+    assert error(half["features"], found["features"]) < 0.05  # 8 bits, a few roundings one after the other
+    assert all(value.dtype == tf.float32 for value in [*found.values(), *half.values()])
+
+
+@pytest.mark.parametrize("kind", ["pure", "hybrid", "gap", "map", "unpooled", "headless", "distilled", "grey"])
+def test_every_signature_answers_as_the_model(tmp_path: Path, kind: str) -> None:
+    model = small(kind)
+    report = export.saved_model(model, tmp_path / "deep" / "1", warmup=())
+    assert (report.path, report.images) == (tmp_path / "deep" / "1", 8)
+    assert report.max_error < NOISE and report.cosine > 0.999999
+    assert nothing_but(tmp_path / "deep", "1")
+    call = tf.saved_model.load(str(tmp_path / "deep" / "1")).signatures
+    images = prepared(model.config, batch=3)
+    name = "logits" if model.config.num_classes else "features"
+    assert error(call["float_images"](images=tf.constant(images))[name], model(images)) < NOISE
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 50, 41, model.config.num_channels), dtype=np.uint8)
+    answers = call["uint8_images"](images=tf.constant(pixels))
+    assert error(answers[name], model(model.preprocess(pixels))) < NOISE
+
+
+def test_image_files_are_classified_as_the_model_does(saved: Any) -> None:
+    model, _, call, _ = saved
+    files, images = pngs(model)
+    answer = {name: value.numpy() for name, value in call["serving_default"](image_bytes=files).items()}
+    predictions = model.decode_predictions(model(images), top=3)
+    names = np.array(["ant", "bee", "cat", "dog", "eel"])
+    assert sorted(answer) == ["classes", "probabilities", "scores"]
+    for row, best in enumerate(predictions):
+        assert [name.decode() for name in answer["classes"][row]] == [names[int(p.label_id)] for p in best]
+        np.testing.assert_allclose(answer["scores"][row], [p.probability for p in best], atol=1e-6)
+    np.testing.assert_allclose(answer["probabilities"].sum(axis=1), 1, atol=1e-6)
+    features = call["features"](image_bytes=files)["features"]
+    assert error(features, model.features(images, ["pre_logits"])["pre_logits"]) < NOISE
+
+
+def test_a_tolerant_call_gives_zeros_for_what_is_no_image(saved: Any) -> None:
+    model, _, call, _ = saved
+    files, _ = pngs(model)
+    answer = call["tolerant"](image_bytes=tf.concat([files[:1], ["no image"], files[1:]], axis=0))
+    strict = call["serving_default"](image_bytes=files)
+    assert answer["valid"].numpy().tolist() == [True, False, True]
+    assert answer["classes"].numpy()[1].tolist() == [b"", b"", b""]
+    for name in ("probabilities", "scores"):
+        np.testing.assert_allclose(answer[name].numpy()[::2], strict[name], atol=1e-6)
+        assert not answer[name].numpy()[1].any()
+
+
+def test_bfloat16_signatures_are_near(saved: Any) -> None:
+    model, _, call, report = saved
+    assert 0.995 < report.bfloat16_cosine < 1
+    files, images = pngs(model)
+    near = call["serving_bfloat16"](image_bytes=files)["probabilities"]
+    np.testing.assert_allclose(near, call["serving_default"](image_bytes=files)["probabilities"], atol=0.02)
+    assert 0 < error(call["float_images_bfloat16"](images=tf.constant(images))["logits"], model(images)) < 0.05
+
+
+@pytest.mark.parametrize("name", FILE_SIGNATURES)
+def test_every_output_has_a_row_for_each_image(saved: Any, name: str) -> None:
+    # A server that joins requests cuts the answers apart along the first axis.
+    model, _, call, _ = saved
+    for count in (0, 1, 3):
+        files = pngs(model, count)[0] if count else tf.constant([], tf.string)
+        assert {len(value) for value in call[name](image_bytes=files).values()} == {count}
+
+
+def test_every_weight_is_stored_once(tmp_path: Path) -> None:
+    model = built(hidden_size=512, mlp_dim=2048, num_layers=1)
+    report = export.saved_model(model, tmp_path / "1")
+    on_disk = sum(path.stat().st_size for path in (tmp_path / "1").rglob("*") if path.is_file())
+    assert report.bytes == on_disk
+    assert on_disk <= 1.05 * 4 * model.count_params() + GRAPH_BYTES
+
+
+def test_names_of_classes_lie_beside_the_model(saved: Any) -> None:
+    _, folder, _, _ = saved
+    assert (folder / "assets" / "labels.txt").read_text().split() == ["ant", "bee", "cat", "dog", "eel"]
+
+
+def test_the_warm_up_has_each_batch_of_each_signature(saved: Any) -> None:
+    prediction_log_pb2 = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
+    _, folder, call, _ = saved
+    seen = []
+    for record in tf.data.TFRecordDataset(str(folder / warmup.PLACE)):
+        request = prediction_log_pb2.PredictionLog.FromString(record.numpy()).predict_log.request
+        images = tf.make_ndarray(request.inputs["image_bytes"])
+        call[request.model_spec.signature_name](image_bytes=tf.constant(images))
+        seen.append((request.model_spec.signature_name, len(images)))
+    assert sorted(seen) == sorted((name, n) for name in (*FILE_SIGNATURES, "serving_bfloat16") for n in (1, 4))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"labels": ["one", "two"]}, "labels are 2 for 5 classes"),
+        ({"labels": "nowhere"}, "label lists are"),
+        ({"top": 0}, "top is the number of classes"),
+        ({"warmup": (0,)}, "batch sizes from 1"),
+        ({"warmup": range(1, 2000)}, "batch sizes from 1, up to"),
+    ],
+)
+def test_wrong_options_leave_nothing(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        export.saved_model(small(), tmp_path / "1", **options)
+    assert nothing_but(tmp_path)
+
+
+def test_mixed_precision_leaves_with_float32_answers(tmp_path: Path) -> None:
+    model = built("mixed_bfloat16")
+    export.saved_model(model, tmp_path / "1")
+    images = prepared(model.config)
+    received = export.runner(tmp_path / "1")(images)
+    assert received.dtype == np.float32
+    assert error(received, model(images)) < 0.05  # bfloat16 has 8 bits, and the graph may round in other places
+
+
+def test_a_new_heads_zeros_are_the_same_as_themselves(tmp_path: Path) -> None:
+    model = small()
+    for variable in (model.get_layer("head").kernel, model.get_layer("head").bias):
+        variable.assign(np.zeros(variable.shape))
+    report = export.saved_model(model, tmp_path / "1", bfloat16=True)
+    assert (report.cosine, report.max_error, report.agreement, report.bfloat16_cosine) == (1.0, 0.0, 1.0, 1.0)
+
+
+def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "precious").write_text("keep")
+    with pytest.raises(FileExistsError, match="is there already"):
+        export.saved_model(small(), tmp_path / "1")
+    assert nothing_but(tmp_path / "1", "precious") and nothing_but(tmp_path, "1")
+
+
+def test_a_version_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A server that polls the folder takes every name that is a number for a version.
+    seen = []
+    real = warmup.write
+
+    def write(*arguments: Any) -> None:
+        seen.append([path.name for path in tmp_path.iterdir() if path.name.isdecimal()])
+        real(*arguments)
+
+    monkeypatch.setattr(warmup, "write", write)
+    export.saved_model(small(), tmp_path / "1")
+    assert seen == [[]] and nothing_but(tmp_path, "1")
+    assert (tmp_path / "1").stat().st_mode & 0o555 == 0o555  # a server runs as somebody else
+
+
+@pytest.mark.parametrize("broken", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_broken_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: BaseException) -> None:
+    def write(*_: Any) -> None:
+        raise broken
+
+    monkeypatch.setattr(warmup, "write", write)
+    with pytest.raises(type(broken)):
+        export.saved_model(small(), tmp_path / "1")
+    assert nothing_but(tmp_path)
+
+
+def test_a_graph_that_answers_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = small()
+    real = signatures.module
+    monkeypatch.setattr(signatures, "module", lambda _, **options: real(other, **options))
+    other.get_layer("head").bias.assign_add([5.0, 0, 0, 0, -5])
+    with pytest.raises(export.VerificationError, match="is not what the model computes"):
+        export.saved_model(small(), tmp_path / "1")
+    assert nothing_but(tmp_path)
+
+
+ALONE = """
+    import sys
+
+    sys.modules["keras"] = sys.modules["keras_vit"] = None  # as if they were not installed
+    import numpy as np
+    import tensorflow as tf
+
+    folder, images, logits = sys.argv[1:]
+    loaded = tf.saved_model.load(folder)
+    np.save(logits, loaded.signatures["float_images"](images=tf.constant(np.load(images)))["logits"].numpy())
+    assert not [name for name in sys.modules if name.startswith(("keras.", "keras_vit."))]
+"""
+
+
+def test_it_runs_without_keras_and_this_package(saved: Any, tmp_path: Path) -> None:
+    model, folder, _, _ = saved
+    images = prepared(model.config, batch=2)
+    np.save(tmp_path / "images.npy", images)
+    script = [sys.executable, "-c", textwrap.dedent(ALONE)]
+    files = [folder, tmp_path / "images.npy", tmp_path / "logits.npy"]
+    done = subprocess.run([*script, *map(str, files)], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert error(np.load(tmp_path / "logits.npy"), model(images)) < NOISE
+
+
+def test_the_command_line_of_tensorflow_runs_it(saved: Any, tmp_path: Path) -> None:
+    # It restores by the graph's own names as servers do: a folder may load well in Python and still fail there.
+    model, folder, _, _ = saved
+    images = prepared(model.config, batch=2)
+    np.save(tmp_path / "images.npy", images)
+    run = ["run", "--dir", folder, "--tag_set", "serve", "--signature_def", "float_images"]
+    files = ["--inputs", f"images={tmp_path / 'images.npy'}", "--outdir", tmp_path / "out"]
+    start = "from tensorflow.python.tools.saved_model_cli import main; main()"
+    command = [sys.executable, "-c", start, *map(str, run + files)]
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert error(np.load(tmp_path / "out" / "logits.npy"), model(images)) < NOISE
+
+
+# ---- TensorFlow's C++ loader
+
+
+@pytest.fixture(scope="module")
+def loader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program that has it, built with the TensorFlow that is installed."""
+    libraries = Path(tf.__file__).parent
+    if not shutil.which("gcc") or not (libraries / "libtensorflow_cc.so.2").exists():
+        pytest.skip("needs gcc and a TensorFlow for Linux")
+    program = tmp_path_factory.mktemp("loader") / "savedmodel_run"
+    linked = [f"-L{libraries}", "-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2"]
+    source = [str(TESTS / "savedmodel_run.c"), "-o", str(program), f"-I{libraries / 'include'}"]
+    subprocess.run(["gcc", "-O1", "-w", *source, *linked, f"-Wl,-rpath,{libraries}"], check=True, timeout=120)
+    return program
+
+
+def in_c(program: Path, folder: Path, name: str, value: np.ndarray, scratch: Path) -> dict[str, np.ndarray]:
+    """A signature's outputs, computed without Python.
+
+    Raises:
+        RuntimeError: with the program's words.
+    """
+    from tensorflow.python.tools import saved_model_utils  # the graph's names for a signature's
+
+    signature = saved_model_utils.get_meta_graph_def(str(folder), "serve").signature_def[name]
+    [feed] = signature.inputs.values()
+    texts = value.dtype.kind == "O"
+    content = b"".join(len(text).to_bytes(8, "little") + text for text in value) if texts else value.tobytes()
+    (scratch / "input").write_bytes(content)
+    dtype = "string" if texts else {"float32": "float", "uint8": "uint8"}[value.dtype.name]
+    shape = [value.ndim, *value.shape]
+    words = [folder, feed.name, dtype, *shape, scratch / "input", *(out.name for out in signature.outputs.values())]
+    done = subprocess.run([program, *map(str, words)], capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        raise RuntimeError(done.stdout)
+    return {name: parsed(line) for name, line in zip(signature.outputs, done.stdout.splitlines(), strict=True)}
+
+
+def parsed(line: str) -> np.ndarray:
+    number, rank, *rest = line.split(" ")
+    shape = tuple(map(int, rest[: int(rank)]))
+    kind = tf.dtypes.as_dtype(int(number))
+    if kind == tf.string:
+        return np.array([bytes.fromhex(text) for text in rest[-1].split(",")[:-1]], object).reshape(shape)
+    return np.frombuffer(bytes.fromhex(rest[-1]), kind.as_numpy_dtype).reshape(shape)
+
+
+@pytest.mark.parametrize("name", [*FILE_SIGNATURES, "float_images", "uint8_images", "float_images_bfloat16"])
+def test_the_c_plus_plus_loader_answers_as_python(saved: Any, loader: Path, name: str, tmp_path: Path) -> None:
+    model, folder, call, _ = saved
+    if name in FILE_SIGNATURES:
+        good, _ = pngs(model)
+        value = np.array([*good.numpy(), *([b"none"] if name == "tolerant" else [])], object)
+    elif name == "uint8_images":
+        value = np.random.default_rng(0).integers(0, 256, (2, 50, 41, 3), dtype=np.uint8)
+    else:
+        value = prepared(model.config, batch=2)
+    received = in_c(loader, folder, name, value, tmp_path)
+    [argument] = call[name].structured_input_signature[1]
+    expected = call[name](**{argument: tf.constant(value)})
+    assert sorted(received) == sorted(expected)
+    for key, tensor in expected.items():
+        if tensor.dtype == tf.float32:
+            assert error(received[key], tensor) < (0.02 if "bfloat16" in name else NOISE), key
+        else:
+            assert received[key].tolist() == tensor.numpy().tolist(), key
+
+
+def test_the_c_plus_plus_loader_refuses_a_bad_file(saved: Any, loader: Path, tmp_path: Path) -> None:
+    _, folder, _, _ = saved
+    with pytest.raises(RuntimeError, match="code 3 running: .*Not a JPEG or PNG"):  # 3 is INVALID_ARGUMENT
+        in_c(loader, folder, "serving_default", np.array([b"text"], object), tmp_path)

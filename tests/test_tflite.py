@@ -1,0 +1,398 @@
+"""LiteRT files compute what the model computes, in every mode, are whole or not there, and say what is wrong."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keras_vit import VisionTransformer, export, zoo
+from keras_vit.config import Preprocessing
+from keras_vit.export import anatomy, modes, samples
+from keras_vit.export.litert import metadata
+from tiny_models import VARIANTS, built, prepared
+
+TFLITE = importlib.import_module("keras_vit.export.tflite")  # the package's function has the module's name
+# Largest error of a logit over the largest logit. float32: another order of additions, measured 1e-7 to 2e-6, a
+# hundredfold below what the wrong activation costs (2e-4). float16: weights keep 11 bits, 2.4e-4 of each, and errors
+# of many weights partly cancel. dynamic: weights keep 8 bits (4e-3 of a channel's largest) and so do activations.
+WORST_ERROR = {"none": 1e-5, "float16": 5e-3, "dynamic": 0.15}
+WORST_COSINE = {"none": 0.999999, "float16": 0.99999, "dynamic": 0.99}
+SMALL = {"num_layers": 1}
+
+
+@pytest.fixture(scope="module")
+def model() -> VisionTransformer:
+    """One block, of random weights."""
+    return built(**SMALL)
+
+
+@pytest.fixture(scope="module")
+def digits() -> VisionTransformer:
+    """A trained model."""
+    return zoo.load("digits")
+
+
+def nothing_but(folder: Path, *expected: str) -> bool:
+    return sorted(path.name for path in folder.iterdir()) == sorted(expected)
+
+
+# ---- what is computed
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [
+        *[
+            ("none", kind)
+            for kind in ("pure", "hybrid", "gap", "map", "registers", "unpooled", "headless", "distilled")
+        ],
+        *[("float16", kind) for kind in ("pure", "hybrid")],
+        *[("dynamic", kind) for kind in ("pure", "hybrid", "gap", "map")],
+    ],
+)
+def test_a_file_gives_the_models_logits(tmp_path: Path, kind: str, mode: str) -> None:
+    model = built(**SMALL, **VARIANTS[kind])
+    images = prepared(model.config, batch=4)
+    path = tmp_path / "tiny.tflite"
+    # Thresholds are for trained models; random ones have classes that lie close to each other.
+    report = export.tflite(model, path, quantize=mode, verify=images, least_cosine=0.9, least_agreement=0)
+    received, want = export.runner(path)(images), np.asarray(model(images))
+    assert received.shape == want.shape
+    error = float(np.abs(received - want).max() / np.abs(want).max())
+    assert error <= WORST_ERROR[mode]
+    assert report.cosine >= WORST_COSINE[mode]
+    assert (report.images, report.bytes, report.mode) == (4, path.stat().st_size, mode)
+    assert report.max_error == pytest.approx(error, rel=1e-3, abs=1e-6)
+    assert anatomy.misfits(path) == []
+    assert nothing_but(tmp_path, "tiny.tflite")
+
+
+def test_the_report_says_what_the_export_took(tmp_path: Path, model: VisionTransformer) -> None:
+    report = export.tflite(model, tmp_path / "out.tflite", threads=1)
+    assert report.path == tmp_path / "out.tflite"
+    assert (report.mode, report.threads, report.preprocess_error) == ("dynamic", 1, None)
+    assert report.seconds is not None
+    assert report.seconds > 0
+    assert report.peak_bytes is None or report.peak_bytes < 2**30  # a model of 10,000 weights
+
+
+def test_quantized_files_are_smaller(tmp_path: Path) -> None:
+    model = built(hidden_size=256, mlp_dim=1024, **SMALL)
+    sizes = {name: export.tflite(model, tmp_path / name, quantize=name).bytes for name in WORST_ERROR}
+    for mode, size in sizes.items():
+        least, most = anatomy.expected_bytes(model, modes.mode(mode), (32, 32))
+        assert least <= size <= most
+    assert sizes["dynamic"] < 0.6 * sizes["float16"] < 0.36 * sizes["none"]
+
+
+@pytest.mark.parametrize("batch", [1, 3, None])
+def test_the_batch_is_the_callers_to_choose(batch: int | None, tmp_path: Path, model: VisionTransformer) -> None:
+    path = tmp_path / "out.tflite"
+    export.tflite(model, path, quantize="none", batch=batch)
+    images = prepared(model.config, batch=4)
+    np.testing.assert_allclose(export.runner(path)(images), model.predict_on_batch(images), atol=1e-4)
+
+
+def test_another_resolution_is_a_word(tmp_path: Path, model: VisionTransformer) -> None:
+    path = tmp_path / "out.tflite"
+    export.tflite(model, path, quantize="none", image_size=(24, 48))
+    larger = model.resized((24, 48))
+    images = prepared(larger.config)
+    np.testing.assert_allclose(export.runner(path)(images), larger.predict_on_batch(images), atol=1e-4)
+
+
+def test_probabilities_are_those_of_the_logits(tmp_path: Path, model: VisionTransformer) -> None:
+    path = tmp_path / "out.tflite"
+    report = export.tflite(model, path, quantize="none", output="probabilities")
+    images = prepared(model.config)
+    received = export.runner(path)(images)
+    logits = np.asarray(model(images), np.float64)
+    np.testing.assert_allclose(received, np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True), atol=1e-5)
+    assert report.agreement == 1
+
+
+@pytest.mark.parametrize("kind", ["pure", "registers"])
+def test_the_class_tokens_attention_is_a_second_output(kind: str, tmp_path: Path) -> None:
+    model = built(**VARIANTS[kind])
+    path = tmp_path / "out.tflite"
+    report = export.tflite(model, path, quantize="none", attention=True)
+    images = prepared(model.config, batch=1)
+    outputs = export.running.running(path).call(images)
+    expected = np.asarray(model.attention_maps(images)[-1])[:, :, 0, model.config.num_prefix_tokens :]
+    assert set(outputs) == {"logits", "attention"}
+    np.testing.assert_allclose(outputs["attention"], expected, atol=1e-5)
+    assert report.cosine > 0.99999
+
+
+@pytest.mark.parametrize("mode", ["none", "dynamic"])
+@pytest.mark.parametrize("preprocessing", [Preprocessing(), Preprocessing(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.1))])
+def test_pixels_are_scaled_inside(preprocessing: Preprocessing, mode: str, tmp_path: Path) -> None:
+    model = built(**SMALL, preprocessing=preprocessing)
+    path = tmp_path / "out.tflite"
+    export.tflite(model, path, quantize=mode, input_dtype="uint8", least_agreement=0)
+    pixels = samples.pixels(model.config, 3)
+    received, want = export.runner(path)(pixels), model.predict_on_batch(model.preprocess(pixels))
+    assert np.abs(received - want).max() <= WORST_ERROR[mode] * np.abs(want).max()
+
+
+@pytest.mark.parametrize(
+    ("resize", "preprocessing", "worst"),
+    [
+        ("exact", Preprocessing(), 0.01),  # float32 against float32, of 255
+        ("exact", Preprocessing(interpolation="bicubic", antialias=True, resize="crop", crop_fraction=0.9), 0.01),
+        ("builtin", Preprocessing(), 0.01),
+        ("builtin", Preprocessing(antialias=True), 255),
+    ],
+)
+def test_a_files_own_resize_is_measured(
+    resize: str, preprocessing: Preprocessing, worst: float, tmp_path: Path
+) -> None:
+    model = built(**SMALL, preprocessing=preprocessing)
+    report = export.tflite(
+        model,
+        tmp_path / "out.tflite",
+        quantize="none",
+        input_dtype="uint8",
+        source_size=(60, 80),
+        resize=resize,
+        least_cosine=0.9999 if worst < 1 else -1,
+        least_agreement=0,
+    )
+    assert report.preprocess_error is not None
+    assert report.preprocess_error <= worst
+    assert (worst == 255) == (report.preprocess_error > 20)  # noise and edges, shrunk by half without antialias
+    assert nothing_but(tmp_path, "out.tflite")
+
+
+@pytest.mark.parametrize("kind", ["pixels", "prepared"])
+def test_a_file_of_pixels_is_compared_on_whatever_images_there_are(
+    kind: str, tmp_path: Path, model: VisionTransformer
+) -> None:
+    pixels = samples.pixels(model.config, 3, size=(50, 40))
+    images = pixels if kind == "pixels" else model.preprocess(pixels)
+    path = tmp_path / "out.tflite"
+    report = export.tflite(model, path, quantize="none", input_dtype="uint8", source_size=64, verify=images)
+    assert (report.images, report.agreement) == (3, 1.0)
+
+
+def test_a_trained_model_keeps_its_answers(tmp_path: Path, digits: VisionTransformer) -> None:
+    from keras_vit.digits import load
+
+    data = load()
+    report = export.tflite(digits, tmp_path / "digits.tflite", verify=data.test_images)
+    # What the issue of 8-bit kernels allows: 99.5 % of the 360 images the same.
+    assert report.agreement >= 0.995
+    assert report.cosine >= 0.999
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [("int8", "float32"), ("int8", "uint8"), ("int4", "float32"), ("int8-full", "float32")]
+)
+def test_calibrated_files_are_near(mode: str, dtype: str, tmp_path: Path, digits: VisionTransformer) -> None:
+    from keras_vit.digits import load
+
+    images = load().train_images[:32]
+    path = tmp_path / "out.tflite"
+    report = export.tflite(digits, path, quantize=mode, calibration=images, input_dtype=dtype, verify=images)
+    assert report.mode == mode
+    assert b"M001" in path.read_bytes()
+    assert len(metadata.read_labels(path)) == 10
+    assert nothing_but(tmp_path, "out.tflite")
+
+
+def test_calibration_smoothes_what_has_outliers(tmp_path: Path) -> None:
+    model = built(num_layers=2)
+    gamma = model.get_layer("block_1").norm1.gamma
+    factors = np.ones(gamma.shape, np.float32)
+    factors[3] = 300
+    gamma.assign(factors)
+    images = samples.images(model.config, 16)
+    reports = [
+        export.tflite(
+            model, tmp_path / "out.tflite", calibration=given, verify=images, least_cosine=0, least_agreement=0
+        )
+        for given in (None, images)
+    ]
+    assert reports[1].sqnr > reports[0].sqnr
+
+
+# ---- metadata
+
+
+def test_labels_and_preparation_lie_in_the_file(tmp_path: Path, digits: VisionTransformer) -> None:
+    path = tmp_path / "digits.tflite"
+    export.tflite(digits, path)
+    # Without a list of its own a model's classes have no names: an app shows their numbers.
+    assert len(metadata.read_labels(path)) == (10 if digits.config.labels else 0)
+    assert b"M001" in path.read_bytes()
+
+
+def test_labels_of_ones_own(tmp_path: Path, model: VisionTransformer) -> None:
+    path = tmp_path / "out.tflite"
+    export.tflite(model, path)
+    assert metadata.read_labels(path) == []
+    export.tflite(model, path, labels=["a", "b", "c", "d", "e"])
+    assert metadata.read_labels(path) == ["a", "b", "c", "d", "e"]
+    with pytest.raises(ValueError, match="The labels are 2 for 5 classes"):
+        export.tflite(model, path, labels=["a", "b"])
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"quantize": "int3"}, r"quantize is one of \[.*'dynamic'.*'float16'.*'none'.*Received: 'int3'"),
+        ({"quantize": ""}, "Received: ''"),
+        ({"quantize": "Dynamic"}, "the nearest is 'dynamic'"),
+        ({"quantize": "mine.toml"}, "There is no file mine.toml"),
+        ({"input_dtype": "int8"}, r"input_dtype is one of \['float32', 'uint8'\]. Received: 'int8'"),
+        ({"resize": "best"}, r"resize is one of \['exact', 'builtin'\]. Received: 'best'"),
+        ({"output": "classes"}, "output is one of"),
+        ({"batch": 0}, "batch is a whole number from 1, or None for any. Received: 0"),
+        ({"batch": 0, "output": "x"}, "output is one of .*; batch is"),
+        ({"source_size": 64}, 'source_size is of pixels and needs input_dtype="uint8"'),
+        ({"source_size": (0, 3), "input_dtype": "uint8"}, "source_size"),
+        ({"image_size": 3}, "smaller than one patch"),
+        ({"quantize": "int8"}, "quantize='int8' needs calibration images.*Received: None"),
+        ({"quantize": "int8", "calibration": []}, "an empty list"),
+        ({"quantize": "int8", "calibration": np.zeros((0, 32, 32, 3), np.float32)}, r"shape \(0, 32, 32, 3\)"),
+        ({"quantize": "int8", "calibration": np.zeros((4, 8, 8, 3), np.float32)}, r"shape \(4, 8, 8, 3\)"),
+        ({"quantize": "int8", "calibration": np.full((4, 32, 32, 3), np.nan, np.float32)}, "NaN or infinity in 4 of 4"),
+        ({"quantize": "int8", "calibration": np.full((1, 32, 32, 3), 255, np.float32)}, "floats from 255 to 255"),
+        ({"verify": np.full((4, 32, 32, 3), np.inf, np.float32)}, "verify are finite"),
+        ({"labels": "imagenet"}, "The label lists are"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_is_said_before_any_work(
+    options: dict[str, Any], said: str, tmp_path: Path, model: VisionTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TFLITE, "emit", None)
+    with pytest.raises((ValueError, FileNotFoundError), match=said):
+        export.tflite(model, tmp_path / "out.tflite", **options)
+    assert nothing_but(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("headless", {"output": "probabilities"}, "a model without a head has neither probabilities nor labels"),
+        ("headless", {"labels": ["a"]}, "a model without a head has neither probabilities nor labels"),
+        ("gap", {"attention": True}, "attention is the class token's, which this model does not have"),
+    ],
+)
+def test_what_a_model_cannot_give_is_said(kind: str, options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=said):
+        export.tflite(built(**SMALL, **VARIANTS[kind]), tmp_path / "out.tflite", **options)
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path: Path, model: VisionTransformer) -> None:
+    with pytest.raises(IsADirectoryError, match="cannot be written over a folder"):
+        export.tflite(model, tmp_path)
+    with pytest.raises(FileNotFoundError, match="There is no folder for the .tflite file: '.*missing'"):
+        export.tflite(model, tmp_path / "missing" / "out.tflite")
+    assert nothing_but(tmp_path)
+
+
+# ---- whole or not there
+
+
+def fail_with(error: BaseException) -> Any:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("stage", "mode"), [("emit", "dynamic"), ("smooth", "dynamic"), ("quantize_file", "int8"), ("verify_file", "none")]
+)
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(28, "No space left on device"), "The disk is full; nothing was written to: '.*out.tflite'"),
+        (OSError(13, "Permission denied"), "Permission denied"),
+        (KeyboardInterrupt("stop"), "stop"),
+        (export.VerificationError("no"), "no"),
+    ],
+    ids=str,
+)
+def test_whatever_happens_yesterdays_file_stays(
+    stage: str,
+    mode: str,
+    error: BaseException,
+    said: str,
+    tmp_path: Path,
+    model: VisionTransformer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "out.tflite"
+    path.write_bytes(b"yesterday's")
+    monkeypatch.setattr(TFLITE, stage, fail_with(error))
+    with pytest.raises(type(error), match=said):
+        export.tflite(model, path, quantize=mode, calibration=samples.images(model.config, 2))
+    assert path.read_bytes() == b"yesterday's"
+    assert nothing_but(tmp_path, "out.tflite")
+
+
+def test_a_disk_that_fills_up_in_the_middle_leaves_nothing(
+    tmp_path: Path, model: VisionTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = importlib.import_module("keras_vit.export.litert.builder")
+    write, calls = builder._write_at, []
+
+    def fill(file: Any, *arguments: Any, **options: Any) -> None:
+        calls.append(file)
+        if len(calls) > 5:
+            raise OSError(28, "No space left on device")
+        write(file, *arguments, **options)
+
+    monkeypatch.setattr(builder, "_write_at", fill)
+    with pytest.raises(OSError, match="The disk is full"):
+        export.tflite(model, tmp_path / "out.tflite")
+    assert len(calls) == 6
+    assert nothing_but(tmp_path)
+
+
+def test_a_new_file_takes_the_place_of_the_old_one(tmp_path: Path, model: VisionTransformer) -> None:
+    path = tmp_path / "out.tflite"
+    path.write_bytes(b"yesterday's")
+    report = export.tflite(model, path)
+    assert path.stat().st_size == report.bytes > 1000
+    assert path.stat().st_mode & 0o444 == 0o444  # an app's build may run as somebody else
+    assert nothing_but(tmp_path, "out.tflite")
+
+
+def test_a_file_of_another_model_is_refused_and_leaves_nothing(
+    tmp_path: Path, model: VisionTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emit, other = TFLITE.emit, built(**SMALL, num_registers=1)
+    monkeypatch.setattr(TFLITE, "emit", lambda _, options: emit(other, options))
+    with pytest.raises(export.VerificationError, match="is not what the model computes: wanted cosine >= 0.995"):
+        export.tflite(model, tmp_path / "out.tflite")
+    assert nothing_but(tmp_path)
+
+
+def test_thresholds_are_the_modes_and_the_callers(tmp_path: Path, digits: VisionTransformer) -> None:
+    path = tmp_path / "out.tflite"
+    with pytest.raises(export.VerificationError, match="wanted cosine >= 1.0"):
+        export.tflite(digits, path, least_cosine=1.0)
+    assert nothing_but(tmp_path)
+
+
+def test_without_the_packages_there_is_one_hint(
+    tmp_path: Path, model: VisionTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    for name in ("ai_edge_litert", "ai_edge_litert.interpreter"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=r"pip install keras-vit\[litert\]"):
+        export.tflite(model, tmp_path / "out.tflite")
+    assert nothing_but(tmp_path)

@@ -1,0 +1,291 @@
+"""Verification measures what it says, refuses what is not the model, and says which images it cannot use."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from keras_vit import export
+from keras_vit.config import Preprocessing
+from keras_vit.export import anatomy, inputs, samples
+from keras_vit.export.litert.builder import Builder
+from keras_vit.export.litert.operators import Operators
+from keras_vit.export.report import Watch
+from tiny_models import built, prepared, tiny
+
+VERIFY = importlib.import_module("keras_vit.export.verify")  # the package's function has the module's name
+KERNEL = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def linear() -> keras.Model:
+    """Images of 2x2 pixels to five classes."""
+    image = keras.Input((2, 2, 3))
+    model = keras.Model(image, keras.layers.Dense(5, use_bias=False)(keras.layers.Flatten()(image)))
+    model.set_weights([KERNEL])
+    return model
+
+
+def file(path: Path, kernel: np.ndarray = KERNEL, *, batch: int | None = 1, ballast: int = 0) -> Path:
+    """The linear model as a file, in case with a constant of so many bytes that nothing explains."""
+    ops = Operators(Builder())
+    image = ops.builder.input("image", (batch, 2, 2, 3))
+    flat = ops.reshape(image, (batch, 12), "flat")
+    logits = ops.dense(flat, kernel.T, None, "logits")
+    if ballast:
+        ops.builder.constant(np.zeros(ballast, np.uint8), "ballast")
+    ops.builder.signature({"image": image}, {"logits": logits})
+    ops.builder.write(path)
+    return path
+
+
+# ---- what is measured
+
+
+def test_the_figures_are_those_of_their_definitions() -> None:
+    want = np.array([[3.0, 4.0], [1.0, 0.0], [0.0, 2.0]])
+    got = np.array([[3.0, 4.0], [1.0, 0.0], [1.0, 0.0]])
+    report = VERIFY._compare(Path(__file__), {"logits": want}, {"logits": got}, milliseconds=1.5)
+    assert (report.images, report.bytes) == (3, Path(__file__).stat().st_size)
+    assert report.max_error == pytest.approx(2 / 4)
+    assert report.cosine == pytest.approx(0.0)
+    assert report.agreement == pytest.approx(2 / 3)
+    assert report.sqnr == pytest.approx(10 * math.log10(30 / 5))
+    assert "1.50 ms an image" in str(report)
+
+
+def test_every_output_counts_for_the_cosine() -> None:
+    logits, attention = np.ones((2, 3)), np.array([[1.0, 0.0], [0.0, 1.0]])
+    both = {"logits": logits, "attention": attention}
+    assert VERIFY._compare(Path(__file__), both, both, milliseconds=1).cosine == 1
+    turned = {"logits": logits, "attention": attention[::-1]}
+    report = VERIFY._compare(Path(__file__), both, turned, milliseconds=1)
+    assert (report.cosine, report.max_error) == (0, 0)
+
+
+def test_tokens_are_classified_each_for_itself() -> None:
+    want = np.zeros((1, 4, 2))
+    want[..., 0] = 1
+    got = want.copy()
+    got[0, 0] = [0, 1]
+    assert VERIFY._compare(Path(__file__), {"logits": want}, {"logits": got}, milliseconds=1).agreement == 0.75
+
+
+def test_equals_have_no_noise_and_are_json_all_the_same() -> None:
+    want = {"logits": np.zeros((2, 3))}  # a new head's: without a direction
+    report = VERIFY._compare(Path(__file__), want, want, milliseconds=1.0)
+    assert (report.cosine, report.agreement, report.sqnr) == (1.0, 1.0, math.inf)
+    row = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert row["sqnr"] is None
+    assert row["path"] == __file__
+    assert set(row) == {field.name for field in dataclasses.fields(export.Report)}
+
+
+def test_a_report_reads_as_sentences() -> None:
+    report = export.Report(
+        path=Path("x.tflite"),
+        bytes=1234567,
+        images=8,
+        max_error=0.01,
+        cosine=0.9995,
+        sqnr=30.0,
+        agreement=1.0,
+        milliseconds=2.0,
+        threads=2,
+        mode="dynamic",
+        preprocess_error=0.25,
+        seconds=1.5,
+        peak_bytes=30_000_000,
+    )
+    assert str(report).splitlines() == [
+        "x.tflite: 1,234,567 bytes, dynamic",
+        "  on 8 images: cosine 0.999500, SQNR 30.0 dB, relative error 1.0e-02, same best class 100.00%",
+        "  its own resize is within 0.25 of 255 of preprocess",
+        "  2.00 ms an image on 2 threads",
+        "  exported in 1.5 s, 30 MB of memory above the model",
+    ]
+
+
+def test_time_and_memory_of_a_block_are_watched() -> None:
+    size = 64 * 2**20
+    with Watch() as watch:
+        ballast = np.ones(size, np.uint8)
+        time.sleep(0.05)
+        del ballast
+    assert watch.seconds >= 0.05
+    assert watch.peak_bytes is not None  # on Linux, and where psutil is
+    # Other threads give and take a little; an allocator may have had some of it before.
+    assert 0.8 * size < watch.peak_bytes < 2 * size
+
+
+# ---- what is refused
+
+
+def test_the_models_own_file_passes(tmp_path: Path, linear: keras.Model) -> None:
+    report = export.verify(linear, file(tmp_path / "good.tflite"), threads=1)
+    assert (report.images, report.agreement, report.threads, report.mode) == (inputs.SAMPLES, 1.0, 1, None)
+    assert report.max_error < 1e-6  # twelve products
+    assert report.sqnr > 100
+    assert report.milliseconds > 0
+
+
+@pytest.mark.parametrize("batch", [1, 3, None])
+def test_any_number_of_images_goes_through_a_file_of_any_batch(
+    batch: int | None, tmp_path: Path, linear: keras.Model
+) -> None:
+    path = file(tmp_path / "file.tflite", batch=batch)
+    images = np.random.default_rng(1).uniform(-1, 1, (4, 2, 2, 3)).astype(np.float32)
+    assert export.verify(linear, path, images).images == 4
+    np.testing.assert_allclose(export.runner(path)(images), linear.predict_on_batch(images), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda kernel: -kernel, "is not what the model computes: wanted cosine >= 0.99"),
+        (lambda kernel: kernel * np.nan, r"computes NaN or infinity \(logits\)"),
+        (
+            lambda kernel: np.concatenate([kernel, kernel], axis=1),
+            r"gives logits of shape \(8, 10\), the model \(8, 5\)",
+        ),
+    ],
+)
+def test_what_is_not_the_model_is_refused(change: Any, said: str, tmp_path: Path, linear: keras.Model) -> None:
+    path = file(tmp_path / "bad.tflite", change(KERNEL))
+    with pytest.raises(export.VerificationError, match=f"bad.tflite {said}"):
+        export.verify(linear, path)
+
+
+def test_thresholds_are_the_callers_to_set(tmp_path: Path, linear: keras.Model) -> None:
+    path = file(tmp_path / "opposite.tflite", -KERNEL)
+    assert export.verify(linear, path, least_cosine=-1.0).cosine == pytest.approx(-1)
+    with pytest.raises(export.VerificationError, match="wanted agreement >= 0.5"):
+        export.verify(linear, path, least_cosine=-1.0, least_agreement=0.5)
+
+
+def test_a_file_without_its_weights_is_refused_for_its_size(tmp_path: Path) -> None:
+    image = keras.Input((2, 2, 3))
+    large = keras.Model(image, keras.layers.Dense(5)(keras.layers.Dense(50_000)(keras.layers.Flatten()(image))))
+    with pytest.raises(export.VerificationError, match=r"bytes, where the model's weights explain 382,50\d to"):
+        export.verify(large, file(tmp_path / "small.tflite"))
+
+
+def test_a_file_with_something_beside_its_weights_is_refused(tmp_path: Path, linear: keras.Model) -> None:
+    with pytest.raises(export.VerificationError, match="where the model's weights explain 27 to"):
+        export.verify(linear, file(tmp_path / "large.tflite", ballast=300_000))
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (anatomy.Anatomy(frozenset({"ADD", "CUSTOM FlexErf"}), 4), r"not LiteRT's own \(CUSTOM FlexErf\)"),
+        (anatomy.Anatomy(frozenset({"ADD"}), 5), "has tensors of 5 dimensions"),
+        (anatomy.Anatomy(frozenset({"VAR_HANDLE"}), 2), r"not in it \(VAR_HANDLE\)"),
+    ],
+    ids=str,
+)
+def test_what_does_not_run_everywhere_is_refused(
+    made: anatomy.Anatomy, said: str, tmp_path: Path, linear: keras.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(anatomy, "anatomy", lambda _: made)
+    with pytest.raises(export.VerificationError, match=said):
+        export.verify(linear, file(tmp_path / "file.tflite"))
+
+
+def test_operators_and_dimensions_are_read_out_of_the_file(tmp_path: Path) -> None:
+    ops = Operators(Builder())
+    image = ops.builder.input("image", (1, 2, 2, 3))
+    deep = ops.reshape(image, (1, 1, 2, 2, 3), "deep")
+    ops.builder.signature({"image": image}, {"logits": deep})
+    ops.builder.write(tmp_path / "deep.tflite")
+    assert anatomy.anatomy(tmp_path / "deep.tflite") == anatomy.Anatomy(frozenset({"RESHAPE"}), 5)
+    assert anatomy.misfits(file(tmp_path / "flat.tflite")) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"TFL3", b"no file at all, but long enough", b"\x10\0\0\0TFL3" + b"\0" * 64])
+def test_a_file_that_is_none_is_one_error(content: bytes, tmp_path: Path, linear: keras.Model) -> None:
+    (tmp_path / "none.tflite").write_bytes(content)
+    with pytest.raises(ValueError, match="none.tflite is no LiteRT file"):
+        export.verify(linear, tmp_path / "none.tflite")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path, linear: keras.Model) -> None:
+    with pytest.raises(FileNotFoundError, match="no exported file .*nothing.tflite"):
+        export.verify(linear, tmp_path / "nothing.tflite")
+
+
+def test_a_file_of_another_size_says_how_to_compare_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"takes images of 2x2 pixels and 3 channels.*model.resized\(\(2, 2\)\)"):
+        export.verify(built(num_layers=1), file(tmp_path / "file.tflite"), least_cosine=-1)
+
+
+# ---- images
+
+
+@pytest.mark.parametrize(
+    ("images", "said"),
+    [
+        (
+            np.zeros((2, 16, 16, 3), np.float32),
+            r"prepared images \(batch, 32, 32, 3\). Received: shape \(2, 16, 16, 3\)",
+        ),
+        (np.zeros((0, 32, 32, 3), np.float32), r"Received: shape \(0, 32, 32, 3\)"),
+        (np.full((2, 32, 32, 3), np.nan, np.float32), "images are finite. Received: NaN or infinity in 2 of 2"),
+        (np.full((2, 32, 32, 3), 200.0, np.float32), "Received: floats from 200 to 200"),
+        ([], "Received: an empty list"),
+    ],
+    ids=str,
+)
+def test_images_that_cannot_be_compared_are_one_error(images: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        inputs.prepared_images(built(num_layers=1), images, "images")
+
+
+def test_pixels_are_prepared_and_prepared_images_are_taken_as_they_are() -> None:
+    model = built(num_layers=1)
+    pixels = samples.pixels(model.config, 2, size=(40, 50))
+    np.testing.assert_array_equal(inputs.prepared_images(model, pixels, "images"), model.preprocess(pixels))
+    images = prepared(model.config)
+    assert inputs.prepared_images(model, images, "images") is images
+
+
+# ---- the built-in images
+
+
+IMAGENET = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+
+
+@pytest.mark.parametrize("preprocessing", [Preprocessing(), IMAGENET])
+def test_built_in_images_are_what_preprocess_makes_of_their_pixels(preprocessing: Preprocessing) -> None:
+    model = built(num_layers=1, preprocessing=preprocessing)
+    pixels = samples.pixels(model.config, 5)
+    assert (pixels.dtype, pixels.shape) == (np.uint8, (5, 32, 32, 3))
+    np.testing.assert_array_equal(samples.images(model.config, 5), model.preprocess(pixels))
+
+
+def test_built_in_images_are_always_the_same_and_unlike_each_other() -> None:
+    first, again = (samples.images(tiny(), 12) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(first[:3], samples.images(tiny(), 3))
+    flat = first.reshape(12, -1)
+    centred = flat - flat.mean(axis=1, keepdims=True)
+    alike = centred @ centred.T / np.outer(*2 * [np.linalg.norm(centred, axis=1)])
+    assert np.abs(alike[~np.eye(12, dtype=bool)]).max() < 0.95
+    spans = flat.max(axis=1) - flat.min(axis=1)
+    assert spans.max() == pytest.approx(2, abs=0.02)  # one has every value from -1 to 1
+    assert spans.min() < 0.5
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 200), (480, 640)])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_there_are_built_in_images_of_every_size(size: tuple[int, int], channels: int) -> None:
+    assert samples.drawn((*size, channels), 4).shape == (4, *size, channels)
