@@ -204,6 +204,17 @@ def test_calibrated_files_are_near(mode: str, dtype: str, tmp_path: Path, digits
     assert nothing_but(tmp_path, "out.tflite")
 
 
+def test_without_other_images_a_calibrated_file_is_compared_on_the_calibrations(
+    tmp_path: Path, digits: VisionTransformer
+) -> None:
+    from keras_vit.digits import load
+
+    images = load().test_images[:64]
+    report = export.tflite(digits, tmp_path / "out.tflite", quantize="int8", calibration=images)
+    assert (report.images, report.calibrated_on) == (64, True)
+    assert "on 64 images (those of the calibration)" in str(report)
+
+
 def test_calibration_smoothes_what_has_outliers(tmp_path: Path) -> None:
     model = built(num_layers=2)
     gamma = model.get_layer("block_1").norm1.gamma

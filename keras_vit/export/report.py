@@ -27,6 +27,7 @@ class Report:
         milliseconds: median time of one image on this machine.
         threads: that computed it; None where the runtime chooses.
         mode: how the file is quantized, where known.
+        calibrated_on: whether the images were those of the calibration.
         preprocess_error: where the file resizes: largest difference of an image that it prepares from the model's
             `preprocess`, in units of 0..255.
         bfloat16_cosine: lowest cosine of the bfloat16 signatures of a SavedModel that has them.
@@ -44,6 +45,7 @@ class Report:
     milliseconds: float
     threads: int | None = None
     mode: str | None = None
+    calibrated_on: bool = False
     preprocess_error: float | None = None
     bfloat16_cosine: float | None = None
     seconds: float | None = None
@@ -54,9 +56,10 @@ class Report:
 
     def lines(self) -> list[str]:
         """What a reader wants to know, a sentence each."""
+        known = " (those of the calibration)" if self.calibrated_on else ""
         lines = [
             f"{self.path}: {self.bytes:,} bytes{f', {self.mode}' if self.mode else ''}",
-            f"on {self.images} images: cosine {self.cosine:.6f}, SQNR {self.sqnr:.1f} dB, relative error "
+            f"on {self.images} images{known}: cosine {self.cosine:.6f}, SQNR {self.sqnr:.1f} dB, relative error "
             f"{self.max_error:.1e}, same best class {self.agreement:.2%}",
         ]
         if self.preprocess_error is not None:

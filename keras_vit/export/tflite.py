@@ -66,7 +66,8 @@ def tflite(
         calibration: images as the model will meet them, for modes that need some or, as "dynamic", gain from them where
             activations have outliers: prepared ones, float32 (batch, height, width, channels), or what
             `model.preprocess` takes.
-        verify: likewise, to compare the file with the model on; None means a built-in set.
+        verify: likewise, to compare the file with the model on; None means a built-in set, or the calibration images in
+            a mode that needs them, which flatters: better others.
         batch: images a call; None for any number.
         image_size: int or (height, width), where it is not the model's: position embeddings are interpolated.
         input_dtype: "float32" for prepared images, "uint8" for pixels, which the file scales itself.
@@ -112,6 +113,9 @@ def tflite(
         model = model.resized(image_size)
     job = _Job(model, mode, options, route, names=_names(model, labels), progress=progress)
     job.calibrate(calibration)
+    known = mode.calibrated and verify is None
+    if known:
+        verify = calibration  # ranges that were measured on other images cut off what the built-in ones hold
     if verify is not None and input_dtype == "float32":
         verify = inputs.prepared_images(model, verify, "verify")
     with _beside(path) as work:
@@ -130,7 +134,9 @@ def tflite(
         error = job.preprocess_error(verify, work.with_name(f"{work.name}.resize"))
         work.replace(path)
     peak = watch.peak_bytes if route == "direct" else None  # the converter is another process
-    return dataclasses.replace(report, path=path, preprocess_error=error, seconds=watch.seconds, peak_bytes=peak)
+    return dataclasses.replace(
+        report, path=path, calibrated_on=known, preprocess_error=error, seconds=watch.seconds, peak_bytes=peak
+    )
 
 
 @dataclasses.dataclass

@@ -1,5 +1,5 @@
 """LiteRT (.tflite) files written straight from the weights, without TensorFlow.
 
-Each module imports only from those before it: builder, storage, operators, folding, images, stem, encoder, emit;
-beside them metadata, and quantize, which works on files.
+Each module imports only from those before it: builder, storage, operators, folding, images, stem, encoder, emit. Beside
+them metadata; and calibration, gptq, quantize, which work on files.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 DAMPING = 0.01  # share of the mean of the diagonal; section 3.3
-COLUMNS = 128  # that are rounded before those behind them are touched; likewise
+COLUMNS = 64  # that are rounded before those behind them are touched; likewise, there 128
 
 
 def gptq(kernel: np.ndarray, squares: np.ndarray, bits: int) -> np.ndarray:
@@ -24,25 +24,24 @@ def gptq(kernel: np.ndarray, squares: np.ndarray, bits: int) -> np.ndarray:
     """
     most = 2 ** (bits - 1) - 1
     order = np.argsort(-np.diag(squares), kind="stable")
-    weights = kernel[:, order].astype(np.float64)
-    largest = np.abs(weights).max(axis=1)
+    weights = kernel.T[order].astype(np.float64)  # (inputs, outputs): what is rounded together lies together
+    largest = np.abs(weights).max(axis=0)
     scale = np.where(largest > 0, largest, 1) / most
-    kept = np.abs(weights) == largest[:, None]
-    extremes = np.sign(weights) * kept * most
+    kept = np.abs(weights) == largest
+    extremes = np.sign(weights) * largest
     factor = _factor(squares[np.ix_(order, order)].astype(np.float64))
     for start in range(0, len(order), COLUMNS):
         stop = min(start + COLUMNS, len(order))
-        errors = np.empty((len(weights), stop - start))
-        for column in range(start, stop):
-            whole = np.rint(weights[:, column] / scale).clip(-most, most)
-            rounded = np.where(kept[:, column], extremes[:, column], whole) * scale
-            error = (weights[:, column] - rounded) / factor[column, column]
-            weights[:, column] = rounded
-            weights[:, column + 1 : stop] -= np.outer(error, factor[column, column + 1 : stop])
-            errors[:, column - start] = error
-        weights[:, stop:] -= errors @ factor[start:stop, stop:]
+        errors = np.empty((stop - start, len(kernel)))
+        for place in range(start, stop):
+            whole = np.rint(weights[place] / scale).clip(-most, most)
+            rounded = np.where(kept[place], extremes[place], whole * scale)
+            error = errors[place - start] = (weights[place] - rounded) / factor[place, place]
+            weights[place] = rounded
+            weights[place + 1 : stop] -= np.outer(factor[place, place + 1 : stop], error)
+        weights[stop:] -= factor[start:stop, stop:].T @ errors
     result = np.empty(kernel.shape, np.float32)
-    result[:, order] = weights
+    result[:, order] = weights.T
     return result
 
 

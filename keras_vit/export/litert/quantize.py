@@ -236,6 +236,8 @@ def _inline(content: Any) -> bytes:
         return bytes(content)
 
     class Aligned(schema().BufferT):  # type: ignore[misc]
+        data: Any
+
         def Pack(self, builder: Any) -> Any:  # noqa: N802
             if self.data is not None:
                 self.data = np.frombuffer(self.data, np.uint8)  # anything else is packed byte by byte
