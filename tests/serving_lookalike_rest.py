@@ -1,4 +1,4 @@
-"""The REST half of the look-alike of TensorFlow Serving: JSON in both of its formats, as util/json_tensor.cc has them."""
+"""The REST half of the look-alike of TensorFlow Serving: JSON in both of the formats of its util/json_tensor.cc."""
 
 from __future__ import annotations
 
@@ -89,7 +89,9 @@ class _Handler(BaseHTTPRequestHandler):
             return _predict(self.server.models, spec, body)
         if path[3] == "/metadata":
             wanted = get_model_metadata_pb2.GetModelMetadataRequest(model_spec=spec, metadata_field=["signature_def"])
-            return _plain(self.server.models.metadata(wanted))
+            answer = _plain(self.server.models.metadata(wanted))
+            del answer["metadata"]["signature_def"]["@type"]  # of the Any, which the real server takes off
+            return answer
         return _plain(self.server.models.status(get_model_status_pb2.GetModelStatusRequest(model_spec=spec)))
 
     def log_message(self, *_: object) -> None:
@@ -163,7 +165,7 @@ def _tensor(value: Any, wanted: Any) -> Any:
         value = _strings(value)
         return tf.make_tensor_proto(value, dtype=dtype, shape=np.shape(np.array(value, dtype=object)))
     array = np.array(value)  # of ragged lists: ValueError
-    if array.size and not np.can_cast(array.dtype, dtype.as_numpy_dtype, casting="same_kind" if array.dtype.kind == "f" else "unsafe"):
+    if array.size and array.dtype.kind not in ("iuf" if dtype.is_floating else "iu" if dtype.is_integer else "b"):
         raise TypeError(f"JSON Value is not of expected type: {dtype.name}")
     return tf.make_tensor_proto(array.astype(dtype.as_numpy_dtype), dtype=dtype)
 
