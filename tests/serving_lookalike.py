@@ -37,20 +37,10 @@ from tensorflow_serving.apis import (
     prediction_service_pb2_grpc,
 )
 
+from serving_lookalike_rest import RefusedError, RestServer, invalid
+
 WARM_UP = "assets.extra/tf_serving_warmup_requests"
 States = get_model_status_pb2.ModelVersionStatus
-
-
-class RefusedError(Exception):
-    """What a client is told instead of an answer."""
-
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        super().__init__(message)
-        self.code, self.message = code, message
-
-
-def invalid(message: str) -> RefusedError:
-    return RefusedError(grpc.StatusCode.INVALID_ARGUMENT, message)
 
 
 class Version:
@@ -142,8 +132,6 @@ class ModelServer:
     def __init__(
         self, folder: str | os.PathLike[str], *, name: str = "vit", rest: int = 0, grpc_port: int = 0, poll: float = 0.1
     ) -> None:
-        from serving_lookalike_rest import RestServer
-
         self.folder, self.name, self.poll = Path(folder), name, poll
         self.states: dict[int, States] = {}  # of every version that was ever seen
         self.history: list[tuple[int, int]] = []  # version and state, in the order of time

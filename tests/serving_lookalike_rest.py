@@ -34,6 +34,18 @@ HTTP = {
 }
 
 
+class RefusedError(Exception):
+    """What a client is told instead of an answer."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+
+
+def invalid(message: str) -> RefusedError:
+    return RefusedError(grpc.StatusCode.INVALID_ARGUMENT, message)
+
+
 class RestServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False  # for clients that keep their connections open
@@ -63,8 +75,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self.rfile.read(int(self.headers["Content-Length"] or 0)))
 
     def _answer(self, body: bytes) -> None:
-        from serving_lookalike import RefusedError
-
         try:
             status, found = HTTPStatus.OK, self._found(body)
         except RefusedError as error:
@@ -77,8 +87,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def _found(self, body: bytes) -> dict[str, Any]:
-        from serving_lookalike import invalid
-
         path = PATH.fullmatch(self.path)
         if path is None or (self.command == "POST") != (path[3] == ":predict"):
             raise invalid(f"Malformed request: {self.command} {self.path}")
@@ -106,8 +114,6 @@ def _plain(message: Any) -> dict[str, Any]:
 
 def _predict(models: ModelServer, spec: model_pb2.ModelSpec, body: bytes) -> dict[str, Any]:
     """What a body of JSON asks for, through the same door as gRPC."""
-    from serving_lookalike import RefusedError, invalid
-
     try:
         asked = json.loads(body)
     except ValueError as error:
