@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Where the wheel is tried.
+TRIED := build/wheel
 OPTIONAL := slow or torch or jax or peers or browser
 # Tests run in so many processes, each file in one of them; every one takes about 2 GB.
 JOBS ?= 2
@@ -13,7 +15,7 @@ unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-extra test-browser test-network test-packaging lint format wheel bench clean
+.PHONY: help demo test test-extra test-browser test-network test-packaging test-wheel lint format docs wheel bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -27,15 +29,21 @@ test: $(VENV)/.with-test ## the tests that need nothing but the package
 test-extra: $(VENV)/.with-test $(VENV)/.with-test-extra ## the optional tests: PyTorch, JAX, peers, installing
 	$(BIN)/python -m pytest -m "($(OPTIONAL)) and not network and not browser"
 
-test-browser: $(VENV)/.with-test ## the browser example in headless Chromium (needs npm and chromium)
+test-browser: $(VENV)/.with-test ## browser example, gallery and report in headless Chromium (needs npm and chromium)
 	npm ci --prefix examples/browser --no-audit --no-fund
-	$(BIN)/python -m pytest -s -m browser tests/test_browser.py
+	$(BIN)/python -m pytest -s -m browser tests/test_browser.py tests/test_gallery.py tests/test_visualize_report.py
 
 test-network: $(VENV)/.with-test $(VENV)/.with-hf ## the tests that fetch from the internet
 	$(BIN)/python -m pytest -m network
 
 test-packaging: $(VENV)/.with-test ## wheel, sdist, editable and plain installs, each tried (minutes)
 	$(BIN)/python -m pytest tests/test_packaging.py
+
+test-wheel: wheel ## the wheel in an environment of its own, with README's first lines
+	$(PYTHON) -m venv --clear $(TRIED)
+	$(TRIED)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[demo]"
+	$(BIN)/python tests/readme_lines.py > $(TRIED)/lines.py
+	cd $(TRIED) && KERAS_VIT_OFFLINE=1 bin/python -I lines.py
 
 lint: $(VENV)/.with-lint ## style and types
 	$(BIN)/ruff check .
@@ -46,7 +54,11 @@ format: $(VENV)/.with-lint ## put every file into the one style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.with-docs ## build/api/: the API reference, from the docstrings
+	$(BIN)/python docs/reference.py build/api
+
 wheel: $(VENV)/.with-test ## dist/: the wheel and the sdist
+	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
 
 bench: $(VENV)/.with-test ## the benchmarks, side by side with what is installed

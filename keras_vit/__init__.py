@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from keras_vit import converters, export, position, train, zoo
+    from keras_vit import converters, export, position, train, visualize, zoo
     from keras_vit.config import Preprocessing, ResNetConfig, ViTConfig
     from keras_vit.model import VisionTransformer
 
@@ -21,7 +21,7 @@ _HOMES = {
     "Preprocessing": "keras_vit.config",
     "VisionTransformer": "keras_vit.model",
 }
-_MODULES = ("converters", "export", "position", "train", "zoo")
+_MODULES = ("converters", "export", "position", "train", "visualize", "zoo")
 
 __all__ = [
     "Preprocessing",
@@ -33,6 +33,7 @@ __all__ = [
     "export",
     "position",
     "train",
+    "visualize",
     "zoo",
 ]
 

@@ -159,6 +159,14 @@ class Weights:
         }
         return {**{name: value for name, value in stated.items() if value is not None}, **self.config}
 
+    def whole_config(self) -> ViTConfig:
+        """The model that the card describes: the architecture with all that the card states.
+
+        Where only the file tells the number of classes, it is without a head.
+        """
+        facts = {"num_classes": 0, **self.facts}
+        return ViTConfig(**facts) if "hidden_size" in facts else ViTConfig.from_name(self.architecture, **facts)
+
     def __str__(self) -> str:
         size = f"{self.size_mib:g} MiB" if self.size_mib else f"{self.bytes:,} bytes" if self.bytes else "not published"
         classes = "as the file has it" if self.num_classes is None else f"{self.num_classes:,}"

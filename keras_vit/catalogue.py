@@ -9,14 +9,17 @@ import difflib
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from html import escape
 from itertools import zip_longest
 from typing import Any
 
-from keras_vit import content
+from keras_vit import arithmetic, content, html_table
 from keras_vit.cards import CardError, Family, Weights, make_weights, read_family
 from keras_vit.config import canonical_name
+
+_COLUMNS = ("weights", "images", "classes", "reported accuracy", "file", "paper")
 
 
 class UnknownModel(ValueError):  # noqa: N818 - it reads as what is wrong
@@ -46,6 +49,21 @@ class Card:
             details = "\n".join(f"    {line}" for line in str(weights).splitlines())
             blocks.append(f"  {tag}{' (default)' if tag == self.default else ''}\n{details}")
         return "\n\n".join(blocks)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        rows = [
+            (
+                tag + " (default)" * (tag == self.default),
+                f"{weights.image_size} px",
+                "as the file has it" if weights.num_classes is None else f"{weights.num_classes:,}",
+                "; ".join(map(str, weights.accuracy)),
+                weights.file,
+                str(weights.paper),
+            )
+            for tag, weights in self.weights.items()
+        ]
+        return f"<p><b>{escape(self.name)}</b></p>" + html_table.table(_COLUMNS, rows)
 
 
 def names(pattern: str = "*") -> list[str]:
@@ -89,6 +107,55 @@ def card(name: str) -> Card:
     offer = f"the nearest are {nearest}" if nearest else f"the models are {names()}"
     problem = f"{found} has no published weights" if found else "No model has this name"
     raise UnknownModel(f"{problem}; {offer}. Received: {name!r}")
+
+
+def table(pattern: str = "*") -> list[dict[str, Any]]:
+    """What is known of all published weights, for a notebook or a page: `pandas.DataFrame(zoo.table())`.
+
+    Nothing is built or downloaded. The AugReg files that no card recommends are not in it.
+
+    Args:
+        pattern: of models, as `names` takes it.
+
+    Returns:
+        One row for each model and tag: name, weights (the tag), default (bool), parameters, gflops (1e9 operations of
+        one image at image_size, a multiply-add counted as two: twice what papers and timm print), image_size,
+        num_classes (None where only the file tells; the counts are then without a head), file, url (None where it comes
+        with the package), accuracy (a list of dicts: value, metric, dataset, image_size, source), paper, licence, load
+        (a line of Python), and about the bytes of its weights by the precision of their kernels: bytes_float32,
+        bytes_float16, bytes_int8 (see `arithmetic.file_bytes`).
+    """
+    return [row for name in names(pattern) for row in rows(card(name))]
+
+
+def rows(known: Card) -> list[dict[str, Any]]:
+    """The rows of `table` that a card gives."""
+    return [_row(weights) for weights in known.weights.values()]
+
+
+def _row(weights: Weights) -> dict[str, Any]:
+    config, listed = weights.whole_config(), _cards()[weights.architecture]
+    default = weights.tag == listed.default
+    arguments = f"{listed.name!r}" if default else f"{listed.name!r}, weights={weights.tag!r}"
+    if weights.tag not in listed.weights:  # an AugReg file, which goes by its own name
+        arguments = f"{weights.tag!r}"
+    sizes = {f"bytes_{name}": arithmetic.file_bytes(config, name) for name in arithmetic.PRECISIONS}
+    return {
+        "name": listed.name,
+        "weights": weights.tag,
+        "default": default,
+        "parameters": arithmetic.count_parameters(config),
+        "gflops": arithmetic.forward_flops(config) / 1e9,
+        "image_size": weights.image_size,
+        "num_classes": weights.num_classes,
+        "file": weights.file,
+        "url": weights.url,
+        "accuracy": [asdict(accuracy) for accuracy in weights.accuracy],
+        "paper": str(weights.paper),
+        "licence": weights.licence,
+        **sizes,
+        "load": f"keras_vit.zoo.load({arguments})",
+    }
 
 
 def _architecture(name: str) -> str | None:

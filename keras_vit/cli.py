@@ -10,8 +10,26 @@ from typing import Annotated, Any
 
 import typer
 
-from keras_vit import cli_export
-from keras_vit.cli_options import BadImage, Classes, DataDir, Facts, Json, Model, Size, Weights, load, quiet
+import keras_vit
+from keras_vit import cli_bench, cli_export, cli_gallery, cli_show, cli_visualize
+from keras_vit.cli_options import (
+    MENDABLE,
+    BadImage,
+    Classes,
+    DataDir,
+    Facts,
+    Json,
+    Model,
+    Size,
+    Weights,
+    ZooModel,
+    complete_format,
+    complete_model,
+    complete_recipe,
+    complete_weights,
+    load,
+    quiet,
+)
 from keras_vit.cli_options import facts as _facts
 from keras_vit.cli_options import size as _size
 
@@ -19,40 +37,33 @@ app = typer.Typer(
     add_completion=True,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Vision Transformers for TensorFlow and Keras 3: the official models, exactly, in and out.",
 )
 
 
-@app.command("list")
-def list_models(
-    pattern: Annotated[str, typer.Argument(help='Such as "B*" or "R50*".')] = "*", as_json: Json = False
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(keras_vit.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
 ) -> None:
-    """The models of the zoo and their weights."""
-    from keras_vit import catalogue
-
-    cards = [catalogue.card(name) for name in catalogue.names(pattern)]
-    rows = [{"name": card.name, "default": card.default, "weights": list(card.weights)} for card in cards]
-    if as_json:
-        typer.echo(json.dumps(rows, indent=2))
-        return
-    width = max((len(card.name) for card in cards), default=0)
-    for card in cards:
-        typer.echo(f"{card.name:<{width}}  {', '.join(card.weights)}")
+    """Vision Transformers for TensorFlow and Keras 3: the official models, exactly, in and out."""
 
 
-@app.command()
-def show(name: Annotated[str, typer.Argument(help="A model, or the name of an AugReg file.")]) -> None:
-    """All that is known of a model: its weights, their files, sizes and reported accuracy."""
-    from keras_vit import catalogue
-
-    typer.echo(str(catalogue.card(name)))
+app.command("list")(cli_show.list_models)
+app.command("show")(cli_show.show)
 
 
 @app.command()
 def predict(
-    name: Annotated[str, typer.Argument(help="A model of the zoo.")],
+    name: ZooModel,
     images: Annotated[list[str], typer.Argument(help="JPEG or PNG files.")],
-    weights: Annotated[str, typer.Option(help="A tag of the model's card, a path or a URL.")] = "default",
+    weights: Annotated[
+        str, typer.Option(help="A tag of the model's card, a path or a URL.", autocompletion=complete_weights)
+    ] = "default",
     image_size: Size = None,
     top: Annotated[int, typer.Option(help="How many classes an image.")] = 5,
     as_json: Json = False,
@@ -80,11 +91,17 @@ def predict(
 def convert(
     source: Annotated[Path, typer.Argument(help="A checkpoint in any known format.")],
     target: Annotated[Path, typer.Argument(help="The file to write.")],
-    to: Annotated[str, typer.Option("--to", help="The format to write, or a .toml table of your own.")],
+    to: Annotated[
+        str,
+        typer.Option("--to", help="The format to write, or a .toml table of your own.", autocompletion=complete_format),
+    ],
     image_size: Size = None,
     num_classes: Classes = None,
     config: Facts = None,
-    source_format: Annotated[str | None, typer.Option("--from", help="The source's format, or a .toml table.")] = None,
+    source_format: Annotated[
+        str | None,
+        typer.Option("--from", help="The source's format, or a .toml table.", autocompletion=complete_format),
+    ] = None,
 ) -> None:
     """Rewrites a checkpoint in another format, resolution or number of classes."""
     with quiet():
@@ -120,13 +137,18 @@ def resize(
 
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name, or a .toml file of your own.")],
-    model: Annotated[str, typer.Option(help="A model of the zoo, or a checkpoint.")],
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe's name, or a .toml file of your own.", autocompletion=complete_recipe)
+    ],
+    model: Annotated[str, typer.Option(help="A model of the zoo, or a checkpoint.", autocompletion=complete_model)],
     data: Annotated[
         str, typer.Option(help="A data set of tensorflow-datasets, or a folder of folders of images.")
     ] = "digits",
     out: Annotated[Path | None, typer.Option(help="Where model, log and checkpoints go; else runs/...")] = None,
-    weights: Annotated[str | None, typer.Option(help="What to begin with: a tag of the model's card, a path.")] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="What to begin with: a tag of the model's card, a path.", autocompletion=complete_weights),
+    ] = None,
     image_size: Size = None,
     steps: Annotated[int | None, typer.Option(help="In all.")] = None,
     variant: Annotated[str | None, typer.Option(help="One of the recipe's variants, such as light1.")] = None,
@@ -211,7 +233,7 @@ def evaluate(
 
 @app.command()
 def plan(
-    model: Annotated[str, typer.Argument(help="An architecture, such as ViT-L/16.")],
+    model: Annotated[str, typer.Argument(help="An architecture, such as ViT-L/16.", autocompletion=complete_model)],
     batch: Annotated[int, typer.Option(help="Images a step, over all devices.")],
     image_size: Size = None,
     devices: Annotated[int, typer.Option(help="GPUs or TPU cores.")] = 1,
@@ -243,23 +265,27 @@ def plan(
 
 app.command("export")(cli_export.export)
 app.command("verify")(cli_export.verify)
+app.command("visualize")(cli_visualize.visualize)
+app.command("bench")(cli_bench.bench)
+app.command("gallery")(cli_gallery.gallery)
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the exported files go.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Where the exported files and the report go.")] = Path("demo"),
+    look: Annotated[bool, typer.Option("--open/--no-open", help="Open the report in a browser.")] = True,
 ) -> None:
-    """The whole path on the embedded model, offline: load, classify, resize, fine-tune, export, compare."""
+    """The tour on the embedded model, offline: load, classify, resize, fine-tune, export, verify, inspect."""
     with quiet():
         from keras_vit import demo as tour
-    tour.run(out)
+    tour.run(out, look=look)
 
 
 def main() -> None:
     """Runs the command; what a user can mend is one line on standard error and exit code 1."""
     try:
         app()
-    except (ValueError, OSError, ImportError, ArithmeticError) as error:
+    except MENDABLE as error:
         message = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else error
         sys.exit(f"keras-vit: {message}")
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from keras_vit.cli_options import Json, Model, Size, Weights, load, quiet, size
+from keras_vit.cli_options import Json, Model, Size, Weights, complete_mode, load, quiet, size
 
 LeastCosine = Annotated[float | None, typer.Option(help="Refuse a file below it; else the mode's.")]
 LeastAgreement = Annotated[float | None, typer.Option(help="Likewise, share of images of the same best class.")]
@@ -27,7 +27,8 @@ def export(
     model: Model,
     to: Annotated[Path, typer.Option(help="The .tflite file to write, or a SavedModel's folder: models/vit/1.")],
     quantize: Annotated[
-        str, typer.Option(help="A mode (none, float16, dynamic, int8 ...) or a .toml file.")
+        str,
+        typer.Option(help="A mode (none, float16, dynamic, int8 ...) or a .toml file.", autocompletion=complete_mode),
     ] = "dynamic",
     weights: Weights = None,
     image_size: Size = None,
@@ -66,29 +67,29 @@ def export(
         from keras_vit import export as exports
 
         loaded = load(model, weights, image_size)
-    if folder:
-        made = exports.saved_model(loaded, to, labels=named, top=top, warmup=warmup, bfloat16=bfloat16)
-        typer.echo(json.dumps(made.to_dict(), indent=2) if as_json else str(made))
-        return
-    report = exports.tflite(
-        loaded,
-        to,
-        quantize=quantize,
-        calibration=found or None,
-        verify=found or None,
-        batch=batch or None,
-        input_dtype=input_dtype,
-        source_size=size(source_size, "--source-size"),
-        resize=resize,
-        output=output,
-        attention=attention,
-        labels=named,
-        route=route,
-        least_cosine=least_cosine,
-        least_agreement=least_agreement,
-        threads=threads,
-        progress=not as_json,
-    )
+        if folder:
+            made = exports.saved_model(loaded, to, labels=named, top=top, warmup=warmup, bfloat16=bfloat16)
+            typer.echo(json.dumps(made.to_dict(), indent=2) if as_json else str(made))
+            return
+        report = exports.tflite(
+            loaded,
+            to,
+            quantize=quantize,
+            calibration=found or None,
+            verify=found or None,
+            batch=batch or None,
+            input_dtype=input_dtype,
+            source_size=size(source_size, "--source-size"),
+            resize=resize,
+            output=output,
+            attention=attention,
+            labels=named,
+            route=route,
+            least_cosine=least_cosine,
+            least_agreement=least_agreement,
+            threads=threads,
+            progress=not as_json,
+        )
     typer.echo(json.dumps(report.to_dict(), indent=2) if as_json else str(report))
 
 
@@ -98,7 +99,10 @@ def verify(
     images: Annotated[list[str] | None, typer.Argument(help="Image files and folders; else a built-in set.")] = None,
     weights: Weights = None,
     image_size: Size = None,
-    quantize: Annotated[str | None, typer.Option(help="The file's mode, whose thresholds and size hold.")] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option(help="The file's mode, whose thresholds and size hold.", autocompletion=complete_mode),
+    ] = None,
     least_cosine: LeastCosine = None,
     least_agreement: LeastAgreement = None,
     threads: Threads = 2,
@@ -110,16 +114,16 @@ def verify(
         from keras_vit import export as exports
 
         loaded = load(model, weights, image_size)
-    report = exports.verify(
-        loaded,
-        file,
-        found or None,
-        mode=quantize,
-        least_cosine=least_cosine,
-        least_agreement=least_agreement,
-        threads=threads,
-        progress=not as_json,
-    )
+        report = exports.verify(
+            loaded,
+            file,
+            found or None,
+            mode=quantize,
+            least_cosine=least_cosine,
+            least_agreement=least_agreement,
+            threads=threads,
+            progress=not as_json,
+        )
     typer.echo(json.dumps(report.to_dict(), indent=2) if as_json else str(report))
 
 

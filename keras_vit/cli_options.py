@@ -1,17 +1,63 @@
-"""What the commands share: options, and how their values are read."""
+"""What the commands share: options, how a shell completes their values, and how they are read."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
+
+
+def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """The models of the zoo that begin so, by their short names ("B/16") too; the shell adds files."""
+    from keras_vit import catalogue
+
+    names = catalogue.names()
+    shortened = [name.replace("ViT-", "") for name in names]
+    return _beginning(names, incomplete) or _beginning(shortened, incomplete)
+
+
+def complete_weights(context: typer.Context, incomplete: str) -> list[str]:
+    """The tags of the card of the model that stands on the line already; of every card before there is one."""
+    from keras_vit import catalogue
+
+    named = context.params.get("model") or context.params.get("name")
+    try:
+        tags = catalogue.card(named).weights if named else [row["weights"] for row in catalogue.table()]
+    except ValueError:  # a checkpoint: it has no card
+        return []
+    return _beginning(dict.fromkeys(tags), incomplete)
+
+
+def _complete_file_names(*folders: str) -> Callable[[str], list[str]]:
+    """Names that .toml files of the package's data have."""
+
+    def complete(incomplete: str) -> list[str]:
+        from keras_vit import content
+
+        found = content.folder(folders[0]).joinpath(*folders[1:]).glob("*.toml")
+        return _beginning(sorted(path.stem for path in found), incomplete)
+
+    return complete
+
+
+complete_recipe = _complete_file_names("zoo", "recipes")
+complete_format = _complete_file_names("converters", "checkpoints")
+complete_mode = _complete_file_names("converters", "exports")
+
+# What a user can mend: `main` makes it one line and exit code 1.
+MENDABLE = (ValueError, OSError, ImportError, ArithmeticError)
 
 Size = Annotated[str | None, typer.Option("--image-size", help="Pixels: 384 or HEIGHTxWIDTH.")]
 Classes = Annotated[int | None, typer.Option("--num-classes", help="A new head of this many classes; 0 for none.")]
@@ -21,32 +67,62 @@ Facts = Annotated[
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Where tensorflow-datasets keeps what it prepared.")]
 BadImage = Annotated[str, typer.Option(help="What a file that cannot be decoded does: skip or fail.")]
-Model = Annotated[str, typer.Argument(help="A model of the zoo, a checkpoint or a .keras file.")]
-Weights = Annotated[str | None, typer.Option(help="For a name: a tag of the model's card, a path.")]
+ZooModel = Annotated[
+    str,
+    typer.Argument(help="A model of the zoo, or the name of an AugReg file.", autocompletion=complete_model),
+]
+Model = Annotated[
+    str, typer.Argument(help="A model of the zoo, a checkpoint or a .keras file.", autocompletion=complete_model)
+]
+Weights = Annotated[
+    str | None,
+    typer.Option(help="For a name: a tag of the model's card, a path.", autocompletion=complete_weights),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps what TensorFlow's libraries write to standard error while they start; it is shown where the block fails.
+    """Keeps back what TensorFlow's and LiteRT's libraries write to standard error while they start and run the block.
 
-    They write before any of their settings is read, so that the file descriptor itself is turned aside.
+    They write before any of their settings is read, or whatever those are, so that the file descriptor itself is
+    turned aside; what Python writes (progress, warnings) is shown. Where the import or the block fails in a way that no
+    user can mend, the rest is shown too.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()
-    kept = os.dup(2)
+    python, kept, imported = _python_stderr(), os.dup(2), False
     with tempfile.TemporaryFile() as aside:
         os.dup2(aside.fileno(), 2)
         try:
             import tensorflow  # noqa: F401
-        except BaseException:
-            aside.seek(0)
-            os.write(kept, aside.read())
+
+            imported = True
+            with contextlib.redirect_stderr(python):
+                yield
+        except BaseException as error:
+            if not imported or not isinstance(error, (*MENDABLE, SystemExit)):
+                aside.seek(0)
+                os.write(kept, aside.read())
             raise
         finally:
             os.dup2(kept, 2)
             os.close(kept)
-    yield
+
+
+def _python_stderr() -> TextIO:
+    """What Python writes to as standard error while descriptor 2 is turned aside; tests put theirs elsewhere anyway."""
+    try:
+        direct = sys.stderr.fileno() == 2
+    except (AttributeError, OSError):
+        direct = False
+    return _copy_of_stderr() if direct else sys.stderr
+
+
+@functools.cache
+def _copy_of_stderr() -> TextIO:
+    # Never closed: a logger that is made in the meantime keeps it.
+    return os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
 
 
 def facts(texts: list[str], option: str = "--config") -> dict[str, Any]:

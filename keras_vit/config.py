@@ -207,7 +207,14 @@ class ViTConfig:
         return self.grid_of(pair(self.image_size, "image_size"))
 
     def grid_of(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """The grid that an image of (height, width) pixels gives."""
+        """The grid that an image gives.
+
+        Args:
+            image_size: (height, width) of the image, pixels.
+
+        Returns:
+            (rows, columns) of patches.
+        """
         patch = pair(self.patch_size, "patch_size")
         # Every stride-2 step of the stem pads as TensorFlow's SAME: it rounds up, which is one division rounded up.
         height, width = (-(-side // self._stem_stride) // cell for side, cell in zip(image_size, patch, strict=True))
@@ -229,9 +236,15 @@ class ViTConfig:
         return self.num_prefix_tokens + self.grid[0] * self.grid[1]
 
     def replace(self, **changes: Any) -> Self:
-        """The same config with some fields changed; an unknown field is a ValueError that offers the nearest.
+        """The same config with some fields changed.
 
         A class token stays where only the classifier changes: the weights have one. Labels go with their classes.
+
+        Args:
+            **changes: fields and their new values.
+
+        Raises:
+            ValueError: where a field is unknown (offers the nearest) or wrong.
         """
         check_fields(changes)
         if changes.get("num_classes", self.num_classes) != self.num_classes:
@@ -245,6 +258,10 @@ class ViTConfig:
     @classmethod
     def from_name(cls, name: str, **changes: Any) -> ViTConfig:
         """The official architecture of a name such as "B/16", "ViT-B_16", "R50+ViT-B/16" or big_vision's "So400m/14".
+
+        Args:
+            name: in any of these spellings.
+            **changes: fields that shall differ from the official ones.
 
         Raises:
             ValueError: where the name is no architecture (offers the nearest), or a field is unknown or wrong.

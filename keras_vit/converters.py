@@ -90,7 +90,14 @@ def load(
 def build(
     checkpoint: Checkpoint, changes: Mapping[str, Any], *, dtype: Any = None, allow_nonfinite: bool = False
 ) -> VisionTransformer:
-    """The model of an open checkpoint with some fields of its config changed. Raises as `load`."""
+    """The model of an open checkpoint with some fields of its config changed. Raises as `load`.
+
+    Args:
+        checkpoint: as `keras_vit.checkpoints.source.opened` gives it.
+        changes: fields of its config and their new values.
+        dtype: Keras dtype policy of the model; None is the global one.
+        allow_nonfinite: accept NaN and infinities among the weights.
+    """
     wanted = checkpoint.written.replace(**changes)
     with layers.uninitialized():
         model = VisionTransformer(wanted, dtype=dtype)
@@ -110,13 +117,22 @@ def build(
 def read_config(
     path: str | os.PathLike[str], *, config: ViTConfig | Mapping[str, Any] | None = None, format: str | None = None
 ) -> ViTConfig:
-    """The architecture of a checkpoint, from its headers: no weight is read. Arguments and errors as in `load`."""
+    """The architecture of a checkpoint, from its headers: no weight is read. Raises as `load`.
+
+    Args:
+        path: of the file or folder.
+        config: facts about the file that it cannot tell itself, as for `load`.
+        format: one of `formats()` or a path to a .toml table of one's own; None detects it.
+    """
     with opened(path, facts=_facts(config), format=format) as checkpoint:
         return checkpoint.written
 
 
 def detect(path: str | os.PathLike[str]) -> str:
     """The name of the format of a file or folder.
+
+    Args:
+        path: of the file, or of a folder with the weights in it.
 
     Raises:
         CheckpointError: that says what was seen, where no format is known by its marks.
@@ -203,7 +219,20 @@ def convert(
     config: ViTConfig | Mapping[str, Any] | None = None,
     source_format: str | None = None,
 ) -> Path:
-    """`load` and `save` in one: a checkpoint to another format, resolution or number of classes."""
+    """`load` and `save` in one: a checkpoint to another format, resolution or number of classes. Raises as they do.
+
+    Args:
+        source: the checkpoint to read, a file or a folder.
+        path: of the file to write, or of a folder, as for `save`.
+        format: to write: one of `formats()` or a path to a .toml table of one's own.
+        image_size: wanted, int or (height, width); None is the file's.
+        num_classes: wanted; where it differs from the file's, the head is new and zero; 0 is no head.
+        config: facts about the source that it cannot tell itself, as for `load`.
+        source_format: of the source; None detects it.
+
+    Returns:
+        the path of the file written.
+    """
     model = load(source, config=config, image_size=image_size, num_classes=num_classes, format=source_format)
     return save(model, path, format=format)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
+import sys
 import time
+import webbrowser
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +18,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from keras_vit import digits, export, train, zoo
+from keras_vit import digits, export, train, visualize, zoo
 from keras_vit.config import pair
 from keras_vit.model import VisionTransformer
 
@@ -33,11 +36,12 @@ class Row:
     milliseconds: float
 
 
-def run(out: Path) -> None:
-    """Loads, classifies, changes the resolution, fine-tunes, exports both ways, and prints one table.
+def run(out: Path, *, look: bool = True) -> None:
+    """Loads, classifies, changes the resolution, fine-tunes, exports both ways, verifies, and draws a report.
 
     Args:
-        out: folder for the exported files; what an earlier run left there is replaced.
+        out: folder for all files; what an earlier run left there is replaced.
+        look: whether to open the report in a browser, where there is a desktop.
     """
     console = Console()
     keras.utils.set_random_seed(0)  # the fresh position embeddings, for the same table each time
@@ -55,21 +59,41 @@ def run(out: Path) -> None:
     recipe = train.recipe("finetune-digits", image_size=larger)
     console.print(f"Fine-tuning at {larger} px, the official way (fresh zero head, SGD), {recipe.steps} steps:")
     tuned = train.run(recipe, model=NAME, data="digits", out=out / "finetuned").model
+    exports: list[export.Report] = []
     jobs: list[Callable[[], Row]] = [
         lambda: _keras(f"Keras, {side} px", model, data.test_images),
         lambda: _keras(f"{larger} px, interpolated", interpolated, data.test_images),
         lambda: _keras(f"{larger} px, fresh", _fresh_positions(interpolated), data.test_images),
         lambda: _keras(f"{larger} px, fine-tuned", tuned, data.test_images),
-        lambda: _file("SavedModel", export.saved_model(model, out / "1"), model, data.test_images),
-        lambda: _file("TFLite, int8", export.tflite(model, out / "digits.tflite"), model, data.test_images),
+        lambda: _file("SavedModel", export.saved_model(model, out / "1"), model, data.test_images, exports),
+        lambda: _file("TFLite, int8", export.tflite(model, out / "digits.tflite"), model, data.test_images, exports),
     ]
-    rows = [job() for job in track(jobs, description="Running", console=console)]
+    rows = [job() for job in track(jobs, description="Exporting and comparing", console=console)]
     console.print(_table(rows, data.test_labels))
     console.print(
         "At another resolution: before any fine-tuning with position embeddings interpolated and drawn afresh, "
         "and after it."
     )
+    page = _report(model, data, out / "report.html", exports)
     console.print(f"The exported files are in {out}/, the fine-tuned model and its log in {out}/finetuned/")
+    console.print(f"What the model sees, to look at: {page}", soft_wrap=True)
+    if look and _has_a_desktop():
+        webbrowser.open(page.resolve().as_uri())
+
+
+def _report(model: VisionTransformer, data: digits.Digits, path: Path, exports: list[export.Report]) -> Path:
+    """One image of each class, and one that the model gets wrong."""
+    wrong = model.predict_on_batch(model.preprocess(data.test_images)).argmax(axis=1) != data.test_labels
+    shown = [*(int(np.argmax(data.test_labels == number)) for number in range(10)), int(np.argmax(wrong))]
+    images = [data.test_images[index] for index in shown]
+    return visualize.report(
+        model, images, path, title=NAME, top=3, card=str(zoo.card(NAME)), exports=exports, progress=True
+    )
+
+
+def _has_a_desktop() -> bool:
+    # Without one, Python would open a browser for the terminal, in the terminal.
+    return sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
 
 
 def _fresh_positions(model: VisionTransformer) -> VisionTransformer:
@@ -86,11 +110,15 @@ def _keras(what: str, model: VisionTransformer, images: np.ndarray) -> Row:
     return Row(what, run(prepared), 4 * model.count_params(), _milliseconds(run, prepared))
 
 
-def _file(what: str, report: export.Report, model: VisionTransformer, images: np.ndarray) -> Row:
-    run = export.runner(report.path)
+def _file(
+    what: str, written: export.Report, model: VisionTransformer, images: np.ndarray, exports: list[export.Report]
+) -> Row:
+    """Runs an exported file on all images; its comparison with the model joins the others."""
     prepared = model.preprocess(images)
+    exports.append(export.verify(model, written.path, images))
+    run = export.runner(written.path)
     logits = np.concatenate([run(image[None]) for image in prepared])
-    return Row(what, logits, report.bytes, _milliseconds(run, prepared))
+    return Row(what, logits, written.bytes, _milliseconds(run, prepared))
 
 
 def _milliseconds(run: Callable[[np.ndarray], np.ndarray], images: np.ndarray) -> float:

@@ -73,7 +73,10 @@ def download(url: str, part: Path, expected: Expected, name: str) -> str:
             wrong_before, failure = True, error
         except PassingError as error:
             failure = error
-    raise DownloadError(f"{url} could not be downloaded in {ATTEMPTS} attempts; the last one: {failure}.") from failure
+    raise DownloadError(
+        f"{url} could not be downloaded in {ATTEMPTS} attempts. Where there is no way to it, KERAS_VIT_MIRROR names a "
+        f"folder that has the file. The last attempt: {failure}."
+    ) from failure
 
 
 def _attempt(url: str, part: Path, expected: Expected, name: str) -> Expected:

@@ -1,4 +1,4 @@
-"""The code in the documentation, and running it as a reader would: elsewhere, offline, in a process of its own."""
+"""The code in the documentation, and running it as a reader would: elsewhere and offline."""
 
 from __future__ import annotations
 
@@ -6,12 +6,28 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NEEDS = "# needs "  # how a block begins that asks for the internet, weights or a device
+FILE = re.compile(r"# ([\w-]+\.toml)\n")  # how a block begins that is a file of that name
+
+# Runs pages one after the other, each in its own folder and namespace; importing TensorFlow takes longer than most.
+DRIVER = """
+import os, runpy, sys, traceback
+for folder in sys.argv[1:]:
+    os.chdir(folder)
+    failed = ""
+    try:
+        runpy.run_path("page.py", run_name="__main__")
+    except BaseException:
+        failed = traceback.format_exc()
+    with open("outcome", "w", encoding="utf-8") as file:
+        file.write(failed)
+"""
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -29,10 +45,16 @@ def script(text: str) -> str:
     return "\n".join(lines)
 
 
+def files(text: str) -> dict[str, str]:
+    """The page's blocks of TOML that are files of the reader's, by name."""
+    named = [(FILE.match(code), code) for code in blocks(text, "toml")]
+    return {name[1]: code for name, code in named if name}
+
+
 def commands(text: str) -> list[list[str]]:
     """The `keras-vit` commands of a page, as arguments; what only stands for more ("...") is no command."""
     joined = "\n".join(blocks(text, "")).replace("\\\n", " ")
-    found = re.findall(r"^(?:\w*\$ +)?(?:TF_CONFIG='.*?' +)?keras-vit +(.*)$", joined, re.MULTILINE)
+    found = re.findall(r"^(?:\w*\$ +)?(?:\w+=(?:'.*?'|\S+) +)*keras-vit +(.*)$", joined, re.MULTILINE)
     return [shlex.split(line, comments=True) for line in found]
 
 
@@ -44,9 +66,29 @@ def run(code: str, folder: Path, *, name: str = "page", timeout: float = 120) ->
     """
     file = folder / f"{name}.py"
     file.write_text(code, encoding="utf-8")
+    done = _python([file.name], folder, timeout=timeout)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def run_pages(pages: Sequence[Path], folder: Path, *, timeout: float = 600) -> dict[str, str]:
+    """Runs the Python of pages in one process; returns for each, by its stem, what went wrong, "" where nothing did."""
+    places = [folder / page.stem for page in pages]
+    for page, place in zip(pages, places, strict=True):
+        text = page.read_text(encoding="utf-8")
+        place.mkdir()
+        for name, content in {"page.py": script(text), **files(text)}.items():
+            (place / name).write_text(content, encoding="utf-8")
+    done = _python(["-c", DRIVER, *map(str, places)], folder, timeout=timeout)
+    outcomes = {place.name: place / "outcome" for place in places}
+    lost = f"The process ended before this page did: {done.stderr[-2000:]}"
+    return {name: path.read_text(encoding="utf-8") if path.exists() else lost for name, path in outcomes.items()}
+
+
+def _python(arguments: list[str], folder: Path, *, timeout: float) -> subprocess.CompletedProcess[str]:
     offline = {"KERAS_VIT_OFFLINE": "1", "KERAS_VIT_CACHE": str(folder / "cache"), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(
-        [sys.executable, str(file)],
+    return subprocess.run(
+        [sys.executable, *arguments],
         cwd=folder,
         env={"PYTHONPATH": str(ROOT), "PATH": "", **offline},
         capture_output=True,
@@ -54,5 +96,3 @@ def run(code: str, folder: Path, *, name: str = "page", timeout: float = 120) ->
         timeout=timeout,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout

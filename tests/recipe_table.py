@@ -1,4 +1,4 @@
-"""Writes the table of recipes into docs/training.md.
+"""Writes the table of recipes into docs/pre-train-and-self-supervise.md.
 
 python tests/recipe_table.py
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from keras_vit import train
 
-PAGE = Path(__file__).parent.parent / "docs" / "training.md"
+PAGE = Path(__file__).parent.parent / "docs" / "pre-train-and-self-supervise.md"
 START, END = "<!-- recipes: written by tests/recipe_table.py, checked by make test -->\n", "<!-- /recipes -->"
 HEADER = ("recipe", "begins", "optimizer, peak rate", "decay", "clip", "schedule, warm-up", "batch", "length", "pixels")
 

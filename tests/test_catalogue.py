@@ -1,12 +1,16 @@
+import ast
+import json
 import subprocess
 import sys
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_vit import catalogue, content
-from keras_vit.cards import Weights, read_family
+from keras_vit import catalogue, content, zoo
+from keras_vit.cards import Accuracy, Weights, read_family
 from keras_vit.config import canonical_name
 
 EVERY_FILE = [weights for path in content.folder("zoo").glob("*.toml") for weights in read_family(path).weights]
@@ -227,9 +231,61 @@ def test_a_card_prints_what_a_user_asks_of_it() -> None:
         assert said in text
 
 
+def test_the_table_has_a_row_for_every_file() -> None:
+    rows = zoo.table()
+    assert {(row["name"], row["weights"]) for row in rows} == {(w.architecture, w.tag) for w in EVERY_FILE}
+    assert len(rows) == len(EVERY_FILE)
+    assert [row["name"] for row in rows if row["default"]] == catalogue.names()
+    assert zoo.table("R50*") == [row for row in rows if row["name"].startswith("R50")]
+    assert json.loads(json.dumps(rows)) == rows
+
+
+@pytest.mark.parametrize("row", zoo.table(), ids=lambda row: f"{row['name']} {row['weights']}")
+def test_a_row_says_what_the_card_says(row: dict[str, Any]) -> None:
+    weights = catalogue.find(row["name"], row["weights"])
+    same = ("image_size", "num_classes", "file", "url", "licence")
+    assert {name: row[name] for name in same} == {name: getattr(weights, name) for name in same}
+    assert [Accuracy(**stated) for stated in row["accuracy"]] == list(weights.accuracy)
+    assert row["paper"] == str(weights.paper)
+    assert row["bytes_float32"] == 4 * row["parameters"] > row["bytes_float16"] > row["bytes_int8"] > row["parameters"]
+    [call] = [node for node in ast.walk(ast.parse(row["load"])) if isinstance(node, ast.Call)]
+    assert ast.unparse(call.func) == "keras_vit.zoo.load"
+    name, *_ = map(ast.literal_eval, call.args)
+    chosen = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    assert catalogue.find(name, **chosen) is weights
+
+
+# Files whose numbers are published beside the official code (tests/test_parameter_counts.py says of which): without a
+# class token, with a pre_logits layer, at another resolution, a model of our own.
+@pytest.mark.parametrize(
+    ("name", "tag", "parameters"),
+    [
+        ("B/16", "gsam", 86_566_120),
+        ("B/16", "sam", 86_567_656),
+        ("L/16", "augreg-imagenet21k+imagenet2012", 304_715_752),
+        ("B/16", "imagenet21k", 85_798_656 + 768 * 769 + 769 * 21843),
+        ("digits", "digits", 142_026),
+    ],
+)
+def test_a_row_counts_the_numbers_of_its_file(name: str, tag: str, parameters: int) -> None:
+    [row] = [row for row in zoo.table(name) if row["weights"] == tag]
+    assert row["parameters"] == parameters
+
+
+def test_a_notebook_shows_a_card_as_a_table() -> None:
+    shown = ElementTree.fromstring(f"<div>{catalogue.card('B/16')._repr_html_()}</div>")
+    rows = [["".join(cell.itertext()) for cell in row] for row in shown.iter("tr")]
+    assert [row[0] for row in rows] == [
+        "weights",
+        f"{RECOMMENDED} (default)",
+        *list(catalogue.card("B/16").weights)[1:],
+    ]
+    assert rows[1][3].startswith("85.49 % top-1")
+
+
 def test_the_catalogue_starts_neither_keras_nor_tensorflow() -> None:
     code = (
-        "import sys; from keras_vit import catalogue; catalogue.names(); str(catalogue.card('B/16')); "
+        "import sys; from keras_vit import catalogue; catalogue.table(); str(catalogue.card('B/16')); "
         "print({'keras', 'tensorflow', 'numpy'} & set(sys.modules))"
     )
     shown = subprocess.run(

@@ -21,26 +21,59 @@ from keras_vit.train.session import Session
 from tiny_models import built
 
 ROOT = doc_blocks.ROOT
-TRAINING = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+PAGES = {page.stem: page.read_text(encoding="utf-8") for page in doc_blocks.PAGES}
+MANY_GPUS = PAGES["many-gpus-and-tpu-pods"]
+TRAINING = "".join([PAGES["fine-tune"], PAGES["pre-train-and-self-supervise"], MANY_GPUS])
 TPU = ROOT / "examples" / "tpu"
 WITH_COMMANDS = [*doc_blocks.PAGES, ROOT / "README.md", TPU / "README.md"]
+WITH_LINKS = [*WITH_COMMANDS, *(ROOT / name / "README.md" for name in ("zoo", "converters", "benchmarks"))]
+PYTHON = [page for page in doc_blocks.PAGES if doc_blocks.script(PAGES[page.stem]).strip()]
 
 
-@pytest.mark.parametrize("page", doc_blocks.PAGES, ids=lambda page: page.stem)
-def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
-    doc_blocks.run(doc_blocks.script(page.read_text(encoding="utf-8")), tmp_path, name=page.stem, timeout=300)
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What went wrong in the Python of each page."""
+    return doc_blocks.run_pages(PYTHON, tmp_path_factory.mktemp("pages"))
+
+
+@pytest.mark.parametrize("page", [page.stem for page in PYTHON])
+def test_the_python_of_a_page_runs_from_top_to_bottom(page: str, outcomes: dict[str, str]) -> None:
+    assert outcomes[page] == ""
+
+
+def test_what_fails_on_a_page_is_told_and_stops_no_other(tmp_path: Path) -> None:
+    for name, code in (("first", "x = 1\nraise ValueError(x)"), ("second", "assert 'x' not in globals()")):
+        (tmp_path / f"{name}.md").write_text(f"# {name}\n\n```python\n{code}\n```\n", encoding="utf-8")
+    (tmp_path / "out").mkdir()
+    told = doc_blocks.run_pages([tmp_path / "first.md", tmp_path / "second.md"], tmp_path / "out")
+    assert 'page.py", line 5' in told["first"]  # the line of the page
+    assert told["second"] == ""
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_that_need_something_are_python_too(page: str) -> None:
+    for code in doc_blocks.blocks(PAGES[page], "python"):
+        compile(code, page, "exec")
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_commands_of_a_page_are_commands(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # where zoo/recipes/finetune.toml is
     known: Any = typer.main.get_command(cli.app)
-    found = doc_blocks.commands(page.read_text(encoding="utf-8"))
-    assert found
-    for name, *rest in found:
+    for name, *rest in doc_blocks.commands(page.read_text(encoding="utf-8")):
+        if name.startswith("-"):
+            known.make_context("keras-vit", [name, *rest], resilient_parsing=True)
+            continue
+        assert name in known.commands, name
         context = known.commands[name].make_context(name, rest)  # reads the arguments, and does nothing
         if name == "train":
             train.recipe(context.params["recipe"], **cli._facts(context.params["changes"] or [], "--set"))
+
+
+def test_the_guides_show_the_commands() -> None:
+    shown = {name for page in PAGES.values() for name, *_ in doc_blocks.commands(page)}
+    known: Any = typer.main.get_command(cli.app)
+    assert known.commands.keys() - {"demo"} <= shown
 
 
 def test_the_settings_of_the_page_are_fields_of_recipes() -> None:
@@ -50,7 +83,7 @@ def test_the_settings_of_the_page_are_fields_of_recipes() -> None:
 
 
 def test_the_table_of_recipes_is_the_recipes() -> None:
-    table = TRAINING.split(recipe_table.START)[1].split(recipe_table.END)[0]
+    table = recipe_table.PAGE.read_text(encoding="utf-8").split(recipe_table.START)[1].split(recipe_table.END)[0]
     assert table == recipe_table.rendered(), "run python tests/recipe_table.py"
 
 
@@ -58,13 +91,32 @@ def test_the_plan_on_the_page_is_what_plan_says() -> None:
     planned = train.plan(
         "ViT-L/16", image_size=384, batch_size=512, devices=8, accumulation=8, precision="mixed_bfloat16", remat=True
     )
-    assert f"--remat\n{planned}\n```" in TRAINING
+    assert f"--remat\n{planned}\n```" in MANY_GPUS
 
 
-def test_links_lead_somewhere() -> None:
-    for page in (*doc_blocks.PAGES, TPU / "README.md"):
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), (page, target)
+def prose(page: Path) -> str:
+    """A page without its code."""
+    return re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The places in a page that a link can lead to, as GitHub names them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ +(.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", WITH_LINKS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([\w-]+))?\)", prose(page)):
+        place = (page.parent / target) if target else page
+        assert place.exists(), target
+        assert not anchor or anchor in anchors(place), (target, anchor)
+
+
+def test_every_guide_is_in_the_index() -> None:
+    linked = re.findall(r"\]\(([\w-]+)\.md\)", PAGES["README"])
+    assert sorted(linked) == sorted(PAGES.keys() - {"README"})
 
 
 def requirements(text: str) -> set[str]:

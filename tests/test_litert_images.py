@@ -38,7 +38,7 @@ def wanted(config: ViTConfig, batch: np.ndarray) -> Any:
 
 
 def received(config: ViTConfig, pixels: np.ndarray, path: Path, **changes: Any) -> np.ndarray:
-    """What the file makes of pixels, scale and shift applied as the first layer would."""
+    """What the file makes of pixels, scale applied as the first layer would."""
 
     kept: list[images.Input] = []
 
@@ -48,8 +48,8 @@ def received(config: ViTConfig, pixels: np.ndarray, path: Path, **changes: Any) 
 
     made = run(written(layers, path / "images.tflite"), pixels)
     assert made.shape == (len(pixels), *kept[0].tensor.shape[1:])
-    _, _, scale, shift = kept[0]
-    return made if scale is None or shift is None else made * scale + shift
+    scale = kept[0].scale
+    return made if scale is None else made * scale
 
 
 def test_prepared_images_pass_as_they_are() -> None:
@@ -57,7 +57,7 @@ def test_prepared_images_pass_as_they_are() -> None:
     config = tiny(image_size=(24, 32))
     given = images.input(ops, config, options(batch=None))
     assert given.image is given.tensor
-    assert (given.scale, given.shift) == (None, None)
+    assert given.scale is None
     assert (given.image.name, given.image.shape, given.image.dtype) == ("image", (None, 24, 32, 3), "float32")
 
 

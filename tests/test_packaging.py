@@ -24,7 +24,7 @@ DATA = ["zoo", "converters"]
 DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}
 # What is imported only where its package is: a class of it is defined there.
 ON_TOP = {"train.digits_dataset_builder": {"tensorflow-datasets"}}
-FOR_DEVELOPERS = {"lint", "test", "test-extra"}
+FOR_DEVELOPERS = {"docs", "lint", "test", "test-extra"}
 
 
 def requirements(section: str, option: str) -> list[Requirement]:

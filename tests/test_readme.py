@@ -112,16 +112,11 @@ def test_the_made_up_formats_own_files_need_their_heads_told(tmp_path: Path) -> 
     assert_same_bits(values(converters.load(path, format=str(acme), config={"num_heads": 4})), values(model))
 
 
-def test_the_offline_example_runs(tmp_path: Path) -> None:
-    (example,) = [block for block in doc_blocks.blocks(README, "python") if 'zoo.load("digits")' in block]
-    proof = "assert again.config.image_size == (48, 48)\nassert len(maps) == larger.config.num_layers"
-    assert "0." in doc_blocks.run(example + proof, tmp_path)
-    assert (tmp_path / "digits48.npz").is_file()
-
-
-def test_the_offline_training_example_runs(tmp_path: Path) -> None:
-    (example,) = [block for block in doc_blocks.blocks(README, "python") if 'recipe("finetune-digits")' in block]
+def test_the_python_of_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
     # All 200 steps are the demo's.
-    quick = example.replace('"finetune-digits")', '"finetune-digits", steps=3, xla=False)')
-    assert "accuracy" in doc_blocks.run(quick, tmp_path)
-    assert (tmp_path / "runs" / "digits" / "model.keras").is_file()
+    quick = doc_blocks.script(README).replace('"finetune-digits")', '"finetune-digits", steps=3, xla=False)')
+    proof = "\nassert len(maps) == larger.config.num_layers and result.model.config.image_size == (48, 48)\n"
+    printed = doc_blocks.run(quick + proof, tmp_path)
+    assert "accuracy" in printed and printed.count("cosine") == 2
+    for path in ("report.html", "runs/digits/model.keras", "digits.tflite", "models/digits/1/saved_model.pb"):
+        assert (tmp_path / path).is_file()

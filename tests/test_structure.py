@@ -14,6 +14,7 @@ FLOORS = {
     "config_parts": 0,
     "content": 0,
     "digits": 0,
+    "html_table": 0,
     "integrity": 0,
     "names": 0,
     "position": 0,
@@ -22,6 +23,7 @@ FLOORS = {
     "labels": 1,
     "layers": 1,
     "transfer": 1,
+    "arithmetic": 2,
     "cards": 2,
     "download": 2,
     "graph": 2,
@@ -38,15 +40,21 @@ FLOORS = {
     "zoo": 8,
     "__init__": 9,  # the public names; what stands above uses the package as its users do
     "cli_options": 9,
+    "cli_bench": 10,
     "cli_export": 10,
+    "cli_show": 10,
+    "cli_visualize": 10,
+    "gallery": 10,
     "demo": 10,
-    "cli": 11,
-    "__main__": 12,
+    "cli_gallery": 11,
+    "cli": 12,
+    "__main__": 13,
 }
 # Importing these starts neither Keras nor TensorFlow: `keras-vit list` answers at once.
 LIGHT = {
     *("content", "integrity", "names", "position", "schema", "config_parts", "config", "labels", "transfer"),
     *("cards", "download", "catalogue", "pretrained", "zoo", "__init__", "cli", "cli_export", "cli_options"),
+    *("arithmetic", "cli_bench", "cli_gallery", "cli_show", "cli_visualize", "html_table"),
     "__main__",
 }
 # What holds the mathematics runs on each of Keras' back ends.

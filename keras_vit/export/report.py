@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from keras_vit import html_table
+
 SAMPLED = 0.005  # seconds between two looks at the memory
 
 
@@ -73,9 +75,20 @@ class Report:
             lines.append(f"exported in {self.seconds:.1f} s{memory}")
         return lines
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        values = {name.replace("_", " "): _shown(value) for name, value in asdict(self).items() if name != "path"}
+        return html_table.facts(str(self.path), values)
+
     def to_dict(self) -> dict[str, Any]:
         """The same for JSON; numbers that are not finite (the SQNR of equals) are None."""
         return {name: _plain(value) for name, value in asdict(self).items()}
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, float):
+        return f"{value:,.6g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _plain(value: Any) -> Any:
@@ -120,12 +133,8 @@ class Watch:
 
 
 def resident() -> int | None:
-    """Bytes of this process that are in memory: from Linux itself, elsewhere from psutil where it is installed."""
+    """Bytes of this process that are in memory; None where the system does not tell as Linux does."""
     status = Path("/proc/self/status")
-    if status.exists():
-        return 1024 * int(status.read_text(encoding="ascii").partition("VmRSS:")[2].split()[0])
-    try:
-        import psutil
-    except ImportError:
+    if not status.exists():
         return None
-    return int(psutil.Process().memory_info().rss)
+    return 1024 * int(status.read_text(encoding="ascii").partition("VmRSS:")[2].split()[0])

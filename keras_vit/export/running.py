@@ -146,7 +146,7 @@ def _interpreter(path: Path, threads: int) -> Any:
     try:
         from ai_edge_litert.interpreter import Interpreter
     except ImportError:
-        raise ImportError("Writing and running .tflite files needs `pip install keras-vit[litert]`") from None
+        raise ImportError("Writing and running .tflite files needs `pip install 'keras-vit[litert]'`") from None
     try:
         return Interpreter(model_path=str(path), num_threads=threads)
     except ValueError as error:

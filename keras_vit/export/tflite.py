@@ -90,7 +90,7 @@ def tflite(
         ValueError: for options that are wrong or do not go together, all of them in one message.
         VerificationError: where the file does not compute what the model does.
         FileNotFoundError, IsADirectoryError: where no file can be put at `path`.
-        ImportError: without the packages of `pip install keras-vit[litert]`.
+        ImportError: without the packages of `pip install 'keras-vit[litert]'`.
         ConverterError: where TensorFlow's converter fails.
     """
     path = _checked(Path(path))
@@ -212,8 +212,8 @@ class _Job:
         file = running(work)
         pixels, expected = inputs.pairs(self.model, file, images)
         received = np.concatenate([file.call(part)["prepared"] for part, _ in file.parts(pixels)])
-        if made.scale is not None and made.shift is not None:
-            received = received * made.scale + made.shift
+        if made.scale is not None:
+            received = received * made.scale
         return float(np.abs((received - expected) * inputs.mean_and_std(self.model)[1]).max() * 255)
 
 

@@ -92,7 +92,7 @@ def _tpu(address: str) -> tf.distribute.Strategy:
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"There is no TPU at {address!r} ({type(error).__name__}). On a TPU machine install tensorflow-tpu in "
-            "place of tensorflow (docs/training.md has the commands), or name another strategy: 'one', 'mirrored' "
-            "or 'workers'."
+            "place of tensorflow (docs/many-gpus-and-tpu-pods.md has the commands), or name another strategy: 'one', "
+            "'mirrored' or 'workers'."
         ) from error
     return tf.distribute.TPUStrategy(resolver)

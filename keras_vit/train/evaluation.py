@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 from tqdm import tqdm
 
+from keras_vit import html_table
 from keras_vit.config import Preprocessing, pair
 from keras_vit.train import pipeline, sources
 
@@ -52,6 +53,20 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return dataclasses.asdict(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        values = {
+            "top-1": f"{self.top1:.2%}",
+            "top-5": f"{self.top5:.2%}",
+            "cross-entropy": f"{self.loss:.4f}",
+            "labels": self.labels,
+            "images": f"{self.count:,}",
+            "without a label": self.unlabelled or None,
+            "unreadable": self.skipped or None,
+            "images/s": f"{self.images_per_second:,.0f}",
+        }
+        return html_table.facts(self.data, values)
 
     def __str__(self) -> str:
         left_out = [f"{self.unlabelled:,} without a label"] * bool(self.unlabelled)

@@ -42,10 +42,14 @@ def run(
         recipe: `train.recipe("finetune", steps=500)`.
         model: a name of the zoo, a checkpoint, a config (random weights) or a model, which is left as it is.
         data: a data set of tensorflow-datasets, a folder of folders of images, a folder of prepared records, or
-            arrays; see `train.sources.open_data`, as for data_dir, train_split, eval_split and on_bad_image.
+            {"train": (images, labels), "evaluation": (images, labels)} of uint8 arrays.
         out: folder for model, log and checkpoints; None keeps nothing.
         weights: for a name: what to begin with, a tag of its card, a path or URL.
         strategy: as `train.strategy` takes, or what it gave.
+        data_dir: where tensorflow-datasets keeps what it prepared; None is its own folder.
+        train_split: the part to train on: a split such as "train[:90%]", or a folder's name.
+        eval_split: the part to evaluate on, likewise.
+        on_bad_image: "skip" leaves out, and counts, files of a folder that cannot be decoded; "fail" is an error.
         progress: whether to show a progress bar.
 
     Raises:

@@ -12,8 +12,10 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import Any, NamedTuple
+from typing import Any
 
+from keras_vit import html_table
+from keras_vit.arithmetic import block_flops, convolutions, count_parameters, forward_flops
 from keras_vit.config import ViTConfig, canonical_name, pair
 
 OPTIMIZERS = {"sgd": 0, "adamw": 1}  # float32 values a parameter, beside the momentum
@@ -84,21 +86,33 @@ class Plan:
         return {**dataclasses.asdict(self), **derived}
 
     def __str__(self) -> str:
+        return "\n".join(
+            [self._title(), *(f"{what:24}{value:>20}  {note}".rstrip() for what, value, note in self._rows())]
+        )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return html_table.table((self._title(), "", ""), self._rows())
+
+    def _title(self) -> str:
         height, width = self.image_size
-        lines = [f"{self.name} at {height}x{width}, batch {self.batch_size:,} on {self.setting}"]
-        lines.append(_line("parameters", f"{self.parameters:,}", "exact"))
-        lines.append(_line("one image, forward", f"{self.forward_flops / 1e9:,.2f} GFLOP", "matrix products alone"))
-        lines.append(_line("one step", f"{self.step_flops / 1e12:,.2f} TFLOP", "all devices"))
-        lines.append(f"memory of one device, {self.micro_batch:,} images at once (estimate):")
-        needed = {what: getattr(self, part) for part, what in PARTS.items()}
-        lines += [_line(f"  {what}", _readable(size), "") for what, size in needed.items() if size]
-        lines.append(_line("  together", _readable(self.total), "without the program itself"))
+        return f"{self.name} at {height}x{width}, batch {self.batch_size:,} on {self.setting}"
+
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
+        """What, how much, and a remark."""
+        yield "parameters", f"{self.parameters:,}", "exact"
+        yield "one image, forward", f"{self.forward_flops / 1e9:,.2f} GFLOP", "matrix products alone"
+        yield "one step", f"{self.step_flops / 1e12:,.2f} TFLOP", "all devices"
+        yield f"memory of one device, {self.micro_batch:,} images at once (estimate):", "", ""
+        for part, what in PARTS.items():
+            if getattr(self, part):
+                yield f"  {what}", _readable(getattr(self, part)), ""
+        yield "  together", _readable(self.total), "without the program itself"
         if self.step_seconds is None:
-            lines.append("time: not estimated without a device's peak (peak_tflops)")
+            yield "time: not estimated without a device's peak (peak_tflops)", "", ""
         else:
-            lines.append(_line("one step", f"{self.step_seconds:,.3f} s", f"estimate: {self.rate}"))
-            lines.append(_line("speed", f"{self.images_per_second:,.0f} images/s", "estimate, if the data keep up"))
-        return "\n".join(lines)
+            yield "one step", f"{self.step_seconds:,.3f} s", f"estimate: {self.rate}"
+            yield "speed", f"{self.images_per_second:,.0f} images/s", "estimate, if the data keep up"
 
 
 PARTS = {
@@ -154,8 +168,8 @@ def plan(
     config = config.replace(**{field: value for field, value in changes.items() if value is not None})
     _check(locals())
     parameters, micro_batch = count_parameters(config), batch_size // (devices * accumulation)
-    flops, block_flops = _flops(config)
-    step_flops = batch_size * (3 * flops + (block_flops if remat else 0))
+    flops = forward_flops(config)
+    step_flops = batch_size * (3 * flops + (block_flops(config) if remat else 0))
     kept, working = _activations(config, BYTES[precision], remat=remat)
     seconds = None if peak_tflops is None else step_flops / (devices * peak_tflops * 1e12 * utilization)
     words = [f"{devices} device{'s' * (devices > 1)}", f"{accumulation} micro-batches" if accumulation > 1 else ""]
@@ -183,87 +197,6 @@ def plan(
         step_seconds=seconds,
         rate=f"{utilization:.0%} of {peak_tflops} TFLOP/s",
     )
-
-
-class _Convolution(NamedTuple):
-    """A convolution of the stem and the norm behind it."""
-
-    kernel: int
-    inputs: int
-    outputs: int
-    positions: int
-    relu: bool = True
-
-
-def _stem(config: ViTConfig) -> Iterator[_Convolution]:
-    """The convolutions of a hybrid's ResNet, in order (keras_vit/layers/resnet.py); none for a pure ViT."""
-    if config.resnet is None:
-        return
-    height, width = (ceil(side / 2) for side in pair(config.image_size, "image_size"))
-    yield _Convolution(7, config.num_channels, config.resnet.width, height * width)
-    height, width, inputs = ceil(height / 2), ceil(width / 2), config.resnet.width
-    for stage, units in enumerate(config.resnet.num_layers):
-        narrow = config.resnet.width * 2**stage
-        for unit in range(units):
-            before, strides = height * width, 2 if stage and not unit else 1
-            height, width = ceil(height / strides), ceil(width / strides)
-            yield _Convolution(1, inputs, narrow, before)
-            yield _Convolution(3, narrow, narrow, height * width)
-            yield _Convolution(1, narrow, 4 * narrow, height * width)  # its ReLU follows the sum
-            if inputs != 4 * narrow or strides > 1:
-                yield _Convolution(1, inputs, 4 * narrow, height * width, relu=False)
-            inputs = 4 * narrow
-
-
-def _patch_inputs(config: ViTConfig) -> int:
-    """Values in one patch."""
-    channels = list(_stem(config))[-1].outputs if config.resnet else config.num_channels
-    return prod(pair(config.patch_size, "patch_size")) * channels
-
-
-def count_parameters(config: ViTConfig) -> int:
-    """How many numbers are trained or, if frozen, loaded: what `model.count_params()` says of the built model."""
-    width, mlp = config.hidden_size, config.mlp_dim
-    attention, perceptron, norm = 4 * width * (width + 1), 2 * width * mlp + mlp + width, 2 * width
-    block = attention + perceptron + 2 * norm
-    block -= 0 if config.qkv_bias else 3 * width
-    block += 0 if config.layer_scale is None else 2 * width
-    total = sum(conv.kernel**2 * conv.inputs * conv.outputs + 2 * conv.outputs for conv in _stem(config))
-    total += (_patch_inputs(config) + config.patch_bias) * width + config.num_prefix_tokens * width
-    total += _position_parameters(config)
-    total += norm * config.pre_norm + config.num_layers * block + norm  # the last is the final norm
-    if config.classifier == "map":
-        total += width + attention + norm + perceptron  # its probe first
-    features = config.representation_size or width
-    total += (width + 1) * features if config.representation_size else 0
-    return total + (features + 1) * config.num_classes * (2 if config.distilled else 1)
-
-
-def _position_parameters(config: ViTConfig) -> int:
-    prefix, (height, width) = config.position_prefix_tokens, config.grid
-    rows = {
-        "learned": prefix + height * width,
-        "learned2d": (2 * prefix + height + width) / 2,  # two tables of half the width
-        "relative": 2 * config.num_tokens - 1,
-    }
-    tables = config.num_layers if config.position_place == "blocks" else 1
-    return int(rows.get(config.position, 0) * config.hidden_size * tables)
-
-
-def _flops(config: ViTConfig) -> tuple[int, int]:
-    """Of one image forward: in all, and in the blocks, a multiply-add counted as two."""
-    width, mlp, tokens, patches = config.hidden_size, config.mlp_dim, config.num_tokens, prod(config.grid)
-    # The four projections and the MLP at every token; scores and weighted sums of every pair.
-    pairs = 4 if config.position == "relative" else 2  # a query meets 2 * tokens embeddings of offsets
-    blocks = config.num_layers * (tokens * (4 * width**2 + 2 * width * mlp) + pairs * tokens**2 * width)
-    total = blocks + patches * _patch_inputs(config) * width
-    total += sum(conv.kernel**2 * conv.inputs * conv.outputs * conv.positions for conv in _stem(config))
-    if config.classifier == "map":  # keys and values of every patch, the rest at the probe
-        total += 2 * patches * width**2 + 2 * width**2 + 2 * patches * width + 2 * width * mlp
-    heads = tokens if config.classifier.endswith("unpooled") else 2 if config.distilled else 1
-    features = config.representation_size or width
-    total += heads * ((width * features if config.representation_size else 0) + features * config.num_classes)
-    return 2 * total, 2 * blocks
 
 
 def _activations(config: ViTConfig, size: int, *, remat: bool) -> tuple[int, int]:
@@ -315,7 +248,7 @@ def _kept_by_pool(config: ViTConfig, size: int) -> int:
 
 def _kept_by_stem(config: ViTConfig, size: int) -> int:
     """Bytes an image: behind every convolution the centred map, in float32, and what leaves the ReLU."""
-    kept = sum(conv.outputs * conv.positions * (WIDE + size * conv.relu) for conv in _stem(config))
+    kept = sum(conv.leaving * (WIDE + size * conv.relu) for conv in convolutions(config))
     if config.resnet:  # what leaves the maximum
         kept += config.resnet.width * prod(-(-side // 4) for side in pair(config.image_size, "image_size")) * size
     return kept + (0 if size == WIDE else size * config.num_channels * prod(pair(config.image_size, "image_size")))
@@ -339,10 +272,6 @@ def _check(asked: dict[str, Any]) -> None:
     if not 0 < asked["utilization"] <= 1 or (asked["peak_tflops"] is not None and not asked["peak_tflops"] > 0):
         received = f"{asked['utilization']} and {asked['peak_tflops']}"
         raise ValueError(f"utilization lies in (0, 1] and peak_tflops above 0. Received: {received}")
-
-
-def _line(what: str, value: str, remark: str) -> str:
-    return f"{what:24}{value:>20}  {remark}".rstrip()
 
 
 def _readable(size: int) -> str:

@@ -206,6 +206,9 @@ class Recipe:
         round; fields of `config` join those there are; `variant` is one of the file's. What was ever changed in this
         way comes before what a variant says.
 
+        Args:
+            **changes: fields and their new values.
+
         Raises:
             ValueError: an unknown field or variant, with the nearest; a value that does not fit.
         """
@@ -232,12 +235,23 @@ class Recipe:
         return self if variant is None or self.variant else self.replace(variant=variant)
 
     def config_changes(self, config: ViTConfig) -> dict[str, Any]:
-        """The fields of a model's config that this recipe changes: its `config` and `image_size`."""
+        """The fields of a model's config that this recipe changes: its `config` and `image_size`.
+
+        Args:
+            config: of the model that is trained.
+        """
         changes = {name: config.hidden_size if value == HIDDEN_SIZE else value for name, value in self.config.items()}
         return changes if self.image_size is None else {**changes, "image_size": self.image_size}
 
     def resolved_steps(self, count: int) -> int:
-        """All updates of a run over `count` training images; at least one."""
+        """All updates of a run; at least one.
+
+        Args:
+            count: of training images.
+
+        Raises:
+            ValueError: there are none.
+        """
         if count < 1:
             raise ValueError(f"There are no images to train on. Received: {count}")
         if self.steps is not None:
@@ -245,9 +259,12 @@ class Recipe:
         return max(1, round((self.epochs or 0.0) * count / self.batch_size))
 
     def resolved_warmup(self, total_steps: int) -> int:
-        """Updates of the warm-up in a run of `total_steps`.
+        """Updates of the warm-up.
 
         A number of them that leaves nothing to decay is told and cut to a fifth, as the official 500 steps have 100.
+
+        Args:
+            total_steps: all updates of the run.
         """
         if self.warmup_fraction is not None:
             return min(round(self.warmup_fraction * total_steps), total_steps - 1)

@@ -115,10 +115,10 @@ class Encoder:
     def _embedding(self, image: Input) -> Tensor:
         """Patches, tokens in front, positions, pre_norm: the first block's input."""
         ops, c = self.ops, self.config
-        x, scale, shift = image.tensor, image.scale, image.shift
+        x, scale = image.tensor, image.scale
         if c.resnet is not None:
-            x, scale, shift = stem.stem(ops, self.model, image), None, None
-        kernel, bias = folding.patches(self.model.get_layer("embedding"), scale, shift)
+            x, scale = stem.stem(ops, self.model, image), None
+        kernel, bias = folding.patches(self.model.get_layer("embedding"), scale)
         if self.centered:
             kernel, bias = folding.centered(kernel, axis=0), folding.centered(bias)
         x = ops.convolution(x, kernel, bias, "embedding", strides=c.patch_size, same=False)

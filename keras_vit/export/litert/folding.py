@@ -92,13 +92,11 @@ def probe_scores(pooling: Any) -> Dense:
     return Dense(kernel, np.zeros(heads))
 
 
-def patches(layer: Any, scale: Array | None, shift: Array | None) -> tuple[Array, Array]:
-    """The kernel (outputs, height, width, inputs) and bias of a PatchEmbedding whose image is x * scale + shift."""
+def patches(layer: Any, scale: Array | None) -> tuple[Array, Array]:
+    """The kernel (outputs, height, width, inputs) and bias of a PatchEmbedding whose image is x * scale."""
     kernel = np.moveaxis(array(layer.kernel), -1, 0)
     bias = np.zeros(len(kernel)) if layer.bias is None else array(layer.bias)
-    if scale is None or shift is None:
-        return kernel, bias
-    return kernel * scale, bias + (kernel * shift).sum(axis=(1, 2, 3))
+    return kernel if scale is None else kernel * scale, bias
 
 
 def prefix(layer: Any) -> Array:

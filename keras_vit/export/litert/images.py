@@ -20,26 +20,24 @@ RESIZES = ("exact", "builtin")
 
 
 class Input(NamedTuple):
-    """An image in the graph: prepared = tensor * scale + shift, which the first layer's kernel can take over.
+    """An image in the graph: prepared = tensor * scale, which the first layer's kernel takes over.
 
     Attributes:
         image: the graph's input, of which the signature speaks: float32, or uint8 pixels of their own size.
-        tensor: float32 (batch, height, width, channels) of the model's size.
+        tensor: float32 (batch, height, width, channels) of the model's size, zero where a prepared image is.
         scale: float64 (channels,), or None where the tensor is prepared already.
-        shift: likewise.
     """
 
     image: Tensor
     tensor: Tensor
     scale: Matrix | None = None
-    shift: Matrix | None = None
 
 
 def input(ops: Operators, config: ViTConfig, options: Any) -> Input:
     """Adds the file's input, called "image", and what makes it an image of the model's size.
 
-    A pure model's patch kernel takes scale and shift over (its padding is VALID, so that is exact):
-    kernel * scale[channel], bias + sum(kernel * shift). `stem.stem` takes the whole Input and sees to it itself.
+    The first kernel takes the scale over, kernel * scale[channel]. The shift stays in front of it: a hybrid's
+    convolution pads prepared images with zeros, and 0..255 would use half of what 8 bits hold (4 dB on the digits).
 
     Args:
         ops: of the file.
@@ -66,7 +64,8 @@ def input(ops: Operators, config: ViTConfig, options: Any) -> Input:
         x = _RESIZERS[options.resize](ops, x, target, preprocessing)
     std = np.broadcast_to(np.array(preprocessing.std), config.num_channels)
     mean = np.broadcast_to(np.array(preprocessing.mean), config.num_channels)
-    return Input(image, _floats(ops, x), scale=1 / (255 * std), shift=-mean / std)
+    shifted = ops.add(_floats(ops, x), ops.constant(-255 * mean, "image/shift"), "image/shifted")
+    return Input(image, shifted, scale=1 / (255 * std))
 
 
 def _check(options: Any) -> None:

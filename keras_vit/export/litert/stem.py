@@ -21,7 +21,7 @@ def stem(ops: Operators, model: Any, image: Input) -> Tensor:
     Args:
         ops: of the file.
         model: a VisionTransformer with `config.resnet`.
-        image: what `images.input` gave; its scale and shift are seen to here.
+        image: what `images.input` gave; its scale is seen to here.
 
     Returns:
         float32 (batch, height, width, channels).
@@ -41,9 +41,7 @@ def _root(ops: Operators, layer: Any, image: Input) -> Tensor:
     """
     exact = dataclasses.replace(ops, storage=FLOAT32)
     x, kernel = image.tensor, standardized(layer.conv)
-    if image.scale is not None and image.shift is not None:
-        # The convolution pads prepared images with zeros, so the shift comes before it; the scale its kernel takes.
-        x = ops.add(x, ops.constant(image.shift / image.scale, "image/shift"), "image/shifted")
+    if image.scale is not None:
         kernel = kernel * image.scale[:, None]
     x = ops.add(*_convolved(exact, layer, "", x, kernel), "root/gn", activation="relu")
     return ops.max_pool(x, "root/pool", size=3, strides=2)

@@ -1,0 +1,181 @@
+"""Where a model looks: attention weights as maps over the image, followed through the blocks, measured in pixels."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_vit.config import ViTConfig
+from keras_vit.config_parts import is_count, one_of
+from keras_vit.model import VisionTransformer
+from keras_vit.visualize.models import float32, pooled_rows, ready
+
+_FUSIONS: dict[str, Callable[..., Any]] = {"mean": np.mean, "max": np.max, "min": np.min}
+
+
+def attention_maps(model: Any, images: Any) -> np.ndarray:
+    """The attention weights of every block, as `VisionTransformer.attention_maps` computes them.
+
+    Args:
+        model: a VisionTransformer or a Keras model that contains one.
+        images: prepared floats (batch, height, width, channels), as the VisionTransformer itself takes them.
+
+    Returns:
+        float32 (layers, batch, heads, tokens, tokens), queries before keys; every row sums to 1 (of a model that
+        computes in bfloat16 to 2e-3).
+
+    Raises:
+        ValueError: where the images are not prepared for this model.
+    """
+    return np.stack(_maps(*ready(model, images)))
+
+
+def attention_distance(model: Any, images: Any) -> np.ndarray:
+    """How far every head of every block looks (paper, figure 7 right and appendix D.7).
+
+    For each patch as the query, the distance from its centre to the centres of all patches, itself included, weighted
+    by the attention they get; then the mean over queries and images. Class token and registers have no place in the
+    image: they are left out as queries and as keys, and every row is scaled to sum to 1 over the patches.
+
+    Args:
+        model: a VisionTransformer or a Keras model that contains one.
+        images: prepared floats (batch, height, width, channels); the paper takes 128.
+
+    Returns:
+        float32 (layers, heads), pixels of the prepared image, from 0 to its diagonal.
+
+    Raises:
+        ValueError: where the images are not prepared for this model.
+    """
+    model, images = ready(model, images)
+    distances = _patch_distances(model.config)
+    patches = slice(model.config.num_prefix_tokens, None)
+    return np.array([_mean_distance(w[:, :, patches, patches], distances) for w in _maps(model, images)], np.float32)
+
+
+def _patch_distances(config: ViTConfig) -> np.ndarray:
+    """(patches, patches): pixels between the centres of any two patches."""
+    corners = np.indices(config.grid).reshape(2, -1).T * np.array(config.stride)
+    return np.linalg.norm(corners[:, None] - corners, axis=-1)
+
+
+def _mean_distance(weights: np.ndarray, distances: np.ndarray) -> np.ndarray:
+    """Of (batch, heads, patches, patches) for every head."""
+    return np.einsum("bhqk,qk->bhq", _shares(weights.astype(np.float64)), distances).mean(axis=(0, 2))
+
+
+def attention_rollout(
+    model: Any, images: Any, *, head_fusion: str = "mean", discard_ratio: float = 0.0, start_layer: int = 0
+) -> np.ndarray:
+    """How much every patch flows into the head's feature through all blocks (Abnar & Zuidema, arXiv 2005.00928).
+
+    The heads of a block are fused to one matrix A; 0.5 A + 0.5 I stands for attention and residual connection, its rows
+    scaled to sum to 1; the product of all blocks' matrices, the last one leftmost, says what each token is made of. The
+    result is the row of what the head reads: the class token (the mean of both tokens of a distilled model); the mean
+    over the patches for "gap" and "unpooled"; for "map" the attention of its probe, fused likewise, times the product.
+    Of that row the part of the patches is kept, scaled to sum to 1.
+
+    Args:
+        model: a VisionTransformer or a Keras model that contains one.
+        images: prepared floats (batch, height, width, channels).
+        head_fusion: "mean" (the paper's), "max" or "min" of the heads.
+        discard_ratio: share of the patches, in [0, 1), whose attention is set to zero in every row of the fused matrix
+            before rows are scaled: floor(discard_ratio * patches) of them, the lowest; of equals the first. What a row
+            gives to class token and registers always stays, so that no path through them is cut.
+        start_layer: the first block that counts, from 0.
+
+    Returns:
+        float32 (batch, rows, columns), each image's summing to 1; all 0 in the rare case that nothing reaches a patch.
+
+    Raises:
+        ValueError: for an option outside of its range, and where the images are not prepared for this model.
+    """
+    model, images = ready(model, images)
+    config = model.config
+    _check_options(config, head_fusion, discard_ratio, start_layer)
+    prefix = config.num_prefix_tokens
+
+    def fused(weights: np.ndarray, first_patch: int) -> np.ndarray:
+        one = _FUSIONS[head_fusion](weights.astype(np.float64), axis=1)
+        return _without_least(one, first_patch, discard_ratio)
+
+    flow = identity = np.eye(config.num_tokens)
+    for weights in _maps(model, images)[start_layer:]:
+        flow = _shares(0.5 * fused(weights, prefix) + 0.5 * identity) @ flow
+    if config.classifier == "map":
+        pooled = _shares(fused(_probe_weights(model, images), 0)) @ flow[:, prefix:]
+    else:
+        pooled = flow[:, pooled_rows(config)].mean(axis=1, keepdims=True)
+    return _shares(pooled[:, 0, prefix:]).astype(np.float32).reshape(-1, *config.grid)
+
+
+def class_attention(model: Any, images: Any) -> np.ndarray:
+    """What the head's feature attends to in every block, head by head, as maps over the image.
+
+    The rows of the class token (the mean of both tokens of a distilled model); where no class token is read, the mean
+    over the patches as queries. A map head's probe attends once, behind the blocks: its weights are one more layer, the
+    last.
+
+    Args:
+        model: a VisionTransformer or a Keras model that contains one.
+        images: prepared floats (batch, height, width, channels).
+
+    Returns:
+        float32 (layers, batch, heads, rows, columns), of a map head (layers + 1, ...): the weights as they are; each
+        map sums to 1 less what goes to class token and registers.
+
+    Raises:
+        ValueError: where the images are not prepared for this model.
+    """
+    model, images = ready(model, images)
+    config = model.config
+    queries, keys = pooled_rows(config), slice(config.num_prefix_tokens, None)
+    maps = [weights[:, :, queries, keys].mean(axis=2) for weights in _maps(model, images)]
+    if config.classifier == "map":
+        maps.append(_probe_weights(model, images)[:, :, 0])
+    stacked = np.stack(maps)
+    return stacked.reshape(*stacked.shape[:3], *config.grid)
+
+
+def _maps(model: VisionTransformer, images: np.ndarray) -> list[np.ndarray]:
+    """(batch, heads, tokens, tokens) of every block."""
+    return [float32(weights) for weights in model.attention_maps(images)]
+
+
+def _probe_weights(model: VisionTransformer, images: np.ndarray) -> np.ndarray:
+    """(batch, heads, 1, patches): the attention of a map head's probe."""
+    config = model.config
+    name = "encoder_norm" if config.final_norm == "tokens" else f"block_{config.num_layers - 1}"
+    tokens = model.features(images, [name])[name]
+    pool = model.get_layer("pool")
+    probe = ops.repeat(ops.cast(pool.probe, tokens.dtype), len(images), axis=0)
+    return float32(pool.attention.weights_of(probe, tokens[:, config.num_prefix_tokens :]))
+
+
+def _check_options(config: ViTConfig, head_fusion: str, discard_ratio: float, start_layer: int) -> None:
+    one_of("head_fusion", head_fusion, tuple(_FUSIONS))
+    if not isinstance(discard_ratio, numbers.Real) or not 0 <= discard_ratio < 1:
+        raise ValueError(f"discard_ratio is a share of the patches in [0, 1). Received: {discard_ratio!r}")
+    if not is_count(start_layer, least=0) or start_layer >= config.num_layers:
+        raise ValueError(f"start_layer is a block, 0 to {config.num_layers - 1}. Received: {start_layer!r}")
+
+
+def _without_least(weights: np.ndarray, first_patch: int, ratio: float) -> np.ndarray:
+    """The weights (..., keys), in every row the lowest of the patches' set to zero in place."""
+    patches = weights[..., first_patch:]
+    # 0.29 * 100 is 28.999999999999996 in floating point.
+    count = math.floor(ratio * patches.shape[-1] + 1e-9)
+    least = np.argsort(patches, axis=-1, kind="stable")[..., :count]
+    np.put_along_axis(patches, least, 0.0, axis=-1)
+    return weights
+
+
+def _shares(weights: np.ndarray) -> np.ndarray:
+    """Every row over its sum; a row of zeros, where a softmax gave all to other tokens, stays."""
+    total = weights.sum(axis=-1, keepdims=True)
+    return weights / np.where(total > 0, total, 1.0)

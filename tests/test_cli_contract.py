@@ -1,0 +1,199 @@
+"""What every command keeps to: help, exit codes, one line for what a user can mend, JSON and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from command_line import fails, run
+from keras_vit import catalogue, cli, content
+from package_source import MODULES, TREES
+
+GROUP: Any = typer.main.get_command(cli.app)
+COMMANDS = sorted(GROUP.commands)
+OFFLINE = {"KERAS_VIT_OFFLINE": "1", "COLUMNS": "100"}
+
+# A thing that a user can mend, one for each command, refused before any model is loaded.
+WRONG = {
+    "bench": ["digits", "--rounds", "0"],
+    "convert": ["nothing.npz", "out.npz", "--to", "google"],
+    "evaluate": ["nothing.npz"],
+    "export": ["digits", "--to", "out.tflite", "--images", "nothing.png"],
+    "gallery": ["--out", "file"],
+    "plan": ["B/16", "--batch", "0"],
+    "predict": ["digits", "nothing.png"],
+    "resize": ["nothing.npz", "out.npz", "32"],
+    "show": ["ViT-B/61"],
+    "train": ["nothing.toml", "--model", "digits"],
+    "verify": ["out.tflite", "digits", "nothing.png"],
+    "visualize": ["digits", "nothing.png"],
+}
+UNFAILING = {"list", "demo"}  # any pattern is one; the tour takes no input
+# Commands that print figures, with the least that makes them do it.
+FIGURES: dict[str, list[str]] = {
+    "bench": ["digits", "--rounds", "1"],
+    "evaluate": ["digits", "--split", "test[:16]"],
+    "export": ["digits", "--to", "digits.tflite"],
+    "list": [],
+    "plan": ["B/16", "--batch", "8"],
+    "predict": ["digits", "digit.png"],
+    "show": ["digits"],
+    "verify": ["digits.tflite", "digits"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_and_each_of_its_options(command: str) -> None:
+    assert len(run(command, "--help").splitlines()) > 5
+    known = GROUP.commands[command]
+    assert known.help
+    undocumented = [parameter.name for parameter in known.params if not getattr(parameter, "help", None)]
+    assert not undocumented
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_option_that_is_none_is_a_usage_error(command: str) -> None:
+    result = CliRunner().invoke(cli.app, [command, "--no-such-option"])
+    assert result.exit_code == 2
+    assert "No such option" in result.stderr
+    assert result.stdout == ""
+
+
+def test_every_command_has_its_row() -> None:
+    assert set(COMMANDS) - UNFAILING == set(WRONG)
+    with_json = {name for name in COMMANDS if any("--json" in p.opts for p in GROUP.commands[name].params)}
+    assert with_json == set(FIGURES) | {"train"}  # which tests/test_cli_train.py runs
+
+
+@pytest.mark.parametrize("command", WRONG)
+def test_what_a_user_can_mend_is_one_line_on_standard_error(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("no folder")
+    message = fails(monkeypatch, command, *WRONG[command])
+    assert "\n" not in message
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")  # the line itself is printed when the process ends
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+def test_that_line_is_on_standard_error_and_the_status_is_1() -> None:
+    done = process(["show", "ViT-B/61"])
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"keras-vit: .*nearest.*\n", done.stderr)
+
+
+def test_json_is_all_there_is_on_standard_output_and_standard_error_is_quiet(tmp_path: Path) -> None:
+    """In one process of its own, as TensorFlow and LiteRT write to the descriptors when they first start."""
+    from PIL import Image
+
+    Image.new("RGB", (16, 16)).save(tmp_path / "digit.png")
+    order = sorted(FIGURES, key=lambda command: (command == "verify", command))  # of what export has written
+    lines = [[command, *FIGURES[command], "--json"] for command in order]
+    done = process(*lines, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    texts = done.stdout.split(SEPARATOR)
+    for command, text in zip(order, texts, strict=True):
+        assert isinstance(json.loads(text), dict | list), command
+
+
+SEPARATOR = "-- next --\n"
+PROGRAM = f"""
+import sys
+from keras_vit import cli
+for number, arguments in enumerate({{lines}}):
+    if number:
+        print(end={SEPARATOR!r})
+    sys.argv = ["keras-vit", *arguments]
+    try:
+        cli.main()
+    except SystemExit as ended:
+        if ended.code:
+            raise
+"""
+
+
+def process(
+    *lines: list[str], folder: Path | None = None, given: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Commands in a process of its own, one after the other, with none of the tests' settings."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "KERAS_"))}
+    environment = {**kept, **OFFLINE, "PYTHONPATH": str(content.PACKAGE.parent), **(given or {})}
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(lines=list(lines))],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        cwd=folder,
+    )
+
+
+# ---- completion
+
+
+def completed(line: str) -> list[str]:
+    """What bash is offered at the end of a line."""
+    words = line.split(" ")
+    given = {"_KERAS_VIT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    return process([], given=given).stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("keras-vit show ViT-L", ["ViT-L/16", "ViT-L/32"]),
+        ("keras-vit bench R26+S", ["R26+S/32"]),
+        ("keras-vit evaluate dig", ["digits"]),
+        ("keras-vit export ViT-B/16 --weights sa", ["sam"]),
+        ("keras-vit plan ViT-S", ["ViT-S/16", "ViT-S/32"]),
+        ("keras-vit train finetune-d", ["finetune-digits"]),
+        ("keras-vit convert in out --to goo", ["google"]),
+        ("keras-vit export digits --to out --quantize int8", ["int8", "int8-full"]),
+        ("keras-vit sho", ["show"]),
+    ],
+)
+def test_a_shell_completes_what_a_command_takes(line: str, offered: list[str]) -> None:
+    assert completed(line) == offered
+
+
+def test_all_models_are_offered_in_well_under_a_second() -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert completed("keras-vit show ") == catalogue.names()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Of the processor, which another process does not take from it: 0.3 s here. Starting TensorFlow takes 3 s and more.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
+
+
+# ---- variables
+
+PAGE = content.PACKAGE.parent / "docs" / "environment.md"
+VARIABLE = re.compile(r"(?:KERAS|HF|TF|TPU|CUDA)_[A-Z_]+")
+
+
+def variables(module: str) -> set[str]:
+    """Names of variables in a module that looks at its environment; those that it gives to others are keys of dicts."""
+    tree = TREES[module]
+    if "os.environ" not in ast.unparse(tree):
+        return set()
+    keys = {id(key) for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys}
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return {text.value for text in texts if id(text) not in keys and VARIABLE.fullmatch(text.value)}
+
+
+def test_the_page_of_variables_has_those_that_the_source_reads() -> None:
+    listed = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(set(listed)) == len(listed)
+    assert set(listed) == set().union(*map(variables, MODULES))

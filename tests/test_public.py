@@ -1,0 +1,218 @@
+"""What stands around the code is so: the workflow, the citation, the issue forms, and the reference's docstrings."""
+
+from __future__ import annotations
+
+import configparser
+import functools
+import inspect
+import re
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import keras_vit
+import readme_lines
+from keras_vit import catalogue
+
+ROOT = Path(__file__).parents[1]
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+TARGETS = set(re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.MULTILINE))
+PYTHONS = re.findall(r"Python :: (3\.\d+)$", SETUP["metadata"]["classifiers"], re.MULTILINE)
+GITHUB = ROOT / ".github"
+FORMS = sorted(path for path in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *GITHUB.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+
+
+def read(path: Path) -> Any:
+    """A YAML file with every scalar as the string that stands there: GitHub's `on` is no truth value, 3.10 no 3.1."""
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+
+
+WORKFLOW = read(GITHUB / "workflows" / "ci.yml")
+STEPS = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
+MATRIX = WORKFLOW["jobs"]["make"]["strategy"]["matrix"]
+
+
+def test_the_workflow_runs_make_and_nothing_else() -> None:
+    assert {step["run"] for step in STEPS if "run" in step} == {"make ${{ matrix.target }}"}
+    targets = {*MATRIX["target"], *(row["target"] for row in MATRIX["include"])}
+    assert targets <= TARGETS
+    assert targets >= {*re.findall(r"^make (\S+)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)}
+    assert targets >= {"lint", "test", "test-wheel", "test-browser"}
+
+
+def test_the_workflow_has_the_pythons_that_are_promised() -> None:
+    assert MATRIX["python"] == PYTHONS
+    assert {row["python"] for row in MATRIX["include"]} <= set(PYTHONS)
+    assert SETUP["options"]["python_requires"] == f">={PYTHONS[0]}"
+    bounds = re.findall(r"\(3, (\d+)\) <= sys\.version_info\[:2\] <= \(3, (\d+)\)", MAKEFILE)
+    assert bounds == [(PYTHONS[0].removeprefix("3."), PYTHONS[-1].removeprefix("3."))]
+
+
+def test_the_workflow_may_only_read_and_uses_whole_versions_of_actions() -> None:
+    assert WORKFLOW["permissions"] == {"contents": "read"}
+    assert not any("permissions" in job for job in WORKFLOW["jobs"].values())
+    actions = [step for step in STEPS if "uses" in step]
+    assert all(re.fullmatch(r"actions/[a-z-]+@v\d+", step["uses"]) for step in actions)
+    for step in actions:
+        for path in step.get("with", {}).get("cache-dependency-path", "").split():
+            assert (ROOT / path).is_file()
+    checkouts = [step for step in actions if step["uses"].startswith("actions/checkout@")]
+    assert checkouts and all(step["with"]["persist-credentials"] == "false" for step in checkouts)
+
+
+def test_only_the_browser_is_optional() -> None:
+    optional = [row["target"] for row in MATRIX["include"] if row.get("optional") == "true"]
+    assert optional == ["test-browser"]
+    assert WORKFLOW["jobs"]["make"]["continue-on-error"] == "${{ matrix.optional || false }}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_makes_is_a_target(page: Path) -> None:
+    found = re.findall(r"(?:^(?:\$ )?|`)make ((?:[a-z-]+ ?)+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {target for targets in found for target in targets.split()} <= TARGETS
+
+
+def test_every_target_is_known_not_to_be_a_file() -> None:
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
+    assert set(phony.split()) == TARGETS
+
+
+def test_the_readme_has_lines_for_a_newcomer() -> None:
+    lines = readme_lines.lines()
+    compile(lines, "README.md", "exec")
+    assert "http" not in lines
+
+
+# https://citation-file-format.github.io/1.2.0/schema: the keys that a file may have.
+CITATION_KEYS = {
+    *("abstract", "authors", "cff-version", "commit", "contact", "date-released", "doi", "identifiers", "keywords"),
+    *("license", "license-url", "message", "preferred-citation", "references", "repository", "repository-artifact"),
+    *("repository-code", "title", "type", "url", "version"),
+}
+CITATION = read(ROOT / "CITATION.cff")
+
+
+def test_the_citation_is_of_the_form_and_of_this_version() -> None:
+    assert {"authors", "cff-version", "message", "title"} <= CITATION.keys() <= CITATION_KEYS
+    assert CITATION["cff-version"] == "1.2.0"
+    assert CITATION["type"] == "software"
+    assert CITATION["license"] == SETUP["metadata"]["license"]
+    assert CITATION["version"] == keras_vit.__version__
+    assert f"\n## [{CITATION['version']}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_papers_of_the_citation_are_those_of_the_cards() -> None:
+    papers = {card.weights[tag].paper for card in map(catalogue.card, catalogue.names()) for tag in card.weights}
+    known = {(paper.title, f"10.48550/arXiv.{paper.arxiv}") for paper in papers}
+    cited = {(paper["title"], paper["doi"]) for paper in CITATION["references"]}
+    assert len(cited) == 2
+    assert cited <= known
+    for paper in CITATION["references"]:
+        assert {"authors", "title", "type", "year"} <= paper.keys()
+        assert all(author.keys() == {"given-names", "family-names"} for author in paper["authors"])
+
+
+# https://docs.github.com/communities: what an issue form may hold.
+ELEMENTS = {"checkboxes", "dropdown", "input", "markdown", "textarea"}
+# What cannot be answered without.
+ASKED = {
+    "bug": {"code", "seen", "expected", "versions"},
+    "wrong_number": {"kind", "weights", "ours", "theirs", "precision", "versions"},
+    "new_model": {"name", "source", "licence", "architecture", "check"},
+}
+
+
+def test_there_is_a_form_for_each_kind_of_issue() -> None:
+    assert {form.stem for form in FORMS} == ASKED.keys()
+    assert len({read(form)["name"] for form in FORMS}) == len(FORMS)
+    config = read(GITHUB / "ISSUE_TEMPLATE" / "config.yml")
+    assert config.keys() == {"blank_issues_enabled", "contact_links"}
+    assert all(link.keys() == {"name", "url", "about"} for link in config["contact_links"])
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_a_form_asks_what_is_needed(path: Path) -> None:
+    form = read(path)
+    assert form.keys() == {"name", "description", "labels", "body"}
+    assert all(element["type"] in ELEMENTS for element in form["body"])
+    questions = [element for element in form["body"] if element["type"] != "markdown"]
+    for key in ("id", "label"):
+        values = [question.get(key) or question["attributes"][key] for question in questions]
+        assert len(set(values)) == len(values)
+    assert all(re.fullmatch(r"[\w-]+", question["id"]) for question in questions)
+    for question in questions:
+        options = question["attributes"].get("options", [])
+        assert bool(options) == (question["type"] == "dropdown")
+        assert len(set(options)) == len(options)
+    assert {question["id"] for question in questions if question["validations"]["required"] == "true"} == ASKED[
+        path.stem
+    ]
+
+
+METHODS = (types.FunctionType, classmethod, staticmethod, property, functools.cached_property)
+
+
+def names_of(module: types.ModuleType) -> list[str]:
+    """The public names of a module: its `__all__`, or what is defined there and begins with no underscore."""
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    return list(getattr(module, "__all__", [name for name in own if not name.startswith("_")]))
+
+
+def public() -> Iterator[Any]:
+    """Every public function and class, and the public methods of the classes, by the name they are documented under."""
+    modules = [value for name in keras_vit.__all__ if inspect.ismodule(value := getattr(keras_vit, name))]
+    for module in (keras_vit, *modules):
+        for name in names_of(module):
+            value = getattr(module, name)
+            if inspect.isclass(value) or inspect.isfunction(value):
+                yield pytest.param(value, None, id=f"{module.__name__}.{name}")
+            if inspect.isclass(value):
+                for method, kind in vars(value).items():
+                    if isinstance(kind, METHODS) and not method.startswith("_"):
+                        yield pytest.param(getattr(value, method), value, id=f"{module.__name__}.{name}.{method}")
+
+
+def described(docstring: str) -> set[str]:
+    """The arguments that a docstring names in its section Args or Attributes; `a, b: ...` names two."""
+    sections = re.findall(r"^(?:Args|Attributes):\n((?:(?: .*)?\n)+)", docstring + "\n", re.MULTILINE)
+    entries = re.findall(r"^    ([\w*, ]+?)(?: \(.*?\))?:", "".join(sections), re.MULTILINE)
+    return {name.strip("* ") for entry in entries for name in entry.split(",")}
+
+
+def parameters(value: Any) -> set[str]:
+    """The names of what a function or a class takes; nothing where a class leaves that to its base."""
+    if inspect.isclass(value) and "__init__" not in vars(value):
+        return set()
+    hidden = {field.name for field in getattr(value, "__dataclass_fields__", {}).values() if not field.repr}
+    return {*inspect.signature(value).parameters} - hidden - {"self"}
+
+
+@pytest.mark.parametrize(("value", "owner"), list(public()))
+def test_every_public_name_says_what_it_is_and_takes(value: Any, owner: type | None) -> None:
+    docstring = inspect.getdoc(value) or ""
+    assert docstring
+    foreign = [base for base in getattr(owner, "__mro__", ()) if not base.__module__.startswith("keras_vit")]
+    overrides = any(hasattr(base, getattr(value, "__name__", "")) for base in foreign)  # documented where it comes from
+    if callable(value) and not overrides:
+        assert parameters(value) <= described(docstring)
+
+
+@pytest.mark.slow
+def test_the_reference_is_written_without_a_warning(tmp_path: Path) -> None:
+    script = [sys.executable, str(ROOT / "docs" / "reference.py"), str(tmp_path)]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    modules = [name for name in keras_vit.__all__ if inspect.ismodule(getattr(keras_vit, name))]
+    pages = {path.stem for path in tmp_path.rglob("*.html")}
+    assert pages == {"index", "keras_vit", *modules}
+    model = (tmp_path / "keras_vit.html").read_text(encoding="utf-8")
+    assert 'id="VisionTransformer.attention_maps"' in model

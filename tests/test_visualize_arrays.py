@@ -1,0 +1,507 @@
+"""Every array of visualize equals an independent computation: loops over a float64 NumPy Vision Transformer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from format_cases import at, load
+from keras_vit import visualize
+from keras_vit.model import VisionTransformer
+from keras_vit.visualize import attention, models, tokens
+from numpy_vit import NumpyViT, Run
+from package_source import imported_packages
+from reference_cases import distance
+from tiny_models import VARIANTS, built, prepared, tiny
+
+REFERENCE: dict[str, dict[str, Any]] = {
+    # case: how it is loaded
+    **dict.fromkeys(("vit_token", "vit_gap", "vit_headless", "vit_unpooled", "vit_token_unpooled"), {}),
+    **dict.fromkeys(("vit_not_multiple", "hybrid_r50", "hybrid_eps", "hybrid_stem_only"), {}),
+    **dict.fromkeys(("bv_tok_rep", "bv_gap_sincos", "bv_map", "bv_siglip_img", "hf_cls_v5"), {}),
+    **dict.fromkeys(("timm_reg", "timm_gap_fcnorm", "timm_clip_prenorm", "timm_noqkvbias_ls"), {}),
+    "interp_token": {"image_size": (24, 40)},
+}
+# What these have, others have too.
+SLOW = {
+    *("vit_unpooled", "vit_not_multiple", "hybrid_r50", "hybrid_stem_only", "bv_tok_rep", "bv_siglip_img"),
+    *("timm_gap_fcnorm", "timm_clip_prenorm", "timm_noqkvbias_ls"),
+}
+# What no reference case has.
+OURS: dict[str, dict[str, Any]] = {
+    "distilled, not square": {"distilled": True, "image_size": (24, 48), "patch_size": (8, 16)},
+    "map behind registers": {"classifier": "map", "num_registers": 2, "final_norm": "pooled"},
+    "grey": {"num_channels": 1, "position": "learned2d"},
+    **{name: VARIANTS[name] for name in ("norm after the mean", "2-D positions at every block", "relative positions")},
+}
+# float32 noise of the models is up to 5e-7 of the largest value (see the manifest); the arrays add as little.
+BOUND = 1e-5
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:keras_vit. images of 35x38:UserWarning"),
+    pytest.mark.filterwarnings("ignore:keras_vit. the head of checkpoint.npz is all zeros:UserWarning"),
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its images, and what NumPy computes from both."""
+
+    model: VisionTransformer
+    images: np.ndarray
+    run: Run
+    numpy: NumpyViT
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+    @property
+    def prefix(self) -> int:
+        return self.config.num_prefix_tokens
+
+
+def case_of(model: VisionTransformer, images: np.ndarray) -> Case:
+    numpy = NumpyViT(model)
+    return Case(model, images, numpy.run(images.astype(np.float64)), numpy)
+
+
+def marked(name: str) -> Any:
+    return pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+
+
+@pytest.fixture(scope="module", params=map(marked, [*REFERENCE, *OURS]))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    if request.param in OURS:
+        model = built(**OURS[request.param])
+        return case_of(model, prepared(model.config))
+    options = REFERENCE[request.param]
+    model = load(request.param, tmp_path_factory.mktemp("case"), **options)
+    outputs = at(request.param, "t2_24x40/" if options else "")
+    return case_of(model, outputs["input" if "input" in outputs else "input_nhwc"][:2])
+
+
+def pooled_tokens(config: Any) -> list[int]:
+    """The tokens that the head reads."""
+    if config.classifier in ("token", "token_unpooled"):
+        return [0, 1] if config.distilled else [0]
+    return list(range(config.num_prefix_tokens, config.num_tokens))
+
+
+def equal(got: np.ndarray, want: Any) -> None:
+    assert got.dtype == np.float32
+    assert distance(got, np.asarray(want)) < BOUND
+
+
+# Against the independent computation
+
+
+def test_attention_maps(case: Case) -> None:
+    got = visualize.attention_maps(case.model, case.images)
+    equal(got, case.run.attention)
+    np.testing.assert_allclose(got.sum(axis=-1), 1, atol=1e-5)
+
+
+def test_attention_distance(case: Case) -> None:
+    rows, columns = case.config.grid
+    height, width = case.config.stride
+    places = [(y * height, x * width) for y in range(rows) for x in range(columns)]
+    want = np.zeros((case.config.num_layers, case.config.num_heads))
+    for layer, weights in enumerate(case.run.attention):
+        for head in range(case.config.num_heads):
+            means = []
+            for image in weights[:, head, case.prefix :, case.prefix :]:
+                for query, row in zip(places, image, strict=True):
+                    far = [math.dist(query, key) * weight for key, weight in zip(places, row, strict=True)]
+                    means.append(sum(far) / sum(row))
+            want[layer, head] = sum(means) / len(means)
+    equal(visualize.attention_distance(case.model, case.images), want)
+
+
+def naive_flow(matrix: np.ndarray, fusion: Callable[..., float], ratio: float, prefix: int) -> np.ndarray:
+    """(heads, queries, keys) to (queries, keys): fused, the lowest patches of each row thrown out."""
+    fused = np.array([[fusion(matrix[:, q, k]) for k in range(matrix.shape[2])] for q in range(matrix.shape[1])])
+    for row in fused:
+        patches = range(prefix, len(row))
+        for key in sorted(patches, key=lambda k, row=row: row[k])[: int(ratio * len(patches))]:
+            row[key] = 0
+    return fused
+
+
+def naive_rollout(case: Case, fusion: Callable[..., float], ratio: float, start: int) -> np.ndarray:
+    maps = []
+    for image in range(len(case.images)):
+        flow = np.eye(case.config.num_tokens)
+        for weights in case.run.attention[start:]:
+            step = 0.5 * naive_flow(weights[image], fusion, ratio, case.prefix) + 0.5 * np.eye(len(flow))
+            flow = np.array([row / sum(row) for row in step]) @ flow
+        if case.run.probe is None:
+            row = np.mean([flow[token] for token in pooled_tokens(case.config)], axis=0)
+        else:
+            probe = naive_flow(case.run.probe[image][:, None], fusion, ratio, 0)[0]
+            row = sum(share * flow[case.prefix + patch] for patch, share in enumerate(probe))
+        patches = row[case.prefix :]
+        maps.append((patches / sum(patches)).reshape(case.config.grid))
+    return np.array(maps)
+
+
+@pytest.mark.parametrize(
+    ("fusion", "ratio", "start"), [("mean", 0.0, 0), ("max", 0.5, 0), ("min", 0.3, -1)], ids=["mean", "max", "min"]
+)
+def test_attention_rollout(case: Case, fusion: str, ratio: float, start: int) -> None:
+    start %= case.config.num_layers
+    got = visualize.attention_rollout(
+        case.model, case.images, head_fusion=fusion, discard_ratio=ratio, start_layer=start
+    )
+    equal(got, naive_rollout(case, {"mean": np.mean, "max": max, "min": min}[fusion], ratio, start))
+    np.testing.assert_allclose(got.sum(axis=(1, 2)), 1, atol=1e-5)
+
+
+def test_class_attention(case: Case) -> None:
+    rows = pooled_tokens(case.config)
+    want = [sum(weights[:, :, row, case.prefix :] for row in rows) / len(rows) for weights in case.run.attention]
+    if case.run.probe is not None:
+        want.append(case.run.probe)
+        np.testing.assert_allclose(case.run.probe.sum(axis=-1), 1)
+    got = visualize.class_attention(case.model, case.images)
+    equal(got, np.reshape(want, (len(want), len(case.images), case.config.num_heads, *case.config.grid)))
+
+
+def test_token_norms(case: Case) -> None:
+    want = [[[math.sqrt(sum(token**2)) for token in image] for image in block] for block in case.run.tokens]
+    equal(visualize.token_norms(case.model, case.images), want)
+
+
+def test_effective_rank(case: Case) -> None:
+    want = []
+    for block in case.run.tokens:
+        ranks = []
+        for image in block:
+            singular = np.linalg.svd(image, compute_uv=False)
+            shares = [value / sum(singular) for value in singular if value > 0]
+            ranks.append(math.exp(-sum(share * math.log(share) for share in shares)))
+        want.append(sum(ranks) / len(ranks))
+    equal(visualize.effective_rank(case.model, case.images), want)
+
+
+def test_logit_lens(case: Case) -> None:
+    if not case.config.num_classes:
+        with pytest.raises(ValueError, match="logit_lens needs a model with a head.*num_classes=0"):
+            visualize.logit_lens(case.model, case.images)
+        return
+    got = visualize.logit_lens(case.model, case.images)
+    own = np.array(case.model(case.images))
+    want = np.stack(case.run.logits)
+    if own.ndim == 3:
+        rows = pooled_tokens(case.config)
+        own, want = own[:, rows].mean(axis=1), want[:, :, rows].mean(axis=2)
+    equal(got, want)
+    equal(got[-1], own)
+
+
+def naive_kernel(case: Case) -> np.ndarray:
+    """(height, width, channels, filters) of the first layer; a hybrid's standardised."""
+    if case.config.resnet is None:
+        return case.numpy.weights["embedding/kernel"]
+    kernel = case.numpy.weights["root/conv/kernel"].copy()
+    for i in range(kernel.shape[-1]):
+        one = kernel[..., i] - kernel[..., i].mean()
+        kernel[..., i] = one / (np.sqrt((one**2).mean()) + case.config.resnet.conv_epsilon)
+    return kernel
+
+
+def test_embedding_filters(case: Case) -> None:
+    kernel = naive_kernel(case)
+    samples = kernel.reshape(-1, kernel.shape[-1]).T
+    _, vectors = np.linalg.eigh(np.cov(samples, rowvar=False))
+    want = []
+    for i in range(1, min(28, len(samples) - 1) + 1):
+        component = vectors[:, -i]
+        if max(component) < -min(component):
+            component = -component
+        want.append((component - min(component)) / (max(component) - min(component)))
+    equal(visualize.embedding_filters(case.model), np.reshape(want, (-1, *kernel.shape[:3])))
+
+
+def test_position_similarity(case: Case) -> None:
+    c = case.config
+    if c.position == "relative":
+        with pytest.raises(ValueError, match="position='relative'"):
+            visualize.position_similarity(case.model)
+        return
+    for block in {"stem": [0], "blocks": range(c.num_layers)}[c.position_place]:
+        table = case.numpy.position(block if c.position_place == "blocks" else "stem")
+        patches = table.reshape(-1, c.hidden_size)[c.position_prefix_tokens :]
+        want = [[a @ b / math.sqrt(sum(a * a) * sum(b * b)) for b in patches] for a in patches]
+        got = visualize.position_similarity(case.model, block=block)
+        equal(got, np.reshape(want, (*c.grid, *c.grid)))
+        assert np.abs(got).max() <= 1
+
+
+# Answers known without computing
+
+
+def test_attention_that_is_the_same_everywhere_is_measured_as_the_mean_of_all_distances() -> None:
+    model = built(image_size=(24, 40), num_registers=1)
+    for i in range(2):
+        for weight in model.get_layer(f"block_{i}").attention.query.weights:
+            weight.assign(np.zeros(weight.shape))
+    places = [(y * 8, x * 8) for y in range(3) for x in range(5)]
+    mean = np.mean([math.dist(a, b) for a in places for b in places])
+    images = prepared(model.config)
+    np.testing.assert_allclose(visualize.attention_distance(model, images), np.full((2, 4), mean), rtol=1e-5)
+    np.testing.assert_allclose(visualize.attention_rollout(model, images), np.full((2, 3, 5), 1 / 15), rtol=1e-5)
+    np.testing.assert_allclose(visualize.class_attention(model, images), np.full((2, 2, 4, 3, 5), 1 / 17), rtol=1e-5)
+
+
+def test_a_components_sign_does_not_hang_on_the_weights_sign() -> None:
+    model = built()
+    before = visualize.embedding_filters(model)
+    kernel = model.get_layer("embedding").kernel
+    kernel.assign(-kernel)
+    np.testing.assert_allclose(visualize.embedding_filters(model), before, atol=1e-6)
+
+
+@pytest.mark.parametrize(("asked", "given"), [(3, 3), (28, 28), (1000, 31)])  # 32 filters less their mean
+def test_there_are_as_many_filters_as_asked_for_or_as_there_are(asked: int, given: int) -> None:
+    filters = visualize.embedding_filters(built(), num_filters=asked)
+    assert filters.shape == (given, 8, 8, 3)
+    np.testing.assert_array_equal(filters.reshape(given, -1).min(axis=1), np.zeros(given))
+    np.testing.assert_array_equal(filters.reshape(given, -1).max(axis=1), np.ones(given))
+
+
+def test_filters_of_one_number_are_grey() -> None:
+    model = built(image_size=2, patch_size=1, num_channels=1)
+    np.testing.assert_array_equal(visualize.embedding_filters(model), np.full((1, 1, 1, 1), 0.5, np.float32))
+
+
+def test_of_a_row_the_lowest_patches_go_the_first_of_equals_first_and_no_other_token() -> None:
+    row = np.array([[0.0, 0.4, 0.1, 0.3, 0.1, 0.1]])
+    np.testing.assert_array_equal(attention._without_least(row.copy(), 1, 0.4), [[0.0, 0.4, 0, 0.3, 0, 0.1]])
+    np.testing.assert_array_equal(attention._without_least(row.copy(), 1, 0.0), row)
+    hundred = attention._without_least(np.ones((1, 100)), 0, 0.29)  # 28.999999999999996 in floating point
+    assert hundred.sum() == 71
+
+
+def test_a_row_without_any_weight_stays_without() -> None:
+    np.testing.assert_array_equal(attention._shares(np.array([[0.0, 0.0], [1.0, 3.0]])), [[0, 0], [0.25, 0.75]])
+
+
+@pytest.mark.parametrize(("matrix", "rank"), [(np.ones((4, 3)), 1), (np.eye(5), 5), (np.full((2, 2), np.nan), np.nan)])
+def test_the_effective_rank_counts_dimensions_that_are_used_alike(matrix: np.ndarray, rank: float) -> None:
+    assert tokens._rank(matrix) == pytest.approx(rank, nan_ok=True)
+
+
+def test_an_embedding_of_zeros_is_like_no_other() -> None:
+    model = VisionTransformer(tiny())
+    embedding = np.ones((1, 17, 32))
+    embedding[0, 1] = 0
+    model.get_layer("position").embedding.assign(embedding)
+    similarity = visualize.position_similarity(model)
+    assert not similarity[0, 0].any()
+    np.testing.assert_allclose(similarity[3, 3].ravel()[1:], 1, atol=1e-6)
+
+
+# Models as people have them
+
+
+ARRAYS: dict[str, Callable[..., np.ndarray]] = {
+    "attention_maps": visualize.attention_maps,
+    "attention_distance": visualize.attention_distance,
+    "attention_rollout": visualize.attention_rollout,
+    "class_attention": visualize.class_attention,
+    "token_norms": visualize.token_norms,
+    "effective_rank": visualize.effective_rank,
+    "logit_lens": visualize.logit_lens,
+}
+
+
+def all_arrays(model: Any, images: np.ndarray) -> dict[str, np.ndarray]:
+    of_weights = (visualize.embedding_filters, visualize.position_similarity)
+    arrays = {function.__name__: function(model) for function in of_weights}
+    return arrays | {name: function(model, images) for name, function in ARRAYS.items()}
+
+
+def assert_same_arrays(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> None:
+    for name, value in want.items():
+        np.testing.assert_array_equal(got[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["stem only", "map"])
+def test_models_saved_and_wrapped_give_the_same_arrays(name: str, tmp_path: Path) -> None:
+    model = built(**VARIANTS[name])
+    images = prepared(model.config)
+    want = all_arrays(model, images)
+    inside = keras.Sequential([keras.Input(model.input_shape[1:]), keras.layers.RandomFlip("horizontal"), model])
+    pixels = keras.Input((40, 40, 3))
+    augmented = keras.layers.RandomCrop(32, 32)(keras.layers.Rescaling(1 / 127.5, offset=-1)(pixels))
+    outer = keras.Model(pixels, keras.layers.Dense(3)(inside(augmented)))
+    assert_same_arrays(all_arrays(outer, images), want)
+    assert_same_arrays(all_arrays(model, images), want)  # being called by another has changed nothing
+    outer.save(tmp_path / "outer.keras")
+    assert_same_arrays(all_arrays(keras.saving.load_model(tmp_path / "outer.keras"), images), want)
+    model.save(tmp_path / "model.keras")
+    assert_same_arrays(all_arrays(keras.saving.load_model(tmp_path / "model.keras"), images), want)
+
+
+def test_a_model_fine_tuned_at_another_size_is_seen_as_it_now_is() -> None:
+    model = built(num_registers=2).resized((48, 40))
+    images = prepared(model.config)
+    before = visualize.attention_maps(model, images)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss, run_eagerly=True)
+    model.train_on_batch(images, np.array([1, 3]))
+    after = case_of(model, images)
+    got = visualize.attention_maps(model, images)
+    assert np.abs(got - before).max() > 1e-3
+    equal(got, after.run.attention)
+    equal(visualize.attention_rollout(model, images), naive_rollout(after, np.mean, 0.0, 0))
+    assert visualize.position_similarity(model).shape == (6, 5, 6, 5)
+
+
+class Subclassed(keras.Model):
+    """A user's own model around ours."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        super().__init__()
+        self.parts = parts
+
+
+def test_the_one_vision_transformer_of_a_subclassed_model_is_found() -> None:
+    model = VisionTransformer(tiny())
+    assert models.vision_transformer(Subclassed([keras.layers.Dense(2), model, model])) is model
+
+
+@pytest.mark.parametrize(
+    ("received", "said"),
+    [
+        (lambda: keras.Sequential([keras.layers.Dense(2)]), r"exactly one among its layers\. Received: Sequential$"),
+        (
+            lambda: Subclassed([VisionTransformer(tiny(), name=name) for name in ("student", "teacher")]),
+            r"Received: Subclassed with \['student', 'teacher'\]; pass the one to look at",
+        ),
+        (lambda: "ViT-B/16", "Received: str$"),
+    ],
+    ids=["none", "two", "a name"],
+)
+def test_other_things_than_one_vision_transformer_are_refused(received: Callable[[], Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        visualize.embedding_filters(received())
+
+
+@pytest.mark.parametrize("name", ["registers", "map"])
+def test_a_bfloat16_model_gives_float32_arrays_near_those_of_float32(name: str) -> None:
+    model = built(**VARIANTS[name])
+    low = model.rebuilt(model.config, dtype="mixed_bfloat16")
+    images = prepared(model.config)
+    want = all_arrays(model, images)
+    for array, got in all_arrays(low, images).items():
+        assert got.dtype == np.float32
+        # 8 bits of mantissa through two blocks; a wrong axis or a missed norm is off by the size of the values.
+        assert np.abs(got - want[array]).mean() < 0.05 * np.abs(want[array]).max(), array
+    np.testing.assert_allclose(visualize.attention_maps(low, images).sum(axis=-1), 1, atol=4e-3)
+    np.testing.assert_allclose(visualize.attention_rollout(low, images).sum(axis=(1, 2)), 1, atol=1e-5)
+
+
+def test_a_float64_model_gives_float32_arrays_too() -> None:
+    model = built(dtype="float64")
+    arrays = all_arrays(model, prepared(model.config).astype(np.float64))
+    assert {array.dtype for array in arrays.values()} == {np.dtype(np.float32)}
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("images", "received"),
+    [
+        (np.zeros((32, 32, 3), np.float32), r"float32 of shape \(32, 32, 3\)"),
+        (np.zeros((1, 48, 32, 3), np.float32), r"float32 of shape \(1, 48, 32, 3\)"),
+        (np.zeros((1, 32, 32, 1), np.float32), r"float32 of shape \(1, 32, 32, 1\)"),
+        (np.zeros((0, 32, 32, 3), np.float32), r"float32 of shape \(0, 32, 32, 3\)"),
+        (np.zeros((1, 32, 32, 3), np.uint8), r"uint8 of shape \(1, 32, 32, 3\)"),
+        ([np.zeros((32, 32, 3)), np.zeros((16, 16, 3))], "list"),
+        ("cat.jpg", "str"),
+        (None, "NoneType"),
+    ],
+    ids=["no batch axis", "another size", "grey", "none at all", "pixels", "two sizes", "a path", "None"],
+)
+@pytest.mark.parametrize("function", ARRAYS.values(), ids=ARRAYS)
+def test_images_that_are_not_prepared_are_refused_with_the_way_to_prepare_them(
+    function: Callable[..., Any], images: Any, received: str, plain: VisionTransformer
+) -> None:
+    with pytest.raises(ValueError, match=rf"\(batch, 32, 32, 3\): `model\.preprocess.*Received: {received}"):
+        function(plain, images)
+
+
+@pytest.fixture(scope="module")
+def plain() -> VisionTransformer:
+    return VisionTransformer(tiny())
+
+
+def test_images_may_be_tensors_and_lists(plain: VisionTransformer) -> None:
+    images = prepared(plain.config)
+    want = visualize.attention_distance(plain, images)
+    for given in (keras.ops.convert_to_tensor(images), list(images)):
+        np.testing.assert_array_equal(visualize.attention_distance(plain, given), want)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"head_fusion": "median"}, r"head_fusion is one of \['mean', 'max', 'min'\]. Received: 'median'"),
+        ({"discard_ratio": 1.0}, r"discard_ratio .* \[0, 1\)\. Received: 1\.0"),
+        ({"discard_ratio": -0.1}, "Received: -0.1"),
+        ({"discard_ratio": math.nan}, "Received: nan"),
+        ({"discard_ratio": "half"}, "Received: 'half'"),
+        ({"start_layer": 2}, r"start_layer is a block, 0 to 1\. Received: 2"),
+        ({"start_layer": -1}, "Received: -1"),
+        ({"start_layer": 0.5}, "Received: 0.5"),
+    ],
+    ids=str,
+)
+def test_options_of_the_rollout_outside_their_range_are_refused(
+    options: dict[str, Any], said: str, plain: VisionTransformer
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        visualize.attention_rollout(plain, prepared(plain.config), **options)
+
+
+@pytest.mark.parametrize("num_filters", [0, -1, 2.5, None], ids=str)
+def test_a_number_of_filters_is_a_whole_one(num_filters: Any, plain: VisionTransformer) -> None:
+    with pytest.raises(ValueError, match=f"num_filters is a whole number from 1. Received: {num_filters}"):
+        visualize.embedding_filters(plain, num_filters=num_filters)
+
+
+@pytest.mark.parametrize("position", ["none", "relative"])
+def test_a_model_without_absolute_positions_has_no_similarities(position: str) -> None:
+    place = "stem" if position == "none" else "shared"
+    with pytest.raises(ValueError, match=f"position_similarity needs .* position='{position}'"):
+        visualize.position_similarity(VisionTransformer(tiny(position=position, position_place=place)))
+
+
+@pytest.mark.parametrize("block", [2, -1, "0"], ids=str)
+def test_a_block_that_is_not_there_has_no_positions(block: Any, plain: VisionTransformer) -> None:
+    with pytest.raises(ValueError, match=f"block is a whole number from 0 to 1. Received: {block!r}"):
+        visualize.position_similarity(plain, block=block)
+
+
+# The package
+
+
+def test_every_array_is_a_name_of_the_package() -> None:
+    assert {"embedding_filters", "position_similarity", *ARRAYS} <= set(visualize.__all__) == set(dir(visualize))
+    with pytest.raises(AttributeError, match="no attribute 'heatmap'; its names"):
+        _ = visualize.heatmap
+
+
+@pytest.mark.parametrize("module", [f"visualize.{name}" for name in ("models", "weights", "attention", "tokens")])
+def test_the_arrays_need_no_matplotlib(module: str) -> None:
+    assert not imported_packages(module) & {"matplotlib", "PIL"}
