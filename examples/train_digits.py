@@ -1,6 +1,6 @@
 """Trains the digits model that comes with the package: a Vision Transformer in plain Keras, in about a minute.
 
-    pip install 'keras-vit[demo]'
+    pip install '.[demo]'          # in a clone of keras_vit
     python examples/train_digits.py --output digits.npz
 
 The weights in zoo/weights are those of seed 0, chosen before training. On the 360 held-out images, of which one is

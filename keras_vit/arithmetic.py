@@ -145,8 +145,9 @@ def file_bytes(config: ViTConfig, precision: str) -> int:
     if precision not in PRECISIONS:
         raise ValueError(f"precision is one of {list(PRECISIONS)}. Received: {precision!r}")
     made = parts(config)
-    kernels, rows = (sum(getattr(part, name) for part in made) for name in ("kernel_numbers", "kernel_rows"))
-    others = count_parameters(config) - kernels
+    names = ("parameters", "kernel_numbers", "kernel_rows")
+    numbers, kernels, rows = (sum(getattr(part, name) for part in made) for name in names)
+    others = numbers - kernels
     return PRECISIONS[precision] * kernels // 8 + FLOAT * others + SCALE * rows * (precision == "int8")
 
 

@@ -184,7 +184,7 @@ def find(name: str, weights: str = "default") -> Weights:
 
 
 def parse_augreg(name: str) -> Weights | None:
-    """Read the name of an AugReg file: any of the some 52,000 that the grammar in zoo/augreg.toml spells.
+    """Read the name of an AugReg file: any of some 52,000 that the grammar in zoo/augreg.toml spells.
 
     Args:
         name: with or without ".npz", such as "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0", and

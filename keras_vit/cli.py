@@ -22,16 +22,17 @@ from keras_vit.cli_options import (
     Model,
     Size,
     Weights,
-    ZooModel,
     complete_format,
     complete_model,
     complete_recipe,
     complete_weights,
     load,
+    need_images,
     quiet,
+    size,
+    tell,
 )
 from keras_vit.cli_options import facts as _facts
-from keras_vit.cli_options import size as _size
 
 app = typer.Typer(
     add_completion=True,
@@ -59,24 +60,17 @@ app.command("show")(cli_show.show)
 
 @app.command()
 def predict(
-    name: ZooModel,
+    model: Model,
     images: Annotated[list[str], typer.Argument(help="JPEG or PNG files.")],
-    weights: Annotated[
-        str, typer.Option(help="A tag of the model's card, a path or a URL.", autocompletion=complete_weights)
-    ] = "default",
+    weights: Weights = None,
     image_size: Size = None,
     top: Annotated[int, typer.Option(help="How many classes an image.")] = 5,
     as_json: Json = False,
 ) -> None:
     """Classifies images."""
-    missing = [image for image in images if "://" not in image and not Path(image).is_file()]
-    if missing:
-        raise FileNotFoundError(f"There is no image file {missing[0]!r}")
+    need_images(images)
     with quiet():
-        from keras_vit import zoo
-
-        model = zoo.load(name, weights=weights, image_size=_size(image_size))
-        rankings = model.classify(images, top=top)
+        rankings = load(model, weights, image_size).classify(images, top=top)
     if as_json:
         rows = [{"image": i, "predictions": [p._asdict() for p in r]} for i, r in zip(images, rankings, strict=True)]
         typer.echo(json.dumps(rows, indent=2))
@@ -111,9 +105,9 @@ def convert(
             source,
             target,
             format=to,
-            image_size=_size(image_size),
+            image_size=size(image_size),
             num_classes=num_classes,
-            config=_facts(config or []),
+            config=_facts(config or []) or None,
             source_format=source_format,
         )
     typer.echo(str(path))
@@ -130,8 +124,8 @@ def resize(
     with quiet():
         from keras_vit import converters
 
-        same, facts = converters.detect(source), _facts(config or [])
-        path = converters.convert(source, target, format=same, image_size=_size(image_size), config=facts)
+        same, known = converters.detect(source), _facts(config or []) or None
+        path = converters.convert(source, target, format=same, image_size=size(image_size), config=known)
     typer.echo(str(path))
 
 
@@ -166,7 +160,7 @@ def train(
     with quiet():
         from keras_vit import train as training
 
-    given = {"image_size": _size(image_size), "steps": steps, "variant": variant}
+    given = {"image_size": size(image_size), "steps": steps, "variant": variant}
     fields = {name: value for name, value in given.items() if value is not None} | _facts(changes or [], "--set")
     chosen = training.recipe(recipe, **fields)
     folder = out or Path("runs") / _slug(f"{chosen.name}-{model}-{data}")
@@ -228,7 +222,7 @@ def evaluate(
     evaluation = training.evaluate(
         loaded, data, split=split, batch_size=batch_size, labels=labels, progress=not as_json, **places
     )
-    typer.echo(json.dumps(evaluation.to_dict(), indent=2) if as_json else str(evaluation))
+    tell(evaluation, as_json)
 
 
 @app.command()
@@ -250,7 +244,7 @@ def plan(
 
     planned = training.plan(
         model,
-        image_size=_size(image_size),
+        image_size=size(image_size),
         batch_size=batch,
         devices=devices,
         accumulation=accumulation,
@@ -260,7 +254,7 @@ def plan(
         ema=ema,
         peak_tflops=peak_tflops,
     )
-    typer.echo(json.dumps(planned.to_dict(), indent=2) if as_json else str(planned))
+    tell(planned, as_json)
 
 
 app.command("export")(cli_export.export)
@@ -278,7 +272,8 @@ def demo(
     """The tour on the embedded model, offline: load, classify, resize, fine-tune, export, verify, inspect."""
     with quiet():
         from keras_vit import demo as tour
-    tour.run(out, look=look)
+
+        tour.run(out, look=look)
 
 
 def main() -> None:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from keras_vit.cli_options import Json, Model, Size, Weights, complete_mode, load, quiet, size
+from keras_vit.cli_options import Json, Model, Size, Weights, complete_mode, load, quiet, size, tell
 
 LeastCosine = Annotated[float | None, typer.Option(help="Refuse a file below it; else the mode's.")]
 LeastAgreement = Annotated[float | None, typer.Option(help="Likewise, share of images of the same best class.")]
 Threads = Annotated[int, typer.Option(help="On which the file is timed.")]
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+FOREIGN = (".onnx", ".pb", ".keras", ".h5", ".npz", ".safetensors", ".pth", ".lite", ".zip")
 PICTURES = 256  # of a folder: as many as calibration has use for
-
-
-# What a SavedModel has no use for, and what a .tflite file has none for.
-OF_FILES = ("quantize", "images", "batch", "input_dtype", "source_size", "resize", "output", "attention", "route")
+# Options that a SavedModel has no use for, and those that a .tflite file has none for.
+OF_FILES = (
+    *("quantize", "images", "batch", "input_dtype", "source_size", "resize", "output", "attention", "route"),
+    *("least_cosine", "least_agreement", "threads"),
+)
 OF_FOLDERS = ("top", "warmup", "bfloat16")
 
 
@@ -54,13 +55,10 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Writes a LiteRT (.tflite) file or a SavedModel, runs it, and prints how it compares with the model."""
-    folder = to.suffix != ".tflite"
-    others = (*OF_FILES, "least_cosine", "least_agreement", "threads") if folder else OF_FOLDERS
-    sources = {name: context.get_parameter_source(name) for name in others}
-    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
-    if given:
-        kind = "a SavedModel (a .tflite file has that suffix)" if folder else "a .tflite file"
-        raise ValueError(f"{kind} is not written with {', '.join(given)}. Received: --to {to}")
+    folder = to.suffix.lower() != ".tflite"
+    if to.suffix.lower() in FOREIGN:
+        raise ValueError(f"--to is a .tflite file, or a folder for a SavedModel such as vit/1. Received: {to}")
+    _refuse_options_of_the_other(context, to, folder)
     found = _pictures(images or [])
     named = Path(labels).read_text("utf-8").splitlines() if labels and Path(labels).is_file() else labels
     with quiet():
@@ -69,7 +67,7 @@ def export(
         loaded = load(model, weights, image_size)
         if folder:
             made = exports.saved_model(loaded, to, labels=named, top=top, warmup=warmup, bfloat16=bfloat16)
-            typer.echo(json.dumps(made.to_dict(), indent=2) if as_json else str(made))
+            tell(made, as_json)
             return
         report = exports.tflite(
             loaded,
@@ -90,7 +88,7 @@ def export(
             threads=threads,
             progress=not as_json,
         )
-    typer.echo(json.dumps(report.to_dict(), indent=2) if as_json else str(report))
+    tell(report, as_json)
 
 
 def verify(
@@ -124,7 +122,25 @@ def verify(
             threads=threads,
             progress=not as_json,
         )
-    typer.echo(json.dumps(report.to_dict(), indent=2) if as_json else str(report))
+    tell(report, as_json)
+
+
+def _refuse_options_of_the_other(context: typer.Context, to: Path, folder: bool) -> None:
+    """Raises a ValueError where options were given that only the other kind of file has."""
+    others = OF_FILES if folder else OF_FOLDERS
+    given = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in others and _is_given(context, parameter.name)
+    ]
+    if given:
+        kind = "a SavedModel (a .tflite file has that suffix)" if folder else "a .tflite file"
+        raise ValueError(f"{kind} is not written with {', '.join(given)}. Received: --to {to}")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _pictures(paths: list[str]) -> list[str]:

@@ -76,7 +76,7 @@ Model = Annotated[
 ]
 Weights = Annotated[
     str | None,
-    typer.Option(help="For a name: a tag of the model's card, a path.", autocompletion=complete_weights),
+    typer.Option(help="For a name: a tag of the model's card, a path or a URL.", autocompletion=complete_weights),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -101,7 +101,9 @@ def quiet() -> Iterator[None]:
             with contextlib.redirect_stderr(python):
                 yield
         except BaseException as error:
-            if not imported or not isinstance(error, (*MENDABLE, SystemExit)):
+            if not isinstance(error, KeyboardInterrupt) and not (
+                imported and isinstance(error, (*MENDABLE, SystemExit))
+            ):
                 aside.seek(0)
                 os.write(kept, aside.read())
             raise
@@ -149,11 +151,33 @@ def size(text: str | None, option: str = "--image-size") -> Any:
     return sides[0] if len(sides) == 1 else tuple(sides)
 
 
+def is_checkpoint(model: str, weights: str | None) -> bool:
+    """Whether a model is a file or folder. A name of the zoo stays one though a folder has it: "./digits" is that."""
+    from keras_vit import catalogue
+
+    path = Path(model)
+    if weights is not None or not path.exists():
+        return False
+    return path.is_file() or not catalogue.names(model)
+
+
 def load(model: str, weights: str | None, image_size: str | None) -> Any:
     """A model of the zoo, or out of a file."""
     from keras_vit import converters, zoo
 
     wanted = size(image_size)
-    if weights is None and Path(model).exists():
+    if is_checkpoint(model, weights):
         return converters.load(model, image_size=wanted)
     return zoo.load(model, weights=weights or "default", image_size=wanted)
+
+
+def need_images(paths: Iterable[str]) -> None:
+    """Raises a FileNotFoundError that names the first image file that is not there; addresses are not looked at."""
+    for path in paths:
+        if "://" not in path and not Path(path).is_file():
+            raise FileNotFoundError(f"There is no image file {path!r}")
+
+
+def tell(found: Any, as_json: bool) -> None:
+    """Prints what has a `to_dict`, as JSON or as it prints."""
+    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from keras_vit.cli_options import Model, Size, Weights, load, quiet
+from keras_vit.cli_options import Model, Size, Weights, is_checkpoint, load, need_images, quiet
 
 
 def visualize(
@@ -19,9 +19,7 @@ def visualize(
     top: Annotated[int, typer.Option(help="How many classes an image.")] = 5,
 ) -> None:
     """Writes what a model sees in images: predictions, attention, filters, positions, in one HTML file."""
-    missing = [image for image in images if "://" not in image and not Path(image).is_file()]
-    if missing:
-        raise FileNotFoundError(f"There is no image file {missing[0]!r}")
+    need_images(images)
     with quiet():
         from keras_vit.visualize.html_report import report
 
@@ -35,7 +33,7 @@ def _known(model: str, weights: str | None) -> tuple[str, str | None]:
     """What to call the model, and what the zoo knows of its weights where they are the zoo's."""
     from keras_vit import catalogue
 
-    if weights is None and Path(model).exists():  # as `load` decides
+    if is_checkpoint(model, weights):
         return Path(model).name, None
     try:
         card = catalogue.card(model)

@@ -24,6 +24,7 @@ from keras_vit.model import VisionTransformer
 
 NAME = "ViT-digits"
 TIMED = 50  # images that are classified one by one for the median
+MADE = ("1", "digits.tflite", "finetuned", "report.html")  # what the tour leaves in its folder
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,16 @@ def run(out: Path, *, look: bool = True) -> None:
     """Loads, classifies, changes the resolution, fine-tunes, exports both ways, verifies, and draws a report.
 
     Args:
-        out: folder for all files; what an earlier run left there is replaced.
+        out: folder for all files, made where it is not there; what an earlier run left there is replaced.
         look: whether to open the report in a browser, where there is a desktop.
+
+    Raises:
+        ValueError: the folder has other files.
+        FileExistsError: it is a file.
     """
+    _cleared(out)
     console = Console()
     keras.utils.set_random_seed(0)  # the fresh position embeddings, for the same table each time
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
     data = digits.load()
     model = zoo.load(NAME)
     side, _ = pair(model.config.image_size, "image_size")
@@ -81,14 +85,23 @@ def run(out: Path, *, look: bool = True) -> None:
         webbrowser.open(page.resolve().as_uri())
 
 
+def _cleared(out: Path) -> None:
+    """Makes the folder, without what an earlier run left in it."""
+    out.mkdir(parents=True, exist_ok=True)
+    shown = sorted(path for path in out.iterdir() if not path.name.startswith("."))
+    others = [path.name for path in shown if path.name not in MADE]
+    if others:
+        raise ValueError(f"The tour takes a folder of its own: name another than {out}. Received: one with {others[0]}")
+    for path in shown:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 def _report(model: VisionTransformer, data: digits.Digits, path: Path, exports: list[export.Report]) -> Path:
     """One image of each class, and one that the model gets wrong."""
     wrong = model.predict_on_batch(model.preprocess(data.test_images)).argmax(axis=1) != data.test_labels
     shown = [*(int(np.argmax(data.test_labels == number)) for number in range(10)), int(np.argmax(wrong))]
     images = [data.test_images[index] for index in shown]
-    return visualize.report(
-        model, images, path, title=NAME, top=3, card=str(zoo.card(NAME)), exports=exports, progress=True
-    )
+    return visualize.report(model, images, path, title=NAME, top=3, card=zoo.card(NAME), exports=exports, progress=True)
 
 
 def _has_a_desktop() -> bool:

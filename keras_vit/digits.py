@@ -42,7 +42,9 @@ def load() -> Digits:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
     except ImportError as error:
-        raise ImportError("The digits come from scikit-learn: `pip install 'keras-vit[demo]'`") from error
+        raise ImportError(
+            "The digits come from scikit-learn: `pip install '.[demo]'` in a clone of keras_vit"
+        ) from error
 
     grey, labels = load_digits(return_X_y=True)  # 64 pixels in a row, 0..16
     images = np.round(grey * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1).repeat(3, axis=-1)

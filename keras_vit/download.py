@@ -197,7 +197,9 @@ def _from_hub(remote: Remote) -> Path:
     try:
         from huggingface_hub import hf_hub_download
     except ImportError as error:
-        raise ImportError(f"{remote.url} needs the package huggingface_hub: pip install 'keras-vit[hf]'") from error
+        raise ImportError(
+            f"{remote.url} needs the package huggingface_hub: pip install '.[hf]' in a clone of keras_vit"
+        ) from error
     hub = HUB_SOURCE.fullmatch(remote.url)
     assert hub
     org, repo, path, _, revision = hub.groups()

@@ -79,7 +79,7 @@ OTHER_KINDS: Table = {
     "a config": ("is a JSON file", lambda: b'{"hidden_size": 768}'),
     "PyTorch": ("is a PyTorch file", lambda: archive(Member("archive/data.pkl", pickle.dumps(0)))),
     "Keras": (
-        "is a .keras archive",
+        "is a .keras file",
         lambda: archive(Member("a.json", b"{}"), Member("model.weights.h5", b"")),
     ),
     "noise": ("starts with the bytes 01 02 03", lambda: b"\1\2\3"),

@@ -37,12 +37,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("verb", ["export", "verify"])
-def test_the_commands_explain_themselves(verb: str) -> None:
-    assert verb in run("--help")
-    assert len(run(verb, "--help").splitlines()) > 20
-
-
 def test_a_file_is_verified_on_built_in_images(written: Path) -> None:
     row = json.loads(run("verify", written, "digits", "--json"))
     assert (row["path"], row["images"], row["agreement"], row["threads"]) == (str(written), 8, 1.0, 2)
@@ -145,8 +139,8 @@ def test_a_folder_is_a_saved_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--to", "models/1", "--quantize", "none", "--attention"], "is not written with quantize, attention"),
-        (["--to", "x.tflite", "--top", "3"], "a .tflite file is not written with top"),
+        (["--to", "models/1", "--quantize", "none", "--input", "uint8"], "is not written with --quantize, --input."),
+        (["--to", "x.tflite", "--top", "3"], "a .tflite file is not written with --top."),
     ],
 )
 def test_options_of_the_other_kind_are_refused(
@@ -154,4 +148,11 @@ def test_options_of_the_other_kind_are_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert said in fails(monkeypatch, "export", "digits", *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["digits.onnx", "digits.keras"])
+def test_a_file_of_another_trade_is_not_written(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = fails(monkeypatch, "export", "digits", "--to", tmp_path / name)
+    assert "a .tflite file, or a folder for a SavedModel" in message
     assert not list(tmp_path.iterdir())

@@ -69,6 +69,34 @@ def test_a_model_of_ones_own_is_sent_to_the_converter(tmp_path: Path, own: keras
         export.tflite(own, tmp_path / "out.tflite", image_size=64)
 
 
+class Subclassed(keras.Model):
+    def call(self, x: Any) -> Any:
+        return x
+
+
+def two_outputs() -> keras.Model:
+    image = keras.Input((8, 8, 3))
+    flat = keras.layers.Flatten()(image)
+    return keras.Model(image, [flat, flat])
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Subclassed, "takes one image .* of a known size; `keras.Model.*Received: Subclassed"),
+        (lambda: keras.Sequential([keras.layers.Flatten()]), "Received: Sequential with input shape None"),
+        (lambda: keras.Model(image := keras.Input((None, None, 3)), image), r"input shape \(None, None, None, 3\)"),
+        (two_outputs, "a model gives one output, the logits. Received: 2"),
+        (lambda: built("mixed_bfloat16", num_layers=1), r"compute in float32. Received: some in \['bfloat16'\]"),
+        (lambda: "vit.keras", "model is a Keras model. Received: str"),
+    ],
+)
+def test_a_model_that_cannot_be_converted_is_told_why(model: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=said):
+        export.tflite(model(), tmp_path / "out.tflite", quantize="none", route="converter")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("script", "timeout", "said"),
     [

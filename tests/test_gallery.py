@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 
 from command_line import run
 from headless_browser import Page, served
+from html_document import Document
 from keras_vit import gallery, zoo
 from keras_vit.gallery import formats, plot
 from keras_vit.gallery.document import COLUMNS, document
@@ -27,33 +27,6 @@ from tiny_models import VARIANTS, tiny
 ENTRIES = entries()
 TEXT = document(ENTRIES)
 MEASURED = [entry for entry in ENTRIES if entry.point]
-
-
-class Reader(HTMLParser):
-    """Collects a page's elements: (name, attributes); raises where one is closed that is not open."""
-
-    EMPTY = frozenset(("meta", "input", "path", "rect", "circle"))
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(text)
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in self.EMPTY:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def values(self, attribute: str) -> list[str]:
-        return [value for _, attributes in self.elements if (value := attributes.get(attribute))]
 
 
 def test_the_page_is_one_file_and_leaves_others_alone(tmp_path: Path) -> None:
@@ -100,16 +73,16 @@ def test_every_file_of_every_card_is_there_with_all_that_is_known() -> None:
 
 
 def test_references_meet_and_nothing_is_fetched() -> None:
-    reader = Reader(TEXT)
-    names = reader.values("id")
+    page = Document(TEXT)
+    names = page.values("id")
     assert len(names) == len(set(names))
-    targets = reader.values("href")
+    targets = page.values("href")
     assert {target.removeprefix("#") for target in targets if target.startswith("#")} <= set(names)
     others = {target for target in targets if not target.startswith("#")}
     assert all(target.startswith("https://arxiv.org/abs/") for target in others)
-    assert not reader.values("src")
+    assert not page.values("src")
     assert "url(" not in TEXT
-    labelled = {name for value in reader.values("aria-labelledby") for name in value.split()}
+    labelled = {name for value in page.values("aria-labelledby") for name in value.split()}
     assert labelled <= set(names)
 
 
@@ -129,7 +102,7 @@ def test_what_a_card_says_is_text_and_never_markup() -> None:
     text = document([hostile])
     assert "<b id" not in text
     assert text.count("</script>") == 1
-    assert not {"b"} & {tag for tag, _ in Reader(text).elements}
+    assert not Document(text).all("b")
 
 
 def test_a_page_without_accuracies_has_no_plot() -> None:
@@ -378,6 +351,19 @@ def test_the_address_and_the_way_back_open_and_close_cards(page: Page, address: 
         f"document.querySelector('.plot-wide .dot[href=\"#{dot.anchor}\"]').dispatchEvent(new MouseEvent('click'))"
     )
     page.until(f"!!document.querySelector('dialog[open] #{dot.model_anchor}')")
+
+
+@browser
+def test_a_click_beside_the_card_closes_it_and_one_on_its_margin_does_not(page: Page) -> None:
+    page.evaluate(f"location.hash = {ENTRIES[0].anchor!r}")
+    page.until("document.getElementById('window').open")
+    box = page.evaluate("document.getElementById('window').getBoundingClientRect().toJSON()")
+    for x, opened in ((box["left"] + 4, True), (box["left"] - 4, False)):
+        for kind in ("mousePressed", "mouseReleased"):
+            place = {"x": x, "y": box["top"] + box["height"] / 2}
+            page.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
+        assert page.evaluate("document.getElementById('window').open") == opened
+    page.until("location.hash === ''")
 
 
 @browser

@@ -178,7 +178,19 @@ def test_only_the_tokens_that_are_read_leave_the_last_block(tmp_path: Path) -> N
 def test_what_blocks_share_is_kept_once(kind: str, name: str) -> None:
     graph = emit(built(**VARIANTS[kind], num_layers=3), Options())
     names = [row.name.decode() for row in graph._tensors]
-    assert names.count(f"position/{name}") == 1 + (kind == "shared positions")  # and the class token's row at the stem
+    assert names.count(f"position/{name}") == 1
+
+
+@pytest.mark.parametrize("kind", VARIANTS)
+def test_every_tensor_has_a_name_of_its_own(kind: str) -> None:
+    # The quantizer refuses others, and what calibration sees goes by them.
+    model = built(**VARIANTS[kind])
+    probabilities = "probabilities" if model.config.num_classes else "logits"
+    options = Options(
+        dtype="uint8", source_size=(50, 41), attention=bool(model.config.class_token), output=probabilities
+    )
+    names = [row.name for row in emit(model, options)._tensors]
+    assert len(set(names)) == len(names)
 
 
 def smooth(model: VisionTransformer, names: list[str]) -> dict[str, np.ndarray]:

@@ -122,10 +122,10 @@ def test_the_range_of_the_input_is_told(
     assert (stats.floats(0), stats.floats(1)) == (largest, smallest)
 
 
-@pytest.mark.parametrize(("channels", "colour"), [(3, 1), (1, 2)])
+@pytest.mark.parametrize(("channels", "colour"), [(3, 1), (1, 2), (4, 0)])
 def test_the_colours_are_told(channels: int, colour: int) -> None:
     content = graph(made(num_channels=channels))[0].table(3)
-    assert (content.byte(0), content.table(1).byte(0)) == (2, colour)  # ImageProperties; RGB, GRAYSCALE
+    assert (content.byte(0), content.table(1).byte(0)) == (2, colour)  # ImageProperties; RGB, GRAYSCALE, UNKNOWN
 
 
 def test_every_output_has_its_entry_and_the_classes_have_the_labels() -> None:

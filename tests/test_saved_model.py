@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -145,6 +146,15 @@ def test_names_of_classes_lie_beside_the_model(saved: Any) -> None:
     assert (folder / "assets" / "labels.txt").read_text().split() == ["ant", "bee", "cat", "dog", "eel"]
 
 
+def test_a_name_is_a_line_and_is_answered_as_it_is(tmp_path: Path) -> None:
+    model, names = small(), ["a\nb", "ü\u2028x", "", "猫", "d"]
+    export.saved_model(model, tmp_path / "1", labels=names, top=99)
+    assert (tmp_path / "1" / "assets" / "labels.txt").read_text("utf-8") == "a b\nü x\n\n猫\nd\n"
+    call = tf.saved_model.load(str(tmp_path / "1")).signatures
+    [found] = call["float_images"](images=tf.constant(prepared(model.config, batch=1)))["classes"].numpy()
+    assert sorted(name.decode() for name in found) == sorted(names)
+
+
 def test_the_warm_up_has_each_batch_of_each_signature(saved: Any) -> None:
     prediction_log_pb2 = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
     _, folder, call, _ = saved
@@ -162,15 +172,52 @@ def test_the_warm_up_has_each_batch_of_each_signature(saved: Any) -> None:
     [
         ({"labels": ["one", "two"]}, "labels are 2 for 5 classes"),
         ({"labels": "nowhere"}, "label lists are"),
+        ({"labels": [1, 2, 3, 4, 5]}, "all strings. Received: 1"),
         ({"top": 0}, "top is the number of classes"),
+        ({"top": 2.5}, "top is the number of classes"),
         ({"warmup": (0,)}, "batch sizes from 1"),
-        ({"warmup": range(1, 2000)}, "batch sizes from 1, up to"),
+        ({"warmup": 8}, r"batch sizes from 1, such as \(1, 8\); \(\) is none. Received: 8"),
+        ({"warmup": (1.5,)}, "batch sizes from 1"),
     ],
 )
 def test_wrong_options_leave_nothing(tmp_path: Path, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        export.saved_model(small(), tmp_path / "1", **options)
+        export.saved_model(small(), tmp_path / "vit" / "1", **options)
     assert nothing_but(tmp_path)
+
+
+def test_weights_that_were_added_are_not_left_out(tmp_path: Path) -> None:
+    model = small()
+    model.get_layer("head").enable_lora(2)
+    with pytest.raises(ValueError, match="merge what was added first. Received: one with further weights"):
+        export.saved_model(model, tmp_path / "1", bfloat16=True)
+    assert nothing_but(tmp_path)
+    report = export.saved_model(model, tmp_path / "1")
+    assert report.max_error < NOISE
+
+
+def test_more_warm_up_requests_than_a_server_accepts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="batch sizes from 1, up to 333 of them. Received: 1999"):
+        export.saved_model(small(), tmp_path / "1", warmup=range(1, 2000))
+    assert nothing_but(tmp_path)
+
+
+def test_a_model_around_one_is_sent_to_kerass_export(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"`model.export\(path\)` writes a Keras model around one. Received: Sequential"
+    ):
+        export.saved_model(keras.Sequential([small()]), tmp_path / "1")
+
+
+@pytest.mark.parametrize("channels", [2, 4])
+def test_a_model_of_other_channels_takes_arrays(channels: int, tmp_path: Path) -> None:
+    model = built(num_layers=1, num_channels=channels)
+    report = export.saved_model(model, tmp_path / "1", bfloat16=True)
+    assert (report.files_error, (tmp_path / "1" / warmup.PLACE).exists()) == (None, False)
+    call = tf.saved_model.load(str(tmp_path / "1")).signatures
+    assert sorted(call) == ["float_images", "float_images_bfloat16", "serving_default", "uint8_images"]
+    images = prepared(model.config)
+    assert error(call["serving_default"](images=tf.constant(images))["logits"], model(images)) < NOISE
 
 
 def test_mixed_precision_leaves_with_float32_answers(tmp_path: Path) -> None:

@@ -261,6 +261,28 @@ def test_labels_of_ones_own(tmp_path: Path, model: VisionTransformer) -> None:
         export.tflite(model, path, labels=["a", "b"])
 
 
+def test_a_label_is_a_line_whatever_is_in_it(tmp_path: Path, model: VisionTransformer) -> None:
+    path = tmp_path / "out.tflite"
+    export.tflite(model, path, labels=["a\nb", "ü\u2028 x\r\n", "", "猫", " d "])
+    assert metadata.read_labels(path) == ["a b", "ü x", "", "猫", "d"]
+
+
+def test_labels_may_be_long(tmp_path: Path) -> None:
+    model = built(num_classes=1000, **SMALL)
+    names = [f"{number} " + "x" * 600 for number in range(1000)]
+    path = tmp_path / "out.tflite"
+    export.tflite(model, path, quantize="none", labels=names)
+    assert metadata.read_labels(path) == names
+
+
+@pytest.mark.parametrize("channels", [2, 4])
+def test_images_of_other_channels_than_colour_are_images(channels: int, tmp_path: Path) -> None:
+    model = built(num_channels=channels, **SMALL)
+    pixels = samples.pixels(model.config, 2, size=(50, 40))
+    options: dict[str, Any] = {"input_dtype": "uint8", "source_size": (50, 40), "verify": pixels}
+    assert export.tflite(model, tmp_path / "out.tflite", quantize="none", **options).cosine > 0.99999
+
+
 # ---- what is refused
 
 
@@ -271,11 +293,13 @@ def test_labels_of_ones_own(tmp_path: Path, model: VisionTransformer) -> None:
         ({"quantize": ""}, "Received: ''"),
         ({"quantize": "Dynamic"}, "the nearest is 'dynamic'"),
         ({"quantize": "mine.toml"}, "There is no file mine.toml"),
+        ({"quantize": None}, r"quantize is one of \[.*Received: None"),
         ({"input_dtype": "int8"}, r"input_dtype is one of \['float32', 'uint8'\]. Received: 'int8'"),
         ({"resize": "best"}, r"resize is one of \['exact', 'builtin'\]. Received: 'best'"),
         ({"output": "classes"}, "output is one of"),
         ({"batch": 0}, "batch is a whole number from 1, or None for any. Received: 0"),
         ({"batch": 0, "output": "x"}, "output is one of .*; batch is"),
+        ({"threads": 0}, "threads is a whole number from 1. Received: 0"),
         ({"source_size": 64}, 'source_size is of pixels and needs input_dtype="uint8"'),
         ({"source_size": (0, 3), "input_dtype": "uint8"}, "source_size"),
         ({"image_size": 3}, "smaller than one patch"),
@@ -287,6 +311,9 @@ def test_labels_of_ones_own(tmp_path: Path, model: VisionTransformer) -> None:
         ({"quantize": "int8", "calibration": np.full((1, 32, 32, 3), 255, np.float32)}, "floats from 255 to 255"),
         ({"verify": np.full((4, 32, 32, 3), np.inf, np.float32)}, "verify are finite"),
         ({"labels": "imagenet"}, "The label lists are"),
+        ({"labels": range(5)}, "the classes' names, all strings. Received: 0"),
+        ({"labels": 5}, "the classes' names, all strings. Received: 5"),
+        ({"labels": []}, "The labels are 0 for 5 classes"),
     ],
     ids=str,
 )
@@ -389,13 +416,27 @@ def test_a_new_file_takes_the_place_of_the_old_one(tmp_path: Path, model: Vision
     assert nothing_but(tmp_path, "out.tflite")
 
 
+@pytest.mark.parametrize("name", ["größe 模型.tflite", "x" * 248 + ".tflite", "float32", "plain"])
+def test_a_file_may_be_called_anything(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = built(**SMALL)
+    images = samples.images(model.config, 4)
+    report = export.tflite(model, name, quantize="int8", calibration=images, least_cosine=0, least_agreement=0)
+    assert report.path == Path(name)
+    assert nothing_but(tmp_path, name)
+
+
 def test_a_file_of_another_model_is_refused_and_leaves_nothing(
     tmp_path: Path, model: VisionTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emit, other = TFLITE.emit, built(**SMALL, num_registers=1)
     monkeypatch.setattr(TFLITE, "emit", lambda _, options: emit(other, options))
-    with pytest.raises(export.VerificationError, match="is not what the model computes: wanted cosine >= 0.995"):
-        export.tflite(model, tmp_path / "out.tflite")
+    path = tmp_path / "out.tflite"
+    with pytest.raises(
+        export.VerificationError, match="is not what the model computes: wanted cosine >= 0.995"
+    ) as told:
+        export.tflite(model, path)
+    assert str(told.value).startswith(f"{path} ")  # and not of the temporary one
     assert nothing_but(tmp_path)
 
 
@@ -413,6 +454,6 @@ def test_without_the_packages_there_is_one_hint(
 
     for name in ("ai_edge_litert", "ai_edge_litert.interpreter"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=r"pip install keras-vit\[litert\]"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[litert\]'"):
         export.tflite(model, tmp_path / "out.tflite")
     assert nothing_but(tmp_path)

@@ -211,11 +211,27 @@ def test_operators_and_dimensions_are_read_out_of_the_file(tmp_path: Path) -> No
     assert anatomy.misfits(file(tmp_path / "flat.tflite")) == []
 
 
+@pytest.mark.parametrize("threads", [0, -1, 1.5, None])
+def test_threads_are_a_number(threads: Any, tmp_path: Path, linear: keras.Model) -> None:
+    with pytest.raises(ValueError, match="threads is a whole number from 1. Received"):
+        export.verify(linear, file(tmp_path / "file.tflite"), threads=threads)
+
+
 @pytest.mark.parametrize("content", [b"", b"TFL3", b"no file at all, but long enough", b"\x10\0\0\0TFL3" + b"\0" * 64])
 def test_a_file_that_is_none_is_one_error(content: bytes, tmp_path: Path, linear: keras.Model) -> None:
     (tmp_path / "none.tflite").write_bytes(content)
     with pytest.raises(ValueError, match="none.tflite is no LiteRT file"):
         export.verify(linear, tmp_path / "none.tflite")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.1, 0.5, 0.999])
+def test_a_file_that_is_cut_off_is_one_error(share: float, tmp_path: Path) -> None:
+    model, path = built(num_layers=1), tmp_path / "cut.tflite"
+    export.tflite(model, path, quantize="none")
+    content = path.read_bytes()
+    path.write_bytes(content[: max(8, int(share * len(content)))])
+    with pytest.raises(ValueError, match="cut.tflite is no LiteRT file that can be"):
+        export.verify(model, path)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, linear: keras.Model) -> None:
@@ -226,6 +242,44 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, linear: keras.Model) 
 def test_a_file_of_another_size_says_how_to_compare_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"takes images of 2x2 pixels and 3 channels.*model.resized\(\(2, 2\)\)"):
         export.verify(built(num_layers=1), file(tmp_path / "file.tflite"), least_cosine=-1)
+
+
+# ---- SavedModels
+
+
+def test_a_saved_model_of_kerass_own_is_compared_too(tmp_path: Path, linear: keras.Model) -> None:
+    linear.export(tmp_path / "1", verbose=False)
+    report = export.verify(linear, tmp_path / "1")
+    assert (report.images, report.agreement, report.threads, report.files_error) == (inputs.SAMPLES, 1.0, None, None)
+    assert report.max_error < 1e-6
+
+
+def test_a_folder_that_cannot_be_run_says_why(tmp_path: Path, linear: keras.Model) -> None:
+    import tensorflow as tf
+
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty is no SavedModel that can be loaded: "):
+        export.verify(linear, tmp_path / "empty")
+    tf.saved_model.save(tf.Module(), str(tmp_path / "bare"))
+    with pytest.raises(ValueError, match=r"bare has no signature 'float_images' or 'serving_default'.*Received: \[\]"):
+        export.verify(linear, tmp_path / "bare")
+
+
+def test_image_files_are_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from keras_vit.export import image_bytes
+
+    model = built(num_layers=1)
+    export.saved_model(model, tmp_path / "1", warmup=())
+    report = export.verify(model, tmp_path / "1")
+    assert 0 <= report.files_error < 1e-5  # another order of additions, of probabilities
+    assert "of image files: answers within" in str(report)
+    strict = image_bytes.strict
+    monkeypatch.setattr(image_bytes, "strict", lambda files, config: 0.9 * strict(files, config))
+    with pytest.raises(
+        export.VerificationError, match="2 prepares image files otherwise than the model: wanted .*1e-05"
+    ):
+        export.saved_model(model, tmp_path / "2", warmup=())
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
 
 # ---- images
@@ -248,6 +302,24 @@ def test_a_file_of_another_size_says_how_to_compare_it(tmp_path: Path) -> None:
 def test_images_that_cannot_be_compared_are_one_error(images: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         inputs.prepared_images(built(num_layers=1), images, "images")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_prepared_images_may_be_tensors(dtype: str) -> None:
+    model = built(num_layers=1)
+    images = keras.ops.cast(prepared(model.config), dtype)
+    received = inputs.prepared_images(model, images, "images")
+    assert received.dtype == np.float32
+    np.testing.assert_allclose(received, prepared(model.config), atol=2**-8)  # bfloat16 has 8 bits
+
+
+def test_a_model_that_tells_no_size_is_told_so(tmp_path: Path) -> None:
+    class Own(keras.Model):
+        def call(self, x: Any) -> Any:
+            return x
+
+    with pytest.raises(ValueError, match="takes one image .* of a known size.*Received: Own with input shape None"):
+        export.verify(Own(), file(tmp_path / "file.tflite"))
 
 
 def test_pixels_are_prepared_and_prepared_images_are_taken_as_they_are() -> None:

@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Iterator
 from html import escape
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from headless_browser import Page
+from html_document import Document
 from keras_vit import cli_visualize, digits, zoo
 from keras_vit.export import Report
 from keras_vit.model import VisionTransformer
@@ -30,7 +30,6 @@ from keras_vit.visualize.html_report import report
 from keras_vit.visualize.inside import unprepared
 from tiny_models import VARIANTS, built
 
-VOID = {"br", "hr", "img", "input", "link", "meta"}
 HOSTILE = '<script>alert("1")</script>'
 EXPORTS = (
     Report(
@@ -57,41 +56,6 @@ EXPORTS = (
 )
 
 
-class Document(HTMLParser):
-    """An HTML file as a test looks at it; an assertion fails where tags do not match."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self.source = source
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str]]] = []
-        self.words: list[str] = []
-        self.feed(source)
-        self.close()
-        assert not self.open, f"left open: {self.open}"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, {name: value or "" for name, value in attrs}))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, {name: value or "" for name, value in attrs}))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return re.sub(r"\s+", " ", " ".join(self.words))
-
-    def all(self, tag: str) -> list[dict[str, str]]:
-        return [attributes for name, attributes in self.tags if name == tag]
-
-
 def written(model: Any, images: Any, folder: Path, **options: Any) -> Document:
     path = report(model, images, folder / "report.html", **options)
     assert [file.name for file in folder.iterdir()] == ["report.html"]
@@ -116,7 +80,7 @@ def small() -> VisionTransformer:
 def path(model: VisionTransformer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report with everything in it."""
     target = tmp_path_factory.mktemp("report") / "report.html"
-    card = str(zoo.card("digits"))
+    card = zoo.card("digits")
     images = digits.load().test_images[:4]
     return report(model, images, target, top=3, title="ViT-digits", card=card, exports=EXPORTS)
 
@@ -254,6 +218,10 @@ SENTENCES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "logits of every patch, positions in every block": (
         {"classifier": "unpooled", "position_place": "blocks"},
         ["these are of the mean over the patches", "Of the first block; every block has its own."],
+    ),
+    "distilled": (
+        VARIANTS["distilled"],
+        ["5 classes from the class and the distillation token", ", the mean of class and distillation token"],
     ),
     "grey, not square": ({"num_channels": 1, "image_size": (32, 48)}, ["a grid of 4 × 6 patches and a class token"]),
 }
@@ -407,7 +375,7 @@ def test_without_matplotlib_the_error_says_what_to_install(
     small: VisionTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install 'keras-vit\[plots\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[plots\]'"):
         report(small, pictures(), tmp_path / "report.html")
     assert not list(tmp_path.iterdir())
 

@@ -26,7 +26,7 @@ _SIZE_IN_EXTRA = 0xFFFFFFFF
 
 _FOREIGN_MEMBERS = {  # zip archives of other trades, by the last part of a member's name
     "data.pkl": "a PyTorch file of an unknown kind (a pickle, which is never read): save its tensors as .safetensors",
-    "model.weights.h5": "a .keras archive: open it with keras.saving.load_model",
+    "model.weights.h5": "a .keras file, no checkpoint: converters.load opens it as a model",
     "[Content_Types].xml": "an office document",
 }
 

@@ -12,7 +12,7 @@ from keras_vit.checkpoints.torch_file import TorchContainer, is_torch
 
 __all__ = ["CheckpointError", "Container", "Header", "open_container", "write_npz", "write_safetensors"]
 
-_READ = "Formats read: .npz, .safetensors, Keras' .weights.h5 and, with keras-vit[torch], PyTorch's .pth"
+_READ = "Formats read: .npz, .safetensors, Keras' .weights.h5 and, with PyTorch installed, its .pth"
 
 _ZIP_MARKS = (b"PK\3\4", b"PK\5\6")
 

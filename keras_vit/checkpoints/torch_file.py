@@ -16,7 +16,7 @@ from keras_vit.checkpoints.errors import AGAIN, CheckpointError, shown
 PICKLE = "data.pkl"
 _WITHOUT = (
     "is a PyTorch file (a pickle, which is never read by itself): save its tensors as .safetensors, or let PyTorch "
-    "read them weights-only: pip install 'keras-vit[torch]'"
+    "read them weights-only: pip install '.[torch]' in a clone of keras_vit"
 )
 # Where training programs keep the weights, the first found: timm, DeiT, Lightning.
 _NESTED = ("state_dict", "model")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import struct
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,6 @@ VARIABLES = {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"}  # weights that a
 MOST_RANK = 4  # dimensions: GPUs and NPUs take no more
 # A file may be this share of its weights larger, for scales and lookup tables, and this much for its graph.
 SLACK, GRAPH_BYTES = 0.2, 256 * 1024
-LABEL_BYTES = 128  # a class, at most
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,13 @@ def anatomy(path: str | os.PathLike[str]) -> Anatomy:
         content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     if content[4:8] != IDENTIFIER:
         raise ValueError(f"{path} is no LiteRT file: it lacks the mark {IDENTIFIER.decode()}")
+    try:
+        return _read(s, content)
+    except (struct.error, IndexError, OverflowError, UnicodeDecodeError):
+        raise ValueError(f"{path} is no LiteRT file that can be read: it is cut off or damaged") from None
+
+
+def _read(s: Any, content: memoryview) -> Anatomy:
     model = s.Model.GetRootAs(content)
     names = {number: name for name, number in vars(s.BuiltinOperator).items() if isinstance(number, int)}
     operators = set()
@@ -80,7 +88,7 @@ def misfits(path: Path) -> list[str]:
 
 
 def expected_bytes(model: keras.Model, mode: Mode | None, size: tuple[int, int]) -> tuple[int, int]:
-    """The least and the most bytes that a file of the model should have.
+    """The least and the most bytes that a file of the model should have, without labels.
 
     Kernels are kept in the mode's bits, all else as float32; some of the latter is folded away, so that the least
     counts kernels alone.
@@ -101,6 +109,17 @@ def expected_bytes(model: keras.Model, mode: Mode | None, size: tuple[int, int])
     if getattr(config, "position", None) == "relative":
         others += config.num_layers * config.num_heads * (math.prod(config.grid) + config.num_prefix_tokens) ** 2
     least = (1 - SLACK / 2) * kernels * few / 8
-    labels = LABEL_BYTES * getattr(config, "num_classes", 0)
-    most = (1 + SLACK) * (kernels * many / 8 + 4 * others) + GRAPH_BYTES + labels
+    most = (1 + SLACK) * (kernels * many / 8 + 4 * others) + GRAPH_BYTES
     return int(least), int(most)
+
+
+def archive_bytes(path: Path) -> int:
+    """How many bytes of a file are those of the archive behind it, in which labels lie: names may be of any length."""
+    if not zipfile.is_zipfile(path):
+        return 0
+    size = path.stat().st_size
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return size - min((entry.header_offset for entry in archive.infolist()), default=size)
+    except zipfile.BadZipFile:  # weights that happen to look like its end
+        return 0

@@ -10,11 +10,15 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import keras
 
+from keras_vit.export import inputs
+
 MODES = ("none", "float16", "dynamic")  # what the converter can do without calibration
+OTHER_FLOATS = {"bfloat16", "float16", "float64"}  # operators on these are not builtin ones
 TIMEOUT = 1800  # seconds
 
 # The process needs TensorFlow alone, not Keras and not the classes of the model. What it prints is its peak memory.
@@ -33,6 +37,22 @@ if mode == "float16":
 with open(target, "wb") as file:
     file.write(converter.convert())
 """
+
+
+def misfits(model: keras.Model) -> Iterator[str]:
+    """What keeps a model from being converted: one sentence each."""
+    if not isinstance(model, keras.Model):
+        yield f"model is a Keras model. Received: {type(model).__name__}"
+        return
+    try:
+        inputs.image_shape(model)
+    except ValueError as error:
+        yield str(error)
+        return
+    if len(model.outputs) != 1:
+        yield f"a model gives one output, the logits. Received: {len(model.outputs)} outputs"
+    if others := {layer.compute_dtype for layer in model._flatten_layers()} & OTHER_FLOATS:
+        yield f"TensorFlow's converter takes layers that compute in float32. Received: some in {sorted(others)}"
 
 
 class ConverterError(ValueError):

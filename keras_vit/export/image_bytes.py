@@ -8,6 +8,7 @@ from keras_vit import preprocess
 from keras_vit.config import ViTConfig, pair
 
 MOST_PIXELS = 50_000_000  # of one image: 150 MB decoded. A file of 0.4 MB can claim 400 million
+CHANNELS = (1, 3)  # grey and colour: of other numbers there are no files
 AT_ONCE = 4  # images that are decoded at the same time, so that memory has a bound
 
 _JPEG = b"\xff\xd8\xff"

@@ -47,6 +47,11 @@ def bfloat16(model: VisionTransformer) -> Callable[[Any], Outputs]:
     """The same, with products in bfloat16: the model's own float32 weights, cast in every call."""
     with vit.uninitialized():
         other = VisionTransformer(model.config, dtype="mixed_bfloat16", name=model.name)
+    if len(other.variables) != len(model.variables):
+        raise ValueError(
+            "bfloat16=True is for models as their config has them: merge what was added first. "
+            "Received: one with further weights, such as LoRA's"
+        )
     run = function(other)
     pairs = list(zip(other.variables, model.variables, strict=True))
 

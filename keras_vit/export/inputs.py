@@ -16,6 +16,27 @@ SAMPLES = 8  # built-in images: each kind in two contrasts
 FOREIGN = 10  # times the range of prepared images: values beyond are of something else, such as pixels
 
 
+def image_shape(model: keras.Model) -> tuple[int, int, int]:
+    """(height, width, channels) of the one image that a model takes.
+
+    Raises:
+        ValueError: for a model of which that is not known, as one made by subclassing, of several inputs, or for images
+            of any size.
+    """
+    try:
+        shape = model.input_shape
+    except (AttributeError, ValueError):  # by subclassing; a Sequential that was never called
+        shape = None
+    if not isinstance(shape, tuple) or len(shape) != 4 or not all(isinstance(side, int) for side in shape[1:]):
+        raise ValueError(
+            "A model takes one image (batch, height, width, channels) of a known size; `keras.Model(image, "
+            f"model(image))` of an `image = keras.Input((height, width, channels))` does. Received: "
+            f"{type(model).__name__} with input shape {shape}"
+        )
+    _, height, width, channels = shape
+    return height, width, channels
+
+
 def prepared_images(model: keras.Model, images: Any, what: str) -> np.ndarray:
     """Checked images of the model's size.
 
@@ -30,7 +51,7 @@ def prepared_images(model: keras.Model, images: Any, what: str) -> np.ndarray:
     Raises:
         ValueError: for none, another shape, NaN, or values that no preparation gives.
     """
-    shape = tuple(model.input_shape[1:])
+    shape = image_shape(model)
     if not _is_prepared(images):
         if not hasattr(model, "preprocess"):
             raise ValueError(f"{what} are prepared images, float (batch, {_text(shape)}). Received: {type(images)}")
@@ -72,7 +93,8 @@ def calibration(model: keras.Model, images: Any, mode: str, pixels_of: tuple[int
 
 
 def _is_prepared(images: Any) -> bool:
-    dtype = str(getattr(images, "dtype", "")).rpartition(".")[2]
+    kind = getattr(images, "dtype", "")
+    dtype = getattr(kind, "name", None) or str(kind).rpartition(".")[2]  # PyTorch's have no name
     return dtype in ("float16", "float32", "float64", "bfloat16") and len(getattr(images, "shape", ())) != 3
 
 
@@ -106,7 +128,7 @@ def pairs(model: keras.Model, file: Running, images: Any) -> tuple[np.ndarray, n
     Raises:
         ValueError: for images that do not fit, or a file of another size than the model.
     """
-    wanted = tuple(model.input_shape[1:])
+    wanted = image_shape(model)
     shape: Any = tuple(own or side for own, side in zip(file.shape, wanted, strict=True))
     if file.dtype == "uint8":
         pixels = samples.drawn(shape, SAMPLES) if images is None else _pixels(model, images, shape)

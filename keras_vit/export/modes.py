@@ -140,6 +140,8 @@ def mode(name_or_path: str | os.PathLike[str]) -> Mode:
         >>> mode("int4").calibrated
         True
     """
+    if not isinstance(name_or_path, str | os.PathLike):
+        raise ValueError(f"quantize is one of {modes()}, or a .toml file of one's own. Received: {name_or_path!r}")
     path = Path(name_or_path)
     if path.suffix != ".toml":
         if str(name_or_path) not in modes():

@@ -32,6 +32,8 @@ class Report:
         calibrated_on: whether the images were those of the calibration.
         preprocess_error: where the file resizes: largest difference of an image that it prepares from the model's
             `preprocess`, in units of 0..255.
+        files_error: where image files are taken: largest difference of a probability from what the model makes of
+            their pixels; without a head, of a feature over the largest.
         bfloat16_cosine: lowest cosine of the bfloat16 signatures of a SavedModel that has them.
         seconds: that the export took, without the verification.
         peak_bytes: that the export needed above what was in memory before, None where the system does not tell.
@@ -49,6 +51,7 @@ class Report:
     mode: str | None = None
     calibrated_on: bool = False
     preprocess_error: float | None = None
+    files_error: float | None = None
     bfloat16_cosine: float | None = None
     seconds: float | None = None
     peak_bytes: int | None = None
@@ -66,6 +69,8 @@ class Report:
         ]
         if self.preprocess_error is not None:
             lines.append(f"its own resize is within {self.preprocess_error:.2g} of 255 of preprocess")
+        if self.files_error is not None:
+            lines.append(f"of image files: answers within {self.files_error:.1e}")
         if self.bfloat16_cosine is not None:
             lines.append(f"in bfloat16: cosine {self.bfloat16_cosine:.6f}")
         threads = "" if self.threads is None else f" on {self.threads} thread{'s' if self.threads > 1 else ''}"

@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit.config_parts import is_count
+
 Runner = Callable[[np.ndarray], np.ndarray]
 
 BATCH = 8  # images a call where a file takes any number
 CLASSES = ("logits", "probabilities", "features")  # what a file's main output may be called, the best first
 OUTPUTS = (*CLASSES, "attention")
-FLOATS = ("float_images", "serving_default")  # signatures of a SavedModel that may take prepared images
+IMAGES = ("float_images", "serving_default")  # signatures of a SavedModel that may take images
+FILES = "serving_default"  # the signature that may take image files
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Running:
         batch: images a call, None where any number is taken.
         dtype: "float32" for prepared images (a file that takes their integers is given those), "uint8" for pixels.
         threads: None where the runtime chooses.
+        files: JPEG and PNG files, strings (batch,) -> its outputs by name; None where it takes none.
     """
 
     call: Callable[[np.ndarray], dict[str, np.ndarray]]
@@ -35,6 +39,7 @@ class Running:
     batch: int | None
     dtype: str
     threads: int | None
+    files: Callable[[Any], dict[str, np.ndarray]] | None = None
 
     def parts(self, images: np.ndarray, size: int = BATCH) -> Iterator[tuple[np.ndarray, int]]:
         """The images in calls of the file's batch, or of `size`: an array, and how many of it count."""
@@ -76,6 +81,8 @@ def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
     file = running(path, threads)
 
     def run(images: np.ndarray) -> np.ndarray:
+        if not len(images):
+            raise ValueError(f"{path} is run on one image or more. Received: an array of shape {images.shape}")
         return np.concatenate([classes(file.call(part))[:count] for part, count in file.parts(images, len(images))])
 
     return run
@@ -88,20 +95,63 @@ def classes(outputs: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def _saved_model(path: Path) -> Running:
+    loaded = _loaded(path)
+    takes = {name: taken for name, signature in loaded.signatures.items() if (taken := _input(signature))}
+    images = next((name for name in IMAGES if name in takes and _is_of_images(takes[name])), None)
+    if images is None:
+        raise ValueError(
+            f"{path} has no signature {' or '.join(map(repr, IMAGES))} that takes one batch of images. "
+            f"Received: {sorted(loaded.signatures)}"
+        )
+    _, spec = takes[images]
+    return Running(
+        call=_caller(loaded, images, *takes[images]),
+        shape=tuple(spec.shape[1:]),
+        batch=spec.shape[0],
+        dtype=spec.dtype.name,
+        threads=None,
+        files=_caller(loaded, FILES, *takes[FILES]) if FILES in takes and _is_of_files(takes[FILES]) else None,
+    )
+
+
+def _loaded(path: Path) -> Any:
     import tensorflow as tf
 
-    loaded = tf.saved_model.load(str(path))  # held by the closure: the signature alone does not keep its variables
-    signature = loaded.signatures[next(name for name in FLOATS if name in loaded.signatures)]
-    [(name, spec)] = signature.structured_input_signature[1].items()
+    try:
+        return tf.saved_model.load(str(path))
+    except (OSError, ValueError, tf.errors.OpError) as error:
+        raise ValueError(f"{path} is no SavedModel that can be loaded: {str(error).splitlines()[0]}") from None
 
-    def call(images: np.ndarray) -> dict[str, np.ndarray]:
-        found = signature(**{name: tf.constant(images)})
-        return {key: value.numpy() for key, value in found.items() if key in OUTPUTS}
 
-    return Running(call, tuple(spec.shape[1:]), None, spec.dtype.name, None)
+def _input(signature: Any) -> tuple[str, Any] | None:
+    """Name and tf.TensorSpec of what a signature takes; None where it is not one thing."""
+    specs: dict[str, Any] = (signature.structured_input_signature or ((), {}))[1]
+    return next(iter(specs.items())) if len(specs) == 1 else None
+
+
+def _is_of_images(taken: tuple[str, Any]) -> bool:
+    return taken[1].shape.rank == 4 and taken[1].dtype.name != "string"
+
+
+def _is_of_files(taken: tuple[str, Any]) -> bool:
+    return taken[1].shape.rank == 1 and taken[1].dtype.name == "string"
+
+
+def _caller(loaded: Any, signature: str, argument: str, spec: Any) -> Callable[[Any], dict[str, np.ndarray]]:
+    """A signature as a function; it holds all that was loaded, as a signature alone does not keep its variables."""
+    import tensorflow as tf
+
+    def call(batch: Any) -> dict[str, np.ndarray]:
+        found = loaded.signatures[signature](**{argument: tf.constant(batch, spec.dtype)})
+        known = [key for key in OUTPUTS if key in found] or list(found)  # another exporter's have names of its own
+        return {key: found[key].numpy() for key in known}
+
+    return call
 
 
 def _litert(path: Path, threads: int) -> Running:
+    if not is_count(threads, least=1):
+        raise ValueError(f"threads is a whole number from 1. Received: {threads!r}")
     interpreter = _interpreter(path, threads)
     try:
         interpreter.allocate_tensors()
@@ -146,7 +196,9 @@ def _interpreter(path: Path, threads: int) -> Any:
     try:
         from ai_edge_litert.interpreter import Interpreter
     except ImportError:
-        raise ImportError("Writing and running .tflite files needs `pip install 'keras-vit[litert]'`") from None
+        raise ImportError(
+            "Writing and running .tflite files needs `pip install '.[litert]'` in a clone of keras_vit"
+        ) from None
     try:
         return Interpreter(model_path=str(path), num_threads=threads)
     except ValueError as error:

@@ -8,24 +8,20 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
 
-from keras_vit import labels as label_lists
-from keras_vit.export import samples, signatures
+from keras_vit.config_parts import is_count
+from keras_vit.export import class_names, samples, signatures
 from keras_vit.export import warmup as warmup_requests
 from keras_vit.export.report import Report, Watch
 from keras_vit.export.running import classes
-from keras_vit.export.verify import VerificationError, lowest_cosine, verify
+from keras_vit.export.verify import VerificationError, called, lowest_cosine, verify
 from keras_vit.model import VisionTransformer
 
-FILES = 4  # images that the path from image files is verified on
-# Of a probability. float32: the same pixels and weights, in a graph that computes less. bfloat16: 8 bits, and the two
-# graphs may round in other places.
-LARGEST_ERROR = {"float32": 1e-5, "float64": 1e-5}
-LARGEST_OTHERWISE = 0.05
+IMAGES = 4  # that the bfloat16 signatures are compared on
+NAMED = 32  # letters of a name that its temporary folder has too: the longest names have no room for more
 LEAST_BFLOAT16 = 0.99  # cosine of the bfloat16 signatures' logits; 0.9999 was measured, a broken cast is far below
 
 
@@ -49,7 +45,8 @@ def saved_model(
     - float_images: images, prepared float32 (B, height, width, channels) -> as serving_default, and logits.
     - uint8_images: images, pixels 0..255 of any one size -> the same.
 
-    A model without a head gives features everywhere.
+    A model without a head gives features everywhere. One of other channels than grey or colour, of which there are no
+    files, has float_images, which is serving_default too, and uint8_images.
 
     Args:
         model: a VisionTransformer, on Keras' TensorFlow back end.
@@ -71,19 +68,25 @@ def saved_model(
     """
     if keras.backend.backend() != "tensorflow":
         raise ValueError(f"A SavedModel is written on Keras' TensorFlow back end. Received: {keras.backend.backend()}")
-    if top < 1:
-        raise ValueError(f"top is the number of classes to name, from 1. Received: {top}")
+    if not isinstance(model, VisionTransformer):
+        raise ValueError(
+            "saved_model writes VisionTransformers; `model.export(path)` writes a Keras model around one. "
+            f"Received: {type(model).__name__}"
+        )
+    if not is_count(top, least=1):
+        raise ValueError(f"top is the number of classes to name, from 1. Received: {top!r}")
+    sizes = warmup_requests.sizes(warmup)
+    names = class_names.names(model.config, labels)
     path = Path(path)
-    if path.exists():
+    if path.exists() or path.is_symlink():
         raise FileExistsError(f"{path} is there already: remove it, or write the next version beside it")
-    names = _names(model, labels)
     path.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    work = Path(tempfile.mkdtemp(prefix=f".{path.name[:NAMED]}.", dir=path.parent))
     try:
         with Watch() as watch:
-            _write(model, work, names=names, top=top, warmup=warmup, bfloat16=bfloat16)
-        report = verify(model, work)
-        _verify_files(model, work, path)
+            _write(model, work, names=names, top=int(top), warmup=sizes, bfloat16=bfloat16)
+        with called(work, path):
+            report = verify(model, work)
         half = _bfloat16_cosine(model, work, path) if bfloat16 else None
         work.chmod(0o755)  # mkdtemp's folders are private; a server runs as somebody else
         work.replace(path)
@@ -92,16 +95,6 @@ def saved_model(
     return dataclasses.replace(
         report, path=path, bfloat16_cosine=half, seconds=watch.seconds, peak_bytes=watch.peak_bytes
     )
-
-
-def _names(model: VisionTransformer, labels: str | Sequence[str] | None) -> list[str] | None:
-    """The classes' names in the order of the logits."""
-    if labels is None:
-        labels = model.config.labels
-    if labels is None or not model.config.num_classes:
-        return None
-    known = labels if isinstance(labels, str) else tuple(labels)
-    return [label for _, label in label_lists.names(known, model.config.num_classes)]
 
 
 def _write(
@@ -119,41 +112,11 @@ def _write(
     with tempfile.TemporaryDirectory() as scratch:
         if names is not None:
             listed = Path(scratch) / "labels.txt"
-            listed.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+            listed.write_text("".join(f"{name}\n" for name in class_names.lines(names)), encoding="utf-8")
             holder.labels = tf.saved_model.Asset(str(listed))
         tf.saved_model.save(holder, str(folder), signatures=functions)
     takes_files = [name for name, function in functions.items() if function.input_signature[0].dtype == tf.string]
     warmup_requests.write(folder, takes_files, warmup)
-
-
-def _verify_files(model: VisionTransformer, folder: Path, path: Path) -> None:
-    """Compares what `serving_default` makes of PNG files with the model's answer to `preprocess` of their pixels.
-
-    Raises:
-        VerificationError: where they differ.
-    """
-    import tensorflow as tf
-
-    config = model.config
-    # Grey files for grey models: of a colour, TensorFlow's grey and the original are not the same.
-    pixels = samples.pixels(config, FILES, size=(97, 131))
-    if config.num_channels not in (1, 3):
-        return  # there is no file of such images
-    files = tf.constant([tf.io.encode_png(image).numpy() for image in pixels])
-    serve = tf.saved_model.load(str(folder)).signatures["serving_default"]
-    found: dict[str, Any] = serve(image_bytes=files)
-    expected = keras.ops.convert_to_numpy(model.predict_on_batch(model.preprocess(pixels)))
-    if config.num_classes:
-        received, expected = found["probabilities"].numpy(), keras.ops.convert_to_numpy(keras.ops.softmax(expected))
-    else:
-        received = found["features"].numpy()
-    error = float(np.abs(received - expected).max() / max(1.0, float(np.abs(expected).max())))
-    largest = LARGEST_ERROR.get(model.get_layer("embedding").compute_dtype, LARGEST_OTHERWISE)
-    if not error <= largest:  # so that NaN fails too
-        raise VerificationError(
-            f"{path} answers image files otherwise than the model: wanted a difference of {largest} at most. "
-            f"Received: {error:.1e}"
-        )
 
 
 def _bfloat16_cosine(model: VisionTransformer, folder: Path, path: Path) -> float:
@@ -164,7 +127,7 @@ def _bfloat16_cosine(model: VisionTransformer, folder: Path, path: Path) -> floa
     """
     import tensorflow as tf
 
-    images = tf.constant(samples.images(model.config, FILES))
+    images = tf.constant(samples.images(model.config, IMAGES))
     call = tf.saved_model.load(str(folder)).signatures
     wide, half = (np.asarray(classes(call[f"float_images{end}"](images=images))) for end in ("", signatures.BFLOAT16))
     cosine = lowest_cosine(wide, half)

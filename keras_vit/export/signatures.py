@@ -63,6 +63,9 @@ def module(
         half = tf.function(inference.bfloat16(model), input_signature=[floats])
         made["serving" + BFLOAT16] = (lambda image_bytes: answer(half(_files.strict(image_bytes, config))), files)
         made["float_images" + BFLOAT16] = (lambda images: answer(half(images), logits=True), floats)
+    if config.num_channels not in image_bytes.CHANNELS:
+        made = {name: (function, spec) for name, (function, spec) in made.items() if spec is not files}
+        made["serving_default"] = made["float_images"]
 
     holder = tf.Module()
     holder.weights = [variable.value for variable in model.variables]

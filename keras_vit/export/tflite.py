@@ -14,10 +14,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit import labels as label_lists
 from keras_vit.config import pair
 from keras_vit.config_parts import is_count
-from keras_vit.export import converter, inputs, modes
+from keras_vit.export import class_names, converter, inputs, modes
 from keras_vit.export.litert import images as images_part
 from keras_vit.export.litert import metadata
 from keras_vit.export.litert.builder import Builder
@@ -29,10 +28,13 @@ from keras_vit.export.litert.storage import FLOAT32, Float16, Int8
 from keras_vit.export.modes import Mode
 from keras_vit.export.report import Report, Watch
 from keras_vit.export.running import running
+from keras_vit.export.verify import called
 from keras_vit.export.verify import verify as verify_file
 from keras_vit.model import VisionTransformer
 
 ROUTES = ("direct", "converter")
+NAMED = 32  # letters of a name that its temporary folder has too: the longest names have no room for more
+WORK = "model.tflite"  # what a file is called until it is complete
 STORAGES = {"float32": FLOAT32, "float16": Float16(), "int8": Int8()}
 
 
@@ -90,7 +92,7 @@ def tflite(
         ValueError: for options that are wrong or do not go together, all of them in one message.
         VerificationError: where the file does not compute what the model does.
         FileNotFoundError, IsADirectoryError: where no file can be put at `path`.
-        ImportError: without the packages of `pip install 'keras-vit[litert]'`.
+        ImportError: without the packages of `pip install '.[litert]'` in a clone of keras_vit.
         ConverterError: where TensorFlow's converter fails.
     """
     path = _checked(Path(path))
@@ -104,21 +106,22 @@ def tflite(
         output=output,
         attention=attention,
     )
-    misfits = [*_wrong(options, route), *_unsupported(model, options, mode, route, labels)]
+    misfits = [*_wrong(options, route, threads), *_unsupported(model, options, mode, route, labels)]
     if image_size is not None and not isinstance(model, VisionTransformer):
         misfits.append(f"image_size is for VisionTransformers. Received: {type(model).__name__}")
     if misfits:
         raise ValueError("tflite: " + "; ".join(misfits))
     if image_size is not None:
         model = model.resized(image_size)
-    job = _Job(model, mode, options, route, names=_names(model, labels), progress=progress)
+    names = class_names.names(model.config, labels) if isinstance(model, VisionTransformer) else None
+    job = _Job(model, mode, options, route, names=names, progress=progress)
     job.calibrate(calibration)
     known = mode.calibrated and verify is None
     if known:
         verify = calibration  # ranges that were measured on other images cut off what the built-in ones hold
     if verify is not None and input_dtype == "float32":
         verify = inputs.prepared_images(model, verify, "verify")
-    with _beside(path) as work:
+    with _beside(path) as work, called(work, path):
         with Watch() as watch:
             job.write(work)
         report = verify_file(
@@ -131,7 +134,7 @@ def tflite(
             threads=threads,
             progress=progress,
         )
-        error = job.preprocess_error(verify, work.with_name(f"{work.name}.resize"))
+        error = job.preprocess_error(verify, work.with_name("resize"))
         work.replace(path)
     peak = watch.peak_bytes if route == "direct" else None  # the converter is another process
     return dataclasses.replace(
@@ -163,8 +166,8 @@ class _Job:
         if self.route == "converter":
             converter.convert(self.model, path, mode=self.mode.name, batch=self.options.batch)
             return
-        smoothing = self._smoothing(path.with_name(f"{path.name}.plain"))
-        whole = path.with_name(f"{path.name}.float32") if self.mode.quantizer else path
+        smoothing = self._smoothing(path.with_name("plain"))
+        whole = path.with_name("float32") if self.mode.quantizer else path
         builder = emit(self.model, dataclasses.replace(self.options, smoothing=smoothing))
         builder.metadata(metadata.NAME, self._metadata())
         builder.write(whole)
@@ -226,7 +229,7 @@ def _checked(path: Path) -> Path:
     return path
 
 
-def _wrong(options: Options, route: str) -> Iterator[str]:
+def _wrong(options: Options, route: str, threads: int) -> Iterator[str]:
     """What is wrong with single options."""
     choices = {
         "input_dtype": (options.dtype, images_part.DTYPES),
@@ -239,6 +242,8 @@ def _wrong(options: Options, route: str) -> Iterator[str]:
             yield f"{name} is one of {list(known)}. Received: {value!r}"
     if options.batch is not None and not is_count(options.batch, least=1):
         yield f"batch is a whole number from 1, or None for any. Received: {options.batch!r}"
+    if not is_count(threads, least=1):
+        yield f"threads is a whole number from 1. Received: {threads!r}"
 
 
 def _unsupported(model: keras.Model, options: Options, mode: Mode, route: str, labels: Any) -> Iterator[str]:
@@ -255,6 +260,7 @@ def _unsupported(model: keras.Model, options: Options, mode: Mode, route: str, l
             yield f'route="converter" writes plain files; use route="direct" for {", ".join(names)}'
         if mode.name not in converter.MODES:
             yield f'route="converter" knows the modes {list(converter.MODES)}. Received: {mode.name!r}'
+        yield from converter.misfits(model)
         return
     if not isinstance(model, VisionTransformer):
         yield f'route="direct" writes VisionTransformers; use route="converter". Received: {type(model).__name__}'
@@ -267,23 +273,12 @@ def _unsupported(model: keras.Model, options: Options, mode: Mode, route: str, l
         yield "attention is the class token's, which this model does not have"
 
 
-def _names(model: keras.Model, labels: str | Sequence[str] | None) -> list[str] | None:
-    """The classes' names, None where there are none."""
-    if not isinstance(model, VisionTransformer) or not model.config.num_classes:
-        return None
-    wanted = labels if labels is not None else model.config.labels
-    if wanted is None:
-        return None
-    known = wanted if isinstance(wanted, str) else tuple(wanted)
-    return [label for _, label in label_lists.names(known, model.config.num_classes)]
-
-
 @contextlib.contextmanager
 def _beside(path: Path) -> Iterator[Path]:
     """A file in a temporary folder beside `path`, which is gone afterwards, whatever happens."""
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-            yield Path(folder) / path.name
+        with tempfile.TemporaryDirectory(prefix=f".{path.name[:NAMED]}.", dir=path.parent) as folder:
+            yield Path(folder) / WORK
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

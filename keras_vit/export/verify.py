@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
 import os
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_vit.export import anatomy, inputs, modes
+from keras_vit.export import anatomy, inputs, modes, samples
 from keras_vit.export.modes import Mode
 from keras_vit.export.report import Report
 from keras_vit.export.running import BATCH, Running, classes, running
+from keras_vit.model import VisionTransformer
 
 LEAST_COSINE = 0.99  # 8-bit weights measure 0.999 and better; a broken file is far below
+FILES = 4  # image files that are sent to what takes those
+# Between the answers of one graph to an image file and to its pixels, prepared here: those differ by a unit in the last
+# place, which makes 1e-6 of a probability. In bfloat16 every layer may round it to another value.
+LARGEST_ERROR = {"float32": 1e-5, "float64": 1e-5}
+LARGEST_OTHERWISE = 0.05
 
 
 class VerificationError(ValueError):
     """An exported file whose outputs are not the model's."""
+
+
+@contextlib.contextmanager
+def called(work: Path, path: Path) -> Iterator[None]:
+    """A VerificationError speaks of the path that a file will have, not of where it is meanwhile.
+
+    Args:
+        work: where it is.
+        path: where it will be.
+    """
+    try:
+        yield
+    except VerificationError as error:
+        raise VerificationError(str(error).replace(os.fspath(work), os.fspath(path))) from None
 
 
 def verify(
@@ -39,7 +62,7 @@ def verify(
 
     Args:
         model: a VisionTransformer, or another Keras model of one input and one output.
-        path: of a SavedModel's folder or a .tflite file.
+        path: of a SavedModel's folder or a .tflite file. What a SavedModel makes of image files is compared too.
         images: prepared images, float32 (batch, height, width, channels), or what `model.preprocess` takes: pixels,
             PIL images, paths; None means a built-in set. A file that takes pixels is given those, and the model what
             `preprocess` makes of them.
@@ -54,8 +77,9 @@ def verify(
         what was measured.
 
     Raises:
-        VerificationError: where an output is not finite or too far from the model's, and where the file has operators,
-            dimensions or a size that the model does not explain.
+        VerificationError: where an output is not finite or too far from the model's, where a .tflite file has
+            operators, dimensions or a size that the model does not explain, and where a SavedModel prepares image files
+            otherwise than `model.preprocess`.
         ValueError: for images that do not fit.
         ImportError: for a .tflite file without ai-edge-litert.
     """
@@ -82,7 +106,7 @@ def verify(
         raise VerificationError(
             f"{path} is not what the model computes: wanted {' and '.join(missed)}. {'; '.join(report.lines()[1:])}"
         )
-    return report
+    return dataclasses.replace(report, files_error=_files_error(model, path, file))
 
 
 def _refuse(path: Path, reasons: list[str]) -> None:
@@ -91,7 +115,7 @@ def _refuse(path: Path, reasons: list[str]) -> None:
 
 
 def _size_misfit(path: Path, bounds: tuple[int, int]) -> list[str]:
-    size = path.stat().st_size
+    size = path.stat().st_size - anatomy.archive_bytes(path)
     fits = bounds[0] <= size <= bounds[1]
     return [] if fits else [f"has {size:,} bytes, where the model's weights explain {bounds[0]:,} to {bounds[1]:,}"]
 
@@ -141,6 +165,40 @@ def _expected(model: keras.Model, images: np.ndarray, names: list[str]) -> dict[
         else:
             expected[name] = logits
     return expected
+
+
+def _files_error(model: keras.Model, path: Path, file: Running) -> float | None:
+    """How far the answers to PNG files are from what the model makes of their pixels; None where no files are taken.
+
+    Raises:
+        VerificationError: where the files are prepared otherwise than by `model.preprocess`.
+    """
+    if file.files is None or file.dtype != "float32" or not isinstance(model, VisionTransformer):
+        return None
+    # Grey files for grey models: of a colour, TensorFlow's grey and the original are not the same.
+    pixels = samples.pixels(model.config, FILES, size=(97, 131))
+    prepared = model.preprocess(pixels)
+    [(name, received)] = file.files([_png(image) for image in pixels]).items()
+    error = _difference(received, file.call(prepared)[name])
+    largest = LARGEST_ERROR.get(model.get_layer("embedding").compute_dtype, LARGEST_OTHERWISE)
+    if not error <= largest:  # so that NaN fails too
+        raise VerificationError(
+            f"{path} prepares image files otherwise than the model: wanted answers within {largest} of those to their "
+            f"prepared pixels. Received: {error:.1e}"
+        )
+    return _difference(received, _expected(model, prepared, [name])[name])
+
+
+def _png(pixels: np.ndarray) -> bytes:
+    import tensorflow as tf
+
+    file: bytes = tf.io.encode_png(pixels).numpy()
+    return file
+
+
+def _difference(received: np.ndarray, expected: np.ndarray) -> float:
+    """The largest, as it is of probabilities, and of larger values over the largest."""
+    return float(np.abs(received - expected).max() / max(1.0, float(np.abs(expected).max())))
 
 
 def _compare(

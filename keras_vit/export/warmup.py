@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+from keras_vit.config_parts import is_count
 
 MOST = 1000  # records that a server accepts
 PLACE = Path("assets.extra") / "tf_serving_warmup_requests"
 
 
-def write(folder: Path, signatures: Iterable[str], batch_sizes: Iterable[int]) -> None:
+def sizes(batch_sizes: Iterable[int]) -> list[int]:
+    """The batch sizes, checked.
+
+    Raises:
+        ValueError: for what is no list of whole numbers from 1.
+    """
+    listed: list[Any] = list(batch_sizes) if isinstance(batch_sizes, Iterable) else [None]
+    if not all(is_count(size, least=1) for size in listed):
+        raise ValueError(f"warmup is batch sizes from 1, such as (1, 8); () is none. Received: {batch_sizes!r}")
+    return [int(size) for size in listed]
+
+
+def write(folder: Path, signatures: Iterable[str], batch_sizes: Sequence[int]) -> None:
     """Writes a request of tiny JPEG files for every signature and batch size into a SavedModel's folder.
 
     A TFRecord file of tensorflow.serving.PredictionLog messages (tensorflow_serving/apis/prediction_log.proto), spelled
@@ -21,21 +36,22 @@ def write(folder: Path, signatures: Iterable[str], batch_sizes: Iterable[int]) -
         batch_sizes: how many images a request has.
 
     Raises:
-        ValueError: for a batch size below 1, or too many requests.
+        ValueError: for more requests than a server accepts.
     """
     import tensorflow as tf
 
-    sizes, names = list(batch_sizes), list(signatures)
-    if any(size < 1 for size in sizes) or len(sizes) * len(names) > MOST:
-        raise ValueError(f"warmup is batch sizes from 1, up to {MOST // max(1, len(names))} of them. Received: {sizes}")
-    if not sizes:
+    names = list(signatures)
+    if len(batch_sizes) * len(names) > MOST:
+        most = MOST // len(names)
+        raise ValueError(f"warmup is batch sizes from 1, up to {most} of them. Received: {len(batch_sizes)}")
+    if not batch_sizes or not names:
         return
     image = tf.io.encode_jpeg(tf.fill((8, 8, 3), tf.constant(128, tf.uint8))).numpy()
     path = folder / PLACE
     path.parent.mkdir(exist_ok=True)
     with tf.io.TFRecordWriter(str(path)) as records:
         for name in names:
-            for size in sizes:
+            for size in batch_sizes:
                 records.write(_prediction_log(name, tf.make_tensor_proto([image] * size).SerializeToString()))
 
 

@@ -61,7 +61,7 @@ function clear() {
 
 // The address says which card is open, so that it can be sent to others and the browser's way back closes it.
 function follow() {
-  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const target = document.getElementById(location.hash.slice(1));
   const card = target && target.closest("article.card");
   if (!card) {
     frame.close();
@@ -116,7 +116,11 @@ document.getElementById("controls").addEventListener("submit", (event) => event.
 [search, kind, measured].forEach((control) => control.addEventListener("input", filter));
 by.addEventListener("input", () => sort(Number(by.value), heads[by.value].dataset.first === "descending"));
 document.getElementById("close").addEventListener("click", () => frame.close());
-frame.addEventListener("click", (event) => event.target === frame && frame.close());
+frame.addEventListener("click", ({ target, clientX: x, clientY: y }) => {
+  const box = frame.getBoundingClientRect(); // around it lies the backdrop, which is a part of it as its padding is
+  const inside = box.left <= x && x <= box.right && box.top <= y && y <= box.bottom;
+  if (target === frame && !inside) frame.close();
+});
 frame.addEventListener("close", closed);
 document.addEventListener("click", (event) => {
   opener = event.target.closest('a[href^="#"]') ?? opener;

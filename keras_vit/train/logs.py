@@ -134,7 +134,9 @@ def plot(folder: str | os.PathLike[str]) -> str:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("A plot needs the package matplotlib: pip install 'keras-vit[plots]'") from error
+        raise ImportError(
+            "A plot needs the package matplotlib: pip install '.[plots]' in a clone of keras_vit"
+        ) from error
     path = storage.made_folder(folder)
     records = _records(f"{path}/{FILE}") if tf.io.gfile.exists(f"{path}/{FILE}") else []
     names = sorted({name for record in records for name in record}, key=lambda name: (len(name), name))

@@ -42,7 +42,7 @@ def tfds() -> Any:
     except ImportError as error:
         raise ImportError(
             f"This kind of data needs the package tensorflow-datasets (missing: {error.name}):"
-            " `pip install 'keras-vit[train]'`"
+            " `pip install '.[train]'` in a clone of keras_vit"
         ) from error
     return tensorflow_datasets
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from keras import ops
 from keras_vit.config import ViTConfig
 from keras_vit.config_parts import is_count, one_of
 from keras_vit.model import VisionTransformer
-from keras_vit.visualize.models import float32, pooled_rows, ready
+from keras_vit.visualize.models import float32, in_parts, pooled_rows, ready
 
 _FUSIONS: dict[str, Callable[..., Any]] = {"mean": np.mean, "max": np.max, "min": np.min}
 
@@ -32,7 +32,7 @@ def attention_maps(model: Any, images: Any) -> np.ndarray:
     Raises:
         ValueError: where the images are not prepared for this model.
     """
-    return np.stack(_maps(*ready(model, images)))
+    return np.stack(block_maps(*ready(model, images)))
 
 
 def attention_distance(model: Any, images: Any) -> np.ndarray:
@@ -53,20 +53,9 @@ def attention_distance(model: Any, images: Any) -> np.ndarray:
         ValueError: where the images are not prepared for this model.
     """
     model, images = ready(model, images)
-    distances = _patch_distances(model.config)
-    patches = slice(model.config.num_prefix_tokens, None)
-    return np.array([_mean_distance(w[:, :, patches, patches], distances) for w in _maps(model, images)], np.float32)
-
-
-def _patch_distances(config: ViTConfig) -> np.ndarray:
-    """(patches, patches): pixels between the centres of any two patches."""
-    corners = np.indices(config.grid).reshape(2, -1).T * np.array(config.stride)
-    return np.linalg.norm(corners[:, None] - corners, axis=-1)
-
-
-def _mean_distance(weights: np.ndarray, distances: np.ndarray) -> np.ndarray:
-    """Of (batch, heads, patches, patches) for every head."""
-    return np.einsum("bhqk,qk->bhq", _shares(weights.astype(np.float64)), distances).mean(axis=(0, 2))
+    parts = in_parts(model.config, images)
+    found = [distances(model.config, block_maps(model, part)) for part in parts]
+    return np.concatenate(found, axis=1).mean(axis=1).astype(np.float32)
 
 
 def attention_rollout(
@@ -98,20 +87,12 @@ def attention_rollout(
     model, images = ready(model, images)
     config = model.config
     _check_options(config, head_fusion, discard_ratio, start_layer)
-    prefix = config.num_prefix_tokens
 
-    def fused(weights: np.ndarray, first_patch: int) -> np.ndarray:
-        one = _FUSIONS[head_fusion](weights.astype(np.float64), axis=1)
-        return _without_least(one, first_patch, discard_ratio)
+    def of_part(part: np.ndarray) -> np.ndarray:
+        maps, probe = block_maps(model, part)[start_layer:], probe_map(model, part)
+        return rollout(config, maps, probe, head_fusion=head_fusion, discard_ratio=discard_ratio)
 
-    flow = identity = np.eye(config.num_tokens)
-    for weights in _maps(model, images)[start_layer:]:
-        flow = _shares(0.5 * fused(weights, prefix) + 0.5 * identity) @ flow
-    if config.classifier == "map":
-        pooled = _shares(fused(_probe_weights(model, images), 0)) @ flow[:, prefix:]
-    else:
-        pooled = flow[:, pooled_rows(config)].mean(axis=1, keepdims=True)
-    return _shares(pooled[:, 0, prefix:]).astype(np.float32).reshape(-1, *config.grid)
+    return np.concatenate([of_part(part) for part in in_parts(config, images)])
 
 
 def class_attention(model: Any, images: Any) -> np.ndarray:
@@ -133,28 +114,73 @@ def class_attention(model: Any, images: Any) -> np.ndarray:
         ValueError: where the images are not prepared for this model.
     """
     model, images = ready(model, images)
-    config = model.config
-    queries, keys = pooled_rows(config), slice(config.num_prefix_tokens, None)
-    maps = [weights[:, :, queries, keys].mean(axis=2) for weights in _maps(model, images)]
-    if config.classifier == "map":
-        maps.append(_probe_weights(model, images)[:, :, 0])
-    stacked = np.stack(maps)
-    return stacked.reshape(*stacked.shape[:3], *config.grid)
+    parts = in_parts(model.config, images)
+    found = [class_maps(model.config, block_maps(model, part), probe_map(model, part)) for part in parts]
+    return np.concatenate(found, axis=1)
 
 
-def _maps(model: VisionTransformer, images: np.ndarray) -> list[np.ndarray]:
-    """(batch, heads, tokens, tokens) of every block."""
+# The same of maps that are there already, for callers that want several arrays of one image.
+
+
+def block_maps(model: VisionTransformer, images: np.ndarray) -> list[np.ndarray]:
+    """The attention weights of every block: float32 (batch, heads, tokens, tokens)."""
     return [float32(weights) for weights in model.attention_maps(images)]
 
 
-def _probe_weights(model: VisionTransformer, images: np.ndarray) -> np.ndarray:
-    """(batch, heads, 1, patches): the attention of a map head's probe."""
+def probe_map(model: VisionTransformer, images: np.ndarray) -> np.ndarray | None:
+    """The attention of a map head's probe, float32 (batch, heads, 1, patches); None of another head."""
     config = model.config
+    if config.classifier != "map":
+        return None
     name = "encoder_norm" if config.final_norm == "tokens" else f"block_{config.num_layers - 1}"
     tokens = model.features(images, [name])[name]
     pool = model.get_layer("pool")
     probe = ops.repeat(ops.cast(pool.probe, tokens.dtype), len(images), axis=0)
     return float32(pool.attention.weights_of(probe, tokens[:, config.num_prefix_tokens :]))
+
+
+def distances(config: ViTConfig, maps: Sequence[np.ndarray]) -> np.ndarray:
+    """What `attention_distance` is the mean of, of `block_maps`: float64 (layers, batch, heads)."""
+    corners = np.indices(config.grid).reshape(2, -1).T * np.array(config.stride)
+    between = np.linalg.norm(corners[:, None] - corners, axis=-1)  # of any two patches, in pixels
+    patches = slice(config.num_prefix_tokens, None)
+    shares = (_shares(weights[:, :, patches, patches].astype(np.float64)) for weights in maps)
+    return np.array([np.einsum("bhqk,qk->bhq", each, between).mean(axis=2) for each in shares])
+
+
+def rollout(
+    config: ViTConfig,
+    maps: Sequence[np.ndarray],
+    probe: np.ndarray | None,
+    *,
+    head_fusion: str = "mean",
+    discard_ratio: float = 0.0,
+) -> np.ndarray:
+    """What `attention_rollout` gives, of `probe_map` and of those of `block_maps` that count."""
+    prefix = config.num_prefix_tokens
+
+    def fused(weights: np.ndarray, first_patch: int) -> np.ndarray:
+        one = _FUSIONS[head_fusion](weights.astype(np.float64), axis=1)
+        return _without_least(one, first_patch, discard_ratio)
+
+    flow = identity = np.eye(config.num_tokens)
+    for weights in maps:
+        flow = _shares(0.5 * fused(weights, prefix) + 0.5 * identity) @ flow
+    if probe is None:
+        pooled = flow[:, pooled_rows(config)].mean(axis=1, keepdims=True)
+    else:
+        pooled = _shares(fused(probe, 0)) @ flow[:, prefix:]
+    return _shares(pooled[:, 0, prefix:]).astype(np.float32).reshape(-1, *config.grid)
+
+
+def class_maps(config: ViTConfig, maps: Sequence[np.ndarray], probe: np.ndarray | None) -> np.ndarray:
+    """What `class_attention` gives, of `block_maps` and `probe_map`."""
+    queries, keys = pooled_rows(config), slice(config.num_prefix_tokens, None)
+    rows = [weights[:, :, queries, keys].mean(axis=2) for weights in maps]
+    if probe is not None:
+        rows.append(probe[:, :, 0])
+    stacked = np.stack(rows)
+    return stacked.reshape(*stacked.shape[:3], *config.grid)
 
 
 def _check_options(config: ViTConfig, head_fusion: str, discard_ratio: float, start_layer: int) -> None:

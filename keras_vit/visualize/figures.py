@@ -29,7 +29,7 @@ def need_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise ImportError("Pictures are drawn by matplotlib: pip install 'keras-vit[plots]'") from error
+        raise ImportError("Pictures are drawn by matplotlib: pip install '.[plots]' in a clone of keras_vit") from error
 
 
 def distances(distance: np.ndarray) -> Any:

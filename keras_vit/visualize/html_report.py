@@ -31,7 +31,7 @@ def report(
     *,
     top: int = 5,
     title: str | None = None,
-    card: str | Mapping[str, Any] | None = None,
+    card: Any = None,
     exports: Sequence[Any] = (),
     progress: bool = False,
 ) -> Path:
@@ -47,7 +47,7 @@ def report(
         path: the .html file to write; one that is there is replaced when the new one is complete.
         top: classes to name for each image, from 1.
         title: heads the page; None is the model's name.
-        card: what is known of the weights: text such as `str(zoo.card(name))`, or names and values.
+        card: what is known of the weights: `zoo.card(name)` or other text, or a dict of names and values.
         exports: `export.Report`s of files made of this model, or their dicts.
         progress: whether to show a bar on standard error.
 

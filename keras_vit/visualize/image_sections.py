@@ -122,7 +122,7 @@ def _whose(config: ViTConfig) -> str:
     if config.classifier == "map":
         return ""
     if config.classifier.startswith("token"):
-        return ", of the class token"
+        return ", the mean of class and distillation token" if config.distilled else ", of the class token"
     return ", the mean over all patches (this model reads no class token)"
 
 

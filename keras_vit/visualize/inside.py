@@ -11,6 +11,7 @@ import numpy as np
 from keras_vit.config import ViTConfig
 from keras_vit.model import Prediction, VisionTransformer
 from keras_vit.visualize import attention, tokens, weights
+from keras_vit.visualize.models import in_parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +49,10 @@ class Inside:
     leaders: list[list[Prediction]] | None
 
 
-def has_position_embedding(config: ViTConfig) -> bool:
-    """Whether positions have vectors that can be compared."""
-    return config.position not in ("none", "relative")
-
-
 def look(
     model: VisionTransformer, images: np.ndarray, names: Sequence[str], *, top: int, progress: bool = False
 ) -> Inside:
-    """Computes all that a report shows, one image at a time: the attention of a large model fills gigabytes.
+    """Computes all that a report shows, in parts that memory holds.
 
     Args:
         model: to look into.
@@ -72,48 +68,48 @@ def look(
     from rich.progress import track
 
     config = model.config
-    bar = track(images, "Looking inside", console=Console(stderr=True), disable=not progress, transient=True)
-    seen = [_look_at(model, image[None]) for image in bar]
-    arrays: dict[str, Any] = {name: _joined(name, [one[name] for one in seen]) for name in seen[0]}
+    console = Console(stderr=True)
+    parts = track(in_parts(config, images), "Looking inside", console=console, disable=not progress, transient=True)
+    seen = [_look_at(model, part) for part in parts]
+    arrays: dict[str, Any] = {name: np.concatenate([one[name] for one in seen], _AXES[name]) for name in seen[0]}
     if not np.isfinite(arrays["norms"]).all():
         raise ValueError(
             f"{model.name!r} computes NaN or infinity from these images: there is nothing to draw. Received: "
             f"tokens that are not finite, computed in {model.get_layer('block_0').compute_dtype}"
         )
-    lens = arrays.pop("lens")
+    distance, rank = (arrays.pop(name).mean(axis=1) for name in ("distance", "rank"))
+    lens = arrays.pop("lens", None)
     return Inside(
         config=config,
         parameters=model.count_params(),
         names=tuple(names),
         pictures=tuple(unprepared(config, image) for image in images),
         filters=weights.embedding_filters(model),
-        similarity=weights.position_similarity(model) if has_position_embedding(config) else None,
+        similarity=weights.position_similarity(model) if weights.has_position_embedding(config) else None,
+        distance=distance,
+        rank=rank,
         predictions=None if lens is None else model.decode_predictions(lens[-1], top),
         leaders=None if lens is None else [[best for [best] in model.decode_predictions(x, 1)] for x in lens],
         **arrays,
     )
 
 
-# Which axis of an array counts the images; None where it is a mean over them.
-_AXES = {"rollout": 0, "attention": 0, "distance": None, "norms": 1, "rank": None, "lens": 1}
+# Which axis of an array counts the images.
+_AXES = {"rollout": 0, "attention": 0, "distance": 1, "norms": 1, "rank": 1, "lens": 1}
 
 
-def _look_at(model: VisionTransformer, image: np.ndarray) -> dict[str, Any]:
-    return {
-        "rollout": attention.attention_rollout(model, image),
-        "attention": attention.class_attention(model, image)[-1],
-        "distance": attention.attention_distance(model, image),
-        "norms": tokens.token_norms(model, image),
-        "rank": tokens.effective_rank(model, image),
-        "lens": tokens.logit_lens(model, image) if model.config.num_classes else None,
+def _look_at(model: VisionTransformer, images: np.ndarray) -> dict[str, np.ndarray]:
+    config = model.config
+    maps, probe = attention.block_maps(model, images), attention.probe_map(model, images)
+    blocks = tokens.block_tokens(model, images)
+    found = {
+        "rollout": attention.rollout(config, maps, probe),
+        "attention": attention.class_maps(config, maps, probe)[-1],
+        "distance": attention.distances(config, maps),
+        "norms": tokens.norms(blocks),
+        "rank": tokens.ranks(blocks),
     }
-
-
-def _joined(name: str, parts: list[Any]) -> Any:
-    if parts[0] is None:
-        return None
-    axis = _AXES[name]
-    return np.mean(parts, axis=0) if axis is None else np.concatenate(parts, axis)
+    return found | ({"lens": tokens.lens(model, blocks)} if config.num_classes else {})
 
 
 def unprepared(config: ViTConfig, image: np.ndarray) -> np.ndarray:

@@ -10,6 +10,8 @@ import numpy as np
 from keras_vit.config import ViTConfig, pair
 from keras_vit.model import VisionTransformer
 
+AT_ONCE = 2**28  # bytes: 11 images of ViT-B/16 at 224 pixels; an image of ViT-L/16 at 384 pixels takes twice as many
+
 
 def vision_transformer(model: Any) -> VisionTransformer:
     """The VisionTransformer that a Keras model is or contains.
@@ -58,6 +60,13 @@ def ready(model: Any, images: Any) -> tuple[VisionTransformer, np.ndarray]:
             f"of pictures, of one or several. Received: {received}"
         )
     return model, array
+
+
+def in_parts(config: ViTConfig, images: np.ndarray) -> list[np.ndarray]:
+    """Images in batches of which the attention weights take AT_ONCE bytes at most: of a large model, one by one."""
+    of_one = 4 * config.num_layers * config.num_heads * config.num_tokens**2
+    step = max(1, AT_ONCE // of_one)
+    return [images[start : start + step] for start in range(0, len(images), step)]
 
 
 def float32(tensor: Any) -> np.ndarray:

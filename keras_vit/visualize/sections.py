@@ -53,7 +53,8 @@ def describe(config: ViTConfig, parameters: int) -> str:
     rows, columns = config.grid
     kind = "Vision Transformer" if config.resnet is None else "ResNet and Vision Transformer"
     front = _in_words(["patches", *_front(config)])
-    head = f"{config.num_classes:,} classes from {CLASSIFIERS[config.classifier]}" if config.num_classes else "no head"
+    read = "the class and the distillation token" if config.distilled else CLASSIFIERS[config.classifier]
+    head = f"{config.num_classes:,} classes from {read}" if config.num_classes else "no head"
     return (
         f"{kind} of {parameters:,} parameters: {_count(config.num_layers, 'block')} of "
         f"{_count(config.num_heads, 'head')}, width {config.hidden_size:,}, MLP {config.mlp_dim:,}; images of "
@@ -85,16 +86,17 @@ def sections(seen: Inside) -> Iterator[Html]:
     yield _lens(seen)
 
 
-def card_section(card: str | Mapping[str, Any]) -> Html:
+def card_section(card: Any) -> Html:
     """What the zoo knows of the weights.
 
     Args:
-        card: its text, or names and values.
+        card: names and values, or what says it as text, line by line.
     """
     if isinstance(card, Mapping):
-        content = table(("", ""), [(name, value) for name, value in card.items() if value is not None], framed=False)
+        rows = [(name, value) for name, value in card.items() if value is not None]
+        content = table(("what", "value"), rows, framed=False, caption="the card")
     else:
-        content = Html(f"<pre>{''.join(map(_hanging, card.splitlines()))}</pre>")
+        content = Html(f"<pre>{''.join(map(_hanging, str(card).splitlines()))}</pre>")
     return section("The card", "What was published of these weights, where, and how it was measured.", content)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -24,7 +25,7 @@ def token_norms(model: Any, images: Any) -> np.ndarray:
     Raises:
         ValueError: where the images are not prepared for this model.
     """
-    return np.stack([np.linalg.norm(float32(tokens), axis=-1) for tokens in _block_tokens(*ready(model, images))])
+    return norms(block_tokens(*ready(model, images)))
 
 
 def effective_rank(model: Any, images: Any) -> np.ndarray:
@@ -44,9 +45,7 @@ def effective_rank(model: Any, images: Any) -> np.ndarray:
     Raises:
         ValueError: where the images are not prepared for this model.
     """
-    blocks = _block_tokens(*ready(model, images))
-    ranks = [np.mean([_rank(image.astype(np.float64)) for image in float32(tokens)]) for tokens in blocks]
-    return np.array(ranks, np.float32)
+    return ranks(block_tokens(*ready(model, images))).mean(axis=1).astype(np.float32)
 
 
 def _rank(matrix: np.ndarray) -> float:
@@ -78,22 +77,41 @@ def logit_lens(model: Any, images: Any) -> np.ndarray:
         ValueError: for a model without a head, and where the images are not prepared for this model.
     """
     model, images = ready(model, images)
-    config = model.config
-    if not config.num_classes:
+    if not model.config.num_classes:
         raise ValueError(
             "logit_lens needs a model with a head; load it with its classes, or look at its tokens by "
             "`model.features`. Received: num_classes=0"
         )
-    last_block = model.get_layer(f"block_{config.num_layers - 1}")
-    end = keras.Model(last_block.output, model.outputs[0])
-    logits = [float32(end(tokens, training=False)) for tokens in _block_tokens(model, images)]
-    if config.classifier.endswith("unpooled"):
-        logits = [each[:, pooled_rows(config)].mean(axis=1) for each in logits]
-    return np.stack(logits)
+    return lens(model, block_tokens(model, images))
 
 
-def _block_tokens(model: VisionTransformer, images: np.ndarray) -> list[Any]:
-    """The tokens behind every block, (batch, tokens, hidden_size)."""
+# The same of tokens that are there already, for callers that want several arrays of one image.
+
+
+def block_tokens(model: VisionTransformer, images: np.ndarray) -> list[Any]:
+    """The tokens behind every block: tensors (batch, tokens, hidden_size)."""
     names = [f"block_{i}" for i in range(model.config.num_layers)]
     found = model.features(images, names)
     return [found[name] for name in names]
+
+
+def norms(blocks: Sequence[Any]) -> np.ndarray:
+    """What `token_norms` gives, of `block_tokens`."""
+    return np.stack([np.linalg.norm(float32(tokens), axis=-1) for tokens in blocks])
+
+
+def ranks(blocks: Sequence[Any]) -> np.ndarray:
+    """What `effective_rank` is the mean of, of `block_tokens`: float64 (layers, batch)."""
+    return np.array([[_rank(image.astype(np.float64)) for image in float32(tokens)] for tokens in blocks])
+
+
+def lens(model: VisionTransformer, blocks: Sequence[Any]) -> np.ndarray:
+    """What `logit_lens` gives, of `block_tokens`."""
+    config = model.config
+    last_block = model.get_layer(f"block_{config.num_layers - 1}")
+    # Not a keras.Model, which would add nodes to the layers of the model that is looked at.
+    end = keras.Function(last_block.output, model.outputs[0])
+    logits = [float32(end(tokens)) for tokens in blocks]
+    if config.classifier.endswith("unpooled"):
+        logits = [each[:, pooled_rows(config)].mean(axis=1) for each in logits]
+    return np.stack(logits)

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from keras_vit import layers as vit
+from keras_vit.config import ViTConfig
 from keras_vit.config_parts import is_count
 from keras_vit.model import VisionTransformer
 from keras_vit.visualize.models import float32, vision_transformer
 
 
-def embedding_filters(model: Any, num_filters: int = 28) -> np.ndarray:
+def embedding_filters(model: Any, *, num_filters: int = 28) -> np.ndarray:
     """The principal components of the filters that make tokens of patches (paper, figure 7 left).
 
     The hidden_size filters of the patch embedding are the samples, less their mean; each component is a patch of
@@ -77,7 +78,7 @@ def position_similarity(model: Any, *, block: int = 0) -> np.ndarray:
     """
     model = vision_transformer(model)
     config = model.config
-    if config.position in ("none", "relative"):
+    if not has_position_embedding(config):
         raise ValueError(
             "position_similarity needs a position embedding that is added to the tokens: learned, learned2d or "
             f"sincos2d. Received: a model with position={config.position!r}"
@@ -90,6 +91,11 @@ def position_similarity(model: Any, *, block: int = 0) -> np.ndarray:
     unit = table / np.where(length > 0, length, 1.0)
     cosine = np.clip(unit @ unit.T, -1.0, 1.0)
     return cosine.astype(np.float32).reshape(*config.grid, *config.grid)
+
+
+def has_position_embedding(config: ViTConfig) -> bool:
+    """Whether positions have vectors that can be compared."""
+    return config.position not in ("none", "relative")
 
 
 def _patch_positions(layer: vit.PositionEmbedding) -> np.ndarray:

@@ -38,7 +38,9 @@ def schema() -> Any:
     try:
         from ai_edge_litert import schema_py_generated
     except ImportError:
-        raise ImportError("Writing and running .tflite files needs `pip install 'keras-vit[litert]'`") from None
+        raise ImportError(
+            "Writing and running .tflite files needs `pip install '.[litert]'` in a clone of keras_vit"
+        ) from None
     return schema_py_generated
 
 

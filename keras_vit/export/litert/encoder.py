@@ -127,7 +127,8 @@ class Encoder:
             x = ops.pad(x, (0, c.num_prefix_tokens, 0), "prefix/places")
         added = self._stem_rows()
         if added.any():
-            x = ops.add(x, ops.constant(added[None], "position/embedding"), "position")
+            name = "position" if c.position_place == "stem" else "prefix"
+            x = ops.add(x, ops.constant(added[None], f"{name}/embedding"), name)
         if c.pre_norm:
             x, affine = self.norm(x, self.model.get_layer("pre_norm"), "pre_norm", centered=self.centered)
             x = self.applied(x, affine, "pre_norm")
@@ -162,7 +163,7 @@ class Encoder:
             if self.config.position == "relative":
                 relative = position
             else:
-                x = self._with_positions(x, position)
+                x = self._with_positions(x, position, f"{name}/position")
         normal, affine = self.norm(x, layer.norm1, f"{name}/norm1", centered=self.centered)
         mixed = self._attention(normal, affine, layer.attention, relative, f"{name}/attention", queries)
         out = _writer(layer.attention.out, layer.scale1, centered=self.centered)
@@ -171,10 +172,10 @@ class Encoder:
         branch = self.mlp(normal, affine, layer.mlp, f"{name}/mlp", layer.scale2, centered=self.centered)
         return ops.add(x, branch, name)
 
-    def _with_positions(self, x: Tensor, layer: Any) -> Tensor:
+    def _with_positions(self, x: Tensor, layer: Any, name: str) -> Tensor:
         rows = folding.positions(layer)[None]
         rows = folding.centered(rows) if self.centered else rows
-        return self.ops.add(x, self._once(rows, f"{layer.name}/embedding"), layer.name)
+        return self.ops.add(x, self._once(rows, f"{layer.name}/embedding"), name)
 
     def _once(self, table: np.ndarray, name: str) -> Tensor:
         """A constant that blocks may share."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_vit.config import Preprocessing
+from keras_vit.export import class_names
 
 NAME = "TFLITE_METADATA"  # of the buffer that holds it
 IDENTIFIER = b"M001"
@@ -21,7 +22,7 @@ LABELS = "labels.txt"
 # The schema's numbers: members of unions, and values of enumerations.
 IMAGE, FEATURE = 2, 1
 NORMALIZATION = 1
-RGB, GRAYSCALE = 1, 2
+UNKNOWN, RGB, GRAYSCALE = 0, 1, 2
 AXIS_LABELS = 2
 
 Table = dict[int, Any]  # number of a field -> what it holds; an int is one byte
@@ -42,7 +43,7 @@ def metadata(
     Args:
         dtype: of the file's input: "float32" for prepared images, "uint8" for pixels.
         preprocessing: of the model, which a float32 file leaves to its caller.
-        num_channels: 3 for colour, 1 for grey.
+        num_channels: 3 for colour, 1 for grey; readers are told nothing of other numbers.
         outputs: names, the classes' first.
         labelled: whether `append_labels` follows.
         name: of the model.
@@ -53,7 +54,7 @@ def metadata(
         normalization = {0: [0.0], 1: [1.0]}
     else:
         normalization = {0: [255 * value for value in mean], 1: [255 * value for value in std]}
-    colour = {0: RGB if num_channels == 3 else GRAYSCALE}
+    colour = {0: {3: RGB, 1: GRAYSCALE}.get(num_channels, UNKNOWN)}
     image = {0: "image", 3: _content(IMAGE, colour), 4: [{0: NORMALIZATION, 1: normalization}]}
     image[5] = _range(dtype, preprocessing)
     results: list[Table] = [{0: output, 3: _content(FEATURE, {})} for output in outputs]
@@ -70,7 +71,7 @@ def append_labels(path: str | os.PathLike[str], labels: Sequence[str]) -> None:
         path: of the .tflite file.
         labels: one for each class, in the order of the logits.
     """
-    lines = "".join(" ".join(label.split()) + "\n" for label in labels)  # a line break would shift all that follow
+    lines = "".join(f"{label}\n" for label in class_names.lines(labels))
     with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
         archive.writestr(zipfile.ZipInfo(LABELS), lines.encode())  # ZipInfo's own date: the same file every time
 

@@ -126,7 +126,9 @@ def _package() -> Any:
         import ai_edge_quantizer
         from ai_edge_quantizer import algorithm_manager, qtyping, quantizer  # noqa: F401
     except ImportError:
-        raise ImportError("Quantizing with calibration or to 4 bits needs `pip install 'keras-vit[litert]'`") from None
+        raise ImportError(
+            "Quantizing with calibration or to 4 bits needs `pip install '.[litert]'` in a clone of keras_vit"
+        ) from None
     return ai_edge_quantizer
 
 
