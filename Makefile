@@ -24,7 +24,7 @@ demo: $(VENV)/.with-demo ## the package at work, offline: load, classify, resize
 	$(BIN)/keras-vit demo
 
 test: $(VENV)/.with-test ## the tests that need nothing but the package
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not ($(OPTIONAL) or network)"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not ($(OPTIONAL) or network)"
 
 test-extra: $(VENV)/.with-test $(VENV)/.with-test-extra ## the optional tests: PyTorch, JAX, peers, installing
 	$(BIN)/python -m pytest -m "($(OPTIONAL)) and not network and not browser"
@@ -62,7 +62,7 @@ wheel: $(VENV)/.with-test ## dist/: the wheel and the sdist
 	$(BIN)/python -m build --outdir dist .
 
 bench: $(VENV)/.with-test ## the benchmarks, side by side with what is installed
-	@for script in $(filter-out %edge_peers.py %edge_report.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+	@for script in $(filter-out %edge_peers.py %edge_report.py %runtimes.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
 clean: ## remove .venv, builds and caches
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -11,6 +11,14 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
+# Files that take a minute or more. A file is one process' from its first test to its last, so these begin first: at the
+# end nobody waits for one.
+LONGEST = ("test_train_parity.py", "test_docs.py", "test_resume.py", "test_visualize_arrays.py", "test_readme.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)  # all others keep their order
+
 
 @pytest.fixture(autouse=True)
 def seeds() -> None:
