@@ -102,6 +102,10 @@ def bad() -> dict[str, tuple[bytes, str]]:
         "a JPEG of noise": (jpeg[:3] + bytes(range(256)), broken),
         "half of a PNG": (image[: len(image) // 2], broken),
         "a PNG with a changed byte": (image[:200] + bytes([image[200] ^ 1]) + image[201:], broken),
+        "a CMYK JPEG that does not say which": (
+            encoded(photo().convert("CMYK"), "JPEG").replace(b"Adobe", b"Other"),
+            "A CMYK JPEG without the mark of Adobe",
+        ),
         "a PNG without sides": (png(0, 0, 8, 0, b""), large),
         "a PNG that claims 20,000 x 20,000": (png(20_000, 20_000, 8, 0, b""), large),
         "a PNG that claims 2^31 x 2^31": (png(2**31 - 1, 2**31 - 1, 8, 0, b""), large),

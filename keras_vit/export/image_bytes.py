@@ -15,6 +15,8 @@ _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _EMPTY_PNG = _PNG + bytes(25)  # as long as a PNG's signature and first chunk
 _SMALL_JPEG = bytes.fromhex("ffd8ffc0000b080001000101011100ffda0008010100003f0000ffd9")  # the head of one grey pixel
+_INKS = 4  # components of a CMYK file
+_MARK = "Adobe"  # which says that inks are inverted; without it libjpeg takes them as they are, and Pillow inverted
 _TOO_LARGE = f"An image has 1 to {MOST_PIXELS:,} pixels; these sides or numbers in the batch do not fit:"
 
 
@@ -105,8 +107,14 @@ def _prepared(file: Any, is_jpeg: Any, config: ViTConfig) -> Any:
         num_channels=config.num_channels,
         preprocessing=config.preprocessing,
     )
-    sides = tf.cast(tf.io.extract_jpeg_shape(tf.where(is_jpeg, file, _SMALL_JPEG))[:2], tf.int64)
-    with tf.control_dependencies([_require(_fits(sides), _TOO_LARGE, sides)]):
+    shape = tf.io.extract_jpeg_shape(tf.where(is_jpeg, file, _SMALL_JPEG))
+    sides = tf.cast(shape[:2], tf.int64)
+    marked = tf.strings.regex_full_match(tf.where(shape[2] == _INKS, file, _MARK), rf"\C*{_MARK}\C*")
+    checks = [
+        _require(_fits(sides), _TOO_LARGE, sides),
+        _require(marked, "A CMYK JPEG without the mark of Adobe: save it as RGB, for readers disagree on its colours"),
+    ]
+    with tf.control_dependencies(checks):
         pixels = tf.io.decode_jpeg(file, channels=3, dct_method="INTEGER_ACCURATE")  # decodes PNG as well
     pixels = tf.ensure_shape(pixels, (None, None, 3))
     return prepare(tf.image.rgb_to_grayscale(pixels) if config.num_channels == 1 else pixels)
