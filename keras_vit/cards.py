@@ -15,6 +15,8 @@ from keras_vit import content
 from keras_vit.config import Preprocessing, ViTConfig, canonical_name
 from keras_vit.schema import NUMBER, misfits
 
+NOT_PUBLISHED = "not published"
+
 # What a card may hold, in the notation of `schema.misfits`.
 _CLASSES = {"labels?": str, "num_classes?": int}
 _PREPROCESSING = {
@@ -167,15 +169,25 @@ class Weights:
         facts = {"num_classes": 0, **self.facts}
         return ViTConfig(**facts) if "hidden_size" in facts else ViTConfig.from_name(self.architecture, **facts)
 
+    @property
+    def size_words(self) -> str:
+        """The file's size, as far as it is known."""
+        if self.bytes:
+            return f"{self.bytes:,} bytes"
+        return f"{self.size_mib:,g} MiB" if self.size_mib else NOT_PUBLISHED
+
+    @property
+    def classes_words(self) -> str:
+        """The number of classes, as far as it is known."""
+        return "as the file has it" if self.num_classes is None else f"{self.num_classes:,}"
+
     def __str__(self) -> str:
-        size = f"{self.size_mib:g} MiB" if self.size_mib else f"{self.bytes:,} bytes" if self.bytes else "not published"
-        classes = "as the file has it" if self.num_classes is None else f"{self.num_classes:,}"
         rows = [
             ("file", self.url or self.base + self.file),
-            ("size", size),
-            ("sha256", self.sha256 or "not published"),
+            ("size", self.size_words),
+            ("sha256", self.sha256 or NOT_PUBLISHED),
             ("image", f"{self.image_size} x {self.image_size}"),
-            ("classes", classes + (f" ({self.labels})" if self.labels else "")),
+            ("classes", self.classes_words + (f" ({self.labels})" if self.labels else "")),
             *[("config", f"{name} = {value}") for name, value in self.config.items()],
             *[("accuracy", str(accuracy)) for accuracy in self.accuracy],
             *[("note", note) for note in self.notes],

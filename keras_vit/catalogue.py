@@ -56,7 +56,7 @@ class Card:
             (
                 tag + " (default)" * (tag == self.default),
                 f"{weights.image_size} px",
-                "as the file has it" if weights.num_classes is None else f"{weights.num_classes:,}",
+                weights.classes_words,
                 "; ".join(map(str, weights.accuracy)),
                 weights.file,
                 str(weights.paper),

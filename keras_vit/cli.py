@@ -26,13 +26,13 @@ from keras_vit.cli_options import (
     complete_model,
     complete_recipe,
     complete_weights,
+    facts,
     load,
     need_images,
     quiet,
     size,
     tell,
 )
-from keras_vit.cli_options import facts as _facts
 
 app = typer.Typer(
     add_completion=True,
@@ -107,7 +107,7 @@ def convert(
             format=to,
             image_size=size(image_size),
             num_classes=num_classes,
-            config=_facts(config or []) or None,
+            config=facts(config or []) or None,
             source_format=source_format,
         )
     typer.echo(str(path))
@@ -124,7 +124,7 @@ def resize(
     with quiet():
         from keras_vit import converters
 
-        same, known = converters.detect(source), _facts(config or []) or None
+        same, known = converters.detect(source), facts(config or []) or None
         path = converters.convert(source, target, format=same, image_size=size(image_size), config=known)
     typer.echo(str(path))
 
@@ -161,7 +161,7 @@ def train(
         from keras_vit import train as training
 
     given = {"image_size": size(image_size), "steps": steps, "variant": variant}
-    fields = {name: value for name, value in given.items() if value is not None} | _facts(changes or [], "--set")
+    fields = {name: value for name, value in given.items() if value is not None} | facts(changes or [], "--set")
     chosen = training.recipe(recipe, **fields)
     folder = out or Path("runs") / _slug(f"{chosen.name}-{model}-{data}")
     result = training.run(

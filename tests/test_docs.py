@@ -16,7 +16,7 @@ import typer
 
 import doc_blocks
 import recipe_table
-from keras_vit import cli, train
+from keras_vit import cli, cli_options, train
 from keras_vit.train.session import Session
 from tiny_models import built
 
@@ -67,7 +67,7 @@ def test_the_commands_of_a_page_are_commands(page: Path, monkeypatch: pytest.Mon
         assert name in known.commands, name
         context = known.commands[name].make_context(name, rest)  # reads the arguments, and does nothing
         if name == "train":
-            train.recipe(context.params["recipe"], **cli._facts(context.params["changes"] or [], "--set"))
+            train.recipe(context.params["recipe"], **cli_options.facts(context.params["changes"] or [], "--set"))
 
 
 def test_the_guides_show_the_commands() -> None:

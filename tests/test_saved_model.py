@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 import image_kinds
 from keras_vit import VisionTransformer, export
@@ -393,3 +395,28 @@ def test_the_c_plus_plus_loader_refuses_a_bad_file(saved: Any, loader: Path, tmp
     _, folder, _, _ = saved
     with pytest.raises(RuntimeError, match="code 3 running: .*Not a JPEG or PNG"):  # 3 is INVALID_ARGUMENT
         in_c(loader, folder, "serving_default", np.array([b"text"], object), tmp_path)
+
+
+def test_a_saved_folder_answers_a_thousand_files_as_pillow_and_keras_do_or_refuses(
+    saved: tuple[VisionTransformer, Path, dict[str, Any], export.Report],
+) -> None:
+    model, _, signatures, _ = saved
+    random, seen = np.random.default_rng(5), {"good": 0, "refused": 0}
+    for _ in range(50):
+        kinds, files = zip(*(image_kinds.drawn(random) for _ in range(20)), strict=True)
+        answer = {name: value.numpy() for name, value in signatures["tolerant"](image_bytes=tf.constant(files)).items()}
+        valid = answer["valid"]
+        for file in (file for file, good in zip(files, valid, strict=True) if not good):
+            seen["refused"] += 1
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                signatures["serving_default"](image_bytes=tf.constant([file]))
+        whole = [file for file, good in zip(files, valid, strict=True) if good]
+        seen["good"] += len(whole)
+        strict = signatures["serving_default"](image_bytes=tf.constant(whole))["probabilities"].numpy()
+        np.testing.assert_allclose(strict, answer["probabilities"][valid], rtol=0, atol=NOISE)
+        pictures = [np.asarray(Image.open(io.BytesIO(file)).convert("RGB")) for file in whole]
+        expected = keras.ops.softmax(model(np.concatenate([model.preprocess(picture) for picture in pictures])))
+        # CMYK is a level of 255 off in the pixels (test_image_bytes.py): what that does to classes is the model's.
+        exact = ["CMYK" not in kind for kind, good in zip(kinds, valid, strict=True) if good]
+        np.testing.assert_allclose(strict[exact], np.asarray(expected)[exact], rtol=0, atol=NOISE)
+    assert seen["good"] > 600 and seen["refused"] > 200

@@ -17,6 +17,7 @@ FLOORS = {
     "html_table": 0,
     "integrity": 0,
     "names": 0,
+    "page": 0,
     "position": 0,
     "schema": 0,
     "config": 1,
@@ -54,7 +55,7 @@ FLOORS = {
 LIGHT = {
     *("content", "integrity", "names", "position", "schema", "config_parts", "config", "labels", "transfer"),
     *("cards", "download", "catalogue", "pretrained", "zoo", "__init__", "cli", "cli_export", "cli_options"),
-    *("arithmetic", "cli_bench", "cli_gallery", "cli_show", "cli_visualize", "html_table"),
+    *("arithmetic", "cli_bench", "cli_gallery", "cli_show", "cli_visualize", "html_table", "page"),
     "__main__",
 }
 # What holds the mathematics runs on each of Keras' back ends.

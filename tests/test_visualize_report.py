@@ -22,10 +22,10 @@ from typer.testing import CliRunner
 
 from headless_browser import Page
 from html_document import Document
-from keras_vit import cli_visualize, digits, zoo
+from keras_vit import cli_visualize, digits, page, zoo
 from keras_vit.export import Report
 from keras_vit.model import VisionTransformer
-from keras_vit.visualize import figures, html_report, page
+from keras_vit.visualize import figures, html_report
 from keras_vit.visualize.html_report import report
 from keras_vit.visualize.inside import unprepared
 from tiny_models import VARIANTS, built

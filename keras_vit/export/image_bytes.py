@@ -34,8 +34,9 @@ def strict(files: Any, config: ViTConfig) -> Any:
         float32 (batch, height, width, channels).
 
     Raises:
-        tf.errors.InvalidArgumentError: when run, for what is neither JPEG nor PNG, is damaged, or has more than
-            MOST_PIXELS; the header is looked at before anything is decoded.
+        tf.errors.InvalidArgumentError: when run, for what is neither JPEG nor PNG, is damaged, has more than
+            MOST_PIXELS, or is CMYK without Adobe's mark, on which libjpeg and Pillow disagree; the header is looked at
+            before anything is decoded.
     """
     import tensorflow as tf
 

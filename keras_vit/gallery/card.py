@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from keras_vit.cards import NOT_PUBLISHED
 from keras_vit.config import ViTConfig, pair
 from keras_vit.gallery.entries import MIB, Entry
 
@@ -58,17 +59,16 @@ def _facts(entry: Entry) -> Iterator[tuple[str, str]]:
     weights = entry.weights
     yield "Accuracy", _accuracy(entry)
     labels = f" ({escape(weights.labels)})" if weights.labels else ""
-    classes = "as the file has it" if weights.num_classes is None else f"{weights.num_classes:,}{labels}"
     height, width = pair(weights.image_size, "image_size")
     yield "Image", f"{height} x {width} px, {escape(_prepared(entry))}"
-    yield "Classes", classes
+    yield "Classes", weights.classes_words + labels
     yield "Parameters", f"{entry.parameters:,}"
     yield "GFLOPs", f"{entry.gflops:,.2f} for an image of {height} px (a multiply-add counts as two)"
     stored = (f"{_mib(size)} with {kind} kernels" for kind, size in entry.stored.items())
     yield "Weights take", f"about {', '.join(stored)}"
     yield "File", f"<code>{escape(weights.url or weights.base + weights.file)}</code>"
-    yield "File size", _size(entry)
-    yield "SHA-256", f"<code>{weights.sha256}</code>" if weights.sha256 else "not published"
+    yield "File size", weights.size_words
+    yield "SHA-256", f"<code>{weights.sha256}</code>" if weights.sha256 else NOT_PUBLISHED
     yield "Converts to", _formats(entry)
     arxiv = escape(weights.paper.arxiv)
     yield "Paper", f'{escape(weights.paper.title)} (<a href="https://arxiv.org/abs/{arxiv}">arXiv {arxiv}</a>)'
@@ -91,13 +91,6 @@ def _prepared(entry: Entry) -> str:
     how = entry.weights.preprocessing
     way = "both sides scaled" if how.resize == "squash" else f"centre crop of {how.crop_fraction:g}"
     return f"{way}, {how.interpolation}{', antialiased' if how.antialias else ''}"
-
-
-def _size(entry: Entry) -> str:
-    weights = entry.weights
-    if weights.bytes:
-        return f"{weights.bytes:,} bytes"
-    return f"{weights.size_mib:,g} MiB" if weights.size_mib else "not published"
 
 
 def _mib(size: int) -> str:

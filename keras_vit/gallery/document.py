@@ -11,14 +11,15 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
+from keras_vit import page
+from keras_vit.cards import NOT_PUBLISHED
 from keras_vit.gallery import plot
 from keras_vit.gallery.card import card
 from keras_vit.gallery.entries import Entry
-from keras_vit.visualize import page
 
 TITLE = "keras_vit model gallery"
 HERE = Path(__file__).parent
-NOTHING = '<span class="none" title="not published">–</span>'
+NOTHING = f'<span class="none" title="{NOT_PUBLISHED}">–</span>'
 
 
 class Cell(NamedTuple):

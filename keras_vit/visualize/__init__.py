@@ -1,31 +1,9 @@
-"""What a model sees: arrays first, in NumPy, and a report of pictures made from them.
+"""What a model sees: arrays first, in NumPy, and a report of pictures made from them. The arrays need no matplotlib."""
 
-Everything public is imported on first use; the arrays need no matplotlib.
-"""
-
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from keras_vit.visualize.attention import attention_distance, attention_maps, attention_rollout, class_attention
-    from keras_vit.visualize.html_report import report
-    from keras_vit.visualize.tokens import effective_rank, logit_lens, token_norms
-    from keras_vit.visualize.weights import embedding_filters, position_similarity
-
-_HOMES = {
-    "embedding_filters": "weights",
-    "position_similarity": "weights",
-    "attention_maps": "attention",
-    "attention_distance": "attention",
-    "attention_rollout": "attention",
-    "class_attention": "attention",
-    "token_norms": "tokens",
-    "effective_rank": "tokens",
-    "logit_lens": "tokens",
-    "report": "html_report",
-}
+from keras_vit.visualize.attention import attention_distance, attention_maps, attention_rollout, class_attention
+from keras_vit.visualize.html_report import report
+from keras_vit.visualize.tokens import effective_rank, logit_lens, token_norms
+from keras_vit.visualize.weights import embedding_filters, position_similarity
 
 __all__ = [
     "attention_distance",
@@ -39,13 +17,3 @@ __all__ = [
     "report",
     "token_norms",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'keras_vit.visualize' has no attribute {name!r}; its names: {__all__}")
-    return getattr(importlib.import_module(f"keras_vit.visualize.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

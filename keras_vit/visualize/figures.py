@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.visualize.page import COLOURS
+from keras_vit.page import COLOURS
 
 TEXT, QUIET, LINE, ACCENT, OTHER, BAR = (
     COLOURS[name][0] for name in ("text", "quiet", "line", "accent", "other", "bar")

@@ -14,10 +14,10 @@ import numpy as np
 
 from keras_vit.atomic import replacing
 from keras_vit.model import VisionTransformer
+from keras_vit.page import page
 from keras_vit.visualize import figures, image_sections, sections
 from keras_vit.visualize.inside import look
 from keras_vit.visualize.models import vision_transformer
-from keras_vit.visualize.page import page
 
 MOST_IMAGES = 16
 TIMED = 5  # calls of the model; the file says their median

@@ -9,9 +9,9 @@ import numpy as np
 
 from keras_vit.config import ViTConfig, pair
 from keras_vit.model import Prediction
+from keras_vit.page import Html, bar, data_uri, image, section, table
 from keras_vit.visualize import figures
 from keras_vit.visualize.inside import Inside
-from keras_vit.visualize.page import Html, bar, data_uri, image, section, table
 
 SHOWN_SIDE = 448  # pixels of a picture's longer side on the page
 FEW_PIXELS = 64  # a picture of so few is shown with hard edges

@@ -11,9 +11,9 @@ from typing import Any
 from keras_vit import arithmetic
 from keras_vit.config import ViTConfig, pair
 from keras_vit.model import Prediction
+from keras_vit.page import Html, bar, section, svg, table
 from keras_vit.visualize import figures, image_sections
 from keras_vit.visualize.inside import Inside
-from keras_vit.visualize.page import Html, bar, section, svg, table
 
 STYLE = """
 .charts { display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); }
