@@ -16,6 +16,7 @@ FLOORS = {
     "digits": 0,
     "html_table": 0,
     "integrity": 0,
+    "lazy": 0,
     "names": 0,
     "page": 0,
     "position": 0,
@@ -55,7 +56,7 @@ FLOORS = {
 LIGHT = {
     *("content", "integrity", "names", "position", "schema", "config_parts", "config", "labels", "transfer"),
     *("cards", "download", "catalogue", "pretrained", "zoo", "__init__", "cli", "cli_export", "cli_options"),
-    *("arithmetic", "cli_bench", "cli_gallery", "cli_show", "cli_visualize", "html_table", "page"),
+    *("arithmetic", "cli_bench", "cli_gallery", "cli_show", "cli_visualize", "html_table", "lazy", "page"),
     "__main__",
 }
 # What holds the mathematics runs on each of Keras' back ends.

@@ -5,8 +5,9 @@ Everything public is imported on first use: recipes and plans need no TensorFlow
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from keras_vit import lazy
 
 if TYPE_CHECKING:
     from keras_vit.train.distribute import strategy
@@ -46,12 +47,4 @@ __all__ = [
     "strategy",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'keras_vit.train' has no attribute {name!r}; its names: {__all__}")
-    return getattr(importlib.import_module(f"keras_vit.train.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy.names(__name__, _HOMES)

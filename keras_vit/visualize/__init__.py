@@ -1,9 +1,32 @@
-"""What a model sees: arrays first, in NumPy, and a report of pictures made from them. The arrays need no matplotlib."""
+"""What a model sees: arrays first, in NumPy, and a report of pictures made from them.
 
-from keras_vit.visualize.attention import attention_distance, attention_maps, attention_rollout, class_attention
-from keras_vit.visualize.html_report import report
-from keras_vit.visualize.tokens import effective_rank, logit_lens, token_norms
-from keras_vit.visualize.weights import embedding_filters, position_similarity
+Everything public is imported on first use; the arrays need no matplotlib.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from keras_vit import lazy
+
+if TYPE_CHECKING:
+    from keras_vit.visualize.attention import attention_distance, attention_maps, attention_rollout, class_attention
+    from keras_vit.visualize.html_report import report
+    from keras_vit.visualize.tokens import effective_rank, logit_lens, token_norms
+    from keras_vit.visualize.weights import embedding_filters, position_similarity
+
+_HOMES = {
+    "embedding_filters": "weights",
+    "position_similarity": "weights",
+    "attention_maps": "attention",
+    "attention_distance": "attention",
+    "attention_rollout": "attention",
+    "class_attention": "attention",
+    "token_norms": "tokens",
+    "effective_rank": "tokens",
+    "logit_lens": "tokens",
+    "report": "html_report",
+}
 
 __all__ = [
     "attention_distance",
@@ -17,3 +40,5 @@ __all__ = [
     "report",
     "token_norms",
 ]
+
+__getattr__, __dir__ = lazy.names(__name__, _HOMES)
