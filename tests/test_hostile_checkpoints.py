@@ -43,10 +43,10 @@ Tensors = dict[str, np.ndarray]
 
 def refuse(path: Path, match: str, **options: Any) -> None:
     """The file is refused in one error that names it, soon, and with a message one can read."""
-    start = time.perf_counter()
+    start = time.process_time()  # of the processor, which a busy machine does not stretch
     with pytest.raises(converters.CheckpointError, match=match) as caught:
         converters.load(path, **options)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert str(path.parent) in str(caught.value)
     assert len(str(caught.value)) < 2500
 
