@@ -58,4 +58,5 @@ _TOML_NAMES = {
 
 def _is(value: Any, expected: type | tuple[type, ...]) -> bool:
     # To Python true is the number 1; to whoever writes a table it is not.
-    return isinstance(value, expected) and (expected is bool or not isinstance(value, bool))
+    kinds = expected if isinstance(expected, tuple) else (expected,)
+    return bool in kinds if isinstance(value, bool) else isinstance(value, kinds)

@@ -32,7 +32,7 @@ ADAMW: dict[str, Any] = {"optimizer": "adamw", "learning_rate": 1e-3, "weight_de
 RUNS: dict[str, dict[str, Any]] = {
     "sgd, clip": SGD | {"clip_norm": 0.1, "xla": False, "remat": True},
     "adamw, clip": ADAMW | {"clip_norm": 0.1, "xla": False},
-    "sgd, all": SGD | {"clip_norm": 0.1, "accumulation": 2, "ema_decay": 0.9, "steps_per_call": 6},
+    "sgd, all": SGD | {"clip_norm": 0.1, "accumulation": 2, "ema_decay": 0.9, "steps_per_call": 6, "xla": True},
     "adamw, all": ADAMW | {"clip_norm": 0.1, "accumulation": 2, "ema_decay": 0.9, "steps_per_call": 6},
 }
 

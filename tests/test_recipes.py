@@ -187,7 +187,7 @@ def test_a_warm_up_of_the_whole_run_is_told_and_cut_to_a_fifth():
         ({"ema_decay": 1.0}, r"ema_decay lies in \(0, 1\)"),
         ({"clip_norm": -1.0}, "clip_norm lies in"),
         ({"weight_decay": float("inf")}, "weight_decay lies in"),
-        ({"xla": 1}, "xla must be true or false. Received: 1"),
+        ({"xla": 1}, "xla must be true or false or text. Received: 1"),
         ({"optimizer": "adam"}, r"optimizer is one of \['sgd', 'adamw'\]. Received: 'adam'"),
         ({"crop": "incption"}, "crop is one of"),
         ({"freeze": "block_0/*"}, "freeze must be a list. Received: 'block_0"),

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_vit.layers.fusion import product_then
 from keras_vit.layers.initializers import glorot_uniform_matrix
 from keras_vit.layers.randomness import Dropout
 from keras_vit.layers.relative import relative_scores
@@ -59,12 +60,13 @@ class MultiHeadAttention(keras.layers.Layer):
     def call(self, queries: Any, attended: Any = None, relative: Any = None, training: bool | None = None) -> Any:
         attended = queries if attended is None else attended
         weights = self.dropout(self.weights_of(queries, attended, relative), training=training)
-        return self.out(ops.einsum("bhqk,bkhd->bqhd", weights, self.value(attended)))
+        mixed = ops.matmul(weights, product_then(self.value, attended, _heads_first))
+        return product_then(self.out, ops.transpose(mixed, (0, 2, 1, 3)), axes=2)
 
     def weights_of(self, queries: Any, attended: Any, relative: Any = None) -> Any:
         """The attention weights, (batch, heads, queries, attended); every row sums to 1."""
-        query = self.query(queries) * self.scale
-        scores = ops.einsum("bqhd,bkhd->bhqk", query, self.key(attended))
+        query = product_then(self.query, queries, _heads_first, scale=self.scale)
+        scores = ops.matmul(query, product_then(self.key, attended, _tokens_last))
         return ops.softmax(scores if relative is None else scores + relative_scores(query, relative), axis=-1)
 
     def compute_output_shape(self, input_shape: tuple[Any, ...], *_: Any) -> tuple[Any, ...]:
@@ -73,3 +75,13 @@ class MultiHeadAttention(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         config = {"num_heads": self.num_heads, "use_bias": self.use_bias, "dropout_rate": self.dropout_rate}
         return {**super().get_config(), **config}
+
+
+def _heads_first(x: Any, *, scale: float = 1.0) -> Any:
+    """(batch, tokens, heads, head size) as (batch, heads, tokens, head size), multiplied."""
+    return ops.transpose(x if scale == 1.0 else x * scale, (0, 2, 1, 3))
+
+
+def _tokens_last(x: Any) -> Any:
+    """(batch, tokens, heads, head size) as (batch, heads, head size, tokens)."""
+    return ops.transpose(x, (0, 2, 3, 1))

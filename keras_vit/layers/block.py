@@ -9,6 +9,7 @@ import keras
 
 from keras_vit.layers.activations import activation
 from keras_vit.layers.attention import MultiHeadAttention
+from keras_vit.layers.fusion import product_then
 from keras_vit.layers.initializers import initializer
 from keras_vit.layers.randomness import Dropout, StochasticDepth, as_one_block
 
@@ -50,7 +51,7 @@ class MLP(keras.layers.Layer):
         )
 
     def call(self, x: Any, training: bool | None = None) -> Any:
-        x = self.dropout(activation(self.activation)(self.dense1(x)), training=training)
+        x = self.dropout(product_then(self.dense1, x, activation(self.activation)), training=training)
         return self.dropout(self.dense2(x), training=training)
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:

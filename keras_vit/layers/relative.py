@@ -82,7 +82,7 @@ def relative_scores(query: Any, table: Any) -> Any:
     """The scores of every query against the embeddings of its offsets to all tokens.
 
     Args:
-        query: (batch, N, heads, head size).
+        query: (batch, heads, N, head size).
         table: (2N - 1, heads, head size), as `RelativePosition` gives it.
 
     Returns:
@@ -94,6 +94,6 @@ def relative_scores(query: Any, table: Any) -> Any:
     # before. One column more, and in the flat array every row's own keys lie 2N - 1 after the row's before
     # (the skewing of the Music Transformer, arXiv 1809.04281, without a tensor of tokens x tokens x width).
     backwards = ops.pad(ops.flip(table, axis=0), ((0, 1), (0, 0), (0, 0)))
-    scores = ops.reshape(ops.einsum("bqhd,rhd->bhqr", query, backwards), (-1, heads, 2 * tokens * tokens))
+    scores = ops.reshape(ops.einsum("bhqd,rhd->bhqr", query, backwards), (-1, heads, 2 * tokens * tokens))
     start, stop = tokens - 1, tokens - 1 + tokens * (2 * tokens - 1)
     return ops.reshape(scores[:, :, start:stop], (-1, heads, tokens, 2 * tokens - 1))[..., :tokens]

@@ -19,6 +19,7 @@ CHOICES = {
     "schedule": ("cosine", "linear", "constant"),
     "crop": ("inception", "random", "resize", "none"),
     "precision": ("float32", "mixed_bfloat16"),
+    "xla": (True, False, "auto"),
 }
 INTERVALS = {
     **dict.fromkeys(("steps", "batch_size", "accumulation", "crop_resize", "steps_per_call"), "[1, inf)"),
@@ -34,6 +35,7 @@ INTERVALS = {
 KINDS: dict[str, Any] = {
     **{"str": str, "int": int, "float": NUMBER, "bool": bool, "tuple[str, ...]": [str], "Mapping[str, Any]": dict},
     "int | tuple[int, int]": (int, list),
+    "bool | str": (bool, str),
 }
 _CONFIG_OPTIONAL = {f.name for f in dataclasses.fields(ViTConfig) if str(f.type).endswith(" | None")}
 # What a recipe's config leaves alone: it has a field of its own, or comes with the data.

@@ -84,7 +84,8 @@ class Recipe:
         mixup: parameter of the Beta distribution, 0 for none.
 
         precision: "float32" or "mixed_bfloat16".
-        xla: whether the step is compiled.
+        xla: True compiles the whole step, False nothing; "auto" on a CPU only what lies between products of matrices,
+            elsewhere all of it.
         remat: whether blocks are recomputed in the backward pass, for half the memory.
         steps_per_call: updates a call of the compiled function.
 
@@ -146,7 +147,7 @@ class Recipe:
     mixup: float = 0.0
 
     precision: str = "float32"
-    xla: bool = True
+    xla: bool | str = "auto"
     remat: bool = False
     steps_per_call: int = 1
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_vit.layers.fusion import compiled_by
+from keras_vit.train import pieces
 from keras_vit.train.objective import Objective
 from keras_vit.train.optimizer import Optimizer, clip, update_variables
 from keras_vit.train.recipe_fields import Recipe
@@ -49,17 +51,18 @@ def make(
     """
 
     def gradients(batch: dict[str, Any], seed: Any) -> tuple[list[Any], Any]:
-        with tf.GradientTape() as tape:
+        with compiled_by(compiler), tf.GradientTape() as tape:
             losses, figures = objective(model, batch, seed)
             loss = tf.reduce_sum(losses) / recipe.batch_size
-        sums = tf.stack([loss, tf.reduce_sum(figures["accuracy"]) / recipe.batch_size])
-        return tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO), sums
+            sums = tf.stack([loss, tf.reduce_sum(figures["accuracy"]) / recipe.batch_size])
+            return tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO), sums
 
     local = accumulated(gradients, recipe.accumulation)
     # A collective cannot stand inside of XLA's program: with several replicas XLA has what one does by itself.
     several = strategy.num_replicas_in_sync > 1
-    compiled = recipe.xla and not isinstance(strategy, tf.distribute.TPUStrategy)  # which compiles everything anyway
-    if compiled and several:
+    extent = compiled(recipe.xla, strategy)
+    compiler = pieces.compiler() if extent == "pieces" else None
+    if extent == "step" and several:
         local = tf.function(local, jit_compile=True)
 
     def on_replica(batch: dict[str, Any], stop: Any) -> Any:
@@ -71,14 +74,20 @@ def make(
         grads, sums = local(batch, seed_of(recipe, now, context))
         # identity: what is reduced must have been computed on the replica.
         *grads, sums, stopping = context.all_reduce("SUM", [*grads, sums, tf.identity(stop)])
+        norm = update(grads, now)
+        return tf.stack([sums[0], sums[1], norm, stopping])
+
+    def update(grads: list[Any], now: Any) -> Any:
         grads, norm = clip(grads, recipe.clip_norm)
         optimizer.apply(grads, now)
         averaged = zip(averages, variables if averages else [], strict=True)
         update_variables([(average, _towards(recipe), (v,)) for average, v in averaged])
-        return tf.stack([sums[0], sums[1], norm, stopping])
+        return norm
 
-    if compiled and not several:
+    if extent == "step" and not several:
         on_replica = tf.function(on_replica, jit_compile=True)
+    if extent == "pieces" and not several:
+        update = tf.function(update, jit_compile=True)
 
     @tf.function
     def steps(iterator: Any, count: Any, stop: Any) -> Any:
@@ -90,6 +99,13 @@ def make(
         return total / tf.cast(count, tf.float32)
 
     return steps
+
+
+def compiled(xla: bool | str, strategy: tf.distribute.Strategy) -> str:
+    """What XLA compiles: the whole "step", its "pieces" between products of matrices, or "nothing"."""
+    if isinstance(strategy, tf.distribute.TPUStrategy) or not xla:  # a TPU compiles everything anyway
+        return "nothing"
+    return "pieces" if xla == "auto" and not tf.config.list_logical_devices("GPU") else "step"
 
 
 def accumulated(gradients: Callable[..., tuple[list[Any], Any]], micro_batches: int) -> Callable[..., Any]:

@@ -1,0 +1,147 @@
+"""What a step has compiled between products of matrices computes what the layers compute, and so do its gradients."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_vit import VisionTransformer
+from keras_vit.layers import fusion
+from keras_vit.layers.fusion import compiled_by, product_then
+from keras_vit.layers.randomness import scope
+from keras_vit.train import pieces, step
+from tiny_models import VARIANTS, built, prepared, randomised, tiny
+
+SEED = tf.constant([3, 4])
+
+
+def gradients(model: VisionTransformer, compiler: Any, *, remat: bool = False) -> list[np.ndarray]:
+    """The output, and the gradients of all weights of a loss in which every number of the output counts."""
+    images = prepared(model.config, batch=3)
+    factors = np.random.default_rng(2).normal(size=(3, *model.output_shape[1:]))
+
+    @tf.function
+    def compute() -> Any:
+        with compiled_by(compiler), scope(SEED, remat=remat), tf.GradientTape() as tape:
+            output = model(images, training=True)
+            loss = tf.reduce_sum(output * tf.cast(factors, output.dtype))
+            return [output, *tape.gradient(loss, [v.value for v in model.trainable_variables])]
+
+    return [np.array(tensor, np.float64) for tensor in compute()]
+
+
+def assert_close(found: list[np.ndarray], wanted: list[np.ndarray], tolerance: float) -> None:
+    """Every tensor to a share of its largest number; the gradient of the keys' biases is zero but for rounding."""
+    least = 1e-3 * max(np.abs(tensor).max() for tensor in wanted)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * max(np.abs(other).max(), least))
+
+
+# The variants in which attention or the MLP is another one.
+@pytest.mark.parametrize("variant", ["pure", "map", "no biases", "relative positions"])
+def test_in_float64_the_model_has_the_gradients_that_its_layers_have(variant: str) -> None:
+    model = built("float64", **VARIANTS[variant])
+    # 1e-16 a rounding, and some thousand terms in a gradient of weights as large as these.
+    assert_close(gradients(model, pieces.compiler()), gradients(model, None), 1e-11)
+
+
+@pytest.mark.parametrize("activation", ["gelu_erf", "gelu_quick", "silu"])
+def test_other_activations(activation: str) -> None:
+    model = built(activation=activation)
+    assert_close(gradients(model, pieces.compiler()), gradients(model, None), 2e-5)  # float32, in another order
+
+
+def test_blocks_that_are_computed_again_have_the_same_gradients_and_masks() -> None:
+    config = tiny(dropout_rate=0.2, attention_dropout_rate=0.2, stochastic_depth=0.5)
+    model = randomised(VisionTransformer(config))
+    plain = gradients(model, None)
+    for remat in (False, True):
+        assert_close(gradients(model, pieces.compiler(), remat=remat), plain, 2e-5)
+
+
+def test_in_bfloat16_it_is_as_near_to_float32_as_the_layers_are() -> None:
+    model = built("mixed_bfloat16")
+    exact = VisionTransformer(model.config)
+    exact.set_weights(model.get_weights())
+    wanted = gradients(exact, None)
+
+    def errors(compiler: Any) -> float:
+        found = gradients(model, compiler)
+        return sum(np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(found, wanted, strict=True))
+
+    assert errors(pieces.compiler()) < 1.1 * errors(None)
+
+
+# ---- the layers' side
+
+
+def counting(made: list[Any]) -> Callable[..., Callable[..., Any]]:
+    """A compiler that compiles nothing and keeps what it is asked for."""
+
+    def compiler(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+        made.append((function, *sorted(settings.items(), key=lambda item: item[0])))
+        return functools.partial(function, **settings)
+
+    return compiler
+
+
+def test_all_blocks_share_their_programs() -> None:
+    made: list[Any] = []
+    model = built(num_layers=5)
+    with compiled_by(counting(made)):
+        model(prepared(model.config), training=True)
+    assert len(made) == 5 * 4  # query, key, value, and what stands between the MLP's two layers
+    assert len(set(made)) == 4
+
+
+def test_nothing_is_compiled_without_a_compiler_or_after_one() -> None:
+    made: list[Any] = []
+    model = built()
+    with pytest.raises(RuntimeError, match="inside"), compiled_by(counting(made)):
+        raise RuntimeError("inside")
+    model(prepared(model.config), training=True)
+    assert made == []
+    assert fusion._local.compiler is None
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_low_rank_updates_and_missing_biases_are_part_of_the_product(axes: int, use_bias: bool) -> None:
+    equation, shape, bias = ("abc,cde->abde", (None, 4, 6), "de") if axes == 1 else ("abcd,cde->abe", (None, 8), "e")
+    layer = keras.layers.EinsumDense(equation, output_shape=shape, bias_axes=bias if use_bias else None)
+    x = np.random.default_rng(0).normal(size=(2, 3, 8) if axes == 1 else (2, 3, 4, 6)).astype(np.float32)
+    layer.build(x.shape)
+    layer.enable_lora(2)
+    for weight in layer.weights:
+        weight.assign(np.random.default_rng(1).normal(size=weight.shape))
+    with compiled_by(counting([])):
+        found = product_then(layer, x, keras.ops.tanh, axes=axes), product_then(layer, x, axes=axes)
+    np.testing.assert_allclose(found[0], np.tanh(layer(x)), atol=1e-6)
+    np.testing.assert_allclose(found[1], layer(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_quantized_layer_computes_for_itself() -> None:
+    layer = keras.layers.Dense(4)
+    layer.build((None, 8))
+    layer.quantize("int8")
+    made: list[Any] = []
+    x = np.ones((2, 3, 8), np.float32)
+    with compiled_by(counting(made)):
+        found = product_then(layer, x, keras.ops.tanh)
+    np.testing.assert_array_equal(found, keras.ops.tanh(layer(x)))
+    assert made == []
+
+
+# ---- the step's side
+
+
+def test_what_is_compiled() -> None:
+    one = tf.distribute.get_strategy()
+    wanted = "step" if tf.config.list_logical_devices("GPU") else "pieces"
+    assert [step.compiled(xla, one) for xla in (True, False, "auto")] == ["step", "nothing", wanted]
