@@ -152,10 +152,10 @@ def test_without_positions_the_patches_are_a_bag_and_with_every_kind_they_are_no
 @pytest.mark.parametrize("tokens", [1, 2, 3, 10])
 def test_relative_scores_are_the_products_of_queries_and_their_offsets(tokens: int) -> None:
     random = np.random.default_rng(0)
-    query, table = random.normal(size=(2, tokens, 3, 4)), random.normal(size=(2 * tokens - 1, 3, 4))
+    query, table = random.normal(size=(2, 3, tokens, 4)), random.normal(size=(2 * tokens - 1, 3, 4))
     want = np.array([[table[i - j + tokens - 1] for j in range(tokens)] for i in range(tokens)])
     # four products of size 1 in float64
-    np.testing.assert_allclose(relative_scores(query, table), np.einsum("bihd,ijhd->bhij", query, want), atol=1e-14)
+    np.testing.assert_allclose(relative_scores(query, table), np.einsum("bhid,ijhd->bhij", query, want), atol=1e-14)
 
 
 def test_equal_content_attends_by_distance_alone() -> None:
