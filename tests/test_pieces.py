@@ -47,14 +47,14 @@ def assert_close(found: list[np.ndarray], wanted: list[np.ndarray], tolerance: f
 @pytest.mark.parametrize("variant", ["pure", "map", "no biases", "relative positions"])
 def test_in_float64_the_model_has_the_gradients_that_its_layers_have(variant: str) -> None:
     model = built("float64", **VARIANTS[variant])
-    # 1e-16 a rounding, and some thousand terms in a gradient of weights as large as these.
-    assert_close(gradients(model, pieces.compiler()), gradients(model, None), 1e-11)
+    # Up to 1.4e-13 here: 1e-16 a rounding, and some thousand terms in a gradient of weights as large as these.
+    assert_close(gradients(model, pieces.compiler()), gradients(model, None), 1e-12)
 
 
 @pytest.mark.parametrize("activation", ["gelu_erf", "gelu_quick", "silu"])
 def test_other_activations(activation: str) -> None:
     model = built(activation=activation)
-    assert_close(gradients(model, pieces.compiler()), gradients(model, None), 2e-5)  # float32, in another order
+    assert_close(gradients(model, pieces.compiler()), gradients(model, None), 2e-5)  # float32: 1e-5 here
 
 
 def test_blocks_that_are_computed_again_have_the_same_gradients_and_masks() -> None:

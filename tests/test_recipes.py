@@ -188,6 +188,7 @@ def test_a_warm_up_of_the_whole_run_is_told_and_cut_to_a_fifth():
         ({"clip_norm": -1.0}, "clip_norm lies in"),
         ({"weight_decay": float("inf")}, "weight_decay lies in"),
         ({"xla": 1}, "xla must be true or false or text. Received: 1"),
+        ({"xla": "pieces"}, r"xla is one of \[True, False, 'auto'\]. Received: 'pieces'"),
         ({"optimizer": "adam"}, r"optimizer is one of \['sgd', 'adamw'\]. Received: 'adam'"),
         ({"crop": "incption"}, "crop is one of"),
         ({"freeze": "block_0/*"}, "freeze must be a list. Received: 'block_0"),

@@ -140,7 +140,7 @@ def test_compiled_in_pieces_a_run_is_the_plain_one_and_repeats_bit_for_bit() -> 
     plain, *twice = (run(short(xla=xla, **changes), data=arrays()) for xla in (False, "auto", "auto"))
     # Masks are drawn outside of what is compiled: the same numbers, which XLA's own would not be.
     losses = [[line["loss"] for line in result.history if "loss" in line] for result in (plain, twice[0])]
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)  # with other masks 1e-2
     first, second = (values(result.model) for result in twice)
     assert all(np.array_equal(first[path], second[path]) for path in first)
 

@@ -51,9 +51,10 @@ def make(
     """
 
     def gradients(batch: dict[str, Any], seed: Any) -> tuple[list[Any], Any]:
-        with compiled_by(compiler), tf.GradientTape() as tape:
-            losses, figures = objective(model, batch, seed)
-            loss = tf.reduce_sum(losses) / recipe.batch_size
+        with compiled_by(compiler):
+            with tf.GradientTape() as tape:
+                losses, figures = objective(model, batch, seed)
+                loss = tf.reduce_sum(losses) / recipe.batch_size
             sums = tf.stack([loss, tf.reduce_sum(figures["accuracy"]) / recipe.batch_size])
             return tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO), sums
 
@@ -62,7 +63,7 @@ def make(
     several = strategy.num_replicas_in_sync > 1
     extent = compiled(recipe.xla, strategy)
     compiler = pieces.compiler() if extent == "pieces" else None
-    if extent == "step" and several:
+    if several and extent == "step":
         local = tf.function(local, jit_compile=True)
 
     def on_replica(batch: dict[str, Any], stop: Any) -> Any:
@@ -84,9 +85,9 @@ def make(
         update_variables([(average, _towards(recipe), (v,)) for average, v in averaged])
         return norm
 
-    if extent == "step" and not several:
+    if not several and extent == "step":
         on_replica = tf.function(on_replica, jit_compile=True)
-    if extent == "pieces" and not several:
+    if not several and extent == "pieces":
         update = tf.function(update, jit_compile=True)
 
     @tf.function
