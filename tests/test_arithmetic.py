@@ -83,8 +83,9 @@ def test_memory_is_what_tensorflow_allocates(case: str) -> None:
     measured = allocated(config)
     # Left out are a number for each token (means, deviations) and a row for the head: 0.4 % at most was measured. Which
     # of two operations that do not wait for each other comes first changes from run to run: one tensor of the tokens.
-    one_tensor = 4 * config.num_tokens * config.hidden_size
-    assert inference_memory(config) == pytest.approx(measured, abs=0.01 * measured + one_tensor)
+    # Relative scores wait for neither keys nor values: in 8 of 140 runs both were there before them.
+    tensors = 4 * config.num_tokens * config.hidden_size * (2 if config.position == "relative" else 1)
+    assert inference_memory(config) == pytest.approx(measured, abs=0.01 * measured + tensors)
 
 
 # Beside weights a file holds its graph, names and all: 19 to 21 kB here, 48 kB in a hybrid with a float16 kernel each.
