@@ -29,7 +29,8 @@ MORE: dict[str, dict[str, Any]] = {
     **{name: {"activation": name} for name in ("gelu_erf", "relu", "silu", "tanh", "linear")},
     "no positions": {"position": "none"},
     "no positions, no class token": {"position": "none", "classifier": "gap"},
-    "a rest at the border": {"image_size": (37, 50), "patch_size": (8, 4)},
+    "a rest at the border": {"image_size": (37, 50), "patch_size": 8},
+    "patches that are not square": {"patch_size": (8, 4)},
     "one block": {"num_layers": 1},
     "an epsilon that shows": {"norm_epsilon": 0.1, "classifier": "map", "pre_norm": True},
     "2-D positions, not square": {"position": "learned2d", "image_size": (16, 40), "num_registers": 1},
@@ -170,6 +171,25 @@ def test_only_the_tokens_that_are_read_leave_the_last_block(tmp_path: Path) -> N
         shapes = {row["name"]: tuple(row["shape"]) for row in graph.get_tensor_details()}
         assert shapes["block_1/mlp/dense1"] == (1, count, 64)
         assert shapes["block_0/mlp/dense1"][1] > 2
+        # Keys and values of every token only where they are the lesser work: for 4 heads times `count` queries.
+        assert shapes["block_1/attention/key"][1] == (16 if count == 16 else 4 * count)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({}, "FULLY_CONNECTED"),
+        ({"image_size": 35}, "CONV_2D"),
+        ({"patch_size": (8, 4)}, "CONV_2D"),
+        ({"resnet": {"num_layers": (1, 1), "width_factor": 0.5}, "patch_size": 1}, "FULLY_CONNECTED"),
+    ],
+)
+def test_patches_are_rows_of_a_dense_layer_where_they_are_square_and_cover_the_image(
+    changes: dict[str, Any], kind: str
+) -> None:
+    graph = emit(built(**changes), Options())
+    [operator] = [row for row in graph._operators if graph._tensors[row.outputs[0]].name == b"embedding"]
+    assert [code for code, _ in graph._codes][operator.opcodeIndex] == kind
 
 
 @pytest.mark.parametrize(
@@ -233,7 +253,7 @@ def test_options_that_are_wrong_are_named(kind: str) -> None:
 def test_operators_are_named_after_the_layers() -> None:
     graph = emit(built(), Options())
     names = {row.name.decode() for row in graph._tensors}
-    parts = ("norm1", "attention/qkv", "attention/out", "norm2", "mlp/dense1", "mlp/dense2")
+    parts = ("norm1", *(f"attention/{part}" for part in ("query", "key", "value", "out")), "norm2", "mlp/dense1")
     assert names >= {"image", "embedding", "head", *(f"block_0/{part}" for part in parts)}
 
 

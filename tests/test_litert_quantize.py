@@ -71,7 +71,7 @@ def test_the_manuals_mode_works(tiny_file, tmp_path):
     quantize(source, path, modes.mode(tmp_path / "mine.toml"), calibration=images)
     types = {tensor.name.decode(): tensor.type for tensor in unpacked(path).subgraphs[0].tensors}
     kept = {name for name, kind in types.items() if name.endswith("/kernel") and kind == schema().TensorType.FLOAT32}
-    dense = ("attention/qkv", "attention/out", "mlp/dense1", "mlp/dense2")
+    dense = (*(f"attention/{part}" for part in ("query", "key", "value", "out")), "mlp/dense1", "mlp/dense2")
     assert kept == {"head/kernel", *(f"block_0/{name}/kernel" for name in dense)}
 
 

@@ -112,6 +112,10 @@ def _attended(encoder: Encoder) -> dict[str, Tensor]:
     """The last block's attention of the class token."""
     ops, weights, c = encoder.ops, encoder.maps, encoder.config
     assert weights is not None  # there is a block
+    if len(weights.shape) == 3:
+        weights = ops.reshape(
+            weights, (weights.shape[0], c.num_heads, encoder.queries, c.num_tokens), "attention/heads"
+        )
     if weights.shape[2] != 1:
         weights = ops.take(weights, 2, 0, 1, "attention/class_token")
     weights = ops.take(weights, 3, c.num_prefix_tokens, c.num_tokens, "attention/patches")

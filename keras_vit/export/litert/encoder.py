@@ -25,7 +25,7 @@ class Encoder:
         smoothing: factors (hidden_size,) by which a norm's result is multiplied in the file, by the norm's name.
 
     Attributes:
-        maps: the last block's attention weights, (batch, heads, queries, tokens).
+        maps: the last block's attention weights, (batch, heads, queries, tokens) or (batch, heads * queries, tokens).
         centered: whether the tokens' channels have the mean zero; not where attention pooling reads them unnormalised.
         names: of the norms that were written.
     """
@@ -121,8 +121,7 @@ class Encoder:
         kernel, bias = folding.patches(self.model.get_layer("embedding"), scale)
         if self.centered:
             kernel, bias = folding.centered(kernel, axis=0), folding.centered(bias)
-        x = ops.convolution(x, kernel, bias, "embedding", strides=c.patch_size, same=False)
-        x = ops.reshape(x, (x.shape[0], c.grid[0] * c.grid[1], c.hidden_size), "embedding/tokens")
+        x = self._patches(x, kernel, bias)
         if c.num_prefix_tokens:
             x = ops.pad(x, (0, c.num_prefix_tokens, 0), "prefix/places")
         added = self._stem_rows()
@@ -134,6 +133,23 @@ class Encoder:
             x = self.applied(x, affine, "pre_norm")
             x = self._centered(x, "tokens") if self.centered else x
         return x
+
+    def _patches(self, x: Tensor, kernel: np.ndarray, bias: np.ndarray) -> Tensor:
+        """A token for each patch, (batch, rows * columns, hidden_size).
+
+        A dense layer where patches can be put in rows without one: its product is faster than a convolution's, and each
+        patch is quantized by itself.
+        """
+        ops, (rows, columns) = self.ops, self.config.grid
+        _, height, width, _ = kernel.shape
+        whole = x.shape[1:3] == (rows * height, columns * width)
+        if height != width or not whole:
+            x = ops.convolution(x, kernel, bias, "embedding", strides=(height, width), same=False)
+            return ops.reshape(x, (x.shape[0], rows * columns, len(kernel)), "embedding/tokens")
+        if height > 1:
+            x = ops.space_to_depth(x, height, "embedding/cells")
+        x = ops.reshape(x, (x.shape[0], rows * columns, x.shape[3]), "embedding/patches")
+        return ops.dense(x, kernel.reshape(len(kernel), -1), bias, "embedding")
 
     def _stem_rows(self) -> np.ndarray:
         """What is added to every token behind the stem, (tokens, hidden_size): a token in front is added to zeros."""
@@ -189,21 +205,41 @@ class Encoder:
     def _attention(self, x: Tensor, affine: Affine, layer: Any, relative: Any, name: str, queries: int) -> Tensor:
         """What the first tokens attend to, before the output projection: (batch, queries, hidden_size)."""
         ops, heads = self.ops, layer.num_heads
-        parts = [folding.query(layer), folding.dense(layer.key), folding.dense(layer.value)]
-        parts = [part.after(affine) for part in parts]
-        if x.shape[1] == queries:
-            qkv = self.dense(x, folding.stacked(*parts), f"{name}/qkv")
-            query, key, value = ops.split(self.heads_first(qkv, 3 * heads, f"{name}/qkv"), 3, 1, f"{name}/split")
-        else:
-            asking = self.dense(self._first(x, queries, name), parts[0], f"{name}/query")
-            query = self.heads_first(asking, heads, f"{name}/query")
-            pairs = self.dense(x, folding.stacked(*parts[1:]), f"{name}/key_value")
-            key, value = ops.split(self.heads_first(pairs, 2 * heads, f"{name}/key_value"), 2, 1, f"{name}/split")
+        parts = {"query": folding.query(layer), "key": folding.dense(layer.key), "value": folding.dense(layer.value)}
+        parts = {part: dense.after(affine) for part, dense in parts.items()}
+        query = self.dense(self._first(x, queries, name), parts["query"], f"{name}/query")
+        if relative is None and heads * queries < self.config.num_tokens:
+            return self._attention_of_few(query, x, parts["key"], parts["value"], heads, name)
+        query = self.heads_first(query, heads, f"{name}/query")
+        key, value = (
+            self.heads_first(self.dense(x, parts[part], f"{name}/{part}"), heads, f"{name}/{part}")
+            for part in ("key", "value")
+        )
         scores = ops.matmul(query, key, f"{name}/scores", transpose_b=True)
         if relative is not None:
             scores = ops.add(scores, self._relative_scores(query, relative, name), f"{name}/all_scores")
         self.maps = ops.softmax(scores, f"{name}/weights")
         return self.heads_last(ops.matmul(self.maps, value, f"{name}/mixed"), name)
+
+    def _attention_of_few(self, query: Tensor, x: Tensor, key: Dense, value: Dense, heads: int, name: str) -> Tensor:
+        """Attention without keys and values of every token, which are more work than what few queries do with them.
+
+        With a head's kernels K and V, q (x K)' = (q K') x' and w (x V) = (w x) V: the keys' kernel takes queries, the
+        values' kernel weighted sums of tokens. So that one product has all heads, each has rows of its own, whose
+        channels of other heads are zero before it and dropped behind it. What the keys' bias adds is the same for all
+        scores of a query, and softmax does not see it.
+        """
+        ops, (batch, queries, width) = self.ops, query.shape
+        apart = (batch, heads, queries, width)
+        rows = (batch, heads * known(queries), width)
+        own = ops.constant(np.eye(heads).repeat(known(width) // heads, axis=1)[None, :, None], f"{name}/own")
+        query = ops.reshape(query, (batch, 1, queries, width), f"{name}/query/apart")
+        query = ops.reshape(ops.multiply(query, own, f"{name}/query/own"), rows, f"{name}/query/rows")
+        query = ops.dense(query, key.kernel.T, None, f"{name}/key")
+        self.maps = ops.softmax(ops.matmul(query, x, f"{name}/scores", transpose_b=True), f"{name}/weights")
+        mixed = self.dense(ops.matmul(self.maps, x, f"{name}/mixed"), value, f"{name}/value")
+        mixed = ops.multiply(ops.reshape(mixed, apart, f"{name}/value/apart"), own, f"{name}/value/own")
+        return ops.sum(mixed, [1], f"{name}/joined", keep=False)
 
     def _relative_scores(self, query: Tensor, layer: Any, name: str) -> Tensor:
         """(batch, heads, queries, tokens): every query against the embeddings of its offsets, skewed."""

@@ -69,11 +69,6 @@ def dense(layer: Any) -> Dense:
     return Dense(kernel, np.zeros(outputs) if layer.bias is None else array(layer.bias).reshape(-1))
 
 
-def stacked(*layers: Dense) -> Dense:
-    """Layers of one input as one, their outputs one behind the other."""
-    return Dense(np.concatenate([each.kernel for each in layers]), np.concatenate([each.bias for each in layers]))
-
-
 def query(attention: Any) -> Dense:
     """The queries of a MultiHeadAttention, 1 / sqrt(head size) included."""
     return dense(attention.query).times(attention.scale)

@@ -152,14 +152,30 @@ class Operators:
 
     def mean(self, x: Tensor, axes: Sequence[int], name: str, *, keep: bool) -> Tensor:
         """The mean over axes, which stay with length 1 where `keep`."""
+        return self._reduced("MEAN", x, axes, name, keep=keep)
+
+    def sum(self, x: Tensor, axes: Sequence[int], name: str, *, keep: bool) -> Tensor:
+        """The sum over axes, which stay with length 1 where `keep`."""
+        return self._reduced("SUM", x, axes, name, keep=keep)
+
+    def _reduced(self, code: str, x: Tensor, axes: Sequence[int], name: str, *, keep: bool) -> Tensor:
         gone = [axis % len(x.shape) for axis in axes]
         shape = tuple(1 if axis in gone else side for axis, side in enumerate(x.shape) if keep or axis not in gone)
         (made,) = self.builder.operator(
-            "MEAN",
+            code,
             [x, self.constant(np.array(gone, np.int32), f"{name}/axes")],
             [(name, shape, x.dtype)],
             options="ReducerOptions",
             keepDims=keep,
+        )
+        return made
+
+    def space_to_depth(self, x: Tensor, size: int, name: str) -> Tensor:
+        """Cells of size x size places as one each, their channels row by row. x: (batch, height, width, channels)."""
+        batch, height, width, channels = x.shape
+        shape = (batch, known(height) // size, known(width) // size, known(channels) * size * size)
+        (made,) = self.builder.operator(
+            "SPACE_TO_DEPTH", [x], [(name, shape, x.dtype)], options="SpaceToDepthOptions", blockSize=size
         )
         return made
 
@@ -188,17 +204,6 @@ class Operators:
         shape = tuple(None if side is None else side + count for side, count in zip(x.shape, before, strict=True))
         (made,) = self.builder.operator("PAD", [x, widths], [(name, shape, x.dtype)], options="PadOptions")
         return made
-
-    def split(self, x: Tensor, parts: int, axis: int, name: str) -> list[Tensor]:
-        """Equal parts along an axis."""
-        shape = tuple(known(side) // parts if place == axis else side for place, side in enumerate(x.shape))
-        return self.builder.operator(
-            "SPLIT",
-            [self.constant(np.array(axis, np.int32), f"{name}/axis"), x],
-            [(f"{name}_{part}", shape, x.dtype) for part in range(parts)],
-            options="SplitOptions",
-            numSplits=parts,
-        )
 
     def take(self, x: Tensor, axis: int, start: int, stop: int, name: str) -> Tensor:
         """The slice start:stop along an axis, start and stop being places from the front."""
