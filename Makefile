@@ -26,7 +26,7 @@ demo: $(VENV)/.with-demo ## the package at work, offline: load, classify, resize
 test: $(VENV)/.with-test ## the tests that need nothing but the package
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not ($(OPTIONAL) or network)"
 
-test-extra: $(VENV)/.with-test $(VENV)/.with-test-extra ## the optional tests: PyTorch, JAX, peers, installing
+test-extra: $(VENV)/.with-test $(VENV)/.with-test-extra ## the optional tests: PyTorch, JAX, installing, peers that are installed
 	$(BIN)/python -m pytest -m "($(OPTIONAL)) and not network and not browser"
 
 test-browser: $(VENV)/.with-test ## browser example, gallery and report in headless Chromium (needs npm and chromium)

@@ -30,7 +30,7 @@ MORE: dict[str, dict[str, Any]] = {
     "no positions": {"position": "none"},
     "no positions, no class token": {"position": "none", "classifier": "gap"},
     "a rest at the border": {"image_size": (37, 50), "patch_size": 8},
-    "patches that are not square": {"patch_size": (8, 4)},
+    "patches that are not square": {"image_size": (37, 50), "patch_size": (8, 4)},
     "one block": {"num_layers": 1},
     "an epsilon that shows": {"norm_epsilon": 0.1, "classifier": "map", "pre_norm": True},
     "2-D positions, not square": {"position": "learned2d", "image_size": (16, 40), "num_registers": 1},
@@ -253,7 +253,8 @@ def test_options_that_are_wrong_are_named(kind: str) -> None:
 def test_operators_are_named_after_the_layers() -> None:
     graph = emit(built(), Options())
     names = {row.name.decode() for row in graph._tensors}
-    parts = ("norm1", *(f"attention/{part}" for part in ("query", "key", "value", "out")), "norm2", "mlp/dense1")
+    attention = (f"attention/{part}" for part in ("query", "key", "value", "out"))
+    parts = ("norm1", *attention, "norm2", "mlp/dense1", "mlp/dense2")
     assert names >= {"image", "embedding", "head", *(f"block_0/{part}" for part in parts)}
 
 

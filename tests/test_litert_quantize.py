@@ -23,7 +23,7 @@ pytest.importorskip("ai_edge_quantizer")
 STORAGES = {"float32": Float32(), "float16": Float16(), "int8": Int8()}
 # dB that each mode must keep on the digits, three below what it measured with so few images: calibration draws
 # and kernels of another machine move it by less than two.
-LEAST_SQNR = {"none": 100, "float16": 70, "dynamic": 38, "int8": 31, "int8-full": 28, "int16x8": 33, "int4": 29}
+LEAST_SQNR = {"none": 100, "float16": 70, "dynamic": 39, "int8": 34, "int8-full": 28, "int16x8": 33, "int4": 30}
 CALIBRATION = 64  # images
 
 
@@ -105,7 +105,7 @@ def test_full_integers_fit_hybrids_and_open_batches(tmp_path, variant):
     emit(model, Options(batch=None)).write(source)
     images = samples.images(model.config, 8)
     quantize(source, path, modes.mode("int8-full"), calibration=images)
-    assert sqnr(results(path, images), model.predict_on_batch(images)) > 20  # measured 27 and 35; a wrong scale: 0
+    assert sqnr(results(path, images), model.predict_on_batch(images)) > 20  # measured 29 and 35; a wrong scale: 0
 
 
 def test_a_file_that_takes_pixels_is_calibrated_with_pixels(tmp_path):

@@ -205,16 +205,13 @@ class Encoder:
     def _attention(self, x: Tensor, affine: Affine, layer: Any, relative: Any, name: str, queries: int) -> Tensor:
         """What the first tokens attend to, before the output projection: (batch, queries, hidden_size)."""
         ops, heads = self.ops, layer.num_heads
-        parts = {"query": folding.query(layer), "key": folding.dense(layer.key), "value": folding.dense(layer.value)}
-        parts = {part: dense.after(affine) for part, dense in parts.items()}
-        query = self.dense(self._first(x, queries, name), parts["query"], f"{name}/query")
+        keys, values = (folding.dense(part).after(affine) for part in (layer.key, layer.value))
+        query = self.dense(self._first(x, queries, name), folding.query(layer).after(affine), f"{name}/query")
         if relative is None and heads * queries < self.config.num_tokens:
-            return self._attention_of_few(query, x, parts["key"], parts["value"], heads, name)
+            return self._attention_of_few(query, x, keys, values, heads, name)
         query = self.heads_first(query, heads, f"{name}/query")
-        key, value = (
-            self.heads_first(self.dense(x, parts[part], f"{name}/{part}"), heads, f"{name}/{part}")
-            for part in ("key", "value")
-        )
+        key = self.heads_first(self.dense(x, keys, f"{name}/key"), heads, f"{name}/key")
+        value = self.heads_first(self.dense(x, values, f"{name}/value"), heads, f"{name}/value")
         scores = ops.matmul(query, key, f"{name}/scores", transpose_b=True)
         if relative is not None:
             scores = ops.add(scores, self._relative_scores(query, relative, name), f"{name}/all_scores")
