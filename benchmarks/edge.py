@@ -73,8 +73,8 @@ def prepare(name: str, folder: Path) -> None:
     import warnings
 
     import keras_vit
-    from keras_vit.export import samples
-    from keras_vit.train.planner import plan
+    from keras_vit.export.check import samples
+    from keras_vit.train.measure.planner import plan
 
     model = seeded(name)
     hybrid = model.config.resnet is not None
@@ -110,7 +110,7 @@ def export_converter(folder: Path, mode: str, target: Path) -> dict[str, Any]:
     from edge_peers import to_tflite
 
     from keras_vit import converters
-    from keras_vit.layers import resnet
+    from keras_vit.model.layers import resnet
 
     resnet.GroupNormalization = functools.partial(keras.layers.GroupNormalization, resnet.GROUPS)  # type: ignore
     model = converters.load(folder / "timm")

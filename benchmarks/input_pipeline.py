@@ -29,9 +29,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit.config import Preprocessing
-from keras_vit.train import pipeline, recipe
-from keras_vit.train.sources import Order, Split, open_data
+from keras_vit.model.config import Preprocessing
+from keras_vit.train import recipe
+from keras_vit.train.data import pipeline
+from keras_vit.train.data.sources import Order, Split, open_data
 
 SIZE = (224, 224)
 CLASSES = 10

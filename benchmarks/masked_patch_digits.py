@@ -24,8 +24,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import ViTConfig, digits, train
-from keras_vit.model import VisionTransformer
-from keras_vit.train.masked_patch import colour_classes
+from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.train.step.masked_patch import colour_classes
 
 # The size of the model that comes with the package.
 CONFIG = ViTConfig(image_size=32, patch_size=4, hidden_size=64, mlp_dim=128, num_heads=4, num_layers=4, num_classes=0)

@@ -32,11 +32,11 @@ def measure(name: str, batch_size: int, changes: dict[str, Any]) -> None:
     """Takes a step of AdamW in this process, which does nothing else, and prints the peak of its memory."""
     import tensorflow as tf
 
-    from keras_vit.config import ViTConfig
-    from keras_vit.model import VisionTransformer
-    from keras_vit.train import distribute
-    from keras_vit.train.recipe_fields import Recipe
-    from keras_vit.train.session import Session
+    from keras_vit.model.config import ViTConfig
+    from keras_vit.model.vision_transformer import VisionTransformer
+    from keras_vit.train._recipe import Recipe
+    from keras_vit.train.loop.session import Session
+    from keras_vit.train.step import distribute
 
     changes = {"xla": False} | changes
     recipe = Recipe(
@@ -66,7 +66,7 @@ def measured(name: str, batch_size: int, changes: dict[str, Any]) -> int:
 
 def planned(name: str, batch_size: int, changes: dict[str, Any]) -> int:
     """Bytes of the plan of the same step."""
-    from keras_vit.train.planner import plan
+    from keras_vit.train.measure.planner import plan
 
     of_the_plan = {field: value for field, value in changes.items() if field != "xla"}
     return plan(name, batch_size=batch_size, **of_the_plan).total

@@ -62,11 +62,11 @@ def ours(**changes: Any) -> tuple[Step, int]:
     batches = keras_batches()
     import tensorflow as tf
 
-    from keras_vit.config import ViTConfig
-    from keras_vit.model import VisionTransformer
-    from keras_vit.train import distribute
-    from keras_vit.train.recipe_fields import Recipe
-    from keras_vit.train.session import Session
+    from keras_vit.model.config import ViTConfig
+    from keras_vit.model.vision_transformer import VisionTransformer
+    from keras_vit.train._recipe import Recipe
+    from keras_vit.train.loop.session import Session
+    from keras_vit.train.step import distribute
 
     rates: dict[str, Any] = {"learning_rate": RATE, "weight_decay": DECAY, "clip_norm": CLIP, "schedule": "constant"}
     recipe = Recipe(name="benchmark", steps=1000, batch_size=BATCH, optimizer="adamw", **rates | changes)
@@ -84,8 +84,8 @@ def fit(jit_compile: Any = "auto", dtype: str = "float32") -> tuple[Step, int]:
     batches = keras_batches()
     import keras
 
-    from keras_vit.config import ViTConfig
-    from keras_vit.model import VisionTransformer
+    from keras_vit.model.config import ViTConfig
+    from keras_vit.model.vision_transformer import VisionTransformer
 
     model = VisionTransformer(ViTConfig.from_name(MODEL), dtype=dtype)
     optimizer = keras.optimizers.AdamW(RATE, weight_decay=DECAY, epsilon=1e-8, global_clipnorm=CLIP)

@@ -5,23 +5,21 @@ Everything public is imported on first use, so that `import keras_vit` itself co
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from keras_vit._util import lazy
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from keras_vit import converters, export, position, train, visualize, zoo
-    from keras_vit.config import Preprocessing, ResNetConfig, ViTConfig
-    from keras_vit.model import VisionTransformer
+    from keras_vit import converters, errors, export, position, train, visualize, zoo
+    from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig
+    from keras_vit.model.vision_transformer import VisionTransformer
 
 _HOMES = {
-    "ViTConfig": "keras_vit.config",
-    "ResNetConfig": "keras_vit.config",
-    "Preprocessing": "keras_vit.config",
-    "VisionTransformer": "keras_vit.model",
+    **dict.fromkeys(("Preprocessing", "ResNetConfig", "ViTConfig", "VisionTransformer"), "model"),
+    **dict.fromkeys(("converters", "errors", "export", "position", "train", "visualize", "zoo"), None),
 }
-_MODULES = ("converters", "export", "position", "train", "visualize", "zoo")
 
 __all__ = [
     "Preprocessing",
@@ -30,6 +28,7 @@ __all__ = [
     "VisionTransformer",
     "__version__",
     "converters",
+    "errors",
     "export",
     "position",
     "train",
@@ -37,14 +36,4 @@ __all__ = [
     "zoo",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in _MODULES:
-        return importlib.import_module(f"keras_vit.{name}")
-    raise AttributeError(f"module 'keras_vit' has no attribute {name!r}; its names: {__all__}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy.names(__name__, _HOMES)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from keras_vit.checkpoints.table import Row, Table
-from keras_vit.checkpoints.tables import formats, load_table
+from keras_vit.converters.table import Row, Table
+from keras_vit.converters.tables import formats, load_table
 
 README = Path(__file__).parent.parent / "README.md"
 START, END = "<!-- features: written by tests/feature_table.py, checked by make test -->\n", "<!-- /features -->"

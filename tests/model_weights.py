@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.checkpoints.assign import weights
+from keras_vit.converters.assign import weights
 
 
 def values(model: Any) -> dict[str, np.ndarray]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from keras_vit.train.recipe_fields import Recipe
+from keras_vit.train._recipe import Recipe
 
 STEPS, WARMUP = 60, 7
 SHAPES = {

@@ -18,10 +18,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit.model import VisionTransformer
-from keras_vit.train import distribute
-from keras_vit.train.recipe_fields import Recipe
-from keras_vit.train.session import Session
+from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.train._recipe import Recipe
+from keras_vit.train.loop.session import Session
+from keras_vit.train.step import distribute
 from tiny_models import tiny
 
 STEPS = 24

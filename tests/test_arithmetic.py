@@ -10,16 +10,9 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import export, zoo
-from keras_vit.arithmetic import (
-    PRECISIONS,
-    count_parameters,
-    file_bytes,
-    forward_flops,
-    inference_memory,
-    parts,
-)
-from keras_vit.config import ViTConfig
-from keras_vit.model import VisionTransformer
+from keras_vit.model.config import ViTConfig
+from keras_vit.model.cost import PRECISIONS, count_parameters, file_bytes, forward_flops, inference_memory, parts
+from keras_vit.model.vision_transformer import VisionTransformer
 from tiny_models import VARIANTS, prepared, tiny
 
 MODES = {"float32": "none", "float16": "float16", "int8": "dynamic"}

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from keras_vit import preprocess
-from keras_vit.train import augment
+from keras_vit.model import preprocess
+from keras_vit.train.data import augment
 
 sklearn_datasets = pytest.importorskip("sklearn.datasets")
 stats = pytest.importorskip("scipy.stats")

@@ -16,7 +16,8 @@ import pytest
 import tensorflow as tf
 
 from headless_browser import Page, served
-from keras_vit import VisionTransformer, digits, export, preprocess, zoo
+from keras_vit import VisionTransformer, digits, export, zoo
+from keras_vit.model import preprocess
 
 pytestmark = pytest.mark.browser
 EXAMPLE = Path(__file__).parents[1] / "examples" / "browser"

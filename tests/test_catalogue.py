@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_vit import catalogue, content, zoo
-from keras_vit.cards import Accuracy, Weights, read_family
-from keras_vit.config import canonical_name
+from keras_vit import zoo
+from keras_vit._util import data_files
+from keras_vit.errors import UnknownModel
+from keras_vit.model.sizes import canonical_name
+from keras_vit.zoo import catalogue
+from keras_vit.zoo.cards import Accuracy, Weights, read_family
 
-EVERY_FILE = [weights for path in content.folder("zoo").glob("*.toml") for weights in read_family(path).weights]
+EVERY_FILE = [weights for path in data_files.folder("zoo").glob("*.toml") for weights in read_family(path).weights]
 
 # The README of google-research/vision_transformer recommends AugReg wherever there is such a file.
 RECOMMENDED = "augreg-imagenet21k+imagenet2012"
@@ -102,20 +105,20 @@ def test_any_spelling_finds_the_card(spelling: str, name: str) -> None:
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(name: str, nearest: str) -> None:
-    with pytest.raises(catalogue.UnknownModel, match="nearest are") as error:
+    with pytest.raises(UnknownModel, match="nearest are") as error:
         catalogue.card(name)
     assert repr(nearest) in str(error.value)
     assert repr(name) in str(error.value)
 
 
 def test_a_name_like_no_other_is_answered_with_all_of_them() -> None:
-    with pytest.raises(catalogue.UnknownModel) as error:
+    with pytest.raises(UnknownModel) as error:
         catalogue.card("qqqq")
     assert all(repr(name) in str(error.value) for name in DEFAULTS)
 
 
 def test_an_architecture_without_weights_is_told_apart_from_no_architecture() -> None:
-    with pytest.raises(catalogue.UnknownModel, match="ViT-g/14 has no published weights"):
+    with pytest.raises(UnknownModel, match="ViT-g/14 has no published weights"):
         catalogue.card("g/14")
 
 
@@ -289,6 +292,6 @@ def test_the_catalogue_starts_neither_keras_nor_tensorflow() -> None:
         "print({'keras', 'tensorflow', 'numpy'} & set(sys.modules))"
     )
     shown = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=content.PACKAGE.parent
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=data_files.PACKAGE.parent
     )
     assert shown.stdout.strip() == "set()"

@@ -17,8 +17,10 @@ from typer.testing import CliRunner
 
 import reference_cases as reference
 from command_line import fails, run
-from keras_vit import __version__, catalogue, content, converters
+from keras_vit import __version__, converters
+from keras_vit._util import data_files
 from keras_vit.cli import app
+from keras_vit.zoo import catalogue
 
 VERBS = (
     "list",
@@ -37,7 +39,7 @@ VERBS = (
     "demo",
 )
 TOKEN = reference.checkpoint("vit_token")
-DIGITS = content.folder("zoo") / "weights" / "digits.npz"
+DIGITS = data_files.folder("zoo") / "weights" / "digits.npz"
 
 
 def process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -232,7 +234,7 @@ def test_the_version_is_one_number() -> None:
 
 def test_a_table_of_ones_own_is_converted_from_and_facts_are_taken(tmp_path: Path) -> None:
     table = tmp_path / "mine.toml"
-    google = (content.folder("converters") / "checkpoints" / "google.toml").read_text()
+    google = (data_files.folder("converters") / "checkpoints" / "google.toml").read_text()
     table.write_text(google.replace('"embedding/kernel" = "embedding/kernel"', '"embedding/kernel" = "stem"'))
     mine, back = tmp_path / "mine.npz", tmp_path / "back.npz"
     run("convert", TOKEN, mine, "--to", table)

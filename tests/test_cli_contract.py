@@ -17,10 +17,12 @@ import typer
 from typer.testing import CliRunner
 
 from command_line import fails, run
-from keras_vit import catalogue, cli, content
+from keras_vit._util import data_files
+from keras_vit.cli import _app
+from keras_vit.zoo import catalogue
 from package_source import MODULES, TREES
 
-GROUP: Any = typer.main.get_command(cli.app)
+GROUP: Any = typer.main.get_command(_app.app)
 COMMANDS = sorted(GROUP.commands)
 OFFLINE = {"KERAS_VIT_OFFLINE": "1", "COLUMNS": "100"}
 
@@ -65,7 +67,7 @@ def test_every_command_explains_itself_and_each_of_its_options(command: str) -> 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_option_that_is_none_is_a_usage_error(command: str) -> None:
-    result = CliRunner().invoke(cli.app, [command, "--no-such-option"])
+    result = CliRunner().invoke(_app.app, [command, "--no-such-option"])
     assert result.exit_code == 2
     assert "No such option" in result.stderr
     assert result.stdout == ""
@@ -131,7 +133,7 @@ def process(
 ) -> subprocess.CompletedProcess[str]:
     """Commands in a process of its own, one after the other, with none of the tests' settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "KERAS_"))}
-    environment = {**kept, **OFFLINE, "PYTHONPATH": str(content.PACKAGE.parent), **(given or {})}
+    environment = {**kept, **OFFLINE, "PYTHONPATH": str(data_files.PACKAGE.parent), **(given or {})}
     return subprocess.run(
         [sys.executable, "-c", PROGRAM.format(lines=list(lines))],
         capture_output=True,
@@ -180,7 +182,7 @@ def test_all_models_are_offered_in_well_under_a_second() -> None:
 
 # ---- variables
 
-PAGE = content.PACKAGE.parent / "docs" / "environment.md"
+PAGE = data_files.PACKAGE.parent / "docs" / "environment.md"
 VARIABLE = re.compile(r"(?:KERAS|HF|TF|TPU|CUDA)_[A-Z_]+")
 
 

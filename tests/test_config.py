@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_vit import layers as vit
 from keras_vit import position
-from keras_vit.config import POSITION_METHODS, Preprocessing, ResNetConfig, ViTConfig, check_fields
-from keras_vit.names import HYBRIDS, SIZES
+from keras_vit.model import layers as vit
+from keras_vit.model.config import POSITION_METHODS, Preprocessing, ResNetConfig, ViTConfig, check_fields
+from keras_vit.model.sizes import HYBRIDS, SIZES
 from tiny_models import TINY, VARIANTS, tiny
 
 CONFIGS = {

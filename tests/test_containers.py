@@ -14,13 +14,7 @@ import safetensors
 import safetensors.numpy
 
 from forgery import Member, archive, npy
-from keras_vit.checkpoints.containers import (
-    CheckpointError,
-    Header,
-    open_container,
-    write_npz,
-    write_safetensors,
-)
+from keras_vit.converters.containers import CheckpointError, Header, open_container, write_npz, write_safetensors
 
 BFLOAT16_CASE = Path(__file__).parent / "data" / "reference" / "bv_gap_bf16_scan" / "checkpoint.npz"
 

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from keras_vit import export
-from keras_vit.export import converter, inputs
-from keras_vit.export.anatomy import anatomy
+from keras_vit.errors import ConverterError
+from keras_vit.export import _converter
+from keras_vit.export.check import inputs
+from keras_vit.export.check.anatomy import anatomy
 from tiny_models import built, prepared
 
 
@@ -108,10 +110,10 @@ def test_a_model_that_cannot_be_converted_is_told_why(model: Any, said: str, tmp
 def test_a_converter_that_fails_is_one_error(
     script: str, timeout: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(converter, "_save", lambda *_: None)
-    monkeypatch.setattr(converter, "_CONVERT", script)
-    with pytest.raises(converter.ConverterError, match=said):
-        converter.convert(built(num_layers=1), tmp_path / "out.tflite", mode="none", timeout=timeout)
+    monkeypatch.setattr(_converter, "_save", lambda *_: None)
+    monkeypatch.setattr(_converter, "_CONVERT", script)
+    with pytest.raises(ConverterError, match=said):
+        _converter.convert(built(num_layers=1), tmp_path / "out.tflite", mode="none", timeout=timeout)
     assert not list(tmp_path.iterdir())
 
 
@@ -119,7 +121,7 @@ def test_an_interrupt_ends_the_converter_and_leaves_nothing(tmp_path: Path, monk
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(converter, "_save", lambda *_: None)
+    monkeypatch.setattr(_converter, "_save", lambda *_: None)
     monkeypatch.setattr(subprocess, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         export.tflite(built(num_layers=1), tmp_path / "out.tflite", quantize="none", route="converter")

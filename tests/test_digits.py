@@ -8,8 +8,9 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit import catalogue, converters, digits
-from keras_vit.model import VisionTransformer
+from keras_vit import converters, digits
+from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.zoo import catalogue
 
 CARD = catalogue.find("ViT-digits")
 SCRIPT = Path(__file__).parents[1] / "examples" / "train_digits.py"

@@ -16,8 +16,9 @@ import typer
 
 import doc_blocks
 import recipe_table
-from keras_vit import cli, cli_options, train
-from keras_vit.train.session import Session
+from keras_vit import train
+from keras_vit.cli import _app, options
+from keras_vit.train.loop.session import Session
 from tiny_models import built
 
 ROOT = doc_blocks.ROOT
@@ -59,7 +60,7 @@ def test_blocks_that_need_something_are_python_too(page: str) -> None:
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_commands_of_a_page_are_commands(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # where zoo/recipes/finetune.toml is
-    known: Any = typer.main.get_command(cli.app)
+    known: Any = typer.main.get_command(_app.app)
     for name, *rest in doc_blocks.commands(page.read_text(encoding="utf-8")):
         if name.startswith("-"):
             known.make_context("keras-vit", [name, *rest], resilient_parsing=True)
@@ -67,12 +68,12 @@ def test_the_commands_of_a_page_are_commands(page: Path, monkeypatch: pytest.Mon
         assert name in known.commands, name
         context = known.commands[name].make_context(name, rest)  # reads the arguments, and does nothing
         if name == "train":
-            train.recipe(context.params["recipe"], **cli_options.facts(context.params["changes"] or [], "--set"))
+            train.recipe(context.params["recipe"], **options.facts(context.params["changes"] or [], "--set"))
 
 
 def test_the_guides_show_the_commands() -> None:
     shown = {name for page in PAGES.values() for name, *_ in doc_blocks.commands(page)}
-    known: Any = typer.main.get_command(cli.app)
+    known: Any = typer.main.get_command(_app.app)
     assert known.commands.keys() - {"demo"} <= shown
 
 

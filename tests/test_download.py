@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostile_server import GOOD, HostileServer, Served, npz, sha256
-from keras_vit import download, integrity
-from keras_vit.download import DownloadError, fetch
+from keras_vit._util import download, integrity
+from keras_vit._util.download import fetch
+from keras_vit.errors import DownloadError
 
 pytest_plugins = ["download_fixtures"]
 pytestmark = pytest.mark.usefixtures("cache")

@@ -15,9 +15,9 @@ import tensorflow as tf
 from sklearn.metrics import log_loss, top_k_accuracy_score
 
 from keras_vit import digits, zoo
-from keras_vit.config import Preprocessing
-from keras_vit.model import VisionTransformer
-from keras_vit.train.evaluation import SUMS, Evaluation, evaluate, summary, sums
+from keras_vit.model.config import Preprocessing
+from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.train.measure.evaluation import SUMS, Evaluation, evaluate, summary, sums
 from tiny_models import built
 
 CLASSES = 7
@@ -151,7 +151,7 @@ def test_sums_of_parts_are_the_sum_of_the_whole() -> None:
 
 def test_evaluating_twice_compiles_once_and_keeps_no_model_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     traced = []
-    monkeypatch.setattr("keras_vit.train.evaluation.sums", lambda *given: traced.append(1) or sums(*given))
+    monkeypatch.setattr("keras_vit.train.measure.evaluation.sums", lambda *given: traced.append(1) or sums(*given))
     model = built(num_classes=10)
     first, second = (evaluate(model, "digits", batch_size=90) for _ in range(2))
     assert (first.top1, first.loss) == (second.top1, second.loss) and len(traced) == 1

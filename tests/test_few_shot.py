@@ -11,8 +11,8 @@ import pytest
 from sklearn.linear_model import Ridge
 
 from keras_vit import digits, zoo
-from keras_vit.model import VisionTransformer
-from keras_vit.train.few_shots import BIAS, LEAST_DEVIATION, draw, few_shot, least_squares
+from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.train.measure.few_shots import BIAS, LEAST_DEVIATION, draw, few_shot, least_squares
 from tiny_models import built
 
 L2 = 2.0**10

@@ -15,8 +15,8 @@ import reference_cases as reference
 from forgery import npz
 from format_cases import at, computed, load, path_of, sizes
 from keras_vit import converters, position
-from keras_vit.checkpoints.containers import open_container
-from keras_vit.checkpoints.tables import load_table
+from keras_vit.converters.containers import open_container
+from keras_vit.converters.tables import load_table
 from model_weights import assert_same_bits, values
 from tiny_models import built
 

@@ -17,10 +17,11 @@ import pytest
 from command_line import run
 from headless_browser import Page, served
 from html_document import Document
-from keras_vit import gallery, zoo
-from keras_vit.gallery import formats, plot
-from keras_vit.gallery.document import COLUMNS, document
-from keras_vit.gallery.entries import Entry, entries
+from keras_vit import zoo
+from keras_vit.zoo import gallery
+from keras_vit.zoo.gallery import formats, plot
+from keras_vit.zoo.gallery.document import COLUMNS, document
+from keras_vit.zoo.gallery.entries import Entry, entries
 from test_format_matrix import FORMATS, MODELS, PROPERTIES
 from tiny_models import VARIANTS, tiny
 

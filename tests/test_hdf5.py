@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keras_vit.checkpoints.containers import CheckpointError, open_container
+from keras_vit.converters.containers import CheckpointError, open_container
 from little_memory import assert_all_refused
 
 TYPES = ["<f8", "<f4", "<f2", ">f4", "<i8", "<i4", ">i2", "i1", "<u8", "<u4", "<u2", "u1"]

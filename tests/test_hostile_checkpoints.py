@@ -19,9 +19,9 @@ from safetensors.numpy import save_file
 import reference_cases as reference
 from forgery import entry, npz, safetensors
 from keras_vit import converters
-from keras_vit.checkpoints.bound import least_weights
-from keras_vit.checkpoints.containers import open_container, write_npz
-from keras_vit.checkpoints.record import KEY
+from keras_vit.converters.bound import least_weights
+from keras_vit.converters.containers import open_container, write_npz
+from keras_vit.converters.record import KEY
 from model_weights import assert_same_bits, values
 from tiny_models import VARIANTS, built
 

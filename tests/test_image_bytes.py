@@ -15,9 +15,9 @@ import tensorflow as tf
 from PIL import Image
 
 import image_kinds
-from keras_vit import preprocess
-from keras_vit.config import Preprocessing, ViTConfig
-from keras_vit.export import image_bytes
+from keras_vit.export.server import image_bytes
+from keras_vit.model import preprocess
+from keras_vit.model.config import Preprocessing, ViTConfig
 from tiny_models import tiny
 
 FILES = tf.TensorSpec((None,), tf.string)

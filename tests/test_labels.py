@@ -2,9 +2,10 @@
 
 import pytest
 
-from keras_vit import content, labels
+from keras_vit._util import data_files
+from keras_vit.model import labels
 
-LISTS = sorted(path.stem for path in (content.folder("zoo") / "labels").glob("*.txt"))
+LISTS = sorted(path.stem for path in (data_files.folder("zoo") / "labels").glob("*.txt"))
 
 
 @pytest.mark.parametrize(

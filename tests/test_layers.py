@@ -11,11 +11,11 @@ import pytest
 import scipy.special
 import tensorflow as tf
 
-from keras_vit import layers as vit
 from keras_vit import position
-from keras_vit.config import ACTIVATIONS, ViTConfig
-from keras_vit.layers.activations import activation
-from keras_vit.model import VisionTransformer
+from keras_vit.model import layers as vit
+from keras_vit.model.config import ACTIVATIONS, ViTConfig
+from keras_vit.model.layers.activations import activation
+from keras_vit.model.vision_transformer import VisionTransformer
 
 # float32 holds 6e-8 of a value; sums of some hundred products of size 1 stay far below this.
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

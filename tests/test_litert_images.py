@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit.config import Preprocessing, ViTConfig, pair
-from keras_vit.config_parts import INTERPOLATIONS
+from keras_vit._util.checks import pair
 from keras_vit.export.litert import images
 from keras_vit.export.litert.builder import Builder, Tensor
 from keras_vit.export.litert.operators import Operators
-from keras_vit.preprocess import prepare
+from keras_vit.model.config import INTERPOLATIONS, Preprocessing, ViTConfig
+from keras_vit.model.preprocess import prepare
 from litert_graph import options, run, written
 from tiny_models import prepared, tiny
 

@@ -11,9 +11,9 @@ import flatbuffers
 import numpy as np
 import pytest
 
-from keras_vit.config import Preprocessing
 from keras_vit.export.litert import metadata
 from keras_vit.export.litert.builder import Builder
+from keras_vit.model.config import Preprocessing
 
 IMAGENET = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 LABELS = ["zero", "one", "tench, Tinca tinca"]

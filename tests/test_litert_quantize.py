@@ -7,14 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_vit import content, digits, zoo
-from keras_vit.export import modes, samples
+from keras_vit import digits, zoo
+from keras_vit._util import data_files
+from keras_vit.export.check import samples
 from keras_vit.export.litert.builder import schema
 from keras_vit.export.litert.emit import Options, emit
-from keras_vit.export.litert.gptq import gptq
-from keras_vit.export.litert.quantize import quantize, smooth
 from keras_vit.export.litert.storage import Float16, Float32, Int8
-from keras_vit.export.modes import Mode, Rule, Smoothing
+from keras_vit.export.quantization import modes
+from keras_vit.export.quantization.gptq import gptq
+from keras_vit.export.quantization.modes import Mode, Rule, Smoothing
+from keras_vit.export.quantization.quantize import quantize, smooth
 from litert_graph import interpreter
 from tiny_models import built
 
@@ -63,7 +65,7 @@ def unpacked(path: Path):
 
 
 def test_the_manuals_mode_works(tiny_file, tmp_path):
-    manual = (content.folder("converters") / "README.md").read_text(encoding="utf-8")
+    manual = (data_files.folder("converters") / "README.md").read_text(encoding="utf-8")
     [table] = [block for block in re.findall(r"```toml\n(.*?)```", manual, re.DOTALL) if "[[rules]]" in block]
     (tmp_path / "mine.toml").write_text(table, encoding="utf-8")
     source, images = tiny_file
@@ -126,10 +128,10 @@ def test_weights_lie_inside_of_the_file_aligned_and_old_readers_find_the_operato
     quantize(source, path, modes.mode(name), calibration=calibration[:2])
     model = unpacked(path)
     assert not any(buffer.offset for buffer in model.buffers)
-    content = path.read_bytes()
+    data_files = path.read_bytes()
     for buffer in model.buffers:
         if buffer.data is not None and len(buffer.data) > 1000:
-            assert content.index(buffer.data.tobytes()) % 16 == 0
+            assert data_files.index(buffer.data.tobytes()) % 16 == 0
     assert all(code.deprecatedBuiltinCode == min(code.builtinCode, 127) for code in model.operatorCodes)
 
 
@@ -166,7 +168,7 @@ def textbook(kernel: np.ndarray, squares: np.ndarray, bits: int) -> np.ndarray:
 
 
 def test_gptq_is_the_papers_across_blocks_of_columns(monkeypatch):
-    monkeypatch.setattr("keras_vit.export.litert.gptq.COLUMNS", 8)
+    monkeypatch.setattr("keras_vit.export.quantization.gptq.COLUMNS", 8)
     random = np.random.default_rng(0)
     inputs = random.normal(size=(100, 20)) @ random.normal(size=(20, 20))
     kernel = random.normal(size=(50, 20)).astype(np.float32)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from keras_vit import VisionTransformer, converters
-from keras_vit.config import Preprocessing
 from keras_vit.export.litert import images
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.stem import normalized, standardized, stem
 from keras_vit.export.litert.storage import FLOAT32, Int8, Storage
-from keras_vit.layers.resnet import GroupNormalization, StandardizedConv2D
+from keras_vit.model.config import Preprocessing
+from keras_vit.model.layers.resnet import GroupNormalization, StandardizedConv2D
 from litert_graph import options, run, written
 from reference_cases import checkpoint, distance, expected, tolerance
 from tiny_models import built, prepared

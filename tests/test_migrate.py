@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 import doc_blocks
 from keras_vit import converters
-from keras_vit.model import VisionTransformer
+from keras_vit.model.vision_transformer import VisionTransformer
 from model_weights import assert_same_bits, values
 from tiny_models import built
 

@@ -14,9 +14,9 @@ import pytest
 import scipy.special
 import tensorflow as tf
 
-from keras_vit import layers as vit
 from keras_vit import position
-from keras_vit.model import VisionTransformer
+from keras_vit.model import layers as vit
+from keras_vit.model.vision_transformer import VisionTransformer
 from tiny_models import VARIANTS, built, prepared, randomised, tiny
 
 

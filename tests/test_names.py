@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_vit.names import HYBRIDS, SIZES, architecture, canonical_name
+from keras_vit.model.sizes import HYBRIDS, SIZES, architecture, canonical_name
 
 PURE = [f"ViT-{size}/{patch}" for size in SIZES for patch in (8, 14, 16, 32)]
 SPELLINGS = {

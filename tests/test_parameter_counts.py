@@ -4,10 +4,10 @@ import functools
 
 import pytest
 
-from keras_vit import layers as vit
-from keras_vit.config import ViTConfig
-from keras_vit.model import VisionTransformer
-from keras_vit.names import SIZES
+from keras_vit.model import layers as vit
+from keras_vit.model.config import ViTConfig
+from keras_vit.model.sizes import SIZES
+from keras_vit.model.vision_transformer import VisionTransformer
 
 # name: with 1000 classes at 224 pixels, without the head, with 1000 classes at 384 pixels
 OFFICIAL = {

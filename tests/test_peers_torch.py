@@ -19,10 +19,10 @@ import pytest
 import peer_cases as cases
 import torch_peers as peers
 from keras_vit import converters
-from keras_vit.checkpoints.base import Header
-from keras_vit.checkpoints.config_json import facts
-from keras_vit.checkpoints.errors import CheckpointError
-from keras_vit.checkpoints.tables import load_table
+from keras_vit.converters.config_json import facts
+from keras_vit.converters.containers.base import Header
+from keras_vit.converters.tables import load_table
+from keras_vit.errors import CheckpointError
 from peer_cases import TOLERANCE
 from reference_cases import distance
 from tiny_models import built, prepared

@@ -11,11 +11,11 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from keras_vit import preprocess
-from keras_vit.config import Preprocessing
-from keras_vit.train import pipeline
-from keras_vit.train.order import Order
-from keras_vit.train.split import RandomAccess, Split
+from keras_vit.model import preprocess
+from keras_vit.model.config import Preprocessing
+from keras_vit.train.data import pipeline
+from keras_vit.train.data.order import Order
+from keras_vit.train.data.split import RandomAccess, Split
 
 SIZE = (16, 24)
 OTHER = Preprocessing(

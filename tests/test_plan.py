@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from keras_vit.arithmetic import count_parameters
-from keras_vit.config import ViTConfig
-from keras_vit.layers import randomness
-from keras_vit.model import VisionTransformer
-from keras_vit.train.planner import PARTS, plan
+from keras_vit.model.config import ViTConfig
+from keras_vit.model.cost import count_parameters
+from keras_vit.model.layers import randomness
+from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.train.measure.planner import PARTS, plan
 from test_parameter_counts import GSAM, OFFICIAL
 from tiny_models import VARIANTS, prepared, tiny
 

@@ -11,11 +11,11 @@ import pytest
 import scipy.special
 import tensorflow as tf
 
-from keras_vit import layers as vit
 from keras_vit import position
-from keras_vit.layers.randomness import scope
-from keras_vit.layers.relative import RelativePosition, relative_scores
-from keras_vit.model import VisionTransformer
+from keras_vit.model import layers as vit
+from keras_vit.model.layers.randomness import scope
+from keras_vit.model.layers.relative import RelativePosition, relative_scores
+from keras_vit.model.vision_transformer import VisionTransformer
 from model_weights import values
 from tiny_models import VARIANTS, built, prepared, tiny
 

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from keras_vit.config import Preprocessing
-from keras_vit.preprocess import decode, in_graph, prepare
+from keras_vit.model.config import Preprocessing
+from keras_vit.model.preprocess import decode, in_graph, prepare
 
 sklearn_datasets = pytest.importorskip("sklearn.datasets")
 PHOTOS = sorted(Path(sklearn_datasets.__file__).parent.glob("images/*.jpg"))

@@ -18,7 +18,7 @@ import yaml
 
 import keras_vit
 import readme_lines
-from keras_vit import catalogue
+from keras_vit.zoo import catalogue
 
 ROOT = Path(__file__).parents[1]
 SETUP = configparser.ConfigParser()

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit import layers as vit
-from keras_vit.layers.randomness import scope
+from keras_vit.model import layers as vit
+from keras_vit.model.layers.randomness import scope
 from tiny_models import built, prepared
 
 SEED, OTHER = tf.constant([3, 4]), tf.constant([3, 5])

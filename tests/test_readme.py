@@ -12,7 +12,7 @@ import pytest
 import doc_blocks
 import feature_table
 from keras_vit import converters
-from keras_vit.checkpoints.tables import load_table
+from keras_vit.converters.tables import load_table
 from model_weights import assert_same_bits, values
 from tiny_models import VARIANTS, built
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keras_vit import ViTConfig, content
-from keras_vit.train.recipe_file import Recipe, recipe, recipes
+from keras_vit import ViTConfig
+from keras_vit._util import data_files
+from keras_vit.train._recipe_file import Recipe, recipe, recipes
 
 SMALL = {"name": "mine", "steps": 10, "batch_size": 8, "optimizer": "sgd", "learning_rate": 0.1}
 TABLE = 'source = "here"\nsteps = 10\nbatch_size = 8\noptimizer = "sgd"\nlearning_rate = 0.1\n'
@@ -239,7 +240,7 @@ def test_a_file_of_ones_own(written):
 
 
 def test_the_path_of_a_recipe_of_the_zoo():
-    assert recipe(content.folder("zoo") / "recipes" / "finetune.toml") == recipe("finetune")
+    assert recipe(data_files.folder("zoo") / "recipes" / "finetune.toml") == recipe("finetune")
 
 
 def test_a_file_extends_a_recipe_of_the_zoo(written):

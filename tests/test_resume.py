@@ -13,7 +13,7 @@ import pytest
 
 import killed_runs
 from keras_vit import train
-from keras_vit.checkpoints.errors import CheckpointError
+from keras_vit.errors import CheckpointError
 from tiny_models import tiny
 
 

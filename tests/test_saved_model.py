@@ -19,7 +19,7 @@ from PIL import Image
 
 import image_kinds
 from keras_vit import VisionTransformer, export
-from keras_vit.export import signatures, warmup
+from keras_vit.export.server import signatures, warmup
 from tiny_models import VARIANTS, built, prepared
 
 TESTS = Path(__file__).parent
@@ -62,7 +62,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[VisionTransformer, 
 
 @pytest.mark.parametrize("kind", VARIANTS)
 def test_the_served_graph_computes_the_model(kind: str) -> None:
-    from keras_vit.export import inference
+    from keras_vit.export.server import inference
 
     model = built(**VARIANTS[kind])
     images = prepared(model.config, batch=3)

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit.checkpoints.errors import CheckpointError
-from keras_vit.train import manifest, storage
-from keras_vit.train.saves import Saves, exclusive
+from keras_vit.errors import CheckpointError
+from keras_vit.train.loop import manifest, storage
+from keras_vit.train.loop.saves import Saves, exclusive
 
 FACTS: dict[str, dict[str, Any]] = {
     "recipe": {"learning_rate": 0.03, "keep": 3, "config": {"dropout_rate": 0.1}},

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from keras_vit import Preprocessing, converters
-from keras_vit.checkpoints.errors import CheckpointError
+from keras_vit.errors import CheckpointError
 from model_weights import assert_same_bits, values
 from tiny_models import built, tiny
 

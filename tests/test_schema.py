@@ -1,6 +1,6 @@
 import pytest
 
-from keras_vit.schema import NUMBER, misfits
+from keras_vit._util.schema import NUMBER, misfits
 
 SCHEMA = {"name": str, "size?": NUMBER, "exact?": bool, "tags?": [str], "rows?": {"*": {"file": str}}}
 

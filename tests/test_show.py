@@ -10,9 +10,12 @@ from xml.etree import ElementTree
 import pytest
 
 from command_line import run
-from keras_vit import catalogue, cli_show, html_table, train, zoo
-from keras_vit.export.report import Report
-from keras_vit.train.evaluation import Evaluation
+from keras_vit import train, zoo
+from keras_vit._util import html_table
+from keras_vit.cli import show
+from keras_vit.export.check.report import Report
+from keras_vit.train.measure.evaluation import Evaluation
+from keras_vit.zoo import catalogue
 from test_parameter_counts import OFFICIAL
 
 KITTI = "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0--kitti-steps_20k-lr_0.03-res_384"
@@ -59,7 +62,7 @@ def test_a_summary_is_of_the_default_weights_and_followed_by_the_card() -> None:
 def test_a_summary_fits_a_terminal(name: str) -> None:
     card = catalogue.card(name)
     weights = card.weights[card.default]
-    lines = list(cli_show.lines(weights, weights.whole_config()))
+    lines = list(show.lines(weights, weights.whole_config()))
     assert max(map(len, lines)) <= 100
     assert not [line for line in lines if line != line.rstrip()]
 

@@ -16,10 +16,10 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from keras_vit import digits
-from keras_vit.train import image_check, sources, tfds_source
-from keras_vit.train.order import Order, positions
-from keras_vit.train.records import Sequential
-from keras_vit.train.split import RandomAccess, Split, decodes
+from keras_vit.train.data import image_check, sources, tfds_source
+from keras_vit.train.data.order import Order, positions
+from keras_vit.train.data.records import Sequential
+from keras_vit.train.data.split import RandomAccess, Split, decodes
 
 COUNT = 37  # examples of the prepared sets: no multiple of a batch
 PHOTOS = [Image.fromarray(photo).resize((40, 30)) for photo in load_sample_images().images]

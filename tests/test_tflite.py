@@ -11,12 +11,13 @@ import pytest
 
 from keras_vit import VisionTransformer, export, zoo
 from keras_vit import digits as digits_data
-from keras_vit.config import Preprocessing
-from keras_vit.export import anatomy, modes, samples
+from keras_vit.export.check import anatomy, samples
 from keras_vit.export.litert import metadata
+from keras_vit.export.quantization import modes
+from keras_vit.model.config import Preprocessing
 from tiny_models import VARIANTS, built, prepared
 
-TFLITE = importlib.import_module("keras_vit.export.tflite")  # the package's function has the module's name
+TFLITE = importlib.import_module("keras_vit.export._tflite")
 # Largest error of a logit over the largest logit. float32: another order of additions, measured 1e-7 to 2e-6, a
 # hundredfold below what the wrong activation costs (2e-4). float16: weights keep 11 bits, 2.4e-4 of each, and errors
 # of many weights partly cancel. dynamic: weights keep 8 bits (4e-3 of a channel's largest) and so do activations.

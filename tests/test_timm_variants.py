@@ -12,9 +12,9 @@ import pytest
 
 import peer_cases as cases
 from keras_vit import converters
-from keras_vit.checkpoints.config_json import facts
-from keras_vit.checkpoints.errors import CheckpointError
-from keras_vit.checkpoints.tables import load_table
+from keras_vit.converters.config_json import facts
+from keras_vit.converters.tables import load_table
+from keras_vit.errors import CheckpointError
 from model_weights import assert_same_bits, values
 from reference_cases import arrays, distance
 from tiny_models import built, prepared

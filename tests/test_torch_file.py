@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from keras_vit import converters
-from keras_vit.checkpoints.containers import CheckpointError, open_container
+from keras_vit.converters.containers import CheckpointError, open_container
 from model_weights import assert_same_bits, values
 from tiny_models import built
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit.train import storage
-from keras_vit.train.logs import Log, plot
-from keras_vit.train.stop import Stop
+from keras_vit.train.loop import storage
+from keras_vit.train.loop.logs import Log, plot
+from keras_vit.train.loop.stop import Stop
 
 
 def lines(folder: Path) -> list[dict[str, object]]:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from hostile_server import GOOD, HostileServer, Served, npz, safetensors_file, sha256
-from keras_vit import transfer
-from keras_vit.download import DownloadError, fetch
+from keras_vit._util import transfer
+from keras_vit._util.download import fetch
+from keras_vit.errors import DownloadError
 
 pytest_plugins = ["download_fixtures"]
 pytestmark = pytest.mark.usefixtures("cache")

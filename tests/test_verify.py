@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 
 from keras_vit import export
-from keras_vit.config import Preprocessing
-from keras_vit.export import anatomy, inputs, samples
+from keras_vit.export.check import anatomy, inputs, samples
+from keras_vit.export.check.report import Watch, resident
 from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.operators import Operators
-from keras_vit.export.report import Watch, resident
+from keras_vit.model.config import Preprocessing
 from tiny_models import built, prepared, tiny
 
-VERIFY = importlib.import_module("keras_vit.export.verify")  # the package's function has the module's name
+VERIFY = importlib.import_module("keras_vit.export.check.verify")
 KERNEL = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
 
 
@@ -119,7 +119,7 @@ def test_a_report_reads_as_sentences() -> None:
 
 def test_time_and_the_most_memory_of_a_block_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = itertools.chain([100, 400], itertools.repeat(250))  # at the start, once in between, from then on
-    monkeypatch.setattr("keras_vit.export.report.resident", lambda: next(looks))
+    monkeypatch.setattr("keras_vit.export.check.report.resident", lambda: next(looks))
     with Watch() as watch:
         time.sleep(0.05)
     assert watch.seconds >= 0.05
@@ -127,7 +127,7 @@ def test_time_and_the_most_memory_of_a_block_are_watched(monkeypatch: pytest.Mon
 
 
 def test_memory_is_unknown_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keras_vit.export.report.resident", lambda: None)
+    monkeypatch.setattr("keras_vit.export.check.report.resident", lambda: None)
     with Watch() as watch:
         pass
     assert watch.peak_bytes is None
@@ -282,7 +282,7 @@ def test_a_folder_that_cannot_be_run_says_why(tmp_path: Path, linear: keras.Mode
 
 
 def test_image_files_are_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from keras_vit.export import image_bytes
+    from keras_vit.export.server import image_bytes
 
     model = built(num_layers=1)
     export.saved_model(model, tmp_path / "1", warmup=())

@@ -14,8 +14,8 @@ import pytest
 
 from format_cases import at, load
 from keras_vit import visualize
-from keras_vit.model import VisionTransformer
-from keras_vit.visualize import attention, models, tokens
+from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.visualize import _models, attention, tokens
 from numpy_vit import NumpyViT, Run
 from package_source import imported_packages
 from reference_cases import distance
@@ -356,9 +356,9 @@ def test_images_one_by_one_give_what_all_at_once_give(name: str, monkeypatch: py
     model = built(**VARIANTS[name])
     images = prepared(model.config, batch=3)
     want = all_arrays(model, images)
-    assert len(models.in_parts(model.config, images)) == 1
-    monkeypatch.setattr(models, "AT_ONCE", 1)
-    assert [len(part) for part in models.in_parts(model.config, images)] == [1, 1, 1]
+    assert len(_models.in_parts(model.config, images)) == 1
+    monkeypatch.setattr(_models, "AT_ONCE", 1)
+    assert [len(part) for part in _models.in_parts(model.config, images)] == [1, 1, 1]
     for array, got in all_arrays(model, images).items():
         np.testing.assert_allclose(got, want[array], rtol=1e-5, atol=1e-6, err_msg=array)  # float32's noise
 
@@ -395,7 +395,7 @@ class Subclassed(keras.Model):
 
 def test_the_one_vision_transformer_of_a_subclassed_model_is_found() -> None:
     model = VisionTransformer(tiny())
-    assert models.vision_transformer(Subclassed([keras.layers.Dense(2), model, model])) is model
+    assert _models.vision_transformer(Subclassed([keras.layers.Dense(2), model, model])) is model
 
 
 @pytest.mark.parametrize(

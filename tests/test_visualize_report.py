@@ -22,12 +22,14 @@ from typer.testing import CliRunner
 
 from headless_browser import Page
 from html_document import Document
-from keras_vit import cli_visualize, digits, page, zoo
+from keras_vit import digits, zoo
+from keras_vit._util import page
+from keras_vit.cli import visualize
 from keras_vit.export import Report
-from keras_vit.model import VisionTransformer
-from keras_vit.visualize import figures, html_report
-from keras_vit.visualize.html_report import report
-from keras_vit.visualize.inside import unprepared
+from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.visualize.html import figures
+from keras_vit.visualize.html.inside import unprepared
+from keras_vit.visualize.html.report import report
 from tiny_models import VARIANTS, built
 
 HOSTILE = '<script>alert("1")</script>'
@@ -336,7 +338,7 @@ def test_a_file_is_replaced_only_when_the_new_one_is_complete(
     target = tmp_path / "report.html"
     target.write_text("old")
     with monkeypatch.context() as broken, pytest.raises(RuntimeError):
-        broken.setattr(html_report, "page", Broken())
+        broken.setattr(report, "page", Broken())
         report(small, pictures(), target)
     assert target.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
     assert report(small, pictures(), str(target)) == target
@@ -471,7 +473,7 @@ def test_a_patch_is_as_dense_as_it_is_above_the_average() -> None:
 
 def run(*arguments: object) -> str:
     app = typer.Typer()
-    app.command()(cli_visualize.visualize)
+    app.command()(visualize.visualize)
     result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout

@@ -13,9 +13,11 @@ import pytest
 
 import forgery
 import reference_cases as reference
-from keras_vit import VisionTransformer, ViTConfig, content, converters, zoo
-from keras_vit.cards import CardError, read_family
-from keras_vit.checkpoints import assign
+from keras_vit import VisionTransformer, ViTConfig, converters, zoo
+from keras_vit._util import data_files
+from keras_vit.converters import assign
+from keras_vit.errors import CardError
+from keras_vit.zoo.cards import read_family
 
 TOKEN = reference.checkpoint("vit_token")
 Q = "Transformer/encoderblock_1/MultiHeadDotProductAttention_1/query/kernel"
@@ -368,7 +370,7 @@ def test_a_fact_that_is_none_is_refused_with_the_nearest() -> None:
     ],
 )
 def test_a_table_with_a_typo_is_refused_where_it_stands(tmp_path: Path, right: str, wrong: str, said: str) -> None:
-    text = (content.folder("converters") / "checkpoints" / "google.toml").read_text(encoding="utf-8")
+    text = (data_files.folder("converters") / "checkpoints" / "google.toml").read_text(encoding="utf-8")
     assert right in text
     (tmp_path / "mine.toml").write_text(text.replace(right, wrong, 1))
     with pytest.raises(ValueError, match=said) as caught:
@@ -377,7 +379,7 @@ def test_a_table_with_a_typo_is_refused_where_it_stands(tmp_path: Path, right: s
 
 
 def test_a_card_with_a_typo_is_refused_where_it_stands(tmp_path: Path) -> None:
-    text = (content.folder("zoo") / "digits.toml").read_text(encoding="utf-8")
+    text = (data_files.folder("zoo") / "digits.toml").read_text(encoding="utf-8")
     for right, wrong in (
         ("hidden_size", "hiden_size"),
         ("licence", "license"),

@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from keras_vit import VisionTransformer, ViTConfig, catalogue, converters, layers, zoo
-from keras_vit.checkpoints.assign import weights as weights_of
-from keras_vit.download import DownloadError
+from keras_vit import VisionTransformer, ViTConfig, converters, zoo
+from keras_vit.converters.assign import weights as weights_of
+from keras_vit.errors import DownloadError
+from keras_vit.model import layers
+from keras_vit.zoo import catalogue
 from model_weights import assert_same_bits, values
 from tiny_models import built
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.config import ViTConfig
-from keras_vit.model import VisionTransformer
+from keras_vit.model.config import ViTConfig
+from keras_vit.model.vision_transformer import VisionTransformer
 
 TINY: dict[str, Any] = {
     "image_size": 32,

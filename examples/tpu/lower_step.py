@@ -27,9 +27,10 @@ import keras
 import tensorflow as tf
 
 from keras_vit import train, zoo
-from keras_vit.train import optimizer as update_rules
-from keras_vit.train import prepare, step
-from keras_vit.train.objective import classification
+from keras_vit.train.loop import prepare
+from keras_vit.train.step import optimizer as update_rules
+from keras_vit.train.step import step
+from keras_vit.train.step.objective import classification
 
 CLASSES = 1000
 # An operation's name stands behind its type and in front of its arguments: %x = bf16[64,768]{1,0} add(...)

@@ -7,29 +7,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from keras_vit import lazy
+from keras_vit._util import lazy
 
 if TYPE_CHECKING:
-    from keras_vit.train.distribute import strategy
-    from keras_vit.train.evaluation import Evaluation, evaluate
-    from keras_vit.train.few_shots import few_shot
-    from keras_vit.train.loop import Diverged, Result, run
-    from keras_vit.train.planner import Plan, plan
-    from keras_vit.train.recipe_file import Recipe, recipe, recipes
+    from keras_vit.errors import Diverged
+    from keras_vit.train._recipe_file import Recipe, recipe, recipes
+    from keras_vit.train.loop.result import Result
+    from keras_vit.train.loop.run import run
+    from keras_vit.train.measure.evaluation import Evaluation, evaluate
+    from keras_vit.train.measure.few_shots import few_shot
+    from keras_vit.train.measure.planner import Plan, plan
+    from keras_vit.train.step.distribute import strategy
 
 _HOMES = {
-    "Recipe": "recipe_fields",
-    "recipe": "recipe_file",
-    "recipes": "recipe_file",
-    "strategy": "distribute",
-    "run": "loop",
-    "Result": "loop",
-    "Diverged": "loop",
-    "evaluate": "evaluation",
-    "Evaluation": "evaluation",
-    "few_shot": "few_shots",
-    "plan": "planner",
-    "Plan": "planner",
+    "Recipe": "_recipe",
+    "recipe": "_recipe_file",
+    "recipes": "_recipe_file",
+    "strategy": "step.distribute",
+    "run": "loop.run",
+    "Result": "loop.run",
+    "Diverged": "loop.run",
+    "evaluate": "measure.evaluation",
+    "Evaluation": "measure.evaluation",
+    "few_shot": "measure.few_shots",
+    "plan": "measure.planner",
+    "Plan": "measure.planner",
 }
 
 __all__ = [

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from keras_vit import lazy
+from keras_vit._util import lazy
 
 if TYPE_CHECKING:
     from keras_vit.visualize.attention import attention_distance, attention_maps, attention_rollout, class_attention
-    from keras_vit.visualize.html_report import report
+    from keras_vit.visualize.html.report import report
     from keras_vit.visualize.tokens import effective_rank, logit_lens, token_norms
     from keras_vit.visualize.weights import embedding_filters, position_similarity
 
@@ -25,7 +25,7 @@ _HOMES = {
     "token_norms": "tokens",
     "effective_rank": "tokens",
     "logit_lens": "tokens",
-    "report": "html_report",
+    "report": "html.report",
 }
 
 __all__ = [

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_vit.config import ViTConfig
-from keras_vit.config_parts import is_count, one_of
-from keras_vit.model import VisionTransformer
-from keras_vit.visualize.models import float32, in_parts, pooled_rows, ready
+from keras_vit._util.checks import is_count, one_of
+from keras_vit.model.config import ViTConfig
+from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.visualize._models import float32, in_parts, pooled_rows, ready
 
 _FUSIONS: dict[str, Callable[..., Any]] = {"mean": np.mean, "max": np.max, "min": np.min}
 

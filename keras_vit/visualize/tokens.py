@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.model import VisionTransformer
-from keras_vit.visualize.models import float32, pooled_rows, ready
+from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.visualize._models import float32, pooled_rows, ready
 
 
 def token_norms(model: Any, images: Any) -> np.ndarray:

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit import layers as vit
-from keras_vit.config import ViTConfig
-from keras_vit.config_parts import is_count
-from keras_vit.model import VisionTransformer
-from keras_vit.visualize.models import float32, vision_transformer
+from keras_vit._util.checks import is_count
+from keras_vit.model import layers as vit
+from keras_vit.model.config import ViTConfig
+from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.visualize._models import float32, vision_transformer
 
 
 def embedding_filters(model: Any, *, num_filters: int = 28) -> np.ndarray:

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from keras_vit.config import Preprocessing, ViTConfig, pair
+from keras_vit._util.checks import pair
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.operators import Operators
+from keras_vit.model.config import Preprocessing, ViTConfig
 
 Matrix = npt.NDArray[np.float64]
 

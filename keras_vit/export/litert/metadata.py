@@ -12,8 +12,8 @@ import zipfile
 from collections.abc import Sequence
 from typing import Any
 
-from keras_vit.config import Preprocessing
-from keras_vit.export import class_names
+from keras_vit.model import class_names
+from keras_vit.model.config import Preprocessing
 
 NAME = "TFLITE_METADATA"  # of the buffer that holds it
 IDENTIFIER = b"M001"

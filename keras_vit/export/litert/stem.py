@@ -12,7 +12,7 @@ from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.images import Input
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.storage import FLOAT32
-from keras_vit.layers.resnet import GROUPS
+from keras_vit.model.layers.resnet import GROUPS
 
 
 def stem(ops: Operators, model: Any, image: Input) -> Tensor:

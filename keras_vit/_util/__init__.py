@@ -1,0 +1,1 @@
+"""Helpers without knowledge of models: files, downloads, tables, HTML."""

@@ -1,0 +1,247 @@
+"""Where files come from, and where they are kept.
+
+| source | is |
+|---|---|
+| a path, `file://` | that file |
+| `https://`, `http://` | downloaded |
+| `gs://bucket/object` | `https://storage.googleapis.com/bucket/object` |
+| `hf://org/repo/path/in/repo[@revision]` | on the Hugging Face Hub (needs the package huggingface_hub) |
+
+| environment | means |
+|---|---|
+| `KERAS_VIT_CACHE` | the cache folder; without it `$KERAS_HOME/keras_vit`, else `~/.keras/keras_vit` |
+| `KERAS_VIT_OFFLINE=1` (or `HF_HUB_OFFLINE=1`) | no network: only the cache and a mirror folder answer |
+| `KERAS_VIT_MIRROR` | a folder or URL from which remote files are taken instead |
+
+A mirror is asked for the object's path behind the storage host, then for the same without its first part
+(the bucket), then for the bare file name: `gs://vit_models/augreg/X.npz` is looked for at
+`<mirror>/vit_models/augreg/X.npz`, `<mirror>/augreg/X.npz` and `<mirror>/X.npz`. A revision on the hub
+belongs to its repository's name: `<mirror>/org/repo@revision/path`.
+
+The cache is laid out like the web: `<cache>/https/storage.googleapis.com/vit_models/augreg/X.npz`. A file
+appears there under its name only when it is complete and verified: by its SHA-256 when that is known, else
+by the checksums that Google's storage states for the object, else by itself (.npz, .keras and .zip: the CRC
+of each member; .safetensors: its length). A file of another kind is compared with the length that the
+server states, and refused where it states none.
+"""
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, unquote, urldefrag, urlsplit
+from urllib.request import url2pathname
+
+from keras_vit._util.integrity import CorruptFile, Expected, is_intact, verify, write_pin
+from keras_vit._util.transfer import download
+from keras_vit.errors import DownloadError, FileUnavailableError
+
+__all__ = ["DownloadError", "cache_folder", "fetch"]
+
+STORAGE = "https://storage.googleapis.com/"
+HUB_SOURCE = re.compile(r"hf://(?P<org>[^/@]+)/(?P<repo>[^/@]+)/(?P<path>[^@]+)(@(?P<revision>.+))?")
+# Kept in the names of cached files beside letters, digits and _.-; everything else is percent-encoded.
+READABLE = " +,=@()~"
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A remote file.
+
+    Attributes:
+        url: `http://`, `https://` or `hf://`.
+        parts: the object's path behind the host, each component so encoded that it is one file name.
+        cached: where its copy belongs.
+    """
+
+    url: str
+    parts: tuple[str, ...]
+    cached: Path
+
+    def mirrored(self) -> list[str]:
+        """The paths under which a mirror may have it: whole, without the bucket, the bare file name."""
+        ways = (self.parts, self.parts[1:] or self.parts, self.parts[-1:])
+        return list(dict.fromkeys("/".join(parts) for parts in ways))
+
+
+def cache_folder() -> Path:
+    """The folder that holds downloaded files; it need not exist yet."""
+    if folder := os.environ.get("KERAS_VIT_CACHE"):
+        return Path(folder).expanduser()
+    return Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser() / "keras_vit"
+
+
+def fetch(source: str, *, sha256: str | None = None, size: int | None = None, name: str | None = None) -> Path:
+    """Make a file available locally, complete and verified.
+
+    Args:
+        source: a local path, or a `file://`, `https://`, `http://`, `gs://` or `hf://` URL; a URL may end in
+            `#sha256=<hex>`.
+        sha256: the file's SHA-256, hexadecimal, where known.
+        size: the file's size in bytes, where known.
+        name: the file name under which the cache keeps it, for a URL that does not end in one.
+
+    Returns:
+        The file's path: a local one as it was given, otherwise in the mirror folder or in the cache.
+
+    Raises:
+        FileNotFoundError: there is no such local path.
+        DownloadError: the file cannot be had, or is not what `sha256` and `size` say.
+        ValueError: the source or the hash is not well-formed.
+        ImportError: an `hf://` source without the package huggingface_hub.
+    """
+    source, fragment = urldefrag(source) if "://" in source else (source, "")
+    expected = Expected(_one_hash(sha256, fragment), size)
+    local = _local_path(source)
+    return _fetch_remote(_locate(source, name), expected) if local is None else _checked(local, expected)
+
+
+def _one_hash(sha256: str | None, fragment: str) -> str | None:
+    """The SHA-256 that was given as an argument or as the URL's fragment, in lower case."""
+    given = {text.lower() for text in (sha256, fragment.removeprefix("sha256=")) if text}
+    if len(given) > 1:
+        raise ValueError(f"sha256={sha256} and #{fragment} contradict each other.")
+    if given and not re.fullmatch("[0-9a-f]{64}", min(given)):
+        raise ValueError(
+            f"Expected a SHA-256 of 64 hexadecimal digits (in a URL: #sha256=<hex>). Received: {given.pop()}"
+        )
+    return given.pop() if given else None
+
+
+def _local_path(source: str) -> Path | None:
+    """The path that a source or a mirror is; None for a remote one."""
+    if source.startswith("file://"):
+        return Path(url2pathname(urlsplit(source).path))
+    return None if "://" in source else Path(source).expanduser()
+
+
+def _checked(path: Path, expected: Expected) -> Path:
+    """A local file or folder as it is, held against what is known of it."""
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file {path.absolute()}.")
+    if expected != Expected():
+        try:
+            verify(path, expected)
+        except CorruptFile as error:
+            raise DownloadError(f"{path} is not the file that was meant: {error}.") from error
+    return path
+
+
+def _locate(source: str, name: str | None) -> Remote:
+    """What a remote source stands for, and where its copy belongs: always inside the cache folder."""
+    scheme, _, rest = source.partition("://")
+    if scheme == "gs":
+        return _locate(STORAGE + quote(rest), name)
+    url = urlsplit(source)
+    if hub := HUB_SOURCE.fullmatch(source):  # a revision counts as a part of its repository's name
+        revision = f"@{hub['revision']}" if hub["revision"] else ""
+        folders, parts = ["hf"], [hub["org"], hub["repo"] + revision, *hub["path"].split("/")]
+    elif scheme in ("http", "https"):
+        folders = [scheme, (url.hostname or "") + (f"+{url.port}" if url.port else "")]
+        parts = [unquote(part) for part in url.path.removeprefix("/").split("/")]
+    else:
+        raise ValueError(
+            "Expected a path, or a URL: file://path, https://host/path, http://host/path, gs://bucket/object"
+            f" or hf://org/repo/path[@revision]. Received: {source}"
+        )
+    path = [*folders, *parts]
+    if url.query or name:  # the path alone would not tell such files apart
+        path[-1:] = [hashlib.sha256(source.encode()).hexdigest()[:12], name or parts[-1]]
+    if {"", ".", ".."} & set(path):
+        raise ValueError(
+            f"Expected a URL that names a host and a file, without empty or dotted parts. Received: {source}"
+        )
+    return Remote(source, tuple(map(_file_name, parts)), cache_folder().joinpath(*map(_file_name, path)))
+
+
+def _file_name(part: str) -> str:
+    return quote(part, safe=READABLE)
+
+
+def _fetch_remote(remote: Remote, expected: Expected) -> Path:
+    """A remote file from, in this order, a mirror folder, the cache, the hub, a mirror's URL or its own."""
+    mirror = os.environ.get("KERAS_VIT_MIRROR", "").rstrip("/")
+    folder = _local_path(mirror) if mirror else None
+    copies = [folder / path for path in remote.mirrored()] if folder is not None else []
+    for copy in copies:
+        if copy.is_file():
+            return _checked(copy, expected)
+    if is_intact(remote.cached, expected):
+        return remote.cached
+    if copies:
+        raise FileUnavailableError(
+            f"KERAS_VIT_MIRROR does not have {remote.url}. Looked for: {', '.join(map(str, copies))}."
+        )
+    if remote.url.startswith("hf://") and not mirror:
+        return _checked(_from_hub(remote), expected)
+    if _offline():
+        raise FileUnavailableError(_offline_message(remote))
+    urls = [f"{mirror}/{path}" for path in remote.mirrored()] if mirror else [remote.url]
+    return _into_cache(remote, urls, expected)
+
+
+def _offline() -> bool:
+    switches = (os.environ.get(name, "").lower() for name in ("KERAS_VIT_OFFLINE", "HF_HUB_OFFLINE"))
+    return any(switch in ("1", "true", "yes", "on") for switch in switches)
+
+
+def _offline_message(remote: Remote) -> str:
+    unfit = "is damaged in the cache, or cannot be checked (add #sha256=<hex> to its URL)"
+    state = unfit if remote.cached.exists() else "is not in the cache"
+    return (
+        f"{remote.cached.name} {state}, and KERAS_VIT_OFFLINE or HF_HUB_OFFLINE forbids the network."
+        f" Get {remote.url} elsewhere and put it at {remote.cached}."
+    )
+
+
+def _from_hub(remote: Remote) -> Path:
+    """A file of the Hugging Face Hub, kept and verified by the hub's own package."""
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        raise ImportError(
+            f"{remote.url} needs the package huggingface_hub: pip install '.[hf]' in a clone of keras_vit"
+        ) from error
+    hub = HUB_SOURCE.fullmatch(remote.url)
+    assert hub
+    org, repo, path, _, revision = hub.groups()
+    try:
+        return Path(hf_hub_download(f"{org}/{repo}", path, revision=revision, local_files_only=_offline()))
+    except (OSError, ValueError) as error:
+        absent = _offline() or type(error).__name__ == "EntryNotFoundError"
+        message = _offline_message(remote) if _offline() else f"{remote.url}: {error}"
+        raise (FileUnavailableError if absent else DownloadError)(message) from error
+
+
+def _into_cache(remote: Remote, urls: list[str], expected: Expected) -> Path:
+    """Download a file into its place, unless another process has just done so."""
+    from filelock import FileLock
+
+    cached, part = remote.cached, remote.cached.with_name(remote.cached.name + ".part")
+    try:
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(cached.with_name(cached.name + ".lock")):
+            if not is_intact(cached, expected):
+                sha256 = _from_first(urls, part, expected, cached.name)
+                write_pin(cached, part, sha256)
+                part.replace(cached)
+    except DownloadError:
+        raise
+    except OSError as error:
+        raise DownloadError(
+            f"{remote.url} cannot be kept as {cached}: {error}. Free some space, or set KERAS_VIT_CACHE to a"
+            " folder that can be written."
+        ) from error
+    return cached
+
+
+def _from_first(urls: list[str], part: Path, expected: Expected, name: str) -> str:
+    """Download from the first URL that has the file; its SHA-256."""
+    refusals = []
+    for url in urls:
+        try:
+            return download(url, part, expected, name)
+        except FileUnavailableError as error:
+            refusals.append(str(error))
+    raise FileUnavailableError(f"{name} is not there. " + " ".join(refusals))

@@ -1,0 +1,30 @@
+"""Import the public names of a package on first use."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def names(package: str, homes: Mapping[str, str | None]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__getattr__` and `__dir__` of a package.
+
+    Args:
+        package: its name.
+        homes: public name -> the module of the package that defines it, or None for a module itself.
+
+    Returns:
+        Both functions. The first raises an AttributeError that lists all public names for an unknown one.
+    """
+    public = sorted(homes)
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}; its names: {public}")
+        home = homes[name]
+        if home is None:
+            return importlib.import_module(f"{package}.{name}")
+        return getattr(importlib.import_module(f"{package}.{home}"), name)
+
+    return get, lambda: list(public)

@@ -1,1 +1,0 @@
-"""Checkpoint files: safe containers, tables of formats, and tensors into variables and back."""

@@ -1,0 +1,30 @@
+"""Load and save checkpoints of every known format, by the tables in `converters/`.
+
+Names are imported on first use, for loading needs Keras.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from keras_vit._util import lazy
+
+if TYPE_CHECKING:
+    from keras_vit.converters._load import build, convert, detect, load, read_config, save
+    from keras_vit.converters.tables import formats
+    from keras_vit.errors import CheckpointError
+
+_HOMES = {
+    "CheckpointError": "errors",
+    "build": "_load",
+    "convert": "_load",
+    "detect": "_load",
+    "formats": "tables",
+    "load": "_load",
+    "read_config": "_load",
+    "save": "_load",
+}
+
+__all__ = ["CheckpointError", "build", "convert", "detect", "formats", "load", "read_config", "save"]
+
+__getattr__, __dir__ = lazy.names(__name__, _HOMES)

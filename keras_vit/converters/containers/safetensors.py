@@ -1,0 +1,173 @@
+"""The .safetensors format: eight bytes of length, a JSON header, then the tensors without a gap."""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_vit._util.atomic import replacing
+from keras_vit.converters.containers.base import (
+    MAX_DIRECTORY_BYTES,
+    Container,
+    Header,
+    decoded,
+    read_exactly,
+    read_into,
+)
+from keras_vit.converters.containers.errors import shown
+from keras_vit.errors import CheckpointError
+
+# In the order in which the official library writes tensors: the widest first, so that all are aligned.
+_TYPES = {
+    "U64": "uint64",
+    "I64": "int64",
+    "F64": "float64",
+    "F32": "float32",
+    "U32": "uint32",
+    "I32": "int32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "U16": "uint16",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+_CODES = {name: code for code, name in _TYPES.items()}
+_METADATA = "__metadata__"
+_LENGTH_BYTES = 8
+_ALIGNMENT = 8
+
+
+class SafetensorsContainer(Container):
+    """A .safetensors file, open for reading. Of types NumPy lacks, bfloat16 is read, others only listed."""
+
+    def _read_headers(self, size: int) -> None:
+        length = int.from_bytes(read_exactly(self._file, _LENGTH_BYTES), "little")
+        if length > min(MAX_DIRECTORY_BYTES, size - _LENGTH_BYTES):
+            raise CheckpointError(
+                f"claims a header of {length} bytes in a file of {size}; the limit is {MAX_DIRECTORY_BYTES}."
+            )
+        text = read_exactly(self._file, length).decode("utf-8")
+        header: dict[str, Any] = json.loads(text, object_pairs_hook=_unique)
+        self.metadata = _metadata(header.pop(_METADATA, {}))
+        self._start = _LENGTH_BYTES + length
+        self._offsets: dict[str, int] = {}
+        spans = sorted((*_span(name, entry), name) for name, entry in header.items())
+        end_of_last = 0
+        for begin, end, name in spans:
+            if begin != end_of_last:
+                raise CheckpointError(f"tensor {shown(name)} starts at byte {begin} instead of {end_of_last}.")
+            end_of_last = end
+            self._offsets[name] = begin
+            self.headers[name] = _header(name, header[name], end - begin)
+        if self._start + end_of_last != size:
+            raise CheckpointError(f"has {size - self._start} bytes of data; its tensors take {end_of_last}.")
+
+    def _read_tensor(self, header: Header) -> np.ndarray:
+        self._file.seek(self._start + self._offsets[header.name])
+        return decoded(read_into(self._file, header.bytes), header)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Makes a dict of JSON's pairs, refusing a key that comes twice."""
+    table: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in table:
+            raise CheckpointError(f"names {shown(key)} twice in its header.")
+        table[key] = value
+    return table
+
+
+def _metadata(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise CheckpointError(f"has a {_METADATA} that is no table of texts.")
+    return value
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _span(name: str, entry: Any) -> tuple[int, int]:
+    """Returns where a tensor's bytes begin and end."""
+    match entry:
+        case {"dtype": str(), "shape": list(), "data_offsets": [begin, end], **rest} if not rest:
+            if _is_size(begin) and _is_size(end) and begin <= end:
+                return begin, end
+    raise CheckpointError(f"has no valid entry for tensor {shown(name)}: {shown(str(entry))}.")
+
+
+def _header(name: str, entry: dict[str, Any], held: int) -> Header:
+    shape, code = entry["shape"], entry["dtype"]
+    if not all(_is_size(size) for size in shape) or not re.fullmatch(r"[A-Z0-9_]{1,16}", code):
+        raise CheckpointError(f"tensor {shown(name)} has no valid shape and type: {shown(str(entry))}.")
+    header = Header(name, tuple(shape), _TYPES.get(code, code))
+    if code in _TYPES and header.bytes != held:
+        raise CheckpointError(
+            f"tensor {shown(name)} claims {header.bytes} bytes (shape {str(shape)[:200]}, {code}) "
+            f"but its offsets hold {held}."
+        )
+    return header
+
+
+def write_safetensors(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, Any] | Iterable[tuple[str, Any]],
+    *,
+    metadata: Mapping[str, str],
+) -> Path:
+    """Writes a .safetensors file, with the same bytes as the official library.
+
+    Args:
+        path: The file to write; it appears whole or not at all.
+        tensors: Arrays by name. Pairs are gathered first: the header comes before all data. What has a shape, dtype
+            and nbytes and becomes an array when NumPy asks for it is made only then.
+        metadata: Texts to carry along, such as {"format": "pt"}; may be empty.
+
+    Returns:
+        `path`.
+
+    Raises:
+        ValueError: A name is given twice or reserved, a type cannot be written, or metadata are no texts.
+    """
+    arrays = _gathered(tensors.items() if isinstance(tensors, Mapping) else tensors)
+    header: dict[str, Any] = {_METADATA: _metadata(dict(metadata))} if metadata else {}
+    begin = 0
+    for name, array in arrays.items():
+        end = begin + array.nbytes
+        header[name] = {"dtype": _CODES[array.dtype.name], "shape": array.shape, "data_offsets": (begin, end)}
+        begin = end
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with replacing(Path(path)) as file:
+        file.write(len(text).to_bytes(_LENGTH_BYTES, "little"))
+        file.write(text)
+        for array in arrays.values():
+            file.write(_little_endian(np.asarray(array)))
+    return Path(path)
+
+
+def _gathered(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Checks tensors to be written and puts them in the official order: by type, then by name."""
+    arrays: dict[str, Any] = {}
+    for name, value in pairs:
+        array = value if hasattr(value, "nbytes") else np.asarray(value)
+        if name in arrays or name == _METADATA:
+            raise ValueError(f"The tensor name {shown(name)} is taken.")
+        if array.dtype.name not in _CODES:
+            raise ValueError(f"Tensor {shown(name)} is {array.dtype}. Types written: {', '.join(_CODES)}.")
+        arrays[name] = array
+    types = list(_CODES)
+    return dict(sorted(arrays.items(), key=lambda item: (types.index(item[1].dtype.name), item[0])))
+
+
+def _little_endian(array: np.ndarray) -> memoryview:
+    plain = np.ascontiguousarray(array).reshape(-1)
+    if plain.dtype.name != "bfloat16":  # which NumPy cannot byte-swap, and which is written as it is
+        plain = plain.astype(plain.dtype.newbyteorder("<"), copy=False)
+    return plain.view(np.uint8).data

@@ -1,0 +1,105 @@
+"""PyTorch's .pth and .bin files, a zip archive of a pickle and its tensors: read by PyTorch, and no code of theirs."""
+
+import argparse
+import pickle
+import warnings
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from keras_vit.converters.containers.archive import find_directory
+from keras_vit.converters.containers.base import MAX_DIRECTORY_BYTES, Container, Header
+from keras_vit.converters.containers.errors import AGAIN, shown
+from keras_vit.errors import CheckpointError
+
+PICKLE = "data.pkl"
+_WITHOUT = (
+    "is a PyTorch file (a pickle, which is never read by itself): save its tensors as .safetensors, or let PyTorch "
+    "read them weights-only: pip install '.[torch]' in a clone of keras_vit"
+)
+# Where training programs keep the weights, the first found: timm, DeiT, Lightning.
+_NESTED = ("state_dict", "model")
+
+
+def is_torch(start: bytes) -> bool:
+    """Whether a zip archive that starts so is PyTorch's: its first member is the pickle, in a folder."""
+    length = int.from_bytes(start[26:28], "little")
+    return start.startswith(b"PK\3\4") and start[30 : 30 + length].endswith(f"/{PICKLE}".encode())
+
+
+class TorchContainer(Container):
+    """A file of `torch.save`, open for reading; the optional extra `torch` installs what it needs.
+
+    Only `torch.load(weights_only=True)` reads the pickle: anything but tensors and plain values is refused and not run.
+    The tensors stay in the file until they are read.
+    """
+
+    def _read_headers(self, size: int) -> None:
+        self._tensors: dict[str, Any] = {}
+        self._check_archive(size)
+        for name, tensor in _state(self._load()).items():
+            header = _header(name, tensor)
+            if header.bytes > size:  # a view that repeats its elements
+                raise CheckpointError(f"is a PyTorch file whose tensor {shown(name)} is larger than the file. {AGAIN}")
+            self._tensors[name], self.headers[name] = tensor, header
+
+    def _check_archive(self, size: int) -> None:
+        """Bounds what PyTorch will unpack: it trusts the sizes that an archive claims."""
+        find_directory(self._file, size)
+        with zipfile.ZipFile(self._file) as archive:
+            members = archive.infolist()
+        if len({member.filename for member in members}) != len(members):
+            raise CheckpointError("is a PyTorch file with two members of one name.")
+        for member in members:
+            if member.compress_type != zipfile.ZIP_STORED or member.file_size > size:
+                raise CheckpointError(f"is a PyTorch file with a compressed member {shown(member.filename)}.")
+            if member.filename.endswith(f"/{PICKLE}") and member.file_size > MAX_DIRECTORY_BYTES:
+                raise CheckpointError(f"is a PyTorch file with a pickle of {member.file_size} bytes.")
+
+    def _load(self) -> Any:
+        try:
+            import torch
+        except ImportError as error:
+            raise CheckpointError(f"{_WITHOUT}.") from error
+        try:
+            # Training programs keep their command line, a plain record, beside the weights.
+            with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
+                return torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
+        except pickle.UnpicklingError as error:
+            reason = str(error).partition("\n")[0][:200]
+            raise CheckpointError(f"is a PyTorch file that holds more than weights and is not run: {reason}") from error
+        except Exception as error:  # its parser promises nothing about damaged files
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+            raise CheckpointError(f"is a PyTorch file that PyTorch cannot read: {reason}. {AGAIN}") from error
+
+    def _read_tensor(self, header: Header) -> np.ndarray:
+        tensor = self._tensors[header.name].detach()
+        # Memory of its own, as that of the other containers; NumPy has no bfloat16.
+        tensor = tensor.float() if header.dtype == "bfloat16" else tensor.clone()
+        array: np.ndarray = tensor.contiguous().numpy()
+        return array
+
+    def close(self) -> None:
+        """Closes the file; arrays already read stay valid."""
+        self._tensors = {}
+        super().close()
+
+
+def _state(loaded: Any) -> dict[str, Any]:
+    """The tensors by name, wherever a training program keeps them."""
+    for key in _NESTED:
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
+    tensors = {}
+    if isinstance(loaded, Mapping):
+        tensors = {name: value for name, value in loaded.items() if isinstance(name, str) and hasattr(value, "layout")}
+    if not tensors:
+        raise CheckpointError(f"is a PyTorch file without tensors by name. It holds: {str(type(loaded))[:100]}")
+    return tensors
+
+
+def _header(name: str, tensor: Any) -> Header:
+    kind = str(tensor.dtype if str(tensor.layout) == "torch.strided" else tensor.layout)
+    return Header(name, tuple(tensor.shape), kind.removeprefix("torch."))

@@ -1,0 +1,1 @@
+"""Run an exported file, compare it with its model, and report."""

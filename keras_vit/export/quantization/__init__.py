@@ -1,0 +1,1 @@
+"""Quantization modes, and the quantization of LiteRT files."""

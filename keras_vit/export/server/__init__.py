@@ -1,0 +1,1 @@
+"""The functions and signatures of a SavedModel."""

@@ -1,0 +1,25 @@
+"""The Vision Transformer: its configuration, layers, network and preprocessing.
+
+Names are imported on first use: the configuration needs no Keras.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from keras_vit._util import lazy
+
+if TYPE_CHECKING:
+    from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig
+    from keras_vit.model.vision_transformer import VisionTransformer
+
+_HOMES = {
+    "Preprocessing": "config",
+    "ResNetConfig": "config",
+    "ViTConfig": "config",
+    "VisionTransformer": "vision_transformer",
+}
+
+__all__ = ["Preprocessing", "ResNetConfig", "ViTConfig", "VisionTransformer"]
+
+__getattr__, __dir__ = lazy.names(__name__, _HOMES)

@@ -1,0 +1,30 @@
+"""The layers of a Vision Transformer, one concept a file. `keras.ops` only, so that every Keras back end runs them."""
+
+from keras_vit.model.layers.attention import MultiHeadAttention
+from keras_vit.model.layers.block import MLP, EncoderBlock, LayerScale
+from keras_vit.model.layers.initializers import uninitialized
+from keras_vit.model.layers.patches import PatchEmbedding
+from keras_vit.model.layers.pooling import AttentionPooling, TokenPooling
+from keras_vit.model.layers.position import PositionEmbedding
+from keras_vit.model.layers.randomness import Dropout, StochasticDepth
+from keras_vit.model.layers.resnet import GroupNormalization, ResNetRoot, ResNetUnit, StandardizedConv2D
+from keras_vit.model.layers.tokens import PrefixTokens
+
+__all__ = [
+    "MLP",
+    "AttentionPooling",
+    "Dropout",
+    "EncoderBlock",
+    "GroupNormalization",
+    "LayerScale",
+    "MultiHeadAttention",
+    "PatchEmbedding",
+    "PositionEmbedding",
+    "PrefixTokens",
+    "ResNetRoot",
+    "ResNetUnit",
+    "StandardizedConv2D",
+    "StochasticDepth",
+    "TokenPooling",
+    "uninitialized",
+]

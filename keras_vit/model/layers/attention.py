@@ -1,0 +1,87 @@
+"""Multi-head attention (paper, appendix A), its heads kept apart in the weights as in the official files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_vit.model.layers.fusion import product_then
+from keras_vit.model.layers.initializers import glorot_uniform_matrix
+from keras_vit.model.layers.randomness import Dropout
+from keras_vit.model.layers.relative import relative_scores
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class MultiHeadAttention(keras.layers.Layer):
+    """softmax(q k' / sqrt(head size)) v, projected back onto the tokens.
+
+    Args:
+        num_heads: divides the width of a token.
+        use_bias: biases of query, key and value; the output projection always has one.
+        dropout_rate: on the attention weights.
+
+    Input: queries (batch, tokens, hidden_size) and, where they differ, the tokens attended to; for relative attention
+    among the queries the table of a `RelativePosition`. Output: as the queries.
+    Weights: query, key, value (hidden_size, heads, head size), out (heads, head size, hidden_size).
+    """
+
+    def __init__(self, num_heads: int, *, use_bias: bool = True, dropout_rate: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+        self.use_bias = use_bias
+        self.dropout_rate = dropout_rate
+        self.dropout = Dropout(dropout_rate, dtype=self.dtype_policy, name="dropout")
+
+    def build(self, input_shape: tuple[Any, ...], *_: Any) -> None:
+        hidden_size = input_shape[-1]
+        head_size = hidden_size // self.num_heads
+        self.scale = head_size**-0.5
+        for name in ("query", "key", "value"):
+            projection = self._projection(name, "btd,dhk->bthk", (None, self.num_heads, head_size), hidden_size)
+            projection.build((None, None, hidden_size))
+            setattr(self, name, projection)
+        self.out = self._projection("out", "bthk,hkd->btd", (None, hidden_size), hidden_size)
+        self.out.build((None, None, self.num_heads, head_size))
+
+    def _projection(
+        self, name: str, equation: str, output_shape: tuple[Any, ...], hidden_size: int
+    ) -> keras.layers.EinsumDense:
+        return keras.layers.EinsumDense(
+            equation,
+            output_shape=output_shape,
+            bias_axes=equation[-1] if name == "out" else "hk" if self.use_bias else None,
+            kernel_initializer=glorot_uniform_matrix(hidden_size, hidden_size),
+            dtype=self.dtype_policy,
+            name=name,
+        )
+
+    def call(self, queries: Any, attended: Any = None, relative: Any = None, training: bool | None = None) -> Any:
+        attended = queries if attended is None else attended
+        weights = self.dropout(self.weights_of(queries, attended, relative), training=training)
+        mixed = ops.matmul(weights, product_then(self.value, attended, _heads_first))
+        return product_then(self.out, ops.transpose(mixed, (0, 2, 1, 3)), axes=2)
+
+    def weights_of(self, queries: Any, attended: Any, relative: Any = None) -> Any:
+        """The attention weights, (batch, heads, queries, attended); every row sums to 1."""
+        query = product_then(self.query, queries, _heads_first, scale=self.scale)
+        scores = ops.matmul(query, product_then(self.key, attended, _tokens_last))
+        return ops.softmax(scores if relative is None else scores + relative_scores(query, relative), axis=-1)
+
+    def compute_output_shape(self, input_shape: tuple[Any, ...], *_: Any) -> tuple[Any, ...]:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        config = {"num_heads": self.num_heads, "use_bias": self.use_bias, "dropout_rate": self.dropout_rate}
+        return {**super().get_config(), **config}
+
+
+def _heads_first(x: Any, *, scale: float = 1.0) -> Any:
+    """(batch, tokens, heads, head size) as (batch, heads, tokens, head size), multiplied."""
+    return ops.transpose(x if scale == 1.0 else x * scale, (0, 2, 1, 3))
+
+
+def _tokens_last(x: Any) -> Any:
+    """(batch, tokens, heads, head size) as (batch, heads, head size, tokens)."""
+    return ops.transpose(x, (0, 2, 3, 1))

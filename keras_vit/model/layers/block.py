@@ -1,0 +1,176 @@
+"""The encoder block (paper, equations 2 and 3)."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+
+from keras_vit.model.layers.activations import activation
+from keras_vit.model.layers.attention import MultiHeadAttention
+from keras_vit.model.layers.fusion import product_then
+from keras_vit.model.layers.initializers import initializer
+from keras_vit.model.layers.randomness import Dropout, StochasticDepth, as_one_block
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class MLP(keras.layers.Layer):
+    """Dense, activation, Dense, with dropout after both (paper, section 3.1).
+
+    Args:
+        mlp_dim: width inside.
+        activation: a name of `config.ACTIVATIONS`.
+        dropout_rate: after the activation and at the end.
+
+    Input and output: (..., hidden_size).
+    """
+
+    def __init__(
+        self, mlp_dim: int, *, activation: str = "gelu_tanh", dropout_rate: float = 0.0, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.mlp_dim = mlp_dim
+        self.activation = activation
+        self.dropout_rate = dropout_rate
+        self.dropout = Dropout(dropout_rate, dtype=self.dtype_policy, name="dropout")
+
+    def build(self, input_shape: tuple[Any, ...]) -> None:
+        self.dense1 = self._dense("dense1", self.mlp_dim)
+        self.dense1.build(input_shape)
+        self.dense2 = self._dense("dense2", input_shape[-1])
+        self.dense2.build((*input_shape[:-1], self.mlp_dim))
+
+    def _dense(self, name: str, units: int) -> keras.layers.Dense:
+        return keras.layers.Dense(
+            units,
+            kernel_initializer=initializer("dense"),
+            bias_initializer=initializer("dense_bias"),
+            dtype=self.dtype_policy,
+            name=name,
+        )
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        x = self.dropout(product_then(self.dense1, x, activation(self.activation)), training=training)
+        return self.dropout(self.dense2(x), training=training)
+
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        config = {"mlp_dim": self.mlp_dim, "activation": self.activation, "dropout_rate": self.dropout_rate}
+        return {**super().get_config(), **config}
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class LayerScale(keras.layers.Layer):
+    """Scales every channel by a learned factor that starts small (CaiT, arXiv 2103.17239).
+
+    Args:
+        initial: the factor's initial value.
+    """
+
+    def __init__(self, initial: float = 1e-5, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.initial = initial
+
+    def build(self, input_shape: tuple[Any, ...]) -> None:
+        constant = keras.initializers.Constant(self.initial)
+        self.gamma = self.add_weight(shape=(input_shape[-1],), initializer=constant, name="gamma")
+
+    def call(self, x: Any) -> Any:
+        return x * self.gamma
+
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "initial": self.initial}
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class EncoderBlock(keras.layers.Layer):
+    """Attention and MLP, each behind a LayerNorm and around a residual connection.
+
+    Args:
+        num_heads: attention heads.
+        mlp_dim: width inside the MLP.
+        activation: of the MLP, a name of `config.ACTIVATIONS`.
+        norm_epsilon: of both LayerNorms.
+        qkv_bias: biases of query, key and value.
+        layer_scale: initial value of LayerScale on both branches, None for none.
+        dropout_rate: after attention and in the MLP.
+        attention_dropout_rate: on the attention weights.
+        stochastic_depth: chance of dropping a branch.
+
+    Input: tokens (batch, tokens, hidden_size) and, for relative attention, the table of a `RelativePosition`.
+    Output: as the tokens.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        mlp_dim: int,
+        *,
+        activation: str = "gelu_tanh",
+        norm_epsilon: float = 1e-6,
+        qkv_bias: bool = True,
+        layer_scale: float | None = None,
+        dropout_rate: float = 0.0,
+        attention_dropout_rate: float = 0.0,
+        stochastic_depth: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._config = {
+            "num_heads": num_heads,
+            "mlp_dim": mlp_dim,
+            "activation": activation,
+            "norm_epsilon": norm_epsilon,
+            "qkv_bias": qkv_bias,
+            "layer_scale": layer_scale,
+            "dropout_rate": dropout_rate,
+            "attention_dropout_rate": attention_dropout_rate,
+            "stochastic_depth": stochastic_depth,
+        }
+        policy = {"dtype": self.dtype_policy}
+        self.norm1 = keras.layers.LayerNormalization(epsilon=norm_epsilon, name="norm1", **policy)
+        self.attention = MultiHeadAttention(
+            num_heads, use_bias=qkv_bias, dropout_rate=attention_dropout_rate, name="attention", **policy
+        )
+        self.norm2 = keras.layers.LayerNormalization(epsilon=norm_epsilon, name="norm2", **policy)
+        self.mlp = MLP(mlp_dim, activation=activation, dropout_rate=dropout_rate, name="mlp", **policy)
+        self.dropout = Dropout(dropout_rate, name="dropout", **policy)
+        self.depth = StochasticDepth(stochastic_depth, name="depth", **policy)
+        self.scale1 = LayerScale(layer_scale, name="scale1", **policy) if layer_scale is not None else None
+        self.scale2 = LayerScale(layer_scale, name="scale2", **policy) if layer_scale is not None else None
+
+    def build(self, input_shape: tuple[Any, ...]) -> None:
+        parts = (self.norm1, self.attention, self.norm2, self.mlp, self.scale1, self.scale2)
+        for part in parts:
+            if part is not None:
+                part.build(input_shape)
+
+    def call(self, x: Any, relative: Any = None, training: bool | None = None) -> Any:
+        tensors = (x,) if relative is None else (x, relative)
+        return as_one_block(functools.partial(self._residuals, training=training), *tensors)
+
+    def _residuals(self, x: Any, relative: Any = None, *, training: bool | None) -> Any:
+        # `training` by hand everywhere: where the block is computed again no outer call hands it down.
+        attended = self.attention(self.norm1(x), relative=relative, training=training)
+        x = x + self._branch(self.dropout(attended, training=training), self.scale1, training)
+        return x + self._branch(self.mlp(self.norm2(x), training=training), self.scale2, training)
+
+    def _branch(self, x: Any, scale: LayerScale | None, training: bool | None) -> Any:
+        return self.depth(x if scale is None else scale(x), training=training)
+
+    def attention_weights(self, x: Any, relative: Any = None) -> Any:
+        """The attention weights for the block's input, (batch, heads, tokens, tokens); every row sums to 1."""
+        x = self.norm1(x)
+        return self.attention.weights_of(x, x, relative)
+
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), **self._config}

@@ -1,0 +1,97 @@
+"""From tokens to one feature: the class token, the mean of the patches, attention pooling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_vit.model.layers.attention import MultiHeadAttention
+from keras_vit.model.layers.block import MLP
+from keras_vit.model.layers.initializers import glorot_uniform_matrix
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class TokenPooling(keras.layers.Layer):
+    """One of the tokens, or the mean of those behind the prefix.
+
+    Args:
+        token: which token, counted from the front; None for the mean.
+        prefix_tokens: tokens in front that the mean leaves out.
+
+    Input: (batch, tokens, hidden_size). Output: (batch, hidden_size).
+    """
+
+    def __init__(self, *, token: int | None = None, prefix_tokens: int = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.token = token
+        self.prefix_tokens = prefix_tokens
+
+    def build(self, input_shape: tuple[Any, ...]) -> None:
+        """Nothing to build."""
+
+    def call(self, x: Any) -> Any:
+        return ops.mean(x[:, self.prefix_tokens :], axis=1) if self.token is None else x[:, self.token]
+
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (input_shape[0], input_shape[-1])
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "token": self.token, "prefix_tokens": self.prefix_tokens}
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class AttentionPooling(keras.layers.Layer):
+    """A learned probe attends to the patches, then an MLP around a residual (big_vision's MAPHead, arXiv 2106.04560).
+
+    Args:
+        num_heads: attention heads.
+        mlp_dim: width inside the MLP.
+        activation: of the MLP, a name of `config.ACTIVATIONS`.
+        norm_epsilon: of the LayerNorm.
+        prefix_tokens: tokens in front that the probe does not see (timm; big_vision has none beside its probe).
+
+    Input: (batch, tokens, hidden_size). Output: (batch, hidden_size).
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        mlp_dim: int,
+        *,
+        activation: str = "gelu_tanh",
+        norm_epsilon: float = 1e-6,
+        prefix_tokens: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._config = {
+            "num_heads": num_heads,
+            "mlp_dim": mlp_dim,
+            "activation": activation,
+            "norm_epsilon": norm_epsilon,
+            "prefix_tokens": prefix_tokens,
+        }
+        policy = {"dtype": self.dtype_policy}
+        self.attention = MultiHeadAttention(num_heads, name="attention", **policy)
+        self.norm = keras.layers.LayerNormalization(epsilon=norm_epsilon, name="norm", **policy)
+        self.mlp = MLP(mlp_dim, activation=activation, name="mlp", **policy)
+
+    def build(self, input_shape: tuple[Any, ...]) -> None:
+        hidden_size = input_shape[-1]
+        glorot = glorot_uniform_matrix(1, hidden_size)
+        self.probe = self.add_weight(shape=(1, 1, hidden_size), initializer=glorot, name="probe")
+        for part in (self.attention, self.norm, self.mlp):
+            part.build((None, 1, hidden_size))
+
+    def call(self, x: Any) -> Any:
+        probe = ops.broadcast_to(ops.cast(self.probe, x.dtype), (ops.shape(x)[0], 1, x.shape[-1]))
+        pooled = self.attention(probe, x[:, self._config["prefix_tokens"] :])
+        return (pooled + self.mlp(self.norm(pooled)))[:, 0]
+
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (input_shape[0], input_shape[-1])
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), **self._config}

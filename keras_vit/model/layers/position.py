@@ -1,0 +1,122 @@
+"""Position embeddings that know their grid, and so go with the weights to any other (paper, section 3.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_vit import position
+from keras_vit.model.layers.initializers import initializer
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class PositionEmbedding(keras.layers.Layer):
+    """Adds a position embedding to every token.
+
+    The saved weights hold the grid and the number of prefix tokens beside the embedding; loading them (.weights.h5,
+    .keras) into a layer with another grid interpolates once, in NumPy.
+
+    Args:
+        grid: (height, width) of the patch tokens.
+        prefix_tokens: rows in front of the grid's, for class token and registers.
+        kind: "learned", "learned2d" or "sincos2d" (fixed; then there is no weight).
+        method: of `position.resize`.
+
+    Input and output: (batch, prefix_tokens + height * width, hidden_size).
+
+    "learned2d" concatenates a learned embedding of the patch's column and one of its row, each of half the width
+    (paper, appendix D.4). What the paper leaves open: a prefix token has a row of its own in either table.
+
+    Weights: embedding (1, prefix_tokens + height * width, hidden_size); or x_embedding (1, prefix_tokens + width,
+    hidden_size / 2) and y_embedding (1, prefix_tokens + height, hidden_size / 2), interpolated each along its axis.
+    """
+
+    def __init__(
+        self,
+        grid: tuple[int, int],
+        *,
+        prefix_tokens: int = 0,
+        kind: str = "learned",
+        method: str = "official",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.grid = (grid[0], grid[1])
+        self.prefix_tokens = prefix_tokens
+        self.kind = kind
+        self.method = method
+
+    def build(self, input_shape: tuple[Any, ...]) -> None:
+        hidden_size = input_shape[-1]
+        if self.kind == "sincos2d":
+            wide = "float64" if self.compute_dtype == "float64" else "float32"
+            fixed = position.sincos2d(self.grid, hidden_size, dtype=wide)
+            # A class token that stands in front already has position 0, as big_vision's and MoCo v3's.
+            self.fixed = np.pad(fixed, ((0, 0), (self.prefix_tokens, 0), (0, 0)))
+        sides = self._sides(self.grid)
+        for name, (height, width) in sides.items():
+            shape = (1, self.prefix_tokens + height * width, hidden_size // len(sides))
+            setattr(self, name, self.add_weight(shape=shape, initializer=initializer("position"), name=name))
+
+    def _sides(self, grid: tuple[int, int]) -> dict[str, tuple[int, int]]:
+        """The weights, and of which grid of places each is a table."""
+        height, width = grid
+        return {
+            "learned": {"embedding": (height, width)},
+            "learned2d": {"x_embedding": (1, width), "y_embedding": (height, 1)},
+            "sincos2d": {},
+        }[self.kind]
+
+    def call(self, x: Any) -> Any:
+        if self.kind == "sincos2d":
+            return x + ops.cast(self.fixed, x.dtype)
+        if self.kind == "learned":
+            return x + self.embedding
+        along_x, along_y = self._spread(self.x_embedding, axis=1), self._spread(self.y_embedding, axis=2)
+        return x + ops.concatenate([along_x, along_y], axis=-1)
+
+    def _spread(self, table: Any, *, axis: int) -> Any:
+        """What a table along one axis of the grid gives to every token; `axis` is the other, all along it the same."""
+        prefix, places = table[:, : self.prefix_tokens], table[:, self.prefix_tokens :]
+        patches = ops.broadcast_to(ops.expand_dims(places, axis), (1, *self.grid, table.shape[-1]))
+        return ops.concatenate([prefix, ops.reshape(patches, (1, -1, table.shape[-1]))], axis=1)
+
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        return input_shape
+
+    def save_own_variables(self, store: Any) -> None:
+        if self.kind == "sincos2d":
+            return
+        for name in self._sides(self.grid):
+            store[name] = ops.convert_to_numpy(getattr(self, name))
+        store["grid"] = np.array(self.grid)
+        store["prefix_tokens"] = np.array(self.prefix_tokens)
+
+    def load_own_variables(self, store: Any) -> None:
+        if self.kind == "sincos2d":
+            return
+        wanted = self._sides(self.grid)
+        if not all(name in store for name in wanted):
+            raise ValueError(
+                f"A position embedding of kind {self.kind!r} has the weights {list(wanted)}. "
+                f"Received: {sorted(store.keys())}"
+            )
+        source_grid = int(store["grid"][0]), int(store["grid"][1])
+        prefix_tokens = int(np.asarray(store["prefix_tokens"]))
+        if prefix_tokens != self.prefix_tokens:
+            raise ValueError(
+                f"The saved position embedding has {prefix_tokens} rows for prefix tokens, the layer "
+                f"{self.prefix_tokens}: class token, registers and position_prefix of the config must agree."
+            )
+        for name, given in self._sides(source_grid).items():
+            table = np.asarray(store[name])
+            getattr(self, name).assign(
+                position.resize(table, wanted[name], source_grid=given, prefix_tokens=prefix_tokens, method=self.method)
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        config = {"grid": self.grid, "prefix_tokens": self.prefix_tokens, "kind": self.kind, "method": self.method}
+        return {**super().get_config(), **config}

@@ -1,0 +1,236 @@
+"""The ResNet in front of a hybrid (paper, section 3.1; vit_jax/models_resnet.py): version 1 units, weight-standardised
+convolutions (arXiv 1903.10520) and GroupNorm (arXiv 1803.08494).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_vit.model.layers.initializers import initializer
+
+GROUPS = 32
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class StandardizedConv2D(keras.layers.Layer):
+    """A convolution without bias whose kernel has mean 0 and deviation 1 for every output channel; SAME padding.
+
+    Args:
+        filters: output channels.
+        kernel_size: side of the square kernel.
+        strides: step.
+        epsilon: added to the deviation or to the variance.
+        epsilon_place: "std" (Google) or "variance" (timm).
+
+    Input: (batch, height, width, channels). Output: (batch, ceil(height / strides), ceil(width / strides), filters).
+    """
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int,
+        *,
+        strides: int = 1,
+        epsilon: float = 1e-5,
+        epsilon_place: str = "std",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.filters = filters
+        self.kernel_size = kernel_size
+        self.strides = strides
+        self.epsilon = epsilon
+        self.epsilon_place = epsilon_place
+
+    def build(self, input_shape: tuple[Any, ...]) -> None:
+        shape = (self.kernel_size, self.kernel_size, input_shape[-1], self.filters)
+        self.kernel = self.add_weight(
+            shape=shape, initializer=initializer("convolution"), name="kernel", autocast=False
+        )
+
+    def standardized_kernel(self) -> Any:
+        """The kernel that the convolution uses, in the variable's own dtype."""
+        kernel = ops.convert_to_tensor(self.kernel)
+        kernel = kernel - ops.mean(kernel, axis=(0, 1, 2), keepdims=True)
+        variance = ops.mean(ops.square(kernel), axis=(0, 1, 2), keepdims=True)
+        if self.epsilon_place == "std":
+            return kernel / (ops.sqrt(variance) + self.epsilon)
+        return kernel / ops.sqrt(variance + self.epsilon)
+
+    def call(self, x: Any) -> Any:
+        kernel = ops.cast(self.standardized_kernel(), x.dtype)
+        return ops.conv(x, kernel, strides=self.strides, padding="same", data_format="channels_last")
+
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        height, width = (-(-side // self.strides) for side in input_shape[1:3])
+        return (input_shape[0], height, width, self.filters)
+
+    def get_config(self) -> dict[str, Any]:
+        names = ("filters", "kernel_size", "strides", "epsilon", "epsilon_place")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class GroupNormalization(keras.layers.Layer):
+    """GroupNorm over 32 groups, as channel moments that are averaged over each group: no tensor above rank 4.
+
+    Args:
+        epsilon: added to the variance.
+        gamma_initializer: "ones"; "zeros" for the last one of a unit, so that the unit starts as the identity.
+
+    Input and output: (batch, height, width, channels), channels a multiple of 32.
+    """
+
+    def __init__(self, epsilon: float = 1e-6, *, gamma_initializer: str = "ones", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.epsilon = epsilon
+        self.gamma_initializer = gamma_initializer
+
+    def build(self, input_shape: tuple[Any, ...]) -> None:
+        channels = (input_shape[-1],)
+        # Not cast to the compute dtype: the statistics are float32 at least, as in LayerNorm.
+        self.gamma = self.add_weight(shape=channels, initializer=self.gamma_initializer, name="gamma", autocast=False)
+        self.beta = self.add_weight(shape=channels, initializer="zeros", name="beta", autocast=False)
+
+    def call(self, x: Any) -> Any:
+        wide = ops.cast(x, keras.backend.result_type(x.dtype, "float32"))
+        centered = wide - self._group_mean(ops.mean(wide, axis=(1, 2)))
+        variance = self._group_mean(ops.mean(ops.square(centered), axis=(1, 2)))
+        scale = ops.rsqrt(variance + self.epsilon) * ops.cast(self.gamma, wide.dtype)
+        return ops.cast(centered * scale + ops.cast(self.beta, wide.dtype), x.dtype)
+
+    def _group_mean(self, channels: Any) -> Any:
+        """(batch, channels) to (batch, 1, 1, channels), every channel holding its group's mean."""
+        width = channels.shape[-1]
+        mean = ops.mean(ops.reshape(channels, (-1, GROUPS, width // GROUPS)), axis=-1)
+        return ops.reshape(ops.repeat(mean, width // GROUPS, axis=-1), (-1, 1, 1, width))
+
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "epsilon": self.epsilon, "gamma_initializer": self.gamma_initializer}
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class ResNetRoot(keras.layers.Layer):
+    """The stem: 7x7 convolution with stride 2, GroupNorm, ReLU, 3x3 maximum with stride 2.
+
+    Args:
+        width: output channels.
+        norm_epsilon: of GroupNorm.
+        conv_epsilon: of the weight standardisation.
+        conv_epsilon_place: "std" or "variance".
+
+    Input: (batch, height, width, channels). Output: a quarter of the height and width, rounded up.
+    """
+
+    def __init__(
+        self, width: int, *, norm_epsilon: float, conv_epsilon: float, conv_epsilon_place: str, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.width = width
+        self.epsilons: dict[str, Any] = {
+            "norm_epsilon": norm_epsilon,
+            "conv_epsilon": conv_epsilon,
+            "conv_epsilon_place": conv_epsilon_place,
+        }
+        make = _Maker(self.dtype_policy, **self.epsilons)
+        self.conv = make.conv("conv", width, 7, 2)
+        self.gn = make.norm("gn")
+
+    def build(self, input_shape: tuple[Any, ...]) -> None:
+        self.conv.build(input_shape)
+        self.gn.build(self.conv.compute_output_shape(input_shape))
+
+    def call(self, x: Any) -> Any:
+        x = ops.relu(self.gn(self.conv(x)))
+        return ops.max_pool(x, 3, strides=2, padding="same", data_format="channels_last")
+
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        batch, height, width, channels = self.conv.compute_output_shape(input_shape)
+        return (batch, -(-height // 2), -(-width // 2), channels)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "width": self.width, **self.epsilons}
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class ResNetUnit(keras.layers.Layer):
+    """A bottleneck: 1x1, 3x3 (with the stride), 1x1 to four times the width; ReLU after the sum.
+
+    Args:
+        width: channels of the bottleneck.
+        strides: of the 3x3 convolution and of the projection.
+        norm_epsilon: of GroupNorm.
+        conv_epsilon: of the weight standardisation.
+        conv_epsilon_place: "std" or "variance".
+
+    Input: (batch, height, width, channels). Output: (batch, ceil(height / strides), ceil(width / strides), 4 * width).
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        strides: int = 1,
+        norm_epsilon: float,
+        conv_epsilon: float,
+        conv_epsilon_place: str,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.width = width
+        self.strides = strides
+        self.epsilons: dict[str, Any] = {
+            "norm_epsilon": norm_epsilon,
+            "conv_epsilon": conv_epsilon,
+            "conv_epsilon_place": conv_epsilon_place,
+        }
+        self._make = make = _Maker(self.dtype_policy, **self.epsilons)
+        self.conv1, self.gn1 = make.conv("conv1", width, 1, 1), make.norm("gn1")
+        self.conv2, self.gn2 = make.conv("conv2", width, 3, strides), make.norm("gn2")
+        self.conv3, self.gn3 = make.conv("conv3", 4 * width, 1, 1), make.norm("gn3", gamma_initializer="zeros")
+        self.conv_proj: Any = None
+        self.gn_proj: Any = None
+
+    def build(self, input_shape: tuple[Any, ...]) -> None:
+        if input_shape[-1] != 4 * self.width or self.strides != 1:
+            self.conv_proj = self._make.conv("conv_proj", 4 * self.width, 1, self.strides)
+            self.gn_proj = self._make.norm("gn_proj")
+            self.conv_proj.build(input_shape)
+            self.gn_proj.build(self.conv_proj.compute_output_shape(input_shape))
+        shape = input_shape
+        for conv, norm in ((self.conv1, self.gn1), (self.conv2, self.gn2), (self.conv3, self.gn3)):
+            conv.build(shape)
+            shape = conv.compute_output_shape(shape)
+            norm.build(shape)
+
+    def call(self, x: Any) -> Any:
+        shortcut = x if self.conv_proj is None else self.gn_proj(self.conv_proj(x))
+        x = ops.relu(self.gn1(self.conv1(x)))
+        x = ops.relu(self.gn2(self.conv2(x)))
+        return ops.relu(shortcut + self.gn3(self.conv3(x)))
+
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        return self.conv3.compute_output_shape(self.conv2.compute_output_shape(input_shape))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "width": self.width, "strides": self.strides, **self.epsilons}
+
+
+class _Maker:
+    """Makes the convolutions and norms of one stem with its numerics."""
+
+    def __init__(self, policy: Any, *, norm_epsilon: float, conv_epsilon: float, conv_epsilon_place: str) -> None:
+        self._norm = {"epsilon": norm_epsilon, "dtype": policy}
+        self._conv = {"epsilon": conv_epsilon, "epsilon_place": conv_epsilon_place, "dtype": policy}
+
+    def conv(self, name: str, filters: int, kernel_size: int, strides: int) -> StandardizedConv2D:
+        return StandardizedConv2D(filters, kernel_size, strides=strides, name=name, **self._conv)
+
+    def norm(self, name: str, gamma_initializer: str = "ones") -> GroupNormalization:
+        return GroupNormalization(gamma_initializer=gamma_initializer, name=name, **self._norm)

@@ -1,0 +1,186 @@
+"""How the layers of a Vision Transformer follow each other, from a config (paper, figure 1)."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+
+from keras_vit._util.checks import pair
+from keras_vit.model import layers as vit
+from keras_vit.model.config import ViTConfig
+from keras_vit.model.layers.activations import activation
+from keras_vit.model.layers.initializers import initializer
+from keras_vit.model.layers.relative import RelativePosition
+
+
+class Graph:
+    """Lays the layers of a config one behind the other and keeps what each gives under a name."""
+
+    def __init__(self, config: ViTConfig, policy: Any) -> None:
+        self.config = config
+        self.policy = policy
+        # Logits (and the feature of a headless model) have at least float32: a bfloat16 softmax has 3 digits.
+        self.wide = "float64" if policy.compute_dtype == "float64" else "float32"
+        self.intermediates: dict[str, Any] = {}
+        self.block_inputs: dict[str, tuple[Any, ...]] = {}
+        self._position_layer = functools.cache(self._new_position_layer)
+        height, width = pair(config.image_size, "image_size")
+        self.images = keras.Input((height, width, config.num_channels), dtype=self.wide, name="images")
+        tokens = self._encoder(self._tokens(self._stem(self.images)))
+        self.output = self._head(tokens)
+
+    def _keep(self, name: str, tensor: Any) -> Any:
+        self.intermediates[name] = tensor
+        return tensor
+
+    def _stem(self, x: Any) -> Any:
+        resnet = self.config.resnet
+        if resnet is None:
+            return x
+        options = {
+            "norm_epsilon": resnet.norm_epsilon,
+            "conv_epsilon": resnet.conv_epsilon,
+            "conv_epsilon_place": resnet.conv_epsilon_place,
+            "dtype": self.policy,
+        }
+        x = self._keep("root", vit.ResNetRoot(resnet.width, name="root", **options)(x))
+        for stage, units in enumerate(resnet.num_layers, start=1):
+            for unit in range(1, units + 1):
+                strides = 2 if unit == 1 and stage > 1 else 1
+                name = f"stage_{stage}_unit_{unit}"
+                x = vit.ResNetUnit(resnet.width * 2 ** (stage - 1), strides=strides, name=name, **options)(x)
+            self._keep(f"stage_{stage}", x)
+        return x
+
+    def _tokens(self, x: Any) -> Any:
+        c = self.config
+        patch = pair(c.patch_size, "patch_size")
+        x = vit.PatchEmbedding(c.hidden_size, patch, use_bias=c.patch_bias, name="embedding", dtype=self.policy)(x)
+        self._keep("embedding", x)
+        # Google puts the class token in front first; big_vision adds the position embedding first.
+        steps = (self._prefix, self._position) if c.position_prefix else (self._position, self._prefix)
+        for step in steps:
+            x = step(x)
+        x = vit.Dropout(c.dropout_rate, name="dropout", dtype=self.policy)(x)
+        if c.pre_norm:
+            x = self._norm("pre_norm")(x)
+        return self._keep("tokens", x)
+
+    def _prefix(self, x: Any) -> Any:
+        c = self.config
+        if not c.num_prefix_tokens:
+            return x
+        return vit.PrefixTokens(
+            class_token=bool(c.class_token),
+            distilled=c.distilled,
+            num_registers=c.num_registers,
+            name="prefix",
+            dtype=self.policy,
+        )(x)
+
+    def _position(self, x: Any) -> Any:
+        c = self.config
+        return x if c.position == "none" or c.position_place != "stem" else self._position_layer("position")(x)
+
+    def _block_input(self, x: Any, i: int) -> tuple[Any, ...]:
+        """What block i takes: the tokens, with a position embedding added here, or beside them for its attention."""
+        c = self.config
+        if c.position_place == "stem":
+            return (x,)
+        positions = self._position_layer("position" if c.position_place == "shared" else f"position_{i}")(x)
+        return (x, positions) if c.position == "relative" else (positions,)
+
+    def _new_position_layer(self, name: str) -> keras.layers.Layer:
+        c = self.config
+        if c.position == "relative":
+            return RelativePosition(
+                c.grid, c.num_heads, prefix_tokens=c.num_prefix_tokens, name=name, dtype=self.policy
+            )
+        return vit.PositionEmbedding(
+            c.grid,
+            prefix_tokens=c.position_prefix_tokens,
+            kind=c.position,
+            method=c.position_method,
+            name=name,
+            dtype=self.policy,
+        )
+
+    def _encoder(self, x: Any) -> Any:
+        c = self.config
+        for i in range(c.num_layers):
+            block = vit.EncoderBlock(
+                c.num_heads,
+                c.mlp_dim,
+                activation=c.activation,
+                norm_epsilon=c.norm_epsilon,
+                qkv_bias=c.qkv_bias,
+                layer_scale=c.layer_scale,
+                dropout_rate=c.dropout_rate,
+                attention_dropout_rate=c.attention_dropout_rate,
+                stochastic_depth=c.stochastic_depth * i / max(1, c.num_layers - 1),
+                name=f"block_{i}",
+                dtype=self.policy,
+            )
+            self.block_inputs[block.name] = self._block_input(x, i)
+            x = self._keep(block.name, block(*self.block_inputs[block.name]))
+        if c.final_norm == "tokens":
+            x = self._keep("encoder_norm", self._norm("encoder_norm")(x))
+        return x
+
+    def _head(self, tokens: Any) -> Any:
+        c = self.config
+        x = self._representation(self._pool(tokens, token=0))
+        if not c.distilled:
+            self._keep("pre_logits", x)
+            return self._keep("logits", self._dense("head")(x)) if c.num_classes else self._widened(x)
+        other = self._pool(tokens, token=1)
+        self._keep("pre_logits", keras.layers.Average(name="mean_feature", dtype=self.policy)([x, other]))
+        if not c.num_classes:
+            return self._widened(self.intermediates["pre_logits"])
+        heads = [self._dense("head")(x), self._dense("head_distillation")(other)]
+        return self._keep("logits", keras.layers.Average(name="mean_logits", dtype=self.wide)(heads))
+
+    def _pool(self, x: Any, token: int) -> Any:
+        c = self.config
+        if c.classifier == "map":
+            x = vit.AttentionPooling(
+                c.num_heads,
+                c.mlp_dim,
+                activation=c.activation,
+                norm_epsilon=c.norm_epsilon,
+                prefix_tokens=c.num_prefix_tokens,
+                name="pool",
+                dtype=self.policy,
+            )(x)
+        elif c.classifier in ("token", "gap"):
+            token_or_mean = token if c.classifier == "token" else None
+            name = "pool" if token == 0 else f"pool_{token}"
+            prefix = c.num_prefix_tokens
+            x = vit.TokenPooling(token=token_or_mean, prefix_tokens=prefix, name=name, dtype=self.policy)(x)
+        return self._norm("encoder_norm")(x) if c.final_norm == "pooled" else x
+
+    def _representation(self, x: Any) -> Any:
+        if self.config.representation_size is None:
+            return x
+        return keras.layers.Dense(
+            self.config.representation_size,
+            activation=activation(self.config.representation_activation),
+            kernel_initializer=initializer("convolution"),
+            name="pre_logits",
+            dtype=self.policy,
+        )(x)
+
+    def _dense(self, name: str) -> keras.layers.Dense:
+        bias = keras.initializers.Constant(self.config.head_bias_init)
+        # The paper's head starts at zero.
+        return keras.layers.Dense(
+            self.config.num_classes, kernel_initializer="zeros", bias_initializer=bias, name=name, dtype=self.wide
+        )
+
+    def _norm(self, name: str) -> keras.layers.LayerNormalization:
+        return keras.layers.LayerNormalization(epsilon=self.config.norm_epsilon, name=name, dtype=self.policy)
+
+    def _widened(self, x: Any) -> Any:
+        return keras.layers.Identity(name="feature", dtype=self.wide)(x)

@@ -1,0 +1,1 @@
+"""Training data: sources, splits, order, decoding and augmentation."""

@@ -1,0 +1,70 @@
+"""The model that a run trains: named, loaded or given, then taken to the recipe's resolution, head and precision."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_vit import converters
+from keras_vit.model.config import ViTConfig
+from keras_vit.model.vision_transformer import HEADS, VisionTransformer
+from keras_vit.train._recipe import Recipe
+from keras_vit.zoo import pretrained
+
+
+def opened(
+    recipe: Recipe,
+    model: str | os.PathLike[str] | ViTConfig | VisionTransformer,
+    *,
+    weights: str | os.PathLike[str] | None = None,
+) -> VisionTransformer:
+    """The model that training begins with, as it is.
+
+    Args:
+        recipe: `start` says whether a name stands for pretrained weights or random ones, `seed` draws the latter.
+        model: a name of the zoo, a checkpoint or .keras file, a config (random weights), or a model.
+        weights: for a name: a tag of its card, a path or a URL, whatever `start` says.
+
+    Raises:
+        ValueError: where weights are given with anything but a name; and as `zoo.load` and `converters.load` do.
+    """
+    if weights is not None and not (isinstance(model, str) and not Path(model).exists()):
+        raise ValueError(f"weights are for a model's name. Received: weights={weights!r} and model={model!r}")
+    if isinstance(model, VisionTransformer):
+        return model
+    keras.utils.set_random_seed(recipe.seed % 2**32)  # what is drawn here is the same every time
+    if isinstance(model, ViTConfig):
+        return VisionTransformer(model, dtype="float32")
+    if Path(model).exists() or Path(model).suffix == ".keras":
+        return converters.load(model, dtype="float32")
+    if weights is None and recipe.start == "pretrained":
+        weights = "default"
+    return pretrained.load(str(model), weights=weights, dtype="float32")
+
+
+def fitted(
+    recipe: Recipe, source: VisionTransformer, *, num_classes: int, class_names: Sequence[str] | None = None
+) -> VisionTransformer:
+    """A new model, made in the current strategy's scope, with the source's weights and what the recipe changes.
+
+    Args:
+        recipe: image_size, config, reset_head, precision, objective.
+        source: where the weights come from; left as it is.
+        num_classes: of the data. Where the source has another number its head is replaced by a new one, of zeros.
+        class_names: of the data, for a head that is new.
+    """
+    config = source.config
+    changes: dict[str, Any] = {}
+    if recipe.objective == "masked_patch":
+        changes = {"num_classes": 0, "representation_size": None}
+    elif recipe.reset_head or config.num_classes != num_classes:
+        changes = {"num_classes": num_classes, "labels": tuple(class_names) if class_names else None}
+    if recipe.reset_head:
+        changes["representation_size"] = None
+    target = config.replace(**changes | recipe.config_changes(config))
+    keras.utils.set_random_seed(recipe.seed % 2**32)
+    return source.rebuilt(target, dtype=recipe.precision, fresh=HEADS if recipe.reset_head else ())

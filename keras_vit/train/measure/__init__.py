@@ -1,0 +1,1 @@
+"""Evaluation, few-shot accuracy, and the plan of memory and time."""

@@ -1,0 +1,42 @@
+"""What training makes small: the losses of the papers, one value an image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from keras_vit.model.layers.randomness import scope
+
+# (model, batch, seed) -> the loss of every image and further figures of every image, each float32 (batch,).
+Objective: TypeAlias = Callable[[Any, dict[str, Any], Any], tuple[Any, dict[str, Any]]]
+
+
+def classification(kind: str, *, label_smoothing: float = 0.0, remat: bool = False) -> Objective:
+    """Cross-entropy between logits and labels that may be mixed, smoothed or several.
+
+    Args:
+        kind: "softmax", or "sigmoid": every class by itself, summed over classes (big_vision's sigmoid_xent).
+        label_smoothing: share of the label that is spread evenly over all classes.
+        remat: compute encoder blocks again for their gradient.
+
+    Returns:
+        an objective on batches of "image" (batch, height, width, channels) and "label" float32 (batch, classes).
+    """
+
+    def objective(model: Any, batch: dict[str, Any], seed: Any) -> tuple[Any, dict[str, Any]]:
+        with scope(seed, remat=remat):
+            logits = model(batch["image"], training=True)
+        labels = batch["label"]
+        right = tf.equal(tf.argmax(logits, axis=-1), tf.argmax(labels, axis=-1))
+        smooth = labels * (1 - label_smoothing) + label_smoothing / labels.shape[-1]
+        return _cross_entropy(kind, logits, smooth), {"accuracy": tf.cast(right, tf.float32)}
+
+    return objective
+
+
+def _cross_entropy(kind: str, logits: Any, labels: Any) -> Any:
+    if kind == "sigmoid":
+        return tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits), axis=-1)
+    return tf.nn.softmax_cross_entropy_with_logits(labels=labels, logits=logits)

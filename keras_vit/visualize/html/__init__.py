@@ -1,0 +1,1 @@
+"""The report: what a model sees, as one HTML file."""

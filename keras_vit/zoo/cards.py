@@ -1,0 +1,308 @@
+"""Model cards: what one zoo/*.toml says, read and checked. `catalogue` looks them up by name.
+
+A card that does not fit is refused as a whole, with all that is wrong with it in one error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keras_vit._util import data_files
+from keras_vit._util.schema import NUMBER, misfits
+from keras_vit.errors import CardError
+from keras_vit.model.config import Preprocessing, ViTConfig
+from keras_vit.model.sizes import canonical_name
+
+NOT_PUBLISHED = "not published"
+
+# What a card may hold, in the notation of `schema.misfits`.
+_CLASSES = {"labels?": str, "num_classes?": int}
+_PREPROCESSING = {
+    "resize": str,
+    "interpolation": str,
+    "antialias": bool,
+    "crop_fraction?": NUMBER,
+    "mean": [NUMBER],
+    "std": [NUMBER],
+}
+_FILE = {
+    "file": str,
+    "image_size?": int,
+    "config?": dict,
+    "notes?": [str],
+    "size_mib?": NUMBER,
+    "bytes?": int,
+    "sha256?": str,
+}
+_ACCURACY = {"dataset": str, "metric": str, "image_size": int, "source": str, "values": {"*": NUMBER}}
+_WEIGHTS = {
+    **_CLASSES,
+    "rank": int,
+    "image_size": int,
+    "config?": dict,
+    "notes?": [str],
+    "files": {"*": _FILE},
+    "accuracy?": [_ACCURACY],
+}
+_PART = {"field": str, "spelled": str, "values": [str]}
+_GRAMMAR = {"image_size": int, "pre_trained": [_PART], "fine_tuned": [_PART], "datasets": {"*": _CLASSES}}
+_FAMILY = {
+    "title": str,
+    "licence": str,
+    "source": str,
+    "base": str,
+    "paper": {"title": str, "arxiv": str},
+    "preprocessing": _PREPROCESSING,
+    "notes?": [str],
+    "models?": {"*": dict},
+    "weights": {"*": _WEIGHTS},
+    "grammar?": _GRAMMAR,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """Where the weights were published: its title and its arXiv number."""
+
+    title: str
+    arxiv: str
+
+    def __str__(self) -> str:
+        return f"{self.title} (arXiv {self.arxiv})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """One reported figure and how it came about.
+
+    Args:
+        dataset: its TensorFlow Datasets name.
+        metric: what was measured, such as "top-1".
+        value: percent.
+        image_size: height and width in pixels.
+        source: who measured it, and where it is written.
+    """
+
+    dataset: str
+    metric: str
+    value: float
+    image_size: int
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.value:g} % {self.metric}, {self.dataset} at {self.image_size} px [{self.source}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """One file of published weights and all that is known of it.
+
+    Args:
+        tag: what these weights are called among those of their model.
+        architecture: the model's name, in its canonical spelling.
+        file: the file's name.
+        base: what stands in front of `file`: a URL, or a folder inside zoo/.
+        image_size: height and width in pixels that the position embeddings are for.
+        num_classes: outputs of the head; None where only the file tells.
+        labels: the name of a list in zoo/labels, None where there is none.
+        config: fields of ViTConfig in which the file differs from its architecture; all fields of a model
+            that is in no table of sizes.
+        preprocessing: how images are prepared.
+        sha256: in lower-case hexadecimal; None where it is not published.
+        bytes: exact size; None where it is not published.
+        size_mib: approximate size in MiB; None where it is not published.
+        accuracy: figures reported for it.
+        paper: where it was published.
+        licence: SPDX identifier.
+        source: who published it.
+        notes: what a user had better know.
+        rank: of a model's weights those with the lowest rank are the default.
+    """
+
+    tag: str
+    architecture: str
+    file: str
+    base: str
+    image_size: int
+    num_classes: int | None
+    labels: str | None
+    config: Mapping[str, Any]
+    preprocessing: Preprocessing
+    paper: Paper
+    licence: str
+    source: str
+    rank: int
+    accuracy: tuple[Accuracy, ...] = ()
+    notes: tuple[str, ...] = ()
+    sha256: str | None = None
+    bytes: int | None = None
+    size_mib: float | None = None
+
+    @property
+    def url(self) -> str | None:
+        """Where the file is published; None where it comes with the package."""
+        return self.base + self.file if "://" in self.base else None
+
+    @property
+    def location(self) -> str:
+        """The URL, or the path of a file that comes with the package."""
+        return self.url or str(data_files.folder("zoo") / self.base / self.file)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All fields of ViTConfig that the card states."""
+        stated = {
+            "image_size": self.image_size,
+            "num_classes": self.num_classes,
+            "labels": self.labels,
+            "preprocessing": self.preprocessing,
+        }
+        return {**{name: value for name, value in stated.items() if value is not None}, **self.config}
+
+    def whole_config(self) -> ViTConfig:
+        """The model that the card describes: the architecture with all that the card states.
+
+        Where only the file tells the number of classes, it is without a head.
+        """
+        facts = {"num_classes": 0, **self.facts}
+        return ViTConfig(**facts) if "hidden_size" in facts else ViTConfig.from_name(self.architecture, **facts)
+
+    @property
+    def size_words(self) -> str:
+        """The file's size, as far as it is known."""
+        if self.bytes:
+            return f"{self.bytes:,} bytes"
+        return f"{self.size_mib:,g} MiB" if self.size_mib else NOT_PUBLISHED
+
+    @property
+    def classes_words(self) -> str:
+        """The number of classes, as far as it is known."""
+        return "as the file has it" if self.num_classes is None else f"{self.num_classes:,}"
+
+    def __str__(self) -> str:
+        rows = [
+            ("file", self.url or self.base + self.file),
+            ("size", self.size_words),
+            ("sha256", self.sha256 or NOT_PUBLISHED),
+            ("image", f"{self.image_size} x {self.image_size}"),
+            ("classes", self.classes_words + (f" ({self.labels})" if self.labels else "")),
+            *[("config", f"{name} = {value}") for name, value in self.config.items()],
+            *[("accuracy", str(accuracy)) for accuracy in self.accuracy],
+            *[("note", note) for note in self.notes],
+            ("paper", str(self.paper)),
+            ("licence", f"{self.licence}, {self.source}"),
+        ]
+        return "\n".join(f"{name:<9} {text}" for name, text in rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One zoo/*.toml, checked.
+
+    Args:
+        table: what it holds.
+        weights: its rows.
+    """
+
+    table: Mapping[str, Any]
+    weights: tuple[Weights, ...]
+
+
+def read_family(path: str | Path) -> Family:
+    """Read and check one file of cards.
+
+    Args:
+        path: a .toml file as zoo/README.md describes it.
+
+    Returns:
+        The family, its rows in the order of the file.
+
+    Raises:
+        CardError: unknown or missing keys, wrong types, a model that is no architecture, what ViTConfig does
+            not take, labels that are no file: all of them at once.
+        ValueError: it is no TOML.
+    """
+    table = data_files.read_toml(path)
+    where = Path(path).name
+    wrong = list(misfits(table, _FAMILY, where))
+    rows: list[Weights] = []
+    places: dict[str, list[str]] = {}  # what a family states once is wrong in all its rows, and told once
+    if not wrong:
+        wrong += _accuracy_misfits(table, where)
+        for tag, stated in table["weights"].items():
+            for architecture, row in stated["files"].items():
+                try:
+                    rows.append(make_weights(table, tag, architecture, stated, row))
+                    _check(rows[-1], own=architecture in table.get("models", {}))
+                except (TypeError, ValueError) as error:
+                    places.setdefault(str(error), []).append(f"weights.{tag}.files.{architecture}")
+    wrong += [f"{where}.{', '.join(found)}: {error}" for error, found in places.items()]
+    if wrong:
+        raise CardError(f"{path} is no model card: " + "; ".join(wrong))
+    return Family(table=table, weights=tuple(rows))
+
+
+def make_weights(
+    family: Mapping[str, Any], tag: str, architecture: str, stated: Mapping[str, Any], row: Mapping[str, Any]
+) -> Weights:
+    """One row of a card, with all that its family and its tag state once for every row.
+
+    Args:
+        family: the whole table.
+        tag: what the weights are called.
+        architecture: the model's canonical name.
+        stated: what holds for the tag (rank, image_size, labels, num_classes, config, notes, accuracy).
+        row: what holds for the file.
+    """
+    reported = [
+        Accuracy(value=entry["values"][architecture], **{k: v for k, v in entry.items() if k != "values"})
+        for entry in stated.get("accuracy", [])
+        if architecture in entry["values"]
+    ]
+    own = family.get("models", {}).get(architecture, {})
+    return Weights(
+        tag=tag,
+        architecture=architecture,
+        file=row["file"],
+        base=family["base"],
+        image_size=row.get("image_size", stated["image_size"]),
+        num_classes=stated.get("num_classes"),
+        labels=stated.get("labels"),
+        config={**own, **stated.get("config", {}), **row.get("config", {})},
+        preprocessing=Preprocessing(**family["preprocessing"]),
+        paper=Paper(**family["paper"]),
+        licence=family["licence"],
+        source=family["source"],
+        rank=stated["rank"],
+        accuracy=tuple(reported),
+        notes=(*row.get("notes", ()), *stated.get("notes", ()), *family.get("notes", ())),
+        sha256=row.get("sha256"),
+        bytes=row.get("bytes"),
+        size_mib=row.get("size_mib"),
+    )
+
+
+def _check(weights: Weights, *, own: bool) -> None:
+    name = weights.architecture
+    if not own and name != canonical_name(name):
+        raise ValueError(f"a card writes {canonical_name(name)!r}. Received: {name!r}")
+    complete = ViTConfig() if own else ViTConfig.from_name(name)
+    complete.replace(**weights.facts)
+    labels = data_files.folder("zoo") / "labels" / f"{weights.labels}.txt"
+    if weights.labels is not None and not labels.is_file():
+        known = sorted(path.stem for path in labels.parent.glob("*.txt"))
+        raise ValueError(f"labels is one of {known}, the files of zoo/labels. Received: {weights.labels!r}")
+    if weights.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", weights.sha256):
+        raise ValueError(f"sha256 is 64 digits of 0-9 and a-f. Received: {weights.sha256!r}")
+
+
+def _accuracy_misfits(family: Mapping[str, Any], where: str) -> Iterator[str]:
+    for tag, stated in family["weights"].items():
+        for index, entry in enumerate(stated.get("accuracy", [])):
+            place = f"{where}.weights.{tag}.accuracy[{index}].values"
+            for name in sorted(set(entry["values"]) - set(stated["files"])):
+                yield f"{place} names {name!r}, which has no file in {where}.weights.{tag}.files"

@@ -1,0 +1,286 @@
+"""The catalogue: which models have published weights, looked up by any spelling of their name.
+
+What there is to know lies in zoo/*.toml; this finds it. Nothing here imports Keras or TensorFlow.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from html import escape
+from itertools import zip_longest
+from typing import Any
+
+from keras_vit._util import data_files, html_table
+from keras_vit.errors import CardError, UnknownModel
+from keras_vit.model import cost
+from keras_vit.model.sizes import canonical_name
+from keras_vit.zoo.cards import Family, Weights, make_weights, read_family
+
+_COLUMNS = ("weights", "images", "classes", "reported accuracy", "file", "paper")
+
+
+@dataclass(frozen=True)
+class Card:
+    """A model and its published weights.
+
+    Args:
+        name: its canonical spelling, such as "ViT-B/16".
+        weights: by tag, the recommended ones first.
+    """
+
+    name: str
+    weights: Mapping[str, Weights]
+
+    @property
+    def default(self) -> str:
+        """The tag of the recommended weights."""
+        return next(iter(self.weights))
+
+    def __str__(self) -> str:
+        blocks = [self.name]
+        for tag, weights in self.weights.items():
+            details = "\n".join(f"    {line}" for line in str(weights).splitlines())
+            blocks.append(f"  {tag}{' (default)' if tag == self.default else ''}\n{details}")
+        return "\n\n".join(blocks)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        rows = [
+            (
+                tag + " (default)" * (tag == self.default),
+                f"{weights.image_size} px",
+                weights.classes_words,
+                "; ".join(map(str, weights.accuracy)),
+                weights.file,
+                str(weights.paper),
+            )
+            for tag, weights in self.weights.items()
+        ]
+        return f"<p><b>{escape(self.name)}</b></p>" + html_table.table(_COLUMNS, rows)
+
+
+def names(pattern: str = "*") -> list[str]:
+    """The models that have published weights.
+
+    Args:
+        pattern: as a shell matches file names, whatever the case; any spelling of a name may match: "B/*",
+            "vit-b_16", "r50*".
+
+    Returns:
+        Canonical names in natural order: B/8 before B/16.
+    """
+    matching = [
+        name for name in _cards() if any(fnmatchcase(spelling, pattern.casefold()) for spelling in _spellings(name))
+    ]
+    return sorted(matching, key=_natural)
+
+
+def card(name: str) -> Card:
+    """All that is known of a model.
+
+    Args:
+        name: of an architecture or of a model of the zoo, in any spelling, or the name of an AugReg file.
+
+    Returns:
+        Its card; for an AugReg file a card with that file alone.
+
+    Raises:
+        UnknownModel: no card has this name.
+        ValueError: an AugReg name with a part that no file has.
+    """
+    single = parse_augreg(name)
+    if single:
+        return Card(single.architecture, {single.tag: single})
+    by_spelling = {spelling: known for known in _cards() for spelling in _spellings(known)}
+    found = by_spelling.get(name.casefold()) or _architecture(name)
+    if found in _cards():
+        return _cards()[found]
+    close = difflib.get_close_matches(name.casefold(), by_spelling, n=8, cutoff=0.4)
+    nearest = list(dict.fromkeys(by_spelling[spelling] for spelling in close))[:4]
+    offer = f"the nearest are {nearest}" if nearest else f"the models are {names()}"
+    problem = f"{found} has no published weights" if found else "No model has this name"
+    raise UnknownModel(f"{problem}; {offer}. Received: {name!r}")
+
+
+def table(pattern: str = "*") -> list[dict[str, Any]]:
+    """What is known of all published weights, for a notebook or a page: `pandas.DataFrame(zoo.table())`.
+
+    Nothing is built or downloaded. The AugReg files that no card recommends are not in it.
+
+    Args:
+        pattern: of models, as `names` takes it.
+
+    Returns:
+        One row for each model and tag: name, weights (the tag), default (bool), parameters, gflops (1e9 operations of
+        one image at image_size, a multiply-add counted as two: twice what papers and timm print), image_size,
+        num_classes (None where only the file tells; the counts are then without a head), file, url (None where it comes
+        with the package), accuracy (a list of dicts: value, metric, dataset, image_size, source), paper, licence, load
+        (a line of Python), and about the bytes of its weights by the precision of their kernels: bytes_float32,
+        bytes_float16, bytes_int8 (see `arithmetic.file_bytes`).
+    """
+    return [row for name in names(pattern) for row in rows(card(name))]
+
+
+def rows(known: Card) -> list[dict[str, Any]]:
+    """The rows of `table` that a card gives."""
+    return [_row(weights) for weights in known.weights.values()]
+
+
+def _row(weights: Weights) -> dict[str, Any]:
+    config, listed = weights.whole_config(), _cards()[weights.architecture]
+    default = weights.tag == listed.default
+    arguments = f"{listed.name!r}" if default else f"{listed.name!r}, weights={weights.tag!r}"
+    if weights.tag not in listed.weights:  # an AugReg file, which goes by its own name
+        arguments = f"{weights.tag!r}"
+    sizes = {f"bytes_{name}": cost.file_bytes(config, name) for name in cost.PRECISIONS}
+    return {
+        "name": listed.name,
+        "weights": weights.tag,
+        "default": default,
+        "parameters": cost.count_parameters(config),
+        "gflops": cost.forward_flops(config) / 1e9,
+        "image_size": weights.image_size,
+        "num_classes": weights.num_classes,
+        "file": weights.file,
+        "url": weights.url,
+        "accuracy": [asdict(accuracy) for accuracy in weights.accuracy],
+        "paper": str(weights.paper),
+        "licence": weights.licence,
+        **sizes,
+        "load": f"keras_vit.zoo.load({arguments})",
+    }
+
+
+def _architecture(name: str) -> str | None:
+    try:
+        return canonical_name(name)
+    except ValueError:
+        return None
+
+
+def find(name: str, weights: str = "default") -> Weights:
+    """The weights of a model that a tag names.
+
+    Args:
+        name: as `card` takes it.
+        weights: one of the card's tags; "default" is the recommended one.
+
+    Raises:
+        UnknownModel: no card has this name.
+        ValueError: the card has no such tag.
+    """
+    model = card(name)
+    tag = model.default if weights == "default" else weights
+    if tag not in model.weights:
+        raise ValueError(f"{model.name} has the weights {list(model.weights)}. Received: weights={weights!r}")
+    return model.weights[tag]
+
+
+def parse_augreg(name: str) -> Weights | None:
+    """Read the name of an AugReg file: any of some 52,000 that the grammar in zoo/augreg.toml spells.
+
+    Args:
+        name: with or without ".npz", such as "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0", and
+            after it "--imagenet2012-steps_20k-lr_0.03-res_384" where it is fine-tuned.
+
+    Returns:
+        The file's weights, their tag is its name; those of a card where it is one of the recommended files;
+        None where it is no such name.
+
+    Raises:
+        ValueError: it is like one, but for a part that no file has; the message names the part.
+    """
+    family = _augreg()
+    grammar = family.table["grammar"]
+    stem = name.removesuffix(".npz")
+    if not _resembles(stem, [*grammar["pre_trained"], *grammar["fine_tuned"]]):
+        return None
+    first, dashes, second = stem.partition("--")
+    values = _values(name, first, grammar["pre_trained"])
+    architecture = canonical_name(values["model"])
+    stem, image_size = _spell(values, grammar["pre_trained"]), grammar["image_size"]
+    if dashes:
+        values = _values(name, second, grammar["fine_tuned"])
+        stem, image_size = f"{stem}--{_spell(values, grammar['fine_tuned'])}", int(values["resolution"])
+    for weights in family.weights:
+        if weights.file == f"{stem}.npz":
+            return weights
+    stated = {"rank": 1, "image_size": image_size, **grammar["datasets"][values["data set"]]}
+    return make_weights(family.table, stem, architecture, stated, {"file": f"{stem}.npz"})
+
+
+def _resembles(stem: str, parts: Sequence[Mapping[str, Any]]) -> bool:
+    # Two parts that only an AugReg file has: then it is meant as one, and what is wrong with it can be said.
+    known = {spelling for part in parts for spelling in _allowed(part)}
+    return sum(part in known for part in re.split("-+", stem.casefold())) >= 2
+
+
+def _values(name: str, text: str, parts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    values = {}
+    for part, given in zip_longest(parts, text.split("-")):
+        if part is None:
+            last = parts[-1]["field"]
+            raise ValueError(f"An AugReg name ends after its {last}. Received: {given!r} after it in {name!r}")
+        field, allowed = part["field"], _allowed(part)
+        if given is None or given.casefold() not in allowed:
+            received = "nothing" if given is None else repr(given)
+            spelled = list(map(part["spelled"].format, part["values"]))
+            raise ValueError(f"The {field} of an AugReg name is one of {spelled}. Received: {received} in {name!r}")
+        values[field] = allowed[given.casefold()]
+    return values
+
+
+def _spell(values: Mapping[str, str], parts: Sequence[Mapping[str, Any]]) -> str:
+    return "-".join(part["spelled"].format(values[part["field"]]) for part in parts)
+
+
+def _allowed(part: Mapping[str, Any]) -> dict[str, str]:
+    return {part["spelled"].format(value).casefold(): value for value in part["values"]}
+
+
+@functools.cache
+def _families() -> tuple[Family, ...]:
+    return tuple(read_family(path) for path in sorted(data_files.folder("zoo").glob("*.toml")))
+
+
+def _augreg() -> Family:
+    return next(family for family in _families() if "grammar" in family.table)
+
+
+@functools.cache
+def _cards() -> dict[str, Card]:
+    return gather([weights for family in _families() for weights in family.weights])
+
+
+def gather(rows: Sequence[Weights]) -> dict[str, Card]:
+    """Put the weights of all families together, one card a model.
+
+    Raises:
+        CardError: a model has two weights with one tag, or two that both claim to be its default.
+    """
+    grouped: dict[str, dict[str, Weights]] = {}
+    for weights in sorted(rows, key=lambda weights: weights.rank):
+        model = grouped.setdefault(weights.architecture, {})
+        for other in model.values():
+            if weights.tag == other.tag or weights.rank == other.rank:
+                raise CardError(
+                    f"{weights.architecture} has two weights with one tag or one rank: "
+                    + " and ".join(f"{w.base}{w.file} (tag {w.tag!r}, rank {w.rank})" for w in (other, weights))
+                )
+        model[weights.tag] = weights
+    return {name: Card(name, model) for name, model in grouped.items()}
+
+
+def _spellings(name: str) -> list[str]:
+    short = name.replace("ViT-", "")
+    plain = [spelling.replace("/", "_") for spelling in (name, short)]
+    return [spelling.casefold() for spelling in (name, short, *plain, plain[1].replace("+", "_"))]
+
+
+def _natural(name: str) -> list[tuple[str, int]]:
+    return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D+)(\d*)", name)]
