@@ -1,4 +1,4 @@
-"""Files that earlier versions wrote still load, and an interrupted run of theirs continues (tests/data/make_saved.py)."""
+"""Files of earlier versions load, and an interrupted run of theirs continues (see tests/data/make_saved.py)."""
 
 from __future__ import annotations
 

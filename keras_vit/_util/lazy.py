@@ -12,7 +12,8 @@ def names(package: str, homes: Mapping[str, str | None]) -> tuple[Callable[[str]
 
     Args:
         package: its name.
-        homes: public name -> the module of the package that defines it, or None for a module itself.
+        homes: public name -> the module that defines it, by its name in the package or its full name; None for a
+            module itself.
 
     Returns:
         Both functions. The first raises an AttributeError that lists all public names for an unknown one.
@@ -25,6 +26,7 @@ def names(package: str, homes: Mapping[str, str | None]) -> tuple[Callable[[str]
         home = homes[name]
         if home is None:
             return importlib.import_module(f"{package}.{name}")
-        return getattr(importlib.import_module(f"{package}.{home}"), name)
+        module = home if home.startswith("keras_vit.") else f"{package}.{home}"
+        return getattr(importlib.import_module(module), name)
 
     return get, lambda: list(public)

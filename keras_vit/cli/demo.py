@@ -19,7 +19,6 @@ from rich.progress import track
 from rich.table import Table
 
 from keras_vit import digits, export, train, visualize, zoo
-from keras_vit._util.checks import pair
 from keras_vit.model.vision_transformer import VisionTransformer
 
 NAME = "ViT-digits"
@@ -53,7 +52,7 @@ def run(out: Path, *, look: bool = True) -> None:
     keras.utils.set_random_seed(0)  # the fresh position embeddings, for the same table each time
     data = digits.load()
     model = zoo.load(NAME)
-    side, _ = pair(model.config.image_size, "image_size")
+    side, _ = model.config.size
     larger = side * 3 // 2
     console.print(f"{NAME}: {model.count_params():,} parameters, {len(data.test_images)} held-out digits")
     first = model.classify(data.test_images[0], top=1)[0][0]

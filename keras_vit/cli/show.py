@@ -59,14 +59,13 @@ def show(name: ZooModel, image_size: Size = None, as_json: Json = False) -> None
 
 def described(weights: Weights, config: ViTConfig) -> dict[str, Any]:
     """What `show` says of a model, for JSON: numbers of one image, bytes, a multiply-add counted as two operations."""
-    from keras_vit._util.checks import pair
     from keras_vit.model import cost
 
     return {
         "name": weights.architecture,
         "of": weights.tag,
-        "image_size": pair(config.image_size, "image_size"),
-        "patch_size": pair(config.patch_size, "patch_size"),
+        "image_size": config.size,
+        "patch_size": config.patch,
         "grid": config.grid,
         "tokens": config.num_tokens,
         "hidden_size": config.hidden_size,

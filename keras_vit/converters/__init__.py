@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from keras_vit.errors import CheckpointError
 
 _HOMES = {
-    "CheckpointError": "errors",
+    "CheckpointError": "keras_vit.errors",
     "build": "_load",
     "convert": "_load",
     "detect": "_load",

@@ -46,11 +46,11 @@ def least_weights(config: ViTConfig) -> int:
     return sum(
         (
             stem,
-            math.prod(config.patch_size) * channels * width,  # type: ignore[arg-type]  # a pair since it was checked
+            math.prod(config.patch) * channels * width,
             config.num_prefix_tokens * width,
             _positions(config),
             config.num_layers * block,
-            block if config.classifier == "map" else 0,
+            block if config.has_map_head else 0,
             width * feature if config.representation_size else 0,
             feature * config.num_classes,
         )

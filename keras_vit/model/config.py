@@ -7,7 +7,7 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from keras_vit._util.checks import is_count, one_of, pair
 from keras_vit.model.sizes import architecture, canonical_name
@@ -263,9 +263,44 @@ class ViTConfig:
             )
 
     @property
+    def size(self) -> tuple[int, int]:
+        """Image size in pixels, (height, width)."""
+        return cast(tuple[int, int], self.image_size)  # a pair since __post_init__
+
+    @property
+    def patch(self) -> tuple[int, int]:
+        """Patch size, (height, width): pixels, or cells of the ResNet's map in a hybrid."""
+        return cast(tuple[int, int], self.patch_size)
+
+    @property
+    def is_unpooled(self) -> bool:
+        """Whether the head is applied to every token."""
+        return self.classifier in ("unpooled", "token_unpooled")
+
+    @property
+    def has_map_head(self) -> bool:
+        """Whether attention pooling (big_vision's MAP head) makes the feature."""
+        return self.classifier == "map"
+
+    @property
+    def reads_class_token(self) -> bool:
+        """Whether the feature is that of the class token."""
+        return self.classifier in ("token", "token_unpooled")
+
+    @property
+    def read_tokens(self) -> slice:
+        """Tokens that the feature is made from: the class token (and the distillation token), or all patches."""
+        return slice(0, 1 + self.distilled) if self.reads_class_token else slice(self.num_prefix_tokens, None)
+
+    @property
+    def num_final_tokens(self) -> int:
+        """Tokens that the last block has to compute: 1 (2 of a distilled model) for "token", else all."""
+        return 1 + self.distilled if self.classifier == "token" else self.num_tokens
+
+    @property
     def stride(self) -> tuple[int, int]:
         """Pixels from one token to the next, (height, width)."""
-        height, width = pair(self.patch_size, "patch_size")
+        height, width = self.patch
         return height * self._stem_stride, width * self._stem_stride
 
     @property
@@ -277,7 +312,7 @@ class ViTConfig:
     @property
     def grid(self) -> tuple[int, int]:
         """Patch tokens, (height, width). A rest that fills no patch is dropped, as in the official code."""
-        return self.grid_of(pair(self.image_size, "image_size"))
+        return self.grid_of(self.size)
 
     def grid_of(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """The grid that an image gives.
@@ -288,9 +323,10 @@ class ViTConfig:
         Returns:
             (rows, columns) of patches.
         """
-        patch = pair(self.patch_size, "patch_size")
         # Every stride-2 step of the stem pads as TensorFlow's SAME: it rounds up, which is one division rounded up.
-        height, width = (-(-side // self._stem_stride) // cell for side, cell in zip(image_size, patch, strict=True))
+        height, width = (
+            -(-side // self._stem_stride) // cell for side, cell in zip(image_size, self.patch, strict=True)
+        )
         return height, width
 
     @property

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import NamedTuple
 
-from keras_vit._util.checks import pair
 from keras_vit.model.config import ViTConfig
 
 FLOAT = 4  # bytes of a float32
@@ -160,7 +159,7 @@ def inference_memory(config: ViTConfig) -> int:
     a frozen graph, to 1 % for models of 192 channels and more, give or take one tensor of the tokens. What a matrix
     product or convolution needs for itself is not counted, nor what a runtime keeps for the next call.
     """
-    image = config.num_channels * prod(pair(config.image_size, "image_size"))
+    image = config.num_channels * prod(config.size)
     widest = max([_block_peak(config), _head_peak(config), *map(_convolution_peak, convolutions(config))])
     return FLOAT * (image + widest)
 
@@ -174,7 +173,7 @@ def convolutions(config: ViTConfig) -> Iterator[Convolution]:
     """The convolutions of a hybrid's ResNet, in order (keras_vit/layers/resnet.py); none for a pure ViT."""
     if config.resnet is None:
         return
-    sides = pair(config.image_size, "image_size")
+    sides = config.size
     size, width = _halved(sides), config.resnet.width
     yield Convolution("root", 7, config.num_channels, width, size, config.num_channels * prod(sides))
     size, inputs = _halved(size), width
@@ -220,13 +219,13 @@ def _stem(config: ViTConfig) -> Iterator[Part]:
 def patch_values(config: ViTConfig) -> int:
     """Numbers in one patch."""
     channels = [config.num_channels, *(convolution.outputs for convolution in convolutions(config))][-1]
-    return prod(pair(config.patch_size, "patch_size")) * channels
+    return prod(config.patch) * channels
 
 
 def _tokens(config: ViTConfig) -> Iterator[Part]:
     """From patches to what the first block takes."""
     width, sequence = config.hidden_size, (config.num_tokens, config.hidden_size)
-    height, across = pair(config.patch_size, "patch_size")
+    height, across = config.patch
     yield Part(
         name=f"patches, {height} x {across}",
         output=(*config.grid, width),
@@ -288,7 +287,7 @@ def _pooling(config: ViTConfig) -> Iterator[Part]:
     norm = Part(name="final norm", output=(config.num_tokens, width), others=2 * width)
     if config.final_norm == "tokens":
         yield norm
-    if config.classifier == "map":  # keys and values of every patch, the rest at the probe
+    if config.has_map_head:  # keys and values of every patch, the rest at the probe
         yield Part(
             name="attention pooling",
             output=(width,),
@@ -304,7 +303,7 @@ def _pooling(config: ViTConfig) -> Iterator[Part]:
 
 def _leaving(config: ViTConfig) -> tuple[int, ...]:
     """What stands before the channels of what leaves the head: the tokens where it is applied to each."""
-    return (config.num_tokens,) if config.classifier.endswith("unpooled") else ()
+    return (config.num_tokens,) if config.is_unpooled else ()
 
 
 def _heads(config: ViTConfig) -> Iterator[Part]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 
-from keras_vit._util.checks import pair
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.layers.activations import activation
@@ -26,7 +25,7 @@ class Graph:
         self.intermediates: dict[str, Any] = {}
         self.block_inputs: dict[str, tuple[Any, ...]] = {}
         self._position_layer = functools.cache(self._new_position_layer)
-        height, width = pair(config.image_size, "image_size")
+        height, width = config.size
         self.images = keras.Input((height, width, config.num_channels), dtype=self.wide, name="images")
         tokens = self._encoder(self._tokens(self._stem(self.images)))
         self.output = self._head(tokens)
@@ -56,7 +55,7 @@ class Graph:
 
     def _tokens(self, x: Any) -> Any:
         c = self.config
-        patch = pair(c.patch_size, "patch_size")
+        patch = c.patch
         x = vit.PatchEmbedding(c.hidden_size, patch, use_bias=c.patch_bias, name="embedding", dtype=self.policy)(x)
         self._keep("embedding", x)
         # Google puts the class token in front first; big_vision adds the position embedding first.
@@ -144,7 +143,7 @@ class Graph:
 
     def _pool(self, x: Any, token: int) -> Any:
         c = self.config
-        if c.classifier == "map":
+        if c.has_map_head:
             x = vit.AttentionPooling(
                 c.num_heads,
                 c.mlp_dim,

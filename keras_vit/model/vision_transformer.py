@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_vit._util.checks import pair
 from keras_vit.model import labels as label_lists
 from keras_vit.model import layers as vit
 from keras_vit.model import preprocess
@@ -110,7 +109,7 @@ class VisionTransformer(keras.Model):
         """
         return preprocess.prepare(
             images,
-            image_size=pair(self.config.image_size, "image_size"),
+            image_size=self.config.size,
             num_channels=self.config.num_channels,
             preprocessing=self.config.preprocessing,
         )
@@ -230,7 +229,7 @@ class VisionTransformer(keras.Model):
 
 
 def _warn_of_a_rest(config: ViTConfig) -> None:
-    height, width = pair(config.image_size, "image_size")
+    height, width = config.size
     used = tuple(cells * step for cells, step in zip(config.grid, config.stride, strict=True))
     # More than the image: a stem pads it, and nothing is lost.
     if used[0] < height or used[1] < width:

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from keras_vit.train.step.distribute import strategy
 
 _HOMES = {
+    "Diverged": "keras_vit.errors",
     "Recipe": "_recipe",
     "recipe": "_recipe_file",
     "recipes": "_recipe_file",
     "strategy": "step.distribute",
     "run": "loop.run",
-    "Result": "loop.run",
-    "Diverged": "loop.run",
+    "Result": "loop.result",
     "evaluate": "measure.evaluation",
     "Evaluation": "measure.evaluation",
     "few_shot": "measure.few_shots",

@@ -7,7 +7,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit._util.checks import pair
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 
@@ -48,7 +47,7 @@ def ready(model: Any, images: Any) -> tuple[VisionTransformer, np.ndarray]:
         ValueError: where the images are not prepared for this model.
     """
     model = vision_transformer(model)
-    wanted = (*pair(model.config.image_size, "image_size"), model.config.num_channels)
+    wanted = (*model.config.size, model.config.num_channels)
     try:
         array = keras.ops.convert_to_numpy(images)
     except (TypeError, ValueError):  # images of several sizes, or none
@@ -73,14 +72,3 @@ def in_parts(config: ViTConfig, images: np.ndarray) -> list[np.ndarray]:
 def float32(tensor: Any) -> np.ndarray:
     """A tensor of the model, of whatever dtype policy, as a float32 array."""
     return keras.ops.convert_to_numpy(tensor).astype(np.float32, copy=False)
-
-
-def pooled_rows(config: ViTConfig) -> slice:
-    """Which tokens the head's feature is taken from: those that it reads, or is the mean of.
-
-    The class token (a distilled model's second token too) where the classifier reads it; else all patches, which "gap"
-    averages, which the probe of "map" attends to, and which each have logits of their own without pooling.
-    """
-    if config.classifier.startswith("token"):
-        return slice(0, 1 + config.distilled)
-    return slice(config.num_prefix_tokens, None)

@@ -13,7 +13,7 @@ from keras import ops
 from keras_vit._util.checks import is_count, one_of
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.visualize._models import float32, in_parts, pooled_rows, ready
+from keras_vit.visualize._models import float32, in_parts, ready
 
 _FUSIONS: dict[str, Callable[..., Any]] = {"mean": np.mean, "max": np.max, "min": np.min}
 
@@ -130,7 +130,7 @@ def block_maps(model: VisionTransformer, images: np.ndarray) -> list[np.ndarray]
 def probe_map(model: VisionTransformer, images: np.ndarray) -> np.ndarray | None:
     """The attention of a map head's probe, float32 (batch, heads, 1, patches); None of another head."""
     config = model.config
-    if config.classifier != "map":
+    if not config.has_map_head:
         return None
     name = "encoder_norm" if config.final_norm == "tokens" else f"block_{config.num_layers - 1}"
     tokens = model.features(images, [name])[name]
@@ -167,7 +167,7 @@ def rollout(
     for weights in maps:
         flow = _shares(0.5 * fused(weights, prefix) + 0.5 * identity) @ flow
     if probe is None:
-        pooled = flow[:, pooled_rows(config)].mean(axis=1, keepdims=True)
+        pooled = flow[:, config.read_tokens].mean(axis=1, keepdims=True)
     else:
         pooled = _shares(fused(probe, 0)) @ flow[:, prefix:]
     return _shares(pooled[:, 0, prefix:]).astype(np.float32).reshape(-1, *config.grid)
@@ -175,7 +175,7 @@ def rollout(
 
 def class_maps(config: ViTConfig, maps: Sequence[np.ndarray], probe: np.ndarray | None) -> np.ndarray:
     """What `class_attention` gives, of `block_maps` and `probe_map`."""
-    queries, keys = pooled_rows(config), slice(config.num_prefix_tokens, None)
+    queries, keys = config.read_tokens, slice(config.num_prefix_tokens, None)
     rows = [weights[:, :, queries, keys].mean(axis=2) for weights in maps]
     if probe is not None:
         rows.append(probe[:, :, 0])

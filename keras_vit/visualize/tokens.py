@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.visualize._models import float32, pooled_rows, ready
+from keras_vit.visualize._models import float32, ready
 
 
 def token_norms(model: Any, images: Any) -> np.ndarray:
@@ -112,6 +112,6 @@ def lens(model: VisionTransformer, blocks: Sequence[Any]) -> np.ndarray:
     # Not a keras.Model, which would add nodes to the layers of the model that is looked at.
     end = keras.Function(last_block.output, model.outputs[0])
     logits = [float32(end(tokens)) for tokens in blocks]
-    if config.classifier.endswith("unpooled"):
-        logits = [each[:, pooled_rows(config)].mean(axis=1) for each in logits]
+    if config.is_unpooled:
+        logits = [each[:, config.read_tokens].mean(axis=1) for each in logits]
     return np.stack(logits)

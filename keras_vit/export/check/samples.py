@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from keras_vit._util.checks import pair
 from keras_vit.model.config import Preprocessing, ViTConfig
 
 COARSE = 5  # points across the smooth fields: structure much larger than a patch, as objects are
@@ -40,7 +39,7 @@ def pixels(config: ViTConfig, count: int, size: tuple[int, int] | None = None) -
     Returns:
         uint8 (count, height, width, channels).
     """
-    return drawn((*(size or pair(config.image_size, "image_size")), config.num_channels), count)
+    return drawn((*(size or config.size), config.num_channels), count)
 
 
 def drawn(shape: tuple[int, int, int], count: int) -> np.ndarray:

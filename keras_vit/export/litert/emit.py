@@ -152,7 +152,7 @@ def _feature(encoder: Encoder, tokens: Tensor) -> tuple[Tensor, Affine | None]:
     affine: Affine | None = None
     if c.final_norm == "tokens":
         tokens, affine = _final_norm(encoder, tokens)
-    if c.classifier == "map":
+    if c.has_map_head:
         x, affine = _attention_pool(encoder, tokens, affine), None
     elif c.distilled:
         x = encoder.ops.mean(tokens, [1], "pool", keep=False)
@@ -163,7 +163,7 @@ def _feature(encoder: Encoder, tokens: Tensor) -> tuple[Tensor, Affine | None]:
     else:
         x = tokens
     if c.final_norm == "pooled":
-        x, affine = _final_norm(encoder, x, centered=c.classifier != "map")
+        x, affine = _final_norm(encoder, x, centered=not c.has_map_head)
     if c.representation_size is not None:
         layer = folding.dense(encoder.model.get_layer("pre_logits")).after(affine)
         x, affine = encoder.dense(x, layer, "pre_logits/dense"), None

@@ -44,7 +44,7 @@ class Encoder:
     @property
     def queries(self) -> int:
         """Tokens behind the last block: where the head reads single tokens only, those in front that it reads."""
-        return 1 + self.config.distilled if self.config.classifier == "token" else self.config.num_tokens
+        return self.config.num_final_tokens
 
     def tokens(self, image: Input) -> Tensor:
         """The tokens behind the last block, (batch, queries, hidden_size)."""

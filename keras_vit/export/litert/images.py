@@ -54,7 +54,7 @@ def input(ops: Operators, config: ViTConfig, options: Any) -> Input:
         ValueError: for a dtype, resize or source_size that is unknown, or prepared images of another size.
     """
     _check(options)
-    target = pair(config.image_size, "image_size")
+    target = config.size
     size = target if options.source_size is None else pair(options.source_size, "source_size")
     image = ops.builder.input("image", (options.batch, *size, config.num_channels), options.dtype)
     if options.dtype == "float32":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_vit._util.checks import pair
 from keras_vit.model import preprocess
 from keras_vit.model.config import ViTConfig
 
@@ -97,7 +96,7 @@ def _plain_options() -> Any:
 def _spec(config: ViTConfig) -> Any:
     import tensorflow as tf
 
-    return tf.TensorSpec((*pair(config.image_size, "image_size"), config.num_channels), tf.float32)
+    return tf.TensorSpec((*config.size, config.num_channels), tf.float32)
 
 
 def _prepared(file: Any, is_jpeg: Any, config: ViTConfig) -> Any:
@@ -105,7 +104,7 @@ def _prepared(file: Any, is_jpeg: Any, config: ViTConfig) -> Any:
     import tensorflow as tf
 
     prepare = preprocess.in_graph(
-        image_size=pair(config.image_size, "image_size"),
+        image_size=config.size,
         num_channels=config.num_channels,
         preprocessing=config.preprocessing,
     )

@@ -36,9 +36,9 @@ def function(model: VisionTransformer) -> Callable[[Any], Outputs]:
     front = keras.Model(model.inputs[0], block.input, name=model.name)  # a name in front of every operator: short
 
     def pooled(images: Any) -> Outputs:
-        tokens = _last_block(block, front(images, training=False), count=1 + config.distilled)
+        tokens = _last_block(block, front(images, training=False), count=config.num_final_tokens)
         tokens = model.get_layer("encoder_norm")(tokens)  # of each token by itself: before or after pooling
-        return _heads(model, [tokens[:, place] for place in range(1 + config.distilled)])
+        return _heads(model, [tokens[:, place] for place in range(config.num_final_tokens)])
 
     return pooled
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit._util.checks import pair
 from keras_vit.export.server import image_bytes, inference
 from keras_vit.model import preprocess
 from keras_vit.model.config import ViTConfig
@@ -37,7 +36,7 @@ def module(
     import tensorflow as tf
 
     config = model.config
-    height, width = pair(config.image_size, "image_size")
+    height, width = config.size
     files = tf.TensorSpec((None,), tf.string, name="image_bytes")
     floats = tf.TensorSpec((None, height, width, config.num_channels), tf.float32, name="images")
     bytes_ = tf.TensorSpec((None, None, None, config.num_channels), tf.uint8, name="images")

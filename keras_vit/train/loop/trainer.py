@@ -14,7 +14,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit._util.checks import pair
 from keras_vit.errors import Diverged
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
@@ -170,7 +169,7 @@ class Trainer:
             return pipeline.training_batches(
                 split,
                 recipe,
-                image_size=pair(config.image_size, "image_size"),
+                image_size=config.size,
                 num_channels=config.num_channels,
                 preprocessing=config.preprocessing,
                 num_classes=self.data.num_classes,

@@ -15,7 +15,6 @@ from math import ceil, prod
 from typing import Any
 
 from keras_vit._util import html_table
-from keras_vit._util.checks import pair
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import block_flops, convolutions, count_parameters, forward_flops
 from keras_vit.model.sizes import canonical_name
@@ -176,7 +175,7 @@ def plan(
     seconds = None if peak_tflops is None else step_flops / (devices * peak_tflops * 1e12 * utilization)
     words = [f"{devices} device{'s' * (devices > 1)}", f"{accumulation} micro-batches" if accumulation > 1 else ""]
     words += [optimizer, precision, "blocks computed again" if remat else "", "moving average" if ema else ""]
-    height, width = pair(config.image_size, "image_size")
+    height, width = config.size
     return Plan(
         name=canonical_name(model) if isinstance(model, str) else "ViT",
         image_size=(height, width),
@@ -243,17 +242,17 @@ def _kept_by_pool(config: ViTConfig, size: int) -> int:
     """Bytes an image, of what is as long as the sequence, that the final norm and the pooling keep."""
     tokens = config.num_tokens * config.hidden_size
     kept = 2 * tokens * WIDE if config.final_norm == "tokens" else 0
-    if config.classifier == "map":  # what enters keys and values, and what leaves
+    if config.has_map_head:  # what enters keys and values, and what leaves
         kept += 3 * tokens * size
-    return kept + (tokens * size if config.classifier.endswith("unpooled") else 0)
+    return kept + (tokens * size if config.is_unpooled else 0)
 
 
 def _kept_by_stem(config: ViTConfig, size: int) -> int:
     """Bytes an image: behind every convolution the centred map, in float32, and what leaves the ReLU."""
     kept = sum(conv.leaving * (WIDE + size * conv.relu) for conv in convolutions(config))
     if config.resnet:  # what leaves the maximum
-        kept += config.resnet.width * prod(-(-side // 4) for side in pair(config.image_size, "image_size")) * size
-    return kept + (0 if size == WIDE else size * config.num_channels * prod(pair(config.image_size, "image_size")))
+        kept += config.resnet.width * prod(-(-side // 4) for side in config.size) * size
+    return kept + (0 if size == WIDE else size * config.num_channels * prod(config.size))
 
 
 def _check(asked: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ from html import escape
 
 import numpy as np
 
-from keras_vit._util.checks import pair
 from keras_vit._util.page import Html, bar, data_uri, image, section, table
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import Prediction
@@ -55,7 +54,7 @@ def predictions(seen: Inside) -> Html:
         how = (
             "The images as the model sees them, and its likeliest classes; probabilities are the softmax of its logits."
         )
-        if "unpooled" in seen.config.classifier:
+        if seen.config.is_unpooled:
             how += " It has logits for every token; these are of " + (
                 "the class token." if seen.config.classifier == "token_unpooled" else "the mean over the patches."
             )
@@ -76,7 +75,7 @@ def _ranking(ranking: Sequence[Prediction]) -> Html:
 
 def places(seen: Inside) -> Html:
     """Attention rollout and the last attention over every image."""
-    last = "the probe's attention" if seen.config.classifier == "map" else "the last block's attention"
+    last = "the probe's attention" if seen.config.has_map_head else "the last block's attention"
     how = (
         "The warmer a patch, the more it counts for the model's feature. Left: attention rollout, through all blocks. "
         f"Right: {last} alone, the mean of its heads{_whose(seen.config)}."
@@ -98,7 +97,7 @@ def places(seen: Inside) -> Html:
 
 def heads(seen: Inside) -> Html:
     """The last attention over every image, head by head."""
-    where = "pooling" if seen.config.classifier == "map" else "last block"
+    where = "pooling" if seen.config.has_map_head else "last block"
     how = (
         f"The attention of the {where} head by head{_whose(seen.config)}, in the same colours: heads that differ look "
         "for different things."
@@ -120,16 +119,16 @@ def heads(seen: Inside) -> Html:
 
 def _whose(config: ViTConfig) -> str:
     """Whose attention `class_attention` is, where it is not a class token's."""
-    if config.classifier == "map":
+    if config.has_map_head:
         return ""
-    if config.classifier.startswith("token"):
+    if config.reads_class_token:
         return ", the mean of class and distillation token" if config.distilled else ", of the class token"
     return ", the mean over all patches (this model reads no class token)"
 
 
 def _over(seen: Inside, number: int, weights: np.ndarray, alt: str) -> Html:
     """A heat map over its grey picture: as large as the patches that the model sees, which may leave a rest."""
-    height, width = pair(seen.config.image_size, "image_size")
+    height, width = seen.config.size
     across, down = (
         100 * cells * step / side
         for cells, step, side in zip(weights.shape[::-1], seen.config.stride[::-1], (width, height), strict=True)

@@ -8,7 +8,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from keras_vit._util.checks import pair
 from keras_vit._util.page import Html, bar, section, svg, table
 from keras_vit.model import cost
 from keras_vit.model.config import ViTConfig
@@ -50,7 +49,7 @@ def describe(config: ViTConfig, parameters: int) -> str:
         config: of the model.
         parameters: how many numbers it has.
     """
-    height, width = pair(config.image_size, "image_size")
+    height, width = config.size
     rows, columns = config.grid
     kind = "Vision Transformer" if config.resnet is None else "ResNet and Vision Transformer"
     front = _in_words(["patches", *_front(config)])
