@@ -1,4 +1,4 @@
-"""keras_vit.content: the data folders are found, their tables are read, and errors say where."""
+"""keras_vit._util.data_files: the data folders are found, their tables are read, and errors say where."""
 
 import re
 import tomllib
