@@ -56,7 +56,8 @@ def test_the_command_writes_it(tmp_path: Path) -> None:
 
 def test_it_is_written_without_tensorflow(tmp_path: Path) -> None:
     heavy = {"tensorflow", "keras", "matplotlib", "PIL"}
-    code = f"import sys; from keras_vit.zoo import gallery; gallery.write(sys.argv[1]); print({heavy} & sys.modules.keys())"
+    write = "import sys; from keras_vit.zoo import gallery; gallery.write(sys.argv[1])"
+    code = f"{write}; print({heavy} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

@@ -16,10 +16,9 @@ import matplotlib
 import numpy as np
 import pytest
 import typer
+from markupsafe import Markup, escape
 from PIL import Image
 from typer.testing import CliRunner
-
-from markupsafe import Markup, escape
 
 from headless_browser import Page
 from html_document import Document

@@ -58,8 +58,8 @@ def check_inputs(model: Any, images: Any) -> tuple[VisionTransformer, np.ndarray
     if not is_float or array.ndim != 4 or array.shape[1:] != expected or not len(array):
         received = f"{array.dtype} of shape {array.shape}" if array.dtype.kind in "biufV" else type(images).__name__
         raise ValueError(
-            f"images are prepared floats (batch, {', '.join(map(str, expected))}): `model.preprocess(images)` prepares one "
-            f"or several pictures. Received: {received}"
+            f"images are prepared floats (batch, {', '.join(map(str, expected))}): `model.preprocess(images)` prepares "
+            f"one or several pictures. Received: {received}"
         )
     return model, array
 

@@ -45,8 +45,9 @@ def describe(config: ViTConfig, parameters: int) -> str:
 
 def _token_kinds(config: ViTConfig) -> str:
     kinds = ["patches"]
-    kinds += ["a class token"] * config.class_token + ["a distillation token"] * config.distilled
-    kinds += [plural(config.num_registers, "register")] * bool(config.num_registers)
+    kinds += ["a class token"] if config.class_token else []
+    kinds += ["a distillation token"] if config.distilled else []
+    kinds += [plural(config.num_registers, "register")] if config.num_registers else []
     return " and ".join(filter(None, [", ".join(kinds[:-1]), kinds[-1]]))
 
 
