@@ -14,17 +14,18 @@ import numpy as np
 
 from keras_vit._util import html
 from keras_vit._util.atomic import replacing
-from keras_vit._util.text import byte_size
+from keras_vit._util.text import byte_size, scaled
+from keras_vit.model import cost
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.visualize._models import vision_transformer
 from keras_vit.visualize.html import figures
-from keras_vit.visualize.html.description import attention_note, describe, plural
 from keras_vit.visualize.html.inline import data_uri, svg, thumbnail
 from keras_vit.visualize.html.report_data import ReportData, collect
 
 MAX_IMAGES = 16
 PICTURE_SIDE = 448  # pixels of a picture's longer side on the page
 NUM_TIMED_CALLS = 5
+FLOP_UNITS = (" FLOP", " kFLOP", " MFLOP", " GFLOP", " TFLOP")
 PAPER = "Dosovitskiy et al., An Image is Worth 16x16 Words, ICLR 2021 (arXiv 2010.11929)"
 
 
@@ -135,7 +136,6 @@ def _render(data: ReportData, **texts: Any) -> str:
         "keras_vit.visualize.html",
         data_uri=data_uri,
         heat=figures.heat,
-        plural=plural,
         svg=svg,
         times_average=figures.times_average,
     )
@@ -148,8 +148,7 @@ def _render(data: ReportData, **texts: Any) -> str:
     }
     return environment.get_template("report.html").render(
         data=data,
-        description=describe(data.config, data.parameters),
-        attention_note=attention_note(data.config),
+        flops=scaled(cost.forward_flops(data.config), 1000, FLOP_UNITS),
         pictures=[data_uri(thumbnail(picture, PICTURE_SIDE)) for picture in data.pictures],
         charts=charts,
         heat_scale=figures.heat_scale(),

@@ -29,31 +29,6 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Scales:
-    """Map numbers to places of a drawing.
-
-    Attributes:
-        area: between the axes.
-        gflops: lowest and highest on the logarithmic axis; both above 0.
-        accuracy: lowest and highest, in percent.
-    """
-
-    area: Box
-    gflops: tuple[float, float]
-    accuracy: tuple[float, float]
-
-    def x(self, gflops: float) -> float:
-        """Return the place from left to right."""
-        low, high = map(math.log, self.gflops)
-        return self.area.left + (self.area.right - self.area.left) * (math.log(gflops) - low) / (high - low)
-
-    def y(self, accuracy: float) -> float:
-        """Return the place from top to bottom."""
-        low, high = self.accuracy
-        return self.area.bottom - (self.area.bottom - self.area.top) * (accuracy - low) / (high - low)
-
-
-@dataclass(frozen=True)
 class Dot:
     """An entry in the plot; `series` is the index of its tag."""
 
@@ -110,27 +85,31 @@ def layout(entries: Sequence[Entry], *, width: int, height: int) -> Plot:
     points = [(entry, entry.point) for entry in entries if entry.point]
     flops = [point.gflops for _, point in points]
     values = [point.accuracy.value for _, point in points]
+    area = Box(46, 12, width - 12, height - 46)
+    lowest, highest = min(flops) / 1.4, max(flops) * 1.4
     step = _line_distance(max(values) - min(values))
     lines = range(math.floor(min(values) / step - 0.25), math.ceil(max(values) / step + 0.25) + 1)
-    scales = Scales(
-        area=Box(46, 12, width - 12, height - 46),
-        gflops=(min(flops) / 1.4, max(flops) * 1.4),
-        accuracy=(step * lines[0], step * lines[-1]),
-    )
+
+    def x_of(gflops: float) -> float:
+        return area.left + (area.right - area.left) * math.log(gflops / lowest) / math.log(highest / lowest)
+
+    def y_of(accuracy: float) -> float:
+        return area.bottom - (area.bottom - area.top) * (accuracy / step - lines[0]) / (lines[-1] - lines[0])
+
     series = list(dict.fromkeys(entry.weights.tag for entry, _ in points))
     dots = [
-        Dot(entry, point, scales.x(point.gflops), scales.y(point.accuracy.value), series.index(entry.weights.tag))
+        Dot(entry, point, x_of(point.gflops), y_of(point.accuracy.value), series.index(entry.weights.tag))
         for entry, point in points
     ]
     return Plot(
         width=width,
         height=height,
-        area=scales.area,
-        rows=[(step * line, scales.y(step * line)) for line in lines],
-        columns=[(value, scales.x(value)) for value in ticks(*scales.gflops)],
+        area=area,
+        rows=[(step * line, y_of(step * line)) for line in lines],
+        columns=[(tick, x_of(tick)) for tick in ticks(lowest, highest)],
         series=series,
         dots=dots,
-        labels=list(_labels(dots, scales.area)),
+        labels=list(_labels(dots, area)),
     )
 
 
