@@ -430,7 +430,7 @@ def test_images_are_of_the_size_that_a_page_shows(tmp_path: Path) -> None:
 
 def test_the_distances_are_dots_at_their_blocks() -> None:
     distance = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32)
-    [axes] = figures.distances(distance).axes
+    [axes] = figures.draw_distances(distance).axes
     dots = np.asarray(axes.collections[0].get_offsets())
     np.testing.assert_array_equal(dots, [[1, 1], [1, 2], [1, 3], [2, 4], [2, 5], [2, 6]])
     assert axes.get_ylim()[0] == 0
@@ -438,18 +438,18 @@ def test_the_distances_are_dots_at_their_blocks() -> None:
 
 def test_norms_that_differ_by_orders_of_magnitude_are_on_a_logarithmic_axis() -> None:
     norms = np.ones((3, 2, 9), np.float32)
-    [axes] = figures.norms(norms, prefix_tokens=1).axes
+    [axes] = figures.draw_norms(norms, prefix_tokens=1).axes
     assert axes.get_yscale() == "linear"
     assert [text.get_text() for text in axes.get_legend().get_texts()][-1] == "class token"
     norms[2, 1, 5] = 300
-    [axes] = figures.norms(norms, prefix_tokens=0).axes
+    [axes] = figures.draw_norms(norms, prefix_tokens=0).axes
     assert axes.get_yscale() == "log"
 
 
 def test_of_a_large_grid_evenly_spaced_maps_are_drawn() -> None:
     similarity = np.zeros((40, 20, 40, 20), np.float32)
     similarity[39, 19] = 1
-    axes, scale = figures.similarities(similarity).axes
+    axes, scale = figures.draw_similarities(similarity).axes
     mosaic = axes.images[0].get_array()
     gap = 6  # 0.15 of the longer side
     assert mosaic.shape == (16 * 46 - gap, 16 * 26 - gap, 4)
@@ -460,7 +460,7 @@ def test_of_a_large_grid_evenly_spaced_maps_are_drawn() -> None:
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_filters_of_any_number_of_channels_are_shown(channels: int) -> None:
-    [axes] = figures.filters(np.random.default_rng(0).random((9, 5, 4, channels), np.float32)).axes
+    [axes] = figures.draw_filters(np.random.default_rng(0).random((9, 5, 4, channels), np.float32)).axes
     mosaic = np.asarray(axes.images[0].get_array())
     assert mosaic.shape == (2 * 6 - 1, 7 * 5 - 1, 4)
     assert mosaic[..., 3].sum() == 9 * 5 * 4  # what is no filter is transparent

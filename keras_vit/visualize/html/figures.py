@@ -29,30 +29,30 @@ def check_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise ImportError("Pictures are drawn by matplotlib: pip install '.[plots]' in a clone of keras_vit") from error
+        raise ImportError("The report needs matplotlib: pip install '.[plots]' in a clone of keras_vit") from error
 
 
-def distances(distance: np.ndarray) -> Any:
+def draw_distances(distance: np.ndarray) -> Any:
     """Draw the mean attention distance of each head by block (paper, figure 7, right).
 
     Args:
         distance: float (layers, heads), pixels, result of `attention_distance`.
     """
-    figure, axes = _chart("mean attention distance (pixels)")
+    figure, axes = _new_chart("mean attention distance (pixels)")
     blocks = np.repeat(np.arange(1, len(distance) + 1), distance.shape[1])
     axes.scatter(blocks, distance.ravel(), s=26, color=ACCENT, alpha=0.75, linewidths=0)
     axes.set_ylim(0, 1.08 * max(float(distance.max()), 1e-6))
     return figure
 
 
-def norms(token_norms: np.ndarray, *, prefix_tokens: int) -> Any:
+def draw_norms(token_norms: np.ndarray, *, prefix_tokens: int) -> Any:
     """Draw the Euclidean norms of the tokens by block: range and largest of the patches, and the prefix tokens.
 
     Args:
         token_norms: float (layers, batch, tokens), result of `token_norms`.
         prefix_tokens: number of tokens before the patches: class token, distillation token, registers.
     """
-    figure, axes = _chart("norm of a token")
+    figure, axes = _new_chart("norm of a token")
     blocks = np.arange(1, len(token_norms) + 1)
     patches = token_norms[:, :, prefix_tokens:].reshape(len(blocks), -1)
     low, middle, high = np.percentile(patches, (5, 50, 95), axis=1)
@@ -62,9 +62,9 @@ def norms(token_norms: np.ndarray, *, prefix_tokens: int) -> Any:
     drawn = [patches]
     if prefix_tokens:
         front = token_norms[:, :, :prefix_tokens].mean(axis=1)
-        name = "class token" if prefix_tokens == 1 else f"{prefix_tokens} tokens in front"
+        name = "class token" if prefix_tokens == 1 else f"{prefix_tokens} prefix tokens"
         lines = axes.plot(blocks, front, color=OTHER, linewidth=2, linestyle="--", marker="s", markersize=4)
-        lines[0].set_label(name)
+        lines[0].set_label(name)  # one entry in the legend for all of them
         drawn.append(front)
     if max(x.max() for x in drawn) > LOG_SCALE_RATIO * max(min(x.min() for x in drawn), 1e-12):
         axes.set_yscale("log")
@@ -74,20 +74,20 @@ def norms(token_norms: np.ndarray, *, prefix_tokens: int) -> Any:
     return figure
 
 
-def ranks(effective_rank: np.ndarray) -> Any:
+def draw_ranks(effective_rank: np.ndarray) -> Any:
     """Draw the effective rank of the tokens by block.
 
     Args:
         effective_rank: float (layers,), result of `effective_rank`.
     """
-    figure, axes = _chart("effective rank of the tokens")
+    figure, axes = _new_chart("effective rank of the tokens")
     blocks = np.arange(1, len(effective_rank) + 1)
     axes.plot(blocks, effective_rank, color=ACCENT, linewidth=2, marker="o", markersize=5)
     axes.set_ylim(0, 1.08 * max(float(effective_rank.max()), 1e-6))
     return figure
 
 
-def filters(embedding_filters: np.ndarray) -> Any:
+def draw_filters(embedding_filters: np.ndarray) -> Any:
     """Draw the principal components of the patch embedding as small pictures (paper, figure 7, left).
 
     Args:
@@ -103,14 +103,14 @@ def filters(embedding_filters: np.ndarray) -> Any:
     tiles[:count, ..., :3] = embedding_filters
     tiles[:count, ..., 3] = 1
     mosaic = _mosaic(tiles.reshape(rows, columns, height, width, 4), gap=max(1, width // 10))
-    figure = _figure(CHART[0], CHART[0] * mosaic.shape[0] / mosaic.shape[1], layout="none")
+    figure = _new_figure(CHART[0], CHART[0] * mosaic.shape[0] / mosaic.shape[1], layout="none")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.imshow(mosaic, interpolation="none", aspect="equal")
     axes.set_axis_off()
     return figure
 
 
-def similarities(position_similarity: np.ndarray) -> Any:
+def draw_similarities(position_similarity: np.ndarray) -> Any:
     """Draw the similarity of position embeddings: for each position a map over all (paper, figure 7, centre).
 
     Args:
@@ -125,7 +125,7 @@ def similarities(position_similarity: np.ndarray) -> Any:
     gap = max(1, round(0.15 * max(height, width)))
     mosaic = _mosaic(colours, gap)
     ratio = mosaic.shape[0] / mosaic.shape[1]
-    figure = _figure(CHART[0], 0.7 + 3.4 * ratio)
+    figure = _new_figure(CHART[0], 0.7 + 3.4 * ratio)
     axes, scale = figure.subplots(1, 2, width_ratios=(1, 0.04))
     axes.imshow(mosaic, interpolation="none", aspect="equal")
     _number_tiles(axes.xaxis, columns, width + gap, width)
@@ -176,9 +176,9 @@ def _heat_colours(times: np.ndarray) -> np.ndarray:
     return np.rint(255 * colours).astype(np.uint8)
 
 
-def _chart(label: str) -> tuple[Any, Any]:
+def _new_chart(label: str) -> tuple[Any, Any]:
     """Return a figure and its axes, with blocks from left to right."""
-    figure = _figure(*CHART)
+    figure = _new_figure(*CHART)
     from matplotlib.ticker import MaxNLocator
 
     axes = figure.subplots()
@@ -193,7 +193,7 @@ def _chart(label: str) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _figure(width: float, height: float, layout: Any = "constrained") -> Any:
+def _new_figure(width: float, height: float, layout: Any = "constrained") -> Any:
     check_matplotlib()
     from matplotlib.figure import Figure
 

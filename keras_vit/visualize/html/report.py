@@ -70,7 +70,7 @@ def report(
 
     >>> from keras_vit import digits
     >>> model = keras_vit.zoo.load("digits")
-    >>> images = digits.load().test_images[:2]
+    >>> images = digits.load().test_images[:1]
     >>> keras_vit.visualize.report(model, images, "report.html").name
     'report.html'
     """
@@ -81,13 +81,13 @@ def report(
     inner = vision_transformer(model)
     names, prepared = _prepare(inner, images)
     data = collect(inner, prepared, names, top=top, progress=progress)
+    exports_table = [_model_row(inner, prepared[:1]), *map(_export_row, exports)] if exports else []
     page = _render(
         data,
         title=title or inner.name,
         part_of=None if model is inner else repr(model.name),
         card=card,
-        card_lines=[] if isinstance(card, Mapping) else [(line, _indent(line)) for line in str(card).splitlines()],
-        exports=[_model_row(inner, prepared[:1]), *map(_export_row, exports)] if exports else [],
+        exports=exports_table,
     )
     with replacing(target) as file:
         file.write(page.encode())
@@ -125,12 +125,15 @@ def _flatten(images: Any) -> Iterator[Any]:
         yield images
 
 
-def _render(data: ReportData, **texts: Any) -> str:
+def _render(data: ReportData, *, title: str, part_of: str | None, card: Any, exports: Sequence[tuple[Any, ...]]) -> str:
     """Return the page.
 
     Args:
-        data: what was computed.
-        texts: other variables of templates/report.html.
+        data: arrays and predictions.
+        title: heading of the page.
+        part_of: name of the model that contains the described one; None if there is none.
+        card: as for `report`.
+        exports: rows of the table of exported files.
     """
     environment = html.environment(
         "keras_vit.visualize.html",
@@ -140,21 +143,26 @@ def _render(data: ReportData, **texts: Any) -> str:
         times_average=figures.times_average,
     )
     charts = {
-        "distance": figures.distances(data.distance),
-        "filters": figures.filters(data.filters),
-        "similarity": None if data.similarity is None else figures.similarities(data.similarity),
-        "norms": figures.norms(data.norms, prefix_tokens=data.config.num_prefix_tokens),
-        "rank": figures.ranks(data.rank),
+        "distance": figures.draw_distances(data.distance),
+        "filters": figures.draw_filters(data.filters),
+        "similarity": None if data.similarity is None else figures.draw_similarities(data.similarity),
+        "norms": figures.draw_norms(data.norms, prefix_tokens=data.config.num_prefix_tokens),
+        "rank": figures.draw_ranks(data.rank),
     }
+    card_lines = [] if isinstance(card, Mapping) else [(line, _indent(line)) for line in str(card).splitlines()]
     return environment.get_template("report.html").render(
         data=data,
+        title=title,
+        part_of=part_of,
+        card=card,
+        card_lines=card_lines,
+        exports=exports,
         flops=scaled(cost.forward_flops(data.config), 1000, FLOP_UNITS),
         pictures=[data_uri(thumbnail(picture, PICTURE_SIDE)) for picture in data.pictures],
         charts=charts,
         heat_scale=figures.heat_scale(),
         hottest=figures.HOTTEST,
         paper=PAPER,
-        **texts,
     )
 
 
