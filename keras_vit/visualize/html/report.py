@@ -14,6 +14,7 @@ import numpy as np
 
 from keras_vit._util import html
 from keras_vit._util.atomic import replacing
+from keras_vit._util.checks import is_count
 from keras_vit._util.text import byte_size, scaled
 from keras_vit.model import cost
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -76,7 +77,7 @@ def report(
     """
     figures.check_matplotlib()
     target = _check_target(Path(path))
-    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
+    if not is_count(top, least=1):
         raise ValueError(f"top is the number of classes to name, from 1. Received: {top!r}")
     inner = vision_transformer(model)
     names, prepared = _prepare(inner, images)
