@@ -73,7 +73,7 @@ class Entry:
 
     @property
     def is_hybrid(self) -> bool:
-        """Whether a ResNet computes the tokens."""
+        """True if a ResNet computes the tokens."""
         return self.config.resnet is not None
 
     @property
