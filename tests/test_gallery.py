@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import itertools
 import re
 import subprocess
@@ -13,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
 from command_line import run
 from headless_browser import Page, served
 from html_document import Document
 from keras_vit import zoo
+from keras_vit._util import html
 from keras_vit.zoo import gallery
 from keras_vit.zoo.gallery import formats, plot
 from keras_vit.zoo.gallery.document import COLUMNS, document
@@ -55,7 +56,8 @@ def test_the_command_writes_it(tmp_path: Path) -> None:
 
 def test_it_is_written_without_tensorflow(tmp_path: Path) -> None:
     heavy = {"tensorflow", "keras", "matplotlib", "PIL"}
-    code = f"import sys; from keras_vit import gallery; gallery.write(sys.argv[1]); print({heavy} & sys.modules.keys())"
+    write = "import sys; from keras_vit.zoo import gallery; gallery.write(sys.argv[1])"
+    code = f"{write}; print({heavy} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
@@ -70,7 +72,7 @@ def test_every_file_of_every_card_is_there_with_all_that_is_known() -> None:
         known += [
             text for one in weights.accuracy for text in (f"{one.value:g} %", one.source, one.dataset, one.metric)
         ]
-        assert [text for text in known if html.escape(text) not in card] == []
+        assert [text for text in known if escape(text) not in card] == []
 
 
 def test_references_meet_and_nothing_is_fetched() -> None:
@@ -141,7 +143,9 @@ def test_arithmetic_is_that_of_the_size_the_accuracy_was_measured_at() -> None:
 
 
 def test_dots_lie_where_their_numbers_say() -> None:
-    drawn = plot.drawing(ENTRIES, width=1000, height=400, css_class="any")
+    template = "{% from 'plot.svg' import drawing %}{{ drawing(plot, 'any') }}"
+    layout = plot.layout(ENTRIES, width=1000, height=400)
+    drawn = html.environment("keras_vit.zoo.gallery").from_string(template).render(plot=layout)
     found = re.findall(r'class="dot" href="#([^"]+)".*?translate\(([\d.]+) ([\d.]+)\)', drawn)
     assert [name for name, _, _ in found] == [entry.anchor for entry in MEASURED]
     places = {name: (float(x), float(y)) for name, x, y in found}
@@ -209,7 +213,7 @@ KEYS: dict[str, Callable[[Entry], Any]] = {
     "Parameters": lambda entry: entry.parameters,
     "GFLOPs": lambda entry: entry.gflops,
     "ImageNet-1k top-1": lambda entry: entry.point.accuracy.value if entry.point else None,
-    "File": lambda entry: entry.file_mib,
+    "File": lambda entry: entry.file_bytes,
 }
 
 
@@ -308,7 +312,7 @@ def test_filters_and_search_hold_at_once_and_outlast_sorting(page: Page) -> None
     assert set(page.evaluate(NAMES)) == {entry.anchor for entry in MEASURED}
     page.evaluate("Object.assign(document.getElementById('kind'), {value: 'hybrid'}).dispatchEvent(new Event('input'))")
     page.evaluate("document.querySelectorAll('#catalogue th button')[5].click()")
-    best = [entry for entry in ENTRIES if entry.hybrid and entry.point]
+    best = [entry for entry in ENTRIES if entry.is_hybrid and entry.point]
     best.sort(key=KEYS["ImageNet-1k top-1"], reverse=True)
     assert len(best) == 3
     assert page.evaluate(NAMES) == [entry.anchor for entry in best]
@@ -318,7 +322,7 @@ def test_filters_and_search_hold_at_once_and_outlast_sorting(page: Page) -> None
 
 @browser
 def test_a_card_opens_in_a_window_and_closes_by_keyboard(page: Page) -> None:
-    entry = next(entry for entry in ENTRIES if entry.name == "ViT-L/16" and not entry.default)
+    entry = next(entry for entry in ENTRIES if entry.name == "ViT-L/16" and not entry.is_default)
     link = f"document.querySelector('#catalogue a[href=\"#{entry.anchor}\"]')"
     page.evaluate(f"{link}.focus()")
     page.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", text="\r", windowsVirtualKeyCode=13)
@@ -347,7 +351,7 @@ def test_the_address_and_the_way_back_open_and_close_cards(page: Page, address: 
     page.until(f"!!document.querySelector('dialog[open] #{first.model_anchor}')")
     page.evaluate("document.getElementById('close').click()")
     page.until("!document.getElementById('window').open")
-    dot = next(entry for entry in MEASURED if entry.hybrid)
+    dot = next(entry for entry in MEASURED if entry.is_hybrid)
     page.evaluate(
         f"document.querySelector('.plot-wide .dot[href=\"#{dot.anchor}\"]').dispatchEvent(new MouseEvent('click'))"
     )

@@ -11,7 +11,7 @@ import pytest
 
 from command_line import run
 from keras_vit import train, zoo
-from keras_vit._util import html_table
+from keras_vit._util import html
 from keras_vit.cli import show
 from keras_vit.export.check.report import Report
 from keras_vit.train.measure.evaluation import Evaluation
@@ -137,6 +137,6 @@ def test_a_notebook_shows_an_evaluation_and_a_report() -> None:
 
 
 def test_tables_escape_what_they_show() -> None:
-    html = html_table.table(("<a>", "b"), [("&", 1), (None, "</td>")])
-    assert cells(html) == [["<a>", "b"], ["&", "1"], ["None", "</td>"]]
-    assert "<thead>" not in html_table.table((), [(1,)])
+    made = html.table([("&", 1), (None, "</td>")], header=("<a>", "b"))
+    assert cells(made) == [["<a>", "b"], ["&", "1"], ["None", "</td>"]]
+    assert "<thead>" not in html.table([(1,)])

@@ -284,14 +284,14 @@ def test_filters_of_one_number_are_grey() -> None:
 
 def test_of_a_row_the_lowest_patches_go_the_first_of_equals_first_and_no_other_token() -> None:
     row = np.array([[0.0, 0.4, 0.1, 0.3, 0.1, 0.1]])
-    np.testing.assert_array_equal(attention._without_least(row.copy(), 1, 0.4), [[0.0, 0.4, 0, 0.3, 0, 0.1]])
-    np.testing.assert_array_equal(attention._without_least(row.copy(), 1, 0.0), row)
-    hundred = attention._without_least(np.ones((1, 100)), 0, 0.29)  # 28.999999999999996 in floating point
+    np.testing.assert_array_equal(attention._discard_lowest(row.copy(), 1, 0.4), [[0.0, 0.4, 0, 0.3, 0, 0.1]])
+    np.testing.assert_array_equal(attention._discard_lowest(row.copy(), 1, 0.0), row)
+    hundred = attention._discard_lowest(np.ones((1, 100)), 0, 0.29)  # 28.999999999999996 in floating point
     assert hundred.sum() == 71
 
 
 def test_a_row_without_any_weight_stays_without() -> None:
-    np.testing.assert_array_equal(attention._shares(np.array([[0.0, 0.0], [1.0, 3.0]])), [[0, 0], [0.25, 0.75]])
+    np.testing.assert_array_equal(attention._normalize_rows(np.array([[0.0, 0.0], [1.0, 3.0]])), [[0, 0], [0.25, 0.75]])
 
 
 @pytest.mark.parametrize(("matrix", "rank"), [(np.ones((4, 3)), 1), (np.eye(5), 5), (np.full((2, 2), np.nan), np.nan)])
@@ -356,9 +356,9 @@ def test_images_one_by_one_give_what_all_at_once_give(name: str, monkeypatch: py
     model = built(**VARIANTS[name])
     images = prepared(model.config, batch=3)
     want = all_arrays(model, images)
-    assert len(_models.in_parts(model.config, images)) == 1
-    monkeypatch.setattr(_models, "AT_ONCE", 1)
-    assert [len(part) for part in _models.in_parts(model.config, images)] == [1, 1, 1]
+    assert len(_models.split_batch(model.config, images)) == 1
+    monkeypatch.setattr(_models, "MAX_ATTENTION_BYTES", 1)
+    assert [len(part) for part in _models.split_batch(model.config, images)] == [1, 1, 1]
     for array, got in all_arrays(model, images).items():
         np.testing.assert_allclose(got, want[array], rtol=1e-5, atol=1e-6, err_msg=array)  # float32's noise
 
@@ -521,6 +521,6 @@ def test_every_array_is_a_name_of_the_package() -> None:
         _ = visualize.heatmap
 
 
-@pytest.mark.parametrize("module", [f"visualize.{name}" for name in ("models", "weights", "attention", "tokens")])
+@pytest.mark.parametrize("module", [f"visualize.{name}" for name in ("_models", "weights", "attention", "tokens")])
 def test_the_arrays_need_no_matplotlib(module: str) -> None:
     assert not imported_packages(module) & {"matplotlib", "PIL"}

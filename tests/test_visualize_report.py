@@ -8,7 +8,6 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,21 @@ import matplotlib
 import numpy as np
 import pytest
 import typer
+from markupsafe import Markup, escape
 from PIL import Image
 from typer.testing import CliRunner
 
 from headless_browser import Page
 from html_document import Document
 from keras_vit import digits, zoo
-from keras_vit._util import page
+from keras_vit._util import html
+from keras_vit._util.text import byte_size
 from keras_vit.cli import visualize
 from keras_vit.export import Report
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.visualize.html import figures
-from keras_vit.visualize.html.inside import unprepared
 from keras_vit.visualize.html.report import report
+from keras_vit.visualize.html.report_data import undo_preprocessing
 from tiny_models import VARIANTS, built
 
 HOSTILE = '<script>alert("1")</script>'
@@ -178,10 +179,10 @@ def test_the_card_and_the_exports_are_there(document: Document, model: VisionTra
     assert "99.17 % top-1, scikit-learn digits at 32 px" in document.text
     [table] = re.findall(r'aria-label="exported files.*?</table>', document.source, re.DOTALL)
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr><td.*?</tr>", table)]
-    assert rows[0][:-1] == ["this model", "Keras", f"{4 * model.count_params() / 1e3:.1f} kB", "–", "–", "–"]
+    assert rows[0][:-1] == ["this model", "Keras", byte_size(4 * model.count_params()), "–", "–", "–"]
     assert float(rows[0][-1]) > 0  # milliseconds
-    assert rows[1] == ["digits.tflite", "TFLite, dynamic", "205.0 kB", "0.998765", "31.2", "87.5%", "0.42"]
-    assert rows[2] == ["digits/1", "SavedModel", "1.5 MB", "1.000000", "equal", "100.0%", "1.50"]
+    assert rows[1] == ["digits.tflite", "TFLite, dynamic", "200 KiB", "0.998765", "31.2", "87.5%", "0.42"]
+    assert rows[2] == ["digits/1", "SavedModel", "1.43 MiB", "1.000000", "equal", "100.0%", "1.50"]
 
 
 def test_card_and_exports_may_be_dicts_and_may_be_missing(small: VisionTransformer, tmp_path: Path) -> None:
@@ -274,16 +275,26 @@ def test_labels_and_file_names_are_escaped(tmp_path: Path) -> None:
     assert {f"{file.name} as the model sees it"} <= {image["alt"] for image in document.all("img")}
 
 
+def rendered(template: str, **values: Any) -> str:
+    return html.environment().from_string(template).render(**values)
+
+
 def test_a_page_allows_a_script_only_where_it_has_one() -> None:
-    source = page.page("a < b", "<p>text</p>")
+    title_and_body = (
+        "{% extends 'page.html' %}{% block title %}{{ title }}{% endblock %}{% block body %}<p>{% endblock %}"
+    )
+    source = rendered(title_and_body, title="a < b")
     assert "<title>a &lt; b</title>" in source and "script-src" not in source
-    source = page.page("a", "", script="run()", style="p { color: red }")
+    script_and_style = "{% block script %}run(){% endblock %}{% block style %}p { color: red }{% endblock %}"
+    source = rendered(title_and_body + script_and_style, title="a")
     assert "script-src 'unsafe-inline'" in source and "<script>run()</script>" in source
     assert "p { color: red }</style>" in source
 
 
 def test_a_tables_cells_are_escaped_and_numbers_stand_at_the_right() -> None:
-    made = page.table(("<a>", "b", "c"), [("<b>", 1, page.Html("<i>x</i>")), (None, 2.5, "3 %")], right=[2])
+    rows = [("<b>", 1, Markup("<i>x</i>")), (None, 2.5, "3 %")]
+    template = "{% from 'parts.html' import table %}{{ table(('<a>', 'b', 'c'), rows, 'label', right=[2]) }}"
+    made = rendered(template, rows=rows)
     assert "&lt;a&gt;" in made and "<td>&lt;b&gt;</td>" in made and "<td>–</td>" in made
     assert '<td class="number">1</td><td class="number"><i>x</i></td>' in made
     assert '<td class="number">2.5</td><td class="number">3 %</td>' in made
@@ -299,13 +310,13 @@ def _luminance(colour: str) -> float:
 @pytest.mark.parametrize("ground", ["page", "card"])
 @pytest.mark.parametrize("ink", ["text", "quiet", "accent", "other"])
 def test_colours_are_legible(ink: str, ground: str, scheme: int) -> None:
-    light, dark = sorted((_luminance(page.COLOURS[name][scheme]) for name in (ink, ground)), reverse=True)
+    light, dark = sorted((_luminance(html.COLOURS[name][scheme]) for name in (ink, ground)), reverse=True)
     assert (light + 0.05) / (dark + 0.05) >= 4.5  # WCAG 2, level AA
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_letters_on_a_bar_are_legible(scheme: int) -> None:
-    light, dark = sorted((_luminance(page.COLOURS[name][scheme]) for name in ("text", "bar")), reverse=True)
+    light, dark = sorted((_luminance(html.COLOURS[name][scheme]) for name in ("text", "bar")), reverse=True)
     assert (light + 0.05) / (dark + 0.05) >= 4.5
 
 
@@ -338,7 +349,7 @@ def test_a_file_is_replaced_only_when_the_new_one_is_complete(
     target = tmp_path / "report.html"
     target.write_text("old")
     with monkeypatch.context() as broken, pytest.raises(RuntimeError):
-        broken.setattr(report, "page", Broken())
+        broken.setattr("keras_vit.visualize.html.report._render", Broken())
         report(small, pictures(), target)
     assert target.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
     assert report(small, pictures(), str(target)) == target
@@ -401,7 +412,7 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
 def test_a_picture_is_shown_as_it_was_before_its_preparation(preprocessing: dict[str, Any]) -> None:
     model = built(preprocessing=preprocessing)
     [pixels] = np.random.default_rng(0).integers(0, 256, (1, 32, 32, 3), np.uint8)
-    np.testing.assert_array_equal(unprepared(model.config, model.preprocess(pixels)[0]), pixels)
+    np.testing.assert_array_equal(undo_preprocessing(model.config, model.preprocess(pixels)[0]), pixels)
 
 
 def test_images_are_of_the_size_that_a_page_shows(tmp_path: Path) -> None:
@@ -419,7 +430,7 @@ def test_images_are_of_the_size_that_a_page_shows(tmp_path: Path) -> None:
 
 def test_the_distances_are_dots_at_their_blocks() -> None:
     distance = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32)
-    [axes] = figures.distances(distance).axes
+    [axes] = figures.draw_distances(distance).axes
     dots = np.asarray(axes.collections[0].get_offsets())
     np.testing.assert_array_equal(dots, [[1, 1], [1, 2], [1, 3], [2, 4], [2, 5], [2, 6]])
     assert axes.get_ylim()[0] == 0
@@ -427,18 +438,18 @@ def test_the_distances_are_dots_at_their_blocks() -> None:
 
 def test_norms_that_differ_by_orders_of_magnitude_are_on_a_logarithmic_axis() -> None:
     norms = np.ones((3, 2, 9), np.float32)
-    [axes] = figures.norms(norms, prefix_tokens=1).axes
+    [axes] = figures.draw_norms(norms, prefix_tokens=1).axes
     assert axes.get_yscale() == "linear"
     assert [text.get_text() for text in axes.get_legend().get_texts()][-1] == "class token"
     norms[2, 1, 5] = 300
-    [axes] = figures.norms(norms, prefix_tokens=0).axes
+    [axes] = figures.draw_norms(norms, prefix_tokens=0).axes
     assert axes.get_yscale() == "log"
 
 
 def test_of_a_large_grid_evenly_spaced_maps_are_drawn() -> None:
     similarity = np.zeros((40, 20, 40, 20), np.float32)
     similarity[39, 19] = 1
-    axes, scale = figures.similarities(similarity).axes
+    axes, scale = figures.draw_similarities(similarity).axes
     mosaic = axes.images[0].get_array()
     gap = 6  # 0.15 of the longer side
     assert mosaic.shape == (16 * 46 - gap, 16 * 26 - gap, 4)
@@ -449,7 +460,7 @@ def test_of_a_large_grid_evenly_spaced_maps_are_drawn() -> None:
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_filters_of_any_number_of_channels_are_shown(channels: int) -> None:
-    [axes] = figures.filters(np.random.default_rng(0).random((9, 5, 4, channels), np.float32)).axes
+    [axes] = figures.draw_filters(np.random.default_rng(0).random((9, 5, 4, channels), np.float32)).axes
     mosaic = np.asarray(axes.images[0].get_array())
     assert mosaic.shape == (2 * 6 - 1, 7 * 5 - 1, 4)
     assert mosaic[..., 3].sum() == 9 * 5 * 4  # what is no filter is transparent
@@ -463,9 +474,9 @@ def test_a_patch_is_as_dense_as_it_is_above_the_average() -> None:
     sheet = figures.heat(weights * 20 / weights.sum())
     assert sheet.dtype == np.uint8 and sheet.shape == (4, 5, 4)
     assert (figures.heat(weights) == sheet).all()  # only ratios count
-    assert sheet[0, 3, 3] == round(255 * figures.OPAQUE)
+    assert sheet[0, 3, 3] == round(255 * figures.MAX_OPACITY)
     steps = figures.heat_scale()[0, :, 3].astype(int)
-    assert steps[0] == 0 and steps[-1] == round(255 * figures.OPAQUE) and (np.diff(steps) > 0).all()
+    assert steps[0] == 0 and steps[-1] == round(255 * figures.MAX_OPACITY) and (np.diff(steps) > 0).all()
 
 
 # The command

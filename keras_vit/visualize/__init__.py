@@ -1,6 +1,6 @@
-"""What a model sees: arrays first, in NumPy, and a report of pictures made from them.
+"""NumPy arrays that show what a model has learned and where it looks, and an HTML report made of them.
 
-Everything public is imported on first use; the arrays need no matplotlib.
+The public names are imported on first use. Only the report needs matplotlib.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a model looks: attention weights as maps over the image, followed through the blocks, measured in pixels."""
+"""Arrays that describe the attention weights: maps over the image, rollout through the blocks, distances in pixels."""
 
 from __future__ import annotations
 
@@ -13,122 +13,156 @@ from keras import ops
 from keras_vit._util.checks import is_count, one_of
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.visualize._models import float32, in_parts, ready
+from keras_vit.visualize._models import check_inputs, split_batch, to_float32
 
 _FUSIONS: dict[str, Callable[..., Any]] = {"mean": np.mean, "max": np.max, "min": np.min}
 
 
 def attention_maps(model: Any, images: Any) -> np.ndarray:
-    """The attention weights of every block, as `VisionTransformer.attention_maps` computes them.
+    """Return the attention weights of every block as one array.
 
     Args:
         model: a VisionTransformer or a Keras model that contains one.
         images: prepared floats (batch, height, width, channels), as the VisionTransformer itself takes them.
 
     Returns:
-        float32 (layers, batch, heads, tokens, tokens), queries before keys; every row sums to 1 (of a model that
-        computes in bfloat16 to 2e-3).
+        float32 (layers, batch, heads, tokens, tokens), queries before keys. Every row sums to 1 (within 2e-3 if the
+        model computes in bfloat16).
 
     Raises:
-        ValueError: where the images are not prepared for this model.
+        ValueError: if the images are not prepared for this model.
+
+    Example:
+
+    >>> from keras_vit import digits
+    >>> model = keras_vit.zoo.load("digits")
+    >>> images = model.preprocess(digits.load().test_images[:2])
+    >>> keras_vit.visualize.attention_maps(model, images).shape
+    (4, 2, 4, 65, 65)
     """
-    return np.stack(block_maps(*ready(model, images)))
+    return np.stack(block_maps(*check_inputs(model, images)))
 
 
 def attention_distance(model: Any, images: Any) -> np.ndarray:
-    """How far every head of every block looks (paper, figure 7 right and appendix D.7).
+    """Return the mean attention distance of every head of every block (paper, figure 7 right and appendix D.7).
 
-    For each patch as the query, the distance from its centre to the centres of all patches, itself included, weighted
-    by the attention they get; then the mean over queries and images. Class token and registers have no place in the
-    image: they are left out as queries and as keys, and every row is scaled to sum to 1 over the patches.
+    For each patch as the query, this is the distance between its centre and the centres of all patches, weighted by
+    their attention; then the mean over queries and images. Class token and registers have no place in the image: they
+    are left out as queries and as keys, and every row is scaled to sum to 1 over the patches.
 
     Args:
         model: a VisionTransformer or a Keras model that contains one.
-        images: prepared floats (batch, height, width, channels); the paper takes 128.
+        images: prepared floats (batch, height, width, channels), as the VisionTransformer itself takes them. The
+            paper takes 128.
 
     Returns:
-        float32 (layers, heads), pixels of the prepared image, from 0 to its diagonal.
+        float32 (layers, heads), in pixels of the prepared image, from 0 to its diagonal.
 
     Raises:
-        ValueError: where the images are not prepared for this model.
+        ValueError: if the images are not prepared for this model.
+
+    Example:
+
+    >>> from keras_vit import digits
+    >>> model = keras_vit.zoo.load("digits")
+    >>> images = model.preprocess(digits.load().test_images[:2])
+    >>> keras_vit.visualize.attention_distance(model, images).shape
+    (4, 4)
     """
-    model, images = ready(model, images)
-    parts = in_parts(model.config, images)
-    found = [distances(model.config, block_maps(model, part)) for part in parts]
-    return np.concatenate(found, axis=1).mean(axis=1).astype(np.float32)
+    model, images = check_inputs(model, images)
+    batches = split_batch(model.config, images)
+    parts = [distances(model.config, block_maps(model, batch)) for batch in batches]
+    return np.concatenate(parts, axis=1).mean(axis=1).astype(np.float32)
 
 
 def attention_rollout(
     model: Any, images: Any, *, head_fusion: str = "mean", discard_ratio: float = 0.0, start_layer: int = 0
 ) -> np.ndarray:
-    """How much every patch flows into the head's feature through all blocks (Abnar & Zuidema, arXiv 2005.00928).
+    """Return the share of every patch in the model's feature, through all blocks (Abnar & Zuidema, arXiv 2005.00928).
 
-    The heads of a block are fused to one matrix A; 0.5 A + 0.5 I stands for attention and residual connection, its rows
-    scaled to sum to 1; the product of all blocks' matrices, the last one leftmost, says what each token is made of. The
-    result is the row of what the head reads: the class token (the mean of both tokens of a distilled model); the mean
-    over the patches for "gap" and "unpooled"; for "map" the attention of its probe, fused likewise, times the product.
-    Of that row the part of the patches is kept, scaled to sum to 1.
+    The heads of a block are fused to one matrix A. 0.5 A + 0.5 I stands for attention and residual connection, with
+    rows scaled to sum to 1. The product of these matrices over the blocks, the last one leftmost, says how much each
+    token depends on each patch. The result is the row of the token that the head reads: the class token (the mean of
+    both tokens of a distilled model); the mean over the patches for "gap" and "unpooled"; for "map" the fused
+    attention of its probe times the product. Only the patches of that row are kept, scaled to sum to 1.
 
     Args:
         model: a VisionTransformer or a Keras model that contains one.
-        images: prepared floats (batch, height, width, channels).
-        head_fusion: "mean" (the paper's), "max" or "min" of the heads.
-        discard_ratio: share of the patches, in [0, 1), whose attention is set to zero in every row of the fused matrix
-            before rows are scaled: floor(discard_ratio * patches) of them, the lowest; of equals the first. What a row
-            gives to class token and registers always stays, so that no path through them is cut.
-        start_layer: the first block that counts, from 0.
+        images: prepared floats (batch, height, width, channels), as the VisionTransformer itself takes them.
+        head_fusion: how heads are fused: "mean" (the paper's), "max" or "min".
+        discard_ratio: in [0, 1). In every row of the fused matrix the floor(discard_ratio * patches) lowest patches,
+            the first ones of equals, are set to zero before the row is scaled. The attention to class token and
+            registers always stays, because paths to patches lead through them.
+        start_layer: first block to include, from 0.
 
     Returns:
-        float32 (batch, rows, columns), each image's summing to 1; all 0 in the rare case that nothing reaches a patch.
+        float32 (batch, rows, columns), each image's summing to 1; all 0 in the rare case that no patch is reached.
 
     Raises:
-        ValueError: for an option outside of its range, and where the images are not prepared for this model.
+        ValueError: if an option is outside its range, or if the images are not prepared for this model.
+
+    Example:
+
+    >>> from keras_vit import digits
+    >>> model = keras_vit.zoo.load("digits")
+    >>> images = model.preprocess(digits.load().test_images[:2])
+    >>> rollout = keras_vit.visualize.attention_rollout(model, images)
+    >>> rollout.shape, rollout.sum(axis=(1, 2)).round(3).tolist()
+    ((2, 8, 8), [1.0, 1.0])
     """
-    model, images = ready(model, images)
+    model, images = check_inputs(model, images)
     config = model.config
     _check_options(config, head_fusion, discard_ratio, start_layer)
 
-    def of_part(part: np.ndarray) -> np.ndarray:
-        maps, probe = block_maps(model, part)[start_layer:], probe_map(model, part)
+    def roll_out(batch: np.ndarray) -> np.ndarray:
+        maps, probe = block_maps(model, batch)[start_layer:], probe_map(model, batch)
         return rollout(config, maps, probe, head_fusion=head_fusion, discard_ratio=discard_ratio)
 
-    return np.concatenate([of_part(part) for part in in_parts(config, images)])
+    return np.concatenate([roll_out(batch) for batch in split_batch(config, images)])
 
 
 def class_attention(model: Any, images: Any) -> np.ndarray:
-    """What the head's feature attends to in every block, head by head, as maps over the image.
+    """Return the attention that the model's feature pays to the patches, in every block and head.
 
-    The rows of the class token (the mean of both tokens of a distilled model); where no class token is read, the mean
-    over the patches as queries. A map head's probe attends once, behind the blocks: its weights are one more layer, the
-    last.
+    These are the rows of the class token (the mean of both tokens of a distilled model), or the mean over the patches
+    as queries if the model reads no class token. The probe of a map head attends once, after the blocks: its weights
+    are one more layer at the end.
 
     Args:
         model: a VisionTransformer or a Keras model that contains one.
-        images: prepared floats (batch, height, width, channels).
+        images: prepared floats (batch, height, width, channels), as the VisionTransformer itself takes them.
 
     Returns:
-        float32 (layers, batch, heads, rows, columns), of a map head (layers + 1, ...): the weights as they are; each
-        map sums to 1 less what goes to class token and registers.
+        float32 (layers, batch, heads, rows, columns), layers + 1 for a map head. The weights are not scaled: a map
+        sums to 1 less the attention to class token and registers.
 
     Raises:
-        ValueError: where the images are not prepared for this model.
+        ValueError: if the images are not prepared for this model.
+
+    Example:
+
+    >>> from keras_vit import digits
+    >>> model = keras_vit.zoo.load("digits")
+    >>> images = model.preprocess(digits.load().test_images[:2])
+    >>> keras_vit.visualize.class_attention(model, images).shape
+    (4, 2, 4, 8, 8)
     """
-    model, images = ready(model, images)
-    parts = in_parts(model.config, images)
-    found = [class_maps(model.config, block_maps(model, part), probe_map(model, part)) for part in parts]
-    return np.concatenate(found, axis=1)
+    model, images = check_inputs(model, images)
+    batches = split_batch(model.config, images)
+    parts = [class_maps(model.config, block_maps(model, batch), probe_map(model, batch)) for batch in batches]
+    return np.concatenate(parts, axis=1)
 
 
-# The same of maps that are there already, for callers that want several arrays of one image.
+# The same arrays from maps computed once, for callers that need several arrays of the same images.
 
 
 def block_maps(model: VisionTransformer, images: np.ndarray) -> list[np.ndarray]:
-    """The attention weights of every block: float32 (batch, heads, tokens, tokens)."""
-    return [float32(weights) for weights in model.attention_maps(images)]
+    """Return the attention weights of every block: float32 (batch, heads, tokens, tokens)."""
+    return [to_float32(weights) for weights in model.attention_maps(images)]
 
 
 def probe_map(model: VisionTransformer, images: np.ndarray) -> np.ndarray | None:
-    """The attention of a map head's probe, float32 (batch, heads, 1, patches); None of another head."""
+    """Return the attention of a map head's probe, float32 (batch, heads, 1, patches); None for other heads."""
     config = model.config
     if not config.has_map_head:
         return None
@@ -136,16 +170,16 @@ def probe_map(model: VisionTransformer, images: np.ndarray) -> np.ndarray | None
     tokens = model.features(images, [name])[name]
     pool = model.get_layer("pool")
     probe = ops.repeat(ops.cast(pool.probe, tokens.dtype), len(images), axis=0)
-    return float32(pool.attention.weights_of(probe, tokens[:, config.num_prefix_tokens :]))
+    return to_float32(pool.attention.weights_of(probe, tokens[:, config.num_prefix_tokens :]))
 
 
 def distances(config: ViTConfig, maps: Sequence[np.ndarray]) -> np.ndarray:
-    """What `attention_distance` is the mean of, of `block_maps`: float64 (layers, batch, heads)."""
+    """Return the mean attention distances of each image from `block_maps`: float64 (layers, batch, heads)."""
     corners = np.indices(config.grid).reshape(2, -1).T * np.array(config.stride)
-    between = np.linalg.norm(corners[:, None] - corners, axis=-1)  # of any two patches, in pixels
+    pixels = np.linalg.norm(corners[:, None] - corners, axis=-1)  # between any two patches
     patches = slice(config.num_prefix_tokens, None)
-    shares = (_shares(weights[:, :, patches, patches].astype(np.float64)) for weights in maps)
-    return np.array([np.einsum("bhqk,qk->bhq", each, between).mean(axis=2) for each in shares])
+    shares = (_normalize_rows(weights[:, :, patches, patches].astype(np.float64)) for weights in maps)
+    return np.array([np.einsum("bhqk,qk->bhq", each, pixels).mean(axis=2) for each in shares])
 
 
 def rollout(
@@ -156,25 +190,25 @@ def rollout(
     head_fusion: str = "mean",
     discard_ratio: float = 0.0,
 ) -> np.ndarray:
-    """What `attention_rollout` gives, of `probe_map` and of those of `block_maps` that count."""
+    """Return `attention_rollout` from the `block_maps` to include and `probe_map`."""
     prefix = config.num_prefix_tokens
 
-    def fused(weights: np.ndarray, first_patch: int) -> np.ndarray:
-        one = _FUSIONS[head_fusion](weights.astype(np.float64), axis=1)
-        return _without_least(one, first_patch, discard_ratio)
+    def fuse_heads(weights: np.ndarray, first_patch: int) -> np.ndarray:
+        fused = _FUSIONS[head_fusion](weights.astype(np.float64), axis=1)
+        return _discard_lowest(fused, first_patch, discard_ratio)
 
     flow = identity = np.eye(config.num_tokens)
     for weights in maps:
-        flow = _shares(0.5 * fused(weights, prefix) + 0.5 * identity) @ flow
+        flow = _normalize_rows(0.5 * fuse_heads(weights, prefix) + 0.5 * identity) @ flow
     if probe is None:
         pooled = flow[:, config.read_tokens].mean(axis=1, keepdims=True)
     else:
-        pooled = _shares(fused(probe, 0)) @ flow[:, prefix:]
-    return _shares(pooled[:, 0, prefix:]).astype(np.float32).reshape(-1, *config.grid)
+        pooled = _normalize_rows(fuse_heads(probe, 0)) @ flow[:, prefix:]
+    return _normalize_rows(pooled[:, 0, prefix:]).astype(np.float32).reshape(-1, *config.grid)
 
 
 def class_maps(config: ViTConfig, maps: Sequence[np.ndarray], probe: np.ndarray | None) -> np.ndarray:
-    """What `class_attention` gives, of `block_maps` and `probe_map`."""
+    """Return `class_attention` from `block_maps` and `probe_map`."""
     queries, keys = config.read_tokens, slice(config.num_prefix_tokens, None)
     rows = [weights[:, :, queries, keys].mean(axis=2) for weights in maps]
     if probe is not None:
@@ -191,17 +225,17 @@ def _check_options(config: ViTConfig, head_fusion: str, discard_ratio: float, st
         raise ValueError(f"start_layer is a block, 0 to {config.num_layers - 1}. Received: {start_layer!r}")
 
 
-def _without_least(weights: np.ndarray, first_patch: int, ratio: float) -> np.ndarray:
-    """The weights (..., keys), in every row the lowest of the patches' set to zero in place."""
+def _discard_lowest(weights: np.ndarray, first_patch: int, ratio: float) -> np.ndarray:
+    """Set the lowest patches of every row of weights (..., keys) to zero, in place."""
     patches = weights[..., first_patch:]
     # 0.29 * 100 is 28.999999999999996 in floating point.
     count = math.floor(ratio * patches.shape[-1] + 1e-9)
-    least = np.argsort(patches, axis=-1, kind="stable")[..., :count]
-    np.put_along_axis(patches, least, 0.0, axis=-1)
+    lowest = np.argsort(patches, axis=-1, kind="stable")[..., :count]
+    np.put_along_axis(patches, lowest, 0.0, axis=-1)
     return weights
 
 
-def _shares(weights: np.ndarray) -> np.ndarray:
-    """Every row over its sum; a row of zeros, where a softmax gave all to other tokens, stays."""
+def _normalize_rows(weights: np.ndarray) -> np.ndarray:
+    """Return every row divided by its sum; a row of zeros (all attention went to other tokens) stays zero."""
     total = weights.sum(axis=-1, keepdims=True)
     return weights / np.where(total > 0, total, 1.0)

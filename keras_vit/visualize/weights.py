@@ -1,4 +1,4 @@
-"""What a model's weights show without any image: its first filters and its positions (paper, figure 7)."""
+"""Arrays that describe a model's weights without any image: embedding filters and position embeddings."""
 
 from __future__ import annotations
 
@@ -10,71 +10,83 @@ from keras_vit._util.checks import is_count
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.visualize._models import float32, vision_transformer
+from keras_vit.visualize._models import to_float32, vision_transformer
 
 
 def embedding_filters(model: Any, *, num_filters: int = 28) -> np.ndarray:
-    """The principal components of the filters that make tokens of patches (paper, figure 7 left).
+    """Return the principal components of the patch embedding's filters as small images (paper, figure 7 left).
 
-    The hidden_size filters of the patch embedding are the samples, less their mean; each component is a patch of
-    pixels. Of a hybrid they are the filters of the 7x7 convolution at its root, standardised as the convolution uses
-    them. A component's sign is arbitrary: here its entry of largest absolute value is positive, so that the same
-    weights always give the same picture. Each component is then scaled by itself, its least entry to 0 and its
-    largest to 1; one whose entries are all alike becomes 0.5.
+    The samples are the hidden_size filters, with their mean subtracted; of a hybrid, the filters of the ResNet's first
+    7x7 convolution, standardised as the convolution uses them. A component's sign is arbitrary: here the entry of
+    largest absolute value is positive, so that the same weights always give the same image. Each component is then
+    scaled from its own range to 0..1; one with equal entries becomes 0.5.
 
     Args:
         model: a VisionTransformer or a Keras model that contains one.
-        num_filters: how many components at most, those of the largest variance first; there are no more than the
-            patch has numbers, and fewer than there are filters.
+        num_filters: largest number of components, from 1; those of the largest variance come first. There are never
+            more than numbers in a patch, and always fewer than filters.
 
     Returns:
         float32 (num_filters, height, width, channels), 0..1.
 
     Raises:
-        ValueError: for another num_filters than a whole number from 1.
+        ValueError: if num_filters is no whole number from 1.
+
+    Example:
+
+    >>> model = keras_vit.zoo.load("digits")
+    >>> keras_vit.visualize.embedding_filters(model, num_filters=12).shape
+    (12, 4, 4, 3)
     """
     if not is_count(num_filters, least=1):
         raise ValueError(f"num_filters is a whole number from 1. Received: {num_filters!r}")
     kernel = _first_kernel(vision_transformer(model)).astype(np.float64)
     *patch, filters = kernel.shape
     samples = kernel.reshape(-1, filters).T
-    # Not the covariance's eigenvectors: the patches of 32x32 pixels have 3,072 numbers, a covariance of 75 MB.
+    # The SVD needs no covariance matrix, which is 75 MB for patches of 32x32 pixels (3,072 numbers).
     _, _, components = np.linalg.svd(samples - samples.mean(axis=0), full_matrices=False)
-    # The mean is gone, and with it one dimension of what the filters span.
+    # Subtracting the mean leaves one dimension fewer than filters.
     components = components[: min(num_filters, filters - 1)]
-    scaled = [_scaled(component) for component in components]
-    return np.array(scaled, np.float32).reshape(-1, *patch)
+    return np.array([_to_unit_range(component) for component in components], np.float32).reshape(-1, *patch)
 
 
 def _first_kernel(model: VisionTransformer) -> np.ndarray:
-    """(height, width, channels, filters) of the first layer that sees pixels."""
+    """Return the kernel (height, width, channels, filters) of the first layer."""
     if model.config.resnet is None:
-        return float32(model.get_layer("embedding").kernel)
-    return float32(model.get_layer("root").conv.standardized_kernel())
+        return to_float32(model.get_layer("embedding").kernel)
+    return to_float32(model.get_layer("root").conv.standardized_kernel())
 
 
-def _scaled(component: np.ndarray) -> np.ndarray:
-    """The component, its largest absolute entry made positive, over its own range as 0..1."""
+def _to_unit_range(component: np.ndarray) -> np.ndarray:
+    """Return a component scaled to 0..1, after making its entry of largest absolute value positive."""
     component = component * np.copysign(1.0, component[np.abs(component).argmax()])
     low, high = component.min(), component.max()
     return (component - low) / (high - low) if high > low else np.full_like(component, 0.5)
 
 
 def position_similarity(model: Any, *, block: int = 0) -> np.ndarray:
-    """How alike the position embeddings of any two patches are: their cosine (paper, figure 7 centre).
+    """Return the cosine similarity of the position embeddings of any two patches (paper, figure 7 centre).
 
-    Learned, of two dimensions or sine and cosine; rows of prefix tokens are left out.
+    Positions may be learned (for patches, or for rows and columns) or fixed sines and cosines. Prefix tokens are left
+    out.
 
     Args:
         model: a VisionTransformer or a Keras model that contains one.
-        block: whose, where every block has a position embedding of its own (position_place "blocks").
+        block: index of the block whose embedding is taken if every block has its own (position_place "blocks").
 
     Returns:
         float32 (rows, columns, rows, columns), -1..1: [y, x] is the map of the patch at row y, column x over all
-        patches; 0 against an embedding of zeros.
+        patches. The similarity with an embedding of zeros is 0.
 
     Raises:
-        ValueError: for a model without absolute positions (position "none" or "relative"), or no such block.
+        ValueError: if the model has no position embedding (position "none" or "relative"), or no such block.
+
+    Example:
+
+    >>> model = keras_vit.zoo.load("digits")
+    >>> similarity = keras_vit.visualize.position_similarity(model)
+    >>> similarity.shape, float(similarity[3, 3].max().round(3))
+    ((8, 8, 8, 8), 1.0)
     """
     model = vision_transformer(model)
     config = model.config
@@ -94,15 +106,15 @@ def position_similarity(model: Any, *, block: int = 0) -> np.ndarray:
 
 
 def has_position_embedding(config: ViTConfig) -> bool:
-    """Whether positions have vectors that can be compared."""
+    """Return whether the model adds position embeddings, which have vectors to compare."""
     return config.position not in ("none", "relative")
 
 
 def _patch_positions(layer: vit.PositionEmbedding) -> np.ndarray:
-    """(patches, hidden_size): what the layer adds to each patch."""
+    """Return what the layer adds to each patch: (patches, hidden_size)."""
     patches = slice(layer.prefix_tokens, None)
     if layer.kind != "learned2d":
-        return float32(layer.fixed if layer.kind == "sincos2d" else layer.embedding)[0, patches]
+        return to_float32(layer.fixed if layer.kind == "sincos2d" else layer.embedding)[0, patches]
     rows, columns = layer.grid
-    along_x, along_y = (float32(table)[0, patches] for table in (layer.x_embedding, layer.y_embedding))
+    along_x, along_y = (to_float32(table)[0, patches] for table in (layer.x_embedding, layer.y_embedding))
     return np.concatenate([np.tile(along_x, (rows, 1)), np.repeat(along_y, columns, axis=0)], axis=1)

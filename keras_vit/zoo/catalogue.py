@@ -11,11 +11,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from html import escape
 from itertools import zip_longest
 from typing import Any
 
-from keras_vit._util import data_files, html_table
+from keras_vit._util import data_files, html
 from keras_vit.errors import CardError, UnknownModel
 from keras_vit.model import cost
 from keras_vit.model.sizes import canonical_name
@@ -61,7 +60,7 @@ class Card:
             )
             for tag, weights in self.weights.items()
         ]
-        return f"<p><b>{escape(self.name)}</b></p>" + html_table.table(_COLUMNS, rows)
+        return html.table(rows, header=_COLUMNS, title=self.name)
 
 
 def names(pattern: str = "*") -> list[str]:

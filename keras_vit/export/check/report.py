@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from keras_vit._util import html_table
+from keras_vit._util import html
 
 SAMPLED = 0.005  # seconds between two looks at the memory
 
@@ -83,7 +83,7 @@ class Report:
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         values = {name.replace("_", " "): _shown(value) for name, value in asdict(self).items() if name != "path"}
-        return html_table.facts(str(self.path), values)
+        return html.facts(str(self.path), values)
 
     def to_dict(self) -> dict[str, Any]:
         """The same for JSON; numbers that are not finite (the SQNR of equals) are None."""

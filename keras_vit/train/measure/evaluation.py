@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 from tqdm import tqdm
 
-from keras_vit._util import html_table
+from keras_vit._util import html
 from keras_vit._util.checks import pair
 from keras_vit.model.config import Preprocessing
 from keras_vit.train.data import pipeline, sources
@@ -67,7 +67,7 @@ class Evaluation:
             "unreadable": self.skipped or None,
             "images/s": f"{self.images_per_second:,.0f}",
         }
-        return html_table.facts(self.data, values)
+        return html.facts(self.data, values)
 
     def __str__(self) -> str:
         left_out = [f"{self.unlabelled:,} without a label"] * bool(self.unlabelled)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
 
-from keras_vit._util import html_table
+from keras_vit._util import html
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import block_flops, convolutions, count_parameters, forward_flops
 from keras_vit.model.sizes import canonical_name
@@ -93,7 +93,7 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        return html_table.table((self._title(), "", ""), self._rows())
+        return html.table(self._rows(), header=(self._title(), "", ""))
 
     def _title(self) -> str:
         height, width = self.image_size

@@ -1,1 +1,1 @@
-"""The report: what a model sees, as one HTML file."""
+"""The HTML report of a model and some images."""

@@ -1,26 +1,32 @@
-"""A report of what a model sees: one HTML file that needs nothing beside itself."""
+"""Write a report of a model and some images: one HTML file that needs no other file."""
 
 from __future__ import annotations
 
 import os
+import re
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 
+from keras_vit._util import html
 from keras_vit._util.atomic import replacing
-from keras_vit._util.page import page
+from keras_vit._util.checks import is_count
+from keras_vit._util.text import byte_size, scaled
+from keras_vit.model import cost
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.visualize._models import vision_transformer
-from keras_vit.visualize.html import figures, image_sections, sections
-from keras_vit.visualize.html.inside import look
+from keras_vit.visualize.html import figures
+from keras_vit.visualize.html.inline import data_uri, svg, thumbnail
+from keras_vit.visualize.html.report_data import ReportData, collect
 
-MOST_IMAGES = 16
-TIMED = 5  # calls of the model; the file says their median
+MAX_IMAGES = 16
+PICTURE_SIDE = 448  # pixels of a picture's longer side on the page
+NUM_TIMED_CALLS = 5
+FLOP_UNITS = (" FLOP", " kFLOP", " MFLOP", " GFLOP", " TFLOP")
 PAPER = "Dosovitskiy et al., An Image is Worth 16x16 Words, ICLR 2021 (arXiv 2010.11929)"
 
 
@@ -35,96 +41,164 @@ def report(
     exports: Sequence[Any] = (),
     progress: bool = False,
 ) -> Path:
-    """Writes what a model sees in some images as one HTML file, without links to anything outside of it.
+    """Write a report of a model and some images as one HTML file without links to other files. Needs matplotlib.
 
-    Predictions, attention over the images, the paper's figures 6 and 7, the tokens' norms and rank, the logit lens;
-    the card and the exported files where they are given. What does not apply to a model is left out and the file says
-    why. A model of which the VisionTransformer is only a part is shown by that part.
+    It shows predictions, attention over the images, figures 6 and 7 of the paper (arXiv 2010.11929), norms and rank
+    of the tokens, and the logit lens; the card and the exported files if they are given. What does not apply to the
+    model is left out with the reason. Of a model that contains a VisionTransformer, that part alone is shown.
 
     Args:
         model: a VisionTransformer or a Keras model that contains one.
-        images: as `model.preprocess` takes them, MOST_IMAGES at most: paths, PIL images, arrays of 0..255, or a list.
-        path: the .html file to write; one that is there is replaced when the new one is complete.
-        top: classes to name for each image, from 1.
-        title: heads the page; None is the model's name.
-        card: what is known of the weights: `zoo.card(name)` or other text, or a dict of names and values.
-        exports: `export.Report`s of files made of this model, or their dicts.
+        images: 1 to 16 images as `model.preprocess` takes them: paths, PIL images, arrays of 0..255, or a list of
+            these.
+        path: the .html file to write. An existing file is replaced when the new one is complete.
+        top: number of classes to name for each image, from 1.
+        title: heading of the page; None uses the model's name.
+        card: information on the weights: `zoo.card(name)` or other text, or a dict of names and values.
+        exports: an `export.Report`, or its dict, for each file exported from this model.
         progress: whether to show a bar on standard error.
 
     Returns:
-        the path.
+        The path.
 
     Raises:
-        ImportError: without matplotlib.
-        FileNotFoundError: where an image or the folder of the file is not there.
-        ValueError: for images that cannot be read, none or too many; for top; where the model computes NaN.
+        ImportError: if matplotlib is not installed.
+        FileNotFoundError: if an image or the folder of `path` does not exist.
+        ValueError: if an image cannot be read, if there are none or too many, if `top` is below 1, or if the model
+            computes NaN or infinity.
+
+    Example:
+
+    >>> from keras_vit import digits
+    >>> model = keras_vit.zoo.load("digits")
+    >>> images = digits.load().test_images[:1]
+    >>> keras_vit.visualize.report(model, images, "report.html").name
+    'report.html'
     """
-    figures.need_matplotlib()
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder for the report: {target.parent}")
-    if target.is_dir():
-        raise ValueError(f"path is the .html file to write. Received: the folder {str(target)!r}")
-    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
+    figures.check_matplotlib()
+    target = _check_target(Path(path))
+    if not is_count(top, least=1):
         raise ValueError(f"top is the number of classes to name, from 1. Received: {top!r}")
     inner = vision_transformer(model)
-    names, prepared = _prepared(inner, images)
-    seen = look(inner, prepared, names, top=top, progress=progress)
-    heading = title or inner.name
-    parts = [_header(heading, sections.describe(inner.config, seen.parameters), part_of=model, inner=inner)]
-    parts += sections.sections(seen)
-    if card:
-        parts.append(sections.card_section(card))
-    if exports:
-        rows = [one if isinstance(one, Mapping) else one.to_dict() for one in exports]
-        parts.append(sections.export_section(rows, _bytes(inner), _milliseconds(inner, prepared[:1])))
-    parts.append(f"<footer><p>Sections, figures and appendices are those of the paper: {escape(PAPER)}.</p></footer>")
-    style = image_sections.style(seen) + sections.STYLE
-    document = page(f"{heading}: what it sees", "\n".join(parts), style=style)
+    names, prepared = _prepare(inner, images)
+    data = collect(inner, prepared, names, top=top, progress=progress)
+    exports_table = [_model_row(inner, prepared[:1]), *map(_export_row, exports)] if exports else []
+    page = _render(
+        data,
+        title=title or inner.name,
+        part_of=None if model is inner else repr(model.name),
+        card=card,
+        exports=exports_table,
+    )
     with replacing(target) as file:
-        file.write(document.encode())
+        file.write(page.encode())
     return target
 
 
-def _header(title: str, description: str, *, part_of: Any, inner: VisionTransformer) -> str:
-    note = ""
-    if part_of is not inner:
-        note = f"<p>It is a part of the model {escape(part_of.name)!r}; what follows is of this part alone.</p>"
-    return f"<header><h1>{escape(title)}</h1>\n<p>{escape(description)}</p>{note}</header>"
+def _check_target(path: Path) -> Path:
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder for the report: {path.parent}")
+    if path.is_dir():
+        raise ValueError(f"path is the .html file to write. Received: the folder {str(path)!r}")
+    return path
 
 
-def _prepared(model: VisionTransformer, images: Any) -> tuple[list[str], np.ndarray]:
-    """Names of the images, and the images as the model takes them."""
-    items = list(_flat(images))
+def _prepare(model: VisionTransformer, images: Any) -> tuple[list[str], np.ndarray]:
+    """Return the names of the images and the images prepared for the model."""
+    items = list(_flatten(images))
     count = sum(len(item) if getattr(item, "ndim", 0) == 4 else 1 for item in items)
-    if not 0 < count <= MOST_IMAGES:
-        raise ValueError(f"A report shows 1 to {MOST_IMAGES} images: pass the most telling ones. Received: {count}")
+    if not 0 < count <= MAX_IMAGES:
+        raise ValueError(f"A report shows 1 to {MAX_IMAGES} images: pass the most telling ones. Received: {count}")
     names: list[str] = []
     batches = []
     for item in items:
         batches.append(model.preprocess(item))
-        given = PurePath(item).name if isinstance(item, str | os.PathLike) else None
-        names += [given or f"image {len(names) + 1 + i}" for i in range(len(batches[-1]))]
+        file_name = PurePath(item).name if isinstance(item, str | os.PathLike) else None
+        names += [file_name or f"image {len(names) + 1 + i}" for i in range(len(batches[-1]))]
     return names, np.concatenate(batches)
 
 
-def _flat(images: Any) -> Iterator[Any]:
+def _flatten(images: Any) -> Iterator[Any]:
     if isinstance(images, list | tuple):
         for image in images:
-            yield from _flat(image)
+            yield from _flatten(image)
     else:
         yield images
 
 
-def _bytes(model: VisionTransformer) -> int:
-    return sum(np.asarray(weight).nbytes for weight in model.weights)
+def _render(data: ReportData, *, title: str, part_of: str | None, card: Any, exports: Sequence[tuple[Any, ...]]) -> str:
+    """Return the page.
+
+    Args:
+        data: arrays and predictions.
+        title: heading of the page.
+        part_of: name of the model that contains the described one; None if there is none.
+        card: as for `report`.
+        exports: rows of the table of exported files.
+    """
+    environment = html.environment(
+        "keras_vit.visualize.html",
+        data_uri=data_uri,
+        heat=figures.heat,
+        svg=svg,
+        times_average=figures.times_average,
+    )
+    charts = {
+        "distance": figures.draw_distances(data.distance),
+        "filters": figures.draw_filters(data.filters),
+        "similarity": None if data.similarity is None else figures.draw_similarities(data.similarity),
+        "norms": figures.draw_norms(data.norms, prefix_tokens=data.config.num_prefix_tokens),
+        "rank": figures.draw_ranks(data.rank),
+    }
+    card_lines = [] if isinstance(card, Mapping) else [(line, _indent(line)) for line in str(card).splitlines()]
+    return environment.get_template("report.html").render(
+        data=data,
+        title=title,
+        part_of=part_of,
+        card=card,
+        card_lines=card_lines,
+        exports=exports,
+        flops=scaled(cost.forward_flops(data.config), 1000, FLOP_UNITS),
+        pictures=[data_uri(thumbnail(picture, PICTURE_SIDE)) for picture in data.pictures],
+        charts=charts,
+        heat_scale=figures.heat_scale(),
+        hottest=figures.HOTTEST,
+        paper=PAPER,
+    )
+
+
+def _indent(line: str) -> int:
+    """Return where the second column of a line of two columns begins, at most 16; 0 for other lines."""
+    first_column = re.match(r" *\S+ {2,}", line)
+    return min(first_column.end(), 16) if first_column else 0
+
+
+def _model_row(model: VisionTransformer, image: np.ndarray) -> tuple[Any, ...]:
+    """Return the model's own row in the table of exported files."""
+    size = sum(np.asarray(weight).nbytes for weight in model.weights)
+    return ("this model", "Keras", byte_size(size), None, None, None, f"{_milliseconds(model, image):.2f}")
+
+
+def _export_row(export: Any) -> tuple[Any, ...]:
+    fields = export if isinstance(export, Mapping) else export.to_dict()
+    path = Path(fields["path"])
+    kind = "TFLite" if path.suffix == ".tflite" else "SavedModel"
+    return (
+        path.name if path.suffix else "/".join(path.parts[-2:]),
+        kind if fields.get("mode") in (None, "none") else f"{kind}, {fields['mode']}",
+        byte_size(fields["bytes"]),
+        f"{fields['cosine']:.6f}",
+        "equal" if fields["sqnr"] is None else f"{fields['sqnr']:.1f}",
+        f"{fields['agreement']:.1%}",
+        f"{fields['milliseconds']:.2f}",
+    )
 
 
 def _milliseconds(model: VisionTransformer, image: np.ndarray) -> float:
-    """Median of some compiled calls with one image."""
+    """Return the median time of a compiled call with one image."""
     model.predict_on_batch(image)  # the first call compiles
     times = []
-    for _ in range(TIMED):
+    for _ in range(NUM_TIMED_CALLS):
         start = time.perf_counter()
         model.predict_on_batch(image)
         times.append(time.perf_counter() - start)

@@ -1,4 +1,4 @@
-"""The zoo as one page of HTML that needs nothing beside it: every card, searchable, and accuracy against arithmetic."""
+"""Write the zoo as one HTML page that needs no other file: all cards, searchable, and accuracy against arithmetic."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["write"]
 
 
 def write(out: str | os.PathLike[str]) -> Path:
-    """Writes the gallery: every model of the zoo and its weights.
+    """Write the gallery: every model of the zoo and its weights.
 
     Args:
-        out: the folder, made where it is not there. Other files in it stay as they are.
+        out: the folder, created if it does not exist. Other files in it stay as they are.
 
     Returns:
-        the path of its index.html, which appears complete or not at all.
+        The path of its index.html, which is replaced when the new one is complete.
 
     Raises:
-        NotADirectoryError: `out` is a file.
+        NotADirectoryError: if `out` is a file.
     """
     folder = Path(out)
     if folder.exists() and not folder.is_dir():

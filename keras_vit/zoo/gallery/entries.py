@@ -1,7 +1,8 @@
-"""What the gallery shows: one entry for every file of published weights, gathered from the cards and `zoo.table`."""
+"""Collect the entries of the gallery, one for each file of published weights, from the cards and `zoo.table`."""
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -11,18 +12,18 @@ from keras_vit.model.cost import forward_flops
 from keras_vit.zoo.cards import Accuracy, Weights
 from keras_vit.zoo.gallery import formats
 
-# The one measure by which models are ranked and plotted. Other figures stand on the cards.
+# The measure that the table and the plot compare. The cards show other measures too.
 DATASET, METRIC = "imagenet2012", "top-1"
 MIB = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A place in the plot: top-1 accuracy on ImageNet-1k of the file as it is.
+    """The top-1 accuracy of a file on ImageNet-1k, without further training, and the arithmetic for it.
 
     Attributes:
         accuracy: as reported.
-        gflops: of one image of the size that it was measured at, a multiply-add counted as two.
+        gflops: for one image of the size at which the accuracy was measured; a multiply-add counts as two.
     """
 
     accuracy: Accuracy
@@ -34,30 +35,30 @@ class Entry:
     """One file of published weights.
 
     Attributes:
-        rank: of the model among all, in the natural order of names.
-        weights: all that the card says of it.
-        config: of the model as it is loaded.
-        default: whether `zoo.load` takes it where no weights are named.
-        parameters: exact.
-        gflops: of one image of the weights' own size, a multiply-add counted as two.
-        stored: bytes of the weights by the precision of their kernels: "float32", "float16", "int8".
-        load: the line of Python that loads it.
-        formats: as `formats.writable` tells.
+        rank: index of the model in the natural order of names.
+        weights: the card's information on the file.
+        config: of the model as `zoo.load` loads it.
+        is_default: whether `zoo.load` takes the file if no weights are named.
+        parameters: exact number.
+        gflops: for one image of the weights' own size; a multiply-add counts as two.
+        kernel_bytes: size of the weights by the dtype of their kernels: "float32", "float16", "int8".
+        load: the line of Python that loads the file.
+        formats: result of `formats.writable`.
     """
 
     rank: int
     weights: Weights
     config: ViTConfig
-    default: bool
+    is_default: bool
     parameters: int
     gflops: float
-    stored: dict[str, int]
+    kernel_bytes: dict[str, int]
     load: str
     formats: dict[str, bool]
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """The model's name."""
         return self.weights.architecture
 
     @property
@@ -71,18 +72,18 @@ class Entry:
         return f"{self.model_anchor}.{_anchor(self.weights.tag)}"
 
     @property
-    def hybrid(self) -> bool:
-        """Whether a ResNet makes the tokens."""
+    def is_hybrid(self) -> bool:
+        """True if a ResNet computes the tokens."""
         return self.config.resnet is not None
 
     @property
-    def file_mib(self) -> float | None:
-        """Size of the published file, None where it is not known."""
-        return self.weights.bytes / MIB if self.weights.bytes else self.weights.size_mib
+    def file_bytes(self) -> int | None:
+        """Size of the published file, from its MiB if the exact size is not published; None if it is unknown."""
+        return self.weights.bytes or (round(self.weights.size_mib * MIB) if self.weights.size_mib else None)
 
-    @property
+    @functools.cached_property
     def point(self) -> Point | None:
-        """The file's top-1 accuracy on ImageNet-1k, the first where several are reported; None without."""
+        """The first reported top-1 accuracy on ImageNet-1k; None if there is none."""
         for accuracy in self.weights.accuracy:
             if (accuracy.dataset, accuracy.metric) == (DATASET, METRIC):
                 measured = self.config.replace(image_size=accuracy.image_size)
@@ -90,18 +91,19 @@ class Entry:
         return None
 
     @property
-    def words(self) -> str:
-        """What a search looks through, in lower case: spellings of the name, tag, file, labels, paper, licence."""
-        weights, short = self.weights, self.name.replace("ViT-", "")
-        spelled = [spelling.replace("/", sign) for spelling in (self.name, short) for sign in "/_-"]
-        said = [weights.tag, weights.file, weights.labels or "", str(weights.paper), weights.licence, weights.source]
-        said += [f"{accuracy.dataset} {accuracy.metric}" for accuracy in weights.accuracy]
-        said += ["ImageNet-1k"] if self.point else []
-        return " ".join([*spelled, *said, "hybrid resnet" if self.hybrid else "pure", *self.formats]).casefold()
+    def search_text(self) -> str:
+        """The text to search, in lower case: spellings of the name, tag, file, labels, paper, licence and formats."""
+        weights, short_name = self.weights, self.name.replace("ViT-", "")
+        names = [name.replace("/", sign) for name in (self.name, short_name) for sign in "/_-"]
+        fields = [weights.tag, weights.file, weights.labels or "", str(weights.paper), weights.licence, weights.source]
+        measures = [f"{accuracy.dataset} {accuracy.metric}" for accuracy in weights.accuracy]
+        measures += ["ImageNet-1k"] if self.point else []
+        kind = "hybrid resnet" if self.is_hybrid else "pure"
+        return " ".join([*names, *fields, *measures, kind, *self.formats]).casefold()
 
 
 def entries() -> list[Entry]:
-    """Every file of the zoo's cards: models in natural order, each with its recommended weights first."""
+    """Return an entry for each file of the zoo: models in natural order, each with its recommended weights first."""
     rows = {(row["name"], row["weights"]): row for row in zoo.table()}
     found = []
     for rank, name in enumerate(zoo.names()):
@@ -111,10 +113,10 @@ def entries() -> list[Entry]:
                 rank=rank,
                 weights=weights,
                 config=config,
-                default=row["default"],
+                is_default=row["default"],
                 parameters=row["parameters"],
                 gflops=row["gflops"],
-                stored={precision: row[f"bytes_{precision}"] for precision in ("float32", "float16", "int8")},
+                kernel_bytes={precision: row[f"bytes_{precision}"] for precision in ("float32", "float16", "int8")},
                 load=row["load"],
                 formats=formats.writable(config),
             )
@@ -123,5 +125,5 @@ def entries() -> list[Entry]:
 
 
 def _anchor(text: str) -> str:
-    """The text as a part of an address: "R50+ViT-B/16" -> "R50-ViT-B-16"."""
+    """Return text as a part of an HTML id: "R50+ViT-B/16" becomes "R50-ViT-B-16"."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-")

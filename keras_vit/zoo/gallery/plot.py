@@ -1,189 +1,155 @@
-"""Accuracy against arithmetic as SVG: a logarithmic axis to the right, every dot a link to its card."""
+"""Lay out the plot of accuracy against arithmetic; templates/plot.svg draws it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from keras_vit.zoo.gallery.entries import Entry, Point
 
-# Of a dot's middle, in units of the drawing; the shape tells the series where the colour does not.
-MARKS = (
-    '<circle r="5.5"/>',
-    '<rect x="-5" y="-5" width="10" height="10"/>',
-    '<path d="M0-6.5 6 5H-6z"/>',
-    '<path d="M0-7 7 0 0 7-7 0z"/>',
-)
-COLOURS = 6  # that the style sheet has: .series-0 ...
-LETTER, LINE = 7.2, 14  # the most that a letter of a name takes on average at 12 px, and a line
+# Upper bound of a letter's mean width and height of a line, for the labels' 12 px.
+LETTER_WIDTH, LINE_HEIGHT = 7.2, 14
 
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle of the drawing, in its units, y downwards."""
+    """A rectangle of the drawing, in its units; y grows downwards."""
 
     left: float
     top: float
     right: float
     bottom: float
 
-    def meets(self, other: Box) -> bool:
-        """Whether they have a point in common."""
-        return not (
-            self.right <= other.left or other.right <= self.left or self.bottom <= other.top or other.bottom <= self.top
+    def overlaps(self, other: Box) -> bool:
+        """Return whether the rectangles have a common point inside."""
+        return (
+            self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
         )
 
 
 @dataclass(frozen=True)
-class Scales:
-    """Where numbers lie in a drawing.
+class Dot:
+    """An entry in the plot; `series` is the index of its tag."""
+
+    entry: Entry
+    point: Point
+    x: float
+    y: float
+    series: int
+
+
+@dataclass(frozen=True)
+class Label:
+    """A model's name near its dot; `anchor` is the end of the text that is at x: start, middle or end."""
+
+    text: str
+    x: float
+    y: float
+    anchor: str
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Places of everything in a plot.
 
     Attributes:
-        area: inside of the axes.
-        gflops: least and most; both above 0.
-        accuracy: least and most, percent.
+        width: of the drawing, in units that are pixels at its full size.
+        height: of the drawing.
+        area: between the axes.
+        rows: accuracy and y of each horizontal line.
+        columns: GFLOPs and x of each vertical line.
+        series: the tags of the weights, in the order of the entries.
+        dots: one for each entry with an accuracy.
+        labels: as many names as there is room for.
     """
 
+    width: int
+    height: int
     area: Box
-    gflops: tuple[float, float]
-    accuracy: tuple[float, float]
-
-    def x(self, gflops: float) -> float:
-        """How far to the right."""
-        low, high = map(math.log, self.gflops)
-        return self.area.left + (self.area.right - self.area.left) * (math.log(gflops) - low) / (high - low)
-
-    def y(self, accuracy: float) -> float:
-        """How far down."""
-        low, high = self.accuracy
-        return self.area.bottom - (self.area.bottom - self.area.top) * (accuracy - low) / (high - low)
+    rows: list[tuple[float, float]]
+    columns: list[tuple[float, float]]
+    series: list[str]
+    dots: list[Dot]
+    labels: list[Label]
 
 
-def series(entries: Sequence[Entry]) -> list[str]:
-    """The tags of the weights that the plot shows, each a series of its own, in the order of the entries."""
-    return list(dict.fromkeys(entry.weights.tag for entry in entries if entry.point))
-
-
-def mark(number: int | None, *, hollow: bool = False) -> str:
-    """The sign of a series around (0, 0), hollow for a hybrid; of None a plain dot that is no series'."""
-    kind = "hollow" if hollow else "filled"
-    colour = "plain" if number is None else f"series-{number % COLOURS}"
-    return f'<g class="mark {colour} {kind}">{MARKS[(number or 0) % len(MARKS)]}</g>'
-
-
-def drawing(entries: Sequence[Entry], *, width: int, height: int, css_class: str) -> str:
-    """The plot.
+def layout(entries: Sequence[Entry], *, width: int, height: int) -> Plot:
+    """Return a plot of the given size.
 
     Args:
-        entries: those without a `point` are left out.
-        width, height: of the drawing, in units that are pixels where it is shown as large.
-        css_class: of the <svg>.
-
-    Returns:
-        one <svg> element; of no points an empty text.
+        entries: at least one of them has a `point`; those without are left out.
+        width: of the drawing.
+        height: of the drawing.
     """
     points = [(entry, entry.point) for entry in entries if entry.point]
-    if not points:
-        return ""
     flops = [point.gflops for _, point in points]
     values = [point.accuracy.value for _, point in points]
-    step = _step(max(values) - min(values))
-    least, most = math.floor(min(values) / step - 0.25), math.ceil(max(values) / step + 0.25)
-    scales = Scales(
-        area=Box(46, 12, width - 12, height - 46),
-        gflops=(min(flops) / 1.4, max(flops) * 1.4),
-        accuracy=(step * least, step * most),
-    )
-    order = series(entries)
-    dots = [_dot(entry, point, scales, order.index(entry.weights.tag)) for entry, point in points]
-    label = "ImageNet-1k top-1 accuracy against GFLOPs an image, a point for each file of weights"
-    return (
-        f'<svg class="plot {css_class}" viewBox="0 0 {width} {height}" role="group" aria-label="{label}">'
-        f"{_axes(scales, step)}{_labels(points, scales)}{''.join(dots)}</svg>"
+    area = Box(46, 12, width - 12, height - 46)
+    lowest, highest = min(flops) / 1.4, max(flops) * 1.4
+    step = _line_distance(max(values) - min(values))
+    lines = range(math.floor(min(values) / step - 0.25), math.ceil(max(values) / step + 0.25) + 1)
+
+    def x_of(gflops: float) -> float:
+        return area.left + (area.right - area.left) * math.log(gflops / lowest) / math.log(highest / lowest)
+
+    def y_of(accuracy: float) -> float:
+        return area.bottom - (area.bottom - area.top) * (accuracy / step - lines[0]) / (lines[-1] - lines[0])
+
+    series = list(dict.fromkeys(entry.weights.tag for entry, _ in points))
+    dots = [
+        Dot(entry, point, x_of(point.gflops), y_of(point.accuracy.value), series.index(entry.weights.tag))
+        for entry, point in points
+    ]
+    return Plot(
+        width=width,
+        height=height,
+        area=area,
+        rows=[(step * line, y_of(step * line)) for line in lines],
+        columns=[(tick, x_of(tick)) for tick in ticks(lowest, highest)],
+        series=series,
+        dots=dots,
+        labels=list(_labels(dots, area)),
     )
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Round numbers of a logarithmic axis, 1, 2 and 5 times powers of ten, between two positive numbers."""
+    """Return the round numbers (1, 2 and 5 times powers of ten) between two positive numbers."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    return [round_ for ten in decades for digit in (1, 2, 5) if low <= (round_ := digit * 10.0**ten) <= high]
+    return [tick for decade in decades for digit in (1, 2, 5) if low <= (tick := digit * 10.0**decade) <= high]
 
 
-def _step(span: float) -> float:
-    """A round distance between lines so that there are about five."""
+def _line_distance(span: float) -> float:
+    """Return a round distance between lines that gives about five of them."""
     rough = max(span, 1.0) / 5
-    ten = 10 ** math.floor(math.log10(rough))
-    return min((digit * ten for digit in (1, 2, 5, 10)), key=lambda step: abs(math.log(step / rough)))
+    power = 10 ** math.floor(math.log10(rough))
+    return min((digit * power for digit in (1, 2, 5, 10)), key=lambda step: abs(math.log(step / rough)))
 
 
-def _axes(scales: Scales, step: float) -> str:
-    area, (low, high) = scales.area, scales.accuracy
-    parts = []
-    for number in range(round((high - low) / step) + 1):
-        value = low + number * step
-        y = scales.y(value)
-        parts.append(f'<path class="grid" d="M{area.left} {y:.1f}H{area.right}"/>')
-        parts.append(f'<text class="tick" x="{area.left - 8}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>')
-    for value in ticks(*scales.gflops):
-        x = scales.x(value)
-        parts.append(f'<path class="grid" d="M{x:.1f} {area.top}V{area.bottom}"/>')
-        parts.append(f'<text class="tick" x="{x:.1f}" y="{area.bottom + 18}" text-anchor="middle">{value:g}</text>')
-    middle = (area.left + area.right) / 2
-    parts.append(
-        f'<text class="axis" x="{middle:.1f}" y="{area.bottom + 38}" text-anchor="middle">'
-        "GFLOPs an image (logarithmic)</text>"
-    )
-    height = (area.top + area.bottom) / 2
-    parts.append(
-        f'<text class="axis" x="12" y="{height:.1f}" text-anchor="middle" transform="rotate(-90 12 {height:.1f})">'
-        "top-1 accuracy, %</text>"
-    )
-    return f'<g aria-hidden="true">{"".join(parts)}</g>'
-
-
-def _dot(entry: Entry, point: Point, scales: Scales, number: int) -> str:
-    accuracy = point.accuracy
-    title = (
-        f"{entry.name}, {entry.weights.tag}: {accuracy.value:g} % at {accuracy.image_size} px, "
-        f"{point.gflops:,.1f} GFLOPs. {accuracy.source}"
-    )
-    place = f"translate({scales.x(point.gflops):.1f} {scales.y(accuracy.value):.1f})"
-    return (
-        f'<a class="dot" href="#{escape(entry.anchor)}" aria-label="{escape(title)}" transform="{place}">'
-        f'<title>{escape(title)}</title><circle class="reach" r="11"/>{mark(number, hollow=entry.hybrid)}</a>'
-    )
-
-
-def _labels(points: Sequence[tuple[Entry, Point]], scales: Scales) -> str:
-    """The names beside the dots, as many as there is room for: none covers a dot or another."""
-    middles = [(scales.x(point.gflops), scales.y(point.accuracy.value)) for _, point in points]
-    taken = [Box(x - 7, y - 7, x + 7, y + 7) for x, y in middles]
-    parts = []
-    for (entry, _), (x, y) in zip(points, middles, strict=True):
-        text = entry.name.replace("ViT-", "")
-        for anchor, box in _places(x, y, LETTER * len(text)):
-            inside = scales.area.left < box.left and box.right < scales.area.right and box.top > scales.area.top
-            if inside and not any(box.meets(other) for other in taken):
+def _labels(dots: Sequence[Dot], area: Box) -> Iterator[Label]:
+    """Yield a label for each dot that has room for one: no label covers a dot or another label."""
+    taken = [Box(dot.x - 7, dot.y - 7, dot.x + 7, dot.y + 7) for dot in dots]
+    for dot in dots:
+        text = dot.entry.name.replace("ViT-", "")
+        for anchor, box in _places(dot.x, dot.y, LETTER_WIDTH * len(text)):
+            is_inside = area.left < box.left and box.right < area.right and box.top > area.top
+            if is_inside and not any(box.overlaps(other) for other in taken):
                 taken.append(box)
-                at = {"start": box.left, "middle": x, "end": box.right}[anchor]
-                place = f'x="{at:.1f}" y="{box.bottom - 3.5:.1f}" text-anchor="{anchor}"'
-                parts.append(f'<text class="label" {place}>{escape(text)}</text>')
+                x = {"start": box.left, "middle": dot.x, "end": box.right}[anchor]
+                yield Label(text, x, box.bottom - 3.5, anchor)
                 break
-    return f'<g aria-hidden="true">{"".join(parts)}</g>'
 
 
 def _places(x: float, y: float, width: float) -> list[tuple[str, Box]]:
-    """Where a label may stand: right of its dot, left, above, below, then askew; with the end that is fixed there."""
+    """Return the anchor and box of a dot's possible labels: right, left, above, below, then the four corners."""
     corners = [
-        ("start", x + 9, y - LINE / 2),
-        ("end", x - 9 - width, y - LINE / 2),
-        ("middle", x - width / 2, y - 9 - LINE),
+        ("start", x + 9, y - LINE_HEIGHT / 2),
+        ("end", x - 9 - width, y - LINE_HEIGHT / 2),
+        ("middle", x - width / 2, y - 9 - LINE_HEIGHT),
         ("middle", x - width / 2, y + 9),
-        ("start", x + 7, y - 6 - LINE),
+        ("start", x + 7, y - 6 - LINE_HEIGHT),
         ("start", x + 7, y + 6),
-        ("end", x - 7 - width, y - 6 - LINE),
+        ("end", x - 7 - width, y - 6 - LINE_HEIGHT),
         ("end", x - 7 - width, y + 6),
     ]
-    return [(anchor, Box(left, top, left + width, top + LINE)) for anchor, left, top in corners]
+    return [(anchor, Box(left, top, left + width, top + LINE_HEIGHT)) for anchor, left, top in corners]

@@ -1,6 +1,6 @@
 "use strict";
 
-// Search, order and the card in a window: what the page does more with JavaScript than without.
+// Add search, sorting and cards in a window. Without JavaScript, the page shows everything at once.
 const table = document.getElementById("catalogue");
 const body = table.tBodies[0];
 const rows = [...body.rows];
@@ -36,7 +36,7 @@ function filter() {
 
 function sort(column, descending) {
   const sign = descending ? -1 : 1;
-  // What is not known comes last, either way round; equals stay in the order of the catalogue.
+  // Unknown values come last in either order; equal ones stay in the order of the catalogue.
   const compare = (one, other) => {
     const [a, b] = [keyOf(one, column), keyOf(other, column)];
     return (a === "") - (b === "") || sign * (a - b);
@@ -53,14 +53,14 @@ function nextOrder(column) {
   sort(column, now ? now === "ascending" : first);
 }
 
-// Puts the card that is in the window back among the others.
-function clear() {
+// Move the card in the window back to the others.
+function returnCard() {
   const card = frame.querySelector("article");
   if (card) cards.append(card);
 }
 
-// The address says which card is open, so that it can be sent to others and the browser's way back closes it.
-function follow() {
+// Open the card that the address names. Links to cards can be shared, and the browser's Back closes a card.
+function showTarget() {
   const target = document.getElementById(location.hash.slice(1));
   const card = target && target.closest("article.card");
   if (!card) {
@@ -68,7 +68,7 @@ function follow() {
     return;
   }
   if (card.parentElement !== frame) {
-    clear();
+    returnCard();
     frame.append(card);
   }
   frame.setAttribute("aria-labelledby", card.getAttribute("aria-labelledby"));
@@ -78,9 +78,9 @@ function follow() {
 }
 
 function closed() {
-  if (frame.open) return; // another card was opened in the meantime
-  clear();
-  // Going to an address takes the focus from the link; the dialog has nothing to give it back to.
+  if (frame.open) return; // another card is open by now
+  returnCard();
+  // Following a link to a fragment moves the focus, so the dialog cannot return it to the link itself.
   opener?.focus();
   if (location.hash) history.replaceState(null, "", location.pathname + location.search);
 }
@@ -90,7 +90,7 @@ async function copy(button, text) {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
   } catch {
-    // Without permission the line is selected, and the keyboard copies it.
+    // Without permission to copy, select the line for the user to copy.
     getSelection().selectAllChildren(button.previousElementSibling);
     button.textContent = "Selected";
   }
@@ -117,7 +117,7 @@ document.getElementById("controls").addEventListener("submit", (event) => event.
 by.addEventListener("input", () => sort(Number(by.value), heads[by.value].dataset.first === "descending"));
 document.getElementById("close").addEventListener("click", () => frame.close());
 frame.addEventListener("click", ({ target, clientX: x, clientY: y }) => {
-  const box = frame.getBoundingClientRect(); // around it lies the backdrop, which is a part of it as its padding is
+  const box = frame.getBoundingClientRect(); // a click on the backdrop or the padding has the same target
   const inside = box.left <= x && x <= box.right && box.top <= y && y <= box.bottom;
   if (target === frame && !inside) frame.close();
 });
@@ -125,10 +125,10 @@ frame.addEventListener("close", closed);
 document.addEventListener("click", (event) => {
   opener = event.target.closest('a[href^="#"]') ?? opener;
 });
-addEventListener("hashchange", follow);
+addEventListener("hashchange", showTarget);
 
 document.getElementById("controls").hidden = false;
 document.documentElement.classList.add("scripted");
 sort(0, false);
 filter();
-follow();
+showTarget();

@@ -1,4 +1,4 @@
-"""What a report shows of a model and some images, gathered before anything is drawn."""
+"""Compute everything that a report shows of a model and some images."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit._util.progress import track
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import Prediction, VisionTransformer
 from keras_vit.visualize import attention, tokens, weights
-from keras_vit.visualize._models import in_parts
+from keras_vit.visualize._models import split_batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inside:
-    """Arrays and rankings, images in the order they came.
+class ReportData:
+    """The arrays and predictions of a report; images keep their order.
 
     Attributes:
         config: of the model.
-        parameters: how many numbers the model has.
-        names: of the images.
-        pictures: as the model sees them, uint8 (height, width, 3) or (height, width).
-        filters: as `embedding_filters` gives them.
-        similarity: as `position_similarity` gives it; None where no position has an embedding.
-        rollout: (batch, rows, columns), each image's sums to 1.
-        attention: the last of `class_attention`, (batch, heads, rows, columns).
-        distance: (layers, heads), pixels.
-        norms: (layers, batch, tokens).
-        rank: (layers,).
-        predictions: for each image the likeliest classes, best first; None for a model without a head.
-        leaders: for each block, for each image, the class that leads after it; None likewise.
+        parameters: number of the model's weights.
+        names: one for each image.
+        pictures: uint8 (height, width, 3) or (height, width), the images as the model sees them.
+        filters: result of `embedding_filters`.
+        similarity: result of `position_similarity`; None for a model without position embeddings.
+        rollout: (batch, rows, columns), result of `attention_rollout`.
+        attention: (batch, heads, rows, columns), the last layer of `class_attention`.
+        distance: (layers, heads), result of `attention_distance`, in pixels.
+        norms: (layers, batch, tokens), result of `token_norms`.
+        rank: (layers,), result of `effective_rank`.
+        predictions: the likeliest classes of each image, best first; None for a model without a head.
+        leaders: the best class after each block for each image; None for a model without a head.
     """
 
     config: ViTConfig
@@ -49,29 +50,25 @@ class Inside:
     leaders: list[list[Prediction]] | None
 
 
-def look(
+def collect(
     model: VisionTransformer, images: np.ndarray, names: Sequence[str], *, top: int, progress: bool = False
-) -> Inside:
-    """Computes all that a report shows, in parts that memory holds.
+) -> ReportData:
+    """Compute the data of a report, a few images at a time so that the attention weights fit in memory.
 
     Args:
-        model: to look into.
+        model: to describe.
         images: prepared, float32 (batch, height, width, channels).
-        names: one an image.
-        top: classes to name for each image.
+        names: one for each image.
+        top: number of classes to name for each image.
         progress: whether to show a bar on standard error.
 
     Raises:
-        ValueError: where the model computes NaN or infinity.
+        ValueError: if the model computes NaN or infinity.
     """
-    from rich.console import Console
-    from rich.progress import track
-
     config = model.config
-    console = Console(stderr=True)
-    parts = track(in_parts(config, images), "Looking inside", console=console, disable=not progress, transient=True)
-    seen = [_look_at(model, part) for part in parts]
-    arrays: dict[str, Any] = {name: np.concatenate([one[name] for one in seen], _AXES[name]) for name in seen[0]}
+    batches = track(split_batch(config, images), "Computing attention", show=progress)
+    parts = [_arrays(model, batch) for batch in batches]
+    arrays: dict[str, Any] = {name: np.concatenate([part[name] for part in parts], _AXES[name]) for name in parts[0]}
     if not np.isfinite(arrays["norms"]).all():
         raise ValueError(
             f"{model.name!r} computes NaN or infinity from these images: there is nothing to draw. Received: "
@@ -79,11 +76,11 @@ def look(
         )
     distance, rank = (arrays.pop(name).mean(axis=1) for name in ("distance", "rank"))
     lens = arrays.pop("lens", None)
-    return Inside(
+    return ReportData(
         config=config,
         parameters=model.count_params(),
         names=tuple(names),
-        pictures=tuple(unprepared(config, image) for image in images),
+        pictures=tuple(undo_preprocessing(config, image) for image in images),
         filters=weights.embedding_filters(model),
         similarity=weights.position_similarity(model) if weights.has_position_embedding(config) else None,
         distance=distance,
@@ -94,33 +91,33 @@ def look(
     )
 
 
-# Which axis of an array counts the images.
+# The axis of each array that counts the images.
 _AXES = {"rollout": 0, "attention": 0, "distance": 1, "norms": 1, "rank": 1, "lens": 1}
 
 
-def _look_at(model: VisionTransformer, images: np.ndarray) -> dict[str, np.ndarray]:
+def _arrays(model: VisionTransformer, images: np.ndarray) -> dict[str, np.ndarray]:
     config = model.config
     maps, probe = attention.block_maps(model, images), attention.probe_map(model, images)
     blocks = tokens.block_tokens(model, images)
-    found = {
+    arrays = {
         "rollout": attention.rollout(config, maps, probe),
         "attention": attention.class_maps(config, maps, probe)[-1],
         "distance": attention.distances(config, maps),
         "norms": tokens.norms(blocks),
         "rank": tokens.ranks(blocks),
     }
-    return found | ({"lens": tokens.lens(model, blocks)} if config.num_classes else {})
+    return arrays | ({"lens": tokens.block_logits(model, blocks)} if config.num_classes else {})
 
 
-def unprepared(config: ViTConfig, image: np.ndarray) -> np.ndarray:
-    """A prepared image as a picture again: the mean and deviation of its preparation undone.
+def undo_preprocessing(config: ViTConfig, image: np.ndarray) -> np.ndarray:
+    """Return a prepared image as the picture that the model sees.
 
     Args:
-        config: whose preprocessing it was.
+        config: has the mean and standard deviation of the preprocessing.
         image: float (height, width, channels).
 
     Returns:
-        uint8 (height, width, 3) in colour, (height, width) for any other number of channels: their mean.
+        uint8 (height, width, 3) in colour; (height, width), the mean over the channels, for any other number of them.
     """
     shares = image * np.array(config.preprocessing.std) + np.array(config.preprocessing.mean)
     pixels = np.rint(255 * np.clip(shares, 0, 1))
