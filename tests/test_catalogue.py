@@ -288,7 +288,7 @@ def test_a_notebook_shows_a_card_as_a_table() -> None:
 
 def test_the_catalogue_starts_neither_keras_nor_tensorflow() -> None:
     code = (
-        "import sys; from keras_vit import catalogue; catalogue.table(); str(catalogue.card('B/16')); "
+        "import sys; from keras_vit.zoo import catalogue; catalogue.table(); str(catalogue.card('B/16')); "
         "print({'keras', 'tensorflow', 'numpy'} & set(sys.modules))"
     )
     shown = subprocess.run(

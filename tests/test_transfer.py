@@ -102,7 +102,7 @@ def test_a_download_that_was_killed_is_resumed(server: HostileServer, cache: Pat
     url, body = f"{server.url}/x.npz", npz(count=200_000)
     assert len(body) > 6 * transfer.CHUNK  # so that some of its first half is on disk when the process dies
     server.files["/x.npz"] = Served(body, ["stall"], headers=ETAG)
-    child = subprocess.Popen([sys.executable, "-c", f"from keras_vit.download import fetch; fetch({url!r})"])
+    child = subprocess.Popen([sys.executable, "-c", f"from keras_vit._util.download import fetch; fetch({url!r})"])
     deadline = time.monotonic() + 20
     while not any(part.stat().st_size for part in cache.rglob("*.part")) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -115,7 +115,7 @@ def test_a_download_that_was_killed_is_resumed(server: HostileServer, cache: Pat
 
 def test_four_processes_at_once_download_once(server: HostileServer) -> None:
     server.files["/x.npz"] = Served(GOOD, ["503"])
-    code = f"from keras_vit.download import fetch; print(fetch({server.url + '/x.npz'!r}).stat().st_size)"
+    code = f"from keras_vit._util.download import fetch; print(fetch({server.url + '/x.npz'!r}).stat().st_size)"
     children = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
     assert [child.communicate(timeout=30)[0] for child in children] == [f"{len(GOOD)}\n"] * 4
     assert len(server.requests) == 2  # one process: 503, then the file
