@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from command_line import fails, run
 from keras_vit._util import data_files
 from keras_vit.cli import _app
-from keras_vit.zoo import catalogue
+from keras_vit.zoo import catalogue, pretrained
 from package_source import MODULES, TREES
 
 GROUP: Any = typer.main.get_command(_app.app)
@@ -142,6 +142,57 @@ def process(
         env=environment,
         cwd=folder,
     )
+
+
+# ---- names, paths and URLs
+
+# Every command that takes a model, with the model as {}.
+WITH_MODEL = {
+    "bench": ["{}"],
+    "convert": ["{}", "out.npz", "--to", "google"],
+    "evaluate": ["{}"],
+    "export": ["{}", "--to", "out.tflite"],
+    "predict": ["{}", "digit.png"],
+    "resize": ["{}", "out.npz", "48"],
+    "train": ["finetune-digits", "--model", "{}"],
+    "verify": ["out.tflite", "{}"],
+    "visualize": ["{}", "digit.png"],
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "source"),
+    [
+        ("digits", str(data_files.folder("zoo") / "weights" / "digits.npz")),  # though there is a folder of that name
+        ("./digits", "./digits"),
+        ("mine", "mine"),
+        ("mine.npz", "mine.npz"),
+        ("https://host/mine.npz", "https://host/mine.npz"),
+    ],
+)
+def test_all_commands_agree_whether_a_text_is_a_name_a_path_or_a_url(
+    model: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("digits", "mine"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "saved_model.pb").touch()
+    (tmp_path / "digit.png").touch()
+    (tmp_path / "mine.npz").touch()
+    monkeypatch.chdir(tmp_path)
+
+    def fetched(choice: pretrained.Choice) -> Path:
+        raise ValueError(f"loads {choice.source}")
+
+    monkeypatch.setattr(pretrained, "fetch_source", fetched)
+    commands = WITH_MODEL.keys() - {"bench"} if model in ("./digits", "mine") else WITH_MODEL  # it runs SavedModels
+    for command in commands:
+        arguments = [argument.format(model) for argument in WITH_MODEL[command]]
+        assert fails(monkeypatch, command, *arguments) == f"keras-vit: loads {source}", command
+
+
+def test_every_command_with_a_model_is_in_that_table() -> None:
+    taking = {name for name in COMMANDS if {"model", "source"} & {p.name for p in GROUP.commands[name].params}}
+    assert taking - {"plan"} == set(WITH_MODEL)  # which plans architectures
 
 
 # ---- completion
