@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -12,7 +13,7 @@ from keras_vit.cli import bench, convert, export, predict, show, train, visualiz
 from keras_vit.cli.options import USER_ERRORS
 
 app = typer.Typer(add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False)
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., None]] = {
     "list": show.list_models,
     "show": show.show,
     "predict": predict.predict,
