@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 import typer
+from typer import Option
 
 import keras_vit
 from keras_vit.cli import bench, convert, export, predict, show, train, visualize
@@ -42,7 +43,7 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Vision Transformers for TensorFlow and Keras 3: the official models, exactly, in and out."""

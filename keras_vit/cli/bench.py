@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from keras_vit.cli.options import Json, Model, Size, Weights, load_model, quiet
 
@@ -21,9 +22,9 @@ WARM_UP = (3, 0.5)  # least calls and least seconds before the timed calls
 
 def bench(
     model: Model,
-    batch: Annotated[int | None, typer.Option(help="Images per call; default: 1, or the file's own number.")] = None,
-    rounds: Annotated[int, typer.Option(help="Number of timed calls.")] = 20,
-    threads: Annotated[int | None, typer.Option(help="Default: the runtime's choice; 2 for a .tflite file.")] = None,
+    batch: Annotated[int | None, Option(help="Images per call; default: 1, or the file's own number.")] = None,
+    rounds: Annotated[int, Option(help="Number of timed calls.")] = 20,
+    threads: Annotated[int | None, Option(help="Default: the runtime's choice; 2 for a .tflite file.")] = None,
     weights: Weights = None,
     image_size: Size = None,
     as_json: Json = False,

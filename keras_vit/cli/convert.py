@@ -6,33 +6,22 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from keras_vit.cli.options import (
-    Classes,
-    Facts,
-    Model,
-    Size,
-    complete_format,
-    given,
-    parse_fields,
-    parse_size,
-    quiet,
-)
+from keras_vit.cli.options import Classes, Facts, Model, Size, complete_format, given, parse_fields, parse_size, quiet
 
 
 def convert(
     source: Model,
-    target: Annotated[Path, typer.Argument(help="The file to write.")],
+    target: Annotated[Path, Argument(help="The file to write.")],
     to: Annotated[
-        str,
-        typer.Option("--to", help="The format to write, or a .toml table of your own.", autocompletion=complete_format),
+        str, Option("--to", help="The format to write, or a .toml table of your own.", autocompletion=complete_format)
     ],
     image_size: Size = None,
     num_classes: Classes = None,
     config: Facts = None,
     source_format: Annotated[
-        str | None,
-        typer.Option("--from", help="The source's format, or a .toml table.", autocompletion=complete_format),
+        str | None, Option("--from", help="The source's format, or a .toml table.", autocompletion=complete_format)
     ] = None,
 ) -> None:
     """Convert a checkpoint to another format, resolution or number of classes."""
@@ -49,8 +38,8 @@ def convert(
 
 def resize(
     source: Model,
-    target: Annotated[Path, typer.Argument(help="The file to write, in the same format.")],
-    image_size: Annotated[str, typer.Argument(help="Pixels: 384 or HEIGHTxWIDTH.")],
+    target: Annotated[Path, Argument(help="The file to write, in the same format.")],
+    image_size: Annotated[str, Argument(help="Pixels: 384 or HEIGHTxWIDTH.")],
     config: Facts = None,
 ) -> None:
     """Interpolate the position embeddings of a checkpoint to another resolution."""

@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,12 +56,22 @@ def run(out: Path, *, open_report: bool = True) -> None:
     first = model.classify(data.test_images[0], top=1)[0][0]
     console.print(f"The first is a {data.test_labels[0]}; the model says {first.label} ({first.probability:.1%})")
 
-    larger = model.config.size[0] * 3 // 2
-    recipe = train.recipe("finetune-digits", image_size=larger)
-    console.print(f"Fine-tuning at {larger} px, the official way (fresh zero head, SGD), {recipe.steps} steps:")
+    interpolated = zoo.load(NAME, image_size=48)
+    recipe = train.recipe("finetune-digits", image_size=48)
+    console.print(f"Fine-tuning at 48 px, the official way (fresh zero head, SGD), {recipe.steps} steps:")
     tuned = train.run(recipe, model=NAME, data="digits", out=out / "finetuned").model
     exports: list[export.Report] = []
-    rows = list(_rows(model, tuned, out, data.test_images, exports))
+    jobs: list[Callable[[], Row]] = [
+        lambda: _keras_row("Keras, 32 px", model, data.test_images),
+        lambda: _keras_row("48 px, interpolated", interpolated, data.test_images),
+        lambda: _keras_row("48 px, fresh", _fresh_positions(interpolated), data.test_images),
+        lambda: _keras_row("48 px, fine-tuned", tuned, data.test_images),
+        lambda: _file_row("SavedModel", export.saved_model(model, out / "1"), model, data.test_images, exports),
+        lambda: _file_row(
+            "TFLite, int8", export.tflite(model, out / "digits.tflite"), model, data.test_images, exports
+        ),
+    ]
+    rows = [job() for job in track(jobs, "Exporting and comparing")]
     console.print(_table(rows, data.test_labels))
     console.print(
         "At another resolution: before fine-tuning with position embeddings interpolated or new, and after fine-tuning."
@@ -82,24 +92,6 @@ def _prepare_folder(out: Path) -> None:
         raise ValueError(f"The demo needs a folder of its own: name another than {out}. Received: one with {others[0]}")
     for path in found:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _rows(
-    model: VisionTransformer, tuned: VisionTransformer, out: Path, images: np.ndarray, exports: list[export.Report]
-) -> Iterator[Row]:
-    """Yield the rows of the table; the reports of the exported files join `exports`."""
-    side, larger = model.config.size[0], tuned.config.size[0]
-    interpolated = zoo.load(NAME, image_size=larger)
-    jobs: list[Callable[[], Row]] = [
-        lambda: _keras_row(f"Keras, {side} px", model, images),
-        lambda: _keras_row(f"{larger} px, interpolated", interpolated, images),
-        lambda: _keras_row(f"{larger} px, fresh", _fresh_positions(interpolated), images),
-        lambda: _keras_row(f"{larger} px, fine-tuned", tuned, images),
-        lambda: _file_row("SavedModel", export.saved_model(model, out / "1"), model, images, exports),
-        lambda: _file_row("TFLite, int8", export.tflite(model, out / "digits.tflite"), model, images, exports),
-    ]
-    for job in track(jobs, "Exporting and comparing"):
-        yield job()
 
 
 def _report(model: VisionTransformer, data: digits.Digits, path: Path, exports: list[export.Report]) -> Path:

@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from keras_vit.cli.options import Json, Model, Size, Weights, complete_mode, load_model, parse_size, print_result, quiet
 
-LeastCosine = Annotated[float | None, typer.Option(help="Least cosine similarity; default: the mode's.")]
+LeastCosine = Annotated[float | None, Option(help="Least cosine similarity; default: the mode's.")]
 LeastAgreement = Annotated[
-    float | None, typer.Option(help="Least share of images with the same best class; default: the mode's.")
+    float | None, Option(help="Least share of images with the same best class; default: the mode's.")
 ]
-Threads = Annotated[int, typer.Option(help="Threads for timing the file.")]
+Threads = Annotated[int, Option(help="Threads for timing the file.")]
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 OTHER_FORMATS = (".onnx", ".pb", ".keras", ".h5", ".npz", ".safetensors", ".pth", ".lite", ".zip")
 MAX_IMAGES = 256  # of one folder: calibration does not gain from more
@@ -28,34 +29,29 @@ SAVED_MODEL_OPTIONS = ("top", "warmup", "bfloat16")
 def export(
     context: typer.Context,
     model: Model,
-    to: Annotated[Path, typer.Option(help="The .tflite file to write, or a SavedModel's folder: models/vit/1.")],
+    to: Annotated[Path, Option(help="The .tflite file to write, or a SavedModel's folder: models/vit/1.")],
     quantize: Annotated[
-        str,
-        typer.Option(help="A mode (none, float16, dynamic, int8 ...) or a .toml file.", autocompletion=complete_mode),
+        str, Option(help="A mode (none, float16, dynamic, int8 ...) or a .toml file.", autocompletion=complete_mode)
     ] = "dynamic",
     weights: Weights = None,
     image_size: Size = None,
     images: Annotated[
-        list[str] | None, typer.Option(help="Image files and folders for calibration and comparison; may be repeated.")
+        list[str] | None, Option(help="Image files and folders for calibration and comparison; may be repeated.")
     ] = None,
-    batch: Annotated[int, typer.Option(help="Images per call; 0: any number.")] = 1,
-    input_dtype: Annotated[
-        str, typer.Option("--input", help="float32 (preprocessed images) or uint8 (pixels).")
-    ] = "float32",
-    source_size: Annotated[str | None, typer.Option(help="Size of the images that the file resizes itself.")] = None,
-    resize: Annotated[str, typer.Option(help="Resize method: exact (as preprocess) or builtin.")] = "exact",
-    output: Annotated[str, typer.Option(help="logits or probabilities.")] = "logits",
-    attention: Annotated[bool, typer.Option("--attention", help="Also output the class token's attention.")] = False,
-    labels: Annotated[
-        str | None, typer.Option(help="A list of the zoo, or a text file with one class per line.")
-    ] = None,
-    route: Annotated[str, typer.Option(help="direct, or converter (TensorFlow's).")] = "direct",
+    batch: Annotated[int, Option(help="Images per call; 0: any number.")] = 1,
+    input_dtype: Annotated[str, Option("--input", help="float32 (preprocessed images) or uint8 (pixels).")] = "float32",
+    source_size: Annotated[str | None, Option(help="Size of the images that the file resizes itself.")] = None,
+    resize: Annotated[str, Option(help="Resize method: exact (as preprocess) or builtin.")] = "exact",
+    output: Annotated[str, Option(help="logits or probabilities.")] = "logits",
+    attention: Annotated[bool, Option("--attention", help="Also output the class token's attention.")] = False,
+    labels: Annotated[str | None, Option(help="A list of the zoo, or a text file with one class per line.")] = None,
+    route: Annotated[str, Option(help="direct, or converter (TensorFlow's).")] = "direct",
     least_cosine: LeastCosine = None,
     least_agreement: LeastAgreement = None,
     threads: Threads = 2,
-    top: Annotated[int, typer.Option(help="Classes in a SavedModel's answer.")] = 5,
-    warmup: Annotated[list[int], typer.Option(help="Batch size for which a server warms up; may be repeated.")] = [1],  # noqa: B006
-    bfloat16: Annotated[bool, typer.Option("--bfloat16", help="Add faster signatures to a SavedModel.")] = False,
+    top: Annotated[int, Option(help="Classes in a SavedModel's answer.")] = 5,
+    warmup: Annotated[list[int], Option(help="Batch size for which a server warms up; may be repeated.")] = [1],  # noqa: B006
+    bfloat16: Annotated[bool, Option("--bfloat16", help="Add faster signatures to a SavedModel.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write a LiteRT (.tflite) file or a SavedModel, run it, and compare it with the model."""
@@ -96,16 +92,13 @@ def export(
 
 
 def verify(
-    file: Annotated[Path, typer.Argument(help="A .tflite file or a SavedModel's folder.")],
+    file: Annotated[Path, Argument(help="A .tflite file or a SavedModel's folder.")],
     model: Model,
-    images: Annotated[
-        list[str] | None, typer.Argument(help="Image files and folders; default: a built-in set.")
-    ] = None,
+    images: Annotated[list[str] | None, Argument(help="Image files and folders; default: a built-in set.")] = None,
     weights: Weights = None,
     image_size: Size = None,
     quantize: Annotated[
-        str | None,
-        typer.Option(help="The mode of the file, for its thresholds.", autocompletion=complete_mode),
+        str | None, Option(help="The mode of the file, for its thresholds.", autocompletion=complete_mode)
     ] = None,
     least_cosine: LeastCosine = None,
     least_agreement: LeastAgreement = None,

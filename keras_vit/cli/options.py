@@ -9,11 +9,12 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+from typer import Argument, Option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -66,26 +67,24 @@ complete_recipe = _complete_tables("zoo", "recipes")
 complete_format = _complete_tables("converters", "checkpoints")
 complete_mode = _complete_tables("converters", "exports")
 
-Size = Annotated[str | None, typer.Option("--image-size", help="Pixels: 384 or HEIGHTxWIDTH.")]
-Classes = Annotated[int | None, typer.Option("--num-classes", help="A new head of this many classes; 0 for none.")]
+Size = Annotated[str | None, Option("--image-size", help="Pixels: 384 or HEIGHTxWIDTH.")]
+Classes = Annotated[int | None, Option("--num-classes", help="A new head of this many classes; 0 for none.")]
 Facts = Annotated[
     list[str] | None,
-    typer.Option("--config", help="FIELD=VALUE that the file cannot tell, such as num_heads=12; may be repeated."),
+    Option("--config", help="FIELD=VALUE that the file cannot tell, such as num_heads=12; may be repeated."),
 ]
-DataDir = Annotated[Path | None, typer.Option(help="Folder in which tensorflow-datasets keeps prepared data.")]
-BadImage = Annotated[str, typer.Option(help="What to do about a file that cannot be decoded: skip or fail.")]
+DataDir = Annotated[Path | None, Option(help="Folder in which tensorflow-datasets keeps prepared data.")]
+BadImage = Annotated[str, Option(help="What to do about a file that cannot be decoded: skip or fail.")]
 ZooModel = Annotated[
-    str, typer.Argument(help="A model of the zoo, or the name of an AugReg file.", autocompletion=complete_model)
+    str, Argument(help="A model of the zoo, or the name of an AugReg file.", autocompletion=complete_model)
 ]
 Model = Annotated[
-    str,
-    typer.Argument(help="A model of the zoo, or the path or URL of a checkpoint.", autocompletion=complete_model),
+    str, Argument(help="A model of the zoo, or the path or URL of a checkpoint.", autocompletion=complete_model)
 ]
 Weights = Annotated[
-    str | None,
-    typer.Option(help="For a name: a tag of the model's card, a path or a URL.", autocompletion=complete_weights),
+    str | None, Option(help="For a name: a tag of the model's card, a path or a URL.", autocompletion=complete_weights)
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
+Json = Annotated[bool, Option("--json", help="Print JSON, and nothing else, on standard output.")]
 
 
 @contextlib.contextmanager
@@ -198,3 +197,15 @@ def table_text(table: Table) -> str:
     with console.capture() as capture:
         console.print(table)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def aligned(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
+    """Return rows of text with aligned columns, those numbered in `right` at their right edges."""
+    from rich.table import Table
+
+    table = Table.grid(*rows[0], padding=(0, 2, 0, 0))
+    for column in right:
+        table.columns[column].justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    return table_text(table)

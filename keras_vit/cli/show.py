@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from keras_vit._util.text import byte_size, scaled
-from keras_vit.cli.options import Json, Size, ZooModel, parse_size, table_text
+from keras_vit.cli.options import Json, Size, ZooModel, aligned, parse_size, table_text
 
 if TYPE_CHECKING:
     from keras_vit.model.config import ViTConfig
@@ -25,9 +26,7 @@ RULED_BOX = "    \n    \n -- \n    \n -- \n    \n    \n    \n"  # of a rich.box.
 OPERATIONS = (" ", " k", " M", " G", " T")
 
 
-def list_models(
-    pattern: Annotated[str, typer.Argument(help='Such as "B*" or "R50*".')] = "*", as_json: Json = False
-) -> None:
+def list_models(pattern: Annotated[str, Argument(help='Such as "B*" or "R50*".')] = "*", as_json: Json = False) -> None:
     """List the models of the zoo and their weights."""
     from keras_vit.zoo import catalogue
 
@@ -36,7 +35,7 @@ def list_models(
         rows = [{"name": card.name, "default": card.default, "weights": list(card.weights)} for card in cards]
         typer.echo(json.dumps(rows, indent=2))
     elif cards:
-        typer.echo(_columns([(card.name, ", ".join(card.weights)) for card in cards]))
+        typer.echo(aligned([(card.name, ", ".join(card.weights)) for card in cards]))
 
 
 def show(name: ZooModel, image_size: Size = None, as_json: Json = False) -> None:
@@ -58,7 +57,7 @@ def show(name: ZooModel, image_size: Size = None, as_json: Json = False) -> None
 
 
 def gallery(
-    out: Annotated[Path, typer.Option(help="The folder to write into; other files in it stay.")] = Path("site"),
+    out: Annotated[Path, Option(help="The folder to write into; other files in it stay.")] = Path("site"),
 ) -> None:
     """Write every model of the zoo as one HTML page with search, sorting and an accuracy plot. Needs no network."""
     from keras_vit.zoo import gallery as pages
@@ -77,10 +76,7 @@ def describe(weights: Weights, config: ViTConfig) -> dict[str, Any]:
         "patch_size": config.patch,
         "grid": config.grid,
         "tokens": config.num_tokens,
-        "hidden_size": config.hidden_size,
-        "mlp_dim": config.mlp_dim,
-        "num_heads": config.num_heads,
-        "num_layers": config.num_layers,
+        **{name: getattr(config, name) for name in ("hidden_size", "mlp_dim", "num_heads", "num_layers")},
         "num_classes": weights.num_classes,
         "parameters": cost.count_parameters(config),
         "flops": cost.forward_flops(config),
@@ -112,7 +108,7 @@ def summary(weights: Weights, config: ViTConfig) -> str:
     if weights.num_classes is None:
         facts.append(("head", "not counted: only the file tells the number of its classes"))
     title = f"{weights.architecture} at {height} x {width}, {weights.tag}"
-    return f"{title}\n\n{_parts_table(numbers, config)}\n\n{_columns(facts)}"
+    return f"{title}\n\n{_parts_table(numbers, config)}\n\n{aligned(facts)}"
 
 
 def _parts_table(numbers: dict[str, Any], config: ViTConfig) -> str:
@@ -137,16 +133,6 @@ def _amounts(numbers: dict[str, Any]) -> tuple[str, str]:
     """Return parameters and operations as text; zeros are left out."""
     parameters, flops = numbers["parameters"], numbers["flops"]
     return f"{parameters:,}" if parameters else "", scaled(flops, 1000, OPERATIONS).rstrip() if flops else ""
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of text with aligned columns."""
-    from rich.table import Table
-
-    table = Table.grid(*rows[0], padding=(0, 2, 0, 0))
-    for row in rows:
-        table.add_row(*row)
-    return table_text(table)
 
 
 def _shape(sides: Sequence[int]) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from keras_vit.cli.options import (
     BadImage,
@@ -17,6 +17,7 @@ from keras_vit.cli.options import (
     Model,
     Size,
     Weights,
+    aligned,
     complete_model,
     complete_recipe,
     complete_weights,
@@ -26,7 +27,6 @@ from keras_vit.cli.options import (
     parse_size,
     print_result,
     quiet,
-    table_text,
 )
 
 if TYPE_CHECKING:
@@ -35,32 +35,29 @@ if TYPE_CHECKING:
 
 def train(
     recipe: Annotated[
-        str, typer.Argument(help="A recipe's name, or a .toml file of your own.", autocompletion=complete_recipe)
+        str, Argument(help="A recipe's name, or a .toml file of your own.", autocompletion=complete_recipe)
     ],
     model: Annotated[
-        str,
-        typer.Option(help="A model of the zoo, or the path or URL of a checkpoint.", autocompletion=complete_model),
+        str, Option(help="A model of the zoo, or the path or URL of a checkpoint.", autocompletion=complete_model)
     ],
     data: Annotated[
-        str, typer.Option(help="A data set of tensorflow-datasets, or a folder of folders of images.")
+        str, Option(help="A data set of tensorflow-datasets, or a folder of folders of images.")
     ] = "digits",
-    out: Annotated[Path | None, typer.Option(help="Folder for model, log and checkpoints; default: runs/...")] = None,
+    out: Annotated[Path | None, Option(help="Folder for model, log and checkpoints; default: runs/...")] = None,
     weights: Annotated[
         str | None,
-        typer.Option(
-            help="Initial weights: a tag of the model's card, a path or a URL.", autocompletion=complete_weights
-        ),
+        Option(help="Initial weights: a tag of the model's card, a path or a URL.", autocompletion=complete_weights),
     ] = None,
     image_size: Size = None,
-    steps: Annotated[int | None, typer.Option(help="Number of updates.")] = None,
-    variant: Annotated[str | None, typer.Option(help="One of the recipe's variants, such as light1.")] = None,
+    steps: Annotated[int | None, Option(help="Number of updates.")] = None,
+    variant: Annotated[str | None, Option(help="One of the recipe's variants, such as light1.")] = None,
     changes: Annotated[
-        list[str] | None, typer.Option("--set", help="FIELD=VALUE of the recipe, such as seed=1; may be repeated.")
+        list[str] | None, Option("--set", help="FIELD=VALUE of the recipe, such as seed=1; may be repeated.")
     ] = None,
-    strategy: Annotated[str, typer.Option(help="auto, one, mirrored, workers, tpu or tpu:NAME.")] = "auto",
+    strategy: Annotated[str, Option(help="auto, one, mirrored, workers, tpu or tpu:NAME.")] = "auto",
     data_dir: DataDir = None,
-    train_split: Annotated[str | None, typer.Option(help='Such as "train[:90%]".')] = None,
-    eval_split: Annotated[str | None, typer.Option(help="The split to evaluate on.")] = None,
+    train_split: Annotated[str | None, Option(help='Such as "train[:90%]".')] = None,
+    eval_split: Annotated[str | None, Option(help="The split to evaluate on.")] = None,
     on_bad_image: BadImage = "skip",
     as_json: Json = False,
 ) -> None:
@@ -108,17 +105,15 @@ def _slug(text: str) -> str:
 
 def evaluate(
     model: Model,
-    data: Annotated[str, typer.Option(help="As for train.")] = "digits",
-    split: Annotated[str | None, typer.Option(help="The split to evaluate on; default: the held-out one.")] = None,
+    data: Annotated[str, Option(help="As for train.")] = "digits",
+    split: Annotated[str | None, Option(help="The split to evaluate on; default: the held-out one.")] = None,
     weights: Weights = None,
     image_size: Size = None,
-    batch_size: Annotated[int, typer.Option(help="Images per call.")] = 64,
-    real: Annotated[
-        bool, typer.Option("--real", help="Several labels for each image, each of them right (ReaL).")
-    ] = False,
+    batch_size: Annotated[int, Option(help="Images per call.")] = 64,
+    real: Annotated[bool, Option("--real", help="Several labels for each image, each of them right (ReaL).")] = False,
     few_shot: Annotated[
         list[int] | None,
-        typer.Option(help="Instead: fit a linear classifier on this many images per class; may be repeated."),
+        Option(help="Instead: fit a linear classifier on this many images per class; may be repeated."),
     ] = None,
     data_dir: DataDir = None,
     on_bad_image: BadImage = "skip",
@@ -131,8 +126,10 @@ def evaluate(
         loaded = load_model(model, weights, image_size)
     source: dict[str, Any] = {"data_dir": data_dir, "on_bad_image": on_bad_image}
     if few_shot:
-        found = training.few_shot(loaded, data, shots=tuple(few_shot), **source)
-        typer.echo(_few_shot_json(found) if as_json else _few_shot_text(found))
+        accuracies = training.few_shot(loaded, data, shots=tuple(few_shot), **source).items()
+        rows = [{"shots": shots, "accuracy": accuracy} for shots, accuracy in accuracies]
+        lines = [(str(shots), "images per class", f"{accuracy:.2%}") for shots, accuracy in accuracies]
+        typer.echo(json.dumps(rows, indent=2) if as_json else aligned(lines, right=(0, 2)))
         return
     labels = "real" if real else "single"
     evaluation = training.evaluate(
@@ -141,32 +138,17 @@ def evaluate(
     print_result(evaluation, as_json)
 
 
-def _few_shot_json(accuracies: Mapping[int, float]) -> str:
-    return json.dumps([{"shots": shots, "accuracy": accuracy} for shots, accuracy in accuracies.items()], indent=2)
-
-
-def _few_shot_text(accuracies: Mapping[int, float]) -> str:
-    from rich.table import Table
-
-    table = Table("images per class", "accuracy", box=None, pad_edge=False)
-    for column in table.columns:
-        column.justify = "right"
-    for shots, accuracy in accuracies.items():
-        table.add_row(str(shots), f"{accuracy:.2%}")
-    return table_text(table)
-
-
 def plan(
-    model: Annotated[str, typer.Argument(help="An architecture, such as ViT-L/16.", autocompletion=complete_model)],
-    batch: Annotated[int, typer.Option(help="Images per step, over all devices.")],
+    model: Annotated[str, Argument(help="An architecture, such as ViT-L/16.", autocompletion=complete_model)],
+    batch: Annotated[int, Option(help="Images per step, over all devices.")],
     image_size: Size = None,
-    devices: Annotated[int, typer.Option(help="GPUs or TPU cores.")] = 1,
-    accumulation: Annotated[int, typer.Option(help="Micro-batches per step.")] = 1,
-    optimizer: Annotated[str, typer.Option(help="sgd or adamw.")] = "adamw",
-    precision: Annotated[str, typer.Option(help="float32 or mixed_bfloat16.")] = "float32",
-    remat: Annotated[bool, typer.Option("--remat", help="Recompute blocks in the backward pass.")] = False,
-    ema: Annotated[bool, typer.Option("--ema", help="Keep a moving average of the weights.")] = False,
-    peak_tflops: Annotated[float | None, typer.Option(help="Peak of one device: adds an estimate of the time.")] = None,
+    devices: Annotated[int, Option(help="GPUs or TPU cores.")] = 1,
+    accumulation: Annotated[int, Option(help="Micro-batches per step.")] = 1,
+    optimizer: Annotated[str, Option(help="sgd or adamw.")] = "adamw",
+    precision: Annotated[str, Option(help="float32 or mixed_bfloat16.")] = "float32",
+    remat: Annotated[bool, Option("--remat", help="Recompute blocks in the backward pass.")] = False,
+    ema: Annotated[bool, Option("--ema", help="Keep a moving average of the weights.")] = False,
+    peak_tflops: Annotated[float | None, Option(help="Peak of one device: adds an estimate of the time.")] = None,
     as_json: Json = False,
 ) -> None:
     """Estimate memory and arithmetic of training before anything is built."""

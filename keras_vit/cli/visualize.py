@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from keras_vit.cli.options import Model, Size, Weights, check_images, given, parse_size, quiet
 
 
 def visualize(
     model: Model,
-    images: Annotated[list[str], typer.Argument(help="JPEG or PNG files, 16 at most.")],
-    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+    images: Annotated[list[str], Argument(help="JPEG or PNG files, 16 at most.")],
+    out: Annotated[Path, Option(help="The HTML file to write.")] = Path("report.html"),
     weights: Weights = None,
     image_size: Size = None,
-    top: Annotated[int, typer.Option(help="Number of classes for each image.")] = 5,
+    top: Annotated[int, Option(help="Number of classes for each image.")] = 5,
 ) -> None:
     """Write one HTML file that shows predictions, attention, filters and position embeddings of a model."""
     check_images(images)

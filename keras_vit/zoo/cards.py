@@ -155,12 +155,7 @@ class Weights:
     @property
     def facts(self) -> dict[str, Any]:
         """All fields of ViTConfig that the card states."""
-        stated = {
-            "image_size": self.image_size,
-            "num_classes": self.num_classes,
-            "labels": self.labels,
-            "preprocessing": self.preprocessing,
-        }
+        stated = {name: getattr(self, name) for name in ("image_size", "num_classes", "labels", "preprocessing")}
         return {**{name: value for name, value in stated.items() if value is not None}, **self.config}
 
     @property
