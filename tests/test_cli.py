@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it writes, and one line for what a user can mend."""
+"""The command line: what it prints and writes, and one line for an error of the user's."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_resize_keeps_the_format_and_the_head(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_a_user_can_mend_is_one_line(
+def test_an_error_of_the_user_is_one_line(
     arguments: list[Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

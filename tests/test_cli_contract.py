@@ -1,4 +1,4 @@
-"""What every command keeps to: help, exit codes, one line for what a user can mend, JSON and nothing else."""
+"""What all commands have in common: help, exit codes, one line for an error of the user's, JSON and nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GROUP: Any = typer.main.get_command(_app.app)
 COMMANDS = sorted(GROUP.commands)
 OFFLINE = {"KERAS_VIT_OFFLINE": "1", "COLUMNS": "100"}
 
-# A thing that a user can mend, one for each command, refused before any model is loaded.
+# An error of the user's for each command, found before any model is loaded.
 WRONG = {
     "bench": ["digits", "--rounds", "0"],
     "convert": ["nothing.npz", "out.npz", "--to", "google"],
@@ -80,7 +80,7 @@ def test_every_command_has_its_row() -> None:
 
 
 @pytest.mark.parametrize("command", WRONG)
-def test_what_a_user_can_mend_is_one_line_on_standard_error(
+def test_an_error_of_the_user_is_one_line_on_standard_error(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -98,7 +98,7 @@ def test_calibration_takes_the_same_images(tmp_path: Path, pictures: Path) -> No
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_a_user_can_mend_is_one_line(
+def test_an_error_of_the_user_is_one_line(
     arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = fails(monkeypatch, *(argument.format(tmp_path) for argument in arguments))

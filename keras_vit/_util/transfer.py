@@ -1,6 +1,6 @@
 """Download one file over HTTP, with retries, resumption, a stall limit and verification.
 
-The package pooch checks a hash that is known beforehand, but neither resumes nor retries nor limits stalls.
+The package pooch verifies a hash that is known beforehand; it does not resume, limit stalls or read server checksums.
 """
 
 import base64

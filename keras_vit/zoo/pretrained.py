@@ -1,8 +1,4 @@
-"""Resolve names, paths and URLs to models, and load them.
-
-`resolve` holds the one rule that all commands, `zoo.load` and `train.run` share. Loading is then straight: fetch the
-file, open it, check its architecture, build the model.
-"""
+"""Resolve a name, a path or a URL, and load the model: fetch the file, open it, check its architecture, build."""
 
 from __future__ import annotations
 
@@ -33,13 +29,12 @@ _ARCHITECTURE_FIELDS = ("patch_size", "hidden_size", "mlp_dim", "num_heads", "nu
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What a name, a path or a URL stands for.
+    """The model that a name, a path or a URL stands for.
 
     Attributes:
         source: path or URL of the weights; None for random weights.
-        name: an architecture or a model of the zoo; None for a file, whose architecture is read from it.
-        card: what the zoo knows of the published weights, or, with a file of the user's own, of the recommended ones;
-            None without a card.
+        name: architecture, or model of the zoo; None for a file without a name, whose architecture is read from it.
+        card: the published weights; the recommended ones if `source` is the user's own file; None without a card.
     """
 
     source: str | None
@@ -48,7 +43,7 @@ class Choice:
 
     @property
     def is_file(self) -> bool:
-        """Whether this is a file alone, without a name that says what is in it."""
+        """Whether this is a file without a name."""
         return self.name is None
 
     @property
@@ -57,16 +52,8 @@ class Choice:
         return self.card is not None and self.source == self.card.location
 
     def config(self, **changes: Any) -> ViTConfig:
-        """Return the config that the name stands for.
-
-        Args:
-            **changes: fields that shall differ from it.
-
-        Returns:
-            a model of the zoo's own as its card states it, an official architecture at 224 pixels with 1000 classes.
-
-        Raises:
-            ValueError: the name is no architecture, or a field is unknown or wrong.
+        """Return the config of the name, with changes: an official architecture at 224 pixels with 1000 classes, or a
+        model of the zoo's own as its card states it.
         """
         if self.card is not None and self.card.states_architecture:
             return ViTConfig(**self.card.facts).replace(**changes)
@@ -76,15 +63,15 @@ class Choice:
 def resolve(
     spec: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None, *, default: str | None = "default"
 ) -> Choice:
-    """Decide whether a text is a name of the zoo, a path or a URL.
+    """Find what a text stands for: the one rule of all commands and of `train.run`.
 
-    A URL is a URL. A name of the zoo is the zoo's model even if a file or folder of that name exists: "./digits" is the
-    file. Any other existing path is a file, and so is what ends in the suffix of a checkpoint. The rest is a name.
+    A name of the zoo is the zoo's model even if a file or folder of that name exists: "./digits" is the file. Any other
+    existing path is a file, and so is what ends in the suffix of a checkpoint.
 
     Args:
         spec: name, path or URL. A `pathlib.Path` is always a path.
         weights: for a name, a tag of its card, a path or a URL; None takes `default`.
-        default: weights of a name without `weights`: "default" for the recommended ones, None for random ones.
+        default: "default" for recommended weights, None for random ones.
 
     Raises:
         UnknownModel: `spec` is neither a name nor an existing path.
@@ -98,26 +85,18 @@ def resolve(
 
 
 def resolve_name(name: str, weights: str | os.PathLike[str] | None) -> Choice:
-    """Find the weights of a model of the zoo or of an architecture.
-
-    Args:
-        name: as `zoo.load` takes it.
-        weights: "default", a tag of the model's card, a path or a URL, or None for random weights.
-
-    Raises:
-        UnknownModel: no card has this name, and the weights are no file.
-        ValueError: the name is no architecture, or the card has no weights with this tag.
-    """
+    """Find the weights of a name; arguments and errors as for `load`."""
+    path = None if weights is None else os.fspath(weights)
     try:
         known = card(name)
     except UnknownModel:
-        if weights is not None and not _is_weights_file(weights, ["default"]):
+        if not _is_own(weights, ["default"]):
             raise
         ViTConfig.from_name(name)  # raises an error that lists the nearest architectures
-        return Choice(source=None if weights is None else os.fspath(weights), name=name)
-    if weights is None or _is_weights_file(weights, ["default", *known.weights]):
-        return Choice(source=None if weights is None else os.fspath(weights), name=known.name, card=select(known))
-    row = select(known, str(weights))
+        return Choice(source=path, name=name)
+    if _is_own(weights, ["default", *known.weights]):
+        return Choice(source=path, name=known.name, card=select(known))
+    row = select(known, path or "")
     return Choice(source=row.location, name=known.name, card=row)
 
 
@@ -136,13 +115,12 @@ def _is_file(spec: str | os.PathLike[str]) -> bool:
     return False
 
 
-def _is_weights_file(weights: str | os.PathLike[str], tags: list[str]) -> bool:
-    """Return whether weights are a path or URL. A tag stays a tag if a file has its name: "./sam" is the file."""
+def _is_own(weights: str | os.PathLike[str] | None, tags: list[str]) -> bool:
+    """Return whether weights are random, a path or a URL. A tag stays a tag if a file has its name."""
     if not isinstance(weights, str):
         return True
-    if weights in tags:
-        return False
-    return "/" in weights or os.sep in weights or bool(Path(weights).suffix) or Path(weights).exists()
+    path = Path(weights)
+    return weights not in tags and ("/" in weights or os.sep in weights or bool(path.suffix) or path.exists())
 
 
 def load(
@@ -194,16 +172,13 @@ def load(
 def load_choice(
     choice: Choice, changes: Mapping[str, Any] | None = None, *, dtype: Any = None, **file_facts: Any
 ) -> VisionTransformer:
-    """Load the model that `resolve` found.
+    """Load the model that `resolve` found; raises as `load` or, for a file, `converters.load`.
 
     Args:
         choice: name or file.
         changes: for a name, fields of ViTConfig and their new values; for a file, image_size and num_classes.
         dtype: Keras dtype policy.
-        **file_facts: config and format as `converters.load` takes them, for a file alone.
-
-    Raises:
-        As `zoo.load`, and `converters.load` for a file.
+        **file_facts: config and format as `converters.load` takes them, for a file only.
     """
     changes = dict(changes or {})
     if choice.is_file:
@@ -221,13 +196,9 @@ def load_choice(
 
 
 def fetch_source(choice: Choice) -> Path:
-    """Return a choice's weights as a local file or folder.
+    """Return the local path of the weights; raises as `_util.download.fetch`.
 
     A remote .safetensors file is fetched together with the config files beside it, if there are any.
-
-    Raises:
-        FileNotFoundError: the path does not exist.
-        DownloadError: the file could not be downloaded completely and verified.
     """
     source = choice.source or ""
     if choice.card is not None and choice.is_published:
