@@ -45,7 +45,7 @@ WRONG = {
 UNFAILING = {"list"}  # any pattern is one
 # Commands that print figures, with the least that makes them do it.
 FIGURES: dict[str, list[str]] = {
-    "bench": ["digits", "--rounds", "1"],
+    "bench": ["digits", "--rounds", "1", "--threads", "1"],
     "evaluate": ["digits", "--split", "test[:16]"],
     "export": ["digits", "--to", "digits.tflite"],
     "list": [],

@@ -12,23 +12,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 CHUNK = 1 << 20
 
 
 class CorruptFileError(Exception):
     """A file has the wrong content, or cannot be checked. Internal: users get a DownloadError."""
-
-
-class Checksum(Protocol):
-    """The interface that `hashlib` and `google_crc32c` share."""
-
-    def update(self, data: bytes, /) -> None:
-        """Add bytes."""
-
-    def digest(self) -> bytes:
-        """Return the checksum of all bytes so far."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +40,8 @@ class Expected:
         return bool(self.sha256 or self.checksums or suffix in SELF_CHECKS or self.size is not None)
 
 
-def new_checksum(algorithm: str) -> Checksum:
-    """Return an empty "sha256", "md5" or "crc32c" checksum."""
+def new_checksum(algorithm: str) -> Any:
+    """Return an empty "sha256", "md5" or "crc32c" checksum with hashlib's methods `update` and `digest`."""
     if algorithm == "crc32c":  # the only checksum of composite objects in Google's storage
         import google_crc32c
 

@@ -7,15 +7,12 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Option
 
 from keras_vit.cli.options import Json, Model, Size, Weights, load_model, quiet
-
-if TYPE_CHECKING:
-    from keras_vit.model.vision_transformer import VisionTransformer
 
 WARM_UP = (3, 0.5)  # least calls and least seconds before the timed calls
 
@@ -39,19 +36,16 @@ def bench(
                 raise ValueError(f"{model} has its weights and its size: --weights and --image-size are for models")
             call, images = _exported_call(model, batch, threads)
         else:
-            call, images = _model_call(load_model(model, weights, image_size), batch or 1, threads)
+            _set_threads(threads)
+            loaded = load_model(model, weights, image_size)
+            call, images = loaded.predict_on_batch, _images(loaded.input_shape[1:], "float32", batch or 1)
         times = timed(call, images, rounds)
     row = {"model": model, "image_size": images.shape[1:3], "batch": len(images), **times}
     typer.echo(json.dumps(row, indent=2) if as_json else _text(row))
 
 
 def timed(call: Callable[[Any], Any], images: Any, rounds: int) -> dict[str, Any]:
-    """Time single calls after the `WARM_UP` ones.
-
-    Args:
-        call: takes the images and returns when its results are on the host.
-        images: a batch.
-        rounds: number of timed calls.
+    """Time single calls after the `WARM_UP` ones; `call` returns when its results are on the host.
 
     Returns:
         rounds; first_ms of the very first call, in which TensorFlow compiles; median_ms and p90_ms of the timed calls;
@@ -84,13 +78,12 @@ def _is_exported(model: str) -> bool:
     return model.endswith(".tflite") or ((Path(model) / "saved_model.pb").exists() and resolve(model).is_file)
 
 
-def _model_call(model: VisionTransformer, batch: int, threads: int | None) -> tuple[Callable[[Any], Any], Any]:
-    """Return a Keras model's compiled call, as `classify` uses it, and images for it."""
+def _set_threads(threads: int | None) -> None:
+    # TensorFlow takes the number only before its first operation.
     import tensorflow as tf
 
     if threads is not None:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
-    return model.predict_on_batch, _images(model.input_shape[1:], "float32", batch)
 
 
 def _exported_call(path: str, batch: int | None, threads: int | None) -> tuple[Callable[[Any], Any], Any]:

@@ -39,9 +39,8 @@ class Row:
 def run(out: Path, *, open_report: bool = True) -> None:
     """Load, classify, change the resolution, fine-tune, export to both formats, verify, and write a report.
 
-    Args:
-        out: folder for all files. It is created if need be; the files of an earlier run are replaced.
-        open_report: whether to open the report in a browser, on a machine with a desktop.
+    The folder `out` is created if need be; the files of an earlier run are replaced. `open_report` opens the report in
+    a browser on a machine with a desktop.
 
     Raises:
         ValueError: the folder has other files.

@@ -77,15 +77,7 @@ class Paper:
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """One reported accuracy and how it was measured.
-
-    Args:
-        dataset: name in TensorFlow Datasets.
-        metric: such as "top-1".
-        value: percent.
-        image_size: height and width in pixels.
-        source: who measured it, and where it is published.
-    """
+    """One reported accuracy in percent at image_size pixels; source says who measured and published it."""
 
     dataset: str
     metric: str
@@ -99,28 +91,23 @@ class Accuracy:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """One file of published weights with everything that its card states.
+    """One file of published weights with everything that its card states; None is what it does not state.
 
-    Args:
+    Attributes:
         tag: distinguishes the weights of one model.
         architecture: canonical name of the model.
-        file: file name.
         base: prefix of `file`: a URL, or a folder inside zoo/.
         image_size: height and width in pixels that the position embeddings are for.
         num_classes: outputs of the head; None if only the file states it.
-        labels: name of a list in zoo/labels; None without one.
+        labels: name of a list in zoo/labels.
         config: fields of ViTConfig in which the file differs from its architecture; all fields of a model that is no
             official architecture.
-        preprocessing: how images are prepared.
-        sha256: lower-case hexadecimal; None if it is not published.
-        bytes: exact size; None if it is not published.
-        size_mib: approximate size in MiB; None if it is not published.
-        accuracy: reported accuracies.
-        paper: publication.
         licence: SPDX identifier.
         source: publisher.
-        notes: caveats.
         rank: the weights with the lowest rank are the default of their model.
+        notes: caveats.
+        sha256: lower-case hexadecimal.
+        bytes, size_mib: exact and approximate size of the file.
     """
 
     tag: str
@@ -198,25 +185,14 @@ class Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """The content of one file zoo/*.toml, checked.
-
-    Args:
-        table: its keys and values.
-        weights: one row for each file of weights.
-    """
+    """The content of one file zoo/*.toml: its table, and one row for each file of weights."""
 
     table: Mapping[str, Any]
     weights: tuple[Weights, ...]
 
 
 def read_family(path: str | Path) -> Family:
-    """Read and check one file of cards.
-
-    Args:
-        path: a .toml file as zoo/README.md describes it.
-
-    Returns:
-        The family, its rows in the order of the file.
+    """Read and check a .toml file of cards, as zoo/README.md describes it.
 
     Raises:
         CardError: lists every unknown or missing key, wrong type, unknown architecture, invalid field of ViTConfig and
@@ -246,15 +222,7 @@ def read_family(path: str | Path) -> Family:
 def make_weights(
     family: Mapping[str, Any], tag: str, architecture: str, stated: Mapping[str, Any], row: Mapping[str, Any]
 ) -> Weights:
-    """Make one row from a file, its tag and its family.
-
-    Args:
-        family: the whole table.
-        tag: of the weights.
-        architecture: canonical name of the model.
-        stated: what holds for all files with this tag (rank, image_size, labels, num_classes, config, notes, accuracy).
-        row: what holds for this file.
-    """
+    """Make one row: `family` is the whole table, `stated` holds for all files with the tag, `row` for this file."""
     reported = [
         Accuracy(value=entry["values"][architecture], **{k: v for k, v in entry.items() if k != "values"})
         for entry in stated.get("accuracy", [])

@@ -188,21 +188,12 @@ def _architecture(name: str) -> str | None:
 
 
 def find(name: str, weights: str = "default") -> Weights:
-    """Return the weights of a model with a tag; raises as `card` and `select`.
-
-    Args:
-        name: as `card` takes it.
-        weights: one of the card's tags; "default" is the recommended one.
-    """
+    """Return the weights of a model with a tag; arguments and errors as for `card` and `select`."""
     return select(card(name), weights)
 
 
 def select(model: Card, weights: str = "default") -> Weights:
-    """Return the weights of a card with a tag.
-
-    Args:
-        model: a card.
-        weights: one of its tags; "default" is the recommended one.
+    """Return the weights of a card with a tag; "default" is the recommended one.
 
     Raises:
         ValueError: the card has no such tag.

@@ -52,9 +52,7 @@ class Choice:
         return self.card is not None and self.source == self.card.location
 
     def config(self, **changes: Any) -> ViTConfig:
-        """Return the config of the name, with changes: an official architecture at 224 pixels with 1000 classes, or a
-        model of the zoo's own as its card states it.
-        """
+        """Return the config of the name: an official architecture at 224 pixels, or a model of our own as on its card."""
         if self.card is not None and self.card.states_architecture:
             return ViTConfig(**self.card.facts).replace(**changes)
         return ViTConfig.from_name(self.card.architecture if self.card else self.name or "", **changes)
