@@ -52,7 +52,7 @@ class Choice:
         return self.card is not None and self.source == self.card.location
 
     def config(self, **changes: Any) -> ViTConfig:
-        """Return the config of the name: an official architecture at 224 pixels, or a model of our own as on its card."""
+        """Return the config of the name: official at 224 pixels, or as the card of a model of our own states it."""
         if self.card is not None and self.card.states_architecture:
             return ViTConfig(**self.card.facts).replace(**changes)
         return ViTConfig.from_name(self.card.architecture if self.card else self.name or "", **changes)
