@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keras_vit._util.download import fetch
 from keras_vit.errors import FileUnavailableError, UnknownModel
 from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
 from keras_vit.zoo.cards import Weights
@@ -198,6 +197,8 @@ def fetch_source(choice: Choice) -> Path:
 
     A remote .safetensors file is fetched together with the config files beside it, if there are any.
     """
+    from keras_vit._util.download import fetch
+
     source = choice.source or ""
     if choice.card is not None and choice.is_published:
         return fetch(source, sha256=choice.card.sha256, size=choice.card.bytes)
