@@ -107,7 +107,7 @@ def card(name: str) -> Card:
         ValueError: part of an AugReg name is wrong; the message names it.
 
     Example:
-        >>> list(keras_vit.zoo.card("b_16").weights)  # doctest: +ELLIPSIS
+        >>> list(keras_vit.zoo.card("b_16").weights)
         ['augreg-imagenet21k+imagenet2012', ...]
     """
     single = parse_augreg(name)
