@@ -1,6 +1,12 @@
 """Vision Transformers for TensorFlow and Keras 3: the official models, exactly, in and out.
 
-Everything public is imported on first use, so that `import keras_vit` itself costs nothing.
+Public names are imported on first use, so `import keras_vit` is fast and starts no TensorFlow.
+
+Example:
+    >>> model = keras_vit.zoo.load("digits")
+    >>> from keras_vit import digits
+    >>> model.classify(digits.load().test_images[0], top=1)[0][0].label
+    'seven'
 """
 
 from __future__ import annotations

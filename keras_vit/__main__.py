@@ -1,4 +1,4 @@
-"""`python -m keras_vit` is `keras-vit`."""
+"""Run `keras-vit` as `python -m keras_vit`."""
 
 from keras_vit.cli import main
 

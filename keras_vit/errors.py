@@ -1,4 +1,12 @@
-"""The errors of the package: every one is a KerasViTError and a built-in error of its kind."""
+"""The errors of the package. Each is a KerasViTError and a built-in error of its kind.
+
+Example:
+    >>> try:
+    ...     keras_vit.zoo.load("digit")
+    ... except keras_vit.errors.KerasViTError as error:
+    ...     print(error)
+    No model has this name; the nearest are ['ViT-digits']. Received: 'digit'
+"""
 
 from __future__ import annotations
 
@@ -8,44 +16,96 @@ __all__ = [
     "ConverterError",
     "Diverged",
     "DownloadError",
-    "KerasViTError",
     "FileUnavailableError",
+    "KerasViTError",
     "UnknownModel",
     "VerificationError",
 ]
 
 
 class KerasViTError(Exception):
-    """Base of all errors of the package: `except keras_vit.errors.KerasViTError` catches each of them."""
+    """Base class of all errors of the package.
+
+    Example:
+        >>> try:
+        ...     keras_vit.zoo.card("ViT-B/61")
+        ... except keras_vit.errors.KerasViTError as error:
+        ...     print(type(error).__name__)
+        UnknownModel
+    """
 
 
 class CheckpointError(KerasViTError, ValueError):
-    """A checkpoint is damaged, hostile, not of the expected format, or cannot express the model."""
+    """A checkpoint is damaged, hostile, not of the expected format, or cannot express the model.
+
+    Example:
+        >>> keras_vit.converters.load(".")
+        Traceback (most recent call last):
+        ...
+        keras_vit.errors.CheckpointError: . holds none of ...
+    """
 
 
 class DownloadError(KerasViTError, OSError):
-    """A file could not be downloaded completely and verified."""
+    """A file could not be downloaded completely and verified.
+
+    Example:
+        >>> issubclass(keras_vit.errors.FileUnavailableError, keras_vit.errors.DownloadError)
+        True
+    """
 
 
 class FileUnavailableError(DownloadError):
-    """The file does not exist at its source, access is denied, or the package is offline."""
+    """The file does not exist at its source, access is denied, or the package is offline.
+
+    Example:
+        >>> issubclass(keras_vit.errors.FileUnavailableError, OSError)
+        True
+    """
 
 
 class CardError(KerasViTError, ValueError):
-    """A model card in `zoo/` is not valid."""
+    """A model card in `zoo/` is invalid; the message lists everything that is wrong.
+
+    Example:
+        >>> issubclass(keras_vit.errors.CardError, ValueError)
+        True
+    """
 
 
 class UnknownModel(KerasViTError, ValueError):  # noqa: N818 - public since the first version
-    """No card has this model name, or the card has no weights with this tag."""
+    """No card has this model name, or the model has no published weights; the message lists the nearest models.
+
+    Example:
+        >>> keras_vit.zoo.load("g/14")
+        Traceback (most recent call last):
+        ...
+        keras_vit.errors.UnknownModel: ViT-g/14 has no published weights; the nearest are ...
+    """
 
 
 class VerificationError(KerasViTError, ValueError):
-    """An exported file differs from its model by more than its mode allows."""
+    """The outputs of an exported file differ from its model's by more than its mode allows.
+
+    Example:
+        >>> issubclass(keras_vit.errors.VerificationError, ValueError)
+        True
+    """
 
 
 class ConverterError(KerasViTError, ValueError):
-    """TensorFlow's own TFLite converter failed or timed out."""
+    """TensorFlow's own TFLite converter failed or timed out.
+
+    Example:
+        >>> issubclass(keras_vit.errors.ConverterError, ValueError)
+        True
+    """
 
 
 class Diverged(KerasViTError, ArithmeticError):  # noqa: N818 - public since the first version
-    """Training ended with a loss, gradient or weight that is not finite."""
+    """Training ended because a loss, gradient or weight is not finite.
+
+    Example:
+        >>> issubclass(keras_vit.errors.Diverged, ArithmeticError)
+        True
+    """

@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it writes, and one line for what a user can mend."""
+"""The command line: what it prints and writes, and one line for an error of the user's."""
 
 from __future__ import annotations
 
@@ -175,6 +175,14 @@ def test_convert_writes_another_resolution_and_head(tmp_path: Path) -> None:
     assert (config.grid, config.num_classes) == ((3, 6), 0)
 
 
+def test_a_model_of_the_zoo_is_converted_and_resized(tmp_path: Path) -> None:
+    run("convert", "digits", tmp_path / "digits.npz", "--to", "google", "--num-classes", "3")
+    run("resize", "digits", tmp_path / "larger.npz", "48")
+    assert converters.load(tmp_path / "digits.npz", num_classes=0).config.grid == (8, 8)
+    larger = converters.load(tmp_path / "larger.npz").config
+    assert (converters.detect(tmp_path / "larger.npz"), larger.grid, larger.num_classes) == ("google", (12, 12), 10)
+
+
 def test_resize_keeps_the_format_and_the_head(tmp_path: Path) -> None:
     run("resize", TOKEN, tmp_path / "out.npz", "48")
     assert converters.detect(tmp_path / "out.npz") == "google"
@@ -204,7 +212,7 @@ def test_resize_keeps_the_format_and_the_head(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_a_user_can_mend_is_one_line(
+def test_an_error_of_the_user_is_one_line(
     arguments: list[Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -50,7 +50,7 @@ def test_it_prints_two_lines() -> None:
     lines = run("bench", "digits", "--rounds", 3).splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("digits at 32 x 32, batch 1: median ")
-    assert "3 calls after warming up" in lines[1]
+    assert "3 calls after warm-up" in lines[1]
 
 
 def test_slow_first_calls_are_told_apart() -> None:
@@ -65,7 +65,7 @@ def test_slow_first_calls_are_told_apart() -> None:
     # A sleep is at least as long as asked for; on a busy machine it is longer.
     assert 10 <= found["median_ms"] <= found["p90_ms"]
     assert found["images_per_second"] == pytest.approx(4000 / found["median_ms"])
-    assert len(calls) - 1 - 10 >= bench.WARM[0]
+    assert len(calls) - 1 - 10 >= bench.WARM_UP[0]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_slow_first_calls_are_told_apart() -> None:
     [
         (["tiny.npz", "--rounds", "0"], "--rounds is a whole number from 1. Received: 0"),
         (["tiny.npz", "--batch", "-1"], "--batch is a whole number from 1. Received: -1"),
-        (["pixels.tflite", "--batch", "3"], "takes 2 images a call. Received: --batch 3"),
+        (["pixels.tflite", "--batch", "3"], "takes 2 images per call. Received: --batch 3"),
         (["tiny.tflite", "--image-size", "48"], "--weights and --image-size are for models"),
         (["saved", "--threads", "2"], "as many threads as TensorFlow chooses"),
         (["nothing.tflite"], "There is no exported file nothing.tflite"),

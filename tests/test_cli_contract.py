@@ -1,4 +1,4 @@
-"""What every command keeps to: help, exit codes, one line for what a user can mend, JSON and nothing else."""
+"""What all commands have in common: help, exit codes, one line for an error of the user's, JSON and nothing else."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from typer.testing import CliRunner
 from command_line import fails, run
 from keras_vit._util import data_files
 from keras_vit.cli import _app
-from keras_vit.zoo import catalogue
+from keras_vit.zoo import catalogue, pretrained
 from package_source import MODULES, TREES
 
 GROUP: Any = typer.main.get_command(_app.app)
 COMMANDS = sorted(GROUP.commands)
 OFFLINE = {"KERAS_VIT_OFFLINE": "1", "COLUMNS": "100"}
 
-# A thing that a user can mend, one for each command, refused before any model is loaded.
+# An error of the user's for each command, found before any model is loaded.
 WRONG = {
     "bench": ["digits", "--rounds", "0"],
     "convert": ["nothing.npz", "out.npz", "--to", "google"],
@@ -45,7 +45,7 @@ WRONG = {
 UNFAILING = {"list"}  # any pattern is one
 # Commands that print figures, with the least that makes them do it.
 FIGURES: dict[str, list[str]] = {
-    "bench": ["digits", "--rounds", "1"],
+    "bench": ["digits", "--rounds", "1", "--threads", "1"],
     "evaluate": ["digits", "--split", "test[:16]"],
     "export": ["digits", "--to", "digits.tflite"],
     "list": [],
@@ -80,7 +80,7 @@ def test_every_command_has_its_row() -> None:
 
 
 @pytest.mark.parametrize("command", WRONG)
-def test_what_a_user_can_mend_is_one_line_on_standard_error(
+def test_an_error_of_the_user_is_one_line_on_standard_error(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -142,6 +142,57 @@ def process(
         env=environment,
         cwd=folder,
     )
+
+
+# ---- names, paths and URLs
+
+# Every command that takes a model, with the model as {}.
+WITH_MODEL = {
+    "bench": ["{}"],
+    "convert": ["{}", "out.npz", "--to", "google"],
+    "evaluate": ["{}"],
+    "export": ["{}", "--to", "out.tflite"],
+    "predict": ["{}", "digit.png"],
+    "resize": ["{}", "out.npz", "48"],
+    "train": ["finetune-digits", "--model", "{}"],
+    "verify": ["out.tflite", "{}"],
+    "visualize": ["{}", "digit.png"],
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "source"),
+    [
+        ("digits", str(data_files.folder("zoo") / "weights" / "digits.npz")),  # though there is a folder of that name
+        ("./digits", "./digits"),
+        ("mine", "mine"),
+        ("mine.npz", "mine.npz"),
+        ("https://host/mine.npz", "https://host/mine.npz"),
+    ],
+)
+def test_all_commands_agree_whether_a_text_is_a_name_a_path_or_a_url(
+    model: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("digits", "mine"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "saved_model.pb").touch()
+    (tmp_path / "digit.png").touch()
+    (tmp_path / "mine.npz").touch()
+    monkeypatch.chdir(tmp_path)
+
+    def fetched(choice: pretrained.Choice) -> Path:
+        raise ValueError(f"loads {choice.source}")
+
+    monkeypatch.setattr(pretrained, "fetch_source", fetched)
+    commands = WITH_MODEL.keys() - {"bench"} if model in ("./digits", "mine") else WITH_MODEL  # it runs SavedModels
+    for command in commands:
+        arguments = [argument.format(model) for argument in WITH_MODEL[command]]
+        assert fails(monkeypatch, command, *arguments) == f"keras-vit: loads {source}", command
+
+
+def test_every_command_with_a_model_is_in_that_table() -> None:
+    taking = {name for name in COMMANDS if {"model", "source"} & {p.name for p in GROUP.commands[name].params}}
+    assert taking - {"plan"} == set(WITH_MODEL)  # which plans architectures
 
 
 # ---- completion

@@ -98,7 +98,7 @@ def test_calibration_takes_the_same_images(tmp_path: Path, pictures: Path) -> No
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_a_user_can_mend_is_one_line(
+def test_an_error_of_the_user_is_one_line(
     arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = fails(monkeypatch, *(argument.format(tmp_path) for argument in arguments))
@@ -139,8 +139,8 @@ def test_a_folder_is_a_saved_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--to", "models/1", "--quantize", "none", "--input", "uint8"], "is not written with --quantize, --input."),
-        (["--to", "x.tflite", "--top", "3"], "a .tflite file is not written with --top."),
+        (["--to", "models/1", "--quantize", "none", "--input", "uint8"], "suffix) does not take --quantize, --input."),
+        (["--to", "x.tflite", "--top", "3"], "a .tflite file does not take --top."),
     ],
 )
 def test_options_of_the_other_kind_are_refused(

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from command_line import fails, run
-from keras_vit import VisionTransformer, converters
+from keras_vit import VisionTransformer, converters, zoo
 from tiny_models import tiny
 
 QUICK = ["--steps", "2", "--set", "xla=false", "--set", "batch_size=8", "--set", "accumulation=1"]
@@ -67,6 +67,15 @@ def test_the_same_command_again_says_the_same(tmp_path: Path, checkpoint: Path) 
     first, second = (json.loads(run(*command, "--image-size", 16)) for _ in range(2))
     assert first == second
     assert first["steps"] == 2
+
+
+def test_a_folder_that_is_called_like_a_model_is_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    converters.save(VisionTransformer(tiny(image_size=16)), tmp_path / "digits", format="huggingface")
+    run("train", "finetune-digits", "--model", "digits", "--out", "out", *QUICK)
+    trained, named = converters.load("out/model.keras").config, zoo.load("digits").config
+    assert (trained.hidden_size, trained.num_layers) == (named.hidden_size, named.num_layers)
+    assert trained.hidden_size != converters.load("digits").config.hidden_size
 
 
 def test_few_shot(checkpoint: Path) -> None:

@@ -1,4 +1,4 @@
-"""keras_vit._util.data_files: the data folders are found, their tables are read, and errors say where."""
+"""The data folders are found, their tables are read, and errors name file and line."""
 
 import re
 import tomllib

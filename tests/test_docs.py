@@ -68,7 +68,7 @@ def test_the_commands_of_a_page_are_commands(page: Path, monkeypatch: pytest.Mon
         assert name in known.commands, name
         context = known.commands[name].make_context(name, rest)  # reads the arguments, and does nothing
         if name == "train":
-            train.recipe(context.params["recipe"], **options.facts(context.params["changes"] or [], "--set"))
+            train.recipe(context.params["recipe"], **options.parse_fields(context.params["changes"], "--set"))
 
 
 def test_the_guides_show_the_commands() -> None:

@@ -189,7 +189,22 @@ def test_progress_is_shown_on_a_terminal_only(
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     fetch(f"{server.url}/y.npz")
-    assert "y.npz: 100%" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "y.npz" in shown
+    assert f"{len(GOOD) / 1000:.1f}/{len(GOOD) / 1000:.1f} kB" in shown
+
+
+def test_the_progress_of_a_long_name_fits_a_terminal(
+    server: HostileServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    name = f"B_16-{'i21k-300ep-' * 9}.npz"
+    server.files[f"/{name}"] = Served(GOOD)
+    fetch(f"{server.url}/{name}")
+    shown = capsys.readouterr().err
+    assert "B_16-i21k-300ep" in shown
+    assert "kB" in shown
 
 
 # ------------------------------------------------------------------ offline, and mirrors

@@ -58,7 +58,7 @@ def test_a_mirror_folder_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("KERAS_VIT_MIRROR", str(tmp_path / "mirror"))
     assert fetch(OBJECT, sha256=sha256(GOOD)) == copy
     assert fetch(OBJECT.replace("gs://", download.STORAGE)) == copy
-    with pytest.raises(DownloadError, match="not the file that was meant"):
+    with pytest.raises(DownloadError, match="not the expected file"):
         fetch(OBJECT, sha256="a" * 64)
     monkeypatch.setenv("KERAS_VIT_MIRROR", (tmp_path / "mirror").as_uri())
     assert fetch(OBJECT) == copy

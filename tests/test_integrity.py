@@ -19,7 +19,7 @@ def test_files_that_check_themselves(tmp_path: Path, suffix: str, data: bytes, d
     flipped = bytearray(data)
     flipped[len(data) // 2 if suffix == ".npz" else 9] ^= 0xFF  # a safetensors file guards its header only
     path.write_bytes({"truncated": data[:-1], "flipped": bytes(flipped), "empty": b""}[damage])
-    with pytest.raises(integrity.CorruptFile):
+    with pytest.raises(integrity.CorruptFileError):
         integrity.verify(path, integrity.Expected())
 
 
@@ -34,7 +34,7 @@ def test_random_damage_is_refused_or_harmless(tmp_path: Path, suffix: str) -> No
         path.write_bytes(damaged)
         try:
             integrity.verify(path, integrity.Expected())
-        except integrity.CorruptFile:
+        except integrity.CorruptFileError:
             refused += 1
         else:
             if suffix == ".npz":  # what NumPy reads from it is unchanged

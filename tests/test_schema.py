@@ -25,7 +25,7 @@ def test_a_table_that_fits_has_no_misfits(table: object) -> None:
         ({"name": "a", "sise": 1}, "card has no key 'sise'; the nearest is 'size'"),
         (
             {"name": "a", "zzz": 1},
-            "card has no key 'zzz'; its keys are ['exact', 'name', 'rows', 'size', 'tags']",
+            "card has no key 'zzz'; known are ['exact', 'name', 'rows', 'size', 'tags']",
         ),
         ({"name": "a", "size": True}, "card.size must be a whole number or a number. Received: True"),
         ({"name": "a", "exact": 1}, "card.exact must be true or false. Received: 1"),

@@ -62,7 +62,7 @@ def test_a_summary_is_of_the_default_weights_and_followed_by_the_card() -> None:
 def test_a_summary_fits_a_terminal(name: str) -> None:
     card = catalogue.card(name)
     weights = card.weights[card.default]
-    lines = list(show.lines(weights, weights.whole_config()))
+    lines = show.summary(weights, weights.whole_config()).splitlines()
     assert max(map(len, lines)) <= 100
     assert not [line for line in lines if line != line.rstrip()]
 

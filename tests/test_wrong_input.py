@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
+import inspect
 import pickle
+import re
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +15,14 @@ import numpy as np
 import pytest
 
 import forgery
+import keras_vit
 import reference_cases as reference
-from keras_vit import VisionTransformer, ViTConfig, converters, zoo
+from keras_vit import VisionTransformer, ViTConfig, converters, errors, zoo
 from keras_vit._util import data_files
 from keras_vit.converters import assign
 from keras_vit.errors import CardError
 from keras_vit.zoo.cards import read_family
+from test_public import public
 
 TOKEN = reference.checkpoint("vit_token")
 Q = "Transformer/encoderblock_1/MultiHeadDotProductAttention_1/query/kernel"
@@ -397,3 +402,34 @@ def test_unknown_models_are_refused_with_the_nearest() -> None:
         with pytest.raises(zoo.UnknownModel, match="nearest are .*ViT-B") as caught:
             zoo.load(name)
         assert repr(name) in str(caught.value)
+
+
+# ---- errors
+
+PROMISED = re.compile(r"\b(?:[A-Z]\w*Error|UnknownModel|Diverged)\b")
+
+
+def test_errors_that_are_promised_can_be_imported() -> None:
+    docstrings = [inspect.getdoc(parameters.values[0]) or "" for parameters in public()]
+    sections = [re.search(r"^Raises:\n((?: .*\n?|\n)+)", text, re.MULTILINE) for text in docstrings]
+    promised = {name for section in sections if section for name in PROMISED.findall(section[1])}
+    assert {"DownloadError", "CheckpointError", "UnknownModel", "ValueError"} <= promised
+    assert not {name for name in promised if not hasattr(builtins, name) and name not in errors.__all__}
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_every_error_is_one_of_the_package_and_a_built_in_one(name: str) -> None:
+    kind = getattr(errors, name)
+    assert issubclass(kind, errors.KerasViTError)
+    built_in = [base for base in kind.__mro__ if base.__module__ == "builtins"]
+    assert name == "KerasViTError" or built_in[0] is not Exception
+
+
+def test_a_failed_download_is_caught_as_zoo_load_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path))
+    monkeypatch.setenv("KERAS_VIT_OFFLINE", "1")
+    monkeypatch.delenv("KERAS_VIT_MIRROR", raising=False)
+    with pytest.raises(errors.DownloadError, match="KERAS_VIT_OFFLINE") as caught:
+        zoo.load("Ti/16")
+    assert isinstance(caught.value, errors.FileUnavailableError | OSError)
+    assert keras_vit.errors.DownloadError.__module__ == "keras_vit.errors"

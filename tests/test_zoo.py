@@ -20,7 +20,7 @@ from keras_vit import VisionTransformer, ViTConfig, converters, zoo
 from keras_vit.converters.assign import weights as weights_of
 from keras_vit.errors import DownloadError
 from keras_vit.model import layers
-from keras_vit.zoo import catalogue
+from keras_vit.zoo import catalogue, pretrained
 from model_weights import assert_same_bits, values
 from tiny_models import built
 
@@ -141,6 +141,99 @@ def test_the_name_of_an_augreg_file_alone_loads_it(
     model = zoo.load(ISSUE)
     assert (model.config.image_size, model.config.labels) == ((384, 384), "imagenet2012")
     assert np.array_equal(model.get_layer("head").kernel, noise("head/kernel", (768, 1000)))
+
+
+# ---- names, paths and URLs
+
+
+@pytest.fixture
+def crowded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with files and folders that are called like models."""
+    for folder in ("digits", "b16", "Ti", "B_16-i21k-300ep-mine"):
+        (tmp_path / folder).mkdir()
+    for file in (f"{TI}.npz", "mine.npz", "sam", "Ti/32"):
+        (tmp_path / file).touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+PUBLISHED = f"gs://vit_models/augreg/{TI}.npz"
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "source"),
+    [
+        ("digits", "ViT-digits", catalogue.find("digits").location),  # the model, though there is such a folder
+        ("b16", "ViT-B/16", catalogue.find("B/16").location),
+        ("./digits", None, "./digits"),
+        ("digits/", None, "digits/"),
+        (Path("digits"), None, "digits"),
+        ("mine.npz", None, "mine.npz"),
+        ("absent.npz", None, "absent.npz"),
+        ("absent.keras", None, "absent.keras"),
+        ("Ti/32", None, "Ti/32"),  # an architecture without published weights
+        (TI, "ViT-Ti/16", PUBLISHED),
+        (f"{TI}.npz", None, f"{TI}.npz"),  # the name of a file that is there
+        (f"{TI.replace('none', 'light1')}.npz", "ViT-Ti/16", PUBLISHED.replace("none", "light1")),
+        ("B_16-i21k-300ep-mine", None, "B_16-i21k-300ep-mine"),
+        ("https://host/digits", None, "https://host/digits"),
+        ("hf://org/repo/model.safetensors", None, "hf://org/repo/model.safetensors"),
+    ],
+    ids=str,
+)
+def test_a_name_of_the_zoo_comes_before_a_path_and_a_path_before_any_other_name(
+    crowded: Path, spec: Any, name: str | None, source: str
+) -> None:
+    choice = pretrained.resolve(spec)
+    assert (choice.name, choice.source, choice.is_file) == (name, source, name is None)
+    assert choice.is_published == (name is not None)
+
+
+@pytest.mark.parametrize(
+    ("weights", "source"),
+    [
+        ("sam", "gs://vit_models/sam/ViT-B_16.npz"),  # a tag, though there is such a file
+        ("./sam", "./sam"),
+        (Path("sam"), "sam"),
+        ("digits", "digits"),  # no tag of this card, but a folder
+        ("mine.npz", "mine.npz"),
+        ("hf://org/repo/model.safetensors", "hf://org/repo/model.safetensors"),
+        (None, None),
+    ],
+    ids=str,
+)
+def test_a_tag_of_the_card_comes_before_a_path(crowded: Path, weights: Any, source: str | None) -> None:
+    choice = pretrained.resolve_name("B/16", weights)
+    assert (choice.name, choice.source) == ("ViT-B/16", source)
+    assert choice.is_published == (weights == "sam")
+
+
+def test_a_name_without_weights_takes_the_callers_default(crowded: Path) -> None:
+    assert pretrained.resolve("B/16", default=None).source is None
+    assert pretrained.resolve("B/16", "sam", default=None).source == "gs://vit_models/sam/ViT-B_16.npz"
+    assert pretrained.resolve("g/14", default=None).config() == ViTConfig.from_name("g/14")
+
+
+def test_neither_a_name_nor_a_path_is_an_error(crowded: Path) -> None:
+    for spec in ("ViT-B/17x", "nothing", "nowhere/digits", ""):
+        with pytest.raises(zoo.UnknownModel, match=f"Received: '{spec}'"):
+            pretrained.resolve(spec)
+    with pytest.raises(ValueError, match="augmentation.*aug_heavy"):
+        pretrained.resolve(f"{TI.replace('none', 'heavy')}.npz")
+    with pytest.raises(ValueError, match="weights are for a model's name.*'sam'.*'./digits'"):
+        pretrained.resolve("./digits", "sam")
+    with pytest.raises(FileNotFoundError, match=r"absent\.npz"):
+        pretrained.load_choice(pretrained.resolve("absent.npz"))
+
+
+def test_what_describes_a_file_is_refused_with_a_name() -> None:
+    with pytest.raises(ValueError, match=r"ViT-digits is a model of the zoo.*'config'.*num_heads"):
+        pretrained.load_choice(pretrained.resolve("digits"), config={"num_heads": 4}, format=None)
+
+
+def test_a_url_alone_is_loaded(web: str, hundred: Path) -> None:
+    model = pretrained.load_choice(pretrained.resolve(f"{web}/{quote(hundred.name)}"), {"image_size": 48})
+    assert (model.config.num_classes, model.config.size) == (100, (48, 48))
 
 
 # ---- what load does with a file

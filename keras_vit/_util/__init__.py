@@ -1,1 +1,1 @@
-"""Helpers without knowledge of models: files, downloads, tables, HTML."""
+"""Helpers that know nothing about models: files, downloads, checks, text, HTML."""

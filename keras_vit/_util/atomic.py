@@ -1,4 +1,4 @@
-"""Files appear whole or not at all."""
+"""Write files atomically."""
 
 import contextlib
 import os
@@ -10,16 +10,15 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a temporary file beside `path` that takes its place when the block ends well.
+    """Open a temporary file beside `path` that replaces it when the block has succeeded.
 
-    Whatever else ends the block (an exception, a full disk, Ctrl-C) leaves `path` as it was
-    and nothing beside it.
+    After an exception, a full disk or Ctrl-C, `path` is as it was and the temporary file is removed.
 
     Args:
-        path: The file to write; its folder must exist.
+        path: the file to write, in an existing folder.
 
     Yields:
-        The temporary file, open for binary writing.
+        the temporary file, open for binary writing.
     """
     partial = path.with_name(f".{secrets.token_hex(8)}.partial")
     try:

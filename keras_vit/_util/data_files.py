@@ -1,4 +1,4 @@
-"""Where the data folders `zoo/` and `converters/` lie, and how a table in them is read."""
+"""Find the data folders `zoo/` and `converters/`, and read TOML files."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def folder(name: str) -> Path:
-    """The folder of data called `name`, of the installed package or else of the checkout.
+    """Return a data folder of the installed package, or else of the checkout.
 
     Args:
-        name: `"zoo"` or `"converters"`.
-
-    Returns:
-        The path of an existing folder.
+        name: "zoo" or "converters".
 
     Raises:
-        FileNotFoundError: it lies neither in the package nor beside it.
+        FileNotFoundError: the folder is neither in the package nor beside it.
     """
     places = [PACKAGE / "_installed" / name, PACKAGE.parent / name]
     for place in places:
@@ -32,17 +29,17 @@ def folder(name: str) -> Path:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The table that a TOML file holds.
+    """Read a TOML file.
 
     Args:
-        path: a UTF-8 text file in TOML 1.0.
+        path: a TOML 1.0 file in UTF-8.
 
     Returns:
-        Its top-level keys and values, as `tomllib` gives them.
+        Its top-level keys and values.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is not TOML; the message names the file and the line.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is not TOML; the message names the line.
     """
     data = Path(path).read_bytes()
     try:
@@ -51,4 +48,4 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         line = data.count(b"\n", 0, error.start) + 1
         raise ValueError(f"{path} is not UTF-8 text (at line {line}). Save it as UTF-8.") from error
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not valid TOML: {error}. Mend that line.") from error
+        raise ValueError(f"{path} is not valid TOML: {error}. Fix that line.") from error

@@ -1,28 +1,26 @@
-"""Where files come from, and where they are kept.
+"""Download files into a cache folder, verified.
 
-| source | is |
+| source | file |
 |---|---|
-| a path, `file://` | that file |
+| a path, `file://` | the local file |
 | `https://`, `http://` | downloaded |
 | `gs://bucket/object` | `https://storage.googleapis.com/bucket/object` |
-| `hf://org/repo/path/in/repo[@revision]` | on the Hugging Face Hub (needs the package huggingface_hub) |
+| `hf://org/repo/path/in/repo[@revision]` | from the Hugging Face Hub, by the package huggingface_hub |
 
-| environment | means |
+| environment variable | meaning |
 |---|---|
-| `KERAS_VIT_CACHE` | the cache folder; without it `$KERAS_HOME/keras_vit`, else `~/.keras/keras_vit` |
-| `KERAS_VIT_OFFLINE=1` (or `HF_HUB_OFFLINE=1`) | no network: only the cache and a mirror folder answer |
-| `KERAS_VIT_MIRROR` | a folder or URL from which remote files are taken instead |
+| `KERAS_VIT_CACHE` | cache folder; default: `$KERAS_HOME/keras_vit`, else `~/.keras/keras_vit` |
+| `KERAS_VIT_OFFLINE=1` (or `HF_HUB_OFFLINE=1`) | no network: only the cache and a mirror folder are used |
+| `KERAS_VIT_MIRROR` | a folder or URL that replaces all remote sources |
 
-A mirror is asked for the object's path behind the storage host, then for the same without its first part
-(the bucket), then for the bare file name: `gs://vit_models/augreg/X.npz` is looked for at
-`<mirror>/vit_models/augreg/X.npz`, `<mirror>/augreg/X.npz` and `<mirror>/X.npz`. A revision on the hub
-belongs to its repository's name: `<mirror>/org/repo@revision/path`.
+A mirror is searched for the object's path without the storage host, then without its first part (the bucket), then for
+the file name alone: `gs://vit_models/augreg/X.npz` may be `<mirror>/vit_models/augreg/X.npz`, `<mirror>/augreg/X.npz`
+or `<mirror>/X.npz`. A revision on the hub is part of the repository's name: `<mirror>/org/repo@revision/path`.
 
-The cache is laid out like the web: `<cache>/https/storage.googleapis.com/vit_models/augreg/X.npz`. A file
-appears there under its name only when it is complete and verified: by its SHA-256 when that is known, else
-by the checksums that Google's storage states for the object, else by itself (.npz, .keras and .zip: the CRC
-of each member; .safetensors: its length). A file of another kind is compared with the length that the
-server states, and refused where it states none.
+Paths in the cache follow the URL: `<cache>/https/storage.googleapis.com/vit_models/augreg/X.npz`. A file gets its final
+name only when it is complete and verified: by its SHA-256 if that is known, else by the checksums that Google's storage
+states, else by its own format (.npz, .keras and .zip: the CRC of each member; .safetensors: its length). Any other file
+must have the length that the server states; if the server states none, the file is refused.
 """
 
 import hashlib
@@ -33,7 +31,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urldefrag, urlsplit
 from urllib.request import url2pathname
 
-from keras_vit._util.integrity import CorruptFile, Expected, is_intact, verify, write_pin
+from keras_vit._util.integrity import CorruptFileError, Expected, is_intact, verify, write_pin
 from keras_vit._util.transfer import download
 from keras_vit.errors import DownloadError, FileUnavailableError
 
@@ -41,8 +39,8 @@ __all__ = ["DownloadError", "cache_folder", "fetch"]
 
 STORAGE = "https://storage.googleapis.com/"
 HUB_SOURCE = re.compile(r"hf://(?P<org>[^/@]+)/(?P<repo>[^/@]+)/(?P<path>[^@]+)(@(?P<revision>.+))?")
-# Kept in the names of cached files beside letters, digits and _.-; everything else is percent-encoded.
-READABLE = " +,=@()~"
+# Characters of cached file names that are not percent-encoded, besides letters, digits and _.-
+UNQUOTED = " +,=@()~"
 
 
 @dataclass(frozen=True)
@@ -51,45 +49,45 @@ class Remote:
 
     Attributes:
         url: `http://`, `https://` or `hf://`.
-        parts: the object's path behind the host, each component so encoded that it is one file name.
-        cached: where its copy belongs.
+        parts: components of the object's path after the host, each encoded as one file name.
+        cached: path of its copy in the cache.
     """
 
     url: str
     parts: tuple[str, ...]
     cached: Path
 
-    def mirrored(self) -> list[str]:
-        """The paths under which a mirror may have it: whole, without the bucket, the bare file name."""
+    def mirror_paths(self) -> list[str]:
+        """Return the paths to search in a mirror: the whole path, without the bucket, the file name."""
         ways = (self.parts, self.parts[1:] or self.parts, self.parts[-1:])
         return list(dict.fromkeys("/".join(parts) for parts in ways))
 
 
 def cache_folder() -> Path:
-    """The folder that holds downloaded files; it need not exist yet."""
+    """Return the folder for downloaded files, which may not exist yet."""
     if folder := os.environ.get("KERAS_VIT_CACHE"):
         return Path(folder).expanduser()
     return Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser() / "keras_vit"
 
 
 def fetch(source: str, *, sha256: str | None = None, size: int | None = None, name: str | None = None) -> Path:
-    """Make a file available locally, complete and verified.
+    """Return the local path of a file, after downloading and verifying it if need be.
 
     Args:
-        source: a local path, or a `file://`, `https://`, `http://`, `gs://` or `hf://` URL; a URL may end in
+        source: local path, or `file://`, `https://`, `http://`, `gs://` or `hf://` URL; a URL may end in
             `#sha256=<hex>`.
-        sha256: the file's SHA-256, hexadecimal, where known.
-        size: the file's size in bytes, where known.
-        name: the file name under which the cache keeps it, for a URL that does not end in one.
+        sha256: hexadecimal SHA-256 of the file, if known.
+        size: size in bytes, if known.
+        name: file name in the cache, for a URL that does not end in one.
 
     Returns:
-        The file's path: a local one as it was given, otherwise in the mirror folder or in the cache.
+        A local path as it was given; otherwise a path in the mirror folder or in the cache.
 
     Raises:
-        FileNotFoundError: there is no such local path.
-        DownloadError: the file cannot be had, or is not what `sha256` and `size` say.
-        ValueError: the source or the hash is not well-formed.
-        ImportError: an `hf://` source without the package huggingface_hub.
+        FileNotFoundError: the local path does not exist.
+        DownloadError: the file could not be downloaded, or its hash or size is wrong.
+        ValueError: the source or the hash is malformed.
+        ImportError: the package huggingface_hub is missing for an `hf://` source.
     """
     source, fragment = urldefrag(source) if "://" in source else (source, "")
     expected = Expected(_one_hash(sha256, fragment), size)
@@ -98,7 +96,7 @@ def fetch(source: str, *, sha256: str | None = None, size: int | None = None, na
 
 
 def _one_hash(sha256: str | None, fragment: str) -> str | None:
-    """The SHA-256 that was given as an argument or as the URL's fragment, in lower case."""
+    """Return the SHA-256 that was given as an argument or as the URL's fragment, in lower case."""
     given = {text.lower() for text in (sha256, fragment.removeprefix("sha256=")) if text}
     if len(given) > 1:
         raise ValueError(f"sha256={sha256} and #{fragment} contradict each other.")
@@ -110,31 +108,31 @@ def _one_hash(sha256: str | None, fragment: str) -> str | None:
 
 
 def _local_path(source: str) -> Path | None:
-    """The path that a source or a mirror is; None for a remote one."""
+    """Return a source or mirror as a local path; None if it is remote."""
     if source.startswith("file://"):
         return Path(url2pathname(urlsplit(source).path))
     return None if "://" in source else Path(source).expanduser()
 
 
 def _checked(path: Path, expected: Expected) -> Path:
-    """A local file or folder as it is, held against what is known of it."""
+    """Return a local path after checking it against what is known about it."""
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path.absolute()}.")
     if expected != Expected():
         try:
             verify(path, expected)
-        except CorruptFile as error:
-            raise DownloadError(f"{path} is not the file that was meant: {error}.") from error
+        except CorruptFileError as error:
+            raise DownloadError(f"{path} is not the expected file: {error}.") from error
     return path
 
 
 def _locate(source: str, name: str | None) -> Remote:
-    """What a remote source stands for, and where its copy belongs: always inside the cache folder."""
+    """Return the URL of a remote source and the path of its copy, always inside the cache folder."""
     scheme, _, rest = source.partition("://")
     if scheme == "gs":
         return _locate(STORAGE + quote(rest), name)
     url = urlsplit(source)
-    if hub := HUB_SOURCE.fullmatch(source):  # a revision counts as a part of its repository's name
+    if hub := HUB_SOURCE.fullmatch(source):  # a revision is part of its repository's name
         revision = f"@{hub['revision']}" if hub["revision"] else ""
         folders, parts = ["hf"], [hub["org"], hub["repo"] + revision, *hub["path"].split("/")]
     elif scheme in ("http", "https"):
@@ -146,7 +144,7 @@ def _locate(source: str, name: str | None) -> Remote:
             f" or hf://org/repo/path[@revision]. Received: {source}"
         )
     path = [*folders, *parts]
-    if url.query or name:  # the path alone would not tell such files apart
+    if url.query or name:  # such files may differ in their queries alone
         path[-1:] = [hashlib.sha256(source.encode()).hexdigest()[:12], name or parts[-1]]
     if {"", ".", ".."} & set(path):
         raise ValueError(
@@ -156,14 +154,14 @@ def _locate(source: str, name: str | None) -> Remote:
 
 
 def _file_name(part: str) -> str:
-    return quote(part, safe=READABLE)
+    return quote(part, safe=UNQUOTED)
 
 
 def _fetch_remote(remote: Remote, expected: Expected) -> Path:
-    """A remote file from, in this order, a mirror folder, the cache, the hub, a mirror's URL or its own."""
+    """Return a remote file from, in this order, a mirror folder, the cache, the hub, a mirror's URL or its own URL."""
     mirror = os.environ.get("KERAS_VIT_MIRROR", "").rstrip("/")
     folder = _local_path(mirror) if mirror else None
-    copies = [folder / path for path in remote.mirrored()] if folder is not None else []
+    copies = [folder / path for path in remote.mirror_paths()] if folder is not None else []
     for copy in copies:
         if copy.is_file():
             return _checked(copy, expected)
@@ -177,7 +175,7 @@ def _fetch_remote(remote: Remote, expected: Expected) -> Path:
         return _checked(_from_hub(remote), expected)
     if _offline():
         raise FileUnavailableError(_offline_message(remote))
-    urls = [f"{mirror}/{path}" for path in remote.mirrored()] if mirror else [remote.url]
+    urls = [f"{mirror}/{path}" for path in remote.mirror_paths()] if mirror else [remote.url]
     return _into_cache(remote, urls, expected)
 
 
@@ -187,16 +185,16 @@ def _offline() -> bool:
 
 
 def _offline_message(remote: Remote) -> str:
-    unfit = "is damaged in the cache, or cannot be checked (add #sha256=<hex> to its URL)"
-    state = unfit if remote.cached.exists() else "is not in the cache"
+    damaged = "is damaged in the cache, or cannot be checked (add #sha256=<hex> to its URL)"
+    state = damaged if remote.cached.exists() else "is not in the cache"
     return (
         f"{remote.cached.name} {state}, and KERAS_VIT_OFFLINE or HF_HUB_OFFLINE forbids the network."
-        f" Get {remote.url} elsewhere and put it at {remote.cached}."
+        f" Download {remote.url} elsewhere and save it as {remote.cached}."
     )
 
 
 def _from_hub(remote: Remote) -> Path:
-    """A file of the Hugging Face Hub, kept and verified by the hub's own package."""
+    """Return a file of the Hugging Face Hub, cached and verified by the hub's own package."""
     try:
         from huggingface_hub import hf_hub_download
     except ImportError as error:
@@ -215,7 +213,7 @@ def _from_hub(remote: Remote) -> Path:
 
 
 def _into_cache(remote: Remote, urls: list[str], expected: Expected) -> Path:
-    """Download a file into its place, unless another process has just done so."""
+    """Download a file into the cache, unless another process has just done so."""
     from filelock import FileLock
 
     cached, part = remote.cached, remote.cached.with_name(remote.cached.name + ".part")
@@ -230,18 +228,18 @@ def _into_cache(remote: Remote, urls: list[str], expected: Expected) -> Path:
         raise
     except OSError as error:
         raise DownloadError(
-            f"{remote.url} cannot be kept as {cached}: {error}. Free some space, or set KERAS_VIT_CACHE to a"
-            " folder that can be written."
+            f"{remote.url} cannot be saved as {cached}: {error}. Free some space, or set KERAS_VIT_CACHE to a"
+            " writable folder."
         ) from error
     return cached
 
 
 def _from_first(urls: list[str], part: Path, expected: Expected, name: str) -> str:
-    """Download from the first URL that has the file; its SHA-256."""
+    """Download from the first URL that has the file, and return its SHA-256."""
     refusals = []
     for url in urls:
         try:
             return download(url, part, expected, name)
         except FileUnavailableError as error:
             refusals.append(str(error))
-    raise FileUnavailableError(f"{name} is not there. " + " ".join(refusals))
+    raise FileUnavailableError(f"{name} is not available. " + " ".join(refusals))

@@ -1,7 +1,7 @@
-"""Is this file the one that was meant, and is it whole? Checksums, archives that check themselves, and pins.
+"""Verify files by checksums, by checks of their own formats, and by pins.
 
-A pin is a small text file beside a verified file, `<file>.sha256`, that holds its SHA-256, its size and its
-modification time. While the latter two hold, later uses need not read a gigabyte again to know it is good.
+A pin is a text file beside a verified file, `<file>.sha256`, with its SHA-256, size and modification time. While size
+and time are the same, the file is not read again.
 """
 
 import hashlib
@@ -12,33 +12,23 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 CHUNK = 1 << 20
 
 
-class CorruptFile(Exception):  # noqa: N818 - it names a state of the file; users see download.DownloadError
-    """The file is not the one that was meant, or there is no way to know; the message says why."""
-
-
-class Checksum(Protocol):
-    """What `hashlib` and `google_crc32c` have in common."""
-
-    def update(self, data: bytes, /) -> None:
-        """Take in more bytes."""
-
-    def digest(self) -> bytes:
-        """The checksum of all bytes so far."""
+class CorruptFileError(Exception):
+    """A file has the wrong content, or cannot be checked. Internal: users get a DownloadError."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What is known about a file before it is read; every field that is not None must hold.
+    """What is known about a file before it is read.
 
     Attributes:
-        sha256: lower-case hexadecimal SHA-256.
-        size: bytes.
-        checksums: algorithm ("md5", "crc32c") to digest. They count only when `sha256` is None.
+        sha256: lower-case hexadecimal SHA-256, or None.
+        size: in bytes, or None.
+        checksums: algorithm ("md5", "crc32c") -> digest; used only if `sha256` is None.
     """
 
     sha256: str | None = None
@@ -46,13 +36,13 @@ class Expected:
     checksums: Mapping[str, bytes] = field(default_factory=dict)
 
     def can_verify(self, suffix: str) -> bool:
-        """Whether a file of this kind can be told from a damaged one at all."""
+        """Return whether damage to a file with this suffix could be detected."""
         return bool(self.sha256 or self.checksums or suffix in SELF_CHECKS or self.size is not None)
 
 
-def new_checksum(algorithm: str) -> Checksum:
-    """An empty "sha256", "md5" or "crc32c" checksum."""
-    if algorithm == "crc32c":  # composite objects of Google's storage state no other
+def new_checksum(algorithm: str) -> Any:
+    """Return an empty "sha256", "md5" or "crc32c" checksum with hashlib's methods `update` and `digest`."""
+    if algorithm == "crc32c":  # the only checksum of composite objects in Google's storage
         import google_crc32c
 
         return google_crc32c.Checksum()
@@ -60,71 +50,70 @@ def new_checksum(algorithm: str) -> Checksum:
 
 
 def digests(path: Path, algorithms: set[str]) -> dict[str, bytes]:
-    """Checksums of a file by algorithm, in one pass and constant memory."""
-    running = {algorithm: new_checksum(algorithm) for algorithm in algorithms}
+    """Return checksums of a file by algorithm, in one pass and constant memory."""
+    checksums = {algorithm: new_checksum(algorithm) for algorithm in algorithms}
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
-            for checksum in running.values():
+            for checksum in checksums.values():
                 checksum.update(chunk)
-    return {algorithm: checksum.digest() for algorithm, checksum in running.items()}
+    return {algorithm: checksum.digest() for algorithm, checksum in checksums.items()}
 
 
 def verify(path: Path, expected: Expected, suffix: str | None = None) -> str:
-    """Check a file as strictly as what is known about it allows.
+    """Check a file as strictly as possible: size, SHA-256 or other checksums, else the checks of its format.
 
     Args:
         path: the file.
-        expected: its SHA-256, else its other checksums, and always its size. Without a checksum the file must
-            check itself.
-        suffix: the kind of file, ".npz" say, where the name of `path` does not end in it.
+        expected: what is known about it.
+        suffix: such as ".npz", if the name of `path` does not end in it.
 
     Returns:
-        The file's SHA-256, hexadecimal.
+        SHA-256 of the file, hexadecimal.
 
     Raises:
-        CorruptFile: something does not hold, or nothing is known by which the file could be checked.
+        CorruptFileError: a check fails, or none is possible.
     """
     suffix = path.suffix if suffix is None else suffix
     actual_size = path.stat().st_size
     if expected.size not in (None, actual_size):
-        raise CorruptFile(f"it has {actual_size:,} bytes, expected {expected.size:,}")
+        raise CorruptFileError(f"it has {actual_size:,} bytes, expected {expected.size:,}")
     checksums = {"sha256": bytes.fromhex(expected.sha256)} if expected.sha256 else dict(expected.checksums)
     actual = digests(path, {"sha256", *checksums})
     for algorithm, digest in checksums.items():
         if actual[algorithm] != digest:
-            raise CorruptFile(f"its {algorithm} is {actual[algorithm].hex()}, expected {digest.hex()}")
+            raise CorruptFileError(f"its {algorithm} is {actual[algorithm].hex()}, expected {digest.hex()}")
     if not checksums and suffix in SELF_CHECKS:
         SELF_CHECKS[suffix](path)
     elif not expected.can_verify(suffix):
-        raise CorruptFile("neither a checksum nor a length is known by which to check it")
+        raise CorruptFileError("it cannot be checked: neither a checksum nor a length is known")
     return actual["sha256"].hex()
 
 
 def check_zip(path: Path) -> None:
-    """Test the CRC of every member, streaming, so that an archive of any size needs little memory."""
+    """Test the CRC of every member, in little memory."""
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
-    except Exception as error:  # zipfile and its decompressors raise ten kinds, all of them for damage
-        raise CorruptFile(f"it is no intact zip archive ({error})") from error
+    except Exception as error:  # zipfile and its decompressors raise ten types for damage
+        raise CorruptFileError(f"it is no intact zip archive ({error})") from error
     if damaged is not None:
-        raise CorruptFile(f"its member {damaged} is damaged")
+        raise CorruptFileError(f"its member {damaged} is damaged")
 
 
 def check_safetensors(path: Path) -> None:
-    """Compare the length of the file with what its own header states."""
+    """Compare the length of the file with the one that its header states."""
     try:
         with path.open("rb") as file:
             header_size = int.from_bytes(file.read(8), "little")
             if header_size > path.stat().st_size:
-                raise CorruptFile(f"its header claims {header_size:,} bytes, more than the whole file has")
+                raise CorruptFileError(f"its header claims {header_size:,} bytes, more than the whole file has")
             header = json.loads(file.read(header_size))
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
         stated = 8 + header_size + max(ends, default=0)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise CorruptFile(f"it has no readable safetensors header ({error})") from error
+        raise CorruptFileError(f"it has no readable safetensors header ({error})") from error
     if path.stat().st_size != stated:
-        raise CorruptFile(f"it has {path.stat().st_size:,} bytes, its own header states {stated:,}")
+        raise CorruptFileError(f"it has {path.stat().st_size:,} bytes, its own header states {stated:,}")
 
 
 SELF_CHECKS: dict[str, Callable[[Path], None]] = {
@@ -136,12 +125,12 @@ SELF_CHECKS: dict[str, Callable[[Path], None]] = {
 
 
 def pin_of(path: Path) -> Path:
-    """Where the pin of a file lies."""
+    """Return the path of a file's pin."""
     return path.with_name(path.name + ".sha256")
 
 
 def write_pin(path: Path, file: Path, sha256: str) -> None:
-    """Pin `path` as the file that now lies at `file`: at `path` itself, or about to be renamed to it."""
+    """Write the pin of `path`, whose content is at `file`: `path` itself, or a file to be renamed to it."""
     stat = file.stat()
     temporary = pin_of(path).with_name(f"{pin_of(path).name}.{os.getpid()}")
     temporary.write_text(f"{sha256} {stat.st_size} {stat.st_mtime_ns}\n")
@@ -149,7 +138,7 @@ def write_pin(path: Path, file: Path, sha256: str) -> None:
 
 
 def read_pin(path: Path) -> tuple[str, int, int] | None:
-    """SHA-256, size and modification time (ns) of a file when it was verified; None without a pin."""
+    """Return SHA-256, size and modification time (ns) of a file when it was verified; None without a pin."""
     try:
         sha256, size, modified = pin_of(path).read_text().split()
         return bytes.fromhex(sha256).hex(), int(size), int(modified)
@@ -158,10 +147,10 @@ def read_pin(path: Path) -> tuple[str, int, int] | None:
 
 
 def is_intact(path: Path, expected: Expected) -> bool:
-    """Whether a file that was put there earlier is there and still good.
+    """Return whether a cached file exists and is still intact.
 
-    That takes one `stat` when its pin fits. Otherwise it is verified, against the pinned SHA-256 if there is
-    one, and pinned anew.
+    If its pin fits, one `stat` decides. Otherwise the file is verified, against the pinned SHA-256 if there is one, and
+    pinned again.
     """
     if not path.is_file():
         return False
@@ -173,8 +162,8 @@ def is_intact(path: Path, expected: Expected) -> bool:
             return True
     try:
         sha256 = verify(path, Expected(pin[0], pin[1]) if pin else expected)
-    except CorruptFile:
+    except CorruptFileError:
         return False
-    with suppress(OSError):  # a shared, read-only cache cannot take a pin, and works without
+    with suppress(OSError):  # a read-only cache works without a pin
         write_pin(path, path, sha256)
     return True

@@ -8,15 +8,14 @@ from typing import Any
 
 
 def names(package: str, homes: Mapping[str, str | None]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` and `__dir__` of a package.
+    """Return `__getattr__` and `__dir__` for a package.
 
     Args:
-        package: its name.
-        homes: public name -> the module that defines it, by its name in the package or its full name; None for a
-            module itself.
+        package: name of the package.
+        homes: public name -> module that defines it, as a name in the package or a full name; None for a module.
 
     Returns:
-        Both functions. The first raises an AttributeError that lists all public names for an unknown one.
+        Both functions. For an unknown name the first raises an AttributeError that lists the public names.
     """
     public = sorted(homes)
 

@@ -1,4 +1,4 @@
-"""Progress bars on standard error, by rich. Nothing is drawn where standard error is no terminal."""
+"""Show progress bars on standard error with rich, if it is a terminal."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Item = TypeVar("Item")
 
 
 def track(items: Iterable[Item], description: str, *, total: int | None = None, show: bool = True) -> Iterator[Item]:
-    """Yield the items and advance a bar with each.
+    """Yield the items, and advance a bar with each.
 
     Args:
-        items: to go through once.
-        description: stands before the bar, such as "Verifying".
-        total: number of items; None takes `len(items)` where there is one.
-        show: whether to draw the bar at all.
+        items: to iterate over once.
+        description: text before the bar, such as "Verifying".
+        total: number of items; None takes `len(items)` if there is one.
+        show: False draws no bar.
     """
     length = total if total is not None else len(items) if isinstance(items, Sized) else None
     with counter(description, total=length, show=show) as advance:
@@ -32,11 +32,11 @@ def counter(
     """Draw a bar while the block runs.
 
     Args:
-        description: stands before the bar.
-        total: the number at the end of the bar, None where it is not known.
-        done: the number at its beginning.
-        in_bytes: whether to show the numbers as sizes, with the speed of the transfer.
-        show: whether to draw the bar at all.
+        description: text before the bar; a long one is shortened.
+        total: the number at the end of the bar; None if it is not known.
+        done: the number at the beginning.
+        in_bytes: whether the numbers are bytes; the bar then also shows the speed.
+        show: False draws no bar.
 
     Yields:
         a function that advances the bar by a number.
@@ -46,14 +46,16 @@ def counter(
         return
     from rich import progress
     from rich.console import Console
+    from rich.table import Column
 
     console = Console(stderr=True)
     numbers: tuple[progress.ProgressColumn, ...] = (progress.MofNCompleteColumn(),)
     if in_bytes:
         numbers = (progress.DownloadColumn(), progress.TransferSpeedColumn())
     bar = progress.Progress(
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
+        # rich would rather drop the numbers than shorten a long file name.
+        progress.TextColumn("{task.description}", table_column=Column(max_width=console.width // 3, no_wrap=True)),
+        progress.BarColumn(bar_width=console.width // 4),
         *numbers,
         progress.TimeRemainingColumn(),
         console=console,

@@ -1,25 +1,26 @@
-"""What a table of data may hold, and every way in which one does not."""
+"""Check the keys and types of a table read from TOML or JSON."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from typing import Any
+
+from keras_vit._util.text import suggestion
 
 NUMBER = (int, float)
 
 
 def misfits(value: Any, schema: Any, where: str) -> Iterator[str]:
-    """Compare a value read from a data file with what it may be.
+    """Compare a value of a data file with its schema.
 
     Args:
-        value: as TOML or JSON gives it.
-        schema: a type, or several in a tuple; `[schema]` is a list of such; `{"*": schema}` a table with keys
-            of any name; any other dict a table of exactly these keys, those that end in "?" may be left out.
-        where: the value's place, such as the path of its file; keys are joined to it by a dot.
+        value: as read from TOML or JSON.
+        schema: a type or a tuple of types; `[schema]` for a list; `{"*": schema}` for a table with any keys; any other
+            dict for a table with exactly these keys. Keys that end in "?" are optional.
+        where: place of the value, such as the path of its file; keys are joined to it by dots.
 
     Yields:
-        One sentence for each thing that is wrong, naming its place.
+        one sentence for each error, with its place.
     """
     expected = dict if isinstance(schema, dict) else list if isinstance(schema, list) else schema
     if not _is(value, expected):
@@ -38,9 +39,7 @@ def _table_misfits(table: dict[str, Any], schema: dict[str, Any], where: str) ->
         if key in known or "*" in known:
             yield from misfits(item, known.get(key, known.get("*")), f"{where}.{key}")
         else:
-            nearest = difflib.get_close_matches(key, known, n=1)
-            offer = f"the nearest is {nearest[0]!r}" if nearest else f"its keys are {sorted(known)}"
-            yield f"{where} has no key {key!r}; {offer}"
+            yield f"{where} has no key {key!r}; {suggestion(key, known)}"
     for key in schema:
         if key not in table and key != "*" and not key.endswith("?"):
             yield f"{where} lacks the key {key!r}"
@@ -57,6 +56,6 @@ _TOML_NAMES = {
 
 
 def _is(value: Any, expected: type | tuple[type, ...]) -> bool:
-    # To Python true is the number 1; to whoever writes a table it is not.
+    # In Python True is an int; in a table it is not a number.
     kinds = expected if isinstance(expected, tuple) else (expected,)
     return bool in kinds if isinstance(value, bool) else isinstance(value, kinds)

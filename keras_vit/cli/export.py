@@ -6,136 +6,135 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from keras_vit.cli.options import Json, Model, Size, Weights, complete_mode, load, quiet, size, tell
+from keras_vit.cli.options import Json, Model, Size, Weights, complete_mode, load_model, parse_size, print_result, quiet
 
-LeastCosine = Annotated[float | None, typer.Option(help="Refuse a file below it; else the mode's.")]
-LeastAgreement = Annotated[float | None, typer.Option(help="Likewise, share of images of the same best class.")]
-Threads = Annotated[int, typer.Option(help="On which the file is timed.")]
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-FOREIGN = (".onnx", ".pb", ".keras", ".h5", ".npz", ".safetensors", ".pth", ".lite", ".zip")
-PICTURES = 256  # of a folder: as many as calibration has use for
-# Options that a SavedModel has no use for, and those that a .tflite file has none for.
-OF_FILES = (
+LeastCosine = Annotated[float | None, Option(help="Least cosine similarity; default: the mode's.")]
+LeastAgreement = Annotated[
+    float | None, Option(help="Least share of images with the same best class; default: the mode's.")
+]
+Threads = Annotated[int, Option(help="Threads for timing the file.")]
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+OTHER_FORMATS = (".onnx", ".pb", ".keras", ".h5", ".npz", ".safetensors", ".pth", ".lite", ".zip")
+MAX_IMAGES = 256  # of one folder: calibration does not gain from more
+# Options that only one of the two kinds of export takes.
+TFLITE_OPTIONS = (
     *("quantize", "images", "batch", "input_dtype", "source_size", "resize", "output", "attention", "route"),
     *("least_cosine", "least_agreement", "threads"),
 )
-OF_FOLDERS = ("top", "warmup", "bfloat16")
+SAVED_MODEL_OPTIONS = ("top", "warmup", "bfloat16")
 
 
 def export(
     context: typer.Context,
     model: Model,
-    to: Annotated[Path, typer.Option(help="The .tflite file to write, or a SavedModel's folder: models/vit/1.")],
+    to: Annotated[Path, Option(help="The .tflite file to write, or a SavedModel's folder: models/vit/1.")],
     quantize: Annotated[
-        str,
-        typer.Option(help="A mode (none, float16, dynamic, int8 ...) or a .toml file.", autocompletion=complete_mode),
+        str, Option(help="A mode (none, float16, dynamic, int8 ...) or a .toml file.", autocompletion=complete_mode)
     ] = "dynamic",
     weights: Weights = None,
     image_size: Size = None,
     images: Annotated[
-        list[str] | None, typer.Option(help="Image files and folders to calibrate and compare on; may be repeated.")
+        list[str] | None, Option(help="Image files and folders for calibration and comparison; may be repeated.")
     ] = None,
-    batch: Annotated[int, typer.Option(help="Images a call; 0 for any number.")] = 1,
-    input_dtype: Annotated[
-        str, typer.Option("--input", help="float32 (prepared images) or uint8 (pixels).")
-    ] = "float32",
-    source_size: Annotated[str | None, typer.Option(help="Size of pixels that the file resizes itself.")] = None,
-    resize: Annotated[str, typer.Option(help="How: exact (as preprocess) or builtin.")] = "exact",
-    output: Annotated[str, typer.Option(help="logits or probabilities.")] = "logits",
-    attention: Annotated[bool, typer.Option("--attention", help="Give the class token's attention too.")] = False,
-    labels: Annotated[str | None, typer.Option(help="A list of the zoo, or a text file of one class a line.")] = None,
-    route: Annotated[str, typer.Option(help="direct, or converter (TensorFlow's).")] = "direct",
+    batch: Annotated[int, Option(help="Images per call; 0: any number.")] = 1,
+    input_dtype: Annotated[str, Option("--input", help="float32 (preprocessed images) or uint8 (pixels).")] = "float32",
+    source_size: Annotated[str | None, Option(help="Size of the images that the file resizes itself.")] = None,
+    resize: Annotated[str, Option(help="Resize method: exact (as preprocess) or builtin.")] = "exact",
+    output: Annotated[str, Option(help="logits or probabilities.")] = "logits",
+    attention: Annotated[bool, Option("--attention", help="Also output the class token's attention.")] = False,
+    labels: Annotated[str | None, Option(help="A list of the zoo, or a text file with one class per line.")] = None,
+    route: Annotated[str, Option(help="direct, or converter (TensorFlow's).")] = "direct",
     least_cosine: LeastCosine = None,
     least_agreement: LeastAgreement = None,
     threads: Threads = 2,
-    top: Annotated[int, typer.Option(help="Classes that a SavedModel names.")] = 5,
-    warmup: Annotated[list[int], typer.Option(help="Batch size that a server tries first; may be repeated.")] = [1],  # noqa: B006
-    bfloat16: Annotated[bool, typer.Option("--bfloat16", help="Faster signatures in a SavedModel.")] = False,
+    top: Annotated[int, Option(help="Classes in a SavedModel's answer.")] = 5,
+    warmup: Annotated[list[int], Option(help="Batch size for which a server warms up; may be repeated.")] = [1],  # noqa: B006
+    bfloat16: Annotated[bool, Option("--bfloat16", help="Add faster signatures to a SavedModel.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Writes a LiteRT (.tflite) file or a SavedModel, runs it, and prints how it compares with the model."""
-    folder = to.suffix.lower() != ".tflite"
-    if to.suffix.lower() in FOREIGN:
+    """Write a LiteRT (.tflite) file or a SavedModel, run it, and compare it with the model."""
+    is_saved_model = to.suffix.lower() != ".tflite"
+    if to.suffix.lower() in OTHER_FORMATS:
         raise ValueError(f"--to is a .tflite file, or a folder for a SavedModel such as vit/1. Received: {to}")
-    _refuse_options_of_the_other(context, to, folder)
-    found = _pictures(images or [])
-    named = Path(labels).read_text("utf-8").splitlines() if labels and Path(labels).is_file() else labels
+    _check_options(context, to, is_saved_model)
+    files = _image_files(images or [])
+    names = Path(labels).read_text("utf-8").splitlines() if labels and Path(labels).is_file() else labels
     with quiet():
         from keras_vit import export as exports
 
-        loaded = load(model, weights, image_size)
-        if folder:
-            made = exports.saved_model(loaded, to, labels=named, top=top, warmup=warmup, bfloat16=bfloat16)
-            tell(made, as_json)
+        loaded = load_model(model, weights, image_size)
+        if is_saved_model:
+            report = exports.saved_model(loaded, to, labels=names, top=top, warmup=warmup, bfloat16=bfloat16)
+            print_result(report, as_json)
             return
         report = exports.tflite(
             loaded,
             to,
             quantize=quantize,
-            calibration=found or None,
-            verify=found or None,
+            calibration=files or None,
+            verify=files or None,
             batch=batch or None,
             input_dtype=input_dtype,
-            source_size=size(source_size, "--source-size"),
+            source_size=parse_size(source_size, "--source-size"),
             resize=resize,
             output=output,
             attention=attention,
-            labels=named,
+            labels=names,
             route=route,
             least_cosine=least_cosine,
             least_agreement=least_agreement,
             threads=threads,
             progress=not as_json,
         )
-    tell(report, as_json)
+    print_result(report, as_json)
 
 
 def verify(
-    file: Annotated[Path, typer.Argument(help="A .tflite file or a SavedModel's folder.")],
+    file: Annotated[Path, Argument(help="A .tflite file or a SavedModel's folder.")],
     model: Model,
-    images: Annotated[list[str] | None, typer.Argument(help="Image files and folders; else a built-in set.")] = None,
+    images: Annotated[list[str] | None, Argument(help="Image files and folders; default: a built-in set.")] = None,
     weights: Weights = None,
     image_size: Size = None,
     quantize: Annotated[
-        str | None,
-        typer.Option(help="The file's mode, whose thresholds and size hold.", autocompletion=complete_mode),
+        str | None, Option(help="The mode of the file, for its thresholds.", autocompletion=complete_mode)
     ] = None,
     least_cosine: LeastCosine = None,
     least_agreement: LeastAgreement = None,
     threads: Threads = 2,
     as_json: Json = False,
 ) -> None:
-    """Runs an exported file beside its model. Exit status 1 where it does not compute the same."""
-    found = _pictures(images or [])
+    """Compare an exported file with its model. The exit code is 1 if their outputs differ too much."""
+    files = _image_files(images or [])
     with quiet():
         from keras_vit import export as exports
 
-        loaded = load(model, weights, image_size)
+        loaded = load_model(model, weights, image_size)
         report = exports.verify(
             loaded,
             file,
-            found or None,
+            files or None,
             mode=quantize,
             least_cosine=least_cosine,
             least_agreement=least_agreement,
             threads=threads,
             progress=not as_json,
         )
-    tell(report, as_json)
+    print_result(report, as_json)
 
 
-def _refuse_options_of_the_other(context: typer.Context, to: Path, folder: bool) -> None:
-    """Raises a ValueError where options were given that only the other kind of file has."""
-    others = OF_FILES if folder else OF_FOLDERS
-    given = [
+def _check_options(context: typer.Context, to: Path, is_saved_model: bool) -> None:
+    """Raise a ValueError if options are given that only the other kind of export takes."""
+    others = TFLITE_OPTIONS if is_saved_model else SAVED_MODEL_OPTIONS
+    wrong = [
         parameter.opts[0]
         for parameter in context.command.params
         if parameter.name in others and _is_given(context, parameter.name)
     ]
-    if given:
-        kind = "a SavedModel (a .tflite file has that suffix)" if folder else "a .tflite file"
-        raise ValueError(f"{kind} is not written with {', '.join(given)}. Received: --to {to}")
+    if wrong:
+        kind = "a SavedModel (a .tflite file has that suffix)" if is_saved_model else "a .tflite file"
+        raise ValueError(f"{kind} does not take {', '.join(wrong)}. Received: --to {to}")
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -143,12 +142,12 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _pictures(paths: list[str]) -> list[str]:
-    """The image files among files and folders: of each folder those in it and below, PICTURES at most, evenly chosen.
+def _image_files(paths: list[str]) -> list[str]:
+    """Return the image files among files and folders, of each folder and its sub-folders at most MAX_IMAGES.
 
     Raises:
-        FileNotFoundError: for what is not there.
-        ValueError: for a folder without images.
+        FileNotFoundError: a path does not exist.
+        ValueError: a folder has no images.
     """
     found: list[str] = []
     for path in map(Path, paths):
@@ -156,9 +155,9 @@ def _pictures(paths: list[str]) -> list[str]:
             raise FileNotFoundError(f"There is no image file or folder {str(path)!r}")
         files = [path]
         if path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+            files = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
             if not files:
-                raise ValueError(f"The folder {str(path)!r} has no images ({', '.join(SUFFIXES)})")
-        step = max(1, -(-len(files) // PICTURES))
+                raise ValueError(f"The folder {str(path)!r} has no images ({', '.join(IMAGE_SUFFIXES)})")
+        step = -(-len(files) // MAX_IMAGES)  # evenly chosen
         found.extend(map(str, files[::step]))
     return found

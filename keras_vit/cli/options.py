@@ -1,148 +1,166 @@
-"""What the commands share: options, how a shell completes their values, and how they are read."""
+"""Options that several commands share, shell completion of their values, parsing, and printing."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+from typer import Argument, Option
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from keras_vit.model.vision_transformer import VisionTransformer
+
+# Errors that a user can correct: `main` prints them as one line, with exit code 1.
+USER_ERRORS = (ValueError, OSError, ImportError, ArithmeticError)
+TABLE_WIDTH = 10_000  # columns: no table is wrapped, for the lines of `list` and `show` are read by other programs too
 
 
-def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
+def _starting_with(incomplete: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """The models of the zoo that begin so, by their short names ("B/16") too; the shell adds files."""
+    """Complete the name of a model, "ViT-B/16" or "B/16"; the shell adds files."""
     from keras_vit.zoo import catalogue
 
     names = catalogue.names()
-    shortened = [name.replace("ViT-", "") for name in names]
-    return _beginning(names, incomplete) or _beginning(shortened, incomplete)
+    short = [name.replace("ViT-", "") for name in names]
+    return _starting_with(incomplete, names) or _starting_with(incomplete, short)
 
 
 def complete_weights(context: typer.Context, incomplete: str) -> list[str]:
-    """The tags of the card of the model that stands on the line already; of every card before there is one."""
+    """Complete a tag of the model that is on the line; of any model before there is one."""
     from keras_vit.zoo import catalogue
 
-    named = context.params.get("model") or context.params.get("name")
+    model = context.params.get("model") or context.params.get("name")
     try:
-        tags = catalogue.card(named).weights if named else [row["weights"] for row in catalogue.table()]
-    except ValueError:  # a checkpoint: it has no card
+        tags = catalogue.card(model).weights if model else [row["weights"] for row in catalogue.table()]
+    except ValueError:  # a file has no card
         return []
-    return _beginning(dict.fromkeys(tags), incomplete)
+    return _starting_with(incomplete, dict.fromkeys(tags))
 
 
-def _complete_file_names(*folders: str) -> Callable[[str], list[str]]:
-    """Names that .toml files of the package's data have."""
+def _complete_tables(*folders: str) -> Callable[[str], list[str]]:
+    """Return a function that completes the names of the .toml files in a folder of the package's data."""
 
     def complete(incomplete: str) -> list[str]:
         from keras_vit._util import data_files
 
         found = data_files.folder(folders[0]).joinpath(*folders[1:]).glob("*.toml")
-        return _beginning(sorted(path.stem for path in found), incomplete)
+        return _starting_with(incomplete, sorted(path.stem for path in found))
 
     return complete
 
 
-complete_recipe = _complete_file_names("zoo", "recipes")
-complete_format = _complete_file_names("converters", "checkpoints")
-complete_mode = _complete_file_names("converters", "exports")
+complete_recipe = _complete_tables("zoo", "recipes")
+complete_format = _complete_tables("converters", "checkpoints")
+complete_mode = _complete_tables("converters", "exports")
 
-# What a user can mend: `main` makes it one line and exit code 1.
-MENDABLE = (ValueError, OSError, ImportError, ArithmeticError)
-
-Size = Annotated[str | None, typer.Option("--image-size", help="Pixels: 384 or HEIGHTxWIDTH.")]
-Classes = Annotated[int | None, typer.Option("--num-classes", help="A new head of this many classes; 0 for none.")]
+Size = Annotated[str | None, Option("--image-size", help="Pixels: 384 or HEIGHTxWIDTH.")]
+Classes = Annotated[int | None, Option("--num-classes", help="A new head of this many classes; 0 for none.")]
 Facts = Annotated[
     list[str] | None,
-    typer.Option("--config", help="FIELD=VALUE that the file cannot tell, such as num_heads=12; may be repeated."),
+    Option("--config", help="FIELD=VALUE that the file cannot tell, such as num_heads=12; may be repeated."),
 ]
-DataDir = Annotated[Path | None, typer.Option(help="Where tensorflow-datasets keeps what it prepared.")]
-BadImage = Annotated[str, typer.Option(help="What a file that cannot be decoded does: skip or fail.")]
+DataDir = Annotated[Path | None, Option(help="Folder in which tensorflow-datasets keeps prepared data.")]
+BadImage = Annotated[str, Option(help="What to do about a file that cannot be decoded: skip or fail.")]
 ZooModel = Annotated[
-    str,
-    typer.Argument(help="A model of the zoo, or the name of an AugReg file.", autocompletion=complete_model),
+    str, Argument(help="A model of the zoo, or the name of an AugReg file.", autocompletion=complete_model)
 ]
 Model = Annotated[
-    str, typer.Argument(help="A model of the zoo, a checkpoint or a .keras file.", autocompletion=complete_model)
+    str, Argument(help="A model of the zoo, or the path or URL of a checkpoint.", autocompletion=complete_model)
 ]
 Weights = Annotated[
-    str | None,
-    typer.Option(help="For a name: a tag of the model's card, a path or a URL.", autocompletion=complete_weights),
+    str | None, Option(help="For a name: a tag of the model's card, a path or a URL.", autocompletion=complete_weights)
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Json = Annotated[bool, Option("--json", help="Print JSON, and nothing else, on standard output.")]
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps back what TensorFlow's and LiteRT's libraries write to standard error while they start and run the block.
+    """Hide what TensorFlow's and LiteRT's libraries write to standard error while they start and run the block.
 
-    They write before any of their settings is read, or whatever those are, so that the file descriptor itself is
-    turned aside; what Python writes (progress, warnings) is shown. Where the import or the block fails in a way that no
-    user can mend, the rest is shown too.
+    They write before or in spite of their settings. So the file descriptor itself is redirected, and what Python
+    writes (progress, warnings) goes to a copy of it. If the import or the block fails with an error that is not the
+    user's, the libraries' output is shown after all.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()
-    python, kept, imported = _python_stderr(), os.dup(2), False
-    with tempfile.TemporaryFile() as aside:
-        os.dup2(aside.fileno(), 2)
+    python_stderr, original, imported = _python_stderr(), os.dup(2), False
+    with tempfile.TemporaryFile() as hidden:
+        os.dup2(hidden.fileno(), 2)
         try:
             import tensorflow  # noqa: F401
 
             imported = True
-            with contextlib.redirect_stderr(python):
+            with contextlib.redirect_stderr(python_stderr):
                 yield
         except BaseException as error:
-            if not isinstance(error, KeyboardInterrupt) and not (
-                imported and isinstance(error, (*MENDABLE, SystemExit))
-            ):
-                aside.seek(0)
-                os.write(kept, aside.read())
+            is_users = isinstance(error, (*USER_ERRORS, SystemExit)) and imported
+            if not is_users and not isinstance(error, KeyboardInterrupt):
+                hidden.seek(0)
+                os.write(original, hidden.read())
             raise
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(original, 2)
+            os.close(original)
 
 
 def _python_stderr() -> TextIO:
-    """What Python writes to as standard error while descriptor 2 is turned aside; tests put theirs elsewhere anyway."""
+    """Return where Python writes standard error while descriptor 2 is redirected; tests replace sys.stderr anyway."""
     try:
-        direct = sys.stderr.fileno() == 2
+        is_descriptor = sys.stderr.fileno() == 2
     except (AttributeError, OSError):
-        direct = False
-    return _copy_of_stderr() if direct else sys.stderr
+        is_descriptor = False
+    return _copy_of_stderr() if is_descriptor else sys.stderr
 
 
 @functools.cache
 def _copy_of_stderr() -> TextIO:
-    # Never closed: a logger that is made in the meantime keeps it.
+    # Never closed: a logger created in the block keeps it.
     return os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
 
 
-def facts(texts: list[str], option: str = "--config") -> dict[str, Any]:
-    """["num_heads=12", "classifier=gap"] as a dict; values are JSON, or words as they are."""
-    found: dict[str, Any] = {}
-    for text in texts:
+def given(**options: Any) -> dict[str, Any]:
+    """Return the options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def parse_fields(texts: Iterable[str] | None, option: str = "--config") -> dict[str, Any]:
+    """Return ["num_heads=12", "classifier=gap"] as a dict. Values are JSON, or text if they are not.
+
+    Raises:
+        ValueError: a text has no "=".
+    """
+    fields: dict[str, Any] = {}
+    for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals:
             raise ValueError(f"{option} is FIELD=VALUE. Received: {text!r}")
         try:
-            found[name] = json.loads(value)
+            fields[name] = json.loads(value)
         except ValueError:
-            found[name] = value
-    return found
+            fields[name] = value
+    return fields
 
 
-def size(text: str | None, option: str = "--image-size") -> Any:
-    """384 or 384x256 as `image_size` takes it."""
+def parse_size(text: str | None, option: str = "--image-size") -> Any:
+    """Return "384" as 384 and "384x256" as (384, 256).
+
+    Raises:
+        ValueError: it is neither.
+    """
     if text is None:
         return None
     sides = [int(side) for side in text.lower().split("x") if side.isdecimal()]
@@ -151,33 +169,43 @@ def size(text: str | None, option: str = "--image-size") -> Any:
     return sides[0] if len(sides) == 1 else tuple(sides)
 
 
-def is_checkpoint(model: str, weights: str | None) -> bool:
-    """Whether a model is a file or folder. A name of the zoo stays one though a folder has it: "./digits" is that."""
-    from keras_vit.zoo import catalogue
+def load_model(model: str, weights: str | None, image_size: str | None) -> VisionTransformer:
+    """Load what a command was given: a name of the zoo, a path or a URL. Raises as `resolve` and `zoo.load`."""
+    from keras_vit.zoo.pretrained import load_choice, resolve
 
-    path = Path(model)
-    if weights is not None or not path.exists():
-        return False
-    return path.is_file() or not catalogue.names(model)
+    size = parse_size(image_size)
+    return load_choice(resolve(model, weights), given(image_size=size))
 
 
-def load(model: str, weights: str | None, image_size: str | None) -> Any:
-    """A model of the zoo, or out of a file."""
-    from keras_vit import converters, zoo
-
-    wanted = size(image_size)
-    if is_checkpoint(model, weights):
-        return converters.load(model, image_size=wanted)
-    return zoo.load(model, weights=weights or "default", image_size=wanted)
-
-
-def need_images(paths: Iterable[str]) -> None:
-    """Raises a FileNotFoundError that names the first image file that is not there; addresses are not looked at."""
+def check_images(paths: Iterable[str]) -> None:
+    """Raise a FileNotFoundError that names the first missing image file. URLs are not checked."""
     for path in paths:
         if "://" not in path and not Path(path).is_file():
             raise FileNotFoundError(f"There is no image file {path!r}")
 
 
-def tell(found: Any, as_json: bool) -> None:
-    """Prints what has a `to_dict`, as JSON or as it prints."""
-    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
+def print_result(result: Any, as_json: bool) -> None:
+    """Print an object with `to_dict` as JSON or as text."""
+    typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else str(result))
+
+
+def table_text(table: Table) -> str:
+    """Return a rich table as text, as wide as its content, without spaces at the ends of lines."""
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=TABLE_WIDTH, markup=False, emoji=False, highlight=False)
+    with console.capture() as capture:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def aligned(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
+    """Return rows of text with aligned columns, those numbered in `right` at their right edges."""
+    from rich.table import Table
+
+    table = Table.grid(*rows[0], padding=(0, 2, 0, 0))
+    for column in right:
+        table.columns[column].justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    return table_text(table)

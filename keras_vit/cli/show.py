@@ -1,64 +1,72 @@
-"""The commands `keras-vit list` and `keras-vit show`. They answer without importing TensorFlow."""
+"""The commands `keras-vit list`, `show` and `gallery`. They do not import TensorFlow."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from keras_vit.cli.options import Json, Size, ZooModel, size
+from keras_vit._util.text import byte_size, scaled
+from keras_vit.cli.options import Json, Size, ZooModel, aligned, parse_size, table_text
 
 if TYPE_CHECKING:
     from keras_vit.model.config import ViTConfig
     from keras_vit.zoo.cards import Weights
 
-FIRST, OTHERS = 42, (20, 14, 14)  # widths of the columns
-FILES = {
-    # precision: what stands in front of the size, and behind it
-    "float32": ("weights", "in float32: in memory, and in a file"),
-    "float16": ("", "in a file with float16 kernels"),
-    "int8": ("", "in a file with int8 kernels"),
+SIZE_NOTES = {
+    "float32": "in float32: in memory, and in a file",
+    "float16": "in a file with float16 kernels",
+    "int8": "in a file with int8 kernels",
 }
+RULED_BOX = "    \n    \n -- \n    \n -- \n    \n    \n    \n"  # of a rich.box.Box: lines below header and sections
+OPERATIONS = (" ", " k", " M", " G", " T")
 
 
-def list_models(
-    pattern: Annotated[str, typer.Argument(help='Such as "B*" or "R50*".')] = "*", as_json: Json = False
-) -> None:
-    """The models of the zoo and their weights."""
+def list_models(pattern: Annotated[str, Argument(help='Such as "B*" or "R50*".')] = "*", as_json: Json = False) -> None:
+    """List the models of the zoo and their weights."""
     from keras_vit.zoo import catalogue
 
     cards = [catalogue.card(name) for name in catalogue.names(pattern)]
-    rows = [{"name": card.name, "default": card.default, "weights": list(card.weights)} for card in cards]
     if as_json:
+        rows = [{"name": card.name, "default": card.default, "weights": list(card.weights)} for card in cards]
         typer.echo(json.dumps(rows, indent=2))
-        return
-    width = max((len(card.name) for card in cards), default=0)
-    for card in cards:
-        typer.echo(f"{card.name:<{width}}  {', '.join(card.weights)}")
+    elif cards:
+        typer.echo(aligned([(card.name, ", ".join(card.weights)) for card in cards]))
 
 
 def show(name: ZooModel, image_size: Size = None, as_json: Json = False) -> None:
-    """What a model is made of and takes: parts, arithmetic, memory, sizes; then its card: weights, files, accuracy.
+    """Show a model's parts, arithmetic, memory and sizes; then its card with weights, files and accuracies.
 
-    Of the recommended weights, at their resolution or at --image-size.
+    The numbers are for the recommended weights, at their resolution or at --image-size.
     """
     from keras_vit.zoo import catalogue
 
     card = catalogue.card(name)
-    weights = card.weights[card.default]
+    weights = catalogue.select(card)
     config = weights.whole_config()
     if image_size is not None:
-        config = config.replace(image_size=size(image_size))
+        config = config.replace(image_size=parse_size(image_size))
     if as_json:
-        typer.echo(json.dumps({**described(weights, config), "weights": catalogue.rows(card)}, indent=2))
+        typer.echo(json.dumps({**describe(weights, config), "weights": catalogue.rows(card)}, indent=2))
         return
-    typer.echo("\n".join([*lines(weights, config), "", str(card)]))
+    typer.echo(f"{summary(weights, config)}\n\n{card}")
 
 
-def described(weights: Weights, config: ViTConfig) -> dict[str, Any]:
-    """What `show` says of a model, for JSON: numbers of one image, bytes, a multiply-add counted as two operations."""
+def gallery(
+    out: Annotated[Path, Option(help="The folder to write into; other files in it stay.")] = Path("site"),
+) -> None:
+    """Write every model of the zoo as one HTML page with search, sorting and an accuracy plot. Needs no network."""
+    from keras_vit.zoo import gallery as pages
+
+    typer.echo(str(pages.write(out)))
+
+
+def describe(weights: Weights, config: ViTConfig) -> dict[str, Any]:
+    """Return the numbers of `show` for one image: sizes, parameters, bytes, and operations (a multiply-add is two)."""
     from keras_vit.model import cost
 
     return {
@@ -68,89 +76,64 @@ def described(weights: Weights, config: ViTConfig) -> dict[str, Any]:
         "patch_size": config.patch,
         "grid": config.grid,
         "tokens": config.num_tokens,
-        "hidden_size": config.hidden_size,
-        "mlp_dim": config.mlp_dim,
-        "num_heads": config.num_heads,
-        "num_layers": config.num_layers,
+        **{name: getattr(config, name) for name in ("hidden_size", "mlp_dim", "num_heads", "num_layers")},
         "num_classes": weights.num_classes,
         "parameters": cost.count_parameters(config),
         "flops": cost.forward_flops(config),
         "activation_bytes": cost.inference_memory(config),
         "file_bytes": {name: cost.file_bytes(config, name) for name in cost.PRECISIONS},
         "parts": [
-            {
-                "name": part.name,
-                "copies": part.copies,
-                "output": part.output,
-                "parameters": part.parameters,
-                "flops": part.flops,
-            }
+            {name: getattr(part, name) for name in ("name", "copies", "output", "parameters", "flops")}
             for part in cost.parts(config)
         ],
     }
 
 
-def lines(weights: Weights, config: ViTConfig) -> Iterator[str]:
-    """What `show` prints above the card, in at most 100 columns."""
-    said = described(weights, config)
-    height, width = said["image_size"]
-    yield f"{said['name']} at {height} x {width}, {said['of']}"
-    yield ""
-    yield from _table(said, config.num_channels)
-    yield ""
-    rows, columns = said["grid"]
-    yield _fact("tokens", f"{said['tokens']:,}: {rows} x {columns} patches and {config.num_prefix_tokens} in front")
-    full, half = _operations(said["flops"]), _operations(said["flops"] // 2)
-    yield _fact("arithmetic", f"{full}FLOP an image: {half} multiply-adds, which papers call {half}FLOPs")
-    yield _fact("activations", f"about {_bytes(said['activation_bytes'])} at once for an image in float32 (estimate)")
-    for precision, (word, what) in FILES.items():
-        yield _fact(word, f"about {_bytes(said['file_bytes'][precision])} {what}")
-    if said["num_classes"] is None:
-        yield _fact("head", "not counted: only the file tells the number of its classes")
+def summary(weights: Weights, config: ViTConfig) -> str:
+    """Return the text that `show` prints above the card, at most 100 columns wide."""
+    numbers = describe(weights, config)
+    height, width = config.size
+    rows, columns = config.grid
+    operations, multiply_adds = (scaled(numbers["flops"] // part, 1000, OPERATIONS) for part in (1, 2))
+    facts = [
+        ("tokens", f"{config.num_tokens:,}: {rows} x {columns} patches and {config.num_prefix_tokens} in front"),
+        (
+            "arithmetic",
+            f"{operations}FLOP an image: {multiply_adds} multiply-adds, which papers call {multiply_adds}FLOPs",
+        ),
+        ("activations", f"about {byte_size(numbers['activation_bytes'])} at once for an image in float32 (estimate)"),
+    ]
+    sizes = [f"about {byte_size(numbers['file_bytes'][precision])} {note}" for precision, note in SIZE_NOTES.items()]
+    facts += zip(("weights", "", ""), sizes, strict=True)
+    if weights.num_classes is None:
+        facts.append(("head", "not counted: only the file tells the number of its classes"))
+    title = f"{weights.architecture} at {height} x {width}, {weights.tag}"
+    return f"{title}\n\n{_parts_table(numbers, config)}\n\n{aligned(facts)}"
 
 
-def _table(said: dict[str, Any], channels: int) -> Iterator[str]:
-    ruler = "-" * (FIRST + sum(OTHERS))
-    yield _row("part", "output", "parameters", "FLOP")
-    yield ruler
-    yield _row("image", _shape((*said["image_size"], channels)), 0, 0)
-    for part in said["parts"]:
+def _parts_table(numbers: dict[str, Any], config: ViTConfig) -> str:
+    from rich.box import Box
+    from rich.table import Table
+
+    table = Table(
+        "part", "output", "parameters", "FLOP", box=Box(RULED_BOX, ascii=True), show_edge=False, pad_edge=False
+    )
+    for column in table.columns[1:]:
+        column.justify = "right"
+    table.add_row("image", _shape((*config.size, config.num_channels)))
+    for part in numbers["parts"]:
         times = f"{part['copies']} x " if part["copies"] > 1 else ""
-        yield _row(times + part["name"], _shape(part["output"]), part["parameters"], part["flops"])
-    yield ruler
-    yield _row("in all", "", said["parameters"], said["flops"])
+        table.add_row(f"{times}{part['name']}", _shape(part["output"]), *_amounts(part))
+    table.add_section()
+    table.add_row("total", "", *_amounts(numbers))
+    return table_text(table)
 
 
-def _row(name: str, output: str, parameters: int | str, flops: int | str) -> str:
-    """A line of the table; zeros are left out."""
-    numbers = f"{parameters:,}" if isinstance(parameters, int) else parameters
-    work = _operations(flops) if isinstance(flops, int) else flops
-    cells = [output, numbers if parameters else "", work.rstrip() if flops else ""]
-    return (f"{name:<{FIRST}}" + "".join(map("{:>{}}".format, cells, OTHERS))).rstrip()
-
-
-def _fact(name: str, text: str) -> str:
-    return f"{name:<12} {text}"
+def _amounts(numbers: dict[str, Any]) -> tuple[str, str]:
+    """Return parameters and operations as text; zeros are left out."""
+    parameters, flops = numbers["parameters"], numbers["flops"]
+    return f"{parameters:,}" if parameters else "", scaled(flops, 1000, OPERATIONS).rstrip() if flops else ""
 
 
 def _shape(sides: Sequence[int]) -> str:
     return " x ".join(f"{side:,}" for side in sides)
-
-
-def _operations(number: int) -> str:
-    """35_130_000_000 as "35.1 G", with a space for the unit."""
-    return _scaled(number, 1000, (" ", " k", " M", " G", " T"))
-
-
-def _bytes(number: int) -> str:
-    return _scaled(number, 1024, (" bytes", " KiB", " MiB", " GiB"))
-
-
-def _scaled(number: int, base: int, units: Sequence[str]) -> str:
-    """Three digits and the unit that lets them be the first."""
-    power = 0
-    while number >= 1000 * base**power and power < len(units) - 1:
-        power += 1
-    value = number / base**power
-    digits = 0 if power == 0 or value >= 99.95 else 1 if value >= 9.995 else 2
-    return f"{value:,.{digits}f}{units[power]}"

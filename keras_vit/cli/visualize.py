@@ -6,40 +6,28 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from keras_vit.cli.options import Model, Size, Weights, is_checkpoint, load, need_images, quiet
-from keras_vit.errors import UnknownModel
+from keras_vit.cli.options import Model, Size, Weights, check_images, given, parse_size, quiet
 
 
 def visualize(
     model: Model,
-    images: Annotated[list[str], typer.Argument(help="JPEG or PNG files, 16 at most.")],
-    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+    images: Annotated[list[str], Argument(help="JPEG or PNG files, 16 at most.")],
+    out: Annotated[Path, Option(help="The HTML file to write.")] = Path("report.html"),
     weights: Weights = None,
     image_size: Size = None,
-    top: Annotated[int, typer.Option(help="How many classes an image.")] = 5,
+    top: Annotated[int, Option(help="Number of classes for each image.")] = 5,
 ) -> None:
-    """Writes what a model sees in images: predictions, attention, filters, positions, in one HTML file."""
-    need_images(images)
+    """Write one HTML file that shows predictions, attention, filters and position embeddings of a model."""
+    check_images(images)
+    changes = given(image_size=parse_size(image_size))
     with quiet():
         from keras_vit.visualize.html.report import report
+        from keras_vit.zoo.pretrained import load_choice, resolve
 
-        loaded = load(model, weights, image_size)
-    title, card = _known(model, weights)
-    written = report(loaded, images, out, top=top, title=title, card=card, progress=True)
-    typer.echo(str(written))
-
-
-def _known(model: str, weights: str | None) -> tuple[str, str | None]:
-    """What to call the model, and what the zoo knows of its weights where they are the zoo's."""
-    from keras_vit.zoo import catalogue
-
-    if is_checkpoint(model, weights):
-        return Path(model).name, None
-    try:
-        card = catalogue.card(model)
-    except UnknownModel:
-        return model, None
-    tag = card.default if weights in (None, "default") else str(weights)
-    known = card.weights.get(tag)
-    return card.name, None if known is None else f"{card.name}, {tag}\n\n{known}"
+        choice = resolve(model, weights)
+        loaded = load_choice(choice, changes)
+    title = choice.name or Path(model).name
+    card = f"{title}, {choice.card.tag}\n\n{choice.card}" if choice.card and choice.is_published else None
+    typer.echo(str(report(loaded, images, out, top=top, title=title, card=card, progress=True)))

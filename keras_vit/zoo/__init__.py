@@ -1,4 +1,12 @@
-"""The zoo: the models there are, what is known of them, and loading them by name."""
+"""List the known models, show their cards, and load them by name.
+
+Example:
+    >>> keras_vit.zoo.names("*digits")
+    ['ViT-digits']
+    >>> model = keras_vit.zoo.load("digits")
+    >>> model.count_params()
+    142026
+"""
 
 from keras_vit.errors import UnknownModel
 from keras_vit.zoo.catalogue import Card, card, names, table

@@ -1,6 +1,6 @@
-"""Model cards: what one zoo/*.toml says, read and checked. `catalogue` looks them up by name.
+"""Read and check model cards: the files zoo/*.toml. `catalogue` looks them up by name.
 
-A card that does not fit is refused as a whole, with all that is wrong with it in one error.
+An invalid file is refused as a whole; one error lists everything that is wrong with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from keras_vit.model.sizes import canonical_name
 
 NOT_PUBLISHED = "not published"
 
-# What a card may hold, in the notation of `schema.misfits`.
+# The keys of a card, in the notation of `schema.misfits`.
 _CLASSES = {"labels?": str, "num_classes?": int}
 _PREPROCESSING = {
     "resize": str,
@@ -66,7 +66,7 @@ _FAMILY = {
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    """Where the weights were published: its title and its arXiv number."""
+    """The paper in which weights were published, by title and arXiv number."""
 
     title: str
     arxiv: str
@@ -77,15 +77,7 @@ class Paper:
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """One reported figure and how it came about.
-
-    Args:
-        dataset: its TensorFlow Datasets name.
-        metric: what was measured, such as "top-1".
-        value: percent.
-        image_size: height and width in pixels.
-        source: who measured it, and where it is written.
-    """
+    """One reported accuracy in percent at image_size pixels; source says who measured and published it."""
 
     dataset: str
     metric: str
@@ -99,28 +91,23 @@ class Accuracy:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """One file of published weights and all that is known of it.
+    """One file of published weights with everything that its card states; None is what it does not state.
 
-    Args:
-        tag: what these weights are called among those of their model.
-        architecture: the model's name, in its canonical spelling.
-        file: the file's name.
-        base: what stands in front of `file`: a URL, or a folder inside zoo/.
+    Attributes:
+        tag: distinguishes the weights of one model.
+        architecture: canonical name of the model.
+        base: prefix of `file`: a URL, or a folder inside zoo/.
         image_size: height and width in pixels that the position embeddings are for.
-        num_classes: outputs of the head; None where only the file tells.
-        labels: the name of a list in zoo/labels, None where there is none.
-        config: fields of ViTConfig in which the file differs from its architecture; all fields of a model
-            that is in no table of sizes.
-        preprocessing: how images are prepared.
-        sha256: in lower-case hexadecimal; None where it is not published.
-        bytes: exact size; None where it is not published.
-        size_mib: approximate size in MiB; None where it is not published.
-        accuracy: figures reported for it.
-        paper: where it was published.
+        num_classes: outputs of the head; None if only the file states it.
+        labels: name of a list in zoo/labels.
+        config: fields of ViTConfig in which the file differs from its architecture; all fields of a model that is no
+            official architecture.
         licence: SPDX identifier.
-        source: who published it.
-        notes: what a user had better know.
-        rank: of a model's weights those with the lowest rank are the default.
+        source: publisher.
+        rank: the weights with the lowest rank are the default of their model.
+        notes: caveats.
+        sha256: lower-case hexadecimal.
+        bytes, size_mib: exact and approximate size of the file.
     """
 
     tag: str
@@ -144,43 +131,40 @@ class Weights:
 
     @property
     def url(self) -> str | None:
-        """Where the file is published; None where it comes with the package."""
+        """URL of the file; None if it comes with the package."""
         return self.base + self.file if "://" in self.base else None
 
     @property
     def location(self) -> str:
-        """The URL, or the path of a file that comes with the package."""
+        """URL, or the path of a file that comes with the package."""
         return self.url or str(data_files.folder("zoo") / self.base / self.file)
 
     @property
     def facts(self) -> dict[str, Any]:
         """All fields of ViTConfig that the card states."""
-        stated = {
-            "image_size": self.image_size,
-            "num_classes": self.num_classes,
-            "labels": self.labels,
-            "preprocessing": self.preprocessing,
-        }
+        stated = {name: getattr(self, name) for name in ("image_size", "num_classes", "labels", "preprocessing")}
         return {**{name: value for name, value in stated.items() if value is not None}, **self.config}
 
-    def whole_config(self) -> ViTConfig:
-        """The model that the card describes: the architecture with all that the card states.
+    @property
+    def states_architecture(self) -> bool:
+        """Whether the card states all sizes of the model, which is then no official architecture."""
+        return "hidden_size" in self.config
 
-        Where only the file tells the number of classes, it is without a head.
-        """
+    def whole_config(self) -> ViTConfig:
+        """Return the config of the published model; without a head if only the file states the number of classes."""
         facts = {"num_classes": 0, **self.facts}
-        return ViTConfig(**facts) if "hidden_size" in facts else ViTConfig.from_name(self.architecture, **facts)
+        return ViTConfig(**facts) if self.states_architecture else ViTConfig.from_name(self.architecture, **facts)
 
     @property
     def size_words(self) -> str:
-        """The file's size, as far as it is known."""
+        """Size of the file as text."""
         if self.bytes:
             return f"{self.bytes:,} bytes"
         return f"{self.size_mib:,g} MiB" if self.size_mib else NOT_PUBLISHED
 
     @property
     def classes_words(self) -> str:
-        """The number of classes, as far as it is known."""
+        """Number of classes as text."""
         return "as the file has it" if self.num_classes is None else f"{self.num_classes:,}"
 
     def __str__(self) -> str:
@@ -201,36 +185,25 @@ class Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One zoo/*.toml, checked.
-
-    Args:
-        table: what it holds.
-        weights: its rows.
-    """
+    """The content of one file zoo/*.toml: its table, and one row for each file of weights."""
 
     table: Mapping[str, Any]
     weights: tuple[Weights, ...]
 
 
 def read_family(path: str | Path) -> Family:
-    """Read and check one file of cards.
-
-    Args:
-        path: a .toml file as zoo/README.md describes it.
-
-    Returns:
-        The family, its rows in the order of the file.
+    """Read and check a .toml file of cards, as zoo/README.md describes it.
 
     Raises:
-        CardError: unknown or missing keys, wrong types, a model that is no architecture, what ViTConfig does
-            not take, labels that are no file: all of them at once.
-        ValueError: it is no TOML.
+        CardError: lists every unknown or missing key, wrong type, unknown architecture, invalid field of ViTConfig and
+            missing list of labels.
+        ValueError: the file is not TOML.
     """
     table = data_files.read_toml(path)
     where = Path(path).name
     wrong = list(misfits(table, _FAMILY, where))
     rows: list[Weights] = []
-    places: dict[str, list[str]] = {}  # what a family states once is wrong in all its rows, and told once
+    places: dict[str, list[str]] = {}  # error -> rows: what is wrong in the whole family is listed once
     if not wrong:
         wrong += _accuracy_misfits(table, where)
         for tag, stated in table["weights"].items():
@@ -249,15 +222,7 @@ def read_family(path: str | Path) -> Family:
 def make_weights(
     family: Mapping[str, Any], tag: str, architecture: str, stated: Mapping[str, Any], row: Mapping[str, Any]
 ) -> Weights:
-    """One row of a card, with all that its family and its tag state once for every row.
-
-    Args:
-        family: the whole table.
-        tag: what the weights are called.
-        architecture: the model's canonical name.
-        stated: what holds for the tag (rank, image_size, labels, num_classes, config, notes, accuracy).
-        row: what holds for the file.
-    """
+    """Make one row: `family` is the whole table, `stated` holds for all files with the tag, `row` for this file."""
     reported = [
         Accuracy(value=entry["values"][architecture], **{k: v for k, v in entry.items() if k != "values"})
         for entry in stated.get("accuracy", [])
@@ -280,9 +245,7 @@ def make_weights(
         rank=stated["rank"],
         accuracy=tuple(reported),
         notes=(*row.get("notes", ()), *stated.get("notes", ()), *family.get("notes", ())),
-        sha256=row.get("sha256"),
-        bytes=row.get("bytes"),
-        size_mib=row.get("size_mib"),
+        **{key: row[key] for key in ("sha256", "bytes", "size_mib") if key in row},
     )
 
 
@@ -290,11 +253,10 @@ def _check(weights: Weights, *, own: bool) -> None:
     name = weights.architecture
     if not own and name != canonical_name(name):
         raise ValueError(f"a card writes {canonical_name(name)!r}. Received: {name!r}")
-    complete = ViTConfig() if own else ViTConfig.from_name(name)
-    complete.replace(**weights.facts)
-    labels = data_files.folder("zoo") / "labels" / f"{weights.labels}.txt"
-    if weights.labels is not None and not labels.is_file():
-        known = sorted(path.stem for path in labels.parent.glob("*.txt"))
+    (ViTConfig() if own else ViTConfig.from_name(name)).replace(**weights.facts)
+    folder = data_files.folder("zoo") / "labels"
+    if weights.labels is not None and not (folder / f"{weights.labels}.txt").is_file():
+        known = sorted(path.stem for path in folder.glob("*.txt"))
         raise ValueError(f"labels is one of {known}, the files of zoo/labels. Received: {weights.labels!r}")
     if weights.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", weights.sha256):
         raise ValueError(f"sha256 is 64 digits of 0-9 and a-f. Received: {weights.sha256!r}")

@@ -1,11 +1,10 @@
-"""The catalogue: which models have published weights, looked up by any spelling of their name.
+"""Find models and their published weights by any spelling of a name.
 
-What there is to know lies in zoo/*.toml; this finds it. Nothing here imports Keras or TensorFlow.
+The facts are in zoo/*.toml, see `cards`. Nothing here imports Keras or TensorFlow.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from itertools import zip_longest
 from typing import Any
 
 from keras_vit._util import data_files, html
+from keras_vit._util.text import nearest
 from keras_vit.errors import CardError, UnknownModel
 from keras_vit.model import cost
 from keras_vit.model.sizes import canonical_name
@@ -28,8 +28,13 @@ class Card:
     """A model and its published weights.
 
     Args:
-        name: its canonical spelling, such as "ViT-B/16".
-        weights: by tag, the recommended ones first.
+        name: canonical name, such as "ViT-B/16".
+        weights: tag -> weights, the recommended ones first.
+
+    Example:
+        >>> card = keras_vit.zoo.card("digits")
+        >>> card.default, card.weights["digits"].num_classes
+        ('digits', 10)
     """
 
     name: str
@@ -37,7 +42,12 @@ class Card:
 
     @property
     def default(self) -> str:
-        """The tag of the recommended weights."""
+        """Tag of the recommended weights.
+
+        Example:
+            >>> keras_vit.zoo.card("H/14").default
+            'imagenet21k'
+        """
         return next(iter(self.weights))
 
     def __str__(self) -> str:
@@ -48,7 +58,7 @@ class Card:
         return "\n\n".join(blocks)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return the card as HTML, for notebooks."""
         rows = [
             (
                 tag + " (default)" * (tag == self.default),
@@ -64,33 +74,40 @@ class Card:
 
 
 def names(pattern: str = "*") -> list[str]:
-    """The models that have published weights.
+    """List the models that have published weights.
 
     Args:
-        pattern: as a shell matches file names, whatever the case; any spelling of a name may match: "B/*",
-            "vit-b_16", "r50*".
+        pattern: shell pattern such as "B/*" or "r50*", in any case and any spelling of the names.
 
     Returns:
         Canonical names in natural order: B/8 before B/16.
+
+    Example:
+        >>> keras_vit.zoo.names("B/*")
+        ['ViT-B/8', 'ViT-B/16', 'ViT-B/32']
     """
     matching = [
         name for name in _cards() if any(fnmatchcase(spelling, pattern.casefold()) for spelling in _spellings(name))
     ]
-    return sorted(matching, key=_natural)
+    return sorted(matching, key=_natural_key)
 
 
 def card(name: str) -> Card:
-    """All that is known of a model.
+    """Return the card of a model: its published weights with files, accuracies and sources.
 
     Args:
-        name: of an architecture or of a model of the zoo, in any spelling, or the name of an AugReg file.
+        name: of an architecture or a model of the zoo in any spelling, or the name of an AugReg file.
 
     Returns:
-        Its card; for an AugReg file a card with that file alone.
+        The card; for an AugReg file a card with that file alone.
 
     Raises:
-        UnknownModel: no card has this name.
-        ValueError: an AugReg name with a part that no file has.
+        UnknownModel: no card has this name; the message lists the nearest.
+        ValueError: part of an AugReg name is wrong; the message names it.
+
+    Example:
+        >>> list(keras_vit.zoo.card("b_16").weights)
+        ['augreg-imagenet21k+imagenet2012', ...]
     """
     single = parse_augreg(name)
     if single:
@@ -99,34 +116,41 @@ def card(name: str) -> Card:
     found = by_spelling.get(name.casefold()) or _architecture(name)
     if found in _cards():
         return _cards()[found]
-    close = difflib.get_close_matches(name.casefold(), by_spelling, n=8, cutoff=0.4)
-    nearest = list(dict.fromkeys(by_spelling[spelling] for spelling in close))[:4]
-    offer = f"the nearest are {nearest}" if nearest else f"the models are {names()}"
+    close = nearest(name.casefold(), by_spelling, count=8, cutoff=0.4)
+    models = list(dict.fromkeys(by_spelling[spelling] for spelling in close))[:4]
+    offer = f"the nearest are {models}" if models else f"the models are {names()}"
     problem = f"{found} has no published weights" if found else "No model has this name"
     raise UnknownModel(f"{problem}; {offer}. Received: {name!r}")
 
 
 def table(pattern: str = "*") -> list[dict[str, Any]]:
-    """What is known of all published weights, for a notebook or a page: `pandas.DataFrame(zoo.table())`.
+    """Return all published weights as rows, for `pandas.DataFrame(zoo.table())`.
 
-    Nothing is built or downloaded. The AugReg files that no card recommends are not in it.
+    Nothing is built or downloaded. AugReg files that no card recommends are not included.
 
     Args:
-        pattern: of models, as `names` takes it.
+        pattern: of names, as for `names`.
 
     Returns:
-        One row for each model and tag: name, weights (the tag), default (bool), parameters, gflops (1e9 operations of
-        one image at image_size, a multiply-add counted as two: twice what papers and timm print), image_size,
-        num_classes (None where only the file tells; the counts are then without a head), file, url (None where it comes
-        with the package), accuracy (a list of dicts: value, metric, dataset, image_size, source), paper, licence, load
-        (a line of Python), and about the bytes of its weights by the precision of their kernels: bytes_float32,
-        bytes_float16, bytes_int8 (see `arithmetic.file_bytes`).
+        One dict for each model and tag:
+
+        - name, weights (the tag), default (bool), image_size, file, url (None if the file comes with the package),
+          paper, licence, load (a line of Python);
+        - num_classes: None if only the file states it; the counts are then without a head;
+        - parameters, and gflops: 1e9 operations for one image at image_size. A multiply-add counts as two operations:
+          the number is twice what papers and timm print;
+        - accuracy: dicts of value (percent), metric, dataset, image_size, source;
+        - bytes_float32, bytes_float16, bytes_int8: approximate size of a file by the precision of its kernels.
+
+    Example:
+        >>> [(row["name"], row["parameters"]) for row in keras_vit.zoo.table("digits")]
+        [('ViT-digits', 142026)]
     """
     return [row for name in names(pattern) for row in rows(card(name))]
 
 
 def rows(known: Card) -> list[dict[str, Any]]:
-    """The rows of `table` that a card gives."""
+    """Return a card's rows of `table`."""
     return [_row(weights) for weights in known.weights.values()]
 
 
@@ -134,7 +158,7 @@ def _row(weights: Weights) -> dict[str, Any]:
     config, listed = weights.whole_config(), _cards()[weights.architecture]
     default = weights.tag == listed.default
     arguments = f"{listed.name!r}" if default else f"{listed.name!r}, weights={weights.tag!r}"
-    if weights.tag not in listed.weights:  # an AugReg file, which goes by its own name
+    if weights.tag not in listed.weights:  # an AugReg file is loaded by its own name
         arguments = f"{weights.tag!r}"
     sizes = {f"bytes_{name}": cost.file_bytes(config, name) for name in cost.PRECISIONS}
     return {
@@ -163,17 +187,16 @@ def _architecture(name: str) -> str | None:
 
 
 def find(name: str, weights: str = "default") -> Weights:
-    """The weights of a model that a tag names.
+    """Return the weights of a model with a tag; arguments and errors as for `card` and `select`."""
+    return select(card(name), weights)
 
-    Args:
-        name: as `card` takes it.
-        weights: one of the card's tags; "default" is the recommended one.
+
+def select(model: Card, weights: str = "default") -> Weights:
+    """Return the weights of a card with a tag; "default" is the recommended one.
 
     Raises:
-        UnknownModel: no card has this name.
         ValueError: the card has no such tag.
     """
-    model = card(name)
     tag = model.default if weights == "default" else weights
     if tag not in model.weights:
         raise ValueError(f"{model.name} has the weights {list(model.weights)}. Received: weights={weights!r}")
@@ -181,18 +204,18 @@ def find(name: str, weights: str = "default") -> Weights:
 
 
 def parse_augreg(name: str) -> Weights | None:
-    """Read the name of an AugReg file: any of some 52,000 that the grammar in zoo/augreg.toml spells.
+    """Read the name of an AugReg file: one of about 52,000 that the grammar in zoo/augreg.toml spells.
 
     Args:
-        name: with or without ".npz", such as "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0", and
-            after it "--imagenet2012-steps_20k-lr_0.03-res_384" where it is fine-tuned.
+        name: with or without ".npz", such as "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0"; the name of
+            a fine-tuned file goes on with "--imagenet2012-steps_20k-lr_0.03-res_384".
 
     Returns:
-        The file's weights, their tag is its name; those of a card where it is one of the recommended files;
-        None where it is no such name.
+        The file's weights, with its name as their tag; those of a card if it is one of the recommended files; None if
+        it is no such name.
 
     Raises:
-        ValueError: it is like one, but for a part that no file has; the message names the part.
+        ValueError: the name resembles one, but no file has one of its parts; the message names the part.
     """
     family = _augreg()
     grammar = family.table["grammar"]
@@ -200,11 +223,11 @@ def parse_augreg(name: str) -> Weights | None:
     if not _resembles(stem, [*grammar["pre_trained"], *grammar["fine_tuned"]]):
         return None
     first, dashes, second = stem.partition("--")
-    values = _values(name, first, grammar["pre_trained"])
+    values = _parse_parts(name, first, grammar["pre_trained"])
     architecture = canonical_name(values["model"])
     stem, image_size = _spell(values, grammar["pre_trained"]), grammar["image_size"]
     if dashes:
-        values = _values(name, second, grammar["fine_tuned"])
+        values = _parse_parts(name, second, grammar["fine_tuned"])
         stem, image_size = f"{stem}--{_spell(values, grammar['fine_tuned'])}", int(values["resolution"])
     for weights in family.weights:
         if weights.file == f"{stem}.npz":
@@ -214,12 +237,12 @@ def parse_augreg(name: str) -> Weights | None:
 
 
 def _resembles(stem: str, parts: Sequence[Mapping[str, Any]]) -> bool:
-    # Two parts that only an AugReg file has: then it is meant as one, and what is wrong with it can be said.
+    # A name with two parts that only AugReg files have is meant as one: an error can say which part is wrong.
     known = {spelling for part in parts for spelling in _allowed(part)}
     return sum(part in known for part in re.split("-+", stem.casefold())) >= 2
 
 
-def _values(name: str, text: str, parts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _parse_parts(name: str, text: str, parts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     values = {}
     for part, given in zip_longest(parts, text.split("-")):
         if part is None:
@@ -257,10 +280,10 @@ def _cards() -> dict[str, Card]:
 
 
 def gather(rows: Sequence[Weights]) -> dict[str, Card]:
-    """Put the weights of all families together, one card a model.
+    """Group the weights of all families into one card for each model.
 
     Raises:
-        CardError: a model has two weights with one tag, or two that both claim to be its default.
+        CardError: two weights of a model have the same tag or the same rank.
     """
     grouped: dict[str, dict[str, Weights]] = {}
     for weights in sorted(rows, key=lambda weights: weights.rank):
@@ -281,5 +304,5 @@ def _spellings(name: str) -> list[str]:
     return [spelling.casefold() for spelling in (name, short, *plain, plain[1].replace("+", "_"))]
 
 
-def _natural(name: str) -> list[tuple[str, int]]:
+def _natural_key(name: str) -> list[tuple[str, int]]:
     return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D+)(\d*)", name)]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
 
-from keras_vit import converters
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train._recipe import Recipe
@@ -22,28 +20,26 @@ def opened(
     *,
     weights: str | os.PathLike[str] | None = None,
 ) -> VisionTransformer:
-    """The model that training begins with, as it is.
+    """Return the model that training begins with.
 
     Args:
-        recipe: `start` says whether a name stands for pretrained weights or random ones, `seed` draws the latter.
-        model: a name of the zoo, a checkpoint or .keras file, a config (random weights), or a model.
+        recipe: `start` decides between pretrained and random weights for a name; `seed` draws the random ones.
+        model: a name of the zoo, a path or URL of a checkpoint or .keras file, a config (random weights), or a model,
+            which is returned as it is.
         weights: for a name: a tag of its card, a path or a URL, whatever `start` says.
 
     Raises:
-        ValueError: where weights are given with anything but a name; and as `zoo.load` and `converters.load` do.
+        ValueError: weights are given with anything but a name; and as `zoo.load` and `converters.load`.
     """
-    if weights is not None and not (isinstance(model, str) and not Path(model).exists()):
+    if weights is not None and not isinstance(model, str):
         raise ValueError(f"weights are for a model's name. Received: weights={weights!r} and model={model!r}")
     if isinstance(model, VisionTransformer):
         return model
-    keras.utils.set_random_seed(recipe.seed % 2**32)  # what is drawn here is the same every time
+    keras.utils.set_random_seed(recipe.seed % 2**32)  # so that the same random weights are drawn every time
     if isinstance(model, ViTConfig):
         return VisionTransformer(model, dtype="float32")
-    if Path(model).exists() or Path(model).suffix == ".keras":
-        return converters.load(model, dtype="float32")
-    if weights is None and recipe.start == "pretrained":
-        weights = "default"
-    return pretrained.load(str(model), weights=weights, dtype="float32")
+    default = "default" if recipe.start == "pretrained" else None
+    return pretrained.load_choice(pretrained.resolve(model, weights, default=default), dtype="float32")
 
 
 def fitted(

@@ -1,0 +1,169 @@
+"""The commands `keras-vit train`, `keras-vit evaluate` and `keras-vit plan`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from keras_vit.cli.options import (
+    BadImage,
+    DataDir,
+    Json,
+    Model,
+    Size,
+    Weights,
+    aligned,
+    complete_model,
+    complete_recipe,
+    complete_weights,
+    given,
+    load_model,
+    parse_fields,
+    parse_size,
+    print_result,
+    quiet,
+)
+
+if TYPE_CHECKING:
+    from keras_vit.train import Result
+
+
+def train(
+    recipe: Annotated[
+        str, Argument(help="A recipe's name, or a .toml file of your own.", autocompletion=complete_recipe)
+    ],
+    model: Annotated[
+        str, Option(help="A model of the zoo, or the path or URL of a checkpoint.", autocompletion=complete_model)
+    ],
+    data: Annotated[
+        str, Option(help="A data set of tensorflow-datasets, or a folder of folders of images.")
+    ] = "digits",
+    out: Annotated[Path | None, Option(help="Folder for model, log and checkpoints; default: runs/...")] = None,
+    weights: Annotated[
+        str | None,
+        Option(help="Initial weights: a tag of the model's card, a path or a URL.", autocompletion=complete_weights),
+    ] = None,
+    image_size: Size = None,
+    steps: Annotated[int | None, Option(help="Number of updates.")] = None,
+    variant: Annotated[str | None, Option(help="One of the recipe's variants, such as light1.")] = None,
+    changes: Annotated[
+        list[str] | None, Option("--set", help="FIELD=VALUE of the recipe, such as seed=1; may be repeated.")
+    ] = None,
+    strategy: Annotated[str, Option(help="auto, one, mirrored, workers, tpu or tpu:NAME.")] = "auto",
+    data_dir: DataDir = None,
+    train_split: Annotated[str | None, Option(help='Such as "train[:90%]".')] = None,
+    eval_split: Annotated[str | None, Option(help="The split to evaluate on.")] = None,
+    on_bad_image: BadImage = "skip",
+    as_json: Json = False,
+) -> None:
+    """Train a model. After an interruption the same command resumes the run exactly."""
+    with quiet():
+        from keras_vit import train as training
+
+    fields = given(image_size=parse_size(image_size), steps=steps, variant=variant) | parse_fields(changes, "--set")
+    chosen = training.recipe(recipe, **fields)
+    folder = out or Path("runs") / _slug(f"{chosen.name}-{model}-{data}")
+    result = training.run(
+        chosen,
+        model=model,
+        data=data,
+        out=folder,
+        weights=weights,
+        strategy=strategy,
+        data_dir=data_dir,
+        train_split=train_split,
+        eval_split=eval_split,
+        on_bad_image=on_bad_image,
+        progress=not as_json,
+    )
+    if as_json:
+        summary = {"out": str(folder), "steps": result.steps, "stopped": result.stopped, "skipped": result.skipped}
+        typer.echo(json.dumps(summary | {"metrics": result.metrics}, indent=2))
+    else:
+        typer.echo(_result_line(result, folder))
+
+
+def _result_line(result: Result, folder: Path) -> str:
+    if result.stopped:
+        return f"Stopped and saved after step {result.steps} in {folder}: the same command resumes the run."
+    if result.out is None:
+        return f"This worker has done its part of {result.steps} steps; the first worker has written {folder}."
+    figures = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+    skipped = f"; images left out because they cannot be read: {result.skipped}" if result.skipped else ""
+    return f"{folder}/model.keras after {result.steps} steps: {figures or 'nothing to evaluate on'}{skipped}"
+
+
+def _slug(text: str) -> str:
+    """Return the text as the name of one folder."""
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-")
+
+
+def evaluate(
+    model: Model,
+    data: Annotated[str, Option(help="As for train.")] = "digits",
+    split: Annotated[str | None, Option(help="The split to evaluate on; default: the held-out one.")] = None,
+    weights: Weights = None,
+    image_size: Size = None,
+    batch_size: Annotated[int, Option(help="Images per call.")] = 64,
+    real: Annotated[bool, Option("--real", help="Several labels for each image, each of them right (ReaL).")] = False,
+    few_shot: Annotated[
+        list[int] | None,
+        Option(help="Instead: fit a linear classifier on this many images per class; may be repeated."),
+    ] = None,
+    data_dir: DataDir = None,
+    on_bad_image: BadImage = "skip",
+    as_json: Json = False,
+) -> None:
+    """Measure a model: top-1, top-5, cross-entropy and images per second; or few-shot accuracy of its features."""
+    with quiet():
+        from keras_vit import train as training
+
+        loaded = load_model(model, weights, image_size)
+    source: dict[str, Any] = {"data_dir": data_dir, "on_bad_image": on_bad_image}
+    if few_shot:
+        accuracies = training.few_shot(loaded, data, shots=tuple(few_shot), **source).items()
+        rows = [{"shots": shots, "accuracy": accuracy} for shots, accuracy in accuracies]
+        lines = [(str(shots), "images per class", f"{accuracy:.2%}") for shots, accuracy in accuracies]
+        typer.echo(json.dumps(rows, indent=2) if as_json else aligned(lines, right=(0, 2)))
+        return
+    labels = "real" if real else "single"
+    evaluation = training.evaluate(
+        loaded, data, split=split, batch_size=batch_size, labels=labels, progress=not as_json, **source
+    )
+    print_result(evaluation, as_json)
+
+
+def plan(
+    model: Annotated[str, Argument(help="An architecture, such as ViT-L/16.", autocompletion=complete_model)],
+    batch: Annotated[int, Option(help="Images per step, over all devices.")],
+    image_size: Size = None,
+    devices: Annotated[int, Option(help="GPUs or TPU cores.")] = 1,
+    accumulation: Annotated[int, Option(help="Micro-batches per step.")] = 1,
+    optimizer: Annotated[str, Option(help="sgd or adamw.")] = "adamw",
+    precision: Annotated[str, Option(help="float32 or mixed_bfloat16.")] = "float32",
+    remat: Annotated[bool, Option("--remat", help="Recompute blocks in the backward pass.")] = False,
+    ema: Annotated[bool, Option("--ema", help="Keep a moving average of the weights.")] = False,
+    peak_tflops: Annotated[float | None, Option(help="Peak of one device: adds an estimate of the time.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Estimate memory and arithmetic of training before anything is built."""
+    from keras_vit import train as training
+
+    planned = training.plan(
+        model,
+        image_size=parse_size(image_size),
+        batch_size=batch,
+        devices=devices,
+        accumulation=accumulation,
+        optimizer=optimizer,
+        precision=precision,
+        remat=remat,
+        ema=ema,
+        peak_tflops=peak_tflops,
+    )
+    print_result(planned, as_json)
