@@ -178,10 +178,10 @@ HOSTILE_SAFETENSORS: Table = {
     "half a header": ("cannot be read", tensors('{"a":')),
     "a header that is no UTF-8": ("cannot be read", lambda: struct.pack("<Q", 4) + b'{"\xff"'),
     "metadata that are numbers": (
-        "no table of texts",
+        "not an object of texts",
         tensors({"__metadata__": {"format": 1}, "a": entry()}),
     ),
-    "metadata that are a list": ("no table of texts", tensors({"__metadata__": [], "a": entry()})),
+    "metadata that are a list": ("not an object of texts", tensors({"__metadata__": [], "a": entry()})),
     "no offsets": ("no valid entry for tensor 'a'", tensors({"a": {"dtype": "F32", "shape": [2]}})),
     "more than a tensor": ("no valid entry for tensor 'a'", tensors({"a": {**entry(), "more": 1}})),
     "negative offsets": ("no valid entry for tensor 'a'", tensors({"a": entry(-8, 0)})),

@@ -112,7 +112,7 @@ def test_what_keras_does_not_write_is_refused_and_says_why(
         read_all(path)
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
-    assert "fetch it again" not in message  # it is refused by a rule of ours, not by luck
+    assert "download it again" not in message  # it is refused by a rule of ours, not by luck
     assert len(message) < 700
     assert message.isprintable()
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from forgery import DEFLATED, Member, archive, bomb, deflate, entry, npy, npz, safetensors
 from hostile_files import HOSTILE_NPZ, HOSTILE_SAFETENSORS, OTHER_KINDS
 from keras_vit.converters.containers import CheckpointError, open_container
-from keras_vit.converters.containers.errors import reading
+from keras_vit.converters.containers.guard import reading
 from little_memory import assert_all_refused
 
 TENSORS = {
@@ -88,7 +88,7 @@ def test_a_hostile_file_is_refused_with_a_sentence_that_names_it_and_says_why(
 )
 def test_whatever_a_parser_raises_becomes_our_error(error: Exception) -> None:
     with (
-        pytest.raises(CheckpointError, match=r"vit\.npz: cannot be read .*fetch it again") as caught,
+        pytest.raises(CheckpointError, match=r"vit\.npz: cannot be read .*download it again") as caught,
         reading(Path("vit.npz")),
     ):
         raise error
