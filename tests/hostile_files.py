@@ -120,7 +120,7 @@ HOSTILE_NPZ: Table = {
     "a name that clears the screen": ("which is a path", of(ARRAY, name="\x1b[2Jw.npy")),
     "a name with a zero in it": ("which is a path", of(ARRAY, name="w.npy\0.npy")),
     "a script": (
-        "'run.sh', which is no .npy",
+        "'run.sh', which is not a .npy",
         lambda: archive(Member("w.npy", ARRAY), Member("run.sh", b"")),
     ),
     # lies about members

@@ -247,7 +247,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
     ("writer", "pairs", "reason"),
     [
         ("write_npz", [("w", NUMBERS), ("w", NUMBERS)], "Two tensors are named 'w.npy'"),
-        ("write_npz", [("../w", NUMBERS)], "is a path and not a tensor"),
+        ("write_npz", [("../w", NUMBERS)], "is a path and not a tensor's name"),
         ("write_npz", [("w", np.array([None]))], "'w.npy' is object. Types written: float64"),
         ("write_safetensors", [("w", NUMBERS), ("w", NUMBERS)], "name 'w' is taken"),
         ("write_safetensors", [("__metadata__", NUMBERS)], "name '__metadata__' is taken"),

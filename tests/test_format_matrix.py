@@ -16,7 +16,7 @@ from forgery import npz
 from format_cases import load
 from keras_vit import converters
 from keras_vit.converters.containers import open_container
-from keras_vit.converters.tables import load_table
+from keras_vit.converters.table import load_table
 from model_weights import assert_same_bits, values
 from tiny_models import VARIANTS, built, prepared
 

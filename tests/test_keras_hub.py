@@ -18,7 +18,7 @@ from scipy import ndimage
 
 from keras_vit import converters
 from keras_vit.converters.containers import CheckpointError
-from keras_vit.converters.tables import load_table
+from keras_vit.converters.table import load_table
 from model_weights import assert_same_bits, values
 
 DATA = Path(__file__).parent / "data" / "keras_hub"

@@ -19,9 +19,9 @@ import pytest
 import peer_cases as cases
 import torch_peers as peers
 from keras_vit import converters
-from keras_vit.converters.config_json import facts
+from keras_vit.converters.config_json import to_fields
 from keras_vit.converters.containers.base import Header
-from keras_vit.converters.tables import load_table
+from keras_vit.converters.table import load_table
 from keras_vit.errors import CheckpointError
 from peer_cases import TOLERANCE
 from reference_cases import distance
@@ -129,10 +129,10 @@ def test_a_name_tells_what_the_tensors_of_timm_do_not(name: str) -> None:
     table = load_table("timm")
     headers = {key: Header(key, tuple(value.shape), "float32") for key, value in theirs.state_dict().items()}
     match = table.match(headers)
-    if table.prefix_of(headers) is None or match.unknown or "encoder_norm/gamma" not in match.sources:
+    if table.find_prefix(headers) is None or match.unknown or "encoder_norm/gamma" not in match.sources:
         pytest.skip("another kind of model, told by its tensors")
     try:
-        said = facts({"architecture": name}, table.json)
+        said = to_fields({"architecture": name}, table.json)
     except CheckpointError:
         assert name in cases.NOT_READ
         return
@@ -140,6 +140,6 @@ def test_a_name_tells_what_the_tensors_of_timm_do_not(name: str) -> None:
     norms = [block.norm1, block.norm2, *(module for module in (theirs.norm, theirs.fc_norm) if hasattr(module, "eps"))]
     activations = {"GELU": "gelu_erf", "GELUTanh": "gelu_tanh", "QuickGELU": "gelu_quick"}
     assert said.get("num_heads") in (block.attn.num_heads, None if name.startswith(("test_", "flexivit_")) else ())
-    assert {said.get("norm_epsilon", table.config["norm_epsilon"])} == {norm.eps for norm in norms}
+    assert {said.get("norm_epsilon", table.meaning.config["norm_epsilon"])} == {norm.eps for norm in norms}
     assert said.get("activation", "gelu_erf") == activations[type(block.mlp.act).__name__]
     assert pool is None or (pool.num_heads, pool.norm.eps) == (block.attn.num_heads, block.norm1.eps)

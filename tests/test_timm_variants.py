@@ -12,8 +12,8 @@ import pytest
 
 import peer_cases as cases
 from keras_vit import converters
-from keras_vit.converters.config_json import facts
-from keras_vit.converters.tables import load_table
+from keras_vit.converters.config_json import to_fields
+from keras_vit.converters.table import load_table
 from keras_vit.errors import CheckpointError
 from model_weights import assert_same_bits, values
 from reference_cases import arrays, distance
@@ -71,13 +71,13 @@ def test_what_is_written_for_timm_says_the_same_as_timms_own(tmp_path: Path, nam
     ],
 )
 def test_the_name_of_an_entry_point_tells_what_its_tensors_do_not(name: str, said: dict[str, Any]) -> None:
-    assert facts({"architecture": name}, load_table("timm").json) == said
+    assert to_fields({"architecture": name}, load_table("timm").json) == said
 
 
 @pytest.mark.parametrize("name", cases.NOT_READ)
 def test_entry_points_of_another_kind_are_refused_by_name(name: str) -> None:
     with pytest.raises(CheckpointError, match=f"architecture '{name}' is not read"):
-        facts({"architecture": name}, load_table("timm").json)
+        to_fields({"architecture": name}, load_table("timm").json)
 
 
 def changed(tmp_path: Path, name: str, **entries: Any) -> Path:

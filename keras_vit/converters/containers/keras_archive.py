@@ -27,14 +27,13 @@ def open_keras_archive(path: Path) -> tuple[dict[str, Any], Hdf5Container]:
         CheckpointError: the file is damaged, hostile, or not as Keras writes it.
         FileNotFoundError: there is no such file.
     """
-    with reading(path):
-        with path.open("rb", buffering=0) as file:
-            archive, members = open_archive(file, path.stat().st_size, _check_names)
-            places = {info.filename: (info, start) for info, start in members}
-            weights, start = places[_WEIGHTS]
-            if weights.compress_type != zipfile.ZIP_STORED:
-                raise CheckpointError("has compressed weights, which Keras does not write. Save the model again.")
-            config = _read_config(archive, places[_CONFIG][0])
+    with reading(path), path.open("rb", buffering=0) as file:
+        archive, members = open_archive(file, path.stat().st_size, _check_names)
+        places = {info.filename: (info, start) for info, start in members}
+        weights, start = places[_WEIGHTS]
+        if weights.compress_type != zipfile.ZIP_STORED:
+            raise CheckpointError("has compressed weights, which Keras does not write. Save the model again.")
+        config = _read_config(archive, places[_CONFIG][0])
     return config, Hdf5Container(path, start=start, size=weights.file_size)
 
 

@@ -23,7 +23,7 @@ _STATE_KEYS = ("state_dict", "model")  # under which training programs (timm, De
 
 
 def is_torch(start: bytes) -> bool:
-    """Return whether these first bytes are a PyTorch file's: a zip archive whose first member is a pickle in a folder."""
+    """Return whether a file that starts like this is PyTorch's: a zip archive with a pickle in a folder first."""
     length = int.from_bytes(start[26:28], "little")
     return start.startswith(b"PK\3\4") and start[30 : 30 + length].endswith(f"/{PICKLE}".encode())
 
@@ -41,7 +41,9 @@ class TorchContainer(Container):
         for name, tensor in _state(self._load()).items():
             header = _header(name, tensor)
             if header.bytes > size:  # a view that repeats its elements
-                raise CheckpointError(f"is a PyTorch file whose tensor {quoted(name)} is larger than the file. {DOWNLOAD_AGAIN}")
+                raise CheckpointError(
+                    f"is a PyTorch file whose tensor {quoted(name)} is larger than the file. {DOWNLOAD_AGAIN}"
+                )
             self._tensors[name], self.headers[name] = tensor, header
 
     def _check_archive(self, size: int) -> None:
