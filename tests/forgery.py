@@ -3,8 +3,11 @@
 import io
 import json
 import struct
+import zipfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -95,6 +98,38 @@ def safetensors(header: Any, data: bytes = b"", *, length: int | None = None) ->
     """Writes a .safetensors file with any header: JSON made of it, or the text itself."""
     text = header.encode() if isinstance(header, str) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def keras_archive(
+    path: Path,
+    *,
+    config: bytes | None = None,
+    model: Mapping[str, Any] | None = None,
+    weights: bytes | None = None,
+    compression: int = zipfile.ZIP_STORED,
+    **outer: Any,
+) -> Path:
+    """Writes a .keras file: the one in tests/data/saved, with things changed.
+
+    Args:
+        path: of the file.
+        config: its whole config.json.
+        model: fields of its ViTConfig.
+        weights: its whole model.weights.h5.
+        compression: of all members, as zipfile numbers it.
+        **outer: keys of the object in its config.json.
+    """
+    with zipfile.ZipFile(Path(__file__).parent / "data" / "saved" / "model.keras") as good:
+        members = {name: good.read(name) for name in good.namelist()}
+    values = json.loads(members["config.json"])
+    values["config"]["config"] |= model or {}
+    values |= outer
+    members["config.json"] = json.dumps(values).encode() if config is None else config
+    members["model.weights.h5"] = members["model.weights.h5"] if weights is None else weights
+    with zipfile.ZipFile(path, "w", compression) as file:
+        for name, data in members.items():
+            file.writestr(name, data)
+    return path
 
 
 def entry(begin: Any = 0, end: Any = 8, *, dtype: Any = "F32", shape: Any = (2,)) -> dict[str, Any]:

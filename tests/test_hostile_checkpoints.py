@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import reference_cases as reference
-from forgery import entry, npz, safetensors
+from forgery import entry, keras_archive, npz, safetensors
 from keras_vit import converters
 from keras_vit.converters.containers import open_container, write_npz
 from keras_vit.converters.record import KEY
@@ -457,6 +457,8 @@ def test_what_is_refused_takes_less_than_128_mib(tmp_path: Path) -> None:
         paths.append(changed("google", tmp_path / name, change, **note))
     (tmp_path / "json").mkdir()
     paths.append(described("hf_cls_v5", tmp_path / "json", '{"a": "' + "x" * 200_000_000 + '"}'))
+    paths.append(tmp_path / "huge.keras")
+    keras_archive(paths[-1], model={"hidden_size": 100_000, "mlp_dim": 400_000})
     command = [sys.executable, "-c", LOAD_IN_LITTLE_MEMORY, str(reference.checkpoint("vit_token")), *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

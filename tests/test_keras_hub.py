@@ -123,7 +123,7 @@ def test_the_format_is_only_read(preset: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "place", "value", "reason"),
     [
-        ("task.json", "config.pooling", "gap", "its mean takes in the class token"),
+        ("task.json", "config.pooling", "gap", "its mean includes the class token"),
         ("task.json", "config.pooling", "max", "classifier|task.config"),
         ("task.json", "config.num_classes", 6, "num_classes 6 where the tensors have 5"),
         ("config.json", "config.num_heads", 4, "num_heads=4"),

@@ -104,7 +104,7 @@ def changed(tmp_path: Path, name: str, **entries: Any) -> Path:
         ({"model_args__qk_norm": True}, r"model_args.qk_norm is read only as one of \[False\]. Received: True"),
         ({"model_args__pool_include_prefix": True}, "model_args.pool_include_prefix is read only as"),
         ({"model_args__norm_layer": "rmsnorm"}, "model_args.norm_layer is read only as"),
-        ({"model_args__attn_layer": "diff"}, r"model_args has \['attn_layer'\], and nothing is known"),
+        ({"model_args__attn_layer": "diff"}, r"model_args has unknown keys \['attn_layer'\]; such a model is not read"),
         ({"global_pool": "avgmax"}, "global_pool is one of .*Received: 'avgmax'"),
         ({"model_args__act_layer": "mish"}, "model_args.act_layer is one of .*Received: 'mish'"),
         ({"model_args__embed_dim": 32}, "hidden_size 32 where the tensors have 16"),

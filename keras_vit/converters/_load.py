@@ -259,4 +259,9 @@ def _load_keras_weights(model: VisionTransformer, weights: Container, *, allow_n
                 if not allow_nonfinite and not assign.is_finite(value):
                     raise CheckpointError(f"{name} holds values that are not finite; allow_nonfinite=True reads them")
                 file[name] = value
-        model.load_weights(copy)
+        try:
+            with warnings.catch_warnings():  # Keras only warns about some layers that it cannot find in the file
+                warnings.filterwarnings("error", message="Skipping nested container")
+                model.load_weights(copy)
+        except (ValueError, UserWarning) as error:
+            raise CheckpointError(f"its weights do not fit the model: {str(error)[:500]}") from error
