@@ -135,7 +135,7 @@ def read_config(
 
     >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="google")
     >>> keras_vit.converters.read_config(path).num_layers
-    6
+    4
     """
     with opened(path, facts=_to_facts(config), format=format) as checkpoint:
         return checkpoint.written

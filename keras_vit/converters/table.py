@@ -28,29 +28,15 @@ OWN_PREFIX = "keras_vit/"
 
 _CONTAINERS = ("npz", "safetensors", "h5")
 _LAYOUTS = ("keras", "torch")
+_LISTS = ("prefixes", "ignore", "detect_absent", "beside", "renumber", "zeros")
 _SCHEMA = {
-    "format": str,
-    "container": str,
-    "layout": str,
-    "prefixes?": [str],
-    "write_prefix?": str,
-    "ignore_outside?": bool,
-    "head_prefix?": str,
-    "ignore?": [str],
-    "detect": [str],
-    "detect_absent?": [str],
-    "beside?": [str],
-    "renumber?": [str],
-    "spelled?": {"*": str},
-    "stacked?": {"*": str},
-    "writable?": bool,
-    "config?": dict,
-    "defaults?": dict,
+    **dict.fromkeys(("format", "container", "layout", "write_prefix?", "head_prefix?"), str),
+    **dict.fromkeys(("ignore_outside?", "writable?"), bool),
+    **dict.fromkeys(("detect", *(f"{key}?" for key in _LISTS)), [str]),
+    **dict.fromkeys(("spelled?", "stacked?"), {"*": str}),
+    **dict.fromkeys(("config?", "defaults?", "json?", "tensors"), dict),
     "without?": {"*": dict},
-    "zeros?": [str],
     "refused?": [dict],
-    "json?": dict,
-    "tensors": dict,
 }
 
 

@@ -14,21 +14,9 @@ from keras_vit.converters.containers.guard import DOWNLOAD_AGAIN, quoted, readin
 from keras_vit.errors import CheckpointError
 
 # The types that are read, and the bytes of one element in a file.
-ITEM_BYTES = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint64": 8,
-    "uint32": 4,
-    "uint16": 2,
-    "uint8": 1,
-    "bool": 1,
-}
+_FLOATS, _INTEGERS = ("float64", "float32", "float16"), ("int64", "int32", "int16", "int8")
+_OTHERS = (*_INTEGERS, "uint64", "uint32", "uint16", "uint8", "bool")
+ITEM_BYTES = {name: 2 if name == "bfloat16" else np.dtype(name).itemsize for name in (*_FLOATS, "bfloat16", *_OTHERS)}
 
 # The most bytes a file may use to name its tensors: enough for 100,000. Parsed, they take ten times that in memory.
 MAX_DIRECTORY_BYTES = 16 << 20

@@ -30,23 +30,8 @@ _FOREIGN_MEMBERS = {
 }
 
 # Types in a .npy header, without the byte order. NumPy has no bfloat16: it saves two opaque bytes.
-_NPY_TYPES = {
-    "f8": "float64",
-    "f4": "float32",
-    "f2": "float16",
-    "V2": "bfloat16",
-    "i8": "int64",
-    "i4": "int32",
-    "i2": "int16",
-    "i1": "int8",
-    "u8": "uint64",
-    "u4": "uint32",
-    "u2": "uint16",
-    "u1": "uint8",
-    "b1": "bool",
-    "O": "object",
-    "O8": "object",
-}
+_NPY_TYPES = {np.dtype(name).str[1:]: name for name in ITEM_BYTES if name != "bfloat16"}
+_NPY_TYPES |= {"V2": "bfloat16", "O": "object", "O8": "object"}
 
 
 class _Member(NamedTuple):
