@@ -1,4 +1,4 @@
-"""Reading against numpy.load and the safetensors library, bit for bit, and writing that is all or nothing."""
+"""Compare reading with numpy.load and the safetensors library, bit by bit; writing is all or nothing."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""A hostile or damaged .keras file is one CheckpointError, as every other file is; nothing in it is run."""
+"""Hostile and damaged .keras files are refused with one CheckpointError; nothing in them is run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GOOD = Path(__file__).parent / "data" / "saved" / "model.keras"
 
 
 def refuse(path: Path, match: str, **options: Any) -> None:
-    """The file is refused in one error that names it, soon, and with a message one can read."""
+    """Check that a file is refused soon, in one short error that names it."""
     start = time.process_time()
     with pytest.raises(converters.CheckpointError, match=match) as caught:
         converters.load(path, **options)
@@ -38,7 +38,7 @@ def members() -> dict[str, bytes]:
 
 
 def hdf5(change: Callable[[h5py.File], None]) -> bytes:
-    """The good file's weights after a change."""
+    """Return the good file's weights with a change."""
     memory = io.BytesIO(members()["model.weights.h5"])
     with h5py.File(memory, "a") as file:
         change(file)

@@ -30,7 +30,7 @@ from tiny_models import built, prepared
 pytestmark = [pytest.mark.torch, pytest.mark.peers]
 
 CLASSIFIER, MODEL = "ViTForImageClassification", "ViTModel"
-# Their interpolation rounds to float32 at every step, ours once.
+# Their interpolation rounds to float32 at every step, ours only once.
 RESIZED = 1e-5
 FOR_TIMM = [name for name in cases.OURS if name not in (*cases.REFUSED_BY_TIMM, *cases.WITHOUT_ENTRY_POINT)]
 FOR_TRANSFORMERS = [name for name in cases.OURS if name not in cases.REFUSED_BY_TRANSFORMERS]
@@ -75,7 +75,7 @@ def test_transformers_reads_what_we_write(tmp_path: Path, name: str) -> None:
     converters.save(model, tmp_path / "ours", format="huggingface")
     kind = CLASSIFIER if config.num_classes else MODEL
     plain = not config.num_classes and config.representation_size is None
-    options = {"add_pooling_layer": False} if plain else {}  # it would be missing
+    options = {"add_pooling_layer": False} if plain else {}  # its weights would be missing
     theirs = peers.loaded_by_transformers(tmp_path / "ours", kind, **options)
     images = prepared(config)
     assert distance(peers.outputs(theirs, images), np.asarray(model(images))) < TOLERANCE
@@ -105,7 +105,7 @@ def test_another_resolution_is_that_of_transformers(tmp_path: Path, size: tuple[
 def test_a_repository_of_the_hub_is_read_by_its_name(tmp_path: Path, name: str) -> None:
     theirs = peers.saved_by_timm(tmp_path, name, {"depth": 1, "num_classes": 5})
     described = json.loads((tmp_path / "config.json").read_text())
-    assert described.pop("model_args")  # repositories have it only where they differ from the entry point
+    assert described.pop("model_args")  # repositories have it only if they differ from the entry point
     (tmp_path / "config.json").write_text(json.dumps(described))
     ours = converters.load(tmp_path)
     images = prepared(ours.config, batch=1)

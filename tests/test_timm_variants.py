@@ -1,4 +1,4 @@
-"""What timm's files say is understood, checked without timm: its outputs for tiny models lie in tests/data/timm."""
+"""timm's files are read as timm does; its outputs for tiny models are in tests/data/timm."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_entry_points_of_another_kind_are_refused_by_name(name: str) -> None:
 
 
 def changed(tmp_path: Path, name: str, **entries: Any) -> Path:
-    """A copy of a case with other entries in its config.json; None takes one out."""
+    """Copy a case and change entries of its config.json; None removes one."""
     folder = tmp_path / "changed"
     shutil.copytree(FOLDER / name, folder)
     described = json.loads((folder / "config.json").read_text())
