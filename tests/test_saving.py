@@ -151,14 +151,18 @@ def test_converters_open_keras_files_too(
 
 @pytest.mark.parametrize(
     ("dtype", "changes"),
-    [*((None, changes) for changes in VARIANTS.values()), *((dtype, {}) for dtype in ("mixed_bfloat16", "bfloat16"))],
+    [
+        *((None, VARIANTS[name]) for name in ("hybrid", "map", "distilled", "registers", "shared relative positions")),
+        *((dtype, {}) for dtype in (None, "bfloat16")),
+    ],
     ids=str,
 )
 def test_a_keras_file_is_loaded_as_keras_loads_it(tmp_path: Path, dtype: str | None, changes: dict[str, Any]) -> None:
     model = built(dtype, dropout_rate=0.1, **changes)
     model.get_layer("block_0").trainable = False
-    model.compile("adam", "mse")
-    model.optimizer.build(model.trainable_variables)
+    if dtype is None and not changes:  # a file with an optimizer's state
+        model.compile("adam", "mse")
+        model.optimizer.build(model.trainable_variables)
     model.save(tmp_path / "vit.keras")
     loaded, want = converters.load(tmp_path / "vit.keras"), keras.saving.load_model(tmp_path / "vit.keras")
     assert loaded.get_config() == want.get_config() == model.get_config()
