@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from keras_vit.converters.table import Row, Table
-from keras_vit.converters.tables import formats, load_table
+from keras_vit.converters.table import Row, Table, formats, load_table
 
 README = Path(__file__).parent.parent / "README.md"
 START, END = "<!-- features: written by tests/feature_table.py, checked by make test -->\n", "<!-- /features -->"
@@ -72,8 +71,8 @@ def _allows(table: Table, field: str, values: set[object]) -> bool:
         return True
     spelled = {} if table.json is None else table.json.values.get(field, {})
     said = set(spelled.values()) if all(not isinstance(value, list) for value in spelled.values()) else set()
-    absent = {facts[field] for facts in table.without.values() if field in facts}
-    means = {table.config[field]} if field in table.config else set() if spelled else values
+    absent = {facts[field] for facts in table.meaning.without.values() if field in facts}
+    means = {table.meaning.config[field]} if field in table.meaning.config else set() if spelled else values
     return bool(values & (means | said | absent))
 
 

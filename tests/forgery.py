@@ -1,10 +1,13 @@
-"""Makes files of tensors, honest ones and others, byte by byte."""
+"""Make valid and false files of tensors, byte by byte."""
 
 import io
 import json
 import struct
+import zipfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ STORED, DEFLATED = 0, 8
 
 @dataclass(frozen=True)
 class Member:
-    """One member of a zip archive and what the archive says of it; None tells the truth."""
+    """One member of a zip archive and what the archive states about it; None states the truth."""
 
     name: str
     packed: bytes
@@ -27,7 +30,7 @@ class Member:
 
 
 def archive(*members: Member) -> bytes:
-    """Writes a zip archive, believing everything the members say."""
+    """Write a zip archive with everything that the members state."""
     data, directory = b"", b""
     for member in members:
         honest = member.method == DEFLATED and member.size is None
@@ -46,30 +49,30 @@ def archive(*members: Member) -> bytes:
 
 
 def deflate(data: bytes) -> bytes:
-    """Compresses without zlib's own header, as zip archives hold it."""
+    """Compress without zlib's header, as in zip archives."""
     engine = zlib.compressobj(wbits=-15)
     return engine.compress(data) + engine.flush()
 
 
 def npy(array: np.ndarray) -> bytes:
-    """Writes a .npy file."""
+    """Write a .npy file."""
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
 
 
 def npy_header(text: str, version: int = 1) -> bytes:
-    """Writes a .npy header with the given text."""
+    """Write a .npy header with the given text."""
     return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", len(text)) + text.encode()
 
 
 def claim(descr: str = "'<f4'", shape: str = "(2,)", fortran: str = "False") -> bytes:
-    """Writes a .npy header that claims something."""
+    """Write a .npy header with the given claims."""
     return npy_header(f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}, }}")
 
 
 def bomb(mebibytes: int, *, told: int | None = None) -> bytes:
-    """Makes an .npz that unpacks to many zeros, in no time: one compressed mebibyte, repeated.
+    """Make an .npz that unpacks to many zeros: one compressed mebibyte, repeated.
 
     Args:
         mebibytes: What it unpacks to.
@@ -85,18 +88,50 @@ def bomb(mebibytes: int, *, told: int | None = None) -> bytes:
 
 
 def npz(tensors: dict[str, np.ndarray]) -> bytes:
-    """Writes an .npz as NumPy does."""
+    """Write an .npz as NumPy does."""
     file = io.BytesIO()
     np.savez(file, **tensors)  # type: ignore[arg-type]  # NumPy's stub has the flag among the names
     return file.getvalue()
 
 
 def safetensors(header: Any, data: bytes = b"", *, length: int | None = None) -> bytes:
-    """Writes a .safetensors file with any header: JSON made of it, or the text itself."""
+    """Write a .safetensors file with any header: an object, or its text."""
     text = header.encode() if isinstance(header, str) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
 
+def keras_archive(
+    path: Path,
+    *,
+    config: bytes | None = None,
+    model: Mapping[str, Any] | None = None,
+    weights: bytes | None = None,
+    compression: int = zipfile.ZIP_STORED,
+    **outer: Any,
+) -> Path:
+    """Write a copy of tests/data/saved/model.keras with changes.
+
+    Args:
+        path: of the file.
+        config: its whole config.json.
+        model: fields of its ViTConfig.
+        weights: its whole model.weights.h5.
+        compression: of all members, as zipfile numbers it.
+        **outer: keys of the object in its config.json.
+    """
+    with zipfile.ZipFile(Path(__file__).parent / "data" / "saved" / "model.keras") as good:
+        members = {name: good.read(name) for name in good.namelist()}
+    values = json.loads(members["config.json"])
+    values["config"]["config"] |= model or {}
+    values |= outer
+    members["config.json"] = json.dumps(values).encode() if config is None else config
+    members["model.weights.h5"] = members["model.weights.h5"] if weights is None else weights
+    with zipfile.ZipFile(path, "w", compression) as file:
+        for name, data in members.items():
+            file.writestr(name, data)
+    return path
+
+
 def entry(begin: Any = 0, end: Any = 8, *, dtype: Any = "F32", shape: Any = (2,)) -> dict[str, Any]:
-    """Makes one tensor's entry in a .safetensors header."""
+    """Return one tensor's entry in a .safetensors header."""
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}

@@ -1,4 +1,4 @@
-"""The reference cases as their users hold them, and each official output by its name in our model."""
+"""The reference cases as their users have them, and the name in our model of each official output."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from safetensors.numpy import save_file
 import reference_cases as reference
 from keras_vit import converters
 
-# What a file and its config.json cannot say.
+# Facts that a file and its config.json cannot state.
 FACTS: dict[str, dict[str, Any]] = {
     "vit_unpooled": {"classifier": "unpooled"},
     "vit_token_unpooled": {"classifier": "token_unpooled"},
 }
 WANTED: dict[str, dict[str, Any]] = {
-    "vit_not_multiple": {"image_size": (35, 38)},  # no multiple of the patch: the file only tells its grid
+    "vit_not_multiple": {"image_size": (35, 38)},  # not a multiple of the patch: the file only tells its grid
     "bv_gap_sincos": {"image_size": (32, 32)},  # no position embedding in the file
 }
-# Where an official output stands in our model: a name of `features`, or "layer:" and the layer that gives it.
+# Official output -> its place in our model: a name of `features`, or "layer:" and a layer's name.
 _OUTPUTS = {
     r"grid/(embedding|stem)": "embedding",
     r"resnet/block(\d+)": "stage_{0}",
@@ -39,7 +39,7 @@ _RESIZED = re.compile(r"(?:t\d|resized)_(\d+)x(\d+)/")
 
 
 def path_of(name: str, folder: Path) -> Path:
-    """A case's file; timm's hybrids, which are kept compressed, are written as timm does."""
+    """Return a case's file; timm's hybrids are stored compressed and are written as timm does."""
     path = reference.checkpoint(name)
     if path.name != "state_dict.npz":
         return path
@@ -52,18 +52,18 @@ def path_of(name: str, folder: Path) -> Path:
 
 
 def load(name: str, folder: Path, **options: Any) -> Any:
-    """A case as its users would load it: with nothing but the path, where the file says everything."""
+    """Load a case as its users do: with the path alone, if the file states everything."""
     return converters.load(path_of(name, folder), config=FACTS.get(name), **WANTED.get(name, {}) | options)
 
 
 def sizes(name: str) -> list[tuple[str, tuple[int, int]]]:
-    """The other resolutions of a case: the prefix of their outputs, and (height, width)."""
+    """Return the other resolutions of a case: the prefix of their outputs, and (height, width)."""
     found = {match[0]: (int(match[1]), int(match[2])) for key in _shapes(name) if (match := _RESIZED.match(key))}
     return sorted(found.items())
 
 
 def at(name: str, prefix: str) -> dict[str, np.ndarray]:
-    """The official outputs at one resolution; the prefix is "" at the file's own."""
+    """Return the official outputs at one resolution; the prefix of the file's own is ""."""
     outputs = reference.expected(name)
     if prefix:
         return {key.removeprefix(prefix): value for key, value in outputs.items() if key.startswith(prefix)}
@@ -71,7 +71,7 @@ def at(name: str, prefix: str) -> dict[str, np.ndarray]:
 
 
 def computed(model: Any, images: np.ndarray, names: list[str], case: str) -> dict[str, np.ndarray]:
-    """The official outputs of a case, as our model computes them."""
+    """Compute the official outputs of a case with our model."""
     ours = {name: _tensor(model, name, case) for name in names}
     found = keras.Model(model.inputs[0], ours)(images)
     return {name: keras.ops.convert_to_numpy(value) for name, value in found.items()}

@@ -1,4 +1,4 @@
-"""Damages small valid checkpoints of every format in many ways and opens them: a model, or our own error.
+"""Damage small valid checkpoints of every format in many ways and open them: a model or a CheckpointError.
 
 python tests/fuzz.py --count 2000 --format all --seed 0
 """
@@ -40,8 +40,8 @@ SEEDS = {
     "keras_hub": ("classifier", "gap", "no_bias"),
 }
 PRESETS = reference.FOLDER.parent / "keras_hub"
-SLOWEST = 10.0  # seconds of the processor, for one file
-LOADED = 4  # of every so many files one is loaded, too, where its headers are right
+SLOWEST = 10.0  # seconds of CPU time for one file
+LOADED = 4  # one in so many files with valid headers is loaded too
 VALUES: tuple[Any, ...] = (
     *(0, -1, 1, 2, 3, 7, 33, 2**31, 2**63, 10**12, 10**30, 0.5, -0.5, 1e308, 1e-308, float("nan"), float("inf")),
     *(
@@ -69,15 +69,15 @@ FIELDS = tuple(ViTConfig.__dataclass_fields__)
 
 @dataclass
 class Forged:
-    """A checkpoint about to be written: bytes, or the tensors and texts that they are made of."""
+    """A checkpoint to be written: bytes, or the tensors and texts that they are made of."""
 
     tensors: dict[str, np.ndarray]
     container: str
-    configs: dict[str, Any] = field(default_factory=dict)  # by the names of their files
+    configs: dict[str, Any] = field(default_factory=dict)  # by file name
     beside: dict[str, bytes] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # lies
-    types: dict[str, str] = field(default_factory=dict)  # lies
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # false ones
+    types: dict[str, str] = field(default_factory=dict)  # false ones
     damage: list[Callable[[bytes], bytes]] = field(default_factory=list)
     config_damage: list[Callable[[bytes], bytes]] = field(default_factory=list)
 
@@ -86,7 +86,7 @@ class Forged:
         for old in folder.iterdir():
             old.unlink()
         data = {"npz": self._npz, "safetensors": self._safetensors, "h5": self._h5}[self.container]()
-        path = folder / "model.safetensors"  # the name decides nothing
+        path = folder / "model.safetensors"  # the name does not matter
         path.write_bytes(_damaged(data, self.damage))
         for name, config in self.configs.items():
             (folder / name).write_bytes(_damaged(json.dumps(config).encode(), self.config_damage))
@@ -133,7 +133,7 @@ def _damaged(data: bytes, damage: list[Callable[[bytes], bytes]]) -> bytes:
     return data
 
 
-# ---- mutations: each changes a Forged by chance
+# ---- mutations: each makes a random change to a Forged
 
 
 def _bytes(forged: Forged, dice: random.Random) -> None:
@@ -151,7 +151,7 @@ def _bytes(forged: Forged, dice: random.Random) -> None:
 
 def _cut(forged: Forged, dice: random.Random) -> None:
     start, end = sorted((dice.random(), dice.random()))
-    whole = dice.random() < 0.5  # the end; else a piece of the middle
+    whole = dice.random() < 0.5  # cut at the end, else in the middle
 
     def cut(data: bytes) -> bytes:
         first, last = int(start * len(data)), int(end * len(data))
@@ -161,7 +161,7 @@ def _cut(forged: Forged, dice: random.Random) -> None:
 
 
 def _header_number(forged: Forged, dice: random.Random) -> None:
-    """One of the numbers that headers are made of, little-endian, becomes an extreme one."""
+    """Replace one little-endian number of a header by an extreme one."""
     share, width = dice.random() ** dice.choice((0.05, 8)), dice.choice((2, 4, 8))
     value = dice.choice((0, 1, 2 ** (8 * width) - 1, 2 ** (8 * width - 1), dice.randrange(2 ** (8 * width))))
 
@@ -210,7 +210,7 @@ def _shape(forged: Forged, dice: random.Random) -> None:
 
 
 def _lie(forged: Forged, dice: random.Random) -> None:
-    """A header with another shape or type than the data have."""
+    """Write a header with another shape or type than the data have."""
     name = dice.choice(list(forged.tensors))
     shape = list(forged.tensors[name].shape) or [1]
     shape[dice.randrange(len(shape))] = dice.choice((0, 1, 2**31, 2**63, -1, 10**30))
@@ -273,7 +273,7 @@ MUTATIONS = (_bytes, _cut, _header_number, _name, _drop, _shape, _lie, _type, _n
 
 
 def valid(format: str) -> list[Forged]:
-    """Small checkpoints of a format, whole."""
+    """Return small valid checkpoints of a format."""
     found = []
     for case in SEEDS[format]:
         hub = format == "keras_hub"
@@ -281,7 +281,7 @@ def valid(format: str) -> list[Forged]:
         with open_container(path) as container:
             tensors = {name: container.read(name) for name in container.headers}
         seed = Forged(tensors, path.suffix[1:])
-        if path.suffix != ".npz":  # whose config.json is of the reference cases, not of the format
+        if path.suffix != ".npz":  # an .npz has a config.json of the reference cases, not of the format
             seed.configs = {file.name: json.loads(file.read_bytes()) for file in path.parent.glob("*.json")}
         if hub:
             seed.beside = {"task.weights.h5": (path.parent / "task.weights.h5").read_bytes()}
@@ -290,21 +290,21 @@ def valid(format: str) -> list[Forged]:
 
 
 def forge(format: str, dice: random.Random, seeds: list[Forged]) -> Forged:
-    """One of the valid checkpoints with one to three mutations."""
+    """Return one of the valid checkpoints with one to three mutations."""
     seed = dice.choice(seeds)
     configs = json.loads(json.dumps(seed.configs))
     forged = Forged(dict(seed.tensors), seed.container, configs, dict(seed.beside))
     for mutate in dice.choices(MUTATIONS, k=dice.randint(1, 3)):
         if forged.tensors:
             mutate(forged, dice)
-    if forged.beside and dice.random() < 0.2:  # the other file is the damaged one
+    if forged.beside and dice.random() < 0.2:  # damage the other file
         forged.beside = {name: _damaged(data, forged.damage) for name, data in forged.beside.items()}
         forged.damage = []
     return forged
 
 
 def outcome(path: Path, *, whole: bool) -> str:
-    """What opening a file gives: "read", "refused", or the traceback of an error that should not come out."""
+    """Open a file; return "read", "refused", or the traceback of any other error."""
     start = time.process_time()
     try:
         with warnings.catch_warnings():
@@ -315,14 +315,14 @@ def outcome(path: Path, *, whole: bool) -> str:
         result = "read"
     except converters.CheckpointError as error:
         result = "refused" if str(error).strip() else "a refusal without a word"
-    except Exception:  # whatever it is, it is what is looked for
+    except Exception:  # any other error is what the fuzzer looks for
         result = traceback.format_exc()
     seconds = time.process_time() - start
     return result if seconds < SLOWEST else f"{result}, after {seconds:.0f} s"
 
 
 def fuzz(format: str, count: int, seed: int, folder: Path) -> Iterator[tuple[int, str]]:
-    """Forges so many files of a format and opens them: the seed of each, and its outcome."""
+    """Forge a number of files of a format and open them; yield the seed and outcome of each."""
     seeds = valid(format)
     numbers = itertools.count(seed)
     while count:
@@ -330,14 +330,14 @@ def fuzz(format: str, count: int, seed: int, folder: Path) -> Iterator[tuple[int
         forged = forge(format, random.Random(f"{format} {number}"), seeds)
         try:
             path = forged.write(folder)
-        except (ValueError, OverflowError, struct.error, UnicodeError):  # what no file can hold
+        except (ValueError, OverflowError, struct.error, UnicodeError):  # values that no file can hold
             continue
         count -= 1
         yield number, outcome(path, whole=number % LOADED == 0)
 
 
 def main() -> None:
-    """Fuzzes, prints what came out, and fails where something else than ours did."""
+    """Run the fuzzer, print the outcomes, and fail if there was an error other than CheckpointError."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=2000, help="files of each format (default: 2000)")
     parser.add_argument("--format", choices=["all", *SEEDS], default="all")

@@ -1,4 +1,4 @@
-"""Files that lie, and what is said of each: {what it is or does: (what the error says, what makes it)}."""
+"""False files and their errors: {description: (pattern of the error, function that makes the file)}."""
 
 import io
 import pickle
@@ -33,12 +33,12 @@ def tar() -> bytes:
 
 
 def of(data: bytes, **told: object) -> Callable[[], bytes]:
-    """An archive of one member "w" that tells the given things of itself."""
+    """Return a maker of an archive with one member "w" and the given false statements."""
     return lambda: archive(Member(**{"name": "w.npy", "packed": data, **told}))  # type: ignore[arg-type]
 
 
 def nested() -> bytes:
-    """A member "v" whose data are a whole member "w", which the directory names too."""
+    """Make a member "v" whose data are a whole member "w", which the directory names too."""
     inner = archive(Member("w.npy", ARRAY))
     outer = npy(np.frombuffer(inner, np.uint8))
     inside = archive(Member("v.npy", outer)).index(b"PK\3\4", 1)
@@ -46,14 +46,14 @@ def nested() -> bytes:
 
 
 def patched(at: int, value: bytes) -> Callable[[], bytes]:
-    """Two members "v" and "w", with bytes of the header before the second's data overwritten."""
+    """Return a maker of members "v" and "w", with bytes of the second's header overwritten."""
     start = len(archive(Member("v.npy", ARRAY)).partition(b"PK\1\2")[0]) + at
     data = archive(Member("v.npy", ARRAY), Member("w.npy", ARRAY))
     return lambda: data[:start] + value + data[start + len(value) :]
 
 
 def zip64(members: int, directory_bytes: int, record_at: int | None = None) -> bytes:
-    """An archive with the 64-bit record of so many members, and of a directory of so many bytes."""
+    """Make an archive whose 64-bit record claims these numbers of members and directory bytes."""
     body = archive(Member("w.npy", ARRAY))[:-22]
     record_at = len(body) if record_at is None else record_at
     record = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, members, members, directory_bytes, 0)
@@ -120,10 +120,10 @@ HOSTILE_NPZ: Table = {
     "a name that clears the screen": ("which is a path", of(ARRAY, name="\x1b[2Jw.npy")),
     "a name with a zero in it": ("which is a path", of(ARRAY, name="w.npy\0.npy")),
     "a script": (
-        "'run.sh', which is no .npy",
+        "'run.sh', which is not a .npy",
         lambda: archive(Member("w.npy", ARRAY), Member("run.sh", b"")),
     ),
-    # lies about members
+    # false statements about members
     "an encrypted member": ("is encrypted", of(ARRAY, flags=1)),
     "an unknown compression": ("compressed by method 12", of(ARRAY, method=12)),
     "a stored member of two sizes": ("is stored, yet has two sizes", of(ARRAY, packed_size=len(ARRAY) - 1)),
@@ -178,10 +178,10 @@ HOSTILE_SAFETENSORS: Table = {
     "half a header": ("cannot be read", tensors('{"a":')),
     "a header that is no UTF-8": ("cannot be read", lambda: struct.pack("<Q", 4) + b'{"\xff"'),
     "metadata that are numbers": (
-        "no table of texts",
+        "not an object of texts",
         tensors({"__metadata__": {"format": 1}, "a": entry()}),
     ),
-    "metadata that are a list": ("no table of texts", tensors({"__metadata__": [], "a": entry()})),
+    "metadata that are a list": ("not an object of texts", tensors({"__metadata__": [], "a": entry()})),
     "no offsets": ("no valid entry for tensor 'a'", tensors({"a": {"dtype": "F32", "shape": [2]}})),
     "more than a tensor": ("no valid entry for tensor 'a'", tensors({"a": {**entry(), "more": 1}})),
     "negative offsets": ("no valid entry for tensor 'a'", tensors({"a": entry(-8, 0)})),

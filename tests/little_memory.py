@@ -1,4 +1,4 @@
-"""Reads files in a process that may take 64 MiB more than it has."""
+"""Read files in a process that may use 64 MiB more memory than at its start."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ for path in sys.argv[1:]:
 
 
 def assert_all_refused(paths: Iterable[Path]) -> None:
-    """Every file is a CheckpointError, and none for want of memory."""
+    """Check that every file is a CheckpointError, and none because of a MemoryError."""
     command = [sys.executable, "-c", READ, *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The weights of a model as arrays, for the tests that follow them through files."""
+"""Compare the weights of models as arrays."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from keras_vit.converters.assign import weights
 
 
 def values(model: Any) -> dict[str, np.ndarray]:
-    """The weights of a model, by path."""
+    """Return the weights of a model, by path."""
     return {path: np.array(variable) for path, variable in weights(model).items()}
 
 
 def assert_same_bits(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> None:
-    """The same names, shapes, types and bits."""
+    """Check for the same names, shapes, types and bits."""
     assert got.keys() == want.keys()
     for name, value in want.items():
         assert got[name].dtype == value.dtype, name

@@ -1,4 +1,4 @@
-"""The reference cases: tiny checkpoints with what the official code of their format computes from them."""
+"""The reference cases: tiny checkpoints with the results of their format's official code."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def of_kind(kind: str) -> list[str]:
-    """The names of the cases of one kind, such as "official_npz"."""
+    """Return the names of the cases of one kind, such as "official_npz"."""
     return [name for name, case in CASES.items() if case["kind"] == kind]
 
 
 def checkpoint(name: str) -> Path:
-    """The file to load."""
+    """Return the file to load."""
     return FOLDER / CASES[name]["files"]["checkpoint"]
 
 
 def arrays(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of an .npz, read by NumPy."""
+    """Return all arrays of an .npz, read by NumPy."""
     with np.load(path) as file:
         return dict(file)
 
 
 def expected(name: str, *, float64: bool = False) -> dict[str, np.ndarray]:
-    """What the official code computed, in float32 or in float64."""
+    """Return the official outputs, in float32 or in float64."""
     return arrays(FOLDER / CASES[name]["files"]["reference_f64" if float64 else "reference"])
 
 
 def tolerance(name: str, *, float64: bool = False) -> float:
-    """The manifest's bound for `distance`: above the noise of the type, below every known mistake."""
+    """Return the manifest's bound for `distance`: above the rounding errors, below every known mistake."""
     return CASES[name]["suggested_tolerance"]["float64_vs_reference_f64" if float64 else "float32"]
 
 
 def distance(got: Any, want: np.ndarray) -> float:
-    """The manifest's measure: the largest difference over the largest value."""
+    """Return the largest difference divided by the largest value."""
     got = np.asarray(got)
     assert got.shape == want.shape
     return float(np.abs(got - want).max() / np.abs(want).max())

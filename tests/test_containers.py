@@ -1,4 +1,4 @@
-"""Reading against numpy.load and the safetensors library, bit for bit, and writing that is all or nothing."""
+"""Compare reading with numpy.load and the safetensors library, bit by bit; writing is all or nothing."""
 
 import errno
 import os
@@ -168,7 +168,7 @@ def test_one_damaged_tensor_does_not_stop_the_others_from_being_read(tmp_path: P
     damaged, good = Member("damaged.npy", npy(NUMBERS), checksum=1), Member("good.npy", npy(NUMBERS))
     (tmp_path / "vit").write_bytes(archive(damaged, good))
     with open_container(tmp_path / "vit") as container:
-        with pytest.raises(CheckpointError, match="'damaged' is damaged: .*Fetch it again"):
+        with pytest.raises(CheckpointError, match="'damaged' is damaged: .*Download it again"):
             container.read("damaged")
         assert container.read("good").tobytes() == NUMBERS.tobytes()
         with pytest.raises(CheckpointError, match="has no tensor 'absent' among its 2"):
@@ -247,7 +247,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
     ("writer", "pairs", "reason"),
     [
         ("write_npz", [("w", NUMBERS), ("w", NUMBERS)], "Two tensors are named 'w.npy'"),
-        ("write_npz", [("../w", NUMBERS)], "is a path and no tensor name"),
+        ("write_npz", [("../w", NUMBERS)], "is a path and not a tensor's name"),
         ("write_npz", [("w", np.array([None]))], "'w.npy' is object. Types written: float64"),
         ("write_safetensors", [("w", NUMBERS), ("w", NUMBERS)], "name 'w' is taken"),
         ("write_safetensors", [("__metadata__", NUMBERS)], "name '__metadata__' is taken"),

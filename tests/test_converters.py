@@ -1,4 +1,4 @@
-"""Official checkpoints give the numbers of the official code, and go out as they came in."""
+"""Official checkpoints give the results of the official code, and are written back with the same bits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tiny_models import VARIANTS, built
 OFFICIAL = reference.of_kind("official_npz")
 INTERPOLATED = reference.of_kind("official_npz_interpolation")
 TARGETS = [(name, target["name"]) for name in INTERPOLATED for target in reference.CASES[name]["targets"]]
-# What a file cannot say of itself.
+# Facts that a file cannot state itself.
 FACTS: dict[str, dict[str, Any]] = {
     "vit_unpooled": {"classifier": "unpooled"},
     "vit_token_unpooled": {"classifier": "token_unpooled"},
@@ -31,7 +31,7 @@ def size(name: str) -> tuple[int, int]:
 
 
 def load(name: str, **options: Any) -> Any:
-    """A case as its users would load it; a size that is no multiple of the patch is theirs to name."""
+    """Load a case as its users do; they name an image size that is not a multiple of the patch."""
     if name == "vit_not_multiple":
         options = {"image_size": size(name)} | options
         with pytest.warns(UserWarning, match="^keras_vit: images of 35x38 pixels are no multiple of the 8x8 patch"):
@@ -40,7 +40,7 @@ def load(name: str, **options: Any) -> Any:
 
 
 def feature(name: str) -> str:
-    """What `model.features` calls an output of the official code: "tokens/block_03" is "block_3"."""
+    """Return the name in `model.features` of an official output: "tokens/block_03" is "block_3"."""
     kind, _, rest = name.partition("/")
     if kind == "resnet":
         return rest.replace("block", "stage_")
@@ -52,10 +52,10 @@ def feature(name: str) -> str:
 
 
 def features(model: Any, images: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
-    """The official code's outputs, as our model computes them."""
+    """Compute the official code's outputs with our model."""
     ours = {name: feature(name) for name in names}
     found = model.features(images, [name for name in ours.values() if name in model.feature_names])
-    if "features" in ours:  # its word for a headless model's output
+    if "features" in ours:  # the official name of a headless model's output
         found["features"] = model(images)
     if "gn_root" in ours.values():
         root = model.get_layer("root")
@@ -119,7 +119,7 @@ def test_the_format_is_recognised(name: str) -> None:
 
 
 def at_target(name: str, target: str, **options: Any) -> tuple[Any, dict[str, np.ndarray]]:
-    """A case loaded at another resolution, and what the official code computed there."""
+    """Load a case at another resolution; return the model and the official outputs there."""
     stated = next(one for one in reference.CASES[name]["targets"] if one["name"] == target)
     config = reference.CASES[name]["model"]["representation_size"]
     drops = config != reference.CASES[name]["checkpoint_model"]["representation_size"]
@@ -189,7 +189,7 @@ def test_equal_numbers_of_tokens_on_another_grid_are_interpolated() -> None:
 def test_a_file_with_a_grid_that_is_not_square_is_read_when_its_size_is_told(tmp_path: Path) -> None:
     model = built(image_size=(16, 48))
     path = converters.save(model, tmp_path / "noted.npz", format="google")
-    assert_same_bits(values(converters.load(path)), values(model))  # it notes its own size
+    assert_same_bits(values(converters.load(path)), values(model))  # it notes its size
     np.savez(tmp_path / "wide.npz", **reference.arrays(path))
     path = tmp_path / "wide.npz"  # as others write it
     with pytest.raises(converters.CheckpointError, match="fills no square grid"):
@@ -246,18 +246,18 @@ def test_a_head_of_zeros_is_said_once_and_read(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="^keras_vit: the head of ViT-B_16.npz is all zeros") as seen:
         loaded = converters.load(path)
     assert len(seen) == 1
-    assert seen[0].filename == __file__  # it points at the caller's line
+    assert seen[0].filename == __file__  # the warning shows the caller's line
     assert_same_bits(values(loaded), values(model))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        converters.load(path, num_classes=3)  # a head of one's own is zero by intent
+        converters.load(path, num_classes=3)  # a new head is zero on purpose
 
 
 # ---- numbering, wrappers
 
 
 def renamed(path: Path, target: Path, change: Any) -> Path:
-    """A copy of an .npz with its names changed; None leaves a tensor out."""
+    """Copy an .npz and change the names of its tensors; None leaves one out."""
     np.savez(target, **{change(name): value for name, value in reference.arrays(path).items()})
     return target
 
@@ -306,7 +306,7 @@ def test_the_weights_are_found_inside_a_wrapper(tmp_path: Path, prefix: str) -> 
 
 
 def published(name: str) -> dict[str, np.ndarray]:
-    """A case's tensors under the published names, whatever names its own file has."""
+    """Return a case's tensors under the published names."""
     if name == "vit_token_linen":
         return reference.arrays(reference.checkpoint("vit_token"))
     tensors = reference.arrays(reference.checkpoint(name))
@@ -436,7 +436,7 @@ def test_a_class_token_outside_the_position_table_is_moved_into_it(tmp_path: Pat
         {"dropout_rate": 0.1, "attention_dropout_rate": 0.1, "stochastic_depth": 0.2},
         {"labels": ("a", "b", "c", "d", "e"), "head_bias_init": -10.0},
         {"position_method": "bicubic"},
-        {"representation_activation": "relu"},  # of a layer that is not there
+        {"representation_activation": "relu"},  # of a layer that the model does not have
     ],
     ids=str,
 )

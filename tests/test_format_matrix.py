@@ -1,4 +1,4 @@
-"""Every model in every format: bit for bit there and back, or refused by name; and read by others as it was meant."""
+"""Every model in every format: the same bits after writing and reading, or refused by name; what other readers see."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from forgery import npz
 from format_cases import load
 from keras_vit import converters
 from keras_vit.converters.containers import open_container
-from keras_vit.converters.tables import load_table
+from keras_vit.converters.table import load_table
 from model_weights import assert_same_bits, values
 from tiny_models import VARIANTS, built, prepared
 
 FORMATS = ("big_vision", "google", "huggingface", "timm")
-# "yes": as it is; "told": with a warning that other readers' last digits differ; else what the refusal names.
+# "yes": as it is; "told": with a warning that other readers' last digits differ; else a part of the error.
 CASES = {
     # case: big_vision | google | huggingface | timm
     "vit_token": "yes | yes | yes | yes",
@@ -141,7 +141,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:keras_vit. images of 35x38:UserW
 
 
 def saved(model: Any, path: Path, format: str) -> tuple[Path | None, str]:
-    """The file, and how it went in the words of the tables above."""
+    """Save a model; return the file and the outcome in the words of the tables above."""
     path.mkdir()
     name = path / f"file.{load_table(format).container}"
     with warnings.catch_warnings(record=True) as seen:
@@ -157,7 +157,7 @@ def saved(model: Any, path: Path, format: str) -> tuple[Path | None, str]:
 
 
 def check(model: Any, cells: str, folder: Path) -> None:
-    """Save in each format, load again: the same bits and config, or a refusal with the word of the cell."""
+    """Save in each format and load again: the same bits and config, or an error with the text of the cell."""
     want = values(model)
     for format, cell in zip(FORMATS, cells.split(" | "), strict=True):
         path, outcome = saved(model, folder / format, format)
@@ -168,7 +168,7 @@ def check(model: Any, cells: str, folder: Path) -> None:
         assert outcome == cell, format
         assert converters.detect(path) == format
         assert converters.read_config(path) == model.config, format
-        alone = shutil.move(path, folder / f"{format}.anything")  # without its config.json: a note says the rest
+        alone = shutil.move(path, folder / f"{format}.anything")  # without its config.json: the note states the rest
         again = converters.load(alone)
         assert again.config == model.config, format
         assert_same_bits(values(again), want)
@@ -197,11 +197,11 @@ def test_a_format_that_is_only_read_says_which_are_written(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
-# ---- as others read it
+# ---- other readers
 
 
 def plain(path: Path) -> Path:
-    """The file with the format's own tensors and nothing that only keras_vit reads."""
+    """Remove from a file what only keras_vit reads."""
     if path.suffix == ".npz":
         path.write_bytes(
             npz({name: value for name, value in reference.arrays(path).items() if "keras_vit" not in name})
@@ -237,7 +237,7 @@ def test_the_formats_own_code_would_compute_the_same(name: str, target: str, pre
     again = converters.load(plain(path), config=told)
     assert again.config.position_prefix == prefix_rows or not again.config.num_prefix_tokens
     images = prepared(model.config)
-    # A class token's row that moved into the token is one rounding of float32.
+    # Adding the class token's row to the token is one rounding of float32.
     assert reference.distance(again(images), np.asarray(model(images))) <= 1e-6
 
 
@@ -248,7 +248,7 @@ def test_a_class_token_without_a_position_row_has_an_empty_one_for_transformers(
     assert table.shape == (1, 17, 32)
     assert not table[:, 0].any()
     assert np.array_equal(table[:, 1:], values(model)["position/embedding"])
-    larger = converters.load(path, image_size=(24, 40))  # the rows leave after the grid was interpolated
+    larger = converters.load(path, image_size=(24, 40))  # the zero rows are removed after interpolation
     assert_same_bits(values(larger), values(model.resized((24, 40), method=larger.config.position_method)))
 
 

@@ -1,4 +1,4 @@
-"""Every public format gives the numbers of its own code, at its own resolution and at others."""
+"""Every format gives the results of its own code, at its own resolution and at others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forgery import npz
 from format_cases import at, computed, load, path_of, sizes
 from keras_vit import converters, position
 from keras_vit.converters.containers import open_container
-from keras_vit.converters.tables import load_table
+from keras_vit.converters.table import load_table
 from model_weights import assert_same_bits, values
 from tiny_models import built
 
@@ -41,7 +41,7 @@ def kind(name: str) -> str:
 
 
 def misses(model: Any, want: dict[str, np.ndarray], name: str, bound: float) -> dict[str, float]:
-    """The official outputs that our model does not give, and how far off it is."""
+    """Return the official outputs that our model misses, with the error of each."""
     images = want.pop("input" if "input" in want else "input_nhwc")
     got = computed(model, images, list(want), name)
     errors = {output: reference.distance(got[output].reshape(value.shape), value) for output, value in want.items()}
@@ -55,7 +55,7 @@ def test_a_path_is_enough_for_every_number_of_the_official_code(name: str, tmp_p
     for key in ("posemb", "logits_load_pretrained"):  # tested below, and a new head is zero
         want.pop(key, None)
     options: dict[str, Any] = {"image_size": size} if size else {}
-    if name == "interp_prelogits_drop":  # was loaded into a model without
+    if name == "interp_prelogits_drop":  # the official code loaded it into a model without pre_logits
         options |= {"config": {"representation_size": None}}
     model = converters.load(path_of(name, tmp_path), **options) if options else load(name, tmp_path)
     assert not misses(model, want, name, reference.tolerance(name))
@@ -81,7 +81,7 @@ def test_big_vision_is_met_in_float64(name: str, tmp_path: Path) -> None:
     model = load(name, tmp_path, dtype="float64")
     want = reference.expected(name, float64=True)
     images = reference.expected(name)["input"].astype(np.float64)
-    # Without a bound: big_vision's attention pooling itself stays in float32 there.
+    # Cases without a bound: big_vision's attention pooling computes in float32 there.
     assert not misses(model, {"input": images, **want}, name, reference.tolerance(name, float64=True) or 1e-6)
 
 
@@ -117,7 +117,7 @@ def test_a_file_in_another_format_remembers_the_method_of_its_weights(source: st
     assert_same_bits(values(detour), values(direct))
 
 
-# ---- what is it?
+# ---- recognising formats
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -145,7 +145,9 @@ def test_two_formats_in_one_file_are_told_apart_by_nobody(tmp_path: Path) -> Non
     (tmp_path / "both.npz").write_bytes(npz(both))
     with pytest.raises(converters.CheckpointError, match="more than one format.*google.*timm"):
         converters.detect(tmp_path / "both.npz")
-    with pytest.raises(converters.CheckpointError, match=r"left over"):  # and half of it is no model
+    with pytest.raises(
+        converters.CheckpointError, match=r"left over"
+    ):  # and the other half of the tensors fits no variable
         converters.load(tmp_path / "both.npz", format="google")
 
 

@@ -1,4 +1,4 @@
-"""A part of what tests/fuzz.py does at length: damaged checkpoints bring out our own error, or a model."""
+"""A short run of tests/fuzz.py: a damaged checkpoint is a CheckpointError or a model."""
 
 from __future__ import annotations
 

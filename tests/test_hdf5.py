@@ -1,4 +1,4 @@
-"""HDF5 files are read as h5py reads them where Keras wrote them, and cannot hurt, whoever did."""
+"""HDF5 files that Keras wrote are read as h5py reads them; hostile ones are refused."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_what_keras_does_not_write_is_refused_and_says_why(
         read_all(path)
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
-    assert "fetch it again" not in message  # it is refused by a rule of ours, not by luck
+    assert "download it again" not in message  # one of our rules refuses it, not an error of a parser
     assert len(message) < 700
     assert message.isprintable()
 
@@ -127,7 +127,7 @@ GOOD = (Path(__file__).parent / "data" / "keras_hub" / "classifier" / "task.weig
 
 
 def forged(mark: bytes, offset: int, value: int) -> bytes:
-    """The file with eight bytes overwritten, so far behind the first place of a mark."""
+    """Overwrite eight bytes of a file at a distance from the first occurrence of a mark."""
     at = GOOD.index(mark) + offset
     return GOOD[:at] + struct.pack("<Q", value) + GOOD[at + 8 :]
 

@@ -1,4 +1,4 @@
-"""Whatever a checkpoint, its config.json or its note says: a model, or one CheckpointError in little memory."""
+"""Any checkpoint, config.json or note is a model or one CheckpointError, in little memory."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import pytest
 from safetensors.numpy import save_file
 
 import reference_cases as reference
-from forgery import entry, npz, safetensors
+from forgery import entry, keras_archive, npz, safetensors
 from keras_vit import converters
-from keras_vit.converters.bound import least_weights
 from keras_vit.converters.containers import open_container, write_npz
 from keras_vit.converters.record import KEY
+from keras_vit.model.cost import count_parameters
 from model_weights import assert_same_bits, values
 from tiny_models import VARIANTS, built
 
@@ -31,7 +31,7 @@ OF_A_FORMAT = {
     "huggingface": "hf_cls_v5",
     "timm": "timm_token",
 }
-ONE_TENSOR = {  # of each format: a matrix that the model needs, and its name
+ONE_TENSOR = {  # format -> name of a matrix that the model needs
     "google": "Transformer/encoderblock_1/MlpBlock_3/Dense_0/kernel",
     "big_vision": "params/Transformer/encoderblock/MlpBlock_0/Dense_0/kernel",
     "huggingface": "vit.encoder.layer.1.intermediate.dense.weight",
@@ -42,8 +42,8 @@ Tensors = dict[str, np.ndarray]
 
 
 def refuse(path: Path, match: str, **options: Any) -> None:
-    """The file is refused in one error that names it, soon, and with a message one can read."""
-    start = time.process_time()  # of the processor, which a busy machine does not stretch
+    """Check that a file is refused soon, in one short error that names it."""
+    start = time.process_time()  # CPU time, which does not depend on other processes
     with pytest.raises(converters.CheckpointError, match=match) as caught:
         converters.load(path, **options)
     assert time.process_time() - start < 5
@@ -52,7 +52,7 @@ def refuse(path: Path, match: str, **options: Any) -> None:
 
 
 def changed(format: str, folder: Path, change: Callable[[Tensors], None], **metadata: str) -> Path:
-    """A valid file of a format with its tensors changed, and with metadata."""
+    """Write a valid file of a format with its tensors changed, and with metadata."""
     with open_container(reference.checkpoint(OF_A_FORMAT[format])) as container:
         tensors = {name: container.read(name) for name in container.headers}
     change(tensors)
@@ -67,14 +67,14 @@ def changed(format: str, folder: Path, change: Callable[[Tensors], None], **meta
 
 
 def described(name: str, folder: Path, text: str | bytes) -> Path:
-    """A case with another config.json."""
+    """Write a case with another config.json."""
     shutil.copy(reference.checkpoint(name), folder / "model.safetensors")
     (folder / "config.json").write_bytes(text.encode() if isinstance(text, str) else text)
     return folder / "model.safetensors"
 
 
 def with_field(name: str, folder: Path, path: str, value: Any) -> Path:
-    """A case with one field of its config.json changed."""
+    """Write a case with one field of its config.json changed."""
     config = json.loads((reference.checkpoint(name).parent / "config.json").read_bytes())
     *parents, last = path.split(".")
     place = config
@@ -98,7 +98,7 @@ HF_FIELDS: dict[str, tuple[Any, ...]] = {
     "hidden_dropout_prob": (1, -0.5, "much", 10**12),
     "id2label": ([0, 1], "cat", 7, {"1": "cat"}, {"0": 1, "2": 2}, {"zero": "a"}),
 }
-# What is read as if it were not there: it says nothing that tensors do not say better.
+# Ignored values: the tensors state these fields.
 HARMLESS = {("hidden_size", "None"), ("hidden_dropout_prob", "None")}
 
 
@@ -273,7 +273,7 @@ def test_a_block_of_any_number_is_a_misfit(format: str, index: str, tmp_path: Pa
 
 
 def narrow(width: int) -> Callable[[Tensors], None]:
-    """A few kilobytes that describe matrices of width x width."""
+    """Return a change to a few kilobytes that describe matrices of width x width."""
 
     def change(tensors: Tensors) -> None:
         tensors["embedding/kernel"] = np.zeros((1, 1, 1, width), np.float32)
@@ -309,7 +309,7 @@ def test_what_a_tensor_of_a_type_that_is_not_read_claims_does_not_count(tmp_path
 def test_the_bound_of_a_model_is_below_its_weights_and_near(name: str) -> None:
     model = built(**VARIANTS[name])
     count = sum(value.size for value in values(model).values())
-    assert 0.85 * count < least_weights(model.config) <= count
+    assert 0.85 * count < count_parameters(model.config) <= count
 
 
 # ---- the note
@@ -430,7 +430,7 @@ import resource, sys
 from pathlib import Path
 from keras_vit import converters
 
-converters.load(sys.argv[1])  # what a first model costs
+converters.load(sys.argv[1])  # so that the memory of TensorFlow is not counted
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (128 << 20),) * 2)
 for path in sys.argv[2:]:
@@ -457,6 +457,8 @@ def test_what_is_refused_takes_less_than_128_mib(tmp_path: Path) -> None:
         paths.append(changed("google", tmp_path / name, change, **note))
     (tmp_path / "json").mkdir()
     paths.append(described("hf_cls_v5", tmp_path / "json", '{"a": "' + "x" * 200_000_000 + '"}'))
+    paths.append(tmp_path / "huge.keras")
+    keras_archive(paths[-1], model={"hidden_size": 100_000, "mlp_dim": 400_000})
     command = [sys.executable, "-c", LOAD_IN_LITTLE_MEMORY, str(reference.checkpoint("vit_token")), *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

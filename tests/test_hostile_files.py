@@ -1,4 +1,4 @@
-"""No file, whatever its bytes, brings out anything but our own error, nor takes more memory than it has."""
+"""Any file is read or refused with a CheckpointError, in no more memory than its size."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from forgery import DEFLATED, Member, archive, bomb, deflate, entry, npy, npz, safetensors
 from hostile_files import HOSTILE_NPZ, HOSTILE_SAFETENSORS, OTHER_KINDS
 from keras_vit.converters.containers import CheckpointError, open_container
-from keras_vit.converters.containers.errors import reading
+from keras_vit.converters.containers.guard import reading
 from little_memory import assert_all_refused
 
 TENSORS = {
@@ -57,7 +57,7 @@ REFUSED = [
 def test_a_hostile_file_is_refused_with_a_sentence_that_names_it_and_says_why(
     build: Callable[[], bytes], reason: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "vit.npz"  # whatever it holds: the name decides nothing
+    path = tmp_path / "vit.npz"  # the name does not matter
     path.write_bytes(build())
     with pytest.raises(CheckpointError, match=reason) as caught:
         read_all(path)
@@ -88,7 +88,7 @@ def test_a_hostile_file_is_refused_with_a_sentence_that_names_it_and_says_why(
 )
 def test_whatever_a_parser_raises_becomes_our_error(error: Exception) -> None:
     with (
-        pytest.raises(CheckpointError, match=r"vit\.npz: cannot be read .*fetch it again") as caught,
+        pytest.raises(CheckpointError, match=r"vit\.npz: cannot be read .*download it again") as caught,
         reading(Path("vit.npz")),
     ):
         raise error
@@ -147,7 +147,7 @@ def test_a_file_cut_short_after_it_was_opened_is_refused(kind: str, tmp_path: Pa
 def test_a_flipped_bit_is_refused_or_changes_no_tensor(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "vit"
     refused = 0
-    for at in range(len(GOOD[kind])):  # dates, versions and the like may differ: nothing reads them
+    for at in range(len(GOOD[kind])):  # dates and versions are not read and may differ
         path.write_bytes(flipped(GOOD[kind], at, bit=at % 8))
         try:
             found = read_all(path)
@@ -155,7 +155,7 @@ def test_a_flipped_bit_is_refused_or_changes_no_tensor(kind: str, tmp_path: Path
             refused += 1
         else:
             assert {name: array.tolist() for name, array in found.items()} == LISTS
-    assert refused > 0.7 * len(GOOD[kind])  # all of the data and names; the rest is fields without a use
+    assert refused > 0.7 * len(GOOD[kind])  # all data and names; the rest is fields that are not read
 
 
 @pytest.mark.parametrize("kind", GOOD)

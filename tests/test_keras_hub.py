@@ -1,4 +1,4 @@
-"""A preset of Keras Hub opens as the model it was, and goes on to every format.
+"""Presets of Keras Hub load as the same model and convert to every format.
 
 The presets in data/keras_hub are Keras Hub's own (data/make_keras_hub.py).
 """
@@ -18,7 +18,7 @@ from scipy import ndimage
 
 from keras_vit import converters
 from keras_vit.converters.containers import CheckpointError
-from keras_vit.converters.tables import load_table
+from keras_vit.converters.table import load_table
 from model_weights import assert_same_bits, values
 
 DATA = Path(__file__).parent / "data" / "keras_hub"
@@ -29,7 +29,7 @@ CLOSE = 1e-6
 
 
 def recorded(name: str) -> dict[str, np.ndarray]:
-    """What Keras Hub was given and what it computed."""
+    """Return the input and outputs of Keras Hub."""
     with np.load(DATA / f"{name}.npz") as file:
         return dict(file)
 
@@ -44,7 +44,7 @@ def preset(tmp_path: Path) -> Path:
 
 
 def changed(path: Path, place: str, value: Any) -> None:
-    """Changes one value in a JSON file."""
+    """Change one value in a JSON file."""
     root = content = json.loads(path.read_text())
     *parents, last = place.split(".")
     for parent in parents:
@@ -107,7 +107,7 @@ def test_a_preset_goes_to_another_resolution() -> None:
 )
 def test_a_preset_moves_to_every_format_and_keeps_its_bits(name: str, format: str, tmp_path: Path) -> None:
     model = converters.load(DATA / name)
-    with warnings.catch_warnings():  # GELU by erf: google and big_vision files cannot say so to others
+    with warnings.catch_warnings():  # google and big_vision files cannot state GELU by erf
         warnings.filterwarnings("ignore", "keras_vit: .* files do not say activation", UserWarning)
         path = converters.save(model, tmp_path / f"vit.{load_table(format).container}", format=format)
     moved = converters.load(path)
@@ -123,7 +123,7 @@ def test_the_format_is_only_read(preset: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "place", "value", "reason"),
     [
-        ("task.json", "config.pooling", "gap", "its mean takes in the class token"),
+        ("task.json", "config.pooling", "gap", "its mean includes the class token"),
         ("task.json", "config.pooling", "max", "classifier|task.config"),
         ("task.json", "config.num_classes", 6, "num_classes 6 where the tensors have 5"),
         ("config.json", "config.num_heads", 4, "num_heads=4"),

@@ -1,4 +1,4 @@
-"""The functions of docs/migrate.md bring weights over, bit for bit, from what the sources of the others say."""
+"""The functions of docs/migrate.md convert the weights of other packages bit by bit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGE = (doc_blocks.ROOT / "docs" / "migrate.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def page() -> dict[str, Any]:
-    """The functions of the page."""
+    """Return the functions of the page."""
     found: dict[str, Any] = {"np": np}
     for code in doc_blocks.blocks(PAGE, "python"):
         if "\ndef " in f"\n{code}":
@@ -43,7 +43,7 @@ def test_the_weights_of_tfvit_come_over(page: dict[str, Any], tmp_path: Path) ->
 
 
 def as_tfvit(tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """Tensors of a Hugging Face file with the names and axes of transformers' modeling_tf_vit.py."""
+    """Return the tensors of a Hugging Face file with the names and axes of transformers' modeling_tf_vit.py."""
     for name, array in tensors.items():
         *parts, last = name.replace("layer.", "layer_._").split(".")
         if last in ("weight", "bias"):
@@ -64,7 +64,7 @@ def test_the_weights_of_vit_keras_come_over(page: dict[str, Any], changes: dict[
 
 
 def as_vit_keras(model: VisionTransformer) -> SimpleNamespace:
-    """A model's weights on stand-ins for the layers of vit-keras' vit.py and layers.py: names, parts, heads folded."""
+    """Return a model's weights in fake layers with the names and shapes of vit-keras' vit.py and layers.py."""
     arrays, width = values(model), model.config.hidden_size
 
     def layer(path: str, *parts: str, name: str = "") -> SimpleNamespace:

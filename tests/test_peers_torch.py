@@ -19,9 +19,9 @@ import pytest
 import peer_cases as cases
 import torch_peers as peers
 from keras_vit import converters
-from keras_vit.converters.config_json import facts
+from keras_vit.converters.config_json import to_fields
 from keras_vit.converters.containers.base import Header
-from keras_vit.converters.tables import load_table
+from keras_vit.converters.table import load_table
 from keras_vit.errors import CheckpointError
 from peer_cases import TOLERANCE
 from reference_cases import distance
@@ -30,7 +30,7 @@ from tiny_models import built, prepared
 pytestmark = [pytest.mark.torch, pytest.mark.peers]
 
 CLASSIFIER, MODEL = "ViTForImageClassification", "ViTModel"
-# Their interpolation rounds to float32 at every step, ours once.
+# Their interpolation rounds to float32 at every step, ours only once.
 RESIZED = 1e-5
 FOR_TIMM = [name for name in cases.OURS if name not in (*cases.REFUSED_BY_TIMM, *cases.WITHOUT_ENTRY_POINT)]
 FOR_TRANSFORMERS = [name for name in cases.OURS if name not in cases.REFUSED_BY_TRANSFORMERS]
@@ -75,7 +75,7 @@ def test_transformers_reads_what_we_write(tmp_path: Path, name: str) -> None:
     converters.save(model, tmp_path / "ours", format="huggingface")
     kind = CLASSIFIER if config.num_classes else MODEL
     plain = not config.num_classes and config.representation_size is None
-    options = {"add_pooling_layer": False} if plain else {}  # it would be missing
+    options = {"add_pooling_layer": False} if plain else {}  # its weights would be missing
     theirs = peers.loaded_by_transformers(tmp_path / "ours", kind, **options)
     images = prepared(config)
     assert distance(peers.outputs(theirs, images), np.asarray(model(images))) < TOLERANCE
@@ -105,7 +105,7 @@ def test_another_resolution_is_that_of_transformers(tmp_path: Path, size: tuple[
 def test_a_repository_of_the_hub_is_read_by_its_name(tmp_path: Path, name: str) -> None:
     theirs = peers.saved_by_timm(tmp_path, name, {"depth": 1, "num_classes": 5})
     described = json.loads((tmp_path / "config.json").read_text())
-    assert described.pop("model_args")  # repositories have it only where they differ from the entry point
+    assert described.pop("model_args")  # repositories have it only if they differ from the entry point
     (tmp_path / "config.json").write_text(json.dumps(described))
     ours = converters.load(tmp_path)
     images = prepared(ours.config, batch=1)
@@ -129,10 +129,10 @@ def test_a_name_tells_what_the_tensors_of_timm_do_not(name: str) -> None:
     table = load_table("timm")
     headers = {key: Header(key, tuple(value.shape), "float32") for key, value in theirs.state_dict().items()}
     match = table.match(headers)
-    if table.prefix_of(headers) is None or match.unknown or "encoder_norm/gamma" not in match.sources:
+    if table.find_prefix(headers) is None or match.unknown or "encoder_norm/gamma" not in match.sources:
         pytest.skip("another kind of model, told by its tensors")
     try:
-        said = facts({"architecture": name}, table.json)
+        said = to_fields({"architecture": name}, table.json)
     except CheckpointError:
         assert name in cases.NOT_READ
         return
@@ -140,6 +140,6 @@ def test_a_name_tells_what_the_tensors_of_timm_do_not(name: str) -> None:
     norms = [block.norm1, block.norm2, *(module for module in (theirs.norm, theirs.fc_norm) if hasattr(module, "eps"))]
     activations = {"GELU": "gelu_erf", "GELUTanh": "gelu_tanh", "QuickGELU": "gelu_quick"}
     assert said.get("num_heads") in (block.attn.num_heads, None if name.startswith(("test_", "flexivit_")) else ())
-    assert {said.get("norm_epsilon", table.config["norm_epsilon"])} == {norm.eps for norm in norms}
+    assert {said.get("norm_epsilon", table.meaning.config["norm_epsilon"])} == {norm.eps for norm in norms}
     assert said.get("activation", "gelu_erf") == activations[type(block.mlp.act).__name__]
     assert pool is None or (pool.num_heads, pool.norm.eps) == (block.attn.num_heads, block.norm1.eps)

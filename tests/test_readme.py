@@ -12,7 +12,7 @@ import pytest
 import doc_blocks
 import feature_table
 from keras_vit import converters
-from keras_vit.converters.tables import load_table
+from keras_vit.converters.table import load_table
 from model_weights import assert_same_bits, values
 from tiny_models import VARIANTS, built
 
@@ -50,8 +50,8 @@ MODELS: dict[str, dict[str, Any]] = {
 def in_the_numbers_of(format: str, model: dict[str, Any]) -> dict[str, Any]:
     """The model with the epsilons and the GELU that the format means, so that only the feature is in question."""
     table = load_table(format)
-    own = {name: table.config[name] for name in ("activation", "norm_epsilon") if name in table.config}
-    numerics = table.config.get("resnet")
+    own = {name: table.meaning.config[name] for name in ("activation", "norm_epsilon") if name in table.meaning.config}
+    numerics = table.meaning.config.get("resnet")
     if numerics and "resnet" in model:
         names = ("norm_epsilon", "conv_epsilon", "conv_epsilon_place")
         model = model | {"resnet": model["resnet"] | {name: getattr(numerics, name) for name in names}}

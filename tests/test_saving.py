@@ -1,4 +1,4 @@
-"""What `converters.save` leaves beside a file, and what it refuses to write over."""
+"""The files that `converters.save` writes beside the weights, and those it refuses to overwrite."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from keras_vit import Preprocessing, converters
 from keras_vit.errors import CheckpointError
 from model_weights import assert_same_bits, values
-from tiny_models import built, tiny
+from tiny_models import VARIANTS, built, tiny
 
 IMAGENET = Preprocessing(interpolation="bicubic", antialias=True, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
@@ -25,7 +25,7 @@ def test_two_files_in_one_folder_keep_their_own_config(tmp_path: Path, format: s
     first = built(activation="gelu_erf")
     second = built(activation="gelu_quick", mlp_dim=40)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the epsilon that timm has no word for
+        warnings.simplefilter("ignore")  # timm's config.json has no epsilon
         converters.save(first, tmp_path / "a.safetensors", format=format)
     with pytest.warns(UserWarning, match=r"config.json described a.safetensors and now describes b.safetensors"):
         converters.save(second, tmp_path / "b.safetensors", format=format)
@@ -67,7 +67,7 @@ def test_a_preparation_that_is_not_ours_is_refused(case_folder: Path) -> None:
 
 @pytest.fixture
 def case_folder(tmp_path: Path) -> Path:
-    """A folder as transformers 5 wrote it."""
+    """Return a folder that transformers 5 wrote."""
     case = Path(__file__).parent / "data" / "reference" / "hf_cls_v5"
     folder = tmp_path / "hf"
     folder.mkdir()
@@ -149,12 +149,34 @@ def test_converters_open_keras_files_too(
     np.testing.assert_array_equal(values(loaded)[last], values(model)[last])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "changes"),
+    [
+        *((None, VARIANTS[name]) for name in ("hybrid", "map", "distilled", "registers", "shared relative positions")),
+        *((dtype, {}) for dtype in (None, "bfloat16")),
+    ],
+    ids=str,
+)
+def test_a_keras_file_is_loaded_as_keras_loads_it(tmp_path: Path, dtype: str | None, changes: dict[str, Any]) -> None:
+    model = built(dtype, dropout_rate=0.1, **changes)
+    model.get_layer("block_0").trainable = False
+    if dtype is None and not changes:  # a file with an optimizer's state
+        model.compile("adam", "mse")
+        model.optimizer.build(model.trainable_variables)
+    model.save(tmp_path / "vit.keras")
+    loaded, want = converters.load(tmp_path / "vit.keras"), keras.saving.load_model(tmp_path / "vit.keras")
+    assert loaded.get_config() == want.get_config() == model.get_config()
+    for ours, theirs in zip(loaded.weights, want.weights, strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(np.asarray(ours, "float64"), np.asarray(theirs, "float64"))
+
+
 def test_a_damaged_keras_file_is_one_clear_error(tmp_path: Path) -> None:
     built().save(tmp_path / "vit.keras")
     (tmp_path / "cut.keras").write_bytes((tmp_path / "vit.keras").read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match="cannot be opened as a Keras model"):
+    with pytest.raises(CheckpointError, match="cut.keras: does not end as a zip archive does: it was cut short"):
         converters.load(tmp_path / "cut.keras")
     with pytest.raises(FileNotFoundError, match="There is no model file"):
         converters.load(tmp_path / "none.keras")
-    with pytest.raises(ValueError, match="says all of itself"):
+    with pytest.raises(ValueError, match="states everything itself"):
         converters.load(tmp_path / "vit.keras", format="google")

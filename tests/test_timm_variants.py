@@ -1,4 +1,4 @@
-"""What timm's files say is understood, checked without timm: its outputs for tiny models lie in tests/data/timm."""
+"""timm's files are read as timm does; its outputs for tiny models are in tests/data/timm."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 import peer_cases as cases
 from keras_vit import converters
-from keras_vit.converters.config_json import facts
-from keras_vit.converters.tables import load_table
+from keras_vit.converters.config_json import to_fields
+from keras_vit.converters.table import load_table
 from keras_vit.errors import CheckpointError
 from model_weights import assert_same_bits, values
 from reference_cases import arrays, distance
@@ -71,17 +71,17 @@ def test_what_is_written_for_timm_says_the_same_as_timms_own(tmp_path: Path, nam
     ],
 )
 def test_the_name_of_an_entry_point_tells_what_its_tensors_do_not(name: str, said: dict[str, Any]) -> None:
-    assert facts({"architecture": name}, load_table("timm").json) == said
+    assert to_fields({"architecture": name}, load_table("timm").json) == said
 
 
 @pytest.mark.parametrize("name", cases.NOT_READ)
 def test_entry_points_of_another_kind_are_refused_by_name(name: str) -> None:
     with pytest.raises(CheckpointError, match=f"architecture '{name}' is not read"):
-        facts({"architecture": name}, load_table("timm").json)
+        to_fields({"architecture": name}, load_table("timm").json)
 
 
 def changed(tmp_path: Path, name: str, **entries: Any) -> Path:
-    """A copy of a case with other entries in its config.json; None takes one out."""
+    """Copy a case and change entries of its config.json; None removes one."""
     folder = tmp_path / "changed"
     shutil.copytree(FOLDER / name, folder)
     described = json.loads((folder / "config.json").read_text())
@@ -104,7 +104,7 @@ def changed(tmp_path: Path, name: str, **entries: Any) -> Path:
         ({"model_args__qk_norm": True}, r"model_args.qk_norm is read only as one of \[False\]. Received: True"),
         ({"model_args__pool_include_prefix": True}, "model_args.pool_include_prefix is read only as"),
         ({"model_args__norm_layer": "rmsnorm"}, "model_args.norm_layer is read only as"),
-        ({"model_args__attn_layer": "diff"}, r"model_args has \['attn_layer'\], and nothing is known"),
+        ({"model_args__attn_layer": "diff"}, r"model_args has unknown keys \['attn_layer'\]; such a model is not read"),
         ({"global_pool": "avgmax"}, "global_pool is one of .*Received: 'avgmax'"),
         ({"model_args__act_layer": "mish"}, "model_args.act_layer is one of .*Received: 'mish'"),
         ({"model_args__embed_dim": 32}, "hidden_size 32 where the tensors have 16"),

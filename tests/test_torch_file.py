@@ -1,4 +1,4 @@
-"""PyTorch's files are read without running any code, and refused in words without PyTorch."""
+"""PyTorch's files are read without running code in them; without PyTorch they are refused."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def torch() -> Any:
 
 @pytest.fixture
 def tensors(tmp_path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a model as timm names them."""
+    """Return the tensors of a model under timm's names."""
     path = converters.save(built(**ERF), tmp_path / "timm" / "model", format="timm")
     with open_container(path) as file:
         return {name: file.read(name) for name in file.headers}
 
 
 class Trap:
-    """Springs when it is unpickled."""
+    """Runs code when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (Path(__file__).with_suffix(".sprung"),)

@@ -1,4 +1,4 @@
-"""timm and transformers as judges: models with random weights, written and read by their own code."""
+"""Models of timm and transformers with random weights, written and read by their own code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Module(types.ModuleType):
 
 
 class _StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds torchvision where there is none: timm imports it for its image pipeline, of which no model has need."""
+    """Provides an empty torchvision: timm imports it for its image pipeline, which models do not need."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name.split(".")[0] == "torchvision":
@@ -63,13 +63,13 @@ def _torchvision() -> Iterator[None]:
 
 
 def import_timm() -> Any:
-    """Timm, or a skip."""
+    """Return timm, or skip the test."""
     with _torchvision():
         return pytest.importorskip("timm", reason="timm is not installed")
 
 
 def randomised(model: Any, seed: int = 0) -> Any:
-    """The model in evaluation mode with every weight drawn anew: nothing is zero or one, so that nothing can hide."""
+    """Return the model in evaluation mode with random weights, none of them zero or one."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for value in model.state_dict().values():
@@ -78,7 +78,7 @@ def randomised(model: Any, seed: int = 0) -> Any:
 
 
 def outputs(model: Any, images: np.ndarray, **options: Any) -> np.ndarray:
-    """What a model of theirs makes of images (batch, height, width, channels); of transformers' models the logits,
+    """Return their model's output for images (batch, height, width, channels): for transformers the logits,
     the pooler's output or the class token."""
     with torch.no_grad():
         result = model(torch.from_numpy(images.transpose(0, 3, 1, 2).copy()), **options)
@@ -89,21 +89,21 @@ def outputs(model: Any, images: np.ndarray, **options: Any) -> np.ndarray:
 
 
 def saved_by_timm(folder: Path, architecture: str, model_args: dict[str, Any], *, half: bool = False) -> Any:
-    """A random model of timm's, which lies in the folder as on the hub afterwards."""
+    """Write a random model of timm to a folder as on the hub, and return it."""
     timm = import_timm()
     model = randomised(timm.create_model(architecture, pretrained=False, **model_args))
-    model = model.half().float() if half else model  # values that float16 holds
+    model = model.half().float() if half else model  # values that float16 can represent
     timm.models.save_for_hf(model, folder, safe_serialization=True)
     return model
 
 
 def loaded_by_timm(folder: Path, **options: Any) -> Any:
-    """The model that timm makes of a folder."""
+    """Return the model that timm loads from a folder."""
     return import_timm().create_model(f"local-dir:{folder}", pretrained=True, **options).eval()
 
 
 def saved_by_transformers(folder: Path, kind: str, config: dict[str, Any]) -> Any:
-    """A random model of a class of transformers, which lies in the folder afterwards."""
+    """Write a random model of a class of transformers to a folder, and return it."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     model = randomised(getattr(transformers, kind)(transformers.ViTConfig(**config)))
     model.save_pretrained(folder)
@@ -111,7 +111,7 @@ def saved_by_transformers(folder: Path, kind: str, config: dict[str, Any]) -> An
 
 
 def loaded_by_transformers(folder: Path, kind: str, **options: Any) -> Any:
-    """The model that transformers makes of a folder, in which nothing is missing and nothing left over."""
+    """Return the model that transformers loads from a folder, with no tensor missing or left over."""
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     model, report = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True, **options)
     assert not any(report.values()), report

@@ -1,6 +1,6 @@
 """Load and save checkpoints of every known format, by the tables in `converters/`.
 
-Names are imported on first use, for loading needs Keras.
+Names are imported on first use, because loading imports Keras.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from keras_vit._util import lazy
 
 if TYPE_CHECKING:
-    from keras_vit.converters._load import build, convert, detect, load, read_config, save
-    from keras_vit.converters.tables import formats
+    from keras_vit.converters._load import build, convert, detect, load, read_config
+    from keras_vit.converters._save import save
+    from keras_vit.converters.table import formats
     from keras_vit.errors import CheckpointError
 
 _HOMES = {
@@ -19,10 +20,10 @@ _HOMES = {
     "build": "_load",
     "convert": "_load",
     "detect": "_load",
-    "formats": "tables",
+    "formats": "table",
     "load": "_load",
     "read_config": "_load",
-    "save": "_load",
+    "save": "_save",
 }
 
 __all__ = ["CheckpointError", "build", "convert", "detect", "formats", "load", "read_config", "save"]

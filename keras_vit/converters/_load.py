@@ -1,48 +1,30 @@
-"""Checkpoints in and out: from every known format to a VisionTransformer, and to every one that can hold it."""
+"""Read checkpoints of every known format, and models saved as .keras, as a VisionTransformer."""
 
 from __future__ import annotations
 
-import itertools
 import os
+import tempfile
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 
-from keras_vit.converters import _keras_file, assign, config_json, prefix_rows, record
-from keras_vit.converters.containers import open_container, write_npz, write_safetensors
-from keras_vit.converters.infer import Told, from_tensors, infer
-from keras_vit.converters.source import Checkpoint, detected, opened, weights_file
-from keras_vit.converters.table import OWN, Table, lookup
-from keras_vit.converters.tables import formats, load_table
+from keras_vit.converters import assign
+from keras_vit.converters._save import save
+from keras_vit.converters.containers import Container, open_container
+from keras_vit.converters.containers.keras_archive import open_keras_archive
+from keras_vit.converters.source import Checkpoint, check_size, find_weights, opened, recognise
 from keras_vit.errors import CheckpointError
 from keras_vit.model import layers
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 
-__all__ = ["CheckpointError", "build", "convert", "detect", "formats", "load", "read_config", "save"]
-
-# Names by which everybody would take a file for the other container.
-_OTHER_SUFFIXES = {"npz": (".safetensors",), "safetensors": (".npz",)}
-# What no file holds: how it is trained, and what is done before and after it.
-_NOT_IN_FILES = {
-    "image_size",
-    "num_heads",
-    "dropout_rate",
-    "attention_dropout_rate",
-    "stochastic_depth",
-    "head_bias_init",
-    "position_method",
-    "preprocessing",
-    "labels",
-}
-# What changes the last digits only: such a model is written with a warning, where other readers will differ by them.
-_NUMERICS = {"activation": ("gelu_tanh", "gelu_erf", "gelu_quick"), "norm_epsilon": None, "resnet": None}
-# Files do not say whether their head is applied to every token: both readings are right.
-_SAME_IN_FILES = {"unpooled": "gap", "token_unpooled": "token"}
+_KERAS_SUFFIX = ".keras"
+_REGISTERED_NAME = "keras_vit>VisionTransformer"
 
 
 def load(
@@ -55,60 +37,81 @@ def load(
     dtype: Any = None,
     allow_nonfinite: bool = False,
 ) -> VisionTransformer:
-    """Opens a checkpoint as a model. The architecture is read from its tensors and a config.json beside them.
+    """Load a checkpoint as a model. The architecture is read from its tensors and from a config.json beside them.
 
     Args:
         path: of the file, of a folder with the weights and a config.json, or of a model saved as .keras.
-        config: facts about the *file* that it cannot tell itself: `num_heads` where the format folds the heads
-            (timm and Hugging Face without config.json), `classifier` "unpooled" or "token_unpooled", the `image_size`
-            it was trained at where its grid is not square, `representation_size` None to leave the file's pre_logits
-            (and its head) out. A dict states what it names; a ViTConfig states every field, its defaults included.
-        image_size: *wanted*, int or (height, width); position embeddings are interpolated once.
-        num_classes: *wanted*; where it differs from the file's, the head is new and zero; 0 is no head.
-        format: one of `formats()` or a path to a .toml table of one's own; None detects it.
-        dtype: Keras dtype policy of the model; None is the global one.
+        config: facts about the *file* that it cannot state itself: `num_heads` if the format folds the heads (timm and
+            Hugging Face without config.json), `classifier` "unpooled" or "token_unpooled", the `image_size` it was
+            trained at if its grid is not square, `representation_size` None to leave out the file's pre_logits (and
+            its head). A dict states the fields it names; a ViTConfig states every field, its defaults included.
+        image_size: *wanted*, int or (height, width) in pixels; position embeddings are interpolated once.
+        num_classes: *wanted*; if it differs from the file's, the head is new and zero; 0 is no head.
+        format: one of `formats()` or a path to a .toml table of your own; None recognises it.
+        dtype: Keras dtype policy of the model, such as "mixed_bfloat16"; None is the global one.
         allow_nonfinite: accept NaN and infinities among the weights.
 
     Returns:
-        the model; nothing of it is random.
+        The model. None of its weights is random.
 
     Raises:
-        CheckpointError: where the file is damaged, hostile or no such model; nothing is left half built.
-        FileNotFoundError: where there is no file.
-        ValueError: where an argument is wrong.
+        CheckpointError: the file is damaged, hostile or not a Vision Transformer.
+        FileNotFoundError: there is no such file.
+        ValueError: an argument is wrong.
+
+    Example:
+
+    >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="google")
+    >>> larger = keras_vit.converters.load(path, image_size=40)
+    >>> larger.config.grid
+    (10, 10)
     """
-    wanted: dict[str, Any] = {"image_size": image_size, "num_classes": num_classes}
-    if Path(path).suffix == _keras_file.SUFFIX:
+    changes = {
+        name: value for name, value in (("image_size", image_size), ("num_classes", num_classes)) if value is not None
+    }
+    if Path(path).suffix == _KERAS_SUFFIX:
         if config is not None or format is not None:
-            raise ValueError(f"A .keras file says all of itself. Received: config={config!r}, format={format!r}")
-        return _keras_file.load(Path(path), dtype=dtype, **wanted)
-    changes = {name: value for name, value in wanted.items() if value is not None}
-    with opened(path, facts=_facts(config), format=format, wanted_size=image_size) as checkpoint:
+            raise ValueError(f"A .keras file states everything itself. Received: config={config!r}, format={format!r}")
+        return _load_keras(Path(path), changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
+    with opened(path, facts=_to_facts(config), format=format, wanted_size=image_size) as checkpoint:
         return build(checkpoint, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
 
 
 def build(
     checkpoint: Checkpoint, changes: Mapping[str, Any], *, dtype: Any = None, allow_nonfinite: bool = False
 ) -> VisionTransformer:
-    """The model of an open checkpoint with some fields of its config changed. Raises as `load`.
+    """Build the model of an open checkpoint, with some fields of its config changed.
 
     Args:
-        checkpoint: as `keras_vit.checkpoints.source.opened` gives it.
+        checkpoint: from `keras_vit.converters.source.opened`.
         changes: fields of its config and their new values.
         dtype: Keras dtype policy of the model; None is the global one.
         allow_nonfinite: accept NaN and infinities among the weights.
+
+    Raises:
+        CheckpointError: the tensors are damaged or do not fit the model.
+        ValueError: a change is wrong.
+
+    Example:
+
+    >>> from keras_vit.converters.source import opened
+    >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="google")
+    >>> with opened(path) as checkpoint:
+    ...     model = keras_vit.converters.build(checkpoint, {"num_classes": 3})
+    >>> model.output_shape
+    (None, 3)
     """
-    wanted = checkpoint.written.replace(**changes)
+    config = checkpoint.written.replace(**changes)
     with layers.uninitialized():
-        model = VisionTransformer(wanted, dtype=dtype)
-    fresh = _fresh_layers(checkpoint, wanted)
-    variables = {path: variable for path, variable in assign.weights(model).items() if not path.startswith(fresh)}
-    assign.check(checkpoint, variables, skip=fresh)
+        model = VisionTransformer(config, dtype=dtype)
+    new_layers = _new_layers(checkpoint, config)
+    variables = {path: variable for path, variable in assign.weights(model).items() if not path.startswith(new_layers)}
+    assign.check(checkpoint, variables, skip=new_layers)
     assign.assign(checkpoint, model, variables, allow_nonfinite=allow_nonfinite)
     if "head/kernel" in variables and not np.any(variables["head/kernel"]):
         warnings.warn(
-            f"keras_vit: the head of {checkpoint.container.path.name} is all zeros, as Google published its "
-            "imagenet21k files: the logits say nothing. Use the features, or num_classes= for a head to train.",
+            f"keras_vit: the head of {checkpoint.container.path.name} is all zeros, as in Google's imagenet21k files: "
+            "the logits mean nothing. Use the features, or num_classes= for a head to train.",
             stacklevel=3,
         )
     return model
@@ -117,96 +120,45 @@ def build(
 def read_config(
     path: str | os.PathLike[str], *, config: ViTConfig | Mapping[str, Any] | None = None, format: str | None = None
 ) -> ViTConfig:
-    """The architecture of a checkpoint, from its headers: no weight is read. Raises as `load`.
+    """Return the architecture of a checkpoint. Only headers are read, no weights.
 
     Args:
         path: of the file or folder.
-        config: facts about the file that it cannot tell itself, as for `load`.
-        format: one of `formats()` or a path to a .toml table of one's own; None detects it.
+        config: facts about the file that it cannot state itself, as for `load`.
+        format: one of `formats()` or a path to a .toml table of your own; None recognises it.
+
+    Raises:
+        CheckpointError: the file is damaged, hostile or not a Vision Transformer.
+        FileNotFoundError: there is no such file.
+
+    Example:
+
+    >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="google")
+    >>> keras_vit.converters.read_config(path).num_layers
+    4
     """
-    with opened(path, facts=_facts(config), format=format) as checkpoint:
+    with opened(path, facts=_to_facts(config), format=format) as checkpoint:
         return checkpoint.written
 
 
 def detect(path: str | os.PathLike[str]) -> str:
-    """The name of the format of a file or folder.
+    """Return the name of the format of a file or folder.
 
     Args:
         path: of the file, or of a folder with the weights in it.
 
     Raises:
-        CheckpointError: that says what was seen, where no format is known by its marks.
+        CheckpointError: the tensors' names are those of no known format; the message shows some of them.
+        FileNotFoundError: there is no such file.
+
+    Example:
+
+    >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="big_vision")
+    >>> keras_vit.converters.detect(path)
+    'big_vision'
     """
-    with open_container(weights_file(Path(path))) as container:
-        return detected(container).format
-
-
-def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str) -> Path:
-    """Writes a model as a checkpoint of a format; it appears under its name only complete.
-
-    Args:
-        model: whose weights are written, as float32.
-        path: of the file; or, for a format with a config.json, of a folder (a name without suffix) for both.
-        format: one of `formats()` or a path to a .toml table of one's own.
-
-    Returns:
-        the path of the file.
-
-    Raises:
-        CheckpointError: naming what the format cannot express; nothing is written.
-        TypeError: where it is no VisionTransformer.
-    """
-    if not isinstance(model, VisionTransformer):
-        raise TypeError(f"save writes a keras_vit.VisionTransformer. Received: {type(model).__name__}")
-    table = load_table(format)
-    if not table.writable:
-        raise CheckpointError(f"The {table.format} format is only read. Those written: {_written_formats()}")
-    variables, config = assign.weights(model), model.config
-    moved = prefix_rows.moved(variables, config, table.config.get("position_prefix", config.position_prefix))
-    if moved:
-        config = config.replace(position_prefix=not config.position_prefix)
-    tensors = assign.collect(variables | moved, config, table)
-    understood, unsaid = _understood(variables | moved, config, table)
-    described = None if table.json is None else config_json.write(config, table.json)
-    said = {} if described is None or table.json is None else config_json.facts(described, table.json)
-    _refuse_other_meanings(config, understood, said, table)
-    if table.layout == "keras":  # readers of the torch formats would not take tensors they do not know
-        config = model.config
-        tensors = itertools.chain(tensors, ((OWN + path, _array(variables[path])) for path in moved))
-    note = record.note(config, understood, unsaid)
-    if config.position_prefix and not model.config.position_prefix:
-        note[record.EMPTY_ROWS] = "true"
-    return _write(Path(path), table, tensors, note, described)
-
-
-def _write(
-    path: Path,
-    table: Table,
-    tensors: Iterable[tuple[str, Any]],
-    note: dict[str, str],
-    described: Mapping[str, Any] | None,
-) -> Path:
-    """Writes the file of tensors, and the config.json beside it where the format has one."""
-    if described is not None and (path.is_dir() or not path.suffix):
-        path.mkdir(parents=True, exist_ok=True)
-        path = path / f"model.{table.container}"
-    if path.is_dir() or not path.parent.is_dir():
-        raise CheckpointError(f"A {table.format} file is written into a folder that exists. Received: {str(path)!r}")
-    if path.suffix in _OTHER_SUFFIXES[table.container]:
-        warnings.warn(
-            f"keras_vit: {path.name} will hold a .{table.container}, which is what {table.format} files are: others "
-            "will take it for what its name says.",
-            stacklevel=4,
-        )
-    if described is not None and table.json is not None:
-        config_json.refuse_anothers(path, described, table.json)
-    if table.container == "npz":
-        write_npz(path, tensors, metadata=note)
-    else:
-        write_safetensors(path, tensors, metadata={"format": "pt", **note})
-    if described is not None and table.json is not None:
-        config_json.save(path, described, table.json)
-    return path
+    with open_container(find_weights(Path(path))) as container:
+        return recognise(container).format
 
 
 def convert(
@@ -219,99 +171,97 @@ def convert(
     config: ViTConfig | Mapping[str, Any] | None = None,
     source_format: str | None = None,
 ) -> Path:
-    """`load` and `save` in one: a checkpoint to another format, resolution or number of classes. Raises as they do.
+    """Convert a checkpoint to another format, image size or number of classes: `load` and `save` in one.
 
     Args:
         source: the checkpoint to read, a file or a folder.
         path: of the file to write, or of a folder, as for `save`.
-        format: to write: one of `formats()` or a path to a .toml table of one's own.
-        image_size: wanted, int or (height, width); None is the file's.
-        num_classes: wanted; where it differs from the file's, the head is new and zero; 0 is no head.
-        config: facts about the source that it cannot tell itself, as for `load`.
-        source_format: of the source; None detects it.
+        format: to write: one of `formats()` or a path to a .toml table of your own.
+        image_size: wanted, int or (height, width) in pixels; None is the file's.
+        num_classes: wanted; if it differs from the file's, the head is new and zero; 0 is no head.
+        config: facts about the source that it cannot state itself, as for `load`.
+        source_format: of the source; None recognises it.
 
     Returns:
-        the path of the file written.
+        The path of the file that was written.
+
+    Raises:
+        CheckpointError: the source is damaged, hostile or not a Vision Transformer, or the format cannot express it.
+        FileNotFoundError: there is no such file.
+        ValueError: an argument is wrong.
+
+    Example:
+
+    >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="google")
+    >>> keras_vit.converters.convert(path, "digits", format="huggingface").name
+    'model.safetensors'
     """
     model = load(source, config=config, image_size=image_size, num_classes=num_classes, format=source_format)
     return save(model, path, format=format)
 
 
-def _array(variable: Any) -> np.ndarray:
-    return keras.ops.convert_to_numpy(variable).astype(np.float32)
-
-
-def _facts(config: ViTConfig | Mapping[str, Any] | None) -> dict[str, Any]:
+def _to_facts(config: ViTConfig | Mapping[str, Any] | None) -> dict[str, Any]:
     return config.to_dict() if isinstance(config, ViTConfig) else dict(config or {})
 
 
-def _written_formats() -> list[str]:
-    return [name for name in formats() if load_table(name).writable]
-
-
-def _fresh_layers(checkpoint: Checkpoint, wanted: ViTConfig) -> tuple[str, ...]:
-    """The layers that do not come from the file: a head of another width, or behind a pre_logits that is left out."""
+def _new_layers(checkpoint: Checkpoint, config: ViTConfig) -> tuple[str, ...]:
+    """Return the layers that are not read from the file: a head of another width, or behind pre_logits left out."""
     heads = ("head/", "head_distillation/")
-    if wanted.representation_size is None and "pre_logits/kernel" in checkpoint.match.sources:
+    if config.representation_size is None and "pre_logits/kernel" in checkpoint.match.sources:
         return (*heads, "pre_logits/")
-    return heads if wanted.num_classes != checkpoint.config.num_classes else ()
+    return heads if config.num_classes != checkpoint.config.num_classes else ()
 
 
-def _understood(variables: Mapping[str, Any], config: ViTConfig, table: Table) -> tuple[ViTConfig, tuple[str, ...]]:
-    """What a reader understands of a model's file from its tensors and the format alone, and what it had to be told."""
-    shapes = {path: tuple(variable.shape) for path, variable in variables.items()}
-    fields = config.to_dict()
-    rows = [source.row for path in shapes if (source := table.tensor_of(path, fields))]
-    presence = dict(row.only_if for row in rows if row.only_if and "." not in row.only_if[0])
-    needed = _stated(table) & {"position_prefix", "classifier"} | {"num_heads"}
-    caller = {name: fields[name] for name in sorted(needed - set(table.config))}
-    # So that the file can be read without its config.json, or beside another's.
-    stated = {name.partition(".")[0] for name in _stated(table)} - set(from_tensors(shapes))
-    unsaid = tuple(stated | set(caller)) if table.layout == "torch" else ()
-    try:
-        return infer(shapes, table, Told(presence=presence, caller=caller)), unsaid
-    except CheckpointError:  # no grid, or none that is square
-        told = Told(presence=presence, caller={**caller, "image_size": config.image_size})
-        return infer(shapes, table, told), (*unsaid, "image_size")
+def _load_keras(path: Path, changes: Mapping[str, Any], *, dtype: Any, allow_nonfinite: bool) -> VisionTransformer:
+    """Load a model saved as .keras. Neither Keras' deserialisation nor the HDF5 library reads the file."""
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no model file {str(path)!r}")
+    values, weights = open_keras_archive(path)
+    with weights:
+        try:
+            arguments = _constructor_arguments(values)
+            check_size(weights, ViTConfig(**arguments["config"]))
+            with layers.uninitialized():
+                model = VisionTransformer.from_config(arguments)
+            _load_keras_weights(model, weights, allow_nonfinite=allow_nonfinite)
+        except CheckpointError as error:
+            reason = str(error).removeprefix(f"{path}: ")
+            raise CheckpointError(f"{path}: {reason}") from error
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path}: describes no model that can be built: {str(error)[:500]}") from error
+    config = model.config.replace(**changes)
+    return model if config == model.config and dtype is None else model.rebuilt(config, dtype=dtype)
 
 
-def _stated(table: Table) -> set[str]:
-    """The fields that a format's config.json states."""
-    return set() if table.json is None else {rule.split("|")[0].strip() for rule in table.json.fields.values()}
-
-
-def _refuse_other_meanings(config: ViTConfig, understood: ViTConfig, said: Mapping[str, Any], table: Table) -> None:
-    """Raise where a reader of the format would take the file for another model; warn where only digits differ."""
-    stated = _stated(table)
-    told = {"resnet", *(name for facts in table.without.values() for name in facts)}  # by which tensors there are
-    ours, theirs = config.to_dict(), understood.to_dict()
-    combinations = [facts for facts in table.refused if all(lookup(ours, name) == facts[name] for name in facts)]
-    wrong = [" with ".join(f"{name}={value!r}" for name, value in facts.items()) for facts in combinations]
-    close: list[str] = []
-    for name, value in ours.items():
-        meant = said.get(name, theirs[name] if name in told else table.config.get(name, theirs[name]))
-        if name in _NOT_IN_FILES | stated or _same(name, value, meant, config):
-            continue
-        text = f"{name}={value!r} (it means {meant!r})"
-        near = name in _NUMERICS and (_NUMERICS[name] is None or {value, meant} <= set(_NUMERICS[name] or ()))
-        (close if near else wrong).append(text)
-    if wrong:
-        raise CheckpointError(f"The {table.format} format cannot express " + ", ".join(wrong))
-    if close:
-        warnings.warn(
-            f"keras_vit: {table.format} files do not say {', '.join(close)}. keras_vit notes it in the file and reads "
-            "it back; other readers' logits will differ in the fourth digit or so.",
-            stacklevel=3,
+def _constructor_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `VisionTransformer.from_config` needs from a .keras file's config.json."""
+    if values.get("registered_name") != _REGISTERED_NAME:
+        raise CheckpointError(
+            f"holds no VisionTransformer. Received: {values.get('class_name')!r:.100}; keras.saving.load_model opens it"
         )
+    match values.get("config"):
+        case {"config": dict(config), "dtype": {"config": {"name": str(policy)}}, "name": str(name), "frozen": frozen}:
+            # Only the policy's name is used: a serialised object could be of any class.
+            policy = keras.dtype_policies.serialize(keras.dtype_policies.get(policy))
+            return {"config": config, "dtype": policy, "name": name, "frozen": frozen}
+    raise CheckpointError("has a config.json that is not a VisionTransformer's")
 
 
-def _same(name: str, value: Any, meant: Any, config: ViTConfig) -> bool:
-    if name == "classifier":
-        return _SAME_IN_FILES.get(value, value) == meant
-    if name == "layer_scale":
-        return (value is None) == (meant is None)
-    if name == "position_prefix" and (not config.num_prefix_tokens or config.position != "learned"):
-        return True
-    if name == "representation_activation" and config.representation_size is None:
-        return True
-    return bool(value == meant)
+def _load_keras_weights(model: VisionTransformer, weights: Container, *, allow_nonfinite: bool) -> None:
+    """Load the weights of a .keras file through a copy that holds nothing but arrays, which the HDF5 library reads."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "model.weights.h5"
+        with h5py.File(copy, "w") as file:
+            for name in weights.headers:
+                if name.startswith("optimizer/"):
+                    continue
+                value = weights.read(name)
+                if not allow_nonfinite and not assign.is_finite(value):
+                    raise CheckpointError(f"{name} holds values that are not finite; allow_nonfinite=True reads them")
+                file[name] = value
+        try:
+            with warnings.catch_warnings():  # Keras only warns about some layers that it cannot find in the file
+                warnings.filterwarnings("error", message="Skipping nested container")
+                model.load_weights(copy)
+        except (ValueError, UserWarning) as error:
+            raise CheckpointError(f"its weights do not fit the model: {str(error)[:500]}") from error

@@ -1,8 +1,7 @@
-"""Every tensor of a file into exactly one variable of a model, or nothing at all; and the way back."""
+"""Put every tensor of a file into exactly one variable of a model, or change nothing; and the reverse."""
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,151 +11,147 @@ import keras
 import numpy as np
 
 from keras_vit import position
-from keras_vit.converters import layout, prefix_rows
+from keras_vit._util.text import nearest
+from keras_vit.converters import layout
 from keras_vit.converters.containers import Container
-from keras_vit.converters.prefix_rows import POSITION
+from keras_vit.converters.layout import POSITION
 from keras_vit.converters.source import Checkpoint
 from keras_vit.converters.table import Source, Table
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
 
-# What of a model a part of a variable's path belongs to.
-_FEATURES = {
-    "registers": "registers",
-    "distillation": "the distillation token (distilled)",
-    "/scale": "LayerScale (layer_scale)",
-    "pre_norm/": "the first LayerNorm (pre_norm)",
-    "pre_logits/": "pre_logits (representation_size)",
-    "root/": "a hybrid's ResNet (resnet)",
-    "stage_": "a hybrid's ResNet (resnet)",
-    "pool/": "attention pooling (classifier='map')",
-    "x_embedding": "2-D positions (position='learned2d')",
-    "y_embedding": "2-D positions (position='learned2d')",
-    "relative_embedding": "relative positions (position='relative')",
-    "position_": "positions at every block (position_place='blocks')",
-}
-
 
 def weights(model: Any) -> dict[str, Any]:
-    """The variables of a model that a checkpoint holds, by their path: "block_0/norm1/gamma".
+    """Return the variables of a model that a checkpoint holds, by path: "block_0/norm1/gamma".
 
     A path starts with the layer's own name, wherever the model was built.
     """
-    named = {}
+    variables = {}
     for layer in model.layers:
         for variable in layer.weights:
-            # Weights lie in the layer's own scope; seeds of dropout are variables but no weights of a checkpoint.
+            # The state of dropout's random numbers is a variable, but not a weight of a checkpoint.
             if not variable.path.endswith("seed_generator_state"):
                 start = variable.path.rindex(f"{layer.name}/")
-                named[variable.path[start:]] = variable
-    return named
+                variables[variable.path[start:]] = variable
+    return variables
+
+
+def as_array(variable: Any) -> np.ndarray:
+    """Return a variable, or an array, as float32."""
+    return keras.ops.convert_to_numpy(variable).astype(np.float32)
+
+
+def is_finite(value: np.ndarray) -> bool:
+    """Return whether every number is finite."""
+    # A sum needs no temporary array. It may overflow though every value is finite: only a finite sum is an answer.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(value.sum()) or np.isfinite(value).all())
 
 
 def check(checkpoint: Checkpoint, variables: Mapping[str, Any], *, skip: tuple[str, ...] = ()) -> None:
-    """Compares what a file holds with what a model wants, by headers only.
+    """Compare the tensors of a file with the variables of a model, by headers only.
 
     Args:
         checkpoint: the open file.
         variables: the model's weights, by path.
-        skip: what the paths of variables start with that the file may hold and that are not wanted.
+        skip: starts of the paths of variables that the file may hold and the model does not need.
 
     Raises:
-        CheckpointError: that lists every misfit: missing, left over, wrong shape, each with the nearest name.
+        CheckpointError: they do not fit; the message lists every tensor that is missing, left over or of another
+            shape, each with the nearest name.
     """
-    headers, table, match = checkpoint.container.headers, checkpoint.table, checkpoint.match
-    misfits = []
-    for path, variable in variables.items():
-        wanted = _file_shape(path, tuple(variable.shape), checkpoint.config)
-        source = match.sources.get(path)
-        if source is None and table.is_zero_without_tensor(path):
-            continue
-        if source is None:
-            expected = table.tensor_of(path, checkpoint.config.to_dict())
-            name = expected.tensor if expected else path
-            misfits.append(f"no tensor for {path} {wanted}, such as {name}{_nearest(name, match.unknown)}")
-            continue
-        header = headers[source.tensor]
-        if not layout.fits(header.shape, source, table.layout, wanted):
-            misfits.append(f"{source.tensor} has shape {header.shape}, {path} wants {wanted}")
-        elif not header.dtype.startswith(("float", "bfloat")):
-            misfits.append(f"{source.tensor} has type {header.dtype}, {path} wants floats")
-    unwanted = {path for path in match.sources if path not in variables and not (skip and path.startswith(skip))}
-    extra = dict.fromkeys(match.sources[path].tensor for path in match.sources if path in unwanted)
-    misfits += [f"{name} is left over" for name in [*extra, *match.unknown]]
+    match = checkpoint.match
+    misfits = [text for path, variable in variables.items() if (text := _misfit(checkpoint, path, variable))]
+    unused = dict.fromkeys(
+        source.tensor
+        for path, source in match.sources.items()
+        if path not in variables and not (skip and path.startswith(skip))
+    )
+    misfits += [f"{name} is left over" for name in [*unused, *match.unknown]]
     if misfits:
         count = "1 misfit" if len(misfits) == 1 else f"{len(misfits)} misfits"
-        shown = "\n  ".join(misfits[:20] + ([f"... and {len(misfits) - 20} more"] if len(misfits) > 20 else []))
+        listed = "\n  ".join(misfits[:20] + ([f"... and {len(misfits) - 20} more"] if len(misfits) > 20 else []))
         raise CheckpointError(
-            f"{checkpoint.container.path} does not fit the model ({count}, nothing was loaded):\n  {shown}"
+            f"{checkpoint.container.path} does not fit the model ({count}, nothing was loaded):\n  {listed}"
         )
 
 
+def _misfit(checkpoint: Checkpoint, path: str, variable: Any) -> str | None:
+    """Return why a variable cannot be read from a file; None if it can."""
+    table, match = checkpoint.table, checkpoint.match
+    shape = _shape_in_file(path, tuple(variable.shape), checkpoint.config)
+    source = match.sources.get(path)
+    if source is None:
+        if table.meaning.is_zero_without_tensor(path):
+            return None
+        expected = table.tensor_of(path, checkpoint.config.to_dict())
+        similar = nearest(path, match.unknown, cutoff=0.5)
+        hint = f" (the nearest is {similar[0]})" if similar else ""
+        return f"no tensor for {path} {shape}, such as {expected.tensor if expected else path}{hint}"
+    header = checkpoint.container.headers[source.tensor]
+    if not layout.fits(header.shape, source, table.layout, shape):
+        return f"{source.tensor} has shape {header.shape}, {path} wants {shape}"
+    if not header.dtype.startswith(("float", "bfloat")):
+        return f"{source.tensor} has type {header.dtype}, {path} wants floats"
+    return None
+
+
 def assign(checkpoint: Checkpoint, model: Any, variables: Mapping[str, Any], *, allow_nonfinite: bool = False) -> None:
-    """Reads every weight and puts it in its place; position embeddings go to the model's grid on the way.
+    """Read every variable of a model from a file; position embeddings are interpolated to the model's grid.
 
     Raises:
-        CheckpointError: where a tensor is damaged or not finite. The model is then half filled: drop it.
+        CheckpointError: a tensor is damaged or not finite. The model is then incomplete and must not be used.
     """
-    tensors = _Reader(checkpoint.container)
+    reader = _Reader(checkpoint.container)
     for path, variable in variables.items():
         source = checkpoint.match.sources.get(path)
-        if source is None:  # as `check` has found right
+        if source is None:  # zero without a tensor, as `check` found
             variable.assign(np.zeros(variable.shape))
             continue
-        shape = _file_shape(path, tuple(variable.shape), checkpoint.config)
-        value = layout.to_variable(tensors.read(source.tensor), source, checkpoint.table.layout, shape)
-        if not allow_nonfinite and not _is_finite(value):
+        shape = _shape_in_file(path, tuple(variable.shape), checkpoint.config)
+        value = layout.to_variable(reader.read(source.tensor), source, checkpoint.table.layout, shape)
+        if not allow_nonfinite and not is_finite(value):
             raise CheckpointError(
                 f"{checkpoint.container.path}: {source.tensor} holds values that are not finite; "
                 "allow_nonfinite=True reads them"
             )
-        if path == POSITION:
-            value = position.resize(
-                value,
-                model.config.grid,
-                source_grid=checkpoint.config.grid,
-                prefix_tokens=checkpoint.config.position_prefix_tokens,
-                method=model.config.position_method,
-            )
-            if checkpoint.empty_rows:
-                value = prefix_rows.without_empty(value, model.config.num_prefix_tokens)
-        variable.assign(value)
+        variable.assign(_resized(value, checkpoint, model.config) if path == POSITION else value)
 
 
-def collect(variables: Mapping[str, Any], config: ViTConfig, table: Table) -> Iterator[tuple[str, Any]]:
-    """The tensors of a file in the table's format, each made when it is written.
+def _resized(value: np.ndarray, checkpoint: Checkpoint, config: ViTConfig) -> np.ndarray:
+    """Return a file's position embedding at the model's grid, without rows that were added when it was written."""
+    value = position.resize(
+        value,
+        config.grid,
+        source_grid=checkpoint.config.grid,
+        prefix_tokens=checkpoint.config.position_prefix_tokens,
+        method=config.position_method,
+    )
+    return layout.drop_zero_prefix(value, config.num_prefix_tokens) if checkpoint.has_zero_rows else value
+
+
+def collect(variables: Mapping[str, Any], sources: Mapping[str, Source], table: Table) -> Iterator[tuple[str, Any]]:
+    """Yield the name and value of every tensor of a file; values are made when they are written.
 
     Args:
         variables: of the model, by path.
-        config: of the model.
+        sources: the tensor of each.
         table: of the format.
-
-    Raises:
-        CheckpointError: before the first, naming every variable that the format cannot hold.
     """
-    sources = {path: table.tensor_of(path, config.to_dict()) for path in variables}
-    written = {source.tensor for source in sources.values() if source}
-    homeless = [path for path, source in sources.items() if source is None or source.row.unless in written]
-    if homeless:
-        what = sorted({feature for path in homeless for part, feature in _FEATURES.items() if part in path})
-        raise CheckpointError(
-            f"The {table.format} format has no place for {', '.join(what) or 'some variables'}: "
-            f"{homeless[:6]} ({len(homeless)} in all)"
-        )
-    parts: dict[str, list[tuple[Source, str]]] = {}
+    parts: dict[str, list[tuple[Source, Any]]] = {}
     for path, source in sources.items():
-        if source is not None:
-            parts.setdefault(source.tensor, []).append((source, path))
-    return ((name, _joined(pieces, variables, table)) for name, pieces in parts.items())
+        parts.setdefault(source.tensor, []).append((source, variables[path]))
+    for name, pieces in parts.items():
+        yield name, _lazy_tensor(sorted(pieces, key=lambda piece: piece[0].row.part[0]), table)
 
 
 @dataclass(frozen=True)
-class Unmade:
-    """A float32 tensor that is made when NumPy asks for it: a file is written with one in memory at a time.
+class LazyTensor:
+    """A float32 tensor that is made when NumPy asks for it, so that only one is in memory while a file is written.
 
     Attributes:
         shape: of the tensor.
-        make: makes it.
+        make: returns its value.
     """
 
     shape: tuple[int, ...]
@@ -165,30 +160,27 @@ class Unmade:
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """Size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self.make()
 
 
-def _joined(pieces: list[tuple[Source, str]], variables: Mapping[str, Any], table: Table) -> Unmade:
-    pieces = sorted(pieces, key=lambda piece: piece[0].row.part[0])
-    shapes = [layout.tensor_shape(tuple(variables[path].shape), source.row, table.layout) for source, path in pieces]
+def _lazy_tensor(pieces: list[tuple[Source, Any]], table: Table) -> LazyTensor:
+    """Return the tensor that is made of these variables, one behind the other."""
+    shapes = [layout.tensor_shape(tuple(variable.shape), source.row, table.layout) for source, variable in pieces]
     shape = shapes[0] if len(shapes) == 1 else (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
     def make() -> np.ndarray:
-        values = [
-            layout.to_tensor(keras.ops.convert_to_numpy(variables[path]).astype(np.float32), source.row, table.layout)
-            for source, path in pieces
-        ]
+        values = [layout.to_tensor(as_array(variable), source.row, table.layout) for source, variable in pieces]
         return values[0] if len(values) == 1 else np.concatenate(values)
 
-    return Unmade(shape, make)
+    return LazyTensor(shape, make)
 
 
 class _Reader:
-    """Reads tensors, keeping the last: the parts of one tensor (timm's qkv) come one after the other."""
+    """Reads tensors and keeps the last one: the parts of a tensor (timm's qkv) are read one after the other."""
 
     def __init__(self, container: Container) -> None:
         self.container = container
@@ -200,20 +192,9 @@ class _Reader:
         return self.last[1]  # type: ignore[return-value]
 
 
-def _is_finite(value: np.ndarray) -> bool:
-    # A sum needs no temporary array; it may overflow where every value is finite, so only its word for yes counts.
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(value.sum()) or np.isfinite(value).all())
-
-
-def _file_shape(path: str, shape: tuple[int, ...], file_config: ViTConfig) -> tuple[int, ...]:
-    """The shape of a variable as the file has it: the position embedding belongs to the file's grid."""
+def _shape_in_file(path: str, shape: tuple[int, ...], file_config: ViTConfig) -> tuple[int, ...]:
+    """Return the shape of a variable in the file, where the position embedding belongs to the file's grid."""
     if path != POSITION:
         return shape
     height, width = file_config.grid
     return (1, file_config.position_prefix_tokens + height * width, shape[-1])
-
-
-def _nearest(path: str, unknown: list[str]) -> str:
-    near = difflib.get_close_matches(path, unknown, n=1, cutoff=0.5)
-    return f" (the nearest is {near[0]})" if near else ""

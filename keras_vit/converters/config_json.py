@@ -1,38 +1,35 @@
-"""The config.json beside a checkpoint, both ways, by the [json] part of a format's table."""
+"""Read and write the config.json beside a checkpoint, by the [json] part of a format's table."""
 
 from __future__ import annotations
 
 import fnmatch
 import json
-import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from keras_vit._util.atomic import replacing
+from keras_vit.converters.containers.base import MAX_JSON_BYTES
+from keras_vit.converters.json_steps import STEPS
 from keras_vit.converters.table import JsonFields, lookup
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
 
-LARGEST = 10 * 2**20  # an id2label of 21,843 classes takes 1.5 MB
-
-# What is noted in the files that are written: by whom, and which file of weights they describe.
-_OURS, _OF = "written_by", "weights"
+# Keys that keras_vit adds to the files it writes: who wrote it, and which file of weights it describes.
+_WRITTEN_BY, _WEIGHTS = "written_by", "weights"
 _MISSING = object()
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file.
 
     Raises:
-        CheckpointError: where it is too large, damaged or no object.
+        CheckpointError: the file is too large, damaged, or holds something else.
     """
     size = path.stat().st_size
-    if size > LARGEST:
-        raise CheckpointError(f"{path} has {size:,} bytes; a config.json has at most {LARGEST:,}")
+    if size > MAX_JSON_BYTES:
+        raise CheckpointError(f"{path} has {size:,} bytes; a config.json has at most {MAX_JSON_BYTES:,}")
     try:
         values = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -42,271 +39,171 @@ def read(path: Path) -> dict[str, Any]:
     return values
 
 
-def facts(values: Mapping[str, Any], fields: JsonFields) -> dict[str, Any]:
-    """What a config.json says, as fields of ViTConfig (nested ones as dicts).
+def read_beside(weights: Path, spelling: JsonFields) -> dict[str, Any]:
+    """Return the fields of ViTConfig that the config.json beside a file of weights states; {} without one.
+
+    A config.json that keras_vit wrote for another file in the folder is ignored.
 
     Raises:
-        CheckpointError: for a spelling that is not known, or a model that is not read.
+        CheckpointError: it is damaged, or describes a model that is not read.
     """
-    _refuse_unknown(values, fields)
-    told = _told_by_name(str(_get(values, fields.name)), fields)
-    for path, rule in fields.fields.items():
-        name, _, step = (piece.strip() for piece in rule.partition("|"))
-        value = _get(values, path)
-        if value is _MISSING or value is None or step not in _READ_STEPS:
+    path = weights.parent / "config.json"
+    values = read_object(path) if path.is_file() else {}
+    if not values or _describes_other_file(values, weights):
+        return {}
+    others = {key: weights.parent / name for key, name in spelling.beside.items()}
+    return to_fields(values | {key: read_object(other) for key, other in others.items() if other.is_file()}, spelling)
+
+
+def to_fields(values: Mapping[str, Any], spelling: JsonFields) -> dict[str, Any]:
+    """Convert a config.json to fields of ViTConfig (nested ones as dicts).
+
+    Args:
+        values: the object in the file.
+        spelling: of the format.
+
+    Raises:
+        CheckpointError: a value is not known, or such a model is not read.
+    """
+    _check_known(values, spelling)
+    fields = _fields_of_name(str(_get(values, spelling.name)), spelling)
+    for path, (name, step) in spelling.rules.items():
+        value, read = _get(values, path), STEPS[step].read
+        if value is _MISSING or value is None or read is None:
             continue
         try:
-            value = _READ_STEPS[step](value)
+            value = read(value)
         except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise CheckpointError(f"config.json: {path} cannot be {value!r:.200} ({error})") from error
-        spellings = fields.values.get(name, {})
+        spellings = spelling.values.get(name, {})
         if spellings:
-            spelling = str(value).lower() if isinstance(value, bool) else str(value)
-            if spelling not in spellings:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            if text not in spellings:
                 raise CheckpointError(f"config.json: {path} is one of {list(spellings)}. Received: {value!r:.200}")
-            meant = spellings[spelling]
-            value = meant[0] if isinstance(meant, list) else meant
-        _put(told, name, tuple(value) if isinstance(value, list) else value)
-    return told
+            value = spellings[text]
+            value = value[0] if isinstance(value, list) else value
+        _put(fields, name, tuple(value) if isinstance(value, list) else value)
+    return fields
 
 
-def write(config: ViTConfig, fields: JsonFields) -> dict[str, Any]:
-    """The config.json of a model in the spelling of a format.
+def to_json(config: ViTConfig, spelling: JsonFields) -> dict[str, Any]:
+    """Convert a config to the object in a config.json.
+
+    Args:
+        config: of the model.
+        spelling: of the format.
 
     Raises:
-        CheckpointError: naming the fields whose values the format has no word for.
+        CheckpointError: the format has no word for some values; the message names them all.
     """
     values: dict[str, Any] = {}
-    ours = config.to_dict()
-    for path, value in [*fields.constants.items(), *_kind(ours, fields).items()]:
+    fields = config.to_dict()
+    for path, value in [*spelling.constants.items(), *_kind(fields, spelling).items()]:
         _put(values, path, value)
-    homeless = []
-    for path, rule in fields.fields.items():
-        name, _, step = (piece.strip() for piece in rule.partition("|"))
-        value = _WRITE_STEPS[step](_get(ours, name), config)
-        spellings = fields.values.get(name, {})
+    unsupported = []
+    for path, (name, step) in spelling.rules.items():
+        write = STEPS[step].write
+        if write is None:
+            continue
+        value = write(_get(fields, name), config)
+        spellings = spelling.values.get(name, {})
         if spellings and value is not None:
-            known = [spelling for spelling, meant in spellings.items() if value == meant or _is_one_of(value, meant)]
+            known = [
+                text for text, meant in spellings.items() if value in (meant if isinstance(meant, list) else [meant])
+            ]
             if not known:
-                homeless.append(f"{name}={value!r}")
+                unsupported.append(f"{name}={value!r}")
                 continue
-            value = _unspelled(known[0])
+            value = _value_of_key(known[0])
         if value is not None and value is not _MISSING:
             _put(values, path, value)
-    if homeless:
-        raise CheckpointError(f"config.json has no word for {', '.join(homeless)}")
+    if unsupported:
+        raise CheckpointError(f"config.json has no word for {', '.join(unsupported)}")
     return values
 
 
-def _told_by_name(name: str, fields: JsonFields) -> dict[str, Any]:
-    told: dict[str, Any] = {}
-    architecture, _, _ = name.partition(".")  # the rest tells how it was trained
-    for pattern, facts in fields.names.items():
-        if fnmatch.fnmatchcase(architecture, pattern):
-            if isinstance(facts, str):
-                raise CheckpointError(f"config.json: {fields.name} {name!r:.200} is not read: {facts}")
-            told |= facts
-    return told
-
-
-def _refuse_unknown(values: Mapping[str, Any], fields: JsonFields) -> None:
-    """Raise where a config.json says what ViTConfig has no word for: the model would compute something else."""
-    for path, accepted in fields.accepts.items():
-        value = _get(values, path)
-        if accepted and value is not _MISSING and value not in accepted:
-            raise CheckpointError(f"config.json: {path} is read only as one of {accepted}. Received: {value!r:.200}")
-    for parent in {path.rpartition(".")[0] for path in fields.accepts}:
-        if f"{parent}.*" in fields.accepts:
-            continue
-        present = _get(values, parent)
-        keys = present if isinstance(present, Mapping) else {}
-        unknown = [key for key in keys if f"{parent}.{key}" not in {*fields.fields, *fields.accepts}]
-        if unknown:
-            raise CheckpointError(
-                f"config.json: {parent} has {str(unknown)[:200]}, and nothing is known of such a model"
-            )
-
-
-def _kind(config: Mapping[str, Any], fields: JsonFields) -> Mapping[str, Any]:
-    for kind in fields.kinds:
-        fits = all(lookup(config, path) == value for path, value in kind.get("when", {}).items())
-        if fits and not any(lookup(config, path) for path in kind.get("unless", ())):
-            written: Mapping[str, Any] = kind["write"]
-            return written
-    return {}
-
-
-def save(weights: Path, values: Mapping[str, Any], fields: JsonFields) -> None:
-    """Writes the config.json of a file of weights, and what belongs into files beside it; each appears complete.
-
-    Raises:
-        CheckpointError: where this package did not write what is there: it belongs to another checkpoint.
-    """
-    signed = {_OURS: "keras_vit", _OF: weights.name}
-    for path, part in _parts(weights.parent, values, fields):
+def save(weights: Path, values: Mapping[str, Any], spelling: JsonFields) -> None:
+    """Write the config.json of a file of weights, and the other JSON files of its format; each appears complete."""
+    for path, part in _parts(weights.parent, values, spelling):
         with replacing(path) as file:
-            file.write(json.dumps({**part, **signed}, indent=2).encode())
+            file.write(json.dumps({**part, _WRITTEN_BY: "keras_vit", _WEIGHTS: weights.name}, indent=2).encode())
 
 
-def refuse_anothers(weights: Path, values: Mapping[str, Any], fields: JsonFields) -> None:
-    """Raise where `save` would write over a file that this package did not write; warn where over one of its own."""
-    for path, _ in _parts(weights.parent, values, fields):
-        there = read(path) if path.is_file() else {_OURS: "keras_vit"}
-        if there.get(_OURS) != "keras_vit":
+def check_overwrite(weights: Path, values: Mapping[str, Any], spelling: JsonFields) -> None:
+    """Check what `save` would overwrite; warn about a file that keras_vit wrote for other weights.
+
+    Raises:
+        CheckpointError: keras_vit did not write the file.
+    """
+    for path, _ in _parts(weights.parent, values, spelling):
+        present = read_object(path) if path.is_file() else {_WRITTEN_BY: "keras_vit"}
+        if present.get(_WRITTEN_BY) != "keras_vit":
             raise CheckpointError(f"{path} belongs to another checkpoint: write into a folder of its own")
-        if _describes_another(there, weights):
+        if _describes_other_file(present, weights):
             warnings.warn(
-                f"keras_vit: {path} described {there[_OF]} and now describes {weights.name}: other readers will take "
-                "one for the other. A folder of its own keeps them apart.",
-                stacklevel=5,
+                f"keras_vit: {path} described {present[_WEIGHTS]} and now describes {weights.name}: other readers "
+                "will take one for the other. A folder of its own keeps them apart.",
+                stacklevel=4,
             )
 
 
-def beside(weights: Path, fields: JsonFields) -> dict[str, Any]:
-    """What the config.json of a file of weights says; empty where there is none, or it is known to be another file's.
-
-    Raises:
-        CheckpointError: where it is damaged.
-    """
-    path = weights.parent / "config.json"
-    values = read(path) if path.is_file() else {}
-    if not values or _describes_another(values, weights):
-        return {}
-    others = {key: weights.parent / name for key, name in fields.beside.items()}
-    return facts(values | {key: read(other) for key, other in others.items() if other.is_file()}, fields)
-
-
-def _describes_another(values: Mapping[str, Any], weights: Path) -> bool:
-    """Whether a config.json is of another file, which is there: one that is gone was renamed or rewritten."""
-    described = Path(str(values.get(_OF, weights.name))).name
+def _describes_other_file(values: Mapping[str, Any], weights: Path) -> bool:
+    """Return whether a config.json is of another file that exists; a missing one was renamed to this one."""
+    described = Path(str(values.get(_WEIGHTS, weights.name))).name
     return described != weights.name and (weights.parent / described).is_file()
 
 
-def _parts(folder: Path, values: Mapping[str, Any], fields: JsonFields) -> list[tuple[Path, Mapping[str, Any]]]:
-    """Each file that a config.json's values are written to, and its share."""
-    own = {key: value for key, value in values.items() if key not in fields.beside}
-    others = [(folder / name, values[key]) for key, name in fields.beside.items() if key in values]
+def _parts(folder: Path, values: Mapping[str, Any], spelling: JsonFields) -> list[tuple[Path, Mapping[str, Any]]]:
+    """Split a config.json's values into the files that they are written to."""
+    own = {key: value for key, value in values.items() if key not in spelling.beside}
+    others = [(folder / name, values[key]) for key, name in spelling.beside.items() if key in values]
     return [(folder / "config.json", own), *others]
 
 
-def _unspelled(spelling: str) -> Any:
-    """TOML's keys are texts; config.json has truths and numbers."""
-    if spelling.isdecimal():
-        return int(spelling)
-    return {"true": True, "false": False}.get(spelling, spelling)
+def _fields_of_name(name: str, spelling: JsonFields) -> dict[str, Any]:
+    """Return the fields that the model's name implies."""
+    found: dict[str, Any] = {}
+    architecture, _, _ = name.partition(".")  # the rest says how it was trained
+    for pattern, fields in spelling.names.items():
+        if fnmatch.fnmatchcase(architecture, pattern):
+            if isinstance(fields, str):
+                raise CheckpointError(f"config.json: {spelling.name} {name!r:.200} is not read: {fields}")
+            found |= fields
+    return found
 
 
-def _is_one_of(value: Any, meant: Any) -> bool:
-    return isinstance(meant, list) and value in meant
+def _check_known(values: Mapping[str, Any], spelling: JsonFields) -> None:
+    """Raise if a config.json has a key that no field of ViTConfig stands for: the model might compute another thing."""
+    for path, accepted in spelling.accepts.items():
+        value = _get(values, path)
+        if accepted and value is not _MISSING and value not in accepted:
+            raise CheckpointError(f"config.json: {path} is read only as one of {accepted}. Received: {value!r:.200}")
+    for parent in {path.rpartition(".")[0] for path in spelling.accepts}:
+        present = _get(values, parent)
+        if f"{parent}.*" in spelling.accepts or not isinstance(present, Mapping):
+            continue
+        unknown = [key for key in present if f"{parent}.{key}" not in {*spelling.rules, *spelling.accepts}]
+        if unknown:
+            raise CheckpointError(
+                f"config.json: {parent} has unknown keys {str(unknown)[:200]}; such a model is not read"
+            )
 
 
-def _as_is(value: Any, _: Any = None) -> Any:
-    return value
+def _kind(fields: Mapping[str, Any], spelling: JsonFields) -> Mapping[str, Any]:
+    """Return what the first matching row of [[json.kinds]] writes."""
+    for kind in spelling.kinds:
+        matches = all(lookup(fields, path) == value for path, value in kind.get("when", {}).items())
+        if matches and not any(lookup(fields, path) for path in kind.get("unless", ())):
+            values: Mapping[str, Any] = kind["write"]
+            return values
+    return {}
 
 
-def _over_hidden_size(value: Any, config: ViTConfig) -> float:
-    return value / config.hidden_size
-
-
-def _labels_of_numbers(value: Any) -> tuple[str, ...] | None:
-    """The labels of {"0": "cat", "1": "dog"}; None where they are only numbered."""
-    labels = tuple(str(value[str(number)]) for number in range(len(value)))
-    return None if all(label == f"LABEL_{number}" for number, label in enumerate(labels)) else labels
-
-
-def _numbers_of_labels(value: Any, config: ViTConfig) -> dict[str, str] | None:
-    from keras_vit.model import labels
-
-    if not config.num_classes:
-        return None
-    names = [label for _, label in labels.names(value, config.num_classes)] if value else None
-    return {str(i): names[i] if names else f"LABEL_{i}" for i in range(config.num_classes)}
-
-
-def _labels_to_numbers(value: Any, config: ViTConfig) -> dict[str, int] | None:
-    numbers = _numbers_of_labels(value, config)
-    return None if numbers is None else {label: int(number) for number, label in numbers.items()}
-
-
-def _square_or_list(value: Any, _: Any) -> Any:
-    return value[0] if value[0] == value[1] else list(value)
-
-
-def _after_channels(value: Any) -> list[int]:
-    _, height, width = value
-    return [height, width]
-
-
-def _before_channels(value: Any) -> list[int]:
-    height, width, _ = value
-    return [height, width]
-
-
-def _pooling(value: Any) -> str:
-    """The pooling of Keras Hub's ViTImageClassifier."""
-    if value["pooling"] == "gap" and value["backbone"]["config"]["use_class_token"]:
-        raise ValueError("its mean takes in the class token, which keras_vit's does not")
-    return str(value["pooling"])
-
-
-def _image_converter(value: Any) -> dict[str, Any]:
-    """Keras Hub's ImageConverter, pixel * scale + offset for pixels of 0 to 255, as fields of Preprocessing."""
-    if value["pad_to_aspect_ratio"]:
-        raise ValueError("images are padded, which keras_vit does not do")
-    scale = 255 * np.atleast_1d(np.float64(1 if value["scale"] is None else value["scale"]))
-    offset = np.atleast_1d(np.float64(0 if value["offset"] is None else value["offset"]))
-    with np.errstate(all="raise"):
-        mean, std = np.broadcast_arrays(-offset / scale, 1 / scale)
-    return {
-        "resize": "crop" if value["crop_to_aspect_ratio"] else "squash",
-        "interpolation": value["interpolation"],
-        "antialias": value["antialias"],
-        "mean": tuple(mean.tolist()),
-        "std": tuple(std.tolist()),
-    }
-
-
-def _channels_first(value: Any, config: ViTConfig) -> list[int]:
-    return [config.num_channels, *value]
-
-
-def _one_for_all(value: Any) -> list[float]:
-    """The mean or standard deviation of each channel; one where all agree."""
-    return value[:1] if len(set(value)) == 1 else list(value)
-
-
-def _one_a_channel(value: Any, config: ViTConfig) -> list[float]:
-    return list(value) * (config.num_channels if len(value) == 1 else 1)
-
-
-def _share(value: Any) -> float:
-    if not 0 < float(value) <= 1 or not math.isfinite(value):
-        raise ValueError("a share lies in (0, 1]")
-    return float(value)
-
-
-_READ_STEPS: dict[str, Callable[[Any], Any]] = {  # a path with another step is only written
-    "": _as_is,
-    "square or list": _as_is,
-    "numbered": _labels_of_numbers,
-    "channels first": _after_channels,
-    "channels last": _before_channels,
-    "pooling": _pooling,
-    "image converter": _image_converter,
-    "each channel": _one_for_all,
-    "share": _share,
-}
-_WRITE_STEPS: dict[str, Callable[[Any, ViTConfig], Any]] = {
-    "": _as_is,
-    "square or list": _square_or_list,
-    "numbered": _numbers_of_labels,
-    "to numbers": _labels_to_numbers,
-    "channels first": _channels_first,
-    "written": _as_is,
-    "over hidden_size": _over_hidden_size,
-    "each channel": _one_a_channel,
-    "share": _as_is,
-}
+def _value_of_key(text: str) -> Any:
+    """Convert a TOML key, which is always text, to the boolean or number in a config.json."""
+    if text.isdecimal():
+        return int(text)
+    return {"true": True, "false": False}.get(text, text)
 
 
 def _get(values: Mapping[str, Any], path: str | None) -> Any:

@@ -1,4 +1,4 @@
-"""The architecture of a checkpoint: from the shapes of its tensors, and from whatever tells what they cannot."""
+"""Infer the architecture of a checkpoint from the shapes of its tensors and from hints about the rest."""
 
 from __future__ import annotations
 
@@ -16,103 +16,84 @@ from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig, check
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-_NEEDED = {"embedding/kernel": (4,), "block_0/mlp/dense1/kernel": (2,), "block_0/attention/query/kernel": (2, 3)}
-_LAYER_SCALE = 1e-5  # no file states where its scales started; the usual value
-# A config.json may say otherwise than the tensors: pooling, and what becomes of the head.
-_NOT_CHECKED = {"classifier", "layer_scale", "representation_size"}
+# Variables that every Vision Transformer has -> the numbers of axes they may have.
+_REQUIRED = {"embedding/kernel": (4,), "block_0/mlp/dense1/kernel": (2,), "block_0/attention/query/kernel": (2, 3)}
+_LAYER_SCALE = 1e-5  # the usual initial value; no file states it
+# A config.json may differ from the tensors in these: how the head pools, and which head it is.
+_NOT_COMPARED = {"classifier", "layer_scale", "representation_size"}
 
 
 @dataclass(frozen=True)
-class Told:
-    """What is said of a file beside its tensors, the later before the earlier.
+class Hints:
+    """Fields of ViTConfig that are known of a file beside the shapes of its tensors; later ones win.
 
     Attributes:
-        presence: by the presence of tensors.
-        json: by a config.json.
-        record: by this package, when it wrote the file.
-        caller: by the caller.
-        num_heads: of the architecture that the caller takes it for, where nothing else says.
-        wanted_size: the image size the caller wants, for files that no grid can be told of.
+        row_fields: implied by the presence of tensors.
+        json_fields: stated in its config.json.
+        recorded_fields: noted by keras_vit, if it wrote the file.
+        caller_fields: stated by the caller.
+        num_heads: of the architecture that the caller expects; used if nothing else states it.
+        image_size: that the caller wants; used for files that do not tell their own.
     """
 
-    presence: Mapping[str, Any] = field(default_factory=dict)
-    json: Mapping[str, Any] = field(default_factory=dict)
-    record: Mapping[str, Any] = field(default_factory=dict)
-    caller: Mapping[str, Any] = field(default_factory=dict)
+    row_fields: Mapping[str, Any] = field(default_factory=dict)
+    json_fields: Mapping[str, Any] = field(default_factory=dict)
+    recorded_fields: Mapping[str, Any] = field(default_factory=dict)
+    caller_fields: Mapping[str, Any] = field(default_factory=dict)
     num_heads: int | None = None
-    wanted_size: Any = None
+    image_size: Any = None
 
 
-def infer(shapes: Shapes, table: Table, told: Told) -> ViTConfig:
-    """The config a file was trained with.
+def infer(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
+    """Return the config that a file was trained with.
 
     Args:
-        shapes: of the file's tensors as variables, the heads apart where the file keeps them so.
-        table: of the format: what the format means where nothing else says.
-        told: what else is known.
+        shapes: of the file's tensors as variables; heads are a separate axis only if the file has one.
+        table: of the file's format.
+        hints: what else is known.
 
     Raises:
-        CheckpointError: where the tensors are no Vision Transformer's, contradict what is told, or something must
-            be told.
-        ValueError: where the caller names a field that there is not.
+        CheckpointError: the tensors are not those of a Vision Transformer or contradict the hints, or a fact is
+            missing that the caller must state.
+        ValueError: the caller names a field that does not exist.
     """
-    check_fields(told.caller)
-    for name, ranks in _NEEDED.items():
+    check_fields(hints.caller_fields)
+    for name, ranks in _REQUIRED.items():
         if len(shapes.get(name, ())) not in ranks or 0 in shapes[name]:
             raise CheckpointError(
-                f"is no Vision Transformer in {table.format} format: {name} would have {ranks} axes. "
+                f"is no Vision Transformer in {table.format} format: {name} must have {ranks} axes. "
                 f"Received: {shapes.get(name, 'no tensor for it')}"
             )
     try:
-        return _inferred(shapes, table, told)
+        return _config(shapes, table, hints)
     except CheckpointError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(f"describes no model that can be built: {str(error)[:500]}") from error
 
 
-def _inferred(shapes: Shapes, table: Table, told: Told) -> ViTConfig:
-    seen = from_tensors(shapes)
-    # What a format never leaves out is missing where it is not there: it does not tell of another architecture.
-    seen |= {name: value for name, value in table.config.items() if name in seen}
-    _refuse_contradiction(seen, told.json)
-    if seen["layer_scale"] is not None:
-        seen["layer_scale"] = told.json.get("layer_scale", seen["layer_scale"])
-    json = {name: value for name, value in told.json.items() if name not in seen or name == "classifier"}
-    absent = [facts for variable, facts in table.without.items() if variable not in shapes]
-    said = {**json, **told.record, **told.caller}
-    fields = _merged(table.config, table.defaults, *absent, seen, told.presence, said)
-    fields["num_heads"] = _num_heads(shapes, table, said.get("num_heads"), told.num_heads)
-    fields["resnet"] = _resnet(shapes, fields.get("resnet"))
-    if said.get("resnet") and not fields["resnet"]:
-        raise CheckpointError("is said to be a hybrid, and has no tensors of a ResNet")
-    if fields["classifier"] == "token" and fields.get("final_norm") == "pooled" and "classifier" not in said:
-        raise CheckpointError(
-            "does not say whether its last norm is of the class token or of the mean: "
-            "pass config={'classifier': 'token' or 'gap'}"
-        )
-    if fields["classifier"] == "unpooled" and fields["class_token"]:
-        fields["classifier"] = "token_unpooled"
+def _config(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
+    # A tensor that the format never has is missing in every file: its absence does not mean another architecture.
+    known = tensor_fields(shapes)
+    known |= {name: value for name, value in table.meaning.config.items() if name in known}
+    _check_json(hints.json_fields, known)
+    if known["layer_scale"] is not None:
+        known["layer_scale"] = hints.json_fields.get("layer_scale", known["layer_scale"])
+    json = {name: value for name, value in hints.json_fields.items() if name not in known or name == "classifier"}
+    stated = {**json, **hints.recorded_fields, **hints.caller_fields}
+    absent = [fields for variable, fields in table.meaning.without.items() if variable not in shapes]
+    fields = _merge_fields(table.meaning.config, table.meaning.defaults, *absent, known, hints.row_fields, stated)
+    fields["num_heads"] = _num_heads(shapes, table, stated.get("num_heads"), hints.num_heads)
+    fields["resnet"] = _resnet(shapes, fields.get("resnet"), is_required=bool(stated.get("resnet")))
+    fields["classifier"] = _classifier(fields, is_stated="classifier" in stated)
     fields["labels"] = _labels(fields.get("labels"), fields["num_classes"])
     fields["position_prefix"] = _position_prefix(shapes, fields)
-    fields["image_size"] = _image_size(shapes, fields, told)
+    fields["image_size"] = _image_size(shapes, fields, hints.image_size)
     return ViTConfig(**fields)
 
 
-def _merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """The layers one over the other; of preprocessing and resnet the parts that are told."""
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        for name, value in layer.items():
-            below = merged.get(name)
-            if isinstance(below, Preprocessing | ResNetConfig) and isinstance(value, Mapping):
-                value = dataclasses.replace(below, **value)
-            merged[name] = value
-    return merged
-
-
-def from_tensors(shapes: Shapes) -> dict[str, Any]:
-    """The fields of ViTConfig that the shapes of a file's tensors tell."""
+def tensor_fields(shapes: Shapes) -> dict[str, Any]:
+    """Return the fields of ViTConfig that follow from the shapes of a file's tensors."""
     height, width, channels, hidden_size = shapes["embedding/kernel"]
     class_token = "prefix/cls" in shapes
     return {
@@ -120,13 +101,13 @@ def from_tensors(shapes: Shapes) -> dict[str, Any]:
         "hidden_size": hidden_size,
         "mlp_dim": shapes["block_0/mlp/dense1/kernel"][-1],
         "num_layers": len({name.split("/")[0] for name in shapes if name.startswith("block_")}),
-        "num_classes": _side(shapes, "head/kernel", -1, 0),
-        "representation_size": _side(shapes, "pre_logits/kernel", -1, None),
-        "num_channels": _side(shapes, "root/conv/kernel", -2, channels),
+        "num_classes": _axis(shapes, "head/kernel", -1, 0),
+        "representation_size": _axis(shapes, "pre_logits/kernel", -1, None),
+        "num_channels": _axis(shapes, "root/conv/kernel", -2, channels),
         "classifier": "map" if "pool/probe" in shapes else "token" if class_token else "gap",
         "class_token": class_token,
         "distilled": "prefix/distillation" in shapes,
-        "num_registers": _side(shapes, "prefix/registers", -2, 0),
+        "num_registers": _axis(shapes, "prefix/registers", -2, 0),
         "patch_bias": "embedding/bias" in shapes,
         "qkv_bias": "block_0/attention/query/bias" in shapes,
         "pre_norm": "pre_norm/gamma" in shapes,
@@ -134,49 +115,54 @@ def from_tensors(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-def _side(shapes: Shapes, name: str, axis: int, otherwise: int | None) -> int | None:
+def _axis(shapes: Shapes, name: str, axis: int, default: int | None) -> int | None:
     shape = shapes.get(name, ())
-    return shape[axis] if len(shape) >= -axis else otherwise
+    return shape[axis] if len(shape) >= -axis else default
 
 
-def _refuse_contradiction(seen: Mapping[str, Any], json: Mapping[str, Any]) -> None:
-    """Raise where a config.json says something else than the tensors: neither can be trusted then."""
+def _check_json(json_fields: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Raise if a config.json contradicts the tensors: then neither can be trusted."""
     wrong = []
-    for name in set(seen) & set(json) - _NOT_CHECKED:
+    for name in set(known) & set(json_fields) - _NOT_COMPARED:
         try:
-            said = pair(json[name], name) if name == "patch_size" else json[name]
+            stated = pair(json_fields[name], name) if name == "patch_size" else json_fields[name]
         except ValueError as error:
             raise CheckpointError(f"has a config.json in which {error}") from error
-        if said != seen[name]:
-            wrong.append(f"{name} {said!r:.80} where the tensors have {seen[name]!r}")
+        if stated != known[name]:
+            wrong.append(f"{name} {stated!r:.80} where the tensors have {known[name]!r}")
     if wrong:
         raise CheckpointError(f"has a config.json that says {'; '.join(sorted(wrong))}")
 
 
-def _num_heads(shapes: Shapes, table: Table, said: int | None, guess: int | None) -> int:
+def _merge_fields(*sources: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of all sources, later ones first; preprocessing and resnet are merged field by field."""
+    merged: dict[str, Any] = {}
+    for source in sources:
+        for name, value in source.items():
+            earlier = merged.get(name)
+            if isinstance(earlier, Preprocessing | ResNetConfig) and isinstance(value, Mapping):
+                value = dataclasses.replace(earlier, **value)
+            merged[name] = value
+    return merged
+
+
+def _num_heads(shapes: Shapes, table: Table, stated: int | None, expected: int | None) -> int:
     kernel = shapes["block_0/attention/query/kernel"]
-    found = kernel[1] if len(kernel) == 3 else said if said is not None else guess
+    found = kernel[1] if len(kernel) == 3 else stated if stated is not None else expected
     if found is None:
         raise CheckpointError(
             f"is in {table.format} format, which does not say how many attention heads there are "
             f"(the width is {kernel[0]}): pass config={{'num_heads': ...}}"
         )
-    if said not in (None, found):
-        raise CheckpointError(f"has {found} attention heads. Received: num_heads={said}")
+    if stated not in (None, found):
+        raise CheckpointError(f"has {found} attention heads. Received: num_heads={stated}")
     return found
 
 
-def _labels(labels: Any, num_classes: int) -> str | tuple[str, ...] | None:
-    """The name of a list of labels, or labels of which there are as many as classes."""
-    if labels is None or isinstance(labels, str):
-        return labels
-    if not isinstance(labels, list | tuple) or not all(isinstance(label, str) for label in labels):
-        raise ValueError(f"labels are texts. Received: {labels!r:.200}")
-    return tuple(labels) if len(labels) == num_classes else None
-
-
-def _resnet(shapes: Shapes, numerics: ResNetConfig | None) -> ResNetConfig | None:
+def _resnet(shapes: Shapes, numerics: ResNetConfig | None, *, is_required: bool) -> ResNetConfig | None:
     if len(shapes.get("root/conv/kernel", ())) != 4:
+        if is_required:
+            raise CheckpointError("is described as a hybrid, but has no tensors of a ResNet")
         return None
     stages: dict[int, set[int]] = {}
     for name in shapes:
@@ -191,34 +177,53 @@ def _resnet(shapes: Shapes, numerics: ResNetConfig | None) -> ResNetConfig | Non
         raise CheckpointError(f"describes no ResNet that can be built: {error}") from error
 
 
+def _classifier(fields: Mapping[str, Any], *, is_stated: bool) -> str:
+    classifier: str = fields["classifier"]
+    if classifier == "token" and fields.get("final_norm") == "pooled" and not is_stated:
+        raise CheckpointError(
+            "does not say whether its last norm is applied to the class token or to the mean: "
+            "pass config={'classifier': 'token' or 'gap'}"
+        )
+    return "token_unpooled" if classifier == "unpooled" and fields["class_token"] else classifier
+
+
+def _labels(labels: Any, num_classes: int) -> str | tuple[str, ...] | None:
+    """Return the name of a list of labels, or the labels themselves if there is one for each class."""
+    if labels is None or isinstance(labels, str):
+        return labels
+    if not isinstance(labels, list | tuple) or not all(isinstance(label, str) for label in labels):
+        raise ValueError(f"labels are texts. Received: {labels!r:.200}")
+    return tuple(labels) if len(labels) == num_classes else None
+
+
 def _position_prefix(shapes: Shapes, fields: Mapping[str, Any]) -> bool:
-    """Whether the position embedding has rows for class token and registers, where the format leaves it open."""
+    """Return whether the position embedding has rows for the prefix tokens; by its size if the format allows both."""
     if "position_prefix" in fields or "position/embedding" not in shapes:
         return bool(fields.get("position_prefix", True))
     rows = math.prod(shapes["position/embedding"][:-1])
-    prefix = _stand_in(fields, position_prefix=True).num_prefix_tokens
+    prefix = _probe(fields, position_prefix=True).num_prefix_tokens
     if fields.get("image_size") is not None:
-        height, width = _stand_in(fields, image_size=fields["image_size"]).grid
+        height, width = _probe(fields, image_size=fields["image_size"]).grid
         return rows != height * width
     if prefix and _is_square(rows) == _is_square(rows - prefix):
         raise CheckpointError(
-            f"does not say whether its {rows} position embeddings count {prefix} tokens in front: "
+            f"does not say whether its {rows} position embeddings include {prefix} prefix tokens: "
             "pass config={'position_prefix': True or False}"
         )
     return not _is_square(rows)
 
 
-def _image_size(shapes: Shapes, fields: Mapping[str, Any], told: Told) -> Any:
-    """The size the file was trained at: as told, or that of a square image that fills the position embedding."""
+def _image_size(shapes: Shapes, fields: Mapping[str, Any], wanted: Any) -> Any:
+    """Return the image size of the file: as stated, or that of a square image with as many patches."""
     if fields.get("image_size") is not None:
         return fields["image_size"]
     if "position/embedding" not in shapes:
-        if told.wanted_size is None:
+        if wanted is None:
             raise CheckpointError("has no position embedding to tell its resolution: pass image_size=")
-        return told.wanted_size
-    probe = _stand_in(fields)
+        return wanted
+    probe = _probe(fields)
     tokens = math.prod(shapes["position/embedding"][:-1]) - probe.position_prefix_tokens
-    if tokens < 1 or not _is_square(tokens):
+    if not _is_square(tokens):
         raise CheckpointError(
             f"its position embedding {shapes['position/embedding']} fills no square grid: "
             "pass config={'image_size': (height, width)} as it was trained"
@@ -227,8 +232,8 @@ def _image_size(shapes: Shapes, fields: Mapping[str, Any], told: Told) -> Any:
     return side * probe.stride[0], side * probe.stride[1]
 
 
-def _stand_in(fields: Mapping[str, Any], **changes: Any) -> ViTConfig:
-    """A config for its derived properties, at a size that any patch fits in."""
+def _probe(fields: Mapping[str, Any], **changes: Any) -> ViTConfig:
+    """Return a config for its derived properties, at an image size that is large enough for every patch."""
     return ViTConfig(**{**fields, "image_size": 2**20, **changes})
 
 

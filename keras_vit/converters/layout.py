@@ -1,22 +1,28 @@
-"""How a tensor lies in a file and in a Keras variable, both ways: "keras" (flax, .npz) and "torch".
+"""Convert tensors between a file's layout and that of the Keras variables.
 
-In "keras" the shapes agree, but for ones in front. In "torch" a linear weight is (out, in) with the heads folded into
-one axis, a convolution (out, in, height, width), and biases are flat.
+In layout "keras" (flax, .npz) the shapes agree, except for leading ones. In layout "torch" a linear weight is (out, in)
+with the heads folded into one axis, a convolution is (out, in, height, width), and biases are flat.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
-from keras_vit.converters.table import Row, Source
+from keras_vit.converters.table import Row, Source, Table
+from keras_vit.errors import CheckpointError
+from keras_vit.model.config import ViTConfig
+
+POSITION = "position/embedding"
+PREFIX = ("prefix/cls", "prefix/distillation", "prefix/registers")  # in the order of the tokens
 
 _TORCH_AXES = {4: (2, 3, 1, 0), 2: (1, 0)}  # OIHW -> HWIO, (out, in) -> (in, out)
 
 
 def variable_shape(shape: tuple[int, ...], source: Source, layout: str) -> tuple[int, ...]:
-    """The shape a tensor of the file has as a variable, as far as the file can tell: torch keeps the heads folded."""
+    """Return the shape of a file's tensor as a variable; in layout "torch" the heads stay folded."""
     row = source.row
     if source.layer is not None:
         shape = shape[1:]
@@ -24,69 +30,117 @@ def variable_shape(shape: tuple[int, ...], source: Source, layout: str) -> tuple
     if count > 1 and shape:
         shape = (shape[0] // count, *shape[1:])
     if row.rank is not None:
-        shape = _without_ones(shape)
+        shape = _without_leading_ones(shape)
     if layout == "torch" and row.is_kernel:
         shape = tuple(shape[axis] for axis in _TORCH_AXES.get(len(shape), range(len(shape))))
     return shape
 
 
-def fits(shape: tuple[int, ...], source: Source, layout: str, wanted: tuple[int, ...]) -> bool:
-    """Whether a tensor of the file's shape becomes a variable of the wanted shape."""
+def fits(shape: tuple[int, ...], source: Source, layout: str, expected: tuple[int, ...]) -> bool:
+    """Return whether a file's tensor of this shape becomes a variable of the expected shape."""
     _, count = source.row.part
     if count > 1 and (not shape or shape[0] % count):
         return False
     if layout == "torch":
-        wanted = _folded(wanted, source.row)
-    return variable_shape(shape, source, layout) == (wanted if source.row.rank is None else _without_ones(wanted))
+        expected = _fold_heads(expected, source.row)
+    if source.row.rank is not None:
+        expected = _without_leading_ones(expected)
+    return variable_shape(shape, source, layout) == expected
 
 
-def to_variable(tensor: np.ndarray, source: Source, layout: str, wanted: tuple[int, ...]) -> np.ndarray:
-    """The tensor of a file in the shape of its variable; without a copy where the memory allows."""
+def to_variable(tensor: np.ndarray, source: Source, layout: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a file's tensor as a variable of this shape; a view if possible."""
     row = source.row
     if source.layer is not None:
         tensor = tensor[source.layer]
-    which, count = row.part
+    index, count = row.part
     if count > 1:
         size = tensor.shape[0] // count
-        tensor = tensor[which * size : (which + 1) * size]
+        tensor = tensor[index * size : (index + 1) * size]
     if layout == "torch" and row.is_kernel:
         tensor = tensor.transpose(_TORCH_AXES[tensor.ndim])
-    return tensor.reshape(wanted)
+    return tensor.reshape(shape)
 
 
 def tensor_shape(shape: tuple[int, ...], row: Row, layout: str) -> tuple[int, ...]:
-    """The shape that `to_tensor` gives a variable."""
+    """Return the shape that `to_tensor` gives a variable of this shape."""
     if layout == "torch":
-        shape = _folded(shape, row)
+        shape = _fold_heads(shape, row)
         if row.is_kernel:
             shape = tuple(shape[axis] for axis in np.argsort(_TORCH_AXES[len(shape)]))
     if row.rank is None:
         return shape
-    core = _without_ones(shape)
+    core = _without_leading_ones(shape)
     return (1,) * (row.rank - len(core)) + core
 
 
 def to_tensor(variable: np.ndarray, row: Row, layout: str) -> np.ndarray:
-    """The inverse: a variable as the file holds it (its own part of the tensor)."""
+    """Return a variable as its (part of a) tensor in a file: the inverse of `to_variable`."""
+    shape = tensor_shape(variable.shape, row, layout)
     if layout == "torch":
-        variable = variable.reshape(_folded(variable.shape, row))
+        variable = variable.reshape(_fold_heads(variable.shape, row))
         if row.is_kernel:
             variable = variable.transpose(np.argsort(_TORCH_AXES[variable.ndim]))
-    if row.rank is not None:
-        core = _without_ones(variable.shape)
-        variable = variable.reshape((1,) * (row.rank - len(core)) + core)
-    return np.ascontiguousarray(variable)
+    return np.ascontiguousarray(variable.reshape(shape))
 
 
-def _folded(shape: tuple[int, ...], row: Row) -> tuple[int, ...]:
-    """A shape with its heads folded: (D, H, d) and (H, d, D) kernels are square matrices, (H, d) biases vectors."""
+def written_config(config: ViTConfig, table: Table) -> ViTConfig:
+    """Return the config of a model as a format writes it: with or without position rows for the prefix tokens.
+
+    Google's and Hugging Face's files have a row of the position embedding for the class token; big_vision's have none
+    and add it to the token. Both compute the same, so that every model is written either way.
+    """
+    has_rows = table.meaning.config.get("position_prefix", config.position_prefix)
+    # Where every block adds positions, a row is not the same as a part of the token.
+    is_movable = config.num_prefix_tokens and (config.position, config.position_place) == ("learned", "stem")
+    return config.replace(position_prefix=has_rows) if is_movable else config
+
+
+def move_prefix_rows(arrays: Mapping[str, np.ndarray], has_rows: bool) -> dict[str, np.ndarray]:
+    """Add or remove the rows of the position embedding that belong to the prefix tokens.
+
+    Args:
+        arrays: the position embedding and the prefix tokens of a model, by path.
+        has_rows: whether the result has the rows.
+
+    Returns:
+        The arrays that change. Added rows are zero, which is exact; removed ones are added to their tokens, which is
+        one rounding.
+    """
+    table = arrays[POSITION]
+    tokens = {path: arrays[path] for path in PREFIX if path in arrays}
+    count = sum(token.shape[1] for token in tokens.values())
+    if has_rows:
+        return {POSITION: np.concatenate([np.zeros_like(table[:, :1]).repeat(count, axis=1), table], axis=1)}
+    changed = {POSITION: table[:, count:]}
+    start = 0
+    for path, token in tokens.items():
+        end = start + token.shape[1]
+        changed[path] = token + table[:, start:end]
+        start = end
+    return changed
+
+
+def drop_zero_prefix(table: np.ndarray, count: int) -> np.ndarray:
+    """Return a position embedding (1, count + grid, hidden_size) without the zero rows that `move_prefix_rows` added.
+
+    Raises:
+        CheckpointError: they are not zero.
+    """
+    if np.any(table[:, :count]):
+        raise CheckpointError(f"notes that the first {count} rows of its position embedding are zero, and they are not")
+    return table[:, count:]
+
+
+def _fold_heads(shape: tuple[int, ...], row: Row) -> tuple[int, ...]:
+    """Fold the heads: kernels (D, H, d) and (H, d, D) become square matrices, biases (H, d) become vectors."""
     if row.is_kernel and len(shape) == 3:
         side = math.isqrt(math.prod(shape))
         return (side, side)
     return (math.prod(shape),) if row.is_bias else shape
 
 
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     while len(shape) > 1 and shape[0] == 1:
         shape = shape[1:]
     return shape

@@ -1,6 +1,6 @@
-"""What this package notes in the files it writes, for itself: fields of the config that the format has no place for.
+"""Note in a file what its format has no place for, so that keras_vit reads back the same model.
 
-Other readers pass over it: it stands in a .safetensors file's metadata and in a .npz file's archive comment.
+The note is in a .safetensors file's metadata or in an .npz file's archive comment, where other readers ignore it.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig, check_fields
 
 KEY = "keras_vit"
-EMPTY_ROWS = "keras_vit_empty_rows"  # the format wants position embeddings for prefix tokens, and the model had none
-LONGEST = 60_000  # a zip comment has two bytes for its length; long lists of labels do not fit and are left out
+ZERO_ROWS_KEY = "keras_vit_empty_rows"  # position rows of zeros were added, because the format has them
+_MAX_LENGTH = 60_000  # a zip comment holds 65,535 bytes; longer lists of labels are left out
 
 
-def note(config: ViTConfig, understood: ViTConfig, unsaid: Collection[str] = ()) -> dict[str, str]:
-    """The metadata to write: every field in which the model differs from what a reader would understand.
+def to_metadata(config: ViTConfig, inferred_config: ViTConfig, missing_fields: Collection[str] = ()) -> dict[str, str]:
+    """Return the metadata to write: every field in which the model differs from what a reader infers.
 
     Args:
         config: of the model.
-        understood: what the file's tensors and its format alone tell.
-        unsaid: fields that they do not tell, and that `understood` was told.
+        inferred_config: that a reader infers from the tensors.
+        missing_fields: fields that a reader cannot infer; they are noted though `inferred_config` has them.
     """
-    ours, theirs = config.to_dict(), understood.to_dict()
-    differing = {name: value for name, value in ours.items() if value != theirs[name] or name in unsaid}
-    text = json.dumps(differing)
-    if len(text) > LONGEST:
-        text = json.dumps({name: value for name, value in differing.items() if name != "labels"})
-    return {KEY: text} if differing else {}
+    ours, theirs = config.to_dict(), inferred_config.to_dict()
+    fields = {name: value for name, value in ours.items() if value != theirs[name] or name in missing_fields}
+    text = json.dumps(fields)
+    if len(text) > _MAX_LENGTH:
+        text = json.dumps({name: value for name, value in fields.items() if name != "labels"})
+    return {KEY: text} if fields else {}
 
 
-def noted(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """The fields that a file's metadata notes.
+def from_metadata(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of ViTConfig that a file's metadata note.
 
     Raises:
-        CheckpointError: where the note is damaged.
+        CheckpointError: the note is damaged.
     """
     if KEY not in metadata:
         return {}

@@ -1,23 +1,25 @@
-"""A checkpoint that is open and understood: which files, which format, which architecture."""
+"""Open a checkpoint: find its files, recognise its format, infer and check its architecture."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keras_vit.converters import bound, config_json, layout, record
+from keras_vit.converters import config_json, layout, record
 from keras_vit.converters.containers import Container, open_container
-from keras_vit.converters.infer import Told, infer
-from keras_vit.converters.table import Match, Table
-from keras_vit.converters.tables import formats, load_table
+from keras_vit.converters.infer import Hints, infer
+from keras_vit.converters.table import Match, Table, fields_of_rows, formats, load_table
+from keras_vit.converters.tensor_names import MAX_LAYERS
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
+from keras_vit.model.cost import count_parameters
 
-# The files a folder may hold its weights in, the first found is read.
+# The files of weights in a folder; the first one found is read.
 _WEIGHTS = (
     "model.safetensors",
     "*.safetensors",
@@ -27,30 +29,32 @@ _WEIGHTS = (
     "pytorch_model.bin",
     "*.pth",
 )
+# A model may have this many more weights than twice those of its file: then the missing tensors are named.
+_SPARE_WEIGHTS = 1 << 22
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An open file that is known to be a Vision Transformer.
+    """An open file that holds a Vision Transformer.
 
     Attributes:
         container: the file.
         table: of its format.
         match: which tensor is which variable.
-        config: its architecture, at the size it was trained at.
-        empty_rows: whether the position embedding's rows for prefix tokens were added when it was written.
+        config: its architecture, at the image size it was trained at.
+        has_zero_rows: whether position rows of zeros for the prefix tokens were added when it was written.
     """
 
     container: Container
     table: Table
     match: Match
     config: ViTConfig
-    empty_rows: bool = False
+    has_zero_rows: bool = False
 
     @property
     def written(self) -> ViTConfig:
-        """The config of the model that was written: of `config`, if need be, without the empty rows."""
-        return self.config.replace(position_prefix=False) if self.empty_rows else self.config
+        """The config of the model that was written: `config` without position rows that were added."""
+        return self.config.replace(position_prefix=False) if self.has_zero_rows else self.config
 
 
 @contextlib.contextmanager
@@ -62,23 +66,23 @@ def opened(
     num_heads: int | None = None,
     wanted_size: Any = None,
 ) -> Iterator[Checkpoint]:
-    """Opens a checkpoint for the time of a `with` block.
+    """Open a checkpoint for a `with` statement.
 
     Args:
         path: of the file, or of a folder with the weights and a config.json.
-        facts: fields of ViTConfig that the file cannot tell.
-        format: one of `formats()` or a path to a .toml table; None detects it.
-        num_heads: of the architecture that the caller takes it for, where nothing else says.
-        wanted_size: the image size that the caller wants, for files that no grid can be told of.
+        facts: fields of ViTConfig that the file cannot state.
+        format: one of `formats()` or a path to a .toml table; None recognises it.
+        num_heads: of the architecture that the caller expects; used if nothing else states it.
+        wanted_size: image size that the caller wants; used for files that do not tell their own.
 
     Raises:
-        CheckpointError: where the file is damaged, hostile, or no Vision Transformer.
-        FileNotFoundError: where there is none.
+        CheckpointError: the file is damaged, hostile, or not a Vision Transformer.
+        FileNotFoundError: there is no such file.
     """
-    file = weights_file(Path(path))
+    file = find_weights(Path(path))
     with open_container(file) as container:
-        table = load_table(format) if format else detected(container)
-        for name in table.beside:
+        table = load_table(format) if format else recognise(container)
+        for name in table.names.beside:
             if (file.parent / name).is_file():
                 container.join(open_container(file.parent / name))
         match = table.match(container.headers)
@@ -87,47 +91,80 @@ def opened(
             for variable, source in match.sources.items()
         }
         try:
-            told = Told(
-                presence=match.told,
-                json={} if table.json is None else config_json.beside(file, table.json),
-                record=record.noted(container.metadata),
-                caller=facts or {},
+            hints = Hints(
+                row_fields=fields_of_rows(source.row for source in match.sources.values()),
+                json_fields={} if table.json is None else config_json.read_beside(file, table.json),
+                recorded_fields=record.from_metadata(container.metadata),
+                caller_fields=facts or {},
                 num_heads=num_heads,
-                wanted_size=wanted_size,
+                image_size=wanted_size,
             )
-            config = infer(shapes, table, told)
-            size_is_told = wanted_size is not None or "image_size" in told.caller
-            bound.refuse_larger(container, config, size_is_told=size_is_told)
+            config = infer(shapes, table, hints)
+            is_size_given = wanted_size is not None or "image_size" in hints.caller_fields
+            check_size(container, config, is_size_given=is_size_given)
         except CheckpointError as error:
             raise CheckpointError(f"{file} {error}") from error
-        empty_rows = config.position_prefix and record.EMPTY_ROWS in container.metadata
-        yield Checkpoint(container, table, match, config, empty_rows)
+        has_zero_rows = config.position_prefix and record.ZERO_ROWS_KEY in container.metadata
+        yield Checkpoint(container, table, match, config, has_zero_rows)
 
 
-def detected(container: Container) -> Table:
-    """The table of an open file, by its marks.
+def check_size(container: Container, config: ViTConfig, *, is_size_given: bool = False) -> None:
+    """Compare the size of a model with that of its file, before memory is allocated for it.
+
+    A few bytes can describe a model of any size. Only headers are read.
+
+    Args:
+        container: the open file.
+        config: that the file describes.
+        is_size_given: whether the caller stated the image size, and accepts the memory that it takes.
 
     Raises:
-        CheckpointError: that says what was seen, where no format or more than one has its marks.
+        CheckpointError: the model is much larger than the file.
+    """
+    held = sum(math.prod(header.shape) for header in container.headers.values() if header.bytes)
+    most = 2 * held + _SPARE_WEIGHTS
+    # Layers first: counting the parameters takes as long as a hybrid has units.
+    num_layers = max(config.num_layers, sum(config.resnet.num_layers) if config.resnet else 0)
+    try:
+        needed = count_parameters(config) if num_layers <= MAX_LAYERS else most + 1
+    except OverflowError:
+        needed = most + 1
+    if needed > most:
+        raise CheckpointError(
+            f"describes a model of at least {min(needed, 10**18)} weights in {min(num_layers, 10**18)} blocks, "
+            f"but holds {held} numbers"
+        )
+    fixed = math.prod(config.grid) * config.hidden_size
+    if config.position == "sincos2d" and not is_size_given and fixed > most:
+        raise CheckpointError(
+            f"describes {min(fixed, 10**18)} fixed position embeddings, but holds {held} numbers in all"
+        )
+
+
+def recognise(container: Container) -> Table:
+    """Return the table of an open file's format, which is recognised by the names of the tensors.
+
+    Raises:
+        CheckpointError: the names are those of no format, or of more than one; the message shows them.
     """
     tables = [load_table(name) for name in formats()]
-    found = [table for table in tables if table.prefix_of(container.headers) is not None]
+    found = [table for table in tables if table.find_prefix(container.headers) is not None]
     if len(found) == 1:
         return found[0]
-    seen = sorted(container.headers)
-    marks = {table.format: list(table.detect) for table in found or tables}
+    names = sorted(container.headers)
+    marks = {table.format: list(table.marks.present) for table in found or tables}
     raise CheckpointError(
         f"{container.path}: {'more than one' if found else 'no'} format is known by its tensors. "
-        f"Received {len(seen)} tensors: {str(seen[:5])[:500]}. Looked for {marks}; "
-        "format= takes a name or a table of your own. (What model.save_weights wrote, model.load_weights reads.)"
+        f"Received {len(names)} tensors: {str(names[:5])[:500]}. Looked for {marks}; format= accepts one of these or "
+        "a .toml table of your own. (Files of model.save_weights are read by model.load_weights.)"
     )
 
 
-def weights_file(path: Path) -> Path:
-    """The file of weights that a path means: itself, or the one in a folder.
+def find_weights(path: Path) -> Path:
+    """Return the file of weights at a path: the path itself, or the file in a folder.
 
     Raises:
-        CheckpointError: where a folder holds none, or more than one.
+        CheckpointError: a folder holds none, or more than one.
     """
     if not path.is_dir():
         return path
@@ -138,5 +175,5 @@ def weights_file(path: Path) -> Path:
             raise CheckpointError(f"{path} holds more than one file of weights: name one of {names}")
         if files:
             return files[0]
-    seen = sorted(file.name for file in path.iterdir())[:10]
-    raise CheckpointError(f"{path} holds none of {list(_WEIGHTS)}. It holds {seen}")
+    names = sorted(file.name for file in path.iterdir())[:10]
+    raise CheckpointError(f"{path} holds none of {list(_WEIGHTS)}. It holds {names}")

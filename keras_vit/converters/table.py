@@ -1,41 +1,57 @@
-"""What a checkpoint format is: how it names and lays out its tensors, both directions from one table.
+"""Checkpoint formats as tables: how a format names and lays out its tensors, to read and to write.
 
-The tables are the .toml files in converters/checkpoints (converters/README.md describes them); `tables` reads them.
+The tables are the .toml files in converters/checkpoints; converters/README.md describes them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import functools
+import json
+import os
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from keras_vit._util import data_files
+from keras_vit._util.schema import misfits
 from keras_vit.converters.containers.base import Header
+from keras_vit.converters.json_steps import STEPS
+from keras_vit.converters.tensor_names import PLACEHOLDER, TensorNames, fill, pattern, wildcard
+from keras_vit.model.config import Preprocessing, ResNetConfig, check_fields
 
-# A stack of more blocks than this is no model; a header can claim any number of empty ones.
-MOST_LAYERS = 1000
+# Before the names of tensors that only keras_vit reads: variables as they were before the format's rules changed them.
+OWN_PREFIX = "keras_vit/"
 
-# What keras_vit writes beside a format's own tensors: a variable as it was before the format's conventions moved it.
-OWN = "keras_vit/"
-
-PLACEHOLDER = re.compile(r"\{(\w+)(-1)?\}")
+_CONTAINERS = ("npz", "safetensors", "h5")
+_LAYOUTS = ("keras", "torch")
+_LISTS = ("prefixes", "ignore", "detect_absent", "beside", "renumber", "zeros")
+_SCHEMA = {
+    **dict.fromkeys(("format", "container", "layout", "write_prefix?", "head_prefix?"), str),
+    **dict.fromkeys(("ignore_outside?", "writable?"), bool),
+    **dict.fromkeys(("detect", *(f"{key}?" for key in _LISTS)), [str]),
+    **dict.fromkeys(("spelled?", "stacked?"), {"*": str}),
+    **dict.fromkeys(("config?", "defaults?", "json?", "tensors"), dict),
+    "without?": {"*": dict},
+    "refused?": [dict],
+}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One variable of the model and where a file keeps it.
+    """One variable of the model and its tensor in a file.
 
     Attributes:
         variable: Keras path with placeholders, such as "block_{i}/norm1/gamma".
         tensor: name in the file with the same placeholders; {s-1} counts from one less.
-        part: (which, of how many) of the tensor's first axis; (0, 1) is all of it.
-        rank: axes in the file where ones stand in front of the variable's own; None for as they are.
-        only_if: (field of ViTConfig, value) that the presence of the tensor tells, and without which it is not written.
-        unless: a tensor beside which this one is not part of the model.
-        beside: a tensor without which this one is not this variable.
+        part: (index, count): which part of the tensor's first axis; (0, 1) is all of it.
+        rank: number of axes in the file, if ones stand before the variable's own; None for the same axes.
+        only_if: (field of ViTConfig, value): the tensor's presence means this value, and it is written only for it.
+        unless: a tensor; in a file that has it, this row does not apply.
+        beside: a tensor; only in a file that has it, this row applies.
     """
 
     variable: str
@@ -48,7 +64,7 @@ class Row:
 
     @property
     def is_kernel(self) -> bool:
-        """Whether the variable multiplies: a matrix or a convolution."""
+        """Whether the variable is a matrix or a convolution."""
         return self.variable.endswith("/kernel")
 
     @property
@@ -59,7 +75,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a file keeps one variable: the tensor's full name, which of a stack it is, and the row that says how."""
+    """The place of one variable in a file: the tensor's full name, its row, and its index in a stack of blocks."""
 
     tensor: str
     row: Row
@@ -68,16 +84,48 @@ class Source:
 
 @dataclass(frozen=True)
 class Match:
-    """What a file holds in the eyes of a table: every variable's source, and the tensors that no row knows."""
+    """The tensors of a file, matched with a table: the source of every variable, and the names that no row has."""
 
     sources: dict[str, Source]
     unknown: list[str]
 
-    @property
-    def told(self) -> dict[str, Any]:
-        """The fields of ViTConfig that the presence of tensors tells."""
-        rows = [source.row for source in self.sources.values()]
-        return dict(row.only_if for row in rows if row.only_if and "." not in row.only_if[0])
+
+@dataclass(frozen=True)
+class Marks:
+    """Tensors by which a format is recognised: all of `present`, none of `absent`."""
+
+    present: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """Fields of ViTConfig that a format implies.
+
+    Attributes:
+        config: values that all its files have, where the tensors do not say otherwise.
+        defaults: values that its users choose, such as preprocessing.
+        without: variable -> fields that its absence implies.
+        zeros: variables that are zero where a file has no tensor for them.
+        refused: combinations of values that the format cannot hold.
+    """
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    without: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    zeros: tuple[str, ...] = ()
+    refused: tuple[Mapping[str, Any], ...] = ()
+
+    def is_zero_without_tensor(self, variable: str) -> bool:
+        """Return whether a variable is zero in files that have no tensor for it."""
+        return any(pattern(template).fullmatch(variable) for template in self.zeros)
+
+
+class FieldRule(NamedTuple):
+    """A field of ViTConfig, dotted where it is nested, and the step of `json_steps.STEPS` that converts its value."""
+
+    field: str
+    step: str
 
 
 @dataclass(frozen=True)
@@ -85,19 +133,19 @@ class JsonFields:
     """How a config.json spells the fields of ViTConfig.
 
     Attributes:
-        fields: dotted path in the file -> field of ViTConfig, dotted where it is nested; a step may follow.
-        values: for a field, spelling -> value, or a list of values of which the first is read; the first spelling of
-            a value is written.
+        rules: dotted path in the file -> its field and step.
+        values: field -> {spelling: value, or a list of values of which the first is read}; the first spelling of a
+            value is written.
         name: dotted path of the model's name.
-        names: pattern of such a name -> facts, the later before the earlier; or why such a model is not read.
-        accepts: dotted path -> values that are read though ViTConfig has no word for them; [] are any. Other keys
-            beside them are refused: they may change what the model computes.
-        constants: what is written beside.
-        kinds: the first whose `when` holds, and none of whose `unless` is set, is written beside: its `write`.
+        names: pattern of such a name -> fields, later ones before earlier ones; or why such a model is not read.
+        accepts: dotted path -> values that are accepted though ViTConfig has no field for them; [] accepts any. Other
+            keys in the same object are refused, because they could change what the model computes.
+        constants: dotted path -> value that is always written.
+        kinds: the first one whose `when` holds and none of whose `unless` is set is written too (its `write`).
         beside: key -> name of another .json file in the same folder, which is read as if it stood under that key.
     """
 
-    fields: Mapping[str, str]
+    rules: Mapping[str, FieldRule]
     values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     name: str | None = None
     names: Mapping[str, Mapping[str, Any] | str] = field(default_factory=dict)
@@ -106,59 +154,60 @@ class JsonFields:
     kinds: tuple[Mapping[str, Any], ...] = ()
     beside: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def stated_fields(self) -> set[str]:
+        """The fields of ViTConfig that this config.json can state."""
+        return {rule.field.partition(".")[0] for rule in self.rules.values()}
+
 
 @dataclass(frozen=True)
 class Table:
-    """A checkpoint format; the attributes are those of the .toml file (converters/README.md)."""
+    """A checkpoint format.
+
+    Attributes:
+        format: its name.
+        container: "npz", "safetensors" or "h5", as its files are written.
+        layout: "keras" or "torch", see `layout`.
+        rows: the variables and their tensors.
+        marks: tensors by which it is recognised.
+        names: how the names in a file become those of the rows.
+        meaning: the fields of ViTConfig that it implies.
+        json: how its config.json spells the fields; None without one.
+        writable: whether it is written too.
+    """
 
     format: str
     container: str
     layout: str
     rows: tuple[Row, ...]
-    prefixes: tuple[str, ...] = ("",)
-    write_prefix: str = ""
-    ignore_outside: bool = False
-    head_prefix: str = ""
-    ignore: tuple[str, ...] = ()
-    detect: tuple[str, ...] = ()
-    detect_absent: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
-    renumber: tuple[str, ...] = ()
-    spelled: Mapping[str, str] = field(default_factory=dict)
-    stacked: Mapping[str, str] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    without: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    zeros: tuple[str, ...] = ()
-    refused: tuple[Mapping[str, Any], ...] = ()
+    marks: Marks = Marks()
+    names: TensorNames = TensorNames()
+    meaning: Meaning = Meaning()
     json: JsonFields | None = None
     writable: bool = True
 
-    def prefix_of(self, names: Iterable[str]) -> str | None:
-        """The prefix under which all of the format's marks stand, or None where this is another format."""
+    def find_prefix(self, names: Iterable[str]) -> str | None:
+        """Return the prefix with which these names have all marks of the format, or None if they are another format."""
         present = set(names)
-        for prefix in self.prefixes:
-            marked = all(prefix + mark in present for mark in self.detect)
-            if marked and not any(prefix + mark in present for mark in self.detect_absent):
+        for prefix in self.names.prefixes:
+            marked = all(prefix + mark in present for mark in self.marks.present)
+            if marked and not any(prefix + mark in present for mark in self.marks.absent):
                 return prefix
         return None
 
     def match(self, headers: Mapping[str, Header]) -> Match:
-        """Finds every variable's tensor among those of a file.
-
-        With `ignore_outside`, what stands outside the prefix is not ours: the optimizer's state, another tower.
-        """
-        prefix = self.prefix_of(headers) or ""
+        """Find the tensor of every variable among those of a file."""
+        prefix = self.find_prefix(headers) or ""
         names = {
-            name: self._spelled(name.removeprefix(prefix))
+            name: self.names.spell(name.removeprefix(prefix))
             for name in headers
-            if not self.ignore_outside or name.startswith(prefix)
+            if not self.names.ignore_outside or name.startswith(prefix)
         }
-        names = {name: short for name, short in names.items() if not name.startswith(OWN)}
+        names = {name: short for name, short in names.items() if not name.startswith(OWN_PREFIX)}
         present = set(names.values())
-        ignored = self._ignored(present)
-        single = {name: self._unstacked(short, headers[name]) for name, short in names.items()}
-        canonical = self._renumbered([short for layers in single.values() for short, _ in layers])
+        ignored = [*self.names.ignore, *(wildcard(row.tensor) for row in self.rows if row.unless in present)]
+        single = {name: self.names.unstack(short, headers[name]) for name, short in names.items()}
+        canonical = self.names.renumbered([short for layers in single.values() for short, _ in layers])
         sources: dict[str, Source] = {}
         unknown = []
         for name, layers in single.items():
@@ -169,113 +218,147 @@ class Table:
             }
             if found and not found.keys() & sources.keys():
                 sources |= found
-            elif not any(_matches(names[name], pattern) for pattern in ignored):
+            elif not any(fnmatch.fnmatchcase(names[name], glob.replace("**", "*")) for glob in ignored):
                 unknown.append(name)
-        own = {name.removeprefix(OWN): name for name in headers if name.startswith(OWN)}
+        own = {name.removeprefix(OWN_PREFIX): name for name in headers if name.startswith(OWN_PREFIX)}
         return Match(sources | {path: Source(name, Row(path, name)) for path, name in own.items()}, unknown)
 
-    def _ignored(self, present: set[str]) -> list[str]:
-        """The patterns of tensors that are no part of the model, in a file of these tensors."""
-        return [*self.ignore, *(_wild(row.tensor) for row in self.rows if row.unless in present)]
-
-    def is_zero_without_tensor(self, variable: str) -> bool:
-        """Whether a variable is zero in files that have no tensor for it."""
-        return any(_pattern(template).fullmatch(variable) for template in self.zeros)
-
     def tensor_of(self, variable: str, config: Mapping[str, Any]) -> Source | None:
-        """Where the format keeps a variable of a model when it is written; None where it cannot."""
+        """Return where a variable of a model with this config is written, or None if the format has no place for it."""
         for row in self.rows:
-            found = _pattern(row.variable).fullmatch(variable)
+            found = pattern(row.variable).fullmatch(variable)
             if found and (row.only_if is None or lookup(config, row.only_if[0]) == row.only_if[1]):
-                head = self.head_prefix if config["num_classes"] and not row.tensor.startswith("/") else ""
-                return Source(
-                    self.write_prefix + head + _filled(row.tensor.removeprefix("/"), found.groupdict(), -1), row
-                )
+                has_prefix = config["num_classes"] and not row.tensor.startswith("/")
+                prefix = self.names.write_prefix + (self.names.head_prefix if has_prefix else "")
+                return Source(prefix + fill(row.tensor.removeprefix("/"), found.groupdict(), -1), row)
         return None
 
-    def _spelled(self, name: str) -> str:
-        for piece, other in self.spelled.items():
-            name = name.replace(piece, other)
-        return name
-
-    def _unstacked(self, name: str, header: Header) -> list[tuple[str, int | None]]:
-        """The names that a tensor with a leading axis of blocks has, one a block; or its own."""
-        for stack, single in self.stacked.items():
-            if name.startswith(stack) and header.shape and header.shape[0] <= MOST_LAYERS:
-                rest = name.removeprefix(stack)
-                return [(_filled(single, {"i": str(i)}) + rest, i) for i in range(header.shape[0])]
-        return [(name, None)]
-
     def _variables(self, canonical: str, present: set[str]) -> list[tuple[str, Row]]:
+        """Return every variable that a tensor holds, with its row."""
         found = []
-        for pattern, row in self._patterns:
-            match = pattern.fullmatch(canonical)
+        for row_pattern, row in self._patterns:
+            match = row_pattern.fullmatch(canonical)
             if match and row.unless not in present and (row.beside is None or row.beside in present):
-                found.append((_filled(row.variable, match.groupdict(), +1, row.tensor), row))
+                found.append((fill(row.variable, match.groupdict(), +1, row.tensor), row))
         return found
 
     @functools.cached_property
     def _patterns(self) -> list[tuple[re.Pattern[str], Row]]:
-        # The rows' own names are renumbered like the file's, so that any numbering meets any other.
+        # The rows' own names are renumbered like the file's, so that any numbering matches any other.
         names = {row.tensor: row.tensor.removeprefix("/") for row in self.rows}
-        canonical = self._renumbered(list(names.values()))
-        return [(_pattern(canonical[names[row.tensor]]), row) for row in self.rows]
-
-    def _renumbered(self, names: list[str]) -> dict[str, str]:
-        """Each name with the children of the `renumber` modules counted class by class, as flax's Linen does."""
-        parents = [_pattern(parent) for parent in self.renumber]
-        split = {name: _child(name, parents) for name in names}
-        children: dict[tuple[str, str], set[int]] = defaultdict(set)
-        for parent, kind, number, _ in filter(None, split.values()):
-            children[parent, kind].add(number)
-        result = {}
-        for name, child in split.items():
-            if child is None:
-                result[name] = name
-            else:
-                parent, kind, number, rest = child
-                result[name] = f"{parent}/{kind}_{sorted(children[parent, kind]).index(number)}{rest}"
-        return result
+        canonical = self.names.renumbered(list(names.values()))
+        return [(pattern(canonical[names[row.tensor]]), row) for row in self.rows]
 
 
-def _child(name: str, parents: list[re.Pattern[str]]) -> tuple[str, str, int, str] | None:
-    """A name inside a parent as (parent, class, number, rest): ("encoderblock_3", "LayerNorm", 2, "/scale")."""
-    for parent in parents:
-        match = re.fullmatch(rf"({parent.pattern})/([A-Za-z]+)_(\d{{1,9}})(/.*)?", name)
-        if match:
-            *_, kind, number, rest = match.groups()
-            return match[1], kind, int(number), rest or ""
-    return None
+def formats() -> list[str]:
+    """Return the names of the checkpoint formats, in alphabetical order.
+
+    Example:
+
+    >>> keras_vit.converters.formats()
+    ['big_vision', 'google', 'huggingface', 'keras_hub', 'timm']
+    """
+    return sorted(path.stem for path in (data_files.folder("converters") / "checkpoints").glob("*.toml"))
 
 
-@functools.cache
-def _pattern(template: str) -> re.Pattern[str]:
-    pieces, end = [], 0
-    for found in PLACEHOLDER.finditer(template):
-        # A placeholder stands for a number; in the table's own names it stands for itself.
-        pieces += [re.escape(template[end : found.start()]), rf"(?P<{found[1]}>\d{{1,9}}|\{{{found[1]}\}})"]
-        end = found.end()
-    return re.compile("".join(pieces) + re.escape(template[end:]))
+def load_table(format: str | os.PathLike[str]) -> Table:
+    """Return the table of a format.
+
+    Args:
+        format: one of `formats()`, or a path to a .toml file of one's own.
+
+    Raises:
+        ValueError: there is no such format, or the file is not such a table; the message names what is wrong.
+    """
+    if os.fspath(format).endswith(".toml"):
+        return _read_table(Path(format).resolve())
+    if format not in formats():
+        raise ValueError(f"format is one of {formats()}, or a path to a .toml table of your own. Received: {format!r}")
+    return _read_table(data_files.folder("converters") / "checkpoints" / f"{format}.toml")
 
 
-def _filled(template: str, values: Mapping[str, str], shift: int = 0, shifted_in: str | None = None) -> str:
-    """The template with its placeholders replaced; those written {s-1} (here or in `shifted_in`) moved by `shift`."""
-    shifted = {name for name, offset in PLACEHOLDER.findall(shifted_in or template) if offset}
-    moved = {name: str(int(value) + shift) if name in shifted else value for name, value in values.items()}
-    return PLACEHOLDER.sub(lambda found: moved[found[1]], template)
+def fields_of_rows(rows: Iterable[Row]) -> dict[str, Any]:
+    """Return the fields of ViTConfig that the presence of these rows' tensors implies."""
+    return dict(row.only_if for row in rows if row.only_if and "." not in row.only_if[0])
 
 
 def lookup(config: Mapping[str, Any], path: str) -> Any:
-    """The value of a dotted field of a config's dict; None where there is none. Tuples come as lists, as in TOML."""
+    """Return the value at a dotted path in a config's dict, or None; tuples come as lists, as in TOML."""
     value: Any = config
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     return list(value) if isinstance(value, tuple) else value
 
 
-def _matches(name: str, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(name, pattern.replace("**", "*"))
+@functools.cache
+def _read_table(path: Path) -> Table:
+    raw = data_files.read_toml(path)
+    wrong = list(misfits(raw, _SCHEMA, str(path)))
+    for key, known in (("layout", _LAYOUTS), ("container", _CONTAINERS)):
+        wrong += [f"{path}: {key} is one of {known}"] if raw.get(key) not in known else []
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    try:
+        raw["without"] = {variable: _typed(fields) for variable, fields in raw.get("without", {}).items()}
+        raw |= {key: _typed(raw[key]) for key in ("config", "defaults") if key in raw}
+        return Table(
+            rows=tuple(row for variable, texts in raw["tensors"].items() for row in _rows(variable, texts)),
+            marks=Marks(tuple(raw["detect"]), tuple(raw.get("detect_absent", ()))),
+            names=TensorNames(**_arguments(TensorNames, raw)),
+            meaning=Meaning(**_arguments(Meaning, raw)),
+            json=_json_fields(raw["json"]) if "json" in raw else None,
+            **{key: raw[key] for key in ("format", "container", "layout", "writable") if key in raw},
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
-def _wild(template: str) -> str:
-    return PLACEHOLDER.sub("*", template.removeprefix("/"))
+def _arguments(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a table that are fields of a dataclass, lists as tuples."""
+    names = {one.name for one in dataclasses.fields(kind)}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items() if key in names}
+
+
+def _typed(fields: dict[str, Any]) -> dict[str, Any]:
+    check_fields(fields)
+    types = {"resnet": ResNetConfig, "preprocessing": Preprocessing}
+    return {name: types[name](**value) if name in types else value for name, value in fields.items()}
+
+
+def _json_fields(raw: dict[str, Any]) -> JsonFields:
+    rules = {
+        path: FieldRule(*(part.strip() for part in f"{text}|".split("|")[:2]))
+        for path, text in raw.get("fields", {}).items()
+    }
+    unknown = [rule.step for rule in rules.values() if rule.step not in STEPS]
+    if unknown:
+        raise ValueError(f"json.fields: the steps are {list(STEPS)[1:]}. Received: {unknown[0]!r}")
+    return JsonFields(rules=rules, **{key: value for key, value in raw.items() if key != "fields"})
+
+
+def _rows(variable: str, texts: str | list[str]) -> list[Row]:
+    """Return the rows of one line; of several names each is read, and the first whose conditions hold is written."""
+    return [_row(variable, text) for text in ([texts] if isinstance(texts, str) else texts)]
+
+
+def _row(variable: str, text: str) -> Row:
+    tensor, *steps = (piece.strip() for piece in text.split("|"))
+    options: dict[str, Any] = {}
+    for step in steps:
+        match step.split():
+            case ["part", index, "of", count] if index.isdecimal() and count.isdecimal():
+                options["part"] = int(index), int(count)
+            case ["rank", axes] if axes.isdecimal():
+                options["rank"] = int(axes)
+            case ["if", name, "=", value]:
+                options["only_if"] = name, json.loads(value)
+            case ["unless" | "beside" as condition, other]:
+                options[condition] = other
+            case _:
+                raise ValueError(
+                    f"{variable}: the steps are 'part K of N', 'rank N', 'if FIELD = VALUE', 'unless TENSOR', "
+                    f"'beside TENSOR'. Received: {step!r}"
+                )
+    if {name for name, _ in PLACEHOLDER.findall(variable)} != {name for name, _ in PLACEHOLDER.findall(tensor)}:
+        raise ValueError(f"{variable}: both names need the same placeholders. Received: {tensor!r}")
+    return Row(variable, tensor, **options)

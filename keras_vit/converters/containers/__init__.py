@@ -1,10 +1,10 @@
-"""Opens a checkpoint by what is in it, whatever it is called."""
+"""Open files of tensors; the kind of file is recognised from its first bytes, not from its name."""
 
 import os
 from pathlib import Path
 
 from keras_vit.converters.containers.base import Container, Header
-from keras_vit.converters.containers.errors import reading
+from keras_vit.converters.containers.guard import reading
 from keras_vit.converters.containers.hdf5 import MAGIC, Hdf5Container
 from keras_vit.converters.containers.npz import NpzContainer, write_npz
 from keras_vit.converters.containers.safetensors import SafetensorsContainer, write_safetensors
@@ -13,11 +13,11 @@ from keras_vit.errors import CheckpointError
 
 __all__ = ["CheckpointError", "Container", "Header", "open_container", "write_npz", "write_safetensors"]
 
-_READ = "Formats read: .npz, .safetensors, Keras' .weights.h5 and, with PyTorch installed, its .pth"
+_READABLE = "Files that can be read: .npz, .safetensors, Keras' .weights.h5 and, with PyTorch installed, .pth"
 
 _ZIP_MARKS = (b"PK\3\4", b"PK\5\6")
 
-# Where a mark stands, the mark, whose it is.
+# Offset of a mark, the mark, and the kind of file that has it.
 _FOREIGN: tuple[tuple[int, bytes | tuple[bytes, ...], str], ...] = (
     (0, b"\x80\2\x8a\nl\xfc\x9cF\xf9", "a file of PyTorch before 1.6, a pickle: save it again with a newer PyTorch"),
     (0, (b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5"), "a pickle, which could run code and is never read"),
@@ -35,31 +35,31 @@ _SNIFFED_BYTES = 512
 
 
 def open_container(path: str | os.PathLike[str]) -> Container:
-    """Opens a file of tensors and reads its headers; no tensor is unpacked yet.
+    """Open a file of tensors and read its headers; no tensor is unpacked yet.
 
     Args:
-        path: A .npz, .safetensors, .weights.h5 or .pth file. What it is is told from its bytes, not from its name.
+        path: a .npz, .safetensors, .weights.h5 or .pth file, under any name.
 
     Returns:
         The container: `headers` of all tensors, `metadata`, and `read(name)`. Use it in a `with` statement.
 
     Raises:
-        CheckpointError: The file is of another kind, is damaged, or breaks a rule of its format.
-        FileNotFoundError: There is no such file.
-        PermissionError: It may not be read.
+        CheckpointError: the file is of another kind, is damaged, or breaks a rule of its format.
+        FileNotFoundError: there is no such file.
+        PermissionError: it may not be read.
     """
     path = Path(path)
     with reading(path):
         path.stat()
         if not path.is_file():
-            raise CheckpointError(f"is {'a folder' if path.is_dir() else 'no regular file'}. {_READ}.")
+            raise CheckpointError(f"is {'a folder' if path.is_dir() else 'no regular file'}. {_READABLE}.")
         with path.open("rb") as file:
-            kind = _container_of(file.read(_SNIFFED_BYTES))
-    return kind(path)
+            container_class = _container_class(file.read(_SNIFFED_BYTES))
+    return container_class(path)
 
 
-def _container_of(start: bytes) -> type[Container]:
-    """Tells from its first bytes what reads a file."""
+def _container_class(start: bytes) -> type[Container]:
+    """Return the class that reads a file with these first bytes."""
     if is_torch(start):
         return TorchContainer
     if start.startswith(_ZIP_MARKS):
@@ -68,8 +68,8 @@ def _container_of(start: bytes) -> type[Container]:
         return SafetensorsContainer
     if start.startswith(MAGIC):
         return Hdf5Container
-    for offset, mark, what in _FOREIGN:
+    for offset, mark, kind in _FOREIGN:
         if start.startswith(mark, offset):
-            raise CheckpointError(f"is {what}. {_READ}.")
+            raise CheckpointError(f"is {kind}. {_READABLE}.")
     seen = f"starts with the bytes {start[:8].hex(' ')}" if start else "is empty"
-    raise CheckpointError(f"{seen}. {_READ}.")
+    raise CheckpointError(f"{seen}. {_READABLE}.")

@@ -1,20 +1,20 @@
-"""Zip archives of strangers: everything an archive says of itself is checked before it is acted upon."""
+"""Validate untrusted zip files: check everything that an archive says about itself before acting on it."""
 
 import io
 import struct
 import zipfile
+from collections.abc import Callable
 
 from keras_vit.converters.containers.base import MAX_DIRECTORY_BYTES, read_exactly
-from keras_vit.converters.containers.errors import AGAIN, shown
+from keras_vit.converters.containers.guard import DOWNLOAD_AGAIN, quoted
 from keras_vit.errors import CheckpointError
 
-MAX_MEMBERS = 100_000
-"""More tensors than any model has."""
+MAX_MEMBERS = 100_000  # more tensors than any model has
 
+# An archive may unpack to the larger of this many bytes and this many times its own size. Trained weights hardly
+# compress. An archive of zeros beyond that must be stored uncompressed, as all official files are.
 MAX_UNPACKED_BYTES = 256 << 20
 MAX_UNPACKED_RATIO = 100
-"""An archive may unpack to the larger of this many bytes and this many times its own size. Trained weights
-hardly compress; an archive of zeros beyond that must be stored uncompressed, as all official files are."""
 
 # Records of the zip format, PKWARE's APPNOTE.TXT sections 4.3.7 and 4.3.14 to 4.3.16.
 _LOCAL = struct.Struct("<4s5H3L2H")
@@ -25,22 +25,51 @@ _MAX_COMMENT = 0xFFFF
 _ENCRYPTED, _SIZES_FOLLOW, _UTF8 = 0x1, 0x8, 0x800  # flag bits
 _SIZE_IN_EXTRA = 0xFFFFFFFF
 
-_FOREIGN_MEMBERS = {  # zip archives of other trades, by the last part of a member's name
-    "data.pkl": "a PyTorch file of an unknown kind (a pickle, which is never read): save its tensors as .safetensors",
-    "model.weights.h5": "a .keras file, no checkpoint: converters.load opens it as a model",
-    "[Content_Types].xml": "an office document",
-}
+
+def open_archive(
+    file: io.RawIOBase, size: int, check_names: Callable[[list[str]], None]
+) -> tuple[zipfile.ZipFile, list[tuple[zipfile.ZipInfo, int]]]:
+    """Open a zip archive and check its directory; nothing is unpacked.
+
+    Args:
+        file: the archive.
+        size: its size in bytes.
+        check_names: raises a CheckpointError when the names of the members do not fit the kind of file.
+
+    Returns:
+        The archive, and every member with the offset of its packed bytes, in the order of the file.
+
+    Raises:
+        CheckpointError: the archive is damaged, contradicts itself, or unpacks to too much.
+    """
+    directory, count = find_directory(file, size)
+    archive = zipfile.ZipFile(file)
+    infos = archive.infolist()
+    if len(infos) != count:
+        raise CheckpointError(f"names {len(infos)} members but claims to have {count}. {DOWNLOAD_AGAIN}")
+    check_names([info.orig_filename for info in infos])
+    _check_members(infos, size)
+    members, end_of_last = [], 0
+    for info in sorted(infos, key=lambda info: info.header_offset):
+        start = _data_start(file, info)
+        if info.header_offset < end_of_last:
+            raise CheckpointError(f"member {quoted(info.filename)} overlaps the one before it.")
+        end_of_last = start + info.compress_size
+        if end_of_last > directory:
+            raise CheckpointError(f"member {quoted(info.filename)} runs past the end of the data.")
+        members.append((info, start))
+    return archive, members
 
 
 def find_directory(file: io.RawIOBase, size: int) -> tuple[int, int]:
-    """Finds an archive's directory and bounds its size, before zipfile reads all of it.
+    """Find an archive's directory and limit its size, before zipfile reads all of it.
 
     Args:
-        file: The archive; the record that ends it, with its comment, must be its last bytes.
-        size: Its size in bytes.
+        file: the archive; the record that ends it, with its comment, must be its last bytes.
+        size: its size in bytes.
 
     Returns:
-        Where the directory starts, and how many members it says it names.
+        The offset of the directory, and how many members it claims to name.
     """
     end = _end_record(file, size)
     tail_bytes = _END64.size + _LOCATOR64.size + _END.size
@@ -55,7 +84,7 @@ def find_directory(file: io.RawIOBase, size: int) -> tuple[int, int]:
         signature, _, _, _, _, _, _, count, directory_bytes, _ = _END64.unpack_from(tail)
         end += _END.size - tail_bytes
         if signature != b"PK\6\6" or end64 != end:
-            raise CheckpointError(f"has a damaged directory. {AGAIN}")
+            raise CheckpointError(f"has a damaged directory. {DOWNLOAD_AGAIN}")
     if count > MAX_MEMBERS or directory_bytes > min(end, MAX_DIRECTORY_BYTES):
         raise CheckpointError(
             f"claims {count} members, named in {directory_bytes} bytes; "
@@ -65,61 +94,47 @@ def find_directory(file: io.RawIOBase, size: int) -> tuple[int, int]:
 
 
 def _end_record(file: io.RawIOBase, size: int) -> int:
-    """Where the record starts that ends an archive: the one that zipfile will find, with nothing after its comment."""
+    """Return the offset of the record that ends an archive: the one that zipfile finds, with nothing behind it."""
     window = min(size, _END.size + _MAX_COMMENT)
     file.seek(size - window)
     tail = read_exactly(file, window)
     place = tail.rfind(b"PK\5\6")
-    if place < 0 or window - place < _END.size:
-        raise CheckpointError(f"does not end as an archive does: it was cut short. {AGAIN}")
-    comment_bytes: int
-    *_, comment_bytes = _END.unpack_from(tail, place)
-    if place + _END.size + comment_bytes != window:
-        raise CheckpointError(f"does not end as an archive does: it was cut short. {AGAIN}")
-    return size - window + place
+    if place >= 0 and window - place >= _END.size:
+        comment_bytes: int
+        *_, comment_bytes = _END.unpack_from(tail, place)
+        if place + _END.size + comment_bytes == window:
+            return size - window + place
+    raise CheckpointError(f"does not end as a zip archive does: it was cut short. {DOWNLOAD_AGAIN}")
 
 
-def check_directory(infos: list[zipfile.ZipInfo], count: int, size: int) -> None:
-    """Checks what the directory of an archive of `size` bytes says, before anything it points to is read."""
-    if len(infos) != count:
-        raise CheckpointError(f"names {len(infos)} members but claims to have {count}. {AGAIN}")
-    for info in infos:
-        if foreign := _FOREIGN_MEMBERS.get(info.orig_filename.rpartition("/")[2]):
-            raise CheckpointError(f"is {foreign}.")
+def _check_members(infos: list[zipfile.ZipInfo], size: int) -> None:
+    """Check the directory of an archive of `size` bytes, before anything it points to is read."""
     names: set[str] = set()
     for info in infos:
-        check_name(info.orig_filename)
+        name = quoted(info.orig_filename)
         if info.orig_filename in names:
-            raise CheckpointError(f"has two members {shown(info.orig_filename)}.")
+            raise CheckpointError(f"has two members {name}.")
         names.add(info.orig_filename)
         if info.flag_bits & _ENCRYPTED:
-            raise CheckpointError(f"member {shown(info.filename)} is encrypted.")
+            raise CheckpointError(f"member {name} is encrypted.")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise CheckpointError(
-                f"member {shown(info.filename)} is compressed by method {info.compress_type}; "
-                f"stored (0) and deflated (8) members are read."
+                f"member {name} is compressed by method {info.compress_type}; "
+                "stored (0) and deflated (8) members are read."
             )
         if info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
-            raise CheckpointError(f"member {shown(info.filename)} is stored, yet has two sizes.")
+            raise CheckpointError(f"member {name} is stored, yet has two sizes.")
     unpacked = sum(info.file_size for info in infos)
     limit = max(MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO * size)
     if unpacked > limit:
         raise CheckpointError(
             f"{size} bytes claim to unpack to {unpacked}; at most {limit} are unpacked. "
-            f"If the file is good, save it again uncompressed (numpy.savez)."
+            "If the file is good, save it again uncompressed (an .npz with numpy.savez)."
         )
 
 
-def check_name(name: str) -> None:
-    """Refuses a member that no .npz has. (No name is used as a path here; others may unpack the file.)"""
-    if not name.endswith(".npy"):
-        raise CheckpointError(f"has a member {shown(name)}, which is no .npy array, so it is no .npz.")
-    if name.startswith("/") or "\\" in name or not name.isprintable() or ".." in name.split("/"):
-        raise CheckpointError(f"has a member {shown(name)}, which is a path and no tensor name.")
-
-
-def data_start(file: io.RawIOBase, info: zipfile.ZipInfo) -> int:
-    """Returns where a member's bytes start, after comparing its local header with the archive's directory."""
+def _data_start(file: io.RawIOBase, info: zipfile.ZipInfo) -> int:
+    """Return the offset of a member's packed bytes, after comparing its local header with the directory."""
     file.seek(info.header_offset)
     record = _LOCAL.unpack(read_exactly(file, _LOCAL.size))
     name_bytes: int
@@ -136,5 +151,5 @@ def data_start(file: io.RawIOBase, info: zipfile.ZipInfo) -> int:
         or packed not in (info.compress_size, later, _SIZE_IN_EXTRA)
         or unpacked not in (info.file_size, later, _SIZE_IN_EXTRA)
     ):
-        raise CheckpointError(f"member {shown(info.filename)} contradicts the directory. {AGAIN}")
+        raise CheckpointError(f"member {quoted(info.filename)} contradicts the directory. {DOWNLOAD_AGAIN}")
     return info.header_offset + _LOCAL.size + name_bytes + extra_bytes

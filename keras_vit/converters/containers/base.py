@@ -1,4 +1,4 @@
-"""What every container of tensors has in common: headers first, then one tensor at a time."""
+"""Read files of named tensors: the headers first, then one tensor at a time."""
 
 import abc
 import io
@@ -10,40 +10,29 @@ from typing import Literal, Self
 
 import numpy as np
 
-from keras_vit.converters.containers.errors import AGAIN, reading, shown
+from keras_vit.converters.containers.guard import DOWNLOAD_AGAIN, quoted, reading
 from keras_vit.errors import CheckpointError
 
-ITEM_BYTES = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint64": 8,
-    "uint32": 4,
-    "uint16": 2,
-    "uint8": 1,
-    "bool": 1,
-}
-"""The types that are read, and what one element takes in a file."""
+# The types that are read, and the bytes of one element in a file.
+_FLOATS, _INTEGERS = ("float64", "float32", "float16"), ("int64", "int32", "int16", "int8")
+_OTHERS = (*_INTEGERS, "uint64", "uint32", "uint16", "uint8", "bool")
+ITEM_BYTES = {name: 2 if name == "bfloat16" else np.dtype(name).itemsize for name in (*_FLOATS, "bfloat16", *_OTHERS)}
 
+# The most bytes a file may use to name its tensors: enough for 100,000. Parsed, they take ten times that in memory.
 MAX_DIRECTORY_BYTES = 16 << 20
-"""The most a file may spend on naming its tensors: 100,000 fit. Parsed, it takes tenfold in memory."""
+MAX_JSON_BYTES = 10 << 20  # of a config.json; an id2label of 21,843 classes takes 1.5 MB
 
 _CHUNK_BYTES = 1 << 24  # one read() of an operating system stops at 2 GiB
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says about one tensor.
+    """The name, shape and dtype that a file states for one tensor.
 
     Attributes:
-        name: The tensor's name in the file.
-        shape: Its shape.
-        dtype: A NumPy name or "bfloat16"; a type that is not read keeps the name the file gives it.
+        name: its name in the file.
+        shape: its shape.
+        dtype: a NumPy name or "bfloat16"; a type that cannot be read keeps the name it has in the file.
     """
 
     name: str
@@ -52,29 +41,28 @@ class Header:
 
     @property
     def bytes(self) -> int:
-        """Size in the file, unpacked; 0 for a type that is not read."""
+        """Size in the file, unpacked; 0 for a type that cannot be read."""
         return math.prod(self.shape) * ITEM_BYTES.get(self.dtype, 0)
 
 
 class Container(abc.ABC):
-    """A file of named tensors, open for reading; close it, or use it in a `with` statement.
+    """A file of named tensors, open for reading. Use it in a `with` statement, or close it.
 
-    Opening reads and checks every header and unpacks nothing. Tensors are read one at a time into memory of
-    their own: they outlive the container, and a caller that drops each after use needs memory for one.
-    (Mapping the file would save a copy, but mapped pages count as memory of the process, and a file that
-    another process cuts short would end it.) One container must not be read by two threads at once.
+    Opening reads and checks every header and unpacks nothing. Every tensor is read into its own memory, so that it
+    outlives the container, and a caller that drops each one after use needs memory for one. (Mapping the file would
+    save a copy, but the process would die if another one cut the file short.) Not for two threads at once.
 
     Attributes:
-        path: The file.
-        headers: Header of every tensor by name, in the order of the file.
-        metadata: Texts that the file carries beside its tensors.
+        path: the file.
+        headers: header of every tensor by name, in the order of the file.
+        metadata: texts that the file holds beside its tensors.
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens `path` and reads its headers.
+        """Open `path` and read its headers.
 
         Raises:
-            CheckpointError: The file is damaged or breaks a rule of its format.
+            CheckpointError: the file is damaged or breaks a rule of its format.
         """
         self.path = path
         self.headers: dict[str, Header] = {}
@@ -89,99 +77,99 @@ class Container(abc.ABC):
             raise
 
     def read(self, name: str) -> np.ndarray:
-        """Reads one tensor.
+        """Read one tensor.
 
         Args:
-            name: One of `headers`.
+            name: one of `headers`.
 
         Returns:
-            A writable array of the header's shape and dtype in native byte order. bfloat16 comes as float32.
+            A writable array of the header's shape and dtype in native byte order; float32 for bfloat16.
 
         Raises:
-            CheckpointError: There is no such tensor, its type is not read, or its data are damaged.
+            CheckpointError: there is no such tensor, its type cannot be read, or its data are damaged.
         """
         for other in self._joined:
             if name in other.headers:
                 return other.read(name)
         with reading(self.path):
             if (header := self.headers.get(name)) is None:
-                raise CheckpointError(f"has no tensor {shown(name)} among its {len(self.headers)}.")
+                raise CheckpointError(f"has no tensor {quoted(name)} among its {len(self.headers)}.")
             if header.dtype == "object":
-                raise CheckpointError(f"tensor {shown(name)} holds pickled objects, which are never read.")
+                raise CheckpointError(f"tensor {quoted(name)} holds pickled objects, which are never read.")
             if header.dtype not in ITEM_BYTES:
                 raise CheckpointError(
-                    f"tensor {shown(name)} is {shown(header.dtype)}. Types read: {', '.join(ITEM_BYTES)}."
+                    f"tensor {quoted(name)} is {quoted(header.dtype)}. Types read: {', '.join(ITEM_BYTES)}."
                 )
             return self._read_tensor(header)
 
     def join(self, other: "Container") -> None:
-        """Takes in another file of the same model, its tensors too; closing this one closes both.
+        """Add the tensors of another file of the same model; closing this container closes both.
 
         Raises:
-            CheckpointError: Both have a tensor of the same name.
+            CheckpointError: both have a tensor of the same name.
         """
         self._joined.append(other)
-        if twice := self.headers.keys() & other.headers.keys():
-            raise CheckpointError(f"{other.path}: has tensor {shown(min(twice))}, as {self.path} has.")
+        if duplicates := self.headers.keys() & other.headers.keys():
+            raise CheckpointError(f"{other.path}: has tensor {quoted(min(duplicates))}, as {self.path} has.")
         self.headers |= other.headers
 
     def close(self) -> None:
-        """Closes the file and those joined to it; arrays already read stay valid."""
+        """Close the file and those joined to it; arrays already read stay valid."""
         self._file.close()
         for other in self._joined:
             other.close()
 
     def __enter__(self) -> Self:
-        """Returns the container itself."""
+        """Return the container itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes the file."""
+        """Close the file."""
         self.close()
 
     @abc.abstractmethod
     def _read_headers(self, size: int) -> None:
-        """Fills `headers` and `metadata` from a file of `size` bytes, or raises."""
+        """Fill `headers` and `metadata` from a file of `size` bytes."""
 
     @abc.abstractmethod
     def _read_tensor(self, header: Header) -> np.ndarray:
-        """Reads the tensor of a header whose type is read."""
+        """Read the tensor of a header whose type can be read."""
 
 
 def read_exactly(stream: io.RawIOBase | io.BufferedIOBase, count: int) -> bytes:
-    """Reads `count` bytes; fewer are an error."""
+    """Read `count` bytes; fewer are an error."""
     data = stream.read(count) or b""
     if len(data) != count:
-        raise CheckpointError(f"ends {count - len(data)} bytes early: it was cut short. {AGAIN}")
+        raise CheckpointError(f"ends {count - len(data)} bytes early: it was cut short. {DOWNLOAD_AGAIN}")
     return data
 
 
 def read_into(stream: io.RawIOBase | io.BufferedIOBase, count: int) -> np.ndarray:
-    """Reads `count` bytes into a new uint8 array; fewer are an error."""
+    """Read `count` bytes into a new uint8 array; fewer are an error."""
     data = np.empty(count, np.uint8)
     view = data.data
     for start in range(0, count, _CHUNK_BYTES):
         piece = view[start : start + _CHUNK_BYTES]
         if stream.readinto(piece) != len(piece):
-            raise CheckpointError(f"ends in the middle of a tensor: it was cut short. {AGAIN}")
+            raise CheckpointError(f"ends in the middle of a tensor: it was cut short. {DOWNLOAD_AGAIN}")
     return data
 
 
 def decoded(
     data: np.ndarray, header: Header, byteorder: Literal["<", ">"] = "<", order: Literal["C", "F"] = "C"
 ) -> np.ndarray:
-    """Gives the bytes of a tensor its type and shape.
+    """Return the bytes of a tensor as an array of its dtype and shape.
 
     Args:
         data: uint8 array of `header.bytes`.
-        header: A header whose dtype is one of `ITEM_BYTES`.
+        header: with a dtype of `ITEM_BYTES`.
         byteorder: "<" or ">", that of the file.
         order: "C" or "F", that of the file.
 
     Returns:
-        An array in native byte order; a view of `data` where that is possible.
+        An array in native byte order; a view of `data` if possible.
     """
     if header.dtype == "bfloat16":  # the upper half of a float32
         wide = data.view(f"{byteorder}u2").astype(np.uint32)

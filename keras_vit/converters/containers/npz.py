@@ -1,4 +1,4 @@
-"""NumPy's .npz, a zip archive with one .npy file a tensor: read without trusting it, and written."""
+"""Read and write NumPy's .npz, a zip archive with one .npy file for each tensor. Files are not trusted."""
 
 import ast
 import contextlib
@@ -15,37 +15,29 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from keras_vit._util.atomic import replacing
-from keras_vit.converters.containers.archive import check_directory, check_name, data_start, find_directory
+from keras_vit.converters.containers.archive import open_archive
 from keras_vit.converters.containers.base import ITEM_BYTES, Container, Header, decoded, read_exactly, read_into
-from keras_vit.converters.containers.errors import AGAIN, shown
+from keras_vit.converters.containers.guard import DOWNLOAD_AGAIN, quoted
 from keras_vit.errors import CheckpointError
 
 _MAX_NPY_HEADER = 10_000  # NumPy's own limit; a longer literal could exhaust Python's parser
 
-# Elements of a .npy "descr", less the byte order. NumPy has no bfloat16: it saves two opaque bytes.
-_NPY_TYPES = {
-    "f8": "float64",
-    "f4": "float32",
-    "f2": "float16",
-    "V2": "bfloat16",
-    "i8": "int64",
-    "i4": "int32",
-    "i2": "int16",
-    "i1": "int8",
-    "u8": "uint64",
-    "u4": "uint32",
-    "u2": "uint16",
-    "u1": "uint8",
-    "b1": "bool",
-    "O": "object",
-    "O8": "object",
+# Last part of a member's name -> what a zip archive with such a member is.
+_FOREIGN_MEMBERS = {
+    "data.pkl": "a PyTorch file of an unknown kind (a pickle, which is never read): save its tensors as .safetensors",
+    "model.weights.h5": "a .keras file, which is a model: converters.load opens it by its suffix .keras",
+    "[Content_Types].xml": "an office document",
 }
+
+# Types in a .npy header, without the byte order. NumPy has no bfloat16: it saves two opaque bytes.
+_NPY_TYPES = {np.dtype(name).str[1:]: name for name in ITEM_BYTES if name != "bfloat16"}
+_NPY_TYPES |= {"V2": "bfloat16", "O": "object", "O8": "object"}
 
 
 class _Member(NamedTuple):
     info: zipfile.ZipInfo
-    start: int  # of its packed bytes in the file
-    preamble: int  # bytes of .npy header before the tensor
+    start: int  # offset of its packed bytes in the file
+    preamble: int  # bytes of the .npy header before the tensor
     byteorder: Literal["<", ">"]
     order: Literal["C", "F"]
 
@@ -54,20 +46,10 @@ class NpzContainer(Container):
     """An .npz archive, open for reading. Pickled members are listed and never read."""
 
     def _read_headers(self, size: int) -> None:
-        directory, count = find_directory(self._file, size)
-        self._archive = zipfile.ZipFile(self._file)
-        self.metadata = _noted(self._archive.comment)
-        infos = self._archive.infolist()
-        check_directory(infos, count, size)
+        self._archive, members = open_archive(self._file, size, _check_names)
+        self.metadata = _metadata(self._archive.comment)
         self._members: dict[str, _Member] = {}
-        end_of_last = 0
-        for info in sorted(infos, key=lambda info: info.header_offset):
-            start = data_start(self._file, info)
-            if info.header_offset < end_of_last:
-                raise CheckpointError(f"member {shown(info.filename)} overlaps the one before it.")
-            end_of_last = start + info.compress_size
-            if end_of_last > directory:
-                raise CheckpointError(f"member {shown(info.filename)} runs past the end of the data.")
+        for info, start in members:
             self._add(info, start)
 
     def _add(self, info: zipfile.ZipInfo, start: int) -> None:
@@ -78,7 +60,7 @@ class NpzContainer(Container):
         header = Header(name, shape, _NPY_TYPES.get(kind, descr))
         if header.dtype in ITEM_BYTES and header.bytes != info.file_size - preamble:
             raise CheckpointError(
-                f"tensor {shown(name)} claims {header.bytes} bytes (shape {str(shape)[:200]}, "
+                f"tensor {quoted(name)} claims {header.bytes} bytes (shape {str(shape)[:200]}, "
                 f"{header.dtype}) but the archive holds {info.file_size - preamble} for it."
             )
         self.headers[name] = header
@@ -90,13 +72,13 @@ class NpzContainer(Container):
             checksum = zlib.crc32(read_exactly(stream, member.preamble))
             data = read_into(stream, header.bytes)
         if zlib.crc32(data.data, checksum) != member.info.CRC:
-            raise CheckpointError(f"tensor {shown(header.name)} is damaged: its checksum differs. {AGAIN}")
+            raise CheckpointError(f"tensor {quoted(header.name)} is damaged: its checksum differs. {DOWNLOAD_AGAIN}")
         return decoded(data, header, member.byteorder, member.order)
 
     def _unpacking(
         self, info: zipfile.ZipInfo, start: int
     ) -> contextlib.AbstractContextManager[io.RawIOBase | io.BufferedIOBase]:
-        if info.compress_type == zipfile.ZIP_STORED:  # past zipfile, which would copy each byte once more
+        if info.compress_type == zipfile.ZIP_STORED:  # without zipfile, which would copy each byte once more
             self._file.seek(start)
             return contextlib.nullcontext(self._file)
         return self._archive.open(info)  # type: ignore[return-value]  # typeshed says IO[bytes]
@@ -105,32 +87,48 @@ class NpzContainer(Container):
 def _npy_header(
     stream: io.RawIOBase | io.BufferedIOBase, name: str
 ) -> tuple[str, Literal["C", "F"], tuple[int, ...], int]:
-    """Reads a .npy header: type, order, shape, and its own length (specified in numpy.lib.format)."""
+    """Read a .npy header (numpy.lib.format): type, order, shape, and the header's own length."""
     magic = read_exactly(stream, 8)
     if magic[:6] != b"\x93NUMPY" or magic[6:] not in (b"\1\0", b"\2\0", b"\3\0"):
-        raise CheckpointError(f"member {shown(name)} is no .npy array. {AGAIN}")
+        raise CheckpointError(f"member {quoted(name)} is no .npy array. {DOWNLOAD_AGAIN}")
     length_format = "<H" if magic[6] == 1 else "<I"
     length_bytes = struct.calcsize(length_format)
     (length,) = struct.unpack(length_format, read_exactly(stream, length_bytes))
     if length > _MAX_NPY_HEADER:
-        raise CheckpointError(f"tensor {shown(name)} has a header of {length} bytes, over {_MAX_NPY_HEADER}.")
+        raise CheckpointError(f"tensor {quoted(name)} has a header of {length} bytes, over {_MAX_NPY_HEADER}.")
     text = read_exactly(stream, length).decode("utf-8" if magic[6] == 3 else "latin1")
     match ast.literal_eval(text):
         case {"descr": descr, "fortran_order": bool(fortran), "shape": tuple(shape), **rest} if not rest:
             if not all(type(size) is int and size >= 0 for size in shape):
-                raise CheckpointError(f"tensor {shown(name)} has the impossible shape {str(shape)[:200]}.")
+                raise CheckpointError(f"tensor {quoted(name)} has the impossible shape {str(shape)[:200]}.")
             kind = descr if isinstance(descr, str) and descr else str(descr)  # a list: a structured type
             return kind, "F" if fortran else "C", shape, len(magic) + length_bytes + length
-    raise CheckpointError(f"tensor {shown(name)} has no valid .npy header: {shown(text)}.")
+    raise CheckpointError(f"tensor {quoted(name)} has no valid .npy header: {quoted(text)}.")
 
 
-def _noted(comment: bytes) -> dict[str, str]:
-    """The metadata that `write_npz` puts into the archive's comment; any other comment is nobody's business here."""
+def _check_names(names: list[str]) -> None:
+    for name in names:
+        if foreign := _FOREIGN_MEMBERS.get(name.rpartition("/")[2]):
+            raise CheckpointError(f"is {foreign}.")
+    for name in names:
+        _check_name(name)
+
+
+def _check_name(name: str) -> None:
+    """Refuse a member that no .npz has. (No name is used as a path here, but other programs may unpack the file.)"""
+    if not name.endswith(".npy"):
+        raise CheckpointError(f"has a member {quoted(name)}, which is not a .npy array, so the file is not an .npz.")
+    if name.startswith("/") or "\\" in name or not name.isprintable() or ".." in name.split("/"):
+        raise CheckpointError(f"has a member {quoted(name)}, which is a path and not a tensor's name.")
+
+
+def _metadata(comment: bytes) -> dict[str, str]:
+    """Return the metadata that `write_npz` put into an archive's comment; comments of other programs are ignored."""
     if not comment.startswith(b"{"):
         return {}
     metadata = json.loads(comment)
     if not all(isinstance(text, str) for text in metadata.values()):
-        raise CheckpointError("has a comment that is no table of texts.")
+        raise CheckpointError("has a comment that is not an object of texts.")
     return dict(metadata)
 
 
@@ -140,19 +138,19 @@ def write_npz(
     *,
     metadata: Mapping[str, str] | None = None,
 ) -> Path:
-    """Writes an uncompressed .npz as `numpy.savez` does; the same tensors always make the same bytes.
+    """Write an uncompressed .npz as `numpy.savez` does; the same tensors always make the same bytes.
 
     Args:
-        path: The file to write; it appears whole or not at all.
-        tensors: Arrays by name, or pairs that may be made one at a time: no more than one is held.
+        path: the file to write; it appears complete or not at all.
+        tensors: arrays by name, or pairs of both; from an iterator, only one is in memory at a time.
             bfloat16 arrays (ml_dtypes) are written as NumPy does, as two opaque bytes an element.
-        metadata: Texts to carry along in the archive's comment, which NumPy passes over; under 64 KiB.
+        metadata: texts for the archive's comment, which NumPy ignores; less than 64 KiB.
 
     Returns:
         `path`.
 
     Raises:
-        ValueError: A name is given twice or is none that can be read back, or a type is none that can.
+        ValueError: two tensors have one name, or a name or type could not be read back.
     """
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
     with replacing(Path(path)) as file, zipfile.ZipFile(file, "w") as archive:
@@ -165,14 +163,14 @@ def write_npz(
 
 
 def _write_member(archive: zipfile.ZipFile, name: str, array: np.ndarray) -> None:
-    check_name(name)
+    _check_name(name)
     if name in archive.NameToInfo:
-        raise ValueError(f"Two tensors are named {shown(name)}.")
+        raise ValueError(f"Two tensors are named {quoted(name)}.")
     if array.dtype.name not in ITEM_BYTES:
-        raise ValueError(f"Tensor {shown(name)} is {array.dtype}. Types written: {', '.join(ITEM_BYTES)}.")
+        raise ValueError(f"Tensor {quoted(name)} is {array.dtype}. Types written: {', '.join(ITEM_BYTES)}.")
     info = zipfile.ZipInfo(name)  # dated 1980-01-01: the same tensors make the same file
     info.create_system, info.external_attr = 3, 0o600 << 16  # on any system as numpy.savez does on Unix
     info.file_size = array.nbytes + _MAX_NPY_HEADER  # a bound by which zipfile chooses 32 or 64 bits
     with archive.open(info, "w") as stream:
-        plain = array.view("V2") if array.dtype.name == "bfloat16" else array
-        np.lib.format.write_array(stream, plain, allow_pickle=False)
+        raw = array.view("V2") if array.dtype.name == "bfloat16" else array
+        np.lib.format.write_array(stream, raw, allow_pickle=False)

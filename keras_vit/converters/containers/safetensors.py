@@ -1,4 +1,4 @@
-"""The .safetensors format: eight bytes of length, a JSON header, then the tensors without a gap."""
+"""Read and write .safetensors: eight bytes of length, a JSON header, then the tensors without gaps."""
 
 import json
 import os
@@ -18,10 +18,10 @@ from keras_vit.converters.containers.base import (
     read_exactly,
     read_into,
 )
-from keras_vit.converters.containers.errors import shown
+from keras_vit.converters.containers.guard import quoted
 from keras_vit.errors import CheckpointError
 
-# In the order in which the official library writes tensors: the widest first, so that all are aligned.
+# In the order in which the official library writes tensors: the widest type first, so that all are aligned.
 _TYPES = {
     "U64": "uint64",
     "I64": "int64",
@@ -44,7 +44,7 @@ _ALIGNMENT = 8
 
 
 class SafetensorsContainer(Container):
-    """A .safetensors file, open for reading. Of types NumPy lacks, bfloat16 is read, others only listed."""
+    """A .safetensors file, open for reading. Of the types that NumPy lacks, only bfloat16 can be read."""
 
     def _read_headers(self, size: int) -> None:
         length = int.from_bytes(read_exactly(self._file, _LENGTH_BYTES), "little")
@@ -61,7 +61,7 @@ class SafetensorsContainer(Container):
         end_of_last = 0
         for begin, end, name in spans:
             if begin != end_of_last:
-                raise CheckpointError(f"tensor {shown(name)} starts at byte {begin} instead of {end_of_last}.")
+                raise CheckpointError(f"tensor {quoted(name)} starts at byte {begin} instead of {end_of_last}.")
             end_of_last = end
             self._offsets[name] = begin
             self.headers[name] = _header(name, header[name], end - begin)
@@ -74,18 +74,18 @@ class SafetensorsContainer(Container):
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes a dict of JSON's pairs, refusing a key that comes twice."""
+    """Return JSON's pairs as a dict; a key that occurs twice is an error."""
     table: dict[str, Any] = {}
     for key, value in pairs:
         if key in table:
-            raise CheckpointError(f"names {shown(key)} twice in its header.")
+            raise CheckpointError(f"names {quoted(key)} twice in its header.")
         table[key] = value
     return table
 
 
 def _metadata(value: Any) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise CheckpointError(f"has a {_METADATA} that is no table of texts.")
+        raise CheckpointError(f"has a {_METADATA} that is not an object of texts.")
     return value
 
 
@@ -94,22 +94,22 @@ def _is_size(value: Any) -> bool:
 
 
 def _span(name: str, entry: Any) -> tuple[int, int]:
-    """Returns where a tensor's bytes begin and end."""
+    """Return the offsets at which a tensor's bytes begin and end."""
     match entry:
         case {"dtype": str(), "shape": list(), "data_offsets": [begin, end], **rest} if not rest:
             if _is_size(begin) and _is_size(end) and begin <= end:
                 return begin, end
-    raise CheckpointError(f"has no valid entry for tensor {shown(name)}: {shown(str(entry))}.")
+    raise CheckpointError(f"has no valid entry for tensor {quoted(name)}: {quoted(str(entry))}.")
 
 
 def _header(name: str, entry: dict[str, Any], held: int) -> Header:
     shape, code = entry["shape"], entry["dtype"]
     if not all(_is_size(size) for size in shape) or not re.fullmatch(r"[A-Z0-9_]{1,16}", code):
-        raise CheckpointError(f"tensor {shown(name)} has no valid shape and type: {shown(str(entry))}.")
+        raise CheckpointError(f"tensor {quoted(name)} has no valid shape and type: {quoted(str(entry))}.")
     header = Header(name, tuple(shape), _TYPES.get(code, code))
     if code in _TYPES and header.bytes != held:
         raise CheckpointError(
-            f"tensor {shown(name)} claims {header.bytes} bytes (shape {str(shape)[:200]}, {code}) "
+            f"tensor {quoted(name)} claims {header.bytes} bytes (shape {str(shape)[:200]}, {code}) "
             f"but its offsets hold {held}."
         )
     return header
@@ -121,21 +121,21 @@ def write_safetensors(
     *,
     metadata: Mapping[str, str],
 ) -> Path:
-    """Writes a .safetensors file, with the same bytes as the official library.
+    """Write a .safetensors file with the same bytes as the official library.
 
     Args:
-        path: The file to write; it appears whole or not at all.
-        tensors: Arrays by name. Pairs are gathered first: the header comes before all data. What has a shape, dtype
-            and nbytes and becomes an array when NumPy asks for it is made only then.
-        metadata: Texts to carry along, such as {"format": "pt"}; may be empty.
+        path: the file to write; it appears complete or not at all.
+        tensors: arrays by name, or pairs of both. An object with shape, dtype and nbytes that NumPy can convert (a
+            `LazyTensor`) is converted only when it is written.
+        metadata: texts beside the tensors, such as {"format": "pt"}; may be empty.
 
     Returns:
         `path`.
 
     Raises:
-        ValueError: A name is given twice or reserved, a type cannot be written, or metadata are no texts.
+        ValueError: a name occurs twice or is reserved, a type cannot be written, or metadata are not texts.
     """
-    arrays = _gathered(tensors.items() if isinstance(tensors, Mapping) else tensors)
+    arrays = _ordered(tensors.items() if isinstance(tensors, Mapping) else tensors)
     header: dict[str, Any] = {_METADATA: _metadata(dict(metadata))} if metadata else {}
     begin = 0
     for name, array in arrays.items():
@@ -152,22 +152,22 @@ def write_safetensors(
     return Path(path)
 
 
-def _gathered(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Checks tensors to be written and puts them in the official order: by type, then by name."""
+def _ordered(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Check tensors and put them in the official order: by type, then by name."""
     arrays: dict[str, Any] = {}
     for name, value in pairs:
         array = value if hasattr(value, "nbytes") else np.asarray(value)
         if name in arrays or name == _METADATA:
-            raise ValueError(f"The tensor name {shown(name)} is taken.")
+            raise ValueError(f"The tensor name {quoted(name)} is taken.")
         if array.dtype.name not in _CODES:
-            raise ValueError(f"Tensor {shown(name)} is {array.dtype}. Types written: {', '.join(_CODES)}.")
+            raise ValueError(f"Tensor {quoted(name)} is {array.dtype}. Types written: {', '.join(_CODES)}.")
         arrays[name] = array
     types = list(_CODES)
     return dict(sorted(arrays.items(), key=lambda item: (types.index(item[1].dtype.name), item[0])))
 
 
 def _little_endian(array: np.ndarray) -> memoryview:
-    plain = np.ascontiguousarray(array).reshape(-1)
-    if plain.dtype.name != "bfloat16":  # which NumPy cannot byte-swap, and which is written as it is
-        plain = plain.astype(plain.dtype.newbyteorder("<"), copy=False)
-    return plain.view(np.uint8).data
+    flat = np.ascontiguousarray(array).reshape(-1)
+    if flat.dtype.name != "bfloat16":  # NumPy cannot swap its bytes
+        flat = flat.astype(flat.dtype.newbyteorder("<"), copy=False)
+    return flat.view(np.uint8).data

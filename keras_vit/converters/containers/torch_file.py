@@ -1,4 +1,4 @@
-"""PyTorch's .pth and .bin files, a zip archive of a pickle and its tensors: read by PyTorch, and no code of theirs."""
+"""Read PyTorch's .pth and .bin files, zip archives of a pickle and tensors, through PyTorch; no code in them is run."""
 
 import argparse
 import pickle
@@ -11,28 +11,27 @@ import numpy as np
 
 from keras_vit.converters.containers.archive import find_directory
 from keras_vit.converters.containers.base import MAX_DIRECTORY_BYTES, Container, Header
-from keras_vit.converters.containers.errors import AGAIN, shown
+from keras_vit.converters.containers.guard import DOWNLOAD_AGAIN, quoted
 from keras_vit.errors import CheckpointError
 
 PICKLE = "data.pkl"
-_WITHOUT = (
+_INSTALL_TORCH = (
     "is a PyTorch file (a pickle, which is never read by itself): save its tensors as .safetensors, or let PyTorch "
     "read them weights-only: pip install '.[torch]' in a clone of keras_vit"
 )
-# Where training programs keep the weights, the first found: timm, DeiT, Lightning.
-_NESTED = ("state_dict", "model")
+_STATE_KEYS = ("state_dict", "model")  # under which training programs (timm, DeiT, Lightning) keep the weights
 
 
 def is_torch(start: bytes) -> bool:
-    """Whether a zip archive that starts so is PyTorch's: its first member is the pickle, in a folder."""
+    """Return whether a file that starts like this is PyTorch's: a zip archive with a pickle in a folder first."""
     length = int.from_bytes(start[26:28], "little")
     return start.startswith(b"PK\3\4") and start[30 : 30 + length].endswith(f"/{PICKLE}".encode())
 
 
 class TorchContainer(Container):
-    """A file of `torch.save`, open for reading; the optional extra `torch` installs what it needs.
+    """A file of `torch.save`, open for reading; needs PyTorch (the optional extra `torch`).
 
-    Only `torch.load(weights_only=True)` reads the pickle: anything but tensors and plain values is refused and not run.
+    `torch.load(weights_only=True)` reads the pickle: it refuses everything but tensors and plain values.
     The tensors stay in the file until they are read.
     """
 
@@ -42,11 +41,13 @@ class TorchContainer(Container):
         for name, tensor in _state(self._load()).items():
             header = _header(name, tensor)
             if header.bytes > size:  # a view that repeats its elements
-                raise CheckpointError(f"is a PyTorch file whose tensor {shown(name)} is larger than the file. {AGAIN}")
+                raise CheckpointError(
+                    f"is a PyTorch file whose tensor {quoted(name)} is larger than the file. {DOWNLOAD_AGAIN}"
+                )
             self._tensors[name], self.headers[name] = tensor, header
 
     def _check_archive(self, size: int) -> None:
-        """Bounds what PyTorch will unpack: it trusts the sizes that an archive claims."""
+        """Limit what PyTorch will unpack, for it trusts the sizes that an archive claims."""
         find_directory(self._file, size)
         with zipfile.ZipFile(self._file) as archive:
             members = archive.infolist()
@@ -54,7 +55,7 @@ class TorchContainer(Container):
             raise CheckpointError("is a PyTorch file with two members of one name.")
         for member in members:
             if member.compress_type != zipfile.ZIP_STORED or member.file_size > size:
-                raise CheckpointError(f"is a PyTorch file with a compressed member {shown(member.filename)}.")
+                raise CheckpointError(f"is a PyTorch file with a compressed member {quoted(member.filename)}.")
             if member.filename.endswith(f"/{PICKLE}") and member.file_size > MAX_DIRECTORY_BYTES:
                 raise CheckpointError(f"is a PyTorch file with a pickle of {member.file_size} bytes.")
 
@@ -62,34 +63,34 @@ class TorchContainer(Container):
         try:
             import torch
         except ImportError as error:
-            raise CheckpointError(f"{_WITHOUT}.") from error
+            raise CheckpointError(f"{_INSTALL_TORCH}.") from error
         try:
-            # Training programs keep their command line, a plain record, beside the weights.
+            # Training programs save their command line, an argparse.Namespace, beside the weights.
             with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
                 return torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
         except pickle.UnpicklingError as error:
             reason = str(error).partition("\n")[0][:200]
             raise CheckpointError(f"is a PyTorch file that holds more than weights and is not run: {reason}") from error
-        except Exception as error:  # its parser promises nothing about damaged files
+        except Exception as error:  # PyTorch documents no errors for damaged files
             reason = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
-            raise CheckpointError(f"is a PyTorch file that PyTorch cannot read: {reason}. {AGAIN}") from error
+            raise CheckpointError(f"is a PyTorch file that PyTorch cannot read: {reason}. {DOWNLOAD_AGAIN}") from error
 
     def _read_tensor(self, header: Header) -> np.ndarray:
         tensor = self._tensors[header.name].detach()
-        # Memory of its own, as that of the other containers; NumPy has no bfloat16.
+        # A copy, as in the other containers; NumPy has no bfloat16.
         tensor = tensor.float() if header.dtype == "bfloat16" else tensor.clone()
         array: np.ndarray = tensor.contiguous().numpy()
         return array
 
     def close(self) -> None:
-        """Closes the file; arrays already read stay valid."""
+        """Close the file; arrays already read stay valid."""
         self._tensors = {}
         super().close()
 
 
 def _state(loaded: Any) -> dict[str, Any]:
-    """The tensors by name, wherever a training program keeps them."""
-    for key in _NESTED:
+    """Return the tensors by name, under whichever key a training program saved them."""
+    for key in _STATE_KEYS:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
     tensors = {}

@@ -1,0 +1,102 @@
+"""Write a VisionTransformer as a checkpoint of any format that can hold it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from keras_vit.converters import assign, config_json, expressible, layout, record
+from keras_vit.converters.containers import write_npz, write_safetensors
+from keras_vit.converters.table import OWN_PREFIX, Table, formats, load_table
+from keras_vit.errors import CheckpointError
+from keras_vit.model.vision_transformer import VisionTransformer
+
+# Container -> suffixes that readers take for another one.
+_MISLEADING_SUFFIXES = {"npz": (".safetensors",), "safetensors": (".npz",)}
+
+
+def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str) -> Path:
+    """Write a model as a checkpoint of a format. The file appears complete or not at all.
+
+    Args:
+        model: a VisionTransformer; its weights are written as float32.
+        path: of the file; for a format with a config.json also of a folder (a name without suffix) for both.
+        format: one of `formats()` or a path to a .toml table of your own.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        CheckpointError: the format cannot express the model; the message names what it cannot, nothing is written.
+        TypeError: it is not a VisionTransformer.
+
+    Example:
+
+    >>> model = keras_vit.zoo.load("digits")
+    >>> keras_vit.converters.save(model, "digits.npz", format="google").name
+    'digits.npz'
+    """
+    if not isinstance(model, VisionTransformer):
+        raise TypeError(f"save writes a keras_vit.VisionTransformer. Received: {type(model).__name__}")
+    table = load_table(format)
+    if not table.writable:
+        written = [name for name in formats() if load_table(name).writable]
+        raise CheckpointError(f"The {table.format} format is only read. Formats that are written: {written}")
+    variables, config = assign.weights(model), layout.written_config(model.config, table)
+    moved = {}
+    if config != model.config:
+        arrays = {
+            name: assign.as_array(variables[name]) for name in (layout.POSITION, *layout.PREFIX) if name in variables
+        }
+        moved = layout.move_prefix_rows(arrays, config.position_prefix)
+    values = variables | moved
+    plan = expressible.plan(config, {name: tuple(value.shape) for name, value in values.items()}, table)
+    if plan.inexact:
+        warnings.warn(
+            f"keras_vit: {table.format} files do not say {', '.join(plan.inexact)}. keras_vit notes it in the file and "
+            "reads it back; other readers' logits will differ in the fourth digit or so.",
+            stacklevel=2,
+        )
+    tensors: Iterable[tuple[str, Any]] = assign.collect(values, plan.sources, table)
+    if table.layout == "keras":  # the torch formats' own readers refuse unknown tensors
+        config = model.config
+        own = ((OWN_PREFIX + name, assign.as_array(variables[name])) for name in moved)
+        tensors = itertools.chain(tensors, own)
+    metadata = record.to_metadata(config, plan.inferred_config, plan.missing_fields)
+    if config.position_prefix and not model.config.position_prefix:
+        metadata[record.ZERO_ROWS_KEY] = "true"
+    return _write(Path(path), table, tensors, metadata, plan.json_values)
+
+
+def _write(
+    path: Path,
+    table: Table,
+    tensors: Iterable[tuple[str, Any]],
+    metadata: dict[str, str],
+    json_values: Mapping[str, Any] | None,
+) -> Path:
+    """Write the file of tensors, and the config.json beside it if the format has one."""
+    if json_values is not None and (path.is_dir() or not path.suffix):
+        path.mkdir(parents=True, exist_ok=True)
+        path = path / f"model.{table.container}"
+    if path.is_dir() or not path.parent.is_dir():
+        raise CheckpointError(f"A {table.format} file is written into a folder that exists. Received: {str(path)!r}")
+    if path.suffix in _MISLEADING_SUFFIXES[table.container]:
+        warnings.warn(
+            f"keras_vit: {path.name} will hold a .{table.container}, as {table.format} files are: other readers go by "
+            "the name.",
+            stacklevel=3,
+        )
+    if json_values is not None and table.json is not None:
+        config_json.check_overwrite(path, json_values, table.json)
+    if table.container == "npz":
+        write_npz(path, tensors, metadata=metadata)
+    else:
+        write_safetensors(path, tensors, metadata={"format": "pt", **metadata})
+    if json_values is not None and table.json is not None:
+        config_json.save(path, json_values, table.json)
+    return path

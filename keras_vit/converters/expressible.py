@@ -1,0 +1,202 @@
+"""Decide which formats can hold a model, and where other readers of the file would compute other digits."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from keras_vit.converters import config_json
+from keras_vit.converters.infer import Hints, Shapes, infer, tensor_fields
+from keras_vit.converters.layout import written_config
+from keras_vit.converters.table import Source, Table, fields_of_rows, formats, load_table, lookup
+from keras_vit.errors import CheckpointError
+from keras_vit.model.config import ViTConfig
+from keras_vit.model.cost import patch_values
+
+# Fields that no file holds: how the model is trained, and what happens before and after it.
+_TRAINING_FIELDS = {"dropout_rate", "attention_dropout_rate", "stochastic_depth", "head_bias_init"}
+_NOT_IN_FILES = _TRAINING_FIELDS | {"image_size", "num_heads", "position_method", "preprocessing", "labels"}
+# Fields (and their values; None for all) that change only the last digits: such a model is written with a warning.
+_NUMERIC_FIELDS = {"activation": ("gelu_tanh", "gelu_erf", "gelu_quick"), "norm_epsilon": None, "resnet": None}
+# Files do not state whether their head is applied to every token: both ways of reading them are right.
+_READ_AS = {"unpooled": "gap", "token_unpooled": "token"}
+# Part of a variable's path -> the part of the model that it belongs to.
+_FEATURES = {
+    "registers": "registers",
+    "distillation": "the distillation token (distilled)",
+    "/scale": "LayerScale (layer_scale)",
+    "pre_norm/": "the first LayerNorm (pre_norm)",
+    "pre_logits/": "pre_logits (representation_size)",
+    "root/": "a hybrid's ResNet (resnet)",
+    "stage_": "a hybrid's ResNet (resnet)",
+    "pool/": "attention pooling (classifier='map')",
+    "x_embedding": "2-D positions (position='learned2d')",
+    "y_embedding": "2-D positions (position='learned2d')",
+    "relative_embedding": "relative positions (position='relative')",
+    "position_": "positions at every block (position_place='blocks')",
+}
+
+
+@dataclass(frozen=True)
+class WritePlan:
+    """How a model is written in a format.
+
+    Attributes:
+        sources: path of a variable -> its tensor.
+        json_values: the object of its config.json; None for a format without one.
+        inferred_config: the config that a reader infers from the tensors alone.
+        missing_fields: fields that a reader cannot infer from the tensors.
+        inexact: fields that the format cannot state and that change the last digits, as texts.
+    """
+
+    sources: dict[str, Source]
+    json_values: dict[str, Any] | None
+    inferred_config: ViTConfig
+    missing_fields: tuple[str, ...]
+    inexact: tuple[str, ...]
+
+
+def formats_of(config: ViTConfig) -> dict[str, bool]:
+    """Return the formats that can hold a model; nothing is built.
+
+    Args:
+        config: of the model.
+
+    Returns:
+        Name of a format -> whether its other readers compute the same digits. Where they do not, `converters.save`
+        writes the model with a warning: their logits differ from about the fourth digit on (another GELU or epsilon).
+    """
+    result = {}
+    for table in map(load_table, formats()):
+        if table.writable:
+            written = written_config(config, table)
+            with contextlib.suppress(CheckpointError):
+                result[table.format] = not plan(written, _typical_shapes(written), table).inexact
+    return result
+
+
+def plan(config: ViTConfig, shapes: Shapes, table: Table) -> WritePlan:
+    """Decide how a model is written in a format.
+
+    Args:
+        config: of the model as it is written, see `layout.written_config`.
+        shapes: of its variables, by path.
+        table: of the format.
+
+    Raises:
+        CheckpointError: the format cannot express the model; the message names everything that it cannot.
+    """
+    sources = _check_places(config, shapes, table)
+    inferred_config, missing_fields = _infer_from_tensors(config, shapes, sources, table)
+    json_values = None if table.json is None else config_json.to_json(config, table.json)
+    json_fields = {} if json_values is None or table.json is None else config_json.to_fields(json_values, table.json)
+    inexact = _check_expressible(config, inferred_config, json_fields, table)
+    return WritePlan(sources, json_values, inferred_config, missing_fields, inexact)
+
+
+def _check_places(config: ViTConfig, shapes: Shapes, table: Table) -> dict[str, Source]:
+    """Return the tensor of every variable; raise a CheckpointError that names those the format has no place for."""
+    found = {path: table.tensor_of(path, config.to_dict()) for path in shapes}
+    written = {source.tensor for source in found.values() if source}
+    sources = {path: source for path, source in found.items() if source and source.row.unless not in written}
+    unsupported = [path for path in shapes if path not in sources]
+    if unsupported:
+        features = sorted({feature for path in unsupported for part, feature in _FEATURES.items() if part in path})
+        raise CheckpointError(
+            f"The {table.format} format has no place for {', '.join(features) or 'some variables'}: "
+            f"{unsupported[:6]} ({len(unsupported)} in all)"
+        )
+    return sources
+
+
+def _infer_from_tensors(
+    config: ViTConfig, shapes: Shapes, sources: Mapping[str, Source], table: Table
+) -> tuple[ViTConfig, tuple[str, ...]]:
+    """Return the config that a reader infers without a config.json, and the fields that it cannot infer."""
+    from_rows = fields_of_rows(source.row for source in sources.values())
+    json_fields = set() if table.json is None else table.json.stated_fields
+    needed = json_fields & {"position_prefix", "classifier"} | {"num_heads"}
+    stated = {name: getattr(config, name) for name in sorted(needed - set(table.meaning.config))}
+    # These are noted in the file too, so that it can be read without its config.json or beside another one.
+    missing_fields = (json_fields - set(tensor_fields(shapes))) | set(stated) if table.layout == "torch" else set()
+    try:
+        return infer(shapes, table, Hints(row_fields=from_rows, caller_fields=stated)), tuple(missing_fields)
+    except CheckpointError:  # no position embedding, or a grid that is not square
+        hints = Hints(row_fields=from_rows, caller_fields={**stated, "image_size": config.image_size})
+        return infer(shapes, table, hints), (*missing_fields, "image_size")
+
+
+def _check_expressible(
+    config: ViTConfig, inferred: ViTConfig, json_fields: Mapping[str, Any], table: Table
+) -> tuple[str, ...]:
+    """Return the fields in which other readers differ by digits.
+
+    Raises:
+        CheckpointError: they would read another model.
+    """
+    stated = set() if table.json is None else table.json.stated_fields
+    from_tensors = {"resnet", *(name for fields in table.meaning.without.values() for name in fields)}
+    ours, theirs = config.to_dict(), inferred.to_dict()
+    refused = [
+        fields for fields in table.meaning.refused if all(lookup(ours, name) == value for name, value in fields.items())
+    ]
+    wrong = [" with ".join(f"{name}={value!r}" for name, value in fields.items()) for fields in refused]
+    inexact: list[str] = []
+    for name, value in ours.items():
+        implied = theirs[name] if name in from_tensors else table.meaning.config.get(name, theirs[name])
+        read = json_fields.get(name, implied)
+        if name in _NOT_IN_FILES | stated or _reads_the_same(name, read, config):
+            continue
+        values = _NUMERIC_FIELDS.get(name, ())
+        is_inexact = name in _NUMERIC_FIELDS and (values is None or {value, read} <= set(values))
+        (inexact if is_inexact else wrong).append(f"{name}={value!r} (it means {read!r})")
+    if wrong:
+        raise CheckpointError(f"The {table.format} format cannot express " + ", ".join(wrong))
+    return tuple(inexact)
+
+
+def _reads_the_same(name: str, read: Any, config: ViTConfig) -> bool:
+    """Return whether a model whose field is read as this value is the same model."""
+    value = config.to_dict()[name]
+    if name == "classifier":
+        return _READ_AS.get(value, value) == read
+    if name == "layer_scale":  # only the initial value, which trained weights replace
+        return (value is None) == (read is None)
+    if name == "position_prefix" and (not config.num_prefix_tokens or config.position != "learned"):
+        return True
+    if name == "representation_activation" and config.representation_size is None:
+        return True
+    return bool(value == read)
+
+
+def _typical_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of one variable for each thing that a config can say, without building the model."""
+    width, heads = config.hidden_size, config.num_heads
+    channels = patch_values(config) // math.prod(config.patch)
+    units = config.resnet.num_layers if config.resnet else ()
+    place = {"stem": "position", "blocks": "position_0", "shared": "position"}[config.position_place]
+    position = {"learned": "embedding", "learned2d": "x_embedding", "relative": "relative_embedding"}
+    rows = config.position_prefix_tokens + math.prod(config.grid)
+    shapes = {
+        "root/conv/kernel": (7, 7, config.num_channels, config.resnet.width) if config.resnet else None,
+        **{f"stage_{s}_unit_{u + 1}/conv1/kernel": (1, 1) for s, count in enumerate(units, 1) for u in range(count)},
+        "embedding/kernel": (*config.patch, channels, width),
+        "embedding/bias": (width,) if config.patch_bias else None,
+        "prefix/cls": (1, 1, width) if config.class_token else None,
+        "prefix/distillation": (1, 1, width) if config.distilled else None,
+        "prefix/registers": (1, config.num_registers, width) if config.num_registers else None,
+        f"{place}/{position.get(config.position)}": (1, rows, width) if config.position in position else None,
+        "pre_norm/gamma": (width,) if config.pre_norm else None,
+        "block_0/attention/query/kernel": (width, heads, width // heads),
+        "block_0/attention/query/bias": (heads, width // heads) if config.qkv_bias else None,
+        "block_0/scale1/gamma": (width,) if config.layer_scale is not None else None,
+        **{f"block_{i}/mlp/dense1/kernel": (width, config.mlp_dim) for i in range(config.num_layers)},
+        "encoder_norm/gamma": (width,),
+        "pool/probe": (1, 1, width) if config.has_map_head else None,
+        "pre_logits/kernel": (width, config.representation_size) if config.representation_size else None,
+        "head/kernel": (config.representation_size or width, config.num_classes) if config.num_classes else None,
+    }
+    return {path: shape for path, shape in shapes.items() if shape is not None}

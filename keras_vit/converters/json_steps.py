@@ -1,0 +1,109 @@
+"""Convert single values between a config.json and ViTConfig: the steps that a format's table names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_vit.model.config import ViTConfig
+
+
+class Step(NamedTuple):
+    """The conversion of a value, both ways. None: the path is only written, or only read.
+
+    Attributes:
+        read: value in the config.json -> value of the field.
+        write: (value of the field, config) -> value in the config.json; None leaves the path out.
+    """
+
+    read: Callable[[Any], Any] | None
+    write: Callable[[Any, ViTConfig], Any] | None
+
+
+def _same(value: Any, _: Any = None) -> Any:
+    return value
+
+
+def _labels_of_ids(value: Any) -> tuple[str, ...] | None:
+    """Return the labels in {"0": "cat", "1": "dog"}; None if they are only numbers."""
+    labels = tuple(str(value[str(number)]) for number in range(len(value)))
+    return None if all(label == f"LABEL_{number}" for number, label in enumerate(labels)) else labels
+
+
+def _ids_to_labels(value: Any, config: ViTConfig) -> dict[str, str] | None:
+    from keras_vit.model import labels
+
+    if not config.num_classes:
+        return None
+    names = [label for _, label in labels.names(value, config.num_classes)] if value else None
+    return {str(i): names[i] if names else f"LABEL_{i}" for i in range(config.num_classes)}
+
+
+def _labels_to_ids(value: Any, config: ViTConfig) -> dict[str, int] | None:
+    ids = _ids_to_labels(value, config)
+    return None if ids is None else {label: int(number) for number, label in ids.items()}
+
+
+def _height_width(first: int) -> Callable[[Any], list[int]]:
+    """Return a reader of the two sides in a shape of three axes; the first side is at this index."""
+
+    def read(value: Any) -> list[int]:
+        if len(value) != 3:
+            raise ValueError("a shape has three axes")
+        return [value[first], value[first + 1]]
+
+    return read
+
+
+def _pooling(value: Any) -> str:
+    """Return the pooling of Keras Hub's ViTImageClassifier."""
+    if value["pooling"] == "gap" and value["backbone"]["config"]["use_class_token"]:
+        raise ValueError("its mean includes the class token, unlike keras_vit's")
+    return str(value["pooling"])
+
+
+def _image_converter(value: Any) -> dict[str, Any]:
+    """Return Keras Hub's ImageConverter, pixel * scale + offset for pixels of 0 to 255, as fields of Preprocessing."""
+    if value["pad_to_aspect_ratio"]:
+        raise ValueError("images are padded, which keras_vit does not do")
+    scale = 255 * np.atleast_1d(np.float64(1 if value["scale"] is None else value["scale"]))
+    offset = np.atleast_1d(np.float64(0 if value["offset"] is None else value["offset"]))
+    with np.errstate(all="raise"):
+        mean, std = np.broadcast_arrays(-offset / scale, 1 / scale)
+    return {
+        "resize": "crop" if value["crop_to_aspect_ratio"] else "squash",
+        "interpolation": value["interpolation"],
+        "antialias": value["antialias"],
+        "mean": tuple(mean.tolist()),
+        "std": tuple(std.tolist()),
+    }
+
+
+def _fraction(value: Any) -> float:
+    if not 0 < float(value) <= 1 or not math.isfinite(value):
+        raise ValueError("a fraction lies in (0, 1]")
+    return float(value)
+
+
+STEPS = {
+    # name in a table: read, write
+    "": Step(_same, _same),
+    "written": Step(None, _same),
+    "square or list": Step(_same, lambda value, _: value[0] if value[0] == value[1] else list(value)),
+    "numbered": Step(_labels_of_ids, _ids_to_labels),
+    "to numbers": Step(None, _labels_to_ids),
+    "channels first": Step(_height_width(1), lambda value, config: [config.num_channels, *value]),
+    "channels last": Step(_height_width(0), None),
+    "pooling": Step(_pooling, None),
+    "image converter": Step(_image_converter, None),
+    "over hidden_size": Step(None, lambda value, config: value / config.hidden_size),
+    # One value for all channels is a list of one in ViTConfig, and one for each channel in the file.
+    "each channel": Step(
+        lambda value: value[:1] if len(set(value)) == 1 else list(value),
+        lambda value, config: list(value) * (config.num_channels if len(value) == 1 else 1),
+    ),
+    "share": Step(_fraction, _same),
+}

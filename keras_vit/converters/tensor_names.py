@@ -1,0 +1,106 @@
+"""The names of tensors: from a file's names to those in a format's table, and placeholders such as {i} in them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from keras_vit.converters.containers.base import Header
+
+# No model has more blocks; a header can claim a stack of any number of empty ones.
+MAX_LAYERS = 1000
+
+PLACEHOLDER = re.compile(r"\{(\w+)(-1)?\}")
+
+
+@dataclass(frozen=True)
+class TensorNames:
+    """How the names in a file become the names in a table's rows.
+
+    Attributes:
+        prefixes: accepted before every name; the first with which the marks are found counts.
+        write_prefix: written before every name.
+        head_prefix: written before every name except the head's, if the model has a head.
+        ignore_outside: ignore tensors without the prefix: an optimizer's state, a text tower.
+        ignore: patterns of tensors that are not part of the model.
+        renumber: modules whose children are numbered together or class by class.
+        spelled: part of a name -> what it is read as.
+        stacked: start of the name of a tensor with a leading axis of blocks -> start of the names of single ones.
+        beside: other files of weights in the same folder, read with the first.
+    """
+
+    prefixes: tuple[str, ...] = ("",)
+    write_prefix: str = ""
+    head_prefix: str = ""
+    ignore_outside: bool = False
+    ignore: tuple[str, ...] = ()
+    renumber: tuple[str, ...] = ()
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    stacked: Mapping[str, str] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
+
+    def spell(self, name: str) -> str:
+        """Return a name with the parts in `spelled` replaced."""
+        for part, other in self.spelled.items():
+            name = name.replace(part, other)
+        return name
+
+    def unstack(self, name: str, header: Header) -> list[tuple[str, int | None]]:
+        """Return (name, index) for each block of a stacked tensor, or a single tensor's own name and None."""
+        for stack, single in self.stacked.items():
+            if name.startswith(stack) and header.shape and header.shape[0] <= MAX_LAYERS:
+                rest = name.removeprefix(stack)
+                return [(fill(single, {"i": str(i)}) + rest, i) for i in range(header.shape[0])]
+        return [(name, None)]
+
+    def renumbered(self, names: list[str]) -> dict[str, str]:
+        """Return each name with the children of the `renumber` modules counted class by class, as flax's Linen does."""
+        parents = [pattern(parent) for parent in self.renumber]
+        split = {name: _split_child(name, parents) for name in names}
+        numbers: dict[tuple[str, str], set[int]] = defaultdict(set)
+        for parent, kind, number, _ in filter(None, split.values()):
+            numbers[parent, kind].add(number)
+        result = {}
+        for name, child in split.items():
+            if child is None:
+                result[name] = name
+            else:
+                parent, kind, number, rest = child
+                result[name] = f"{parent}/{kind}_{sorted(numbers[parent, kind]).index(number)}{rest}"
+        return result
+
+
+def _split_child(name: str, parents: list[re.Pattern[str]]) -> tuple[str, str, int, str] | None:
+    """Split "encoderblock_3/LayerNorm_2/scale" into parent, class, number and rest; None outside of the parents."""
+    for parent in parents:
+        match = re.fullmatch(rf"({parent.pattern})/([A-Za-z]+)_(\d{{1,9}})(/.*)?", name)
+        if match:
+            *_, kind, number, rest = match.groups()
+            return match[1], kind, int(number), rest or ""
+    return None
+
+
+@functools.cache
+def pattern(template: str) -> re.Pattern[str]:
+    """Return the pattern of all names that a template stands for."""
+    pieces, end = [], 0
+    for found in PLACEHOLDER.finditer(template):
+        # A placeholder stands for a number; in the table's own names it stands for itself.
+        pieces += [re.escape(template[end : found.start()]), rf"(?P<{found[1]}>\d{{1,9}}|\{{{found[1]}\}})"]
+        end = found.end()
+    return re.compile("".join(pieces) + re.escape(template[end:]))
+
+
+def fill(template: str, values: Mapping[str, str], shift: int = 0, shifted_in: str | None = None) -> str:
+    """Return a template with its placeholders filled; those written {s-1} (here or in `shifted_in`) move by `shift`."""
+    shifted = {name for name, offset in PLACEHOLDER.findall(shifted_in or template) if offset}
+    moved = {name: str(int(value) + shift) if name in shifted else value for name, value in values.items()}
+    return PLACEHOLDER.sub(lambda found: moved[found[1]], template)
+
+
+def wildcard(template: str) -> str:
+    """Return a template with * for its placeholders, as fnmatch reads it."""
+    return PLACEHOLDER.sub("*", template.removeprefix("/"))
