@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.converters.assign import weights
+from keras_vit.converters.assign import variables_by_path
 
 
 def values(model: Any) -> dict[str, np.ndarray]:
     """Return the weights of a model, by path."""
-    return {path: np.array(variable) for path, variable in weights(model).items()}
+    return {path: np.array(variable) for path, variable in variables_by_path(model).items()}
 
 
 def assert_same_bits(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> None:

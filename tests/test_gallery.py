@@ -19,8 +19,9 @@ from headless_browser import Page, served
 from html_document import Document
 from keras_vit import zoo
 from keras_vit._util import html
+from keras_vit.converters import expressible
 from keras_vit.zoo import gallery
-from keras_vit.zoo.gallery import formats, plot
+from keras_vit.zoo.gallery import plot
 from keras_vit.zoo.gallery.document import COLUMNS, document
 from keras_vit.zoo.gallery.entries import Entry, entries
 from test_format_matrix import FORMATS, MODELS, PROPERTIES
@@ -180,7 +181,7 @@ def test_formats_are_those_that_save_writes(case: str) -> None:
     # tests/test_format_matrix.py saves each of these models in each format; here they are told from the config alone.
     verdicts = dict(zip(FORMATS, map(str.strip, MODELS[case].split("|")), strict=True))
     wanted = {name: verdict == "yes" for name, verdict in verdicts.items() if verdict in ("yes", "told")}
-    assert formats.writable(tiny(**PROPERTIES[case])) == wanted
+    assert expressible.formats_of(tiny(**PROPERTIES[case])) == wanted
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ def test_formats_are_those_that_save_writes(case: str) -> None:
     ],
 )
 def test_formats_of_the_kinds_of_models_in_the_zoo(variant: str, wanted: dict[str, bool]) -> None:
-    assert formats.writable(tiny(**VARIANTS[variant])) == wanted
+    assert expressible.formats_of(tiny(**VARIANTS[variant])) == wanted
 
 
 # In a browser.

@@ -17,7 +17,7 @@ from keras_vit.converters import assign
 from keras_vit.converters._save import save
 from keras_vit.converters.containers import Container, open_container
 from keras_vit.converters.containers.keras_archive import open_keras_archive
-from keras_vit.converters.source import Checkpoint, check_size, find_weights, opened, recognise
+from keras_vit.converters.source import Checkpoint, check_size, find_weights, open_checkpoint, recognise
 from keras_vit.errors import CheckpointError
 from keras_vit.model import layers
 from keras_vit.model.config import ViTConfig
@@ -73,7 +73,7 @@ def load(
         if config is not None or format is not None:
             raise ValueError(f"A .keras file states everything itself. Received: config={config!r}, format={format!r}")
         return _load_keras(Path(path), changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
-    with opened(path, facts=_to_facts(config), format=format, wanted_size=image_size) as checkpoint:
+    with open_checkpoint(path, facts=_to_facts(config), format=format, wanted_size=image_size) as checkpoint:
         return build(checkpoint, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
 
 
@@ -83,7 +83,7 @@ def build(
     """Build the model of an open checkpoint, with some fields of its config changed.
 
     Args:
-        checkpoint: from `keras_vit.converters.source.opened`.
+        checkpoint: from `keras_vit.converters.source.open_checkpoint`.
         changes: fields of its config and their new values.
         dtype: Keras dtype policy of the model; None is the global one.
         allow_nonfinite: accept NaN and infinities among the weights.
@@ -105,7 +105,9 @@ def build(
     with layers.uninitialized():
         model = VisionTransformer(config, dtype=dtype)
     new_layers = _new_layers(checkpoint, config)
-    variables = {path: variable for path, variable in assign.weights(model).items() if not path.startswith(new_layers)}
+    variables = {
+        path: variable for path, variable in assign.variables_by_path(model).items() if not path.startswith(new_layers)
+    }
     assign.check(checkpoint, variables, skip=new_layers)
     assign.assign(checkpoint, model, variables, allow_nonfinite=allow_nonfinite)
     if "head/kernel" in variables and not np.any(variables["head/kernel"]):
@@ -137,7 +139,7 @@ def read_config(
     >>> keras_vit.converters.read_config(path).num_layers
     4
     """
-    with opened(path, facts=_to_facts(config), format=format) as checkpoint:
+    with open_checkpoint(path, facts=_to_facts(config), format=format) as checkpoint:
         return checkpoint.written
 
 

@@ -46,7 +46,7 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
     if not table.writable:
         written = [name for name in formats() if load_table(name).writable]
         raise CheckpointError(f"The {table.format} format is only read. Formats that are written: {written}")
-    variables, config = assign.weights(model), layout.written_config(model.config, table)
+    variables, config = assign.variables_by_path(model), layout.written_config(model.config, table)
     moved = {}
     if config != model.config:
         arrays = {

@@ -21,7 +21,7 @@ from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
 
 
-def weights(model: Any) -> dict[str, Any]:
+def variables_by_path(model: Any) -> dict[str, Any]:
     """Return the variables of a model that a checkpoint holds, by path: "block_0/norm1/gamma".
 
     A path starts with the layer's own name, wherever the model was built.

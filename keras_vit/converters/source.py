@@ -58,7 +58,7 @@ class Checkpoint:
 
 
 @contextlib.contextmanager
-def opened(
+def open_checkpoint(
     path: str | os.PathLike[str],
     *,
     facts: Mapping[str, Any] | None = None,

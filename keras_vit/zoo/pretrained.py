@@ -212,10 +212,10 @@ def fetch_source(choice: Choice) -> Path:
 
 def _build(path: Path, choice: Choice, changes: dict[str, Any], dtype: Any) -> VisionTransformer:
     from keras_vit.converters import build
-    from keras_vit.converters.source import opened
+    from keras_vit.converters.source import open_checkpoint
 
     expected = choice.config()
-    with opened(path, num_heads=expected.num_heads, wanted_size=changes.get("image_size")) as checkpoint:
+    with open_checkpoint(path, num_heads=expected.num_heads, wanted_size=changes.get("image_size")) as checkpoint:
         _check_architecture(path, checkpoint.config, expected)
         defaults = _card_defaults(choice.card, checkpoint.config.replace(**changes))
         return build(checkpoint, defaults | changes, dtype=dtype)

@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 
 from keras_vit import zoo
+from keras_vit.converters import expressible
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import forward_flops
 from keras_vit.zoo.cards import Accuracy, Weights
-from keras_vit.zoo.gallery import formats
 
 # The measure that the table and the plot compare. The cards show other measures too.
 DATASET, METRIC = "imagenet2012", "top-1"
@@ -43,7 +43,7 @@ class Entry:
         gflops: for one image of the weights' own size; a multiply-add counts as two.
         kernel_bytes: size of the weights by the dtype of their kernels: "float32", "float16", "int8".
         load: the line of Python that loads the file.
-        formats: result of `formats.writable`.
+        formats: result of `expressible.formats_of`.
     """
 
     rank: int
@@ -118,7 +118,7 @@ def entries() -> list[Entry]:
                 gflops=row["gflops"],
                 kernel_bytes={precision: row[f"bytes_{precision}"] for precision in ("float32", "float16", "int8")},
                 load=row["load"],
-                formats=formats.writable(config),
+                formats=expressible.formats_of(config),
             )
             found.append(entry)
     return found
