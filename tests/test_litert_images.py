@@ -148,7 +148,7 @@ def test_nothing_has_a_fifth_dimension_and_the_batch_stays_open(batch: int | Non
     [
         ({"dtype": "int8"}, "dtype is one of .*'int8'"),
         ({"resize": "bicubic"}, "resize is one of .*'bicubic'"),
-        ({"source_size": (40, 40)}, "needs dtype 'uint8'.*'float32'"),
+        ({"source_size": (40, 40)}, "needs input_dtype='uint8'.*'float32'"),
         ({"dtype": "uint8", "source_size": (0, 40)}, r"source_size.*\(0, 40\)"),
         ({"dtype": "uint8", "source_size": (40, 40, 3)}, r"source_size.*\(40, 40, 3\)"),
         ({"dtype": "uint8", "source_size": 40.5}, r"source_size.*40\.5"),

@@ -66,10 +66,10 @@ def test_the_served_graph_computes_the_model(kind: str) -> None:
 
     model = built(**VARIANTS[kind])
     images = prepared(model.config, batch=3)
-    found = inference.function(model)(images)
+    found = inference.float32_function(model)(images)
     assert error(found["logits" if model.config.num_classes else "features"], model(images)) < NOISE
     assert error(found["features"], model.features(images, ["pre_logits"])["pre_logits"]) < NOISE
-    half = inference.bfloat16(model)(images)
+    half = inference.bfloat16_function(model)(images)
     assert error(half["features"], found["features"]) < 0.05  # 8 bits, a few roundings one after the other
     assert all(value.dtype == tf.float32 for value in [*found.values(), *half.values()])
 
@@ -161,7 +161,7 @@ def test_the_warm_up_has_each_batch_of_each_signature(saved: Any) -> None:
     prediction_log_pb2 = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
     _, folder, call, _ = saved
     seen = []
-    for record in tf.data.TFRecordDataset(str(folder / warmup.PLACE)):
+    for record in tf.data.TFRecordDataset(str(folder / warmup.FILE)):
         request = prediction_log_pb2.PredictionLog.FromString(record.numpy()).predict_log.request
         images = tf.make_ndarray(request.inputs["image_bytes"])
         call[request.model_spec.signature_name](image_bytes=tf.constant(images))
@@ -215,7 +215,7 @@ def test_a_model_around_one_is_sent_to_kerass_export(tmp_path: Path) -> None:
 def test_a_model_of_other_channels_takes_arrays(channels: int, tmp_path: Path) -> None:
     model = built(num_layers=1, num_channels=channels)
     report = export.saved_model(model, tmp_path / "1", bfloat16=True)
-    assert (report.files_error, (tmp_path / "1" / warmup.PLACE).exists()) == (None, False)
+    assert (report.files_error, (tmp_path / "1" / warmup.FILE).exists()) == (None, False)
     call = tf.saved_model.load(str(tmp_path / "1")).signatures
     assert sorted(call) == ["float_images", "float_images_bfloat16", "serving_default", "uint8_images"]
     images = prepared(model.config)
@@ -275,8 +275,8 @@ def test_a_broken_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_graph_that_answers_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = small()
-    real = signatures.module
-    monkeypatch.setattr(signatures, "module", lambda _, **options: real(other, **options))
+    real = signatures.build
+    monkeypatch.setattr(signatures, "build", lambda _, **options: real(other, **options))
     other.get_layer("head").bias.assign_add([5.0, 0, 0, 0, -5])
     with pytest.raises(export.VerificationError, match="is not what the model computes"):
         export.saved_model(small(), tmp_path / "1")

@@ -1,0 +1,45 @@
+"""Temporary paths for exports, which reach their final path only complete and verified."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from keras_vit.errors import VerificationError
+
+MAX_PREFIX = 32  # letters of the final name in the temporary one: a long name has no room for more
+
+
+@contextlib.contextmanager
+def temporary_path(path: Path) -> Iterator[Path]:
+    """Yield a path in a temporary folder beside `path`; the folder is removed when the block ends.
+
+    Args:
+        path: final path. The block moves its result there when all is well.
+
+    Raises:
+        VerificationError: as the block raised it, with the final path in place of the temporary one.
+        OSError: as the block raised it; for a full disk with the final path.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{path.name[:MAX_PREFIX]}.", dir=path.parent) as folder:
+            work = Path(folder) / "export"
+            with report_final_path(work, path):
+                yield work
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise OSError(errno.ENOSPC, "The disk is full; nothing was written to", str(path)) from error
+
+
+@contextlib.contextmanager
+def report_final_path(work: Path, path: Path) -> Iterator[None]:
+    """Replace the temporary path in the message of a VerificationError by the final one."""
+    try:
+        yield
+    except VerificationError as error:
+        raise VerificationError(str(error).replace(os.fspath(work), os.fspath(path))) from None
