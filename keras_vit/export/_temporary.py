@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,18 +27,10 @@ def temporary_path(path: Path) -> Iterator[Path]:
     try:
         with tempfile.TemporaryDirectory(prefix=f".{path.name[:MAX_PREFIX]}.", dir=path.parent) as folder:
             work = Path(folder) / "export"
-            with report_final_path(work, path):
-                yield work
+            yield work
+    except VerificationError as error:
+        raise VerificationError(str(error).replace(str(work), str(path))) from None
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         raise OSError(errno.ENOSPC, "The disk is full; nothing was written to", str(path)) from error
-
-
-@contextlib.contextmanager
-def report_final_path(work: Path, path: Path) -> Iterator[None]:
-    """Replace the temporary path in the message of a VerificationError by the final one."""
-    try:
-        yield
-    except VerificationError as error:
-        raise VerificationError(str(error).replace(os.fspath(work), os.fspath(path))) from None

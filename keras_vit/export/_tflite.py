@@ -99,8 +99,9 @@ def tflite(
         ConverterError: TensorFlow's converter failed or timed out.
 
     Example:
+        >>> from keras_vit import digits
         >>> model = keras_vit.zoo.load("digits")
-        >>> report = keras_vit.export.tflite(model, "digits.tflite", verify=keras_vit.digits.load().test_images[:50])
+        >>> report = keras_vit.export.tflite(model, "digits.tflite", verify=digits.load().test_images[:50])
         >>> report.mode, report.agreement
         ('dynamic', 1.0)
     """

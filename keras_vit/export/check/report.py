@@ -66,12 +66,10 @@ class Report:
         return "\n  ".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Return the report as text, line by line.
+        """Return the lines of the printed report.
 
         Example:
-            >>> model = keras_vit.zoo.load("digits")
-            >>> report = keras_vit.export.tflite(model, "digits.tflite")
-            >>> report.lines()[0]
+            >>> keras_vit.export.tflite(keras_vit.zoo.load("digits"), "digits.tflite").lines()[0]
             'digits.tflite: ... KiB, dynamic'
         """
         caveat = " (those of the calibration)" if self.calibrated_on else ""
@@ -99,12 +97,10 @@ class Report:
         return html_table.facts(str(self.path), cells)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values as JSON can hold them: paths as strings, numbers that are not finite as None.
+        """Return the values as JSON can hold them: the path as a string, numbers that are not finite as None.
 
         Example:
-            >>> model = keras_vit.zoo.load("digits")
-            >>> report = keras_vit.export.tflite(model, "digits.tflite")
-            >>> report.to_dict()["path"]
+            >>> keras_vit.export.tflite(keras_vit.zoo.load("digits"), "digits.tflite").to_dict()["path"]
             'digits.tflite'
         """
         return {name: _json_value(value) for name, value in asdict(self).items()}

@@ -14,12 +14,7 @@ SAMPLING_INTERVAL = 0.005  # seconds
 
 @dataclass
 class Resources:
-    """Time and memory of a block.
-
-    Attributes:
-        seconds: duration.
-        peak_bytes: most resident memory above that at the start; None where the system does not report it.
-    """
+    """Duration of a block, and its peak of resident memory above that at the start (None where it is not known)."""
 
     seconds: float = 0.0
     peak_bytes: int | None = None
@@ -52,7 +47,7 @@ def measure_resources() -> Iterator[Resources]:
 
 
 def resident_bytes() -> int | None:
-    """Return the resident memory of this process, in bytes; None where there is no /proc as on Linux."""
+    """Return the resident memory of this process; None on systems without Linux's /proc."""
     status = Path("/proc/self/status")
     if not status.exists():
         return None

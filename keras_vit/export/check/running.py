@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ BATCH = 8  # images in a call where a file takes any number
 MAIN_OUTPUTS = ("logits", "probabilities", "features")  # possible names of the main output, the preferred first
 OUTPUTS = (*MAIN_OUTPUTS, "attention")
 IMAGE_SIGNATURES = ("float_images", "serving_default")  # of a SavedModel, that may take images
-FILE_SIGNATURE = "serving_default"  # may take image files
+FILE_SIGNATURES = ("serving_default",)  # that may take image files
 
 
 @dataclass(frozen=True)
@@ -52,17 +53,7 @@ class ExportedModel:
 
 
 def load_exported(path: str | os.PathLike[str], threads: int = 2) -> ExportedModel:
-    """Load a SavedModel's folder or a .tflite file.
-
-    Args:
-        path: of the file or folder.
-        threads: for a .tflite file.
-
-    Raises:
-        FileNotFoundError: there is nothing at `path`.
-        ValueError: it cannot be loaded.
-        ImportError: for a .tflite file without ai-edge-litert.
-    """
+    """Load a SavedModel's folder or a .tflite file; arguments and errors are those of `runner`."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"There is no exported file {path}")
@@ -81,18 +72,20 @@ def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
 
     Returns:
         A function of prepared images, float32 (batch, height, width, channels), or of uint8 pixels if the file takes
-        those. It returns the file's main output: logits, else probabilities or features, (batch, ...).
+        those. It returns the file's main output: logits, else probabilities or features, (batch, ...). It raises a
+        ValueError if there is no image.
 
     Raises:
         FileNotFoundError: there is nothing at `path`.
-        ValueError: the file cannot be loaded; later, when the function is called without images.
+        ValueError: the file cannot be loaded.
         ImportError: for a .tflite file without ai-edge-litert.
 
     Example:
+        >>> from keras_vit import digits
         >>> model = keras_vit.zoo.load("digits")
-        >>> report = keras_vit.export.tflite(model, "digits.tflite", quantize="none")
+        >>> report = keras_vit.export.tflite(model, "digits.tflite")
         >>> run = keras_vit.export.runner("digits.tflite")
-        >>> run(model.preprocess(keras_vit.digits.load().test_images[:3])).shape
+        >>> run(model.preprocess(digits.load().test_images[:3])).shape
         (3, 10)
     """
     file = load_exported(path, threads)
@@ -119,51 +112,45 @@ def _load_saved_model(path: Path) -> ExportedModel:
         loaded = tf.saved_model.load(str(path))
     except (OSError, ValueError, tf.errors.OpError) as error:
         raise ValueError(f"{path} is no SavedModel that can be loaded: {str(error).splitlines()[0]}") from None
-    arguments = {name: found for name, signature in loaded.signatures.items() if (found := _argument(signature))}
-    name = next((name for name in IMAGE_SIGNATURES if name in arguments and _takes_images(arguments[name])), None)
-    if name is None:
+    images = _find_signature(loaded, IMAGE_SIGNATURES, rank=4, is_text=False)
+    if images is None:
         raise ValueError(
             f"{path} has no signature {' or '.join(map(repr, IMAGE_SIGNATURES))} that takes one batch of images. "
             f"Received: {sorted(loaded.signatures)}"
         )
-    takes_files = FILE_SIGNATURE in arguments and _takes_files(arguments[FILE_SIGNATURE])
-    spec = arguments[name]
+    files = _find_signature(loaded, FILE_SIGNATURES, rank=1, is_text=True)
+    call, spec = images
     return ExportedModel(
-        call=_caller(loaded, name, spec),
+        call=call,
         shape=tuple(spec.shape[1:]),
         batch=spec.shape[0],
         dtype=spec.dtype.name,
         threads=None,
-        call_files=_caller(loaded, FILE_SIGNATURE, arguments[FILE_SIGNATURE]) if takes_files else None,
+        call_files=None if files is None else files[0],
     )
 
 
-def _argument(signature: Any) -> Any:
-    """Return the tf.TensorSpec of a signature's argument; None where it takes several or none."""
-    specs: dict[str, Any] = (signature.structured_input_signature or ((), {}))[1]
-    return next(iter(specs.values())) if len(specs) == 1 else None
+def _find_signature(
+    loaded: Any, names: tuple[str, ...], *, rank: int, is_text: bool
+) -> tuple[Callable[[Any], Outputs], Any] | None:
+    """Return the first signature with a single input of this rank, as a function, and the input's tf.TensorSpec."""
+    for name in names:
+        signature = loaded.signatures.get(name)
+        if signature is None or len((signature.structured_input_signature or ((), {}))[1]) != 1:
+            continue
+        [(argument, spec)] = signature.structured_input_signature[1].items()
+        if spec.shape.rank == rank and (spec.dtype.name == "string") == is_text:
+            return functools.partial(_call_signature, loaded, name, argument, spec), spec
+    return None
 
 
-def _takes_images(spec: Any) -> bool:
-    return spec.shape.rank == 4 and spec.dtype.name != "string"
-
-
-def _takes_files(spec: Any) -> bool:
-    return spec.shape.rank == 1 and spec.dtype.name == "string"
-
-
-def _caller(loaded: Any, signature: str, spec: Any) -> Callable[[Any], Outputs]:
-    """Return a signature as a function. It refers to all that was loaded: a signature alone frees its variables."""
+def _call_signature(loaded: Any, name: str, argument: str, spec: Any, batch: Any) -> Outputs:
+    """Run a signature of all that was loaded: alone it would not keep its variables."""
     import tensorflow as tf
 
-    [argument] = loaded.signatures[signature].structured_input_signature[1]
-
-    def call(batch: Any) -> Outputs:
-        outputs = loaded.signatures[signature](**{argument: tf.constant(batch, spec.dtype)})
-        known = [name for name in OUTPUTS if name in outputs] or list(outputs)  # other exporters choose other names
-        return {name: outputs[name].numpy() for name in known}
-
-    return call
+    outputs = loaded.signatures[name](**{argument: tf.constant(batch, spec.dtype)})
+    known = [key for key in OUTPUTS if key in outputs] or list(outputs)  # other exporters choose other names
+    return {key: outputs[key].numpy() for key in known}
 
 
 def _load_litert(path: Path, threads: int) -> ExportedModel:

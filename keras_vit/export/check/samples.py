@@ -16,34 +16,25 @@ Pattern = Callable[[np.random.Generator, int, int, int], np.ndarray]
 
 
 def images(config: ViTConfig, count: int) -> np.ndarray:
-    """Return prepared images for a model: `pixels`, normalized with the model's mean and standard deviation.
-
-    Args:
-        config: of the model.
-        count: number of images.
-
-    Returns:
-        float32 (count, height, width, channels).
-    """
+    """Return `pixels` as the model takes them: float32 (count, height, width, channels)."""
     return normalize(pixels(config, count), config.preprocessing)
 
 
 def pixels(config: ViTConfig, count: int, size: tuple[int, int] | None = None) -> np.ndarray:
-    """Return smooth random fields, gradients, checkerboards and noise, in several contrasts and brightnesses.
-
-    Args:
-        config: of the model; its size and channels are used.
-        count: number of images.
-        size: (height, width); None for the model's.
-
-    Returns:
-        uint8 (count, height, width, channels).
-    """
+    """Draw images with the channels of a model, of a (height, width) or of its own size: uint8."""
     return draw((*(size or config.size), config.num_channels), count)
 
 
 def draw(shape: tuple[int, int, int], count: int) -> np.ndarray:
-    """Return the images of `pixels` for any (height, width, channels): uint8 (count, height, width, channels)."""
+    """Draw smooth random fields, gradients, checkerboards and noise, in several contrasts and brightnesses.
+
+    Args:
+        shape: (height, width, channels).
+        count: number of images.
+
+    Returns:
+        uint8 (count, height, width, channels).
+    """
     random = np.random.default_rng(0)
     drawn = np.empty((count, *shape), np.uint8)
     for number, image in enumerate(drawn):
@@ -63,13 +54,10 @@ def normalize(pixels: np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
 def _smooth(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
     """Draw random values on a coarse grid, and interpolate linearly."""
     coarse = random.normal(size=(GRID, GRID, channels))
-    return np.einsum("yi,xj,ijc->yxc", _interpolation(height), _interpolation(width), coarse)
-
-
-def _interpolation(length: int) -> np.ndarray:
-    """Return the matrix (length, GRID) of a linear interpolation."""
-    positions = np.linspace(0, GRID - 1, length)
-    return np.maximum(0, 1 - np.abs(positions[:, None] - np.arange(GRID)))
+    rows, columns = (
+        np.maximum(0, 1 - np.abs(np.linspace(0, GRID - 1, side)[:, None] - np.arange(GRID))) for side in (height, width)
+    )
+    return np.einsum("yi,xj,ijc->yxc", rows, columns, coarse)
 
 
 def _gradient(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
@@ -87,7 +75,6 @@ def _checkerboard(random: np.random.Generator, height: int, width: int, channels
 
 
 def _noise(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
-    """Draw every value independently."""
     return random.uniform(size=(height, width, channels))
 
 

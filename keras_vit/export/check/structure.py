@@ -24,12 +24,7 @@ GRAPH_BYTES = 256 * 1024  # and by this much for its graph
 
 @dataclass(frozen=True)
 class Structure:
-    """The operators and tensors of a LiteRT file.
-
-    Attributes:
-        operators: names of the operators; "CUSTOM Name" for those that are not builtin.
-        max_rank: largest number of dimensions of a tensor.
-    """
+    """The operators of a LiteRT file ("CUSTOM Name" if not builtin), and the most dimensions of its tensors."""
 
     operators: frozenset[str]
     max_rank: int
@@ -71,11 +66,7 @@ def _parse(litert_schema: Any, content: memoryview) -> Structure:
 
 
 def find_problems(path: Path) -> list[str]:
-    """Return what keeps a .tflite file from running on every device, one phrase each.
-
-    Raises:
-        ValueError, ImportError: as `read_structure`.
-    """
+    """Return what keeps a .tflite file from running on every device, one phrase each; raise as `read_structure`."""
     structure = read_structure(path)
     custom = sorted(name for name in structure.operators if name.startswith("CUSTOM"))
     variables = sorted(structure.operators & VARIABLE_OPERATORS)
@@ -115,7 +106,16 @@ def expected_bytes(model: keras.Model, mode: Mode | None, size: tuple[int, int])
     return int(least), int(most)
 
 
-def archive_bytes(path: Path) -> int:
+def find_size_problems(path: Path, model: keras.Model, mode: Mode | None, size: tuple[int, int]) -> list[str]:
+    """Return one phrase if the file has not the `expected_bytes`, and none if it has."""
+    least, most = expected_bytes(model, mode, size)
+    found = path.stat().st_size - _archive_bytes(path)
+    if least <= found <= most:
+        return []
+    return [f"has {found:,} bytes, where the model's weights explain {least:,} to {most:,}"]
+
+
+def _archive_bytes(path: Path) -> int:
     """Return the size of the zip archive at the end of a file, which holds labels of any length; 0 without one."""
     if not zipfile.is_zipfile(path):
         return 0

@@ -69,10 +69,10 @@ def verify(
         ImportError: for a .tflite file without ai-edge-litert.
 
     Example:
+        >>> from keras_vit import digits
         >>> model = keras_vit.zoo.load("digits")
         >>> report = keras_vit.export.tflite(model, "digits.tflite")
-        >>> images = keras_vit.digits.load().test_images[:50]
-        >>> keras_vit.export.verify(model, "digits.tflite", images, mode="dynamic").agreement
+        >>> keras_vit.export.verify(model, "digits.tflite", digits.load().test_images[:50]).agreement
         1.0
     """
     path = Path(path)
@@ -83,7 +83,7 @@ def verify(
     file = load_exported(path, threads)
     file_images, model_images = inputs.comparison_images(model, file, images)
     if is_litert:
-        _require(path, _size_problems(path, structure.expected_bytes(model, mode, file_images.shape[1:3])))
+        _require(path, structure.find_size_problems(path, model, mode, file_images.shape[1:3]))
     received, milliseconds = _run(file, file_images, progress)
     _require(path, [f"computes NaN or infinity ({name})" for name, x in received.items() if not np.isfinite(x).all()])
     expected = _model_outputs(model, model_images, list(received))
@@ -116,14 +116,6 @@ def _require(path: Path, problems: list[str]) -> None:
     """Raise a VerificationError if there are problems."""
     if problems:
         raise VerificationError(f"{path} {'; it '.join(problems)}")
-
-
-def _size_problems(path: Path, limits: tuple[int, int]) -> list[str]:
-    least, most = limits
-    size = path.stat().st_size - structure.archive_bytes(path)
-    if least <= size <= most:
-        return []
-    return [f"has {size:,} bytes, where the model's weights explain {least:,} to {most:,}"]
 
 
 def _run(file: ExportedModel, images: np.ndarray, progress: bool) -> tuple[Outputs, float]:
