@@ -72,11 +72,11 @@ def misfits(model: keras.Model, options: Options, mode: Mode) -> Iterator[str]:
 def convert(
     model: keras.Model, path: str | os.PathLike[str], *, mode: str, batch: int | None = 1, timeout: float = TIMEOUT
 ) -> None:
-    """Convert a Keras model with one image input and one output to a file with the signature `image` -> `logits`.
+    """Write a file with the signature `image` -> `logits`, which is incomplete if the call is interrupted.
 
     Args:
-        model: on Keras' TensorFlow back end.
-        path: of the file to write. A call that is interrupted may leave an incomplete file.
+        model: has one image input and one output, on Keras' TensorFlow back end.
+        path: of the file.
         mode: one of MODES.
         batch: images in a call; None for any number.
         timeout: seconds after which the converter is stopped.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from keras_vit._util.checks import is_count
 from keras_vit.errors import VerificationError
@@ -113,8 +114,6 @@ def _write(
     model: VisionTransformer, folder: Path, *, names: Sequence[str] | None, top: int, bfloat16: bool
 ) -> list[str]:
     """Write the SavedModel; return the signatures that take image files."""
-    import tensorflow as tf
-
     module, functions = signatures.build(model, labels=names, top=top, bfloat16=bfloat16)
     with tempfile.TemporaryDirectory() as scratch:
         if names is not None:
@@ -131,8 +130,6 @@ def _bfloat16_cosine(model: VisionTransformer, folder: Path) -> float:
     Raises:
         VerificationError: it is below LEAST_BFLOAT16_COSINE.
     """
-    import tensorflow as tf
-
     images = tf.constant(samples.images(model.config, NUM_BFLOAT16_IMAGES))
     call = tf.saved_model.load(str(folder)).signatures
     float32, bfloat16 = (

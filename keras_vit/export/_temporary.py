@@ -15,14 +15,9 @@ MAX_PREFIX = 32  # letters of the final name in the temporary one: a long name h
 
 @contextlib.contextmanager
 def temporary_path(path: Path) -> Iterator[Path]:
-    """Yield a path in a temporary folder beside `path`; the folder is removed when the block ends.
+    """Yield a path in a temporary folder beside `path`; the block moves its result from there to `path`.
 
-    Args:
-        path: final path. The block moves its result there when all is well.
-
-    Raises:
-        VerificationError: as the block raised it, with the final path in place of the temporary one.
-        OSError: as the block raised it; for a full disk with the final path.
+    The folder is removed when the block ends. A VerificationError and the error of a full disk name the final path.
     """
     try:
         with tempfile.TemporaryDirectory(prefix=f".{path.name[:MAX_PREFIX]}.", dir=path.parent) as folder:

@@ -124,11 +124,7 @@ def tflite(
     if isinstance(model, VisionTransformer):
         options = dataclasses.replace(options, labels=class_names(model.config, labels))
     calibration_images = _calibration_images(model, calibration, options, mode)
-    calibrated_on = mode.calibrated and verify is None
-    if calibrated_on:
-        verify = calibration  # the file's ranges would cut off the values of the built-in images
-    if verify is not None and input_dtype == "float32":
-        verify = inputs.prepared_images(model, verify, "verify")
+    verification_images = _verification_images(model, verify, calibration, options, mode)
     with temporary_path(path) as work:
         with measure_resources() as used:
             if route == "direct":
@@ -138,19 +134,19 @@ def tflite(
         report = verify_file(
             model,
             work,
-            verify,
+            verification_images,
             mode=mode,
             least_cosine=least_cosine,
             least_agreement=least_agreement,
             threads=threads,
             progress=progress,
         )
-        resize_error = _resize_error(model, verify, options, work.with_name("resize"))
+        resize_error = _resize_error(model, verification_images, options, work.with_name("resize"))
         work.replace(path)
     return dataclasses.replace(
         report,
         path=path,
-        calibrated_on=calibrated_on,
+        calibrated_on=mode.calibrated and verify is None,
         preprocess_error=resize_error,
         seconds=used.seconds,
         peak_bytes=used.peak_bytes if route == "direct" else None,  # the converter is another process
@@ -196,6 +192,15 @@ def _calibration_images(model: keras.Model, images: Any, options: Options, mode:
     if options.dtype == "uint8":
         pixel_size = options.source_size or tuple(model.input_shape[1:3])
     return inputs.calibration_images(model, images, mode.name, pixel_size)
+
+
+def _verification_images(model: keras.Model, images: Any, calibration: Any, options: Options, mode: Mode) -> Any:
+    """Return the images on which file and model are compared; None for the built-in ones."""
+    if images is None and mode.calibrated:
+        images = calibration  # the file's ranges would cut off values of the built-in images
+    if images is not None and options.dtype == "float32":
+        images = inputs.prepared_images(model, images, "verify")
+    return images
 
 
 def _write(

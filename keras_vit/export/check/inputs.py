@@ -17,11 +17,7 @@ RANGE_LIMIT = 10  # times the range of prepared images: larger values are someth
 
 
 def image_shape(model: keras.Model) -> tuple[int, int, int]:
-    """Return the (height, width, channels) of the one image that a model takes.
-
-    Raises:
-        ValueError: the shape is not known (a subclassed model), not fixed, or there are several inputs.
-    """
+    """Return the (height, width, channels) of the one image that a model takes; raise a ValueError if not known."""
     try:
         shape = model.input_shape
     except (AttributeError, ValueError):  # a subclassed model; a Sequential that was never called
@@ -37,7 +33,7 @@ def image_shape(model: keras.Model) -> tuple[int, int, int]:
 
 
 def prepared_images(model: keras.Model, images: Any, argument: str) -> np.ndarray:
-    """Return prepared images of the model's size, checked.
+    """Check images and prepare them for a model, if they are not prepared.
 
     Args:
         model: that takes them.
@@ -74,17 +70,7 @@ def prepared_images(model: keras.Model, images: Any, argument: str) -> np.ndarra
 def calibration_images(
     model: keras.Model, images: Any, mode: str, pixel_size: tuple[int, int] | None = None
 ) -> np.ndarray:
-    """Return images to calibrate a file with, checked, as the file takes them.
-
-    Args:
-        model: of the file.
-        images: as for `prepared_images`.
-        mode: name of the mode that needs them.
-        pixel_size: (height, width) of a file that takes uint8 pixels; None for one that takes prepared images.
-
-    Raises:
-        ValueError: for no images, and as `prepared_images`.
-    """
+    """Check calibration images and return them as the file takes them: prepared, or uint8 pixels of `pixel_size`."""
     if images is None:
         raise ValueError(
             f"quantize={mode!r} needs calibration images: a hundred or more as the model will meet them, "
@@ -95,15 +81,9 @@ def calibration_images(
 
 
 def comparison_images(model: keras.Model, file: ExportedModel, images: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images for a file and the same images for its model.
+    """Return the images for a file, and the same images for its model.
 
-    Args:
-        model: of the file.
-        file: takes prepared images of the model's size, or pixels of its own size.
-        images: as for `prepared_images`; None for the built-in ones.
-
-    Raises:
-        ValueError: for images that do not fit, or a file of another size than the model.
+    The file takes prepared images of the model's size, or pixels of any size. None stands for the built-in images.
     """
     model_shape = image_shape(model)
     shape: Any = tuple(side or default for side, default in zip(file.shape, model_shape, strict=True))

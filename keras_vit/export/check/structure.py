@@ -31,12 +31,7 @@ class Structure:
 
 
 def read_structure(path: str | os.PathLike[str]) -> Structure:
-    """Read a .tflite file's operators and tensor shapes, but not its weights.
-
-    Raises:
-        ValueError: it is not a LiteRT file, or is damaged.
-        ImportError: without ai-edge-litert.
-    """
+    """Read a .tflite file without its weights; raise a ValueError if it is none, or damaged."""
     size = Path(path).stat().st_size
     if size < 8:
         raise ValueError(f"{path} is no LiteRT file: it has {size} bytes")
@@ -83,13 +78,8 @@ def find_problems(path: Path) -> list[str]:
 def expected_bytes(model: keras.Model, mode: Mode | None, size: tuple[int, int]) -> tuple[int, int]:
     """Return the least and the most bytes that a file of the model may have, without labels.
 
-    Kernels are stored with the mode's bits, other weights as float32. Some of the others are folded away, so that the
-    lower bound counts the kernels alone.
-
-    Args:
-        model: of the file.
-        mode: of the file; None allows 4 to 32 bits.
-        size: (height, width) that the file takes; for another than the model's the file has matrices that resize.
+    Kernels are stored with the mode's bits (4 to 32 without a mode), other weights as float32. Some of the others are
+    folded away: the lower bound counts kernels alone. A file that resizes images has matrices for that.
     """
     least_bits, most_bits = (4, 32) if mode is None else mode.bits
     kernels = sum(math.prod(v.shape) for v in model.variables if v.path.endswith("kernel"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from keras_vit.model import preprocess
 from keras_vit.model.config import ViTConfig
 
@@ -38,8 +40,6 @@ def strict(files: Any, config: ViTConfig) -> Any:
             MAX_PIXELS, or are CMYK without Adobe's mark, which libjpeg and Pillow read differently. Headers are checked
             before anything is decoded.
     """
-    import tensorflow as tf
-
     is_jpeg, is_png, fits = _read_headers(files)
     is_known = is_jpeg | is_png
     unknown, too_large = (tf.where(~passed)[:, 0] for passed in (is_known, fits))
@@ -63,8 +63,6 @@ def tolerant(files: Any, config: ViTConfig) -> tuple[Any, Any]:
     Returns:
         float32 (batch, height, width, channels), and bool (batch,): which files are good.
     """
-    import tensorflow as tf
-
     is_jpeg, is_png, fits = _read_headers(files)
     numbers = tf.where((is_jpeg | is_png) & fits)[:, 0]
     stream = tf.data.Dataset.from_tensor_slices(numbers).map(
@@ -85,8 +83,6 @@ def tolerant(files: Any, config: ViTConfig) -> tuple[Any, Any]:
 
 def _stream_options() -> Any:
     """Return options without the tuning that TensorFlow starts for each new pipeline, which here is each call."""
-    import tensorflow as tf
-
     options = tf.data.Options()
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
@@ -95,19 +91,13 @@ def _stream_options() -> Any:
 
 
 def _spec(config: ViTConfig) -> Any:
-    import tensorflow as tf
-
     return tf.TensorSpec((*config.size, config.num_channels), tf.float32)
 
 
 def _decode_and_prepare(file: Any, is_jpeg: Any, config: ViTConfig) -> Any:
     """Decode and prepare one file with a good header."""
-    import tensorflow as tf
-
     prepare = preprocess.in_graph(
-        image_size=config.size,
-        num_channels=config.num_channels,
-        preprocessing=config.preprocessing,
+        image_size=config.size, num_channels=config.num_channels, preprocessing=config.preprocessing
     )
     shape = tf.io.extract_jpeg_shape(tf.where(is_jpeg, file, _SMALL_JPEG))
     sides = tf.cast(shape[:2], tf.int64)
@@ -115,7 +105,7 @@ def _decode_and_prepare(file: Any, is_jpeg: Any, config: ViTConfig) -> Any:
     checks = [
         _require(_fits(sides), _TOO_LARGE, sides),
         _require(
-            is_readable, "A CMYK JPEG without the mark of Adobe: save it as RGB, for readers disagree on its colours"
+            is_readable, "A CMYK JPEG without the mark of Adobe: save it as RGB, for readers differ in its colours"
         ),
     ]
     with tf.control_dependencies(checks):
@@ -129,8 +119,6 @@ def _read_headers(files: Any) -> tuple[Any, Any, Any]:
 
     A JPEG's size stands further back: it is checked when the file is decoded.
     """
-    import tensorflow as tf
-
     headers = tf.where(tf.strings.length(files) >= len(_EMPTY_PNG), files, _EMPTY_PNG)
     is_jpeg, is_png = (tf.strings.substr(headers, 0, len(magic)) == magic for magic in (_JPEG, _PNG))
     digits = tf.cast(tf.io.decode_raw(tf.strings.substr(headers, 16, 8), tf.uint8), tf.int64)
@@ -139,14 +127,10 @@ def _read_headers(files: Any) -> tuple[Any, Any, Any]:
 
 
 def _fits(sides: Any) -> Any:
-    import tensorflow as tf
-
     pixels = tf.reduce_prod(sides, axis=-1)
     return (pixels > 0) & (pixels <= MAX_PIXELS)
 
 
 def _require(condition: Any, *words: Any) -> Any:
     """Return an operation that fails with these words if the condition is false, without tf.debugging's branch."""
-    import tensorflow as tf
-
     return tf.raw_ops.Assert(condition=condition, data=[tf.convert_to_tensor(word) for word in words])

@@ -14,13 +14,9 @@ Outputs = dict[str, Any]  # tensors by name
 
 
 def float32_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
-    """Return the model as a function of prepared images.
+    """Return the model as a function: prepared images -> "features", the input of the head, and with a head "logits".
 
-    For classifiers that read the class token, the last block computes that token only.
-
-    Returns:
-        images (batch, height, width, channels) -> "features" (batch, width), the input of the head, and with a head
-        "logits"; float32.
+    The outputs are float32. For classifiers that read the class token, the last block computes that token only.
     """
     config = model.config
     if config.classifier != "token" or config.position == "relative":
@@ -46,11 +42,7 @@ def float32_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
 
 
 def bfloat16_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
-    """Return the same function with matrix products in bfloat16, from the model's own float32 weights.
-
-    Raises:
-        ValueError: the model has weights that its config does not describe.
-    """
+    """Return the same function with matrix products in bfloat16, from the model's own float32 weights."""
     with vit.uninitialized():
         bfloat16_model = VisionTransformer(model.config, dtype="mixed_bfloat16", name=model.name)
     if len(bfloat16_model.variables) != len(model.variables):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from keras_vit.export.server import image_bytes as image_files
 from keras_vit.export.server import inference
@@ -25,17 +27,9 @@ def build(
     It holds the TensorFlow variables themselves: behind Keras's wrappers the C++ loader does not find them, and
     `model.export` stores each of them twice (keras issue 23553).
 
-    Args:
-        model: whose weights are served.
-        labels: names of its classes; None names them by number.
-        top: number of classes in `classes` and `scores`.
-        bfloat16: whether to add `serving_bfloat16` and `float_images_bfloat16`.
-
-    Returns:
-        The module, and its functions by the name of the signature.
+    The arguments are those of `export.saved_model`, with the labels as names. The module's functions are returned by
+    the names of their signatures.
     """
-    import tensorflow as tf
-
     config = model.config
     files = tf.TensorSpec((None,), tf.string, name="image_bytes")
     floats = tf.TensorSpec((None, *config.size, config.num_channels), tf.float32, name="images")
@@ -43,6 +37,7 @@ def build(
     prepare = preprocess.in_graph(
         image_size=config.size, num_channels=config.num_channels, preprocessing=config.preprocessing
     )
+    decode = functools.partial(image_files.strict, config=config)
     answer = _answer_function(config, labels, top)
     run = tf.function(inference.float32_function(model), input_signature=[floats])  # once in the file, called by all
 
@@ -53,18 +48,15 @@ def build(
 
     # The names of arguments are those of the inputs.
     specified: dict[str, tuple[Callable[..., Outputs], Any]] = {
-        "serving_default": (lambda image_bytes: answer(run(image_files.strict(image_bytes, config))), files),
+        "serving_default": (lambda image_bytes: answer(run(decode(image_bytes))), files),
         "tolerant": (tolerant, files),
-        "features": (lambda image_bytes: _only(run(image_files.strict(image_bytes, config)), "features"), files),
+        "features": (lambda image_bytes: _features(run(decode(image_bytes))), files),
         "float_images": (lambda images: answer(run(images), logits=True), floats),
         "uint8_images": (lambda images: answer(run(prepare(images)), logits=True), pixels),
     }
     if bfloat16:
         run16 = tf.function(inference.bfloat16_function(model), input_signature=[floats])
-        specified["serving" + BFLOAT16] = (
-            lambda image_bytes: answer(run16(image_files.strict(image_bytes, config))),
-            files,
-        )
+        specified["serving" + BFLOAT16] = (lambda image_bytes: answer(run16(decode(image_bytes))), files)
         specified["float_images" + BFLOAT16] = (lambda images: answer(run16(images), logits=True), floats)
     if config.num_channels not in image_files.CHANNELS:
         specified = {name: (function, spec) for name, (function, spec) in specified.items() if spec is not files}
@@ -80,13 +72,11 @@ def build(
 
 def _answer_function(config: ViTConfig, labels: Sequence[str] | None, top: int) -> Callable[..., Outputs]:
     """Return the function from what the model computes to what a caller receives."""
-    import tensorflow as tf
-
     names = np.array(labels if labels is not None else [str(number) for number in range(config.num_classes)], object)
 
     def answer(computed: Outputs, *, logits: bool = False) -> Outputs:
         if not config.num_classes:
-            return _only(computed, "features")
+            return _features(computed)
         probabilities = tf.nn.softmax(computed["logits"])
         scores, numbers = tf.math.top_k(probabilities, min(top, config.num_classes))
         # No output's name may end in _bytes: servers send those as base64.
@@ -96,13 +86,11 @@ def _answer_function(config: ViTConfig, labels: Sequence[str] | None, top: int) 
     return answer
 
 
-def _only(outputs: Outputs, name: str) -> Outputs:
-    return {name: outputs[name]}
+def _features(computed: Outputs) -> Outputs:
+    return {"features": computed["features"]}
 
 
 def _mask(value: Any, valid: Any) -> Any:
     """Return the rows of valid images; in the other rows zeros and empty strings."""
-    import tensorflow as tf
-
     rows = tf.reshape(valid, (-1, *[1] * (value.shape.rank - 1)))
     return tf.where(rows, value, tf.constant("" if value.dtype == tf.string else 0, value.dtype))

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from keras_vit._util.checks import is_count
 
 MAX_RECORDS = 1000  # that a server accepts
@@ -24,18 +26,8 @@ def write(folder: Path, signatures: Iterable[str], batch_sizes: Sequence[int]) -
     """Write a request of tiny JPEG files for every signature and batch size into a SavedModel's folder.
 
     The file is a TFRecord of tensorflow.serving.PredictionLog messages (tensorflow_serving/apis/prediction_log.proto),
-    encoded here: four nested fields do not need the package.
-
-    Args:
-        folder: of the SavedModel.
-        signatures: those that take "image_bytes".
-        batch_sizes: numbers of images in a request.
-
-    Raises:
-        ValueError: there are more requests than a server accepts.
+    encoded here: four nested fields do not need the package. A ValueError says if there are more than a server accepts.
     """
-    import tensorflow as tf
-
     names = list(signatures)
     if len(batch_sizes) * len(names) > MAX_RECORDS:
         limit = MAX_RECORDS // len(names)
@@ -52,7 +44,7 @@ def write(folder: Path, signatures: Iterable[str], batch_sizes: Sequence[int]) -
 
 
 def _prediction_log(signature: str, tensor: bytes) -> bytes:
-    model_spec = _field(3, signature.encode())  # the server fills in the model's name
+    model_spec = _field(3, signature.encode())  # the server adds the model's name
     inputs = _field(1, b"image_bytes") + _field(2, tensor)  # one entry of a map
     request = _field(1, model_spec) + _field(2, inputs)
     return _field(6, _field(1, request))  # PredictionLog.predict_log, PredictLog.request
