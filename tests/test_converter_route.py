@@ -1,4 +1,4 @@
-"""TensorFlow's own converter: in a process of its own, with an end, and never trusted unseen."""
+"""TensorFlow's own converter runs in another process with a time limit, and its files are verified."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tiny_models import built, prepared
 
 @pytest.fixture(scope="module")
 def own() -> keras.Model:
-    """A Keras model of a user's own around one of ours: no config, no class known to another process."""
+    """Return a user's Keras model around one of ours: no config, and a layer that another process does not know."""
     vit = built(num_layers=1, num_classes=0)
 
     class Doubled(keras.layers.Layer):

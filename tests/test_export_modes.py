@@ -1,4 +1,4 @@
-"""Modes of export: what the package's say, how one's own is read, and every way in which one is refused."""
+"""Quantization modes: the package's own, users' own files, and errors in them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""SavedModels: what they answer is the model's, in Python, in TensorFlow's C++ loader and without Keras."""
+"""SavedModels answer as the model does: in Python, in TensorFlow's C++ loader, and without Keras."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def error(got: Any, want: Any) -> float:
 
 
 def pngs(model: VisionTransformer, count: int = 2) -> tuple[tf.Tensor, np.ndarray]:
-    """Files, and what `preprocess` makes of their pixels."""
+    """Return PNG files, and their pixels prepared by `preprocess`."""
     photos = [image_kinds.photo(40 + 9 * seed, 50, seed) for seed in range(count)]
     files = tf.constant([image_kinds.encoded(photo, "PNG") for photo in photos])
     return files, np.concatenate([model.preprocess(photo) for photo in photos])
@@ -52,7 +52,7 @@ def nothing_but(folder: Path, *expected: str) -> bool:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[VisionTransformer, Path, dict[str, Any], export.Report]:
-    """A model with names of classes, in a folder and loaded."""
+    """Return a model with class names, its SavedModel's folder, loaded signatures and report."""
     model, folder = small("registers"), tmp_path_factory.mktemp("models") / "vit" / "1"
     report = export.saved_model(
         model, folder, labels=["ant", "bee", "cat", "dog", "eel"], top=3, warmup=(1, 4), bfloat16=True
@@ -328,7 +328,7 @@ def test_the_command_line_of_tensorflow_runs_it(saved: Any, tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def loader(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program that has it, built with the TensorFlow that is installed."""
+    """Build the C program that loads SavedModels with the installed TensorFlow."""
     libraries = Path(tf.__file__).parent
     if not shutil.which("gcc") or not (libraries / "libtensorflow_cc.so.2").exists():
         pytest.skip("needs gcc and a TensorFlow for Linux")
@@ -340,7 +340,7 @@ def loader(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_c(program: Path, folder: Path, name: str, value: np.ndarray, scratch: Path) -> dict[str, np.ndarray]:
-    """A signature's outputs, computed without Python.
+    """Return a signature's outputs, computed without Python.
 
     Raises:
         RuntimeError: with the program's words.

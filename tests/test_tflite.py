@@ -1,4 +1,4 @@
-"""LiteRT files compute what the model computes, in every mode, are whole or not there, and say what is wrong."""
+"""LiteRT files compute what the model computes in every mode, are complete or not there, and errors say why."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ SMALL = {"num_layers": 1}
 
 @pytest.fixture(scope="module")
 def model() -> VisionTransformer:
-    """One block, of random weights."""
+    """Return a model of one block with random weights."""
     return built(**SMALL)
 
 
 @pytest.fixture(scope="module")
 def digits() -> VisionTransformer:
-    """A trained model."""
+    """Return a trained model."""
     return zoo.load("digits")
 
 

@@ -1,4 +1,4 @@
-"""Verification measures what it says, refuses what is not the model, and says which images it cannot use."""
+"""Verification measures differences, rejects files that are not the model, and rejects unusable images."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KERNEL = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
 
 @pytest.fixture(scope="module")
 def linear() -> keras.Model:
-    """Images of 2x2 pixels to five classes."""
+    """Return a model of one dense layer: 2x2 pixels to five classes."""
     image = keras.Input((2, 2, 3))
     model = keras.Model(image, keras.layers.Dense(5, use_bias=False)(keras.layers.Flatten()(image)))
     model.set_weights([KERNEL])
@@ -38,7 +38,7 @@ def linear() -> keras.Model:
 
 
 def file(path: Path, kernel: np.ndarray = KERNEL, *, batch: int | None = 1, ballast: int = 0) -> Path:
-    """The linear model as a file, in case with a constant of so many bytes that nothing explains."""
+    """Write the linear model as a file; `ballast` adds a constant of so many bytes that no operator reads."""
     ops = Operators(Builder())
     image = ops.builder.input("image", (batch, 2, 2, 3))
     flat = ops.reshape(image, (batch, 12), "flat")
