@@ -79,13 +79,14 @@ def verify(
     mode = modes.mode(mode) if isinstance(mode, str) else mode
     is_litert = path.is_file()
     if is_litert:
-        _require(path, structure.find_problems(path))
+        _raise_problems(path, structure.find_problems(path))
     file = load_exported(path, threads)
     file_images, model_images = inputs.comparison_images(model, file, images)
     if is_litert:
-        _require(path, structure.find_size_problems(path, model, mode, file_images.shape[1:3]))
+        _raise_problems(path, structure.find_size_problems(path, model, mode, file_images.shape[1:3]))
     received, milliseconds = _run(file, file_images, progress)
-    _require(path, [f"computes NaN or infinity ({name})" for name, x in received.items() if not np.isfinite(x).all()])
+    broken = [name for name, values in received.items() if not np.isfinite(values).all()]
+    _raise_problems(path, [f"computes NaN or infinity ({name})" for name in broken])
     expected = _model_outputs(model, model_images, list(received))
     mode_name = None if mode is None else mode.name
     report = _compare(path, expected, received, milliseconds=milliseconds, threads=file.threads, mode=mode_name)
@@ -93,7 +94,8 @@ def verify(
         least_cosine = LEAST_COSINE if mode is None else mode.least_cosine
     if least_agreement is None:
         has_classes = getattr(getattr(model, "config", None), "num_classes", 1) != 0
-        least_agreement = mode.least_agreement if mode and images is not None and has_classes else 0.0
+        is_meaningful = images is not None and has_classes
+        least_agreement = 0.0 if mode is None or not is_meaningful else mode.least_agreement
     wanted = {"cosine": least_cosine, "agreement": least_agreement}
     missed = [f"{name} >= {least}" for name, least in wanted.items() if not getattr(report, name) >= least]
     if missed:
@@ -112,7 +114,7 @@ def lowest_cosine(expected: np.ndarray, received: np.ndarray) -> float:
     return float(np.where(are_equal, 1.0, cosines.clip(-1, 1)).min())
 
 
-def _require(path: Path, problems: list[str]) -> None:
+def _raise_problems(path: Path, problems: list[str]) -> None:
     """Raise a VerificationError if there are problems."""
     if problems:
         raise VerificationError(f"{path} {'; it '.join(problems)}")
@@ -194,9 +196,9 @@ def _compare(
     mode: str | None = None,
 ) -> Report:
     """Compare a file's outputs with the model's; raise a VerificationError where shapes differ."""
-    shapes = {name: (values.shape, received[name].shape) for name, values in expected.items()}
-    _require(
-        path, [f"gives {name} of shape {got}, the model {want}" for name, (want, got) in shapes.items() if want != got]
+    pairs = [(name, values.shape, received[name].shape) for name, values in expected.items()]
+    _raise_problems(
+        path, [f"gives {name} of shape {got}, the model {want}" for name, want, got in pairs if want != got]
     )
     want, got = (main_output(outputs).astype(np.float64) for outputs in (expected, received))
     tiny = float(np.finfo(np.float32).tiny)
