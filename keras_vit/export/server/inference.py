@@ -29,9 +29,8 @@ def float32_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
 
         return all_tokens
     block = model.get_layer(f"block_{config.num_layers - 1}")
-    front = keras.Model(
-        model.inputs[0], block.input, name=model.name
-    )  # the name precedes every operator's: keep it short
+    # The name stands before every operator's name in the graph: a short one keeps the file small.
+    front = keras.Model(model.inputs[0], block.input, name=model.name)
 
     def final_tokens(images: Any) -> Outputs:
         tokens = _last_block(block, front(images, training=False), count=config.num_final_tokens)
@@ -42,7 +41,7 @@ def float32_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
 
 
 def bfloat16_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
-    """Return the same function with matrix products in bfloat16, from the model's own float32 weights."""
+    """Return `float32_function` with matrix products in bfloat16, from the model's own float32 weights."""
     with vit.uninitialized():
         bfloat16_model = VisionTransformer(model.config, dtype="mixed_bfloat16", name=model.name)
     if len(bfloat16_model.variables) != len(model.variables):
