@@ -1,12 +1,12 @@
-"""A look-alike of TensorFlow Serving, for the tests and for trying a SavedModel where the real server is not at hand.
+"""Imitate TensorFlow Serving, for tests and for trying a SavedModel without the real server.
 
 One model, from a folder of versions, over gRPC and REST. It loads and runs SavedModels as the real server does, in a
-session of TensorFlow's C++ runtime fed and fetched by the names in the signature, takes and gives the messages of
-tensorflow-serving-api, and words its refusals as the real one (servables/tensorflow/predict_util.cc). Not covered:
+session of TensorFlow's C++ runtime by the names in the signature, exchanges the messages of tensorflow-serving-api,
+and its errors have the words of the real ones (servables/tensorflow/predict_util.cc). Not covered:
 
 - joining requests into batches; several models, labels of versions, other policies than "the highest version";
 - Classify, Regress, MultiInference, HandleReloadConfigRequest; monitoring; limits on the size of a request;
-- trying again after a load that failed: here a version that cannot be loaded once is left alone;
+- trying again after a failed load: here a version that cannot be loaded is not tried again;
 - the C++ parser of JSON: this one is Python's (serving_lookalike_rest.py).
 
 As a program: python tests/serving_lookalike.py models/vit --rest 8501 --grpc 8500
@@ -44,7 +44,7 @@ States = get_model_status_pb2.ModelVersionStatus
 
 
 class Version:
-    """A SavedModel in a session, warmed up. `requests` counts those that it is answering, under the server's lock."""
+    """A SavedModel in a session, warmed up. `requests` counts the running ones, under the server's lock."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.number, self.requests = name, int(folder.name), 0
@@ -105,7 +105,7 @@ class Version:
 
 
 def _array(tensor: Any, wanted: Any) -> np.ndarray:
-    """A request's tensor, if it is of the type and shape that the signature states."""
+    """Return a request's tensor; raise an error unless it has the type and shape of the signature."""
     if tensor.dtype != wanted.dtype:
         names = tf.dtypes.as_dtype(wanted.dtype).name, tf.dtypes.as_dtype(tensor.dtype).name
         raise invalid(f"Expects {wanted.name} to be {names[0]} but {names[1]} is provided")
@@ -119,14 +119,14 @@ def _array(tensor: Any, wanted: Any) -> np.ndarray:
 
 
 class ModelServer:
-    """Watches a folder, loads its highest version, and answers on two ports of this machine while it is entered.
+    """Watch a folder, load its highest version, and answer on two local ports; a context manager.
 
     Args:
         folder: whose sub-folders with integer names are versions.
         name: of the model.
-        rest: port; 0 takes a free one, which `rest` then states.
-        grpc_port: likewise; `grpc`.
-        poll: seconds between two looks at the folder.
+        rest: port; 0 for a free one, which is then in the attribute `rest`.
+        grpc_port: likewise, in `grpc`.
+        poll: seconds between two checks of the folder.
     """
 
     def __init__(
@@ -161,10 +161,10 @@ class ModelServer:
             self._unload(number)
 
     def wait_for(self, version: int, state: int = States.AVAILABLE, *, seconds: float = 60) -> None:
-        """Returns when a version has a state.
+        """Wait until a version has a state.
 
         Raises:
-            TimeoutError: where it has another one for so long.
+            TimeoutError: it still has another one.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: (version, state) in self.history, seconds):
@@ -176,10 +176,10 @@ class ModelServer:
 
     @contextmanager
     def version(self, spec: Any) -> Iterator[Version]:
-        """The version that a request asks for, or the latest; it stays loaded meanwhile.
+        """Yield the version that a request asks for, or the latest; it stays loaded during the block.
 
         Raises:
-            RefusedError: where it is not loaded.
+            RefusedError: it is not loaded.
         """
         with self._changed:
             number = spec.version.value if spec.HasField("version") else max(self._loaded, default=-1)

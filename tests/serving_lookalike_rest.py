@@ -1,4 +1,4 @@
-"""The REST half of the look-alike of TensorFlow Serving: JSON in both of the formats of its util/json_tensor.cc."""
+"""Imitate the REST interface of TensorFlow Serving: JSON in both formats of its util/json_tensor.cc."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HTTP = {
 
 
 class RefusedError(Exception):
-    """What a client is told instead of an answer."""
+    """An error that is sent to the client."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
@@ -103,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
         return _plain(self.server.models.status(get_model_status_pb2.GetModelStatusRequest(model_spec=spec)))
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
 
 def _plain(message: Any) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _plain(message: Any) -> dict[str, Any]:
 
 
 def _predict(models: ModelServer, spec: model_pb2.ModelSpec, body: bytes) -> dict[str, Any]:
-    """What a body of JSON asks for, through the same door as gRPC."""
+    """Answer a request in JSON through the same function as gRPC."""
     try:
         asked = json.loads(body)
     except ValueError as error:
@@ -152,7 +152,7 @@ def _is_base64(value: Any) -> bool:
 
 
 def _columns_of_rows(rows: Any, inputs: dict[str, Any]) -> dict[str, list[Any]]:
-    """Each input's values, from a list of values or of objects."""
+    """Return each input's values from a list of values or of objects."""
     if not isinstance(rows, list) or not rows:
         raise ValueError("'instances' is a list of at least one value")
     named = [isinstance(row, dict) and not _is_base64(row) for row in rows]
@@ -165,7 +165,7 @@ def _columns_of_rows(rows: Any, inputs: dict[str, Any]) -> dict[str, list[Any]]:
 
 
 def _tensor(value: Any, wanted: Any) -> Any:
-    """A tensor of the signature's type from nested lists; strings are text or {"b64": ...}."""
+    """Return a tensor of the signature's type from nested lists; strings are text or {"b64": ...}."""
     dtype = tf.dtypes.as_dtype(wanted.dtype)
     if dtype == tf.string:
         value = _strings(value)
@@ -187,7 +187,7 @@ def _strings(value: Any) -> Any:
 
 
 def _json(name: str, value: np.ndarray) -> Any:
-    """Nested lists; strings as text, those of names ending in _bytes as {"b64": ...}."""
+    """Return nested lists; strings as text, those of names that end in _bytes as {"b64": ...}."""
     if value.dtype != object:
         return value.tolist()
 

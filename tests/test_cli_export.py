@@ -12,6 +12,7 @@ from PIL import Image
 
 from command_line import fails, run
 from keras_vit import digits, export
+from keras_vit._util.text import byte_size
 from keras_vit.export.litert import metadata
 
 
@@ -32,7 +33,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The digits model as a file, by the command."""
     path = tmp_path_factory.mktemp("written") / "digits.tflite"
     printed = run("export", "digits", "--to", path)
-    assert printed.startswith(f"{path}: {path.stat().st_size:,} bytes, dynamic\n  on 8 images: cosine 0.99")
+    assert printed.startswith(f"{path}: {byte_size(path.stat().st_size)}, dynamic\n  on 8 images: cosine 0.99")
     assert "exported in" in printed
     return path
 
@@ -75,7 +76,7 @@ def test_everything_that_a_file_can_be_is_an_option(tmp_path: Path, pictures: Pa
 
 def test_calibration_takes_the_same_images(tmp_path: Path, pictures: Path) -> None:
     printed = run("export", "digits", "--to", tmp_path / "out.tflite", "--quantize", "int8", "--images", pictures)
-    assert "bytes, int8" in printed
+    assert " KiB, int8\n" in printed
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""TensorFlow's own converter: in a process of its own, with an end, and never trusted unseen."""
+"""TensorFlow's own converter runs in another process with a time limit, and its files are verified."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from keras_vit import export
 from keras_vit.errors import ConverterError
 from keras_vit.export import _converter
 from keras_vit.export.check import inputs
-from keras_vit.export.check.anatomy import anatomy
+from keras_vit.export.check.structure import read_structure
 from tiny_models import built, prepared
 
 
 @pytest.fixture(scope="module")
 def own() -> keras.Model:
-    """A Keras model of a user's own around one of ours: no config, no class known to another process."""
+    """Return a user's Keras model around one of ours: no config, and a layer that another process does not know."""
     vit = built(num_layers=1, num_classes=0)
 
     class Doubled(keras.layers.Layer):
@@ -38,10 +38,10 @@ def test_a_model_of_ones_own_is_converted_and_proven(tmp_path: Path, own: keras.
     received = export.runner(path)(images)
     # float32 in another order of additions: measured below 1e-6.
     np.testing.assert_allclose(received, own.predict_on_batch(images), atol=1e-5)
-    assert (report.mode, report.images, report.agreement) == ("none", inputs.SAMPLES, 1.0)
+    assert (report.mode, report.images, report.agreement) == ("none", inputs.NUM_SAMPLES, 1.0)
     assert report.max_error < 1e-5
     assert [file.name for file in tmp_path.iterdir()] == ["own.tflite"]
-    assert anatomy(path).rank <= 4
+    assert read_structure(path).max_rank <= 4
 
 
 def test_a_route_of_no_name_is_refused_with_those_there_are(tmp_path: Path) -> None:

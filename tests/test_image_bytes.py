@@ -1,4 +1,4 @@
-"""Image files inside of a TensorFlow graph: every good one as Pillow reads it, every bad one refused."""
+"""A TensorFlow graph decodes good image files as Pillow does, and rejects bad ones."""
 
 from __future__ import annotations
 

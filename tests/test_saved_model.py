@@ -1,4 +1,4 @@
-"""SavedModels: what they answer is the model's, in Python, in TensorFlow's C++ loader and without Keras."""
+"""SavedModels answer as the model does: in Python, in TensorFlow's C++ loader, and without Keras."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def error(got: Any, want: Any) -> float:
 
 
 def pngs(model: VisionTransformer, count: int = 2) -> tuple[tf.Tensor, np.ndarray]:
-    """Files, and what `preprocess` makes of their pixels."""
+    """Return PNG files, and their pixels prepared by `preprocess`."""
     photos = [image_kinds.photo(40 + 9 * seed, 50, seed) for seed in range(count)]
     files = tf.constant([image_kinds.encoded(photo, "PNG") for photo in photos])
     return files, np.concatenate([model.preprocess(photo) for photo in photos])
@@ -52,7 +52,7 @@ def nothing_but(folder: Path, *expected: str) -> bool:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[VisionTransformer, Path, dict[str, Any], export.Report]:
-    """A model with names of classes, in a folder and loaded."""
+    """Return a model with class names, its SavedModel's folder, loaded signatures and report."""
     model, folder = small("registers"), tmp_path_factory.mktemp("models") / "vit" / "1"
     report = export.saved_model(
         model, folder, labels=["ant", "bee", "cat", "dog", "eel"], top=3, warmup=(1, 4), bfloat16=True
@@ -66,10 +66,10 @@ def test_the_served_graph_computes_the_model(kind: str) -> None:
 
     model = built(**VARIANTS[kind])
     images = prepared(model.config, batch=3)
-    found = inference.function(model)(images)
+    found = inference.float32_function(model)(images)
     assert error(found["logits" if model.config.num_classes else "features"], model(images)) < NOISE
     assert error(found["features"], model.features(images, ["pre_logits"])["pre_logits"]) < NOISE
-    half = inference.bfloat16(model)(images)
+    half = inference.bfloat16_function(model)(images)
     assert error(half["features"], found["features"]) < 0.05  # 8 bits, a few roundings one after the other
     assert all(value.dtype == tf.float32 for value in [*found.values(), *half.values()])
 
@@ -161,7 +161,7 @@ def test_the_warm_up_has_each_batch_of_each_signature(saved: Any) -> None:
     prediction_log_pb2 = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
     _, folder, call, _ = saved
     seen = []
-    for record in tf.data.TFRecordDataset(str(folder / warmup.PLACE)):
+    for record in tf.data.TFRecordDataset(str(folder / warmup.FILE)):
         request = prediction_log_pb2.PredictionLog.FromString(record.numpy()).predict_log.request
         images = tf.make_ndarray(request.inputs["image_bytes"])
         call[request.model_spec.signature_name](image_bytes=tf.constant(images))
@@ -215,7 +215,7 @@ def test_a_model_around_one_is_sent_to_kerass_export(tmp_path: Path) -> None:
 def test_a_model_of_other_channels_takes_arrays(channels: int, tmp_path: Path) -> None:
     model = built(num_layers=1, num_channels=channels)
     report = export.saved_model(model, tmp_path / "1", bfloat16=True)
-    assert (report.files_error, (tmp_path / "1" / warmup.PLACE).exists()) == (None, False)
+    assert (report.files_error, (tmp_path / "1" / warmup.FILE).exists()) == (None, False)
     call = tf.saved_model.load(str(tmp_path / "1")).signatures
     assert sorted(call) == ["float_images", "float_images_bfloat16", "serving_default", "uint8_images"]
     images = prepared(model.config)
@@ -275,8 +275,8 @@ def test_a_broken_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_graph_that_answers_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = small()
-    real = signatures.module
-    monkeypatch.setattr(signatures, "module", lambda _, **options: real(other, **options))
+    real = signatures.build
+    monkeypatch.setattr(signatures, "build", lambda _, **options: real(other, **options))
     other.get_layer("head").bias.assign_add([5.0, 0, 0, 0, -5])
     with pytest.raises(export.VerificationError, match="is not what the model computes"):
         export.saved_model(small(), tmp_path / "1")
@@ -328,7 +328,7 @@ def test_the_command_line_of_tensorflow_runs_it(saved: Any, tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def loader(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program that has it, built with the TensorFlow that is installed."""
+    """Build the C program that loads SavedModels with the installed TensorFlow."""
     libraries = Path(tf.__file__).parent
     if not shutil.which("gcc") or not (libraries / "libtensorflow_cc.so.2").exists():
         pytest.skip("needs gcc and a TensorFlow for Linux")
@@ -340,7 +340,7 @@ def loader(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_c(program: Path, folder: Path, name: str, value: np.ndarray, scratch: Path) -> dict[str, np.ndarray]:
-    """A signature's outputs, computed without Python.
+    """Return a signature's outputs, computed without Python.
 
     Raises:
         RuntimeError: with the program's words.

@@ -1,4 +1,4 @@
-"""A SavedModel behind a look-alike of TensorFlow Serving, over REST and gRPC, through the clients in examples/."""
+"""The clients in examples/ use a SavedModel over REST and gRPC, served by an imitation of TensorFlow Serving."""
 
 from __future__ import annotations
 
@@ -98,13 +98,13 @@ def stub(channel: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def expected(model: Any) -> np.ndarray:
-    """Keras's probabilities of what Pillow decodes."""
+    """Return the model's probabilities for the pixels that Pillow decodes."""
     images = [model.preprocess(np.asarray(Image.open(io.BytesIO(file)))[None]) for file in FILES]
     return keras.ops.convert_to_numpy(keras.ops.softmax(model(np.concatenate(images))))
 
 
 def names(model: Any, probabilities: np.ndarray) -> list[list[str]]:
-    """The five best classes of each row."""
+    """Return the five best classes of each row."""
     predictions = model.decode_predictions(np.log(probabilities), top=5)
     return [[prediction.label for prediction in row] for row in predictions]
 

@@ -131,7 +131,7 @@ def test_a_notebook_shows_an_evaluation_and_a_report() -> None:
     assert "without a label" not in EVALUATION._repr_html_()
     assert "&lt;b&gt;" in EVALUATION._repr_html_()
     rows = cells(REPORT._repr_html_())
-    assert [rows[0], rows[3], rows[4]] == [["bytes", "123,456"], ["cosine", "0.9999"], ["sqnr", "inf"]]
+    assert [rows[0], rows[3], rows[4]] == [["bytes", "121 KiB"], ["cosine", "0.9999"], ["sqnr", "inf"]]
     assert "a &amp; b.tflite" in REPORT._repr_html_()
     assert not [row for row in rows if row[1] == "None"]
 

@@ -24,10 +24,10 @@ FLOORS = (
 # Importing these starts neither Keras nor TensorFlow: `keras-vit list` answers at once.
 LIGHT = (
     *("__init__", "__main__", "_util", "cli", "errors", "position", "zoo"),
-    *("model.__init__", "model.class_names", "model.config", "model.cost", "model.labels", "model.sizes"),
+    *("model.__init__", "model.config", "model.cost", "model.labels", "model.sizes"),
     *("converters.__init__", "converters.containers", "converters.config_json", "converters.expressible"),
     *("converters.infer", "converters.json_steps", "converters.layout", "converters.table", "converters.tensor_names"),
-    *("train.__init__", "visualize.__init__"),
+    *("export.__init__", "train.__init__", "visualize.__init__"),
 )
 HEAVY = ("cli.demo",)  # runs models, and is imported by its command alone
 # What holds the mathematics runs on each of Keras' back ends.

@@ -1,4 +1,4 @@
-"""LiteRT files compute what the model computes, in every mode, are whole or not there, and say what is wrong."""
+"""LiteRT files compute what the model computes in every mode, are complete or not there, and errors say why."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 from keras_vit import VisionTransformer, export, zoo
 from keras_vit import digits as digits_data
-from keras_vit.export.check import anatomy, samples
+from keras_vit.export.check import samples, structure
+from keras_vit.export.check.running import load_exported
 from keras_vit.export.litert import metadata
 from keras_vit.export.quantization import modes
 from keras_vit.model.config import Preprocessing
@@ -28,13 +29,13 @@ SMALL = {"num_layers": 1}
 
 @pytest.fixture(scope="module")
 def model() -> VisionTransformer:
-    """One block, of random weights."""
+    """Return a model of one block with random weights."""
     return built(**SMALL)
 
 
 @pytest.fixture(scope="module")
 def digits() -> VisionTransformer:
-    """A trained model."""
+    """Return a trained model."""
     return zoo.load("digits")
 
 
@@ -69,7 +70,7 @@ def test_a_file_gives_the_models_logits(tmp_path: Path, kind: str, mode: str) ->
     assert report.cosine >= WORST_COSINE[mode]
     assert (report.images, report.bytes, report.mode) == (4, path.stat().st_size, mode)
     assert report.max_error == pytest.approx(error, rel=1e-3, abs=1e-6)
-    assert anatomy.misfits(path) == []
+    assert structure.find_problems(path) == []
     assert nothing_but(tmp_path, "tiny.tflite")
 
 
@@ -94,7 +95,7 @@ def test_quantized_files_are_smaller(tmp_path: Path) -> None:
     model = built(hidden_size=256, mlp_dim=1024, **SMALL)
     sizes = {name: export.tflite(model, tmp_path / name, quantize=name).bytes for name in WORST_ERROR}
     for mode, size in sizes.items():
-        least, most = anatomy.expected_bytes(model, modes.mode(mode), (32, 32))
+        least, most = structure.expected_bytes(model, modes.mode(mode), (32, 32))
         assert least <= size <= most
     assert sizes["dynamic"] < 0.6 * sizes["float16"] < 0.36 * sizes["none"]
 
@@ -131,7 +132,7 @@ def test_the_class_tokens_attention_is_a_second_output(kind: str, tmp_path: Path
     path = tmp_path / "out.tflite"
     report = export.tflite(model, path, quantize="none", attention=True)
     images = prepared(model.config, batch=1)
-    outputs = export.running.running(path).call(images)
+    outputs = load_exported(path).call(images)
     expected = np.asarray(model.attention_maps(images)[-1])[:, :, 0, model.config.num_prefix_tokens :]
     assert set(outputs) == {"logits", "attention"}
     np.testing.assert_allclose(outputs["attention"], expected, atol=1e-5)
@@ -301,7 +302,7 @@ def test_images_of_other_channels_than_colour_are_images(channels: int, tmp_path
         ({"batch": 0}, "batch is a whole number from 1, or None for any. Received: 0"),
         ({"batch": 0, "output": "x"}, "output is one of .*; batch is"),
         ({"threads": 0}, "threads is a whole number from 1. Received: 0"),
-        ({"source_size": 64}, 'source_size is of pixels and needs input_dtype="uint8"'),
+        ({"source_size": 64}, "source_size needs input_dtype='uint8': only pixels are resized. Received: 'float32'"),
         ({"source_size": (0, 3), "input_dtype": "uint8"}, "source_size"),
         ({"image_size": 3}, "smaller than one patch"),
         ({"quantize": "int8"}, "quantize='int8' needs calibration images.*Received: None"),
@@ -330,9 +331,13 @@ def test_what_cannot_be_done_is_said_before_any_work(
 @pytest.mark.parametrize(
     ("kind", "options", "said"),
     [
-        ("headless", {"output": "probabilities"}, "a model without a head has neither probabilities nor labels"),
-        ("headless", {"labels": ["a"]}, "a model without a head has neither probabilities nor labels"),
-        ("gap", {"attention": True}, "attention is the class token's, which this model does not have"),
+        (
+            "headless",
+            {"output": "probabilities"},
+            "output='probabilities' needs a head. Received: a model of num_classes=0",
+        ),
+        ("headless", {"labels": ["a"]}, "labels need a head. Received: a model of num_classes=0"),
+        ("gap", {"attention": True}, "attention=True needs a class token. Received: a model without one"),
     ],
 )
 def test_what_a_model_cannot_give_is_said(kind: str, options: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -417,7 +422,7 @@ def test_a_new_file_takes_the_place_of_the_old_one(tmp_path: Path, model: Vision
     assert nothing_but(tmp_path, "out.tflite")
 
 
-@pytest.mark.parametrize("name", ["größe 模型.tflite", "x" * 248 + ".tflite", "float32", "plain"])
+@pytest.mark.parametrize("name", ["größe 模型.tflite", "x" * 248 + ".tflite", "export", "unquantized"])
 def test_a_file_may_be_called_anything(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     model = built(**SMALL)

@@ -1,4 +1,4 @@
-"""Verification measures what it says, refuses what is not the model, and says which images it cannot use."""
+"""Verification measures differences, rejects files that are not the model, and rejects unusable images."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from keras_vit import export
-from keras_vit.export.check import anatomy, inputs, samples
-from keras_vit.export.check.report import Watch, resident
+from keras_vit.export.check import inputs, samples, structure
+from keras_vit.export.check.resources import measure_resources, resident_bytes
 from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.operators import Operators
 from keras_vit.model.config import Preprocessing
@@ -30,7 +30,7 @@ KERNEL = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
 
 @pytest.fixture(scope="module")
 def linear() -> keras.Model:
-    """Images of 2x2 pixels to five classes."""
+    """Return a model of one dense layer: 2x2 pixels to five classes."""
     image = keras.Input((2, 2, 3))
     model = keras.Model(image, keras.layers.Dense(5, use_bias=False)(keras.layers.Flatten()(image)))
     model.set_weights([KERNEL])
@@ -38,7 +38,7 @@ def linear() -> keras.Model:
 
 
 def file(path: Path, kernel: np.ndarray = KERNEL, *, batch: int | None = 1, ballast: int = 0) -> Path:
-    """The linear model as a file, in case with a constant of so many bytes that nothing explains."""
+    """Write the linear model as a file; `ballast` adds a constant of so many bytes that no operator reads."""
     ops = Operators(Builder())
     image = ops.builder.input("image", (batch, 2, 2, 3))
     flat = ops.reshape(image, (batch, 12), "flat")
@@ -109,37 +109,37 @@ def test_a_report_reads_as_sentences() -> None:
         peak_bytes=30_000_000,
     )
     assert str(report).splitlines() == [
-        "x.tflite: 1,234,567 bytes, dynamic",
+        "x.tflite: 1.18 MiB, dynamic",
         "  on 8 images: cosine 0.999500, SQNR 30.0 dB, relative error 1.0e-02, same best class 100.00%",
-        "  its own resize is within 0.25 of 255 of preprocess",
+        "  resized images differ from preprocess by up to 0.25 of 255",
         "  2.00 ms an image on 2 threads",
-        "  exported in 1.5 s, 30 MB of memory above the model",
+        "  exported in 1.5 s, 28.6 MiB of memory above the model",
     ]
 
 
 def test_time_and_the_most_memory_of_a_block_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = itertools.chain([100, 400], itertools.repeat(250))  # at the start, once in between, from then on
-    monkeypatch.setattr("keras_vit.export.check.report.resident", lambda: next(looks))
-    with Watch() as watch:
+    monkeypatch.setattr("keras_vit.export.check.resources.resident_bytes", lambda: next(looks))
+    with measure_resources() as used:
         time.sleep(0.05)
-    assert watch.seconds >= 0.05
-    assert watch.peak_bytes == 300
+    assert used.seconds >= 0.05
+    assert used.peak_bytes == 300
 
 
 def test_memory_is_unknown_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keras_vit.export.check.report.resident", lambda: None)
-    with Watch() as watch:
+    monkeypatch.setattr("keras_vit.export.check.resources.resident_bytes", lambda: None)
+    with measure_resources() as used:
         pass
-    assert watch.peak_bytes is None
+    assert used.peak_bytes is None
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells in /proc")
 def test_memory_in_use_is_counted_in_bytes() -> None:
-    size, before = 256 * 2**20, resident()
+    size, before = 256 * 2**20, resident_bytes()
     ballast = np.ones(size, np.uint8)
     assert before is not None
     # What else the process gave back or took meanwhile was 19 MB once; a wrong unit is a thousand times off.
-    assert 0.5 * size < resident() - before < 2 * size
+    assert 0.5 * size < resident_bytes() - before < 2 * size
     del ballast
 
 
@@ -148,7 +148,7 @@ def test_memory_in_use_is_counted_in_bytes() -> None:
 
 def test_the_models_own_file_passes(tmp_path: Path, linear: keras.Model) -> None:
     report = export.verify(linear, file(tmp_path / "good.tflite"), threads=1)
-    assert (report.images, report.agreement, report.threads, report.mode) == (inputs.SAMPLES, 1.0, 1, None)
+    assert (report.images, report.agreement, report.threads, report.mode) == (inputs.NUM_SAMPLES, 1.0, 1, None)
     assert report.max_error < 1e-6  # twelve products
     assert report.sqnr > 100
     assert report.milliseconds > 0
@@ -203,16 +203,16 @@ def test_a_file_with_something_beside_its_weights_is_refused(tmp_path: Path, lin
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (anatomy.Anatomy(frozenset({"ADD", "CUSTOM FlexErf"}), 4), r"not LiteRT's own \(CUSTOM FlexErf\)"),
-        (anatomy.Anatomy(frozenset({"ADD"}), 5), "has tensors of 5 dimensions"),
-        (anatomy.Anatomy(frozenset({"VAR_HANDLE"}), 2), r"not in it \(VAR_HANDLE\)"),
+        (structure.Structure(frozenset({"ADD", "CUSTOM FlexErf"}), 4), r"not LiteRT's own \(CUSTOM FlexErf\)"),
+        (structure.Structure(frozenset({"ADD"}), 5), "has tensors of 5 dimensions"),
+        (structure.Structure(frozenset({"VAR_HANDLE"}), 2), r"not in it \(VAR_HANDLE\)"),
     ],
     ids=["a foreign operator", "too many dimensions", "a variable"],  # a set is written in another order each time
 )
 def test_what_does_not_run_everywhere_is_refused(
-    made: anatomy.Anatomy, said: str, tmp_path: Path, linear: keras.Model, monkeypatch: pytest.MonkeyPatch
+    made: structure.Structure, said: str, tmp_path: Path, linear: keras.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(anatomy, "anatomy", lambda _: made)
+    monkeypatch.setattr(structure, "read_structure", lambda _: made)
     with pytest.raises(export.VerificationError, match=said):
         export.verify(linear, file(tmp_path / "file.tflite"))
 
@@ -223,8 +223,8 @@ def test_operators_and_dimensions_are_read_out_of_the_file(tmp_path: Path) -> No
     deep = ops.reshape(image, (1, 1, 2, 2, 3), "deep")
     ops.builder.signature({"image": image}, {"logits": deep})
     ops.builder.write(tmp_path / "deep.tflite")
-    assert anatomy.anatomy(tmp_path / "deep.tflite") == anatomy.Anatomy(frozenset({"RESHAPE"}), 5)
-    assert anatomy.misfits(file(tmp_path / "flat.tflite")) == []
+    assert structure.read_structure(tmp_path / "deep.tflite") == structure.Structure(frozenset({"RESHAPE"}), 5)
+    assert structure.find_problems(file(tmp_path / "flat.tflite")) == []
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, None])
@@ -266,7 +266,12 @@ def test_a_file_of_another_size_says_how_to_compare_it(tmp_path: Path) -> None:
 def test_a_saved_model_of_kerass_own_is_compared_too(tmp_path: Path, linear: keras.Model) -> None:
     linear.export(tmp_path / "1", verbose=False)
     report = export.verify(linear, tmp_path / "1")
-    assert (report.images, report.agreement, report.threads, report.files_error) == (inputs.SAMPLES, 1.0, None, None)
+    assert (report.images, report.agreement, report.threads, report.files_error) == (
+        inputs.NUM_SAMPLES,
+        1.0,
+        None,
+        None,
+    )
     assert report.max_error < 1e-6
 
 
@@ -288,7 +293,7 @@ def test_image_files_are_compared_too(tmp_path: Path, monkeypatch: pytest.Monkey
     export.saved_model(model, tmp_path / "1", warmup=())
     report = export.verify(model, tmp_path / "1")
     assert 0 <= report.files_error < 1e-5  # another order of additions, of probabilities
-    assert "of image files: answers within" in str(report)
+    assert "answers to image files differ by up to" in str(report)
     strict = image_bytes.strict
     monkeypatch.setattr(image_bytes, "strict", lambda files, config: 0.9 * strict(files, config))
     with pytest.raises(
@@ -306,7 +311,7 @@ def test_image_files_are_compared_too(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         (
             np.zeros((2, 16, 16, 3), np.float32),
-            r"prepared images \(batch, 32, 32, 3\). Received: shape \(2, 16, 16, 3\)",
+            r"prepared images, float \(batch, 32, 32, 3\). Received: shape \(2, 16, 16, 3\)",
         ),
         (np.zeros((0, 32, 32, 3), np.float32), r"Received: shape \(0, 32, 32, 3\)"),
         (np.full((2, 32, 32, 3), np.nan, np.float32), "images are finite. Received: NaN or infinity in 2 of 2"),
@@ -376,4 +381,4 @@ def test_built_in_images_are_always_the_same_and_unlike_each_other() -> None:
 @pytest.mark.parametrize("size", [(1, 1), (3, 200), (480, 640)])
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_there_are_built_in_images_of_every_size(size: tuple[int, int], channels: int) -> None:
-    assert samples.drawn((*size, channels), 4).shape == (4, *size, channels)
+    assert samples.draw((*size, channels), 4).shape == (4, *size, channels)

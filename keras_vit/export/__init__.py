@@ -1,10 +1,31 @@
-"""What leaves: SavedModels for servers, TFLite files for phones, and the proof that they are what was trained."""
+"""Export and verify models: SavedModels for servers, LiteRT (.tflite) files for phones, browsers and small boards.
 
-from keras_vit.errors import VerificationError
-from keras_vit.export._saved_model import saved_model
-from keras_vit.export._tflite import tflite
-from keras_vit.export.check.report import Report
-from keras_vit.export.check.running import runner
-from keras_vit.export.check.verify import verify
+Every export is run and compared with its model. Names are imported on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from keras_vit._util import lazy
+
+if TYPE_CHECKING:
+    from keras_vit.errors import VerificationError
+    from keras_vit.export._saved_model import saved_model
+    from keras_vit.export._tflite import tflite
+    from keras_vit.export.check.report import Report
+    from keras_vit.export.check.running import runner
+    from keras_vit.export.check.verify import verify
+
+_HOMES = {
+    "Report": "check.report",
+    "VerificationError": "keras_vit.errors",
+    "runner": "check.running",
+    "saved_model": "_saved_model",
+    "tflite": "_tflite",
+    "verify": "check.verify",
+}
 
 __all__ = ["Report", "VerificationError", "runner", "saved_model", "tflite", "verify"]
+
+__getattr__, __dir__ = lazy.names(__name__, _HOMES)

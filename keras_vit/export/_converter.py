@@ -1,7 +1,7 @@
-"""TFLite files by TensorFlow's own converter: for Keras models of one's own around ours, and to compare ours with.
+"""Write LiteRT files with TensorFlow's own converter: for Keras models around ours, and for comparison.
 
-It runs in a process of its own: it takes some 40 times the weights in memory, which it does not give back, and a call
-that hangs can be ended.
+The converter runs in its own process: it takes about 40 times the memory of the weights and does not give it back, and
+a call that hangs can be stopped.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import keras
 
 from keras_vit.errors import ConverterError
 from keras_vit.export.check import inputs
+from keras_vit.export.litert.options import Options
+from keras_vit.export.quantization.modes import Mode
 
-MODES = ("none", "float16", "dynamic")  # what the converter can do without calibration
-OTHER_FLOATS = {"bfloat16", "float16", "float64"}  # operators on these are not builtin ones
+MODES = ("none", "float16", "dynamic")  # those that the converter can do without calibration
+UNSUPPORTED_DTYPES = {"bfloat16", "float16", "float64"}  # their operators are not builtin ones
 TIMEOUT = 1800  # seconds
 
-# The process needs TensorFlow alone, not Keras and not the classes of the model. What it prints is its peak memory.
+# Needs TensorFlow alone: neither Keras nor the classes of the model.
 _CONVERT = """
 import sys
 
@@ -40,8 +42,19 @@ with open(target, "wb") as file:
 """
 
 
-def misfits(model: keras.Model) -> Iterator[str]:
-    """What keeps a model from being converted: one sentence each."""
+def misfits(model: keras.Model, options: Options, mode: Mode) -> Iterator[str]:
+    """Yield one sentence for each reason why the converter cannot write this file."""
+    direct_only = {
+        f"input_dtype={options.dtype!r}": options.dtype != "float32",
+        "source_size": options.source_size is not None,
+        f"output={options.output!r}": options.output != "logits",
+        "attention": options.attention,
+        "labels": options.labels is not None,
+    }
+    if received := [name for name, is_set in direct_only.items() if is_set]:
+        yield f'route="converter" writes plain files; use route="direct" for {", ".join(received)}'
+    if mode.name not in MODES:
+        yield f'route="converter" knows the modes {list(MODES)}. Received: {mode.name!r}'
     if not isinstance(model, keras.Model):
         yield f"model is a Keras model. Received: {type(model).__name__}"
         return
@@ -52,25 +65,25 @@ def misfits(model: keras.Model) -> Iterator[str]:
         return
     if len(model.outputs) != 1:
         yield f"a model gives one output, the logits. Received: {len(model.outputs)} outputs"
-    if others := {layer.compute_dtype for layer in model._flatten_layers()} & OTHER_FLOATS:
-        yield f"TensorFlow's converter takes layers that compute in float32. Received: some in {sorted(others)}"
+    if dtypes := {layer.compute_dtype for layer in model._flatten_layers()} & UNSUPPORTED_DTYPES:
+        yield f"TensorFlow's converter takes layers that compute in float32. Received: some in {sorted(dtypes)}"
 
 
 def convert(
     model: keras.Model, path: str | os.PathLike[str], *, mode: str, batch: int | None = 1, timeout: float = TIMEOUT
 ) -> None:
-    """Converts a Keras model of one image input and one output; the file's signature is `image` -> `logits`.
+    """Write a file with the signature `image` -> `logits`, which is incomplete if the call is interrupted.
 
     Args:
-        model: any, on Keras' TensorFlow back end.
-        path: of the file to write. The caller sees to it that an interrupted one is not taken for a whole one.
+        model: has one image input and one output, on Keras' TensorFlow back end.
+        path: of the file.
         mode: one of MODES.
-        batch: images a call; None for any number.
-        timeout: seconds, after which the converter is ended.
+        batch: images in a call; None for any number.
+        timeout: seconds after which the converter is stopped.
 
     Raises:
-        ConverterError: where it fails or takes longer; with the converter's own last words.
-        ValueError: on another back end.
+        ConverterError: the converter failed (with the last line that it printed) or timed out.
+        ValueError: Keras runs on another back end.
     """
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
@@ -83,20 +96,21 @@ def convert(
         command = [sys.executable, "-c", _CONVERT, folder, str(path), mode]
         quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONWARNINGS": "ignore"}
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command, capture_output=True, text=True, timeout=timeout, env={**os.environ, **quiet}, cwd=folder
             )
         except subprocess.TimeoutExpired:
             raise ConverterError(f"TensorFlow's converter was not done after {timeout:g} seconds") from None
-    if done.returncode:
-        words = done.stderr.strip().splitlines() or [f"exit status {done.returncode}, by memory or a signal"]
-        raise ConverterError(f"TensorFlow's converter failed: {words[-1]}")
+    if process.returncode:
+        reasons = process.stderr.strip().splitlines()
+        reason = reasons[-1] if reasons else f"exit status {process.returncode}, out of memory or by a signal"
+        raise ConverterError(f"TensorFlow's converter failed: {reason}")
 
 
 def _save(model: keras.Model, folder: str, batch: int | None) -> None:
-    """A SavedModel of a tf.Module that holds the TensorFlow variables themselves.
+    """Write a SavedModel of a tf.Module that holds the TensorFlow variables themselves.
 
-    Given the Keras 3 model, the converter does not find its variables and writes a small file whose outputs are NaN.
+    In a Keras 3 model the converter does not find them, and writes a small file whose outputs are NaN.
     """
     import tensorflow as tf
 

@@ -1,42 +1,40 @@
-"""LiteRT (.tflite) files for phones, browsers and small boards: written, quantized, run and compared in one call."""
+"""Write LiteRT (.tflite) files, quantize them, run them and compare them with the model, in one call."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import os
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_vit._util.checks import is_count, pair
+from keras_vit._util.checks import is_count
 from keras_vit.export import _converter
+from keras_vit.export._temporary import temporary_path
 from keras_vit.export.check import inputs
-from keras_vit.export.check.report import Report, Watch
-from keras_vit.export.check.running import running
-from keras_vit.export.check.verify import called
+from keras_vit.export.check.report import Report
+from keras_vit.export.check.resources import measure_resources
+from keras_vit.export.check.running import load_exported
 from keras_vit.export.check.verify import verify as verify_file
-from keras_vit.export.litert import images as images_part
+from keras_vit.export.litert import images as image_input
 from keras_vit.export.litert import metadata
 from keras_vit.export.litert.builder import Builder
-from keras_vit.export.litert.emit import OUTPUTS, Options, emit
+from keras_vit.export.litert.emit import emit
 from keras_vit.export.litert.operators import Operators
+from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.storage import FLOAT32, Float16, Int8
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
 from keras_vit.export.quantization.quantize import quantize as quantize_file
 from keras_vit.export.quantization.quantize import smooth
-from keras_vit.model import class_names
+from keras_vit.model.labels import class_names
 from keras_vit.model.vision_transformer import VisionTransformer
 
 ROUTES = ("direct", "converter")
-NAMED = 32  # letters of a name that its temporary folder has too: the longest names have no room for more
-WORK = "model.tflite"  # what a file is called until it is complete
 STORAGES = {"float32": FLOAT32, "float16": Float16(), "int8": Int8()}
 
 
@@ -61,227 +59,208 @@ def tflite(
     threads: int = 2,
     progress: bool = False,
 ) -> Report:
-    """Writes a LiteRT file with the signature `image` -> `logits`, runs it, and compares it with the model.
+    """Write a LiteRT file with the signature `image` -> `logits`, run it, and compare it with the model.
+
+    `image` is (batch, height, width, channels); `logits` are float32 with the shape of the model's output. In a file of
+    a model without a head they are called `features`.
 
     Args:
-        model: a VisionTransformer; by the converter's route any Keras model of one image input and one output.
-        path: of the file; it appears complete and verified, or not at all.
-        quantize: name of a mode (converters/exports) or a path to a .toml of your own.
-        calibration: images as the model will meet them, for modes that need some or, as "dynamic", gain from them where
-            activations have outliers: prepared ones, float32 (batch, height, width, channels), or what
-            `model.preprocess` takes.
-        verify: likewise, to compare the file with the model on; None means a built-in set, or the calibration images in
-            a mode that needs them, which flatters: better others.
-        batch: images a call; None for any number.
-        image_size: int or (height, width), where it is not the model's: position embeddings are interpolated.
-        input_dtype: "float32" for prepared images, "uint8" for pixels, which the file scales itself.
-        source_size: int or (height, width) of pixels that the file resizes itself.
-        resize: "exact": as `preprocess` does; "builtin": the runtime's own bilinear, without antialias.
+        model: a VisionTransformer; with `route="converter"` any Keras model with one image input and one output.
+        path: of the file. It appears complete and verified, or not at all; an older file there is replaced.
+        quantize: name of a mode ("none", "float16", "dynamic", "int8", "int8-full", "int16x8", "int4"), or a path to
+            your own .toml file (see converters/README.md).
+        calibration: images like those that the model will meet, about a hundred. Modes with fixed ranges need them;
+            "dynamic" gains from them where activations have outliers. Prepared images, float32 (batch, height, width,
+            channels), or anything that `model.preprocess` takes.
+        verify: likewise, the images on which file and model are compared. None takes built-in patterns, or in a mode
+            that needs calibration the calibration images, which is optimistic: pass held-out images.
+        batch: images in a call; None for any number.
+        image_size: int or (height, width) in pixels, if another than the model's: position embeddings are interpolated.
+        input_dtype: "float32" for prepared images, "uint8" for pixels from 0 to 255, which the file scales itself.
+        source_size: int or (height, width) of pixels that the file resizes itself; needs `input_dtype="uint8"`.
+        resize: "exact" as `model.preprocess` does, "builtin" for the runtime's bilinear kernel without antialias.
         output: "logits" or "probabilities".
-        attention: adds the output `attention` (batch, heads, patches), the class token's in the last block.
-        labels: name of a list in zoo/labels or the classes' names, for apps that read them out of the file; None is
-            the model's own list.
-        route: "direct", written from the weights, or "converter", through TensorFlow's converter.
-        least_cosine: below which the file is refused; None is the mode's.
-        least_agreement: likewise, of the best class.
-        threads: on which the file is timed.
-        progress: whether to show bars.
+        attention: whether to add the output `attention` (batch, heads, patches): the class token's, in the last block.
+        labels: name of a list in zoo/labels, or the class names, which apps read from the file; None for the model's.
+        route: "direct" writes the weights straight into the file, "converter" uses TensorFlow's converter.
+        least_cosine: lowest cosine similarity of an image's outputs with the model's, -1 to 1; None for the mode's.
+        least_agreement: least share of images with the same best class, 0 to 1; None for the mode's.
+        threads: number of threads on which the file is timed.
+        progress: whether to show progress bars.
 
     Returns:
-        how the file compares with the model, how fast it runs, and what the export took.
+        The comparison of the file with the model, its speed, and the time and memory that the export took.
 
     Raises:
-        ValueError: for options that are wrong or do not go together, all of them in one message.
-        VerificationError: where the file does not compute what the model does.
-        FileNotFoundError, IsADirectoryError: where no file can be put at `path`.
-        ImportError: without the packages of `pip install '.[litert]'` in a clone of keras_vit.
-        ConverterError: where TensorFlow's converter fails.
+        ValueError: options are wrong or do not go together (all of them in one message), or images do not fit.
+        VerificationError: the file does not compute what the model does.
+        FileNotFoundError, IsADirectoryError: `path` cannot be a file.
+        ImportError: the packages of `pip install '.[litert]'` in a clone of keras_vit are missing.
+        ConverterError: TensorFlow's converter failed or timed out.
+
+    Example:
+        >>> from keras_vit import digits
+        >>> model = keras_vit.zoo.load("digits")
+        >>> report = keras_vit.export.tflite(model, "digits.tflite", verify=digits.load().test_images[:50])
+        >>> report.mode, report.agreement
+        ('dynamic', 1.0)
     """
-    path = _checked(Path(path))
+    path = Path(path)
+    _check_path(path)
     mode = modes.mode(quantize)
     options = Options(
         batch=batch,
         storage=STORAGES[mode.storage],
         dtype=input_dtype,
-        source_size=None if source_size is None else pair(source_size, "source_size"),
+        source_size=source_size,  # type: ignore[arg-type]  # Options makes a pair of it
         resize=resize,
         output=output,
         attention=attention,
+        labels=labels,
     )
-    misfits = [*_wrong(options, route, threads), *_unsupported(model, options, mode, route, labels)]
-    if image_size is not None and not isinstance(model, VisionTransformer):
-        misfits.append(f"image_size is for VisionTransformers. Received: {type(model).__name__}")
-    if misfits:
-        raise ValueError("tflite: " + "; ".join(misfits))
+    _check(model, options, mode, route=route, image_size=image_size, threads=threads)
     if image_size is not None:
         model = model.resized(image_size)
-    names = class_names.names(model.config, labels) if isinstance(model, VisionTransformer) else None
-    job = _Job(model, mode, options, route, names=names, progress=progress)
-    job.calibrate(calibration)
-    known = mode.calibrated and verify is None
-    if known:
-        verify = calibration  # ranges that were measured on other images cut off what the built-in ones hold
-    if verify is not None and input_dtype == "float32":
-        verify = inputs.prepared_images(model, verify, "verify")
-    with _beside(path) as work, called(work, path):
-        with Watch() as watch:
-            job.write(work)
+    if isinstance(model, VisionTransformer):
+        options = dataclasses.replace(options, labels=class_names(model.config, labels))
+    calibration_images = _calibration_images(model, calibration, options, mode)
+    verification_images = _verification_images(model, verify, calibration, options, mode)
+    with temporary_path(path) as work:
+        with measure_resources() as used:
+            if route == "direct":
+                _write(model, work, options, mode, calibration=calibration_images, progress=progress)
+            else:
+                _converter.convert(model, work, mode=mode.name, batch=batch)
         report = verify_file(
             model,
             work,
-            verify,
+            verification_images,
             mode=mode,
             least_cosine=least_cosine,
             least_agreement=least_agreement,
             threads=threads,
             progress=progress,
         )
-        error = job.preprocess_error(verify, work.with_name("resize"))
+        resize_error = _resize_error(model, verification_images, options, work.with_name("resize"))
         work.replace(path)
-    peak = watch.peak_bytes if route == "direct" else None  # the converter is another process
     return dataclasses.replace(
-        report, path=path, calibrated_on=known, preprocess_error=error, seconds=watch.seconds, peak_bytes=peak
+        report,
+        path=path,
+        calibrated_on=mode.calibrated and verify is None,
+        preprocess_error=resize_error,
+        seconds=used.seconds,
+        peak_bytes=used.peak_bytes if route == "direct" else None,  # the converter is another process
     )
 
 
-@dataclasses.dataclass
-class _Job:
-    """What is written, how."""
-
-    model: keras.Model
-    mode: Mode
-    options: Options
-    route: str
-    names: list[str] | None
-    progress: bool
-    calibration: np.ndarray | None = None
-
-    def calibrate(self, images: Any) -> None:
-        """Takes the images that the mode needs, or can use."""
-        if self.mode.calibrated or (self.mode.smoothing and images is not None):
-            size = self.options.source_size or tuple(self.model.input_shape[1:3])
-            pixels_of = size if self.options.dtype == "uint8" else None
-            self.calibration = inputs.calibration(self.model, images, self.mode.name, pixels_of)
-
-    def write(self, path: Path) -> None:
-        """Writes the file with its metadata and labels."""
-        if self.route == "converter":
-            _converter.convert(self.model, path, mode=self.mode.name, batch=self.options.batch)
-            return
-        smoothing = self._smoothing(path.with_name("plain"))
-        whole = path.with_name("float32") if self.mode.quantizer else path
-        builder = emit(self.model, dataclasses.replace(self.options, smoothing=smoothing))
-        builder.metadata(metadata.NAME, self._metadata())
-        builder.write(whole)
-        if self.mode.quantizer:
-            quantize_file(whole, path, self.mode, calibration=self.calibration, progress=self.progress)
-            whole.unlink()
-        if self.names:
-            metadata.append_labels(path, self.names)
-
-    def _smoothing(self, work: Path) -> dict[str, np.ndarray]:
-        """The factors that a mode's smoothing finds on the calibration images, measured on the float32 file."""
-        if self.mode.smoothing is None or self.calibration is None:
-            return {}
-        emit(self.model, dataclasses.replace(self.options, storage=FLOAT32)).write(work)
-        factors = smooth(work, self.calibration, self.mode.smoothing, progress=self.progress)
-        work.unlink()
-        return factors
-
-    def _metadata(self) -> bytes:
-        config = self.model.config
-        return metadata.metadata(
-            dtype=self.options.dtype,
-            preprocessing=config.preprocessing,
-            num_channels=config.num_channels,
-            outputs=[
-                self.options.output if config.num_classes else "features",
-                *(["attention"] if self.options.attention else []),
-            ],
-            labelled=bool(self.names),
-            name=self.model.name,
-            description=f"Vision Transformer, {self.mode.name}",
-        )
-
-    def preprocess_error(self, images: Any, work: Path) -> float | None:
-        """How far the images that the file prepares are from `preprocess`, in units of 0..255; None without a resize.
-
-        The part of the file that prepares images is written and run by itself.
-        """
-        if self.options.source_size is None:
-            return None
-        ops = Operators(Builder())
-        made = images_part.input(ops, self.model.config, dataclasses.replace(self.options, batch=1))
-        ops.builder.signature({"image": made.image}, {"prepared": made.tensor})
-        ops.builder.write(work)
-        file = running(work)
-        pixels, expected = inputs.pairs(self.model, file, images)
-        received = np.concatenate([file.call(part)["prepared"] for part, _ in file.parts(pixels)])
-        if made.scale is not None:
-            received = received * made.scale
-        return float(np.abs((received - expected) * inputs.mean_and_std(self.model)[1]).max() * 255)
-
-
-def _checked(path: Path) -> Path:
-    """A path where a file can be put."""
+def _check_path(path: Path) -> None:
+    """Raise an OSError where no file can be written."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "A .tflite file cannot be written over a folder", str(path))
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "There is no folder for the .tflite file", str(path.parent))
-    return path
 
 
-def _wrong(options: Options, route: str, threads: int) -> Iterator[str]:
-    """What is wrong with single options."""
-    choices = {
-        "input_dtype": (options.dtype, images_part.DTYPES),
-        "resize": (options.resize, images_part.RESIZES),
-        "output": (options.output, OUTPUTS),
-        "route": (route, ROUTES),
-    }
-    for name, (value, known) in choices.items():
-        if value not in known:
-            yield f"{name} is one of {list(known)}. Received: {value!r}"
-    if options.batch is not None and not is_count(options.batch, least=1):
-        yield f"batch is a whole number from 1, or None for any. Received: {options.batch!r}"
+def _check(
+    model: keras.Model, options: Options, mode: Mode, *, route: str, image_size: object, threads: object
+) -> None:
+    """Raise one ValueError with everything that is wrong by itself or does not go together."""
+    is_ours = isinstance(model, VisionTransformer)
+    misfits = list(options.misfits())
+    if route not in ROUTES:
+        misfits.append(f"route is one of {list(ROUTES)}. Received: {route!r}")
     if not is_count(threads, least=1):
-        yield f"threads is a whole number from 1. Received: {threads!r}"
-
-
-def _unsupported(model: keras.Model, options: Options, mode: Mode, route: str, labels: Any) -> Iterator[str]:
-    """What does not go together."""
+        misfits.append(f"threads is a whole number from 1. Received: {threads!r}")
     if route == "converter":
-        asked = {
-            f"input_dtype={options.dtype!r}": options.dtype != "float32",
-            "source_size": options.source_size is not None,
-            f"output={options.output!r}": options.output != "logits",
-            "attention": options.attention,
-            "labels": labels is not None,
-        }
-        if names := [name for name, given in asked.items() if given]:
-            yield f'route="converter" writes plain files; use route="direct" for {", ".join(names)}'
-        if mode.name not in _converter.MODES:
-            yield f'route="converter" knows the modes {list(_converter.MODES)}. Received: {mode.name!r}'
-        yield from _converter.misfits(model)
-        return
-    if not isinstance(model, VisionTransformer):
-        yield f'route="direct" writes VisionTransformers; use route="converter". Received: {type(model).__name__}'
-        return
-    if options.source_size is not None and options.dtype != "uint8":
-        yield f'source_size is of pixels and needs input_dtype="uint8". Received: {options.dtype!r}'
-    if not model.config.num_classes and (options.output == "probabilities" or labels is not None):
-        yield "a model without a head has neither probabilities nor labels"
-    if options.attention and not model.config.class_token:
-        yield "attention is the class token's, which this model does not have"
+        misfits += _converter.misfits(model, options, mode)
+    elif is_ours:
+        misfits += options.model_misfits(model.config)
+    else:
+        name = type(model).__name__
+        misfits.append(f'route="direct" writes VisionTransformers; use route="converter". Received: {name}')
+    if image_size is not None and not is_ours:
+        misfits.append(f"image_size is for VisionTransformers. Received: {type(model).__name__}")
+    if misfits:
+        raise ValueError("tflite: " + "; ".join(misfits))
 
 
-@contextlib.contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """A file in a temporary folder beside `path`, which is gone afterwards, whatever happens."""
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{path.name[:NAMED]}.", dir=path.parent) as folder:
-            yield Path(folder) / WORK
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise OSError(errno.ENOSPC, "The disk is full; nothing was written to", str(path)) from error
+def _calibration_images(model: keras.Model, images: Any, options: Options, mode: Mode) -> np.ndarray | None:
+    """Return calibration images as the file takes them; None where the mode makes no use of them."""
+    if not mode.calibrated and (mode.smoothing is None or images is None):
+        return None
+    pixel_size = None
+    if options.dtype == "uint8":
+        pixel_size = options.source_size or tuple(model.input_shape[1:3])
+    return inputs.calibration_images(model, images, mode.name, pixel_size)
+
+
+def _verification_images(model: keras.Model, images: Any, calibration: Any, options: Options, mode: Mode) -> Any:
+    """Return the images on which file and model are compared; None for the built-in ones."""
+    if images is None and mode.calibrated:
+        images = calibration  # the file's ranges would cut off values of the built-in images
+    if images is not None and options.dtype == "float32":
+        images = inputs.prepared_images(model, images, "verify")
+    return images
+
+
+def _write(
+    model: VisionTransformer,
+    path: Path,
+    options: Options,
+    mode: Mode,
+    *,
+    calibration: np.ndarray | None,
+    progress: bool,
+) -> None:
+    """Write the file from the model's weights, quantized, with its metadata and labels."""
+    if mode.smoothing is not None and calibration is not None:
+        floats = path.with_name("unsmoothed")
+        emit(model, dataclasses.replace(options, storage=FLOAT32)).write(floats)
+        smoothing = smooth(floats, calibration, mode.smoothing, progress=progress)
+        floats.unlink()
+        options = dataclasses.replace(options, smoothing=smoothing)
+    unquantized = path.with_name("unquantized") if mode.quantizer else path
+    builder = emit(model, options)
+    builder.metadata(metadata.NAME, _metadata(model, options, mode))
+    builder.write(unquantized)
+    if mode.quantizer:
+        quantize_file(unquantized, path, mode, calibration=calibration, progress=progress)
+        unquantized.unlink()
+    if options.labels:
+        metadata.append_labels(path, options.labels)
+
+
+def _metadata(model: VisionTransformer, options: Options, mode: Mode) -> bytes:
+    """Return the metadata that apps read from the file."""
+    config = model.config
+    outputs = [options.output if config.num_classes else "features"]
+    if options.attention:
+        outputs.append("attention")
+    return metadata.metadata(
+        dtype=options.dtype,
+        preprocessing=config.preprocessing,
+        num_channels=config.num_channels,
+        outputs=outputs,
+        labelled=bool(options.labels),
+        name=model.name,
+        description=f"Vision Transformer, {mode.name}",
+    )
+
+
+def _resize_error(model: VisionTransformer, images: Any, options: Options, work: Path) -> float | None:
+    """Return the largest difference between the file's resized images and `preprocess`, in units of 0..255.
+
+    The part of the file that prepares images is written and run alone. None for a file that does not resize.
+    """
+    if options.source_size is None:
+        return None
+    ops = Operators(Builder())
+    given = image_input.input(ops, model.config, dataclasses.replace(options, batch=1))
+    ops.builder.signature({"image": given.image}, {"prepared": given.tensor})
+    ops.builder.write(work)
+    file = load_exported(work)
+    pixels, expected = inputs.comparison_images(model, file, images)
+    received = np.concatenate([file.call(part)["prepared"] for part, _ in file.batches(pixels)])
+    if given.scale is not None:
+        received = received * given.scale
+    return float(np.abs((received - expected) * inputs.mean_and_std(model)[1]).max() * 255)

@@ -1,10 +1,12 @@
-"""Class names: the lists in zoo/labels, or a model's own."""
+"""Read class names: the lists in zoo/labels, or a model's own."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Sequence
 
 from keras_vit._util import data_files
+from keras_vit.model.config import ViTConfig
 
 
 def names(labels: str | tuple[str, ...] | None, num_classes: int) -> list[tuple[str, str]]:
@@ -34,3 +36,37 @@ def read(name: str) -> tuple[tuple[str, str], ...]:
         raise ValueError(f"The label lists are {known}. Received: {name!r}")
     lines = (folder / f"{name}.txt").read_text(encoding="utf-8").splitlines()
     return tuple((label_id, label) for label_id, _, label in (line.partition("\t") for line in lines))
+
+
+def class_names(config: ViTConfig, labels: str | Iterable[str] | None) -> list[str] | None:
+    """Return the class names that an exported file carries, in the order of the logits.
+
+    Args:
+        config: of the model.
+        labels: name of a list in zoo/labels, or the names themselves; None takes the model's own list.
+
+    Returns:
+        One name for each class; None where the classes have no names.
+
+    Raises:
+        ValueError: for an unknown list, another number of names than of classes, names that are not strings, or a
+            model without a head.
+    """
+    if labels is not None and not config.num_classes:
+        raise ValueError("labels name classes, and a model without a head has none. Received: num_classes=0 and labels")
+    chosen = config.labels if labels is None else labels
+    if chosen is None or not config.num_classes:
+        return None
+    if not isinstance(chosen, str):
+        chosen = tuple(chosen) if isinstance(chosen, Iterable) else (chosen,)
+        if wrong := [name for name in chosen if not isinstance(name, str)]:
+            raise ValueError(
+                "labels are the name of a list in zoo/labels, or the classes' names, all strings. "
+                f"Received: {wrong[0]!r}"
+            )
+    return [str(label) for _, label in names(chosen, config.num_classes)]
+
+
+def single_lines(labels: Sequence[str]) -> list[str]:
+    """Return the names without line breaks, for text files with one name on each line."""
+    return [" ".join(label.split()) for label in labels]

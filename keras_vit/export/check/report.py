@@ -1,42 +1,48 @@
-"""What an export measured of itself."""
+"""The report of an export."""
 
 from __future__ import annotations
 
 import math
-import threading
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from keras_vit._util import html
-
-SAMPLED = 0.005  # seconds between two looks at the memory
+from keras_vit._util.text import byte_size
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A file that left, compared with the model it came from.
+    """The comparison of an exported file with its model.
 
-    Attributes:
+    Args:
         path: of the file or folder.
-        bytes: on disk.
-        images: how many were compared.
-        max_error: largest difference of a logit, over the largest logit.
-        cosine: lowest cosine similarity of an image's logits; of its attention too, where the file gives that.
-        sqnr: power of the model's logits over the power of their differences, in dB, over all images.
-        agreement: share of the images whose best class is the same, 0..1; without a head, of the largest feature.
+        bytes: size on disk.
+        images: number of images that were compared.
+        max_error: largest difference of a logit, divided by the largest logit.
+        cosine: lowest cosine similarity of an image's logits, or of its attention where the file returns it; -1 to 1.
+        sqnr: signal-to-quantization-noise ratio in dB: power of the model's logits divided by the power of the
+            differences, over all images.
+        agreement: share of images with the same best class, 0 to 1; without a head, with the same largest feature.
         milliseconds: median time of one image on this machine.
-        threads: that computed it; None where the runtime chooses.
+        threads: number of threads; None where the runtime chooses.
         mode: how the file is quantized, where known.
-        calibrated_on: whether the images were those of the calibration.
-        preprocess_error: where the file resizes: largest difference of an image that it prepares from the model's
-            `preprocess`, in units of 0..255.
-        files_error: where image files are taken: largest difference of a probability from what the model makes of
-            their pixels; without a head, of a feature over the largest.
-        bfloat16_cosine: lowest cosine of the bfloat16 signatures of a SavedModel that has them.
-        seconds: that the export took, without the verification.
-        peak_bytes: that the export needed above what was in memory before, None where the system does not tell.
+        calibrated_on: whether the images are those of the calibration.
+        preprocess_error: for a file that resizes: largest difference of a prepared image from `model.preprocess`, in
+            units of 0..255.
+        files_error: for image files: largest difference of a probability from the model's for the same pixels; without
+            a head, of a feature, divided by the largest.
+        bfloat16_cosine: lowest cosine similarity of the bfloat16 signatures, if a SavedModel has them.
+        seconds: duration of the export without the comparison.
+        peak_bytes: memory of the export above that in use before; None where the system does not report it.
+
+    Example:
+        >>> model = keras_vit.zoo.load("digits")
+        >>> print(keras_vit.export.tflite(model, "digits.tflite"))
+        digits.tflite: ... KiB, dynamic
+          on 8 images: cosine 0.99..., SQNR ... dB, relative error ..., same best class 100.00%
+          ... ms an image on 2 threads
+          exported in ... s...
     """
 
     path: Path
@@ -60,86 +66,55 @@ class Report:
         return "\n  ".join(self.lines())
 
     def lines(self) -> list[str]:
-        """What a reader wants to know, a sentence each."""
-        known = " (those of the calibration)" if self.calibrated_on else ""
+        """Return the lines of the printed report.
+
+        Example:
+            >>> keras_vit.export.tflite(keras_vit.zoo.load("digits"), "digits.tflite").lines()[0]
+            'digits.tflite: ... KiB, dynamic'
+        """
+        caveat = " (those of the calibration)" if self.calibrated_on else ""
         lines = [
-            f"{self.path}: {self.bytes:,} bytes{f', {self.mode}' if self.mode else ''}",
-            f"on {self.images} images{known}: cosine {self.cosine:.6f}, SQNR {self.sqnr:.1f} dB, relative error "
+            f"{self.path}: {byte_size(self.bytes)}{f', {self.mode}' if self.mode else ''}",
+            f"on {self.images} images{caveat}: cosine {self.cosine:.6f}, SQNR {self.sqnr:.1f} dB, relative error "
             f"{self.max_error:.1e}, same best class {self.agreement:.2%}",
         ]
         if self.preprocess_error is not None:
-            lines.append(f"its own resize is within {self.preprocess_error:.2g} of 255 of preprocess")
+            lines.append(f"resized images differ from preprocess by up to {self.preprocess_error:.2g} of 255")
         if self.files_error is not None:
-            lines.append(f"of image files: answers within {self.files_error:.1e}")
+            lines.append(f"answers to image files differ by up to {self.files_error:.1e}")
         if self.bfloat16_cosine is not None:
             lines.append(f"in bfloat16: cosine {self.bfloat16_cosine:.6f}")
         threads = "" if self.threads is None else f" on {self.threads} thread{'s' if self.threads > 1 else ''}"
         lines.append(f"{self.milliseconds:.2f} ms an image{threads}")
         if self.seconds is not None:
-            memory = "" if self.peak_bytes is None else f", {self.peak_bytes / 1e6:,.0f} MB of memory above the model"
+            memory = "" if self.peak_bytes is None else f", {byte_size(self.peak_bytes)} of memory above the model"
             lines.append(f"exported in {self.seconds:.1f} s{memory}")
         return lines
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        values = {name.replace("_", " "): _shown(value) for name, value in asdict(self).items() if name != "path"}
-        return html.facts(str(self.path), values)
+        """Return the report as a table for notebooks."""
+        cells = {name.replace("_", " "): _cell(name, value) for name, value in asdict(self).items() if name != "path"}
+        return html.facts(str(self.path), cells)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same for JSON; numbers that are not finite (the SQNR of equals) are None."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
+        """Return the values as JSON can hold them: the path as a string, numbers that are not finite as None.
+
+        Example:
+            >>> keras_vit.export.tflite(keras_vit.zoo.load("digits"), "digits.tflite").to_dict()["path"]
+            'digits.tflite'
+        """
+        return {name: _json_value(value) for name, value in asdict(self).items()}
 
 
-def _shown(value: Any) -> Any:
+def _cell(name: str, value: Any) -> Any:
+    if name in ("bytes", "peak_bytes") and value is not None:
+        return byte_size(value)
     if isinstance(value, float):
         return f"{value:,.6g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-class Watch:
-    """Measures the time of a block and the memory that it adds: `with Watch() as watch: ...`.
-
-    Attributes:
-        seconds: of the block.
-        peak_bytes: the most that was resident in between, above what was at the start; None where unknown.
-    """
-
-    seconds: float = 0.0
-    peak_bytes: int | None = None
-
-    def __enter__(self) -> Self:
-        self._over = threading.Event()
-        self._first = resident()
-        self._start = time.perf_counter()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds = time.perf_counter() - self._start
-        self._over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        if self._first is None:
-            return
-        self.peak_bytes = 0
-        while True:
-            last = self._over.wait(SAMPLED)
-            self.peak_bytes = max(self.peak_bytes, (resident() or 0) - self._first)
-            if last:
-                return
-
-
-def resident() -> int | None:
-    """Bytes of this process that are in memory; None where the system does not tell as Linux does."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return None
-    return 1024 * int(status.read_text(encoding="ascii").partition("VmRSS:")[2].split()[0])

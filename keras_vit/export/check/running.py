@@ -1,7 +1,8 @@
-"""Running what was exported."""
+"""Load and run exported files."""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,37 +13,38 @@ import numpy as np
 
 from keras_vit._util.checks import is_count
 
+Outputs = dict[str, np.ndarray]  # by name
 Runner = Callable[[np.ndarray], np.ndarray]
 
-BATCH = 8  # images a call where a file takes any number
-CLASSES = ("logits", "probabilities", "features")  # what a file's main output may be called, the best first
-OUTPUTS = (*CLASSES, "attention")
-IMAGES = ("float_images", "serving_default")  # signatures of a SavedModel that may take images
-FILES = "serving_default"  # the signature that may take image files
+BATCH = 8  # images in a call where a file takes any number
+MAIN_OUTPUTS = ("logits", "probabilities", "features")  # possible names of the main output, the preferred first
+OUTPUTS = (*MAIN_OUTPUTS, "attention")
+IMAGE_SIGNATURES = ("float_images", "serving_default")  # of a SavedModel, that may take images
+FILE_SIGNATURES = ("serving_default",)  # that may take image files
 
 
 @dataclass(frozen=True)
-class Running:
-    """An exported file that is ready to be run.
+class ExportedModel:
+    """An exported file, loaded.
 
     Attributes:
-        call: images (batch, height, width, channels) -> its outputs by name.
-        shape: (height, width, channels) of an image, None where any is taken.
-        batch: images a call, None where any number is taken.
-        dtype: "float32" for prepared images (a file that takes their integers is given those), "uint8" for pixels.
-        threads: None where the runtime chooses.
-        files: JPEG and PNG files, strings (batch,) -> its outputs by name; None where it takes none.
+        call: runs it: images (batch, height, width, channels) -> outputs by name.
+        shape: (height, width, channels) of an image; None where any number is accepted.
+        batch: images in a call; None where any number is accepted.
+        dtype: "float32" for prepared images, also where the file quantizes them; "uint8" for pixels.
+        threads: number of threads; None where the runtime chooses.
+        call_files: runs it on JPEG and PNG files: strings (batch,) -> outputs by name. None where it takes no files.
     """
 
-    call: Callable[[np.ndarray], dict[str, np.ndarray]]
+    call: Callable[[np.ndarray], Outputs]
     shape: tuple[int | None, ...]
     batch: int | None
     dtype: str
     threads: int | None
-    files: Callable[[Any], dict[str, np.ndarray]] | None = None
+    call_files: Callable[[Any], Outputs] | None = None
 
-    def parts(self, images: np.ndarray, size: int = BATCH) -> Iterator[tuple[np.ndarray, int]]:
-        """The images in calls of the file's batch, or of `size`: an array, and how many of it count."""
+    def batches(self, images: np.ndarray, size: int = BATCH) -> Iterator[tuple[np.ndarray, int]]:
+        """Yield batches of the file's size, else of `size`, each with the number of its images that are not padding."""
         size = self.batch or size
         for start in range(0, len(images), size):
             part = images[start : start + size]
@@ -50,106 +52,108 @@ class Running:
             yield np.concatenate([part, part[-1:].repeat(missing, axis=0)]) if missing else part, len(part)
 
 
-def running(path: str | os.PathLike[str], threads: int = 2) -> Running:
-    """Loads a SavedModel's folder or a .tflite file.
-
-    Args:
-        path: of the file or folder.
-        threads: for a .tflite file.
-
-    Raises:
-        FileNotFoundError: where nothing is.
-        ValueError: where it cannot be loaded.
-        ImportError: for a .tflite file without ai-edge-litert.
-    """
+def load_exported(path: str | os.PathLike[str], threads: int = 2) -> ExportedModel:
+    """Load a SavedModel's folder or a .tflite file; arguments and errors are those of `runner`."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"There is no exported file {path}")
-    return _saved_model(path) if path.is_dir() else _litert(path, threads)
+    return _load_saved_model(path) if path.is_dir() else _load_litert(path, threads)
+
+
+running = load_exported  # the name that other parts of the package import
 
 
 def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
-    """A function that runs an exported file: prepared images (or pixels, for a file of uint8) in, logits out.
+    """Return a function that runs an exported file.
 
     Args:
         path: of a SavedModel's folder or a .tflite file.
-        threads: for a .tflite file.
+        threads: number of threads for a .tflite file.
+
+    Returns:
+        A function of prepared images, float32 (batch, height, width, channels), or of uint8 pixels if the file takes
+        those. It returns the file's main output: logits, else probabilities or features, (batch, ...). It raises a
+        ValueError if there is no image.
 
     Raises:
-        FileNotFoundError, ValueError, ImportError: as `running`.
+        FileNotFoundError: there is nothing at `path`.
+        ValueError: the file cannot be loaded.
+        ImportError: for a .tflite file without ai-edge-litert.
+
+    Example:
+        >>> from keras_vit import digits
+        >>> model = keras_vit.zoo.load("digits")
+        >>> report = keras_vit.export.tflite(model, "digits.tflite")
+        >>> run = keras_vit.export.runner("digits.tflite")
+        >>> run(model.preprocess(digits.load().test_images[:3])).shape
+        (3, 10)
     """
-    file = running(path, threads)
+    file = load_exported(path, threads)
 
     def run(images: np.ndarray) -> np.ndarray:
         if not len(images):
             raise ValueError(f"{path} is run on one image or more. Received: an array of shape {images.shape}")
-        return np.concatenate([classes(file.call(part))[:count] for part, count in file.parts(images, len(images))])
+        batches = file.batches(images, len(images))
+        return np.concatenate([main_output(file.call(batch))[:count] for batch, count in batches])
 
     return run
 
 
-def classes(outputs: dict[str, np.ndarray]) -> np.ndarray:
-    """The main output: the logits where they are there, else the only one."""
-    named = [name for name in CLASSES if name in outputs] or list(outputs)
-    return outputs[named[0]]
+def main_output(outputs: Outputs) -> np.ndarray:
+    """Return the logits where there are some, else the probabilities, the features or the first output."""
+    known = [name for name in MAIN_OUTPUTS if name in outputs] or list(outputs)
+    return outputs[known[0]]
 
 
-def _saved_model(path: Path) -> Running:
-    loaded = _loaded(path)
-    takes = {name: taken for name, signature in loaded.signatures.items() if (taken := _input(signature))}
-    images = next((name for name in IMAGES if name in takes and _is_of_images(takes[name])), None)
+def _load_saved_model(path: Path) -> ExportedModel:
+    import tensorflow as tf
+
+    try:
+        loaded = tf.saved_model.load(str(path))
+    except (OSError, ValueError, tf.errors.OpError) as error:
+        raise ValueError(f"{path} is no SavedModel that can be loaded: {str(error).splitlines()[0]}") from None
+    images = _find_signature(loaded, IMAGE_SIGNATURES, rank=4, is_text=False)
     if images is None:
         raise ValueError(
-            f"{path} has no signature {' or '.join(map(repr, IMAGES))} that takes one batch of images. "
+            f"{path} has no signature {' or '.join(map(repr, IMAGE_SIGNATURES))} that takes one batch of images. "
             f"Received: {sorted(loaded.signatures)}"
         )
-    _, spec = takes[images]
-    return Running(
-        call=_caller(loaded, images, *takes[images]),
+    files = _find_signature(loaded, FILE_SIGNATURES, rank=1, is_text=True)
+    call, spec = images
+    return ExportedModel(
+        call=call,
         shape=tuple(spec.shape[1:]),
         batch=spec.shape[0],
         dtype=spec.dtype.name,
         threads=None,
-        files=_caller(loaded, FILES, *takes[FILES]) if FILES in takes and _is_of_files(takes[FILES]) else None,
+        call_files=None if files is None else files[0],
     )
 
 
-def _loaded(path: Path) -> Any:
+def _find_signature(
+    loaded: Any, names: tuple[str, ...], *, rank: int, is_text: bool
+) -> tuple[Callable[[Any], Outputs], Any] | None:
+    """Return the first signature with a single input of this rank, as a function, and the input's tf.TensorSpec."""
+    for name in names:
+        signature = loaded.signatures.get(name)
+        if signature is None or len((signature.structured_input_signature or ((), {}))[1]) != 1:
+            continue
+        [(argument, spec)] = signature.structured_input_signature[1].items()
+        if spec.shape.rank == rank and (spec.dtype.name == "string") == is_text:
+            return functools.partial(_call_signature, loaded, name, argument, spec), spec
+    return None
+
+
+def _call_signature(loaded: Any, name: str, argument: str, spec: Any, batch: Any) -> Outputs:
+    """Run a signature of all that was loaded: alone it would not keep its variables."""
     import tensorflow as tf
 
-    try:
-        return tf.saved_model.load(str(path))
-    except (OSError, ValueError, tf.errors.OpError) as error:
-        raise ValueError(f"{path} is no SavedModel that can be loaded: {str(error).splitlines()[0]}") from None
+    outputs = loaded.signatures[name](**{argument: tf.constant(batch, spec.dtype)})
+    known = [key for key in OUTPUTS if key in outputs] or list(outputs)  # other exporters choose other names
+    return {key: outputs[key].numpy() for key in known}
 
 
-def _input(signature: Any) -> tuple[str, Any] | None:
-    """Name and tf.TensorSpec of what a signature takes; None where it is not one thing."""
-    specs: dict[str, Any] = (signature.structured_input_signature or ((), {}))[1]
-    return next(iter(specs.items())) if len(specs) == 1 else None
-
-
-def _is_of_images(taken: tuple[str, Any]) -> bool:
-    return taken[1].shape.rank == 4 and taken[1].dtype.name != "string"
-
-
-def _is_of_files(taken: tuple[str, Any]) -> bool:
-    return taken[1].shape.rank == 1 and taken[1].dtype.name == "string"
-
-
-def _caller(loaded: Any, signature: str, argument: str, spec: Any) -> Callable[[Any], dict[str, np.ndarray]]:
-    """A signature as a function; it holds all that was loaded, as a signature alone does not keep its variables."""
-    import tensorflow as tf
-
-    def call(batch: Any) -> dict[str, np.ndarray]:
-        found = loaded.signatures[signature](**{argument: tf.constant(batch, spec.dtype)})
-        known = [key for key in OUTPUTS if key in found] or list(found)  # another exporter's have names of its own
-        return {key: found[key].numpy() for key in known}
-
-    return call
-
-
-def _litert(path: Path, threads: int) -> Running:
+def _load_litert(path: Path, threads: int) -> ExportedModel:
     if not is_count(threads, least=1):
         raise ValueError(f"threads is a whole number from 1. Received: {threads!r}")
     interpreter = _interpreter(path, threads)
@@ -161,35 +165,33 @@ def _litert(path: Path, threads: int) -> Running:
     if not signatures:
         raise ValueError(f"{path} has no signature, by which inputs and outputs are found")
     signature = interpreter.get_signature_runner(signatures[0])
-    details = signature.get_input_details()
-    if len(details) != 1:
-        raise ValueError(f"{path} has inputs {list(details)}; expected one, the image")
-    [(name, detail)] = details.items()
-    batch, *shape = (int(side) if side > 0 else None for side in detail["shape_signature"])
+    arguments, results = signature.get_input_details(), signature.get_output_details()
+    if len(arguments) != 1:
+        raise ValueError(f"{path} has inputs {list(arguments)}; expected one, the image")
+    [(name, argument)] = arguments.items()
+    batch, *shape = (int(side) if side > 0 else None for side in argument["shape_signature"])
 
-    results = signature.get_output_details()
+    def call(images: np.ndarray) -> Outputs:
+        outputs = signature(**{name: _quantized(images, argument)})
+        return {key: _dequantized(values, results[key]) for key, values in outputs.items()}
 
-    def call(images: np.ndarray) -> dict[str, np.ndarray]:
-        found = signature(**{name: _whole(images, detail)})
-        return {key: _value(values, results[key]) for key, values in found.items()}
-
-    dtype = "float32" if detail["quantization"][0] else np.dtype(detail["dtype"]).name
-    return Running(call, tuple(shape), batch, dtype, threads)
+    dtype = "float32" if argument["quantization"][0] else np.dtype(argument["dtype"]).name
+    return ExportedModel(call, tuple(shape), batch, dtype, threads)
 
 
-def _whole(values: np.ndarray, detail: Any) -> np.ndarray:
-    """Floats as the integers of a quantized tensor; values of another as they are."""
-    (scale, zero), dtype = detail["quantization"], detail["dtype"]
+def _quantized(values: np.ndarray, tensor: Any) -> np.ndarray:
+    """Return floats as the integers of a quantized tensor; of other tensors the values as they are."""
+    (scale, zero_point), dtype = tensor["quantization"], tensor["dtype"]
     if not scale:
         return values.astype(dtype, copy=False)
-    range_ = np.iinfo(dtype)
-    return np.rint(values / scale + zero).clip(range_.min, range_.max).astype(dtype)
+    limits = np.iinfo(dtype)
+    return np.rint(values / scale + zero_point).clip(limits.min, limits.max).astype(dtype)
 
 
-def _value(values: np.ndarray, detail: Any) -> np.ndarray:
-    """What the integers of a quantized tensor mean."""
-    scale, zero = detail["quantization"]
-    return ((values.astype(np.float32) - zero) * scale).astype(np.float32) if scale else values
+def _dequantized(values: np.ndarray, tensor: Any) -> np.ndarray:
+    """Return the integers of a quantized tensor as floats; of other tensors the values as they are."""
+    scale, zero_point = tensor["quantization"]
+    return ((values.astype(np.float32) - zero_point) * scale).astype(np.float32) if scale else values
 
 
 def _interpreter(path: Path, threads: int) -> Any:

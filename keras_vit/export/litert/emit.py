@@ -2,48 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from keras_vit.export.litert import folding, images
 from keras_vit.export.litert.builder import Builder, Tensor
 from keras_vit.export.litert.encoder import Encoder, activation
 from keras_vit.export.litert.folding import Affine
 from keras_vit.export.litert.operators import Operators
-from keras_vit.export.litert.storage import FLOAT32, Storage
-
-OUTPUTS = ("logits", "probabilities")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What a file shall be like.
-
-    Args:
-        batch: images a call; None for any number, which the caller sets with `resize_tensor_input`.
-        storage: how kernels are kept.
-        dtype: of the input: "float32" for prepared images, "uint8" for pixels.
-        source_size: (height, width) of pixels that the file resizes.
-        resize: "exact" or "builtin", see `images.input`.
-        output: "logits" or "probabilities".
-        attention: whether there is a second output "attention" (batch, heads, patches): how the class token of the last
-            block attends to the patches.
-        smoothing: factors (hidden_size,) by the name of a norm, such as "block_3/norm1": the file computes the norm's
-            result times these, and the kernel behind it is divided by them. It moves outliers from what is quantized
-            while the file runs into the kernel (SmoothQuant, arXiv 2211.10438).
-    """
-
-    batch: int | None = 1
-    storage: Storage = FLOAT32
-    dtype: str = "float32"
-    source_size: tuple[int, int] | None = None
-    resize: str = "exact"
-    output: str = "logits"
-    attention: bool = False
-    smoothing: Mapping[str, np.ndarray] = field(default_factory=dict)
+from keras_vit.export.litert.options import Options
 
 
 def emit(model: Any, options: Options | None = None) -> Builder:
@@ -62,7 +28,7 @@ def emit(model: Any, options: Options | None = None) -> Builder:
         ImportError: without ai-edge-litert.
     """
     options = options or Options()
-    _check(model.config, options)
+    options.check(model.config)
     builder = Builder(description=f"{model.name}, a Vision Transformer by keras_vit")
     encoder = Encoder(Operators(builder, options.storage), model, options.smoothing)
     image = images.input(encoder.ops, model.config, options)
@@ -73,27 +39,6 @@ def emit(model: Any, options: Options | None = None) -> Builder:
         raise ValueError(f"smoothing is of norms, {encoder.names}. Received: {unused}")
     builder.signature({"image": image.image}, outputs)
     return builder
-
-
-def _check(config: Any, options: Options) -> None:
-    misfits = []
-    if options.output not in OUTPUTS:
-        misfits.append(f"output is one of {list(OUTPUTS)}. Received: {options.output!r}")
-    if options.output == "probabilities" and not config.num_classes:
-        misfits.append("output='probabilities' needs a head. Received: a model of num_classes=0")
-    if options.batch is not None and options.batch < 1:
-        misfits.append(f"batch is a whole number from 1, or None. Received: {options.batch!r}")
-    if options.attention and not config.class_token:
-        misfits.append("attention=True is of the class token. Received: a model without one")
-    wrong = {
-        name: np.shape(factors)
-        for name, factors in options.smoothing.items()
-        if np.shape(factors) != (config.hidden_size,) or not np.all(np.asarray(factors) > 0)
-    }
-    if wrong:
-        misfits.append(f"smoothing has ({config.hidden_size},) factors above 0 for a norm. Received: {wrong}")
-    if misfits:
-        raise ValueError("emit: " + "; ".join(misfits))
 
 
 def _outputs(encoder: Encoder, tokens: Tensor, options: Options) -> dict[str, Tensor]:

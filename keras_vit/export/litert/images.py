@@ -9,15 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from keras_vit._util.checks import pair
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.operators import Operators
+from keras_vit.export.litert.options import Options
 from keras_vit.model.config import Preprocessing, ViTConfig
 
 Matrix = npt.NDArray[np.float64]
-
-DTYPES = ("float32", "uint8")
-RESIZES = ("exact", "builtin")
 
 
 class Input(NamedTuple):
@@ -34,7 +31,7 @@ class Input(NamedTuple):
     scale: Matrix | None = None
 
 
-def input(ops: Operators, config: ViTConfig, options: Any) -> Input:
+def input(ops: Operators, config: ViTConfig, options: Options) -> Input:
     """Adds the file's input, called "image", and what makes it an image of the model's size.
 
     The first kernel takes the scale over, kernel * scale[channel]. The shift stays in front of it: a hybrid's
@@ -43,19 +40,15 @@ def input(ops: Operators, config: ViTConfig, options: Any) -> Input:
     Args:
         ops: of the file.
         config: of the model.
-        options: emit.Options, of which these are read:
+        options: checked ones, of which these are read:
             batch: None for an open one.
             dtype: "float32": prepared images; "uint8": pixels from 0 to 255.
             source_size: (height, width) of the pixels; None: they have the model's size and are not resized.
             resize: "exact": as `preprocess`, two products with constant matrices; "builtin": the runtime's bilinear
                 with half-pixel centres and no antialias, whatever the model's preprocessing says.
-
-    Raises:
-        ValueError: for a dtype, resize or source_size that is unknown, or prepared images of another size.
     """
-    _check(options)
     target = config.size
-    size = target if options.source_size is None else pair(options.source_size, "source_size")
+    size = options.source_size or target
     image = ops.builder.input("image", (options.batch, *size, config.num_channels), options.dtype)
     if options.dtype == "float32":
         return Input(image, image)
@@ -67,14 +60,6 @@ def input(ops: Operators, config: ViTConfig, options: Any) -> Input:
     mean = np.broadcast_to(np.array(preprocessing.mean), config.num_channels)
     shifted = ops.add(_floats(ops, x), ops.constant(-255 * mean, "image/shift"), "image/shifted")
     return Input(image, shifted, scale=1 / (255 * std))
-
-
-def _check(options: Any) -> None:
-    for name, known in (("dtype", DTYPES), ("resize", RESIZES)):
-        if getattr(options, name) not in known:
-            raise ValueError(f"{name} is one of {list(known)}. Received: {getattr(options, name)!r}")
-    if options.source_size is not None and options.dtype != "uint8":
-        raise ValueError(f"source_size is of pixels: it needs dtype 'uint8'. Received: dtype={options.dtype!r}")
 
 
 def _floats(ops: Operators, x: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ import zipfile
 from collections.abc import Sequence
 from typing import Any
 
-from keras_vit.model import class_names
 from keras_vit.model.config import Preprocessing
+from keras_vit.model.labels import single_lines
 
 NAME = "TFLITE_METADATA"  # of the buffer that holds it
 IDENTIFIER = b"M001"
@@ -71,7 +71,7 @@ def append_labels(path: str | os.PathLike[str], labels: Sequence[str]) -> None:
         path: of the .tflite file.
         labels: one for each class, in the order of the logits.
     """
-    lines = "".join(f"{label}\n" for label in class_names.lines(labels))
+    lines = "".join(f"{label}\n" for label in single_lines(labels))
     with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
         archive.writestr(zipfile.ZipInfo(LABELS), lines.encode())  # ZipInfo's own date: the same file every time
 

@@ -1,1 +1,1 @@
-"""The functions and signatures of a SavedModel."""
+"""Build the functions and signatures of a SavedModel."""

@@ -1,4 +1,4 @@
-"""A model's computation as it is served: nothing that its answer does not need."""
+"""Compute a model's answers as they are served: without what the answer does not need."""
 
 from __future__ import annotations
 
@@ -10,60 +10,57 @@ import keras
 from keras_vit.model import layers as vit
 from keras_vit.model.vision_transformer import VisionTransformer
 
-Outputs = dict[str, Any]  # "logits" where there is a head, and "features": what the head sees
+Outputs = dict[str, Any]  # tensors by name
 
 
-def function(model: VisionTransformer) -> Callable[[Any], Outputs]:
-    """The model as a function of prepared images, in which the last block computes the pooled token only.
+def float32_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
+    """Return the model as a function: prepared images -> "features", the input of the head, and with a head "logits".
 
-    Args:
-        model: any VisionTransformer; what other classifiers need of the last block is all of it.
-
-    Returns:
-        images (batch, height, width, channels) to "features" (batch, width) and, with a head, "logits"; float32.
+    The outputs are float32. For classifiers that read the class token, the last block computes that token only.
     """
     config = model.config
     if config.classifier != "token" or config.position == "relative":
         names = ["pre_logits", *(["logits"] if config.num_classes else [])]
 
-        def whole(images: Any) -> Outputs:
-            found = model.features(images, names)
-            found["features"] = keras.ops.cast(found.pop("pre_logits"), "float32")
-            return found
+        def all_tokens(images: Any) -> Outputs:
+            outputs = model.features(images, names)
+            outputs["features"] = keras.ops.cast(outputs.pop("pre_logits"), "float32")
+            return outputs
 
-        return whole
+        return all_tokens
     block = model.get_layer(f"block_{config.num_layers - 1}")
-    front = keras.Model(model.inputs[0], block.input, name=model.name)  # a name in front of every operator: short
+    # The name stands before every operator's name in the graph: a short one keeps the file small.
+    front = keras.Model(model.inputs[0], block.input, name=model.name)
 
-    def pooled(images: Any) -> Outputs:
+    def final_tokens(images: Any) -> Outputs:
         tokens = _last_block(block, front(images, training=False), count=config.num_final_tokens)
-        tokens = model.get_layer("encoder_norm")(tokens)  # of each token by itself: before or after pooling
-        return _heads(model, [tokens[:, place] for place in range(config.num_final_tokens)])
+        tokens = model.get_layer("encoder_norm")(tokens)  # acts on each token alone: before or after pooling
+        return _heads(model, [tokens[:, index] for index in range(config.num_final_tokens)])
 
-    return pooled
+    return final_tokens
 
 
-def bfloat16(model: VisionTransformer) -> Callable[[Any], Outputs]:
-    """The same, with products in bfloat16: the model's own float32 weights, cast in every call."""
+def bfloat16_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
+    """Return `float32_function` with matrix products in bfloat16, from the model's own float32 weights."""
     with vit.uninitialized():
-        other = VisionTransformer(model.config, dtype="mixed_bfloat16", name=model.name)
-    if len(other.variables) != len(model.variables):
+        bfloat16_model = VisionTransformer(model.config, dtype="mixed_bfloat16", name=model.name)
+    if len(bfloat16_model.variables) != len(model.variables):
         raise ValueError(
             "bfloat16=True is for models as their config has them: merge what was added first. "
             "Received: one with further weights, such as LoRA's"
         )
-    run = function(other)
-    pairs = list(zip(other.variables, model.variables, strict=True))
+    run = float32_function(bfloat16_model)
+    pairs = list(zip(bfloat16_model.variables, model.variables, strict=True))
 
-    def cast(images: Any) -> Outputs:
-        with keras.StatelessScope(state_mapping=[(mine, theirs.value) for mine, theirs in pairs]):
+    def run_with_weights(images: Any) -> Outputs:
+        with keras.StatelessScope(state_mapping=[(variable, weight.value) for variable, weight in pairs]):
             return run(images)
 
-    return cast
+    return run_with_weights
 
 
 def _last_block(block: vit.EncoderBlock, x: Any, *, count: int) -> Any:
-    """What the block makes of the first `count` tokens, which attend to all."""
+    """Return the block's output for the first `count` tokens, which attend to all tokens."""
     normed, kept = block.norm1(x), x[:, :count]
     for scale, branch in (
         (block.scale1, lambda _: block.attention(normed[:, :count], normed)),
@@ -75,14 +72,16 @@ def _last_block(block: vit.EncoderBlock, x: Any, *, count: int) -> Any:
 
 
 def _heads(model: VisionTransformer, tokens: list[Any]) -> Outputs:
-    """As `graph.Graph` has them: of one token, or the mean of both heads of a distilled model."""
+    """Apply the model's head to the class token; for a distilled model average the two heads."""
     config = model.config
     if config.representation_size is not None:
         tokens = [model.get_layer("pre_logits")(token) for token in tokens]
-    mean = sum(tokens[1:], tokens[0]) / len(tokens)
-    outputs = {"features": keras.ops.cast(mean, "float32")}
+    outputs = {"features": keras.ops.cast(_mean(tokens), "float32")}
     if config.num_classes:
         names = ("head", "head_distillation")[: len(tokens)]
-        logits = [model.get_layer(name)(token) for name, token in zip(names, tokens, strict=True)]
-        outputs["logits"] = sum(logits[1:], logits[0]) / len(logits)
+        outputs["logits"] = _mean([model.get_layer(name)(x) for name, x in zip(names, tokens, strict=True)])
     return outputs
+
+
+def _mean(tensors: list[Any]) -> Any:
+    return sum(tensors[1:], tensors[0]) / len(tensors)

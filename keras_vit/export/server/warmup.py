@@ -1,4 +1,4 @@
-"""Requests that TensorFlow Serving replays before it serves a model: the first call of each batch takes seconds."""
+"""Write the requests that TensorFlow Serving replays before it serves: the first call of each batch size is slow."""
 
 from __future__ import annotations
 
@@ -6,48 +6,36 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from keras_vit._util.checks import is_count
 
-MOST = 1000  # records that a server accepts
-PLACE = Path("assets.extra") / "tf_serving_warmup_requests"
+MAX_RECORDS = 1000  # that a server accepts
+FILE = Path("assets.extra") / "tf_serving_warmup_requests"
 
 
-def sizes(batch_sizes: Iterable[int]) -> list[int]:
-    """The batch sizes, checked.
-
-    Raises:
-        ValueError: for what is no list of whole numbers from 1.
-    """
-    listed: list[Any] = list(batch_sizes) if isinstance(batch_sizes, Iterable) else [None]
-    if not all(is_count(size, least=1) for size in listed):
+def check_batch_sizes(batch_sizes: Iterable[int]) -> list[int]:
+    """Return the batch sizes as a list; raise a ValueError if they are not whole numbers from 1."""
+    sizes: list[Any] = list(batch_sizes) if isinstance(batch_sizes, Iterable) else [None]
+    if not all(is_count(size, least=1) for size in sizes):
         raise ValueError(f"warmup is batch sizes from 1, such as (1, 8); () is none. Received: {batch_sizes!r}")
-    return [int(size) for size in listed]
+    return [int(size) for size in sizes]
 
 
 def write(folder: Path, signatures: Iterable[str], batch_sizes: Sequence[int]) -> None:
-    """Writes a request of tiny JPEG files for every signature and batch size into a SavedModel's folder.
+    """Write a request of tiny JPEG files for every signature and batch size into a SavedModel's folder.
 
-    A TFRecord file of tensorflow.serving.PredictionLog messages (tensorflow_serving/apis/prediction_log.proto), spelled
-    out here: four nested fields do not need the package.
-
-    Args:
-        folder: of the SavedModel.
-        signatures: which take "image_bytes".
-        batch_sizes: how many images a request has.
-
-    Raises:
-        ValueError: for more requests than a server accepts.
+    The file is a TFRecord of tensorflow.serving.PredictionLog messages (tensorflow_serving/apis/prediction_log.proto),
+    encoded here: four nested fields do not need the package. A ValueError says if there are more than a server accepts.
     """
-    import tensorflow as tf
-
     names = list(signatures)
-    if len(batch_sizes) * len(names) > MOST:
-        most = MOST // len(names)
-        raise ValueError(f"warmup is batch sizes from 1, up to {most} of them. Received: {len(batch_sizes)}")
+    if len(batch_sizes) * len(names) > MAX_RECORDS:
+        limit = MAX_RECORDS // len(names)
+        raise ValueError(f"warmup is batch sizes from 1, up to {limit} of them. Received: {len(batch_sizes)}")
     if not batch_sizes or not names:
         return
     image = tf.io.encode_jpeg(tf.fill((8, 8, 3), tf.constant(128, tf.uint8))).numpy()
-    path = folder / PLACE
+    path = folder / FILE
     path.parent.mkdir(exist_ok=True)
     with tf.io.TFRecordWriter(str(path)) as records:
         for name in names:
@@ -56,14 +44,14 @@ def write(folder: Path, signatures: Iterable[str], batch_sizes: Sequence[int]) -
 
 
 def _prediction_log(signature: str, tensor: bytes) -> bytes:
-    model_spec = _field(3, signature.encode())  # the server fills in the model's name
-    inputs = _field(1, b"image_bytes") + _field(2, tensor)  # an entry of the map
+    model_spec = _field(3, signature.encode())  # the server adds the model's name
+    inputs = _field(1, b"image_bytes") + _field(2, tensor)  # one entry of a map
     request = _field(1, model_spec) + _field(2, inputs)
     return _field(6, _field(1, request))  # PredictionLog.predict_log, PredictLog.request
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """A length-delimited field of a protocol buffer."""
+    """Encode a length-delimited field of a protocol buffer."""
     return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 

@@ -1,0 +1,117 @@
+"""Check what a LiteRT file consists of before it is run: operators, tensors, size."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_vit.export.litert.builder import IDENTIFIER, schema
+from keras_vit.export.quantization.modes import Mode
+
+VARIABLE_OPERATORS = {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"}  # read weights that are not in the file
+MAX_RANK = 4  # dimensions that GPUs and NPUs accept
+WEIGHT_SLACK = 0.2  # a file may be larger by this share of its weights, for scales and lookup tables,
+GRAPH_BYTES = 256 * 1024  # and by this much for its graph
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The operators of a LiteRT file ("CUSTOM Name" if not builtin), and the most dimensions of its tensors."""
+
+    operators: frozenset[str]
+    max_rank: int
+
+
+def read_structure(path: str | os.PathLike[str]) -> Structure:
+    """Read a .tflite file without its weights; raise a ValueError if it is none, or damaged."""
+    size = Path(path).stat().st_size
+    if size < 8:
+        raise ValueError(f"{path} is no LiteRT file: it has {size} bytes")
+    litert_schema = schema()
+    with Path(path).open("rb") as file:
+        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    if content[4:8] != IDENTIFIER:
+        raise ValueError(f"{path} is no LiteRT file: it lacks the mark {IDENTIFIER.decode()}")
+    try:
+        return _parse(litert_schema, content)
+    except (struct.error, IndexError, OverflowError, UnicodeDecodeError):
+        raise ValueError(f"{path} is no LiteRT file that can be read: it is cut off or damaged") from None
+
+
+def _parse(litert_schema: Any, content: memoryview) -> Structure:
+    model = litert_schema.Model.GetRootAs(content)
+    builtins = vars(litert_schema.BuiltinOperator).items()
+    names = {number: name for name, number in builtins if isinstance(number, int)}
+    operators = set()
+    for code in map(model.OperatorCodes, range(model.OperatorCodesLength())):
+        custom = code.CustomCode()
+        number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())  # old files have the second alone
+        operators.add(f"CUSTOM {custom.decode()}" if custom else names.get(number, f"number {number}"))
+    graphs = map(model.Subgraphs, range(model.SubgraphsLength()))
+    ranks = [graph.Tensors(index).ShapeLength() for graph in graphs for index in range(graph.TensorsLength())]
+    return Structure(frozenset(operators), max(ranks, default=0))
+
+
+def find_problems(path: Path) -> list[str]:
+    """Return what keeps a .tflite file from running on every device, one phrase each; raise as `read_structure`."""
+    structure = read_structure(path)
+    custom = sorted(name for name in structure.operators if name.startswith("CUSTOM"))
+    variables = sorted(structure.operators & VARIABLE_OPERATORS)
+    problems = []
+    if custom:
+        problems.append(f"needs operators that are not LiteRT's own ({', '.join(custom)})")
+    if variables:
+        problems.append(f"reads variables that are not in it ({', '.join(variables)}): without weights it computes NaN")
+    if structure.max_rank > MAX_RANK:
+        problems.append(f"has tensors of {structure.max_rank} dimensions, where many devices take up to {MAX_RANK}")
+    return problems
+
+
+def expected_bytes(model: keras.Model, mode: Mode | None, size: tuple[int, int]) -> tuple[int, int]:
+    """Return the least and the most bytes that a file of the model may have, without labels.
+
+    Kernels are stored with the mode's bits (4 to 32 without a mode), other weights as float32. Some of the others are
+    folded away: the lower bound counts kernels alone. A file that resizes images has matrices for that.
+    """
+    least_bits, most_bits = (4, 32) if mode is None else mode.bits
+    kernels = sum(math.prod(v.shape) for v in model.variables if v.path.endswith("kernel"))
+    others = sum(math.prod(v.shape) for v in model.variables) - kernels
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "has_map_head", False):
+        kernels -= 2 * config.hidden_size**2  # the probe is constant: its query and the keys are folded into one kernel
+    if size != tuple(model.input_shape[1:3]):
+        others += sum(math.prod(sides) for sides in zip(size, model.input_shape[1:3], strict=True))
+    if getattr(config, "position", None) == "relative":
+        others += config.num_layers * config.num_heads * config.num_tokens**2
+    least = (1 - WEIGHT_SLACK / 2) * kernels * least_bits / 8
+    most = (1 + WEIGHT_SLACK) * (kernels * most_bits / 8 + 4 * others) + GRAPH_BYTES
+    return int(least), int(most)
+
+
+def find_size_problems(path: Path, model: keras.Model, mode: Mode | None, size: tuple[int, int]) -> list[str]:
+    """Return one phrase if the file has not the `expected_bytes`, and none if it has."""
+    least, most = expected_bytes(model, mode, size)
+    found = path.stat().st_size - _archive_bytes(path)
+    if least <= found <= most:
+        return []
+    return [f"has {found:,} bytes, where the model's weights explain {least:,} to {most:,}"]
+
+
+def _archive_bytes(path: Path) -> int:
+    """Return the size of the zip archive at the end of a file, which holds labels of any length; 0 without one."""
+    if not zipfile.is_zipfile(path):
+        return 0
+    size = path.stat().st_size
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return size - min((entry.header_offset for entry in archive.infolist()), default=size)
+    except zipfile.BadZipFile:  # weights that look like the end of an archive
+        return 0
