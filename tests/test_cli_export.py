@@ -64,9 +64,9 @@ def test_everything_that_a_file_can_be_is_an_option(tmp_path: Path, pictures: Pa
     assert (row["images"], row["mode"], row["threads"], row["agreement"]) == (20, "none", 1, 1.0)
     assert row["preprocess_error"] < 0.01
     assert metadata.read_labels(path) == names.read_text().splitlines()
-    from keras_vit.export.check.running import running
+    from keras_vit.export.check.running import load_exported
 
-    file = running(path)
+    file = load_exported(path)
     assert (file.shape, file.batch, file.dtype) == ((64, 56, 3), 2, "uint8")
     outputs = file.call(np.zeros((2, 64, 56, 3), np.uint8))
     assert outputs["probabilities"].sum(axis=1) == pytest.approx(1, abs=1e-5)

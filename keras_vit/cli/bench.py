@@ -88,9 +88,9 @@ def _set_threads(threads: int | None) -> None:
 
 def _exported_call(path: str, batch: int | None, threads: int | None) -> tuple[Callable[[Any], Any], Any]:
     """Return an exported file's call, and images for it."""
-    from keras_vit.export.check.running import running
+    from keras_vit.export.check.running import load_exported
 
-    file = running(path, **({} if threads is None else {"threads": threads}))
+    file = load_exported(path, **({} if threads is None else {"threads": threads}))
     if file.threads is None and threads is not None:
         raise ValueError(f"{path} runs on as many threads as TensorFlow chooses. Received: --threads {threads}")
     if file.batch is not None and batch not in (None, file.batch):

@@ -60,9 +60,6 @@ def load_exported(path: str | os.PathLike[str], threads: int = 2) -> ExportedMod
     return _load_saved_model(path) if path.is_dir() else _load_litert(path, threads)
 
 
-running = load_exported  # the name that other parts of the package import
-
-
 def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
     """Return a function that runs an exported file.
 
