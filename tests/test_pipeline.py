@@ -62,7 +62,9 @@ def files(count: int = 10) -> Split:
     images = [*pictures(count - 2), *pictures(2, channels=1)]
     data = [encoded(image, ("jpeg", "png")[number % 2]) for number, image in enumerate(images)]
     return RandomAccess(
-        name="files", count=count, fetch=lambda: lambda index: {"image": tf.constant(data)[index], "label": index % 4}
+        name="files",
+        count=count,
+        make_reader=lambda: lambda index: {"image": tf.constant(data)[index], "label": index % 4},
     )
 
 
@@ -71,7 +73,7 @@ def arrays(images: np.ndarray, labels: Any) -> Split:
     return RandomAccess(
         name="arrays",
         count=len(images),
-        fetch=lambda: lambda index: {"image": tf.constant(images)[index], "label": tf.constant(labels)[index]},
+        make_reader=lambda: lambda index: {"image": tf.constant(images)[index], "label": tf.constant(labels)[index]},
     )
 
 
@@ -169,7 +171,7 @@ def test_resizing_is_the_official_one_whatever_the_models() -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_files_are_evaluated_as_the_model_reads_them(channels: int, tmp_path: Any) -> None:
     split, paths = files(4), []
-    for example in split.once():
+    for example in split.iterate_once():
         paths.append(tmp_path / str(int(example["index"])))
         paths[-1].write_bytes(example["image"].numpy())
     want = preprocess.prepare(paths, image_size=SIZE, num_channels=channels, preprocessing=Preprocessing())
