@@ -17,7 +17,7 @@ from sklearn.metrics import log_loss, top_k_accuracy_score
 from keras_vit import digits, zoo
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train.measure.evaluation import SUMS, Evaluation, evaluate, summary, sums
+from keras_vit.train.measure.evaluation import SUM_NAMES, Evaluation, batch_sums, evaluate, summarize
 from tiny_models import built
 
 CLASSES = 7
@@ -31,7 +31,7 @@ def random_logits(images: int = 101, classes: int = CLASSES) -> tuple[np.ndarray
 
 def named(logits: Any, labels: Any, weights: Any = None) -> dict[str, float]:
     weights = np.ones(len(logits), np.float32) if weights is None else weights
-    return dict(zip(SUMS, sums(tf.constant(logits), labels, weights).numpy(), strict=True))
+    return dict(zip(SUM_NAMES, batch_sums(tf.constant(logits), labels, weights).numpy(), strict=True))
 
 
 def reader(logits: np.ndarray) -> keras.Model:
@@ -146,12 +146,14 @@ def test_sums_of_parts_are_the_sum_of_the_whole() -> None:
     logits, labels = random_logits()
     rows = np.eye(CLASSES, dtype=np.float32)[labels]
     parts = sum(np.array(list(named(logits[part], rows[part]).values())) for part in (slice(0, 40), slice(40, None)))
-    assert summary(parts, data="parts").loss == pytest.approx(named(logits, rows)["loss"] / 101, rel=1e-6)
+    assert summarize(parts, data="parts").loss == pytest.approx(named(logits, rows)["loss"] / 101, rel=1e-6)
 
 
 def test_evaluating_twice_compiles_once_and_keeps_no_model_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     traced = []
-    monkeypatch.setattr("keras_vit.train.measure.evaluation.sums", lambda *given: traced.append(1) or sums(*given))
+    monkeypatch.setattr(
+        "keras_vit.train.measure.evaluation.batch_sums", lambda *given: traced.append(1) or batch_sums(*given)
+    )
     model = built(num_classes=10)
     first, second = (evaluate(model, "digits", batch_size=90) for _ in range(2))
     assert (first.top1, first.loss) == (second.top1, second.loss) and len(traced) == 1
@@ -163,7 +165,7 @@ def test_evaluating_twice_compiles_once_and_keeps_no_model_alive(monkeypatch: py
 
 
 def test_an_evaluation_is_json() -> None:
-    found = summary([3, 4, 2.0, 4, 1], data="some", speed=10.0)
+    found = summarize([3, 4, 2.0, 4, 1], data="some", speed=10.0)
     assert json.loads(json.dumps(found.to_dict()))["top1"] == 0.75
 
 
@@ -175,17 +177,20 @@ def test_bfloat16_models_are_measured_in_float32() -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "other classes": ({"model": {"num_classes": 5}}, "tells 5 classes apart and .* has 10"),
-    "no head": ({"model": {"num_classes": 0}}, "without such a head"),
-    "unpooled": ({"model": {"num_classes": 10, "classifier": "unpooled"}}, "without such a head"),
+    "other classes": ({"model": {"num_classes": 5}}, "The model has 5 classes and .* has 10"),
+    "no head": ({"model": {"num_classes": 0}}, r"logits \(batch, classes\). Received: one without a head"),
+    "unpooled": (
+        {"model": {"num_classes": 10, "classifier": "unpooled"}},
+        r"logits \(batch, classes\). Received: one without a head",
+    ),
     "labels": ({"labels": "ReaL"}, "labels is one of"),
-    "single as real": ({"labels": "real"}, "has one label an image"),
+    "single as real": ({"labels": "real"}, "has one label per image"),
     "batch size": ({"batch_size": 0}, "batch_size is a whole number"),
     "several as single": (
         {"data": {"evaluation": (spelled(3), np.eye(10)[:3])}},
-        "several labels an image: pass labels='real'",
+        "several labels per image: pass labels='real'",
     ),
-    "nothing held out": ({"data": {"train": (spelled(10), np.arange(10))}}, "no held-out part"),
+    "nothing held out": ({"data": {"train": (spelled(10), np.arange(10))}}, "no held-out split"),
     "no label at all": (
         {"data": {"evaluation": (spelled(3), np.zeros((3, 10)))}, "labels": "real"},
         "no image to measure on: 3 have no label",

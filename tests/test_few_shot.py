@@ -12,7 +12,7 @@ from sklearn.linear_model import Ridge
 
 from keras_vit import digits, zoo
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train.measure.few_shots import BIAS, LEAST_DEVIATION, draw, few_shot, least_squares
+from keras_vit.train.measure.few_shots import BIAS, MIN_DEVIATION, draw_images, few_shot, least_squares
 from tiny_models import built
 
 L2 = 2.0**10
@@ -28,7 +28,7 @@ def problem(images: int, width: int, classes: int = 4) -> tuple[np.ndarray, np.n
 
 
 def standardised(features: np.ndarray, like: np.ndarray) -> np.ndarray:
-    x = (features - like.mean(axis=0)) / (like.std(axis=0) + LEAST_DEVIATION)
+    x = (features - like.mean(axis=0)) / (like.std(axis=0) + MIN_DEVIATION)
     return np.concatenate([x, np.full((len(x), 1), BIAS)], axis=1)
 
 
@@ -70,20 +70,20 @@ def test_a_feature_that_never_changes_does_no_harm() -> None:
 
 def test_images_are_drawn_by_seed_and_more_shots_hold_fewer() -> None:
     labels = np.random.default_rng(0).integers(0, 3, 100)
-    one, same, other = (draw(labels, 5, num_classes=3, seed=seed) for seed in (0, 0, 1))
+    one, same, other = (draw_images(labels, 5, num_classes=3, seed=seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one, same)
     assert not np.array_equal(one, other)
-    for number, (few, many) in enumerate(zip(one, draw(labels, 20, num_classes=3, seed=0), strict=True)):
+    for number, (few, many) in enumerate(zip(one, draw_images(labels, 20, num_classes=3, seed=0), strict=True)):
         assert len(set(few)) == 5 and set(labels[many]) == {number}
         np.testing.assert_array_equal(few, many[:5])
 
 
 def test_a_class_with_too_few_images_gives_all_it_has_and_says_so() -> None:
     with pytest.warns(UserWarning, match="1 of 2 classes have fewer than 5 images, class 1 2"):
-        chosen = draw([0] * 9 + [1] * 2, 5, num_classes=2, seed=0)
+        chosen = draw_images([0] * 9 + [1] * 2, 5, num_classes=2, seed=0)
     assert [len(some) for some in chosen] == [5, 2]
     with pytest.raises(ValueError, match=r"these have none: \[1\]"):
-        draw([0, 2], 1, num_classes=3, seed=0)
+        draw_images([0, 2], 1, num_classes=3, seed=0)
 
 
 @functools.cache
@@ -147,9 +147,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "zero shots": ({"shots": (0, 5)}, "shots are whole numbers from 1"),
     "no ridge": ({"l2": 0.0}, "l2 lies above 0"),
     "unknown layer": ({"layer": "pre_logit"}, "layers are some of"),
-    "tokens": ({"layer": "block_1"}, r"gives \(batch, width\).*'block_1'"),
-    "several labels": ({"data": BOTH}, "one label an image"),
-    "nothing held out": ({"data": {"train": (IMAGES, np.arange(4))}}, "a training and a held-out part"),
+    "tokens": ({"layer": "block_1"}, r"returns \(batch, width\).*'block_1'"),
+    "several labels": ({"data": BOTH}, "one label per image"),
+    "nothing held out": ({"data": {"train": (IMAGES, np.arange(4))}}, "a training and a held-out split"),
 }
 
 

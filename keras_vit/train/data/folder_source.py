@@ -64,36 +64,36 @@ def open_folder(folder: str, *, train_split: str | None, eval_split: str | None,
     has_splits = bool(train_split or eval_split) or TRAIN in found or set(found) == set(subfolders) != set()
     train = train_split or (TRAIN if TRAIN in found else None)
     held_out = eval_split or next((name for name in HELD_OUT if name in found and name != train), None)
+    listings: Sequence[Listing | None]
     if not has_splits or (train and not (train_split or held_out)):
-        return _hold_out(folder, f"{folder}/{train}" if has_splits else folder, on_bad_image)
-    for name in (train, held_out):
-        if name is not None and name not in subfolders:
-            raise ValueError(f"{folder} has no split {name!r}. Received folders: {_abbreviate(subfolders)}")
-    classes = _class_names(f"{folder}/{train or held_out}")
-    listings = [_list_images(f"{folder}/{name}", classes) if name else None for name in (train, held_out)]
+        whole = f"{folder}/{train}" if has_splits else folder
+        classes = _class_names(whole)
+        listings = _hold_out(_list_images(whole, classes))
+    else:
+        if missing := [name for name in (train, held_out) if name and name not in subfolders]:
+            raise ValueError(f"{folder} has no split {missing[0]!r}. Received folders: {_abbreviate(subfolders)}")
+        classes = _class_names(f"{folder}/{train or held_out}")
+        listings = [_list_images(f"{folder}/{name}", classes) if name else None for name in (train, held_out)]
     splits = [_open_split(listing, on_bad_image) if listing else None for listing in listings]
-    return _data(folder, splits[0], splits[1], classes)
+    return Data(
+        name=folder, train=splits[0], evaluation=splits[1], num_classes=len(classes), class_names=tuple(classes)
+    )
 
 
-def _hold_out(name: str, folder: str, on_bad_image: str) -> Data:
-    """Open a folder without an evaluation split: a tenth of it becomes one."""
-    classes = _class_names(folder)
-    listing = _list_images(folder, classes)
+def _hold_out(listing: Listing) -> tuple[Listing, Listing | None]:
+    """Divide the images of a folder without an evaluation split."""
     held_out = np.array([_is_held_out(file) for file in listing.files])
     if held_out.all() or not held_out.any():
-        warnings.warn(f"{folder} has too few images to hold some out: there is no evaluation split.", stacklevel=4)
-        return _data(name, _open_split(listing, on_bad_image), None, classes)
+        warnings.warn(
+            f"{listing.folder} has too few images to hold some out: there is no evaluation split.", stacklevel=4
+        )
+        return listing, None
     warnings.warn(
-        f"{folder} has no evaluation split (val, validation or test, beside train):"
+        f"{listing.folder} has no evaluation split (val, validation or test, beside train):"
         f" {held_out.sum():,} of {len(held_out):,} images are held out, chosen by their names.",
         stacklevel=4,
     )
-    train, evaluation = (_open_split(listing.where(mask), on_bad_image) for mask in (~held_out, held_out))
-    return _data(name, train, evaluation, classes)
-
-
-def _data(name: str, train: RandomAccess | None, evaluation: RandomAccess | None, classes: list[str]) -> Data:
-    return Data(name=name, train=train, evaluation=evaluation, num_classes=len(classes), class_names=tuple(classes))
+    return listing.where(~held_out), listing.where(held_out)
 
 
 def _is_held_out(file: str) -> bool:
