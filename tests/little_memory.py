@@ -10,7 +10,7 @@ from pathlib import Path
 READ = """
 import resource, sys
 from pathlib import Path
-from keras_vit.checkpoints.containers import CheckpointError, open_container
+from keras_vit.converters.containers import CheckpointError, open_container
 
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)

@@ -201,7 +201,7 @@ def test_a_plan_is_json() -> None:
 
 
 def test_planning_starts_neither_tensorflow_nor_keras() -> None:
-    code = "import sys; from keras_vit.train.planner import plan; plan('B/16', batch_size=8)"
+    code = "import sys; from keras_vit.train.measure.planner import plan; plan('B/16', batch_size=8)"
     code += "; print([name for name in ('tensorflow', 'keras', 'numpy') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
