@@ -258,11 +258,8 @@ def test_what_does_not_fit_is_said_before_anything_is_read(split: Split, own: An
 
 
 @pytest.mark.parametrize("batch_size", [3, 5, 16])
-@pytest.mark.parametrize("shards", [1, 3])
-def test_evaluation_counts_every_example_once_in_batches_of_one_size(batch_size: int, shards: int) -> None:
-    per_shard = [evaluation(files(), batch_size, shard=(number, shards)) for number in range(shards)]
-    assert len({len(batches) for batches in per_shard}) == 1  # workers evaluate in step
-    everything = [batch for batches in per_shard for batch in batches]
+def test_evaluation_counts_every_example_once_in_batches_of_one_size(batch_size: int) -> None:
+    everything = evaluation(files(), batch_size)
     assert all(batch["image"].shape == (batch_size, *SIZE, 3) for batch in everything)
     images, labels, weights = (
         np.concatenate([batch[name] for batch in everything]) for name in ("image", "label", "weight")
@@ -272,3 +269,11 @@ def test_evaluation_counts_every_example_once_in_batches_of_one_size(batch_size:
     assert {image.tobytes() for image in images[counted]} == {
         batch["image"].tobytes() for batch in evaluation(files(), 1)
     }
+
+
+def test_evaluation_reads_only_the_chosen_examples() -> None:
+    everything = evaluation(files(), 1)
+    (batch,) = evaluation(files(), 4, only=np.array([7, 2, 9]))
+    assert batch["weight"].tolist() == [1, 1, 1, 0]
+    for row, index in enumerate((2, 7, 9)):  # in the split's order
+        np.testing.assert_array_equal(batch["image"][row], everything[index]["image"][0])

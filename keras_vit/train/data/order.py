@@ -43,20 +43,18 @@ class Order:
     shuffle: bool = True
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or self.replicas < 1 or self.batch % self.replicas:
-            raise ValueError(
-                "Every replica takes the same share of a batch. Expected: a batch size that is a multiple of the"
-                f" number of replicas. Received: batch {self.batch}, replicas {self.replicas}"
-            )
-        if not (0 <= self.first_replica < self.first_replica + self.local_replicas <= self.replicas):
-            raise ValueError(
-                f"Expected at least one replica, in the range 0..{self.replicas - 1}."
-                f" Received: first_replica {self.first_replica}, local_replicas {self.local_replicas}"
-            )
-        if not (0 <= self.start < MAX_BATCHES and 0 <= self.seed < 2**64):
-            raise ValueError(
-                f"Expected: start from 0 to 2**40 - 1, seed from 0 to 2**64 - 1. Received: {self.start=}, {self.seed=}"
-            )
+        last = self.first_replica + self.local_replicas
+        requirements = {
+            "batch is a multiple of the number of replicas, from 1": (
+                self.batch >= 1 and self.replicas >= 1 and self.batch % self.replicas == 0
+            ),
+            "this worker has at least one of the replicas": 0 <= self.first_replica < last <= self.replicas,
+            "start is from 0 to 2**40 - 1": 0 <= self.start < MAX_BATCHES,
+            "seed is from 0 to 2**64 - 1": 0 <= self.seed < 2**64,
+        }
+        for requirement, is_met in requirements.items():
+            if not is_met:
+                raise ValueError(f"Expected: {requirement}. Received: {self}")
 
     @property
     def replica_batch(self) -> int:

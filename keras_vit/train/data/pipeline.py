@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from keras_vit.model import preprocess
@@ -19,7 +20,7 @@ from keras_vit.train._recipe import Recipe
 from keras_vit.train.data import augment
 from keras_vit.train.data.order import Order
 from keras_vit.train.data.randaugment import randaugment
-from keras_vit.train.data.split import Example, SinglePass, Split
+from keras_vit.train.data.split import Example, Split
 
 NUM_DRAWS = 5  # random numbers per image: flip (1), crop (2), shift (2); inception crop and RandAugment have own seeds
 OFFICIAL_RESIZE = Preprocessing(mean=(0,), std=(1 / 255,))  # bilinear, both sides to the size, values 0..255
@@ -80,25 +81,25 @@ def training_batches(
 
 
 def evaluation_batches(
-    split: SinglePass,
+    split: Split,
     *,
+    only: npt.NDArray[np.int64] | None = None,
     batch_size: int,
     image_size: tuple[int, int],
     num_channels: int,
     preprocessing: Preprocessing,
     num_classes: int,
-    shard: tuple[int, int] = (0, 1),
 ) -> tf.data.Dataset:
     """Return every valid example once, prepared as `model.preprocess` does, in batches of equal size.
 
     Args:
         split: the examples.
+        only: indices of the examples to read; None reads all.
         batch_size: of every batch; the last is padded with black images of weight 0.
         image_size: (height, width) of the model.
         num_channels: of the model.
         preprocessing: of the model.
         num_classes: columns of the labels.
-        shard: this worker's index and the number of workers; all have the same number of batches.
 
     Returns:
         Dictionaries of `image`, float32 (batch, height, width, channels), `label`, float32 (batch, num_classes), and
@@ -113,13 +114,15 @@ def evaluation_batches(
         image = prepare(_match_channels(_decode(example["image"]), num_channels))
         return {"image": image, "label": _label_rows(example["label"], num_classes), "weight": tf.constant(1.0)}
 
-    index, shards = shard
-    num_batches = -(-split.num_valid // (batch_size * shards))
-    examples = split.iterate_once(shard=index, shards=shards).map(prepare_example, num_parallel_calls=tf.data.AUTOTUNE)
+    examples, count = split.iterate_once(), split.num_valid
+    if only is not None:
+        mask = tf.constant(np.isin(np.arange(split.count), only))
+        examples, count = examples.filter(lambda example: mask[example["index"]]), len(only)
+    prepared = examples.map(prepare_example, num_parallel_calls=tf.data.AUTOTUNE)
     padding = tf.data.Dataset.from_tensors(
-        tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), examples.element_spec)
+        tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), prepared.element_spec)
     )
-    padded = examples.concatenate(padding.repeat()).take(num_batches * batch_size)
+    padded = prepared.concatenate(padding.repeat()).take(-(-count // batch_size) * batch_size)
     return _with_options(padded.batch(batch_size, drop_remainder=True))
 
 

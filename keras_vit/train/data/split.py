@@ -16,7 +16,6 @@ import abc
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -25,17 +24,6 @@ from keras_vit.train.data.image_files import is_decodable
 from keras_vit.train.data.order import MAX_EXAMPLES, Order, positions
 
 Example = dict[str, tf.Tensor]
-
-
-class SinglePass(Protocol):
-    """Examples that can be read once, as in an evaluation."""
-
-    @property
-    def num_valid(self) -> int:
-        """Number of examples that `iterate_once` yields."""
-
-    def iterate_once(self, *, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
-        """See `Split`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +57,8 @@ class Split(abc.ABC):
         """Return an endless stream of examples; the next valid one replaces one that cannot be decoded."""
 
     @abc.abstractmethod
-    def iterate_once(self, *, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
-        """Return every valid example once, by ascending index.
-
-        Args:
-            shard: index of this worker.
-            shards: number of workers; each reads every `shards`-th example.
-        """
+    def iterate_once(self) -> tf.data.Dataset:
+        """Return every valid example once, by ascending index."""
 
     def name_of(self, index: int) -> str:
         """Return the name of an example for messages."""
@@ -126,9 +109,9 @@ class RandomAccess(Split):
             stream = stream.map(lambda position, index: (position, replacement[index]))
         return self._read(stream)
 
-    def iterate_once(self, *, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
+    def iterate_once(self) -> tf.data.Dataset:
         """See `Split`."""
-        indices = tf.data.Dataset.from_tensor_slices(self._valid_indices()[shard::shards])
+        indices = tf.data.Dataset.from_tensor_slices(self._valid_indices())
         return self._read(indices.map(lambda index: (index, index)))
 
     def name_of(self, index: int) -> str:

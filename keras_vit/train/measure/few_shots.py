@@ -20,7 +20,6 @@ import tensorflow as tf
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.data import pipeline, sources
-from keras_vit.train.data.split import SinglePass
 from keras_vit.train.measure.evaluation import ModelInput
 
 # The constant feature for the bias, so large that the regularisation hardly affects the bias.
@@ -88,16 +87,16 @@ def few_shot(
         )
     extract, model_input = _feature_extractor(model, layer), ModelInput.from_model(model, preprocessing)
 
-    def features_of(split: SinglePass) -> tuple[np.ndarray, np.ndarray]:
+    def features_of(split: sources.Split, only: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         batches = pipeline.evaluation_batches(
-            split, batch_size=batch_size, num_classes=opened.num_classes, **model_input._asdict()
+            split, only=only, batch_size=batch_size, num_classes=opened.num_classes, **model_input._asdict()
         )
         return _collect(extract, batches)
 
     indices, labels = _read_labels(opened.train)
     drawn = draw_images(labels, counts[-1], num_classes=opened.num_classes, seed=seed)
     used = np.unique(np.concatenate(drawn))  # sorted, which is the order in which the split yields them
-    features, classes = features_of(_Subset(opened.train, indices[used]))
+    features, classes = features_of(opened.train, indices[used])
     test_features, test_classes = features_of(opened.evaluation)
     accuracy = {}
     for count in counts:
@@ -176,22 +175,6 @@ def draw_images(labels: npt.ArrayLike, shots: int, *, num_classes: int, seed: in
             stacklevel=3,
         )
     return drawn
-
-
-@dataclass(frozen=True)
-class _Subset:
-    """Some examples of a split, as a `SinglePass`."""
-
-    split: sources.Split
-    indices: np.ndarray
-
-    @property
-    def num_valid(self) -> int:
-        return len(self.indices)
-
-    def iterate_once(self, *, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
-        mask = tf.constant(np.isin(np.arange(self.split.count), self.indices))
-        return self.split.iterate_once(shard=shard, shards=shards).filter(lambda example: mask[example["index"]])
 
 
 def _read_labels(split: sources.Split) -> tuple[np.ndarray, np.ndarray]:
