@@ -1,4 +1,4 @@
-"""Reads files in a process that may take 64 MiB more than it has."""
+"""Read files in a process that may allocate 64 MiB more than it has."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ for path in sys.argv[1:]:
 
 
 def assert_all_refused(paths: Iterable[Path]) -> None:
-    """Every file is a CheckpointError, and none for want of memory."""
+    """Assert that every file is a CheckpointError, and none because memory ran out."""
     command = [sys.executable, "-c", READ, *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

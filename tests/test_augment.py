@@ -1,4 +1,4 @@
-"""The training augmentations: what they draw, and that they change nothing else."""
+"""The training augmentations: the distributions they sample from, and that they change nothing else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keras_vit.train.data import augment
 sklearn_datasets = pytest.importorskip("sklearn.datasets")
 stats = pytest.importorskip("scipy.stats")
 PHOTO = Image.open(sorted(Path(sklearn_datasets.__file__).parent.glob("images/*.jpg"))[0]).convert("RGB")
-# Draws are seeded: a test that passes once passes always. This bounds how unlucky the seed may have been.
+# Samples are seeded, so a test that passes once always passes. This is the smallest p-value that a test accepts.
 UNLIKELY = 1e-4
 
 
@@ -29,7 +29,7 @@ def encoded(image: Image.Image, **options: Any) -> bytes:
 
 
 def drawn(draw: Callable[[Any], Any], count: int) -> np.ndarray:
-    """What a function makes of the seeds 0 .. count - 1."""
+    """Return the results of a function for the seeds 0 .. count - 1."""
     seeds = tf.data.Dataset.range(count).map(lambda number: draw(tf.stack([np.int64(7), number])))
     return np.array(list(seeds.batch(count).as_numpy_iterator())[0])
 
@@ -62,7 +62,7 @@ def test_a_jpeg_decoded_in_part_is_the_part_of_a_jpeg_decoded_whole(quality: int
             augment.inception_crop(image, (3, number), min_area=0.05).numpy() for image in (tf.constant(jpeg), whole)
         )
         assert of_file.shape == of_array.shape
-        # At the part's edge colour has no neighbours to be smoothed with: there it may differ, not within.
+        # At the edge of the part chroma upsampling lacks neighbours, so that only the border may differ.
         np.testing.assert_array_equal(of_file[2:-2, 2:-2], of_array[2:-2, 2:-2])
 
 
@@ -82,7 +82,7 @@ def test_an_inception_crop_has_the_official_areas_and_aspects(min_area: float) -
 
     top, left, rows, columns = drawn(box, 2000).T
     assert (top >= 0).all() and (left >= 0).all() and (top + rows <= height).all() and (left + columns <= width).all()
-    # Sides are whole pixels: half of one in the shortest of 58 is an error of 1 % in a ratio and 2 % in an area.
+    # Sides are whole pixels: half a pixel of the shortest side, 58, is 1 % of a ratio and 2 % of an area.
     aspects, areas = columns / rows, rows * columns / (height * width)
     assert aspects.min() > 0.75 * 0.98 and aspects.max() < 1.33 * 1.02
     assert areas.min() > min_area * 0.97 and areas.max() <= 1

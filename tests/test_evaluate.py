@@ -1,4 +1,4 @@
-"""Evaluation, against scikit-learn and NumPy, and on the model that comes with the package."""
+"""Evaluation against scikit-learn and NumPy, and with the embedded model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def named(logits: Any, labels: Any, weights: Any = None) -> dict[str, float]:
 
 
 def reader(logits: np.ndarray) -> keras.Model:
-    """A model whose logits for an image are looked up by the number that its first two pixels spell."""
+    """Return a model that looks up the logits of an image by the number encoded in its first two pixels."""
     images = keras.Input((2, 2, 3))
     numbers = keras.ops.cast(keras.ops.round(images[:, 0, 0, 0] + 256 * images[:, 0, 1, 0]), "int32")
     return keras.Model(images, keras.ops.take(logits, numbers, axis=0))
@@ -70,7 +70,7 @@ def measured(logits: np.ndarray, targets: np.ndarray, **options: Any) -> Evaluat
     return evaluate(reader(logits), data, preprocessing=AS_IT_IS, **options)
 
 
-@pytest.mark.parametrize("batch_size", [1, 8, 101, 256])  # no rest, a rest, one whole batch, one that is filled up
+@pytest.mark.parametrize("batch_size", [1, 8, 101, 256])  # no remainder, a remainder, one full batch, one padded batch
 def test_accuracy_and_loss_are_scikit_learns_whatever_the_batch(batch_size: int) -> None:
     logits, labels = random_logits(101 if batch_size > 1 else 9)
     found = measured(logits, labels, batch_size=batch_size)
@@ -79,7 +79,7 @@ def test_accuracy_and_loss_are_scikit_learns_whatever_the_batch(batch_size: int)
     assert found.top1 == pytest.approx(top_k_accuracy_score(labels, logits, k=1, labels=classes), abs=1e-12)
     assert found.top5 == pytest.approx(top_k_accuracy_score(labels, logits, k=5, labels=classes), abs=1e-12)
     probabilities = np.exp(logits.astype(np.float64)) / np.exp(logits.astype(np.float64)).sum(axis=1, keepdims=True)
-    # One float32 softmax has 7 digits; the mean of 101 has no fewer.
+    # A float32 softmax has 7 digits, and so has the mean of 101.
     assert found.loss == pytest.approx(log_loss(labels, probabilities, labels=classes), rel=1e-6)
 
 
@@ -172,7 +172,7 @@ def test_an_evaluation_is_json() -> None:
 def test_bfloat16_models_are_measured_in_float32() -> None:
     data = {"evaluation": (held_out().test_images, held_out().test_labels)}
     single, half = embedded(), evaluate(digits_model("mixed_bfloat16"), data)
-    # bfloat16 has 3 digits: the loss moves in its third, and hardly an image changes sides.
+    # bfloat16 has 3 digits: the loss differs in the third, and few predictions change.
     assert half.loss == pytest.approx(single.loss, abs=0.01) and abs(half.top1 - single.top1) <= 2 / 360
 
 

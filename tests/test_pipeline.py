@@ -1,4 +1,4 @@
-"""Batches for training and evaluation: the same in every run, and prepared as the model does it itself."""
+"""Batches for training and evaluation are the same in every run and prepared as by the model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OTHER = Preprocessing(
 
 
 def recipe(**changes: Any) -> Any:
-    """The fields of a recipe that the pipeline reads; as they stand here, nothing is drawn."""
+    """Return the fields of a recipe that the pipeline reads, by default without random augmentation."""
     fields = {
         "crop": "resize",
         "crop_resize": None,
@@ -58,7 +58,7 @@ def encoded(image: np.ndarray, kind: str) -> bytes:
 
 
 def files(count: int = 10) -> Split:
-    """JPEG and PNG files in turns, grey ones among them; example i is of class i % 4."""
+    """Return alternating JPEG and PNG files, the last two grey; example i has class i % 4."""
     images = [*pictures(count - 2), *pictures(2, channels=1)]
     data = [encoded(image, ("jpeg", "png")[number % 2]) for number, image in enumerate(images)]
     return RandomAccess(
@@ -130,7 +130,7 @@ def test_another_seed_and_another_epoch_are_drawn_anew() -> None:
 
 
 def test_replicas_share_out_the_batch_of_one() -> None:
-    alone = recipe(**(vars(ALL) | {"mixup": 0.0}))  # mixup is among a replica's own examples
+    alone = recipe(**(vars(ALL) | {"mixup": 0.0}))  # mixup mixes examples of one replica only
     (whole,) = training(files(), alone, 1)
     parts = [
         training(files(), alone, 1, order=Order(batch=4, seed=11, replicas=2, first_replica=replica))[0]
@@ -140,7 +140,7 @@ def test_replicas_share_out_the_batch_of_one() -> None:
         np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), whole[name])
     both = training(files(), ALL, 4, order=Order(batch=4, seed=11, replicas=2, local_replicas=2))
     second = training(files(), ALL, 2, order=Order(batch=4, seed=11, replicas=2, first_replica=1))
-    assert_equal(both[1::2], second)  # mixup too: the worker's second replica is the second worker's first
+    assert_equal(both[1::2], second)  # with mixup too
 
 
 # Prepared as the model does it
@@ -193,7 +193,7 @@ def test_a_random_crop_is_a_part_of_the_larger_image() -> None:
     batches = training(arrays(image[None], [0]), recipe(crop="random", crop_resize=27), 5, order=Order(batch=1))
     larger = (tf.image.resize(image, (18, 27)).numpy() - 127.5) / 127.5
     windows = np.lib.stride_tricks.sliding_window_view(larger, (*SIZE, 3)).reshape(-1, *SIZE, 3)
-    # To float32's rounding: the larger image was resized by the same operation.
+    # Equal up to float32 rounding, because the larger image was resized by the same operation.
     places = [np.flatnonzero(np.abs(windows - batch["image"][0]).max(axis=(1, 2, 3)) < 1e-6) for batch in batches]
     assert [len(found) for found in places] == [1] * 5 and len({int(found[0]) for found in places}) > 1
 

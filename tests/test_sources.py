@@ -21,7 +21,7 @@ from keras_vit.train.data.order import Order, positions
 from keras_vit.train.data.records import RecordStream
 from keras_vit.train.data.split import RandomAccess, Split, is_decodable
 
-COUNT = 37  # examples of the prepared sets: no multiple of a batch
+COUNT = 37  # examples of the prepared data sets: not a multiple of a batch
 PHOTOS = [Image.fromarray(photo).resize((40, 30)) for photo in load_sample_images().images]
 
 
@@ -38,7 +38,7 @@ def encoded(photo: int = 0, kind: str = "JPEG") -> bytes:
 
 
 class Tiny(tfds.core.GeneratorBasedBuilder):
-    """Images of one colour each; `feature` is what the label is, `labels` what the labels are."""
+    """Images of one colour each; the attributes vary features, labels and splits."""
 
     name = "tiny"
     pkg_dir_path = epath.Path(__file__).parent
@@ -65,7 +65,7 @@ class Tiny(tfds.core.GeneratorBasedBuilder):
 
 
 def prepare(folder: Path, file_format: str = "tfrecord", shards: int = 4, **changes: Any) -> str:
-    """Writes a tiny data set; its folder."""
+    """Write a tiny data set and return its folder."""
     builder = type("Tiny", (Tiny,), {"__module__": __name__, **changes}, skip_registration=True)(data_dir=folder)
     config = tfds.download.DownloadConfig(num_shards=shards)
     builder.download_and_prepare(download_config=config, file_format=file_format)
@@ -79,7 +79,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def sequential(folder: str, split: str = "train") -> Split:
-    """As it is opened where the records are too many for memory: here, more than a shuffle buffer of about five."""
+    """Open a split as if its records were too large for memory, with a shuffle buffer of about five."""
     builder = tfds.builder_from_directory(folder)
     record_bytes = builder.info.dataset_size // COUNT
     train = tfds_source.open_prepared(builder, train_split=split, eval_split=None, memory=5 * record_bytes).train
@@ -103,7 +103,7 @@ def split(request: pytest.FixtureRequest, prepared: dict[str, str]) -> Split:
 
 
 def pairs(examples: Iterable[Any], limit: int | None = None) -> list[tuple[int, int]]:
-    """(position, index) of each of the first examples."""
+    """Return (position, index) of each of the first examples."""
     return [(int(each["position"]), int(each["index"])) for each in itertools.islice(examples, limit)]
 
 
@@ -114,7 +114,7 @@ def indices(order: Order, count: int, limit: int) -> np.ndarray:
 def test_every_epoch_is_a_permutation_of_its_own() -> None:
     epochs = indices(Order(batch=8, seed=1), 100, 500).reshape(5, 100)
     np.testing.assert_array_equal(np.sort(epochs), np.broadcast_to(np.arange(100), (5, 100)))
-    # Of two random permutations of 100, one place on average agrees; 10 do in one pair of ten million.
+    # Two random permutations of 100 agree at one place on average, and at 10 in one pair of ten million.
     assert all((one == other).sum() < 10 for one, other in itertools.combinations(epochs, 2))
 
 
@@ -125,7 +125,7 @@ def test_another_seed_is_another_permutation(other: int) -> None:
 
 
 def test_permutations_are_those_of_tensorflows_index_shuffle() -> None:
-    # That function puts this number before the two that it takes as its seed.
+    # index_shuffle puts this constant before the two numbers of its seed.
     ours = indices(Order(batch=5, seed=498247692), COUNT, 2 * COUNT)
     theirs = [
         tf.random.experimental.index_shuffle(tf.constant(i, tf.int64), [0, epoch], COUNT - 1).numpy()
@@ -173,7 +173,7 @@ def test_examples_are_the_same_whichever_way_they_are_read(split: Split) -> None
         number, image = int(each["index"]), each["image"]
         pixels = (tf.io.decode_png(image) if image.dtype == tf.string else image).numpy()
         assert pixels.shape == (4, 5, 3)
-        assert int(each["label"]) == pixels[0, 0, 0] % 2  # the colour is the number it was made with
+        assert int(each["label"]) == pixels[0, 0, 0] % 2  # the colour is the number of the example
         assert each["label"].dtype == tf.int64
         again = found[number]
         assert (again["image"].numpy() == image.numpy()).all() if image.dtype != tf.string else again["image"] == image
@@ -237,7 +237,7 @@ def test_digits_prepare_themselves_and_are_the_digits(cache: Path) -> None:
 
 
 def test_those_who_prepare_the_digits_together_do_not_disturb_each_other() -> None:
-    with ThreadPoolExecutor(3) as pool:  # a lock on a file keeps threads apart as it does processes
+    with ThreadPoolExecutor(3) as pool:  # a file lock excludes threads like processes
         opened = list(pool.map(lambda _: sources.open_data("digits"), range(3)))
     assert [data.evaluation and data.evaluation.count for data in opened] == [360] * 3
 
@@ -316,7 +316,7 @@ def test_a_damaged_record_can_be_found(tmp_path: Path) -> None:
     data = sources.open_data(prepare(tmp_path / "set", images=images), train_split="train")
     assert data.train
     stream = pairs(data.train.examples(Order(batch=1)), COUNT)
-    # The number is tensorflow-datasets' own: it shuffles the examples when it writes them.
+    # tensorflow-datasets shuffles the examples when it writes them, so the number is not 7.
     (number,) = (int(example["index"]) for example in data.train.iterate_once() if not is_decodable(example["image"]))
     place = [index for _, index in stream].index(number)
     assert data.train.first_bad(Order(batch=1), batches=place) is None
@@ -330,7 +330,7 @@ def test_without_tensorflow_datasets_the_extra_is_named(monkeypatch: pytest.Monk
 
 
 def fill(folder: Path, **classes: int) -> Path:
-    """Writes photos, as many a class as told."""
+    """Write photos, the given number for each class."""
     for name, count in classes.items():
         (folder / name).mkdir(parents=True)
         for number in range(count):
@@ -339,7 +339,7 @@ def fill(folder: Path, **classes: int) -> Path:
 
 
 def files(split: Split | None) -> list[str]:
-    """The names of a split's images, "class/file", in order."""
+    """Return the names "class/file" of the images of a split, in order."""
     assert isinstance(split, RandomAccess)
     return ["/".join(split.name_of(number).split("/")[-2:]) for number in range(split.count)]
 
@@ -428,7 +428,7 @@ def test_what_is_neither_a_folder_nor_a_name_is_refused(name: str) -> None:
 def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, cat=1)
 
-    def forbidden(path: str) -> list[str]:  # as for other users than root, whom no permission stops
+    def forbidden(path: str) -> list[str]:  # simulated, because root may read everything
         raise tf.errors.PermissionDeniedError(None, None, f"{path}; Permission denied")
 
     monkeypatch.setattr(tf.io.gfile, "listdir", forbidden)

@@ -44,5 +44,4 @@ class Builder(tfds.core.GeneratorBasedBuilder):
         }
 
     def _generate_examples(self, images: np.ndarray, labels: np.ndarray) -> Iterator[tuple[int, dict[str, Any]]]:
-        for index, (image, label) in enumerate(zip(images, labels, strict=True)):
-            yield index, {"image": image, "label": label}
+        yield from enumerate({"image": image, "label": label} for image, label in zip(images, labels, strict=True))

@@ -27,17 +27,11 @@ HELD_OUT_SHARE = 10  # one image of this many
 
 @dataclass(frozen=True)
 class Listing:
-    """The images of one split.
+    """The images of one split."""
 
-    Args:
-        folder: holds the class folders.
-        files: "class/image.jpg", sorted.
-        labels: int64, one per file.
-    """
-
-    folder: str
-    files: list[str]
-    labels: np.ndarray
+    folder: str  # holds the class folders
+    files: list[str]  # "class/image.jpg", sorted
+    labels: np.ndarray  # int64, one per file
 
     def where(self, mask: np.ndarray) -> Listing:
         """Return the images for which a boolean mask is true."""
@@ -45,19 +39,7 @@ class Listing:
 
 
 def open_folder(folder: str, *, train_split: str | None, eval_split: str | None, on_bad_image: str) -> Data:
-    """Return the data set in a folder of images.
-
-    Args:
-        folder: local or `gs://`.
-        train_split: name of the sub-folder to train on; None searches for it.
-        eval_split: name of the sub-folder to evaluate on; None searches for it.
-        on_bad_image: "skip" or "fail".
-
-    Raises:
-        FileNotFoundError: the folder does not exist, or has no class folders or no images.
-        PermissionError: it may not be read.
-        ValueError: a split has a class that the training split lacks, or a named split does not exist.
-    """
+    """Return the data set in a local or remote folder; arguments and errors as in `sources.open_data`."""
     subfolders = _subfolders(folder)
     found = [name for name in (TRAIN, *HELD_OUT) if name in subfolders and _subfolders(f"{folder}/{name}")]
     # Without "train", a folder such as "test" may be a class: it is a split only where no other folders are beside it.

@@ -29,12 +29,7 @@ Item = TypeVar("Item")
 
 @contextlib.contextmanager
 def python_errors(path: str) -> Iterator[None]:
-    """Replace TensorFlow's errors about a path by Python's.
-
-    Raises:
-        PermissionError: the path may not be read.
-        FileNotFoundError: it does not exist, or is a file where a folder was expected.
-    """
+    """Replace TensorFlow's errors about a path by Python's PermissionError and FileNotFoundError."""
     try:
         yield
     except tf.errors.PermissionDeniedError as error:
@@ -44,7 +39,7 @@ def python_errors(path: str) -> Iterator[None]:
 
 
 def list_folder(folder: str) -> list[str]:
-    """Return the names in a local or remote folder, sorted; errors as in `python_errors`."""
+    """Return the names in a local or remote folder, sorted."""
     with python_errors(folder):
         return sorted(name.rstrip("/") for name in tf.io.gfile.listdir(folder))  # gs:// marks folders with a slash
 
@@ -61,16 +56,7 @@ def is_decodable(image: tf.Tensor | bytes) -> bool:
 
 
 def find_damaged(folder: str, files: Sequence[str]) -> list[int]:
-    """Return the ascending indices in `files` of the images that cannot be decoded.
-
-    Args:
-        folder: local or `gs://`.
-        files: paths in the folder.
-
-    Raises:
-        PermissionError: a file may not be read.
-        FileNotFoundError: a file no longer exists.
-    """
+    """Return the ascending indices in `files`, paths relative to the folder, of the images that cannot be decoded."""
     cache = _cache_path(folder)
     with ThreadPoolExecutor(max_workers=2 * (os.cpu_count() or 1)) as pool:
         fingerprints = np.fromiter(_map(pool, lambda file: _fingerprint(folder, file), files), np.uint64, len(files))
@@ -109,13 +95,12 @@ def _cache_path(folder: str) -> Path:
 
 
 def _load_fingerprints(cache: Path) -> np.ndarray:
-    if not cache.exists():
-        return np.zeros(0, np.uint64)
-    try:
-        return np.load(cache)
-    except (OSError, ValueError) as error:
-        warnings.warn(f"{cache} cannot be read ({error}): all images are checked again.", stacklevel=2)
-        return np.zeros(0, np.uint64)
+    if cache.exists():
+        try:
+            return np.load(cache)
+        except (OSError, ValueError) as error:
+            warnings.warn(f"{cache} cannot be read ({error}): all images are checked again.", stacklevel=2)
+    return np.zeros(0, np.uint64)
 
 
 def _save_fingerprints(cache: Path, fingerprints: np.ndarray) -> None:

@@ -69,14 +69,9 @@ class Order:
 
 
 def positions(order: Order, count: int) -> tf.data.Dataset:
-    """Return the worker's positions and the index of the example at each.
+    """Return the worker's endless stream of (position, index), int64 scalars with 0 <= index < count.
 
-    Args:
-        order: the positions to read.
-        count: examples per epoch, 1 to 2**31 - 1.
-
-    Returns:
-        An endless dataset of (position, index), int64 scalars with 0 <= index < count.
+    An epoch has `count` examples, 1 to 2**31 - 1.
     """
 
     def batch_positions(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -96,9 +96,7 @@ def evaluation_batches(
         split: the examples.
         only: indices of the examples to read; None reads all.
         batch_size: of every batch; the last is padded with black images of weight 0.
-        image_size: (height, width) of the model.
-        num_channels: of the model.
-        preprocessing: of the model.
+        image_size, num_channels, preprocessing: of the model.
         num_classes: columns of the labels.
 
     Returns:

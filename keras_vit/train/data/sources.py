@@ -87,11 +87,7 @@ def open_data(
 
 
 def _find_folder(name: str) -> str | None:
-    """Return the folder of this path, or None where the text is the name of a data set.
-
-    Raises:
-        FileNotFoundError: the text can only be a path, and no folder is there.
-    """
+    """Return the folder at this path, or None for the name of a data set."""
     if name == tfds_source.DIGITS:
         return None
     path = name if "://" in name else str(Path(name).expanduser())

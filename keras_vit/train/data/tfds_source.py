@@ -29,27 +29,16 @@ MEMORY = 2**30  # bytes of records kept per split: all of them, or those in a sh
 
 
 class Schema(NamedTuple):
-    """The features of a data set that classification reads.
+    """The features of a data set that classification reads."""
 
-    Args:
-        image: name of the image feature.
-        label: name of the label feature.
-        class_names: name of each class.
-        multi_label: whether the label is a sequence of classes.
-    """
-
-    image: str
-    label: str
+    image: str  # name of the image feature
+    label: str  # name of the label feature
     class_names: tuple[str, ...]
-    multi_label: bool
+    multi_label: bool  # whether the label is a sequence of classes
 
 
 def tfds() -> Any:
-    """Return the package tensorflow_datasets.
-
-    Raises:
-        ImportError: it is not installed; the message says how to install it.
-    """
+    """Return the package tensorflow_datasets, or raise an ImportError that says how to install it."""
     try:
         import importlib_resources  # noqa: F401  tensorflow-datasets 4.9.10 needs it without requiring it
         import tensorflow_datasets
@@ -62,16 +51,9 @@ def tfds() -> Any:
 
 
 def builder_named(name: str, data_dir: str | None) -> Any:
-    """Return the builder of a prepared data set.
+    """Return the builder of a prepared data set, such as "cifar10", "imagenet2012:5.1.0" or "name/config:version".
 
-    Args:
-        name: "cifar10", "imagenet2012:5.1.0", "name/config:version"; "digits" is prepared on first use.
-        data_dir: folder of prepared data sets; None is tensorflow-datasets' default, for the digits our cache folder.
-
-    Raises:
-        FileNotFoundError: the data set is not prepared there.
-        ImportError: tensorflow-datasets is not installed.
-        ValueError: the name is not well-formed, or several folders hold the data set.
+    "digits" is prepared on first use. Arguments and errors are those of `sources.open_data`.
     """
     package = tfds()
     if name == DIGITS:
@@ -88,11 +70,7 @@ def builder_named(name: str, data_dir: str | None) -> Any:
 
 
 def builder_in(folder: str) -> Any | None:
-    """Return the builder of a prepared folder, or of the only version in it; None where nothing is prepared.
-
-    Raises:
-        ValueError: the folder holds several versions.
-    """
+    """Return the builder of a prepared folder, or of the only version in it; None where nothing is prepared."""
     names = list_folder(folder)
     if MARKER in names:
         return tfds().builder_from_directory(folder)
@@ -144,16 +122,9 @@ def _prepare_digits(data_dir: str | None) -> Any:
 
 
 def open_prepared(builder: Any, *, train_split: str | None, eval_split: str | None, memory: int = MEMORY) -> Data:
-    """Return a prepared data set.
+    """Return a prepared data set; a split that is not named is searched for, or the last tenth is held out.
 
-    Args:
-        builder: of tensorflow-datasets, prepared.
-        train_split: such as "train" or "train[:90%]"; None searches for it.
-        eval_split: such as "validation"; None searches for it, or holds out the last tenth of the only split.
-        memory: largest size in bytes of records that are read into memory.
-
-    Raises:
-        ValueError: a split does not exist, or the features are not an image and its class or classes.
+    TFRecord splits of up to `memory` bytes are read into memory.
     """
     info = builder.info
     schema = _read_schema(info)

@@ -90,7 +90,7 @@ class Evaluation:
 
 
 class ModelInput(NamedTuple):
-    """The images that a model takes: arguments of `pipeline.evaluation_batches`."""
+    """The images that a model takes, as arguments of `pipeline.evaluation_batches`."""
 
     image_size: tuple[int, int]
     num_channels: int
@@ -98,16 +98,7 @@ class ModelInput(NamedTuple):
 
     @classmethod
     def from_model(cls, model: keras.Model, preprocessing: Preprocessing | None = None) -> ModelInput:
-        """Read the input of a model from its config or its input shape.
-
-        Args:
-            model: built, with images (height, width, channels) as its only input.
-            preprocessing: None takes that of a VisionTransformer, and the range -1..1 for another model.
-
-        Raises:
-            TypeError: this is no Keras model.
-            ValueError: the model has no static input shape of images.
-        """
+        """Read the input of a model; without preprocessing a model that is no VisionTransformer takes -1..1."""
         if not isinstance(model, keras.Model):
             raise TypeError(f"Expected a Keras model, such as keras_vit.zoo.load returns. Received: {model!r}")
         shape = getattr(model, "input_shape", None)
@@ -176,7 +167,9 @@ def evaluate(
     batches = pipeline.evaluation_batches(
         opened.evaluation, batch_size=batch_size, num_classes=opened.num_classes, **model_input._asdict()
     )
-    totals, speed = _add_up(model, batches, progress=progress)
+    totals, first_seconds, other_seconds = _add_up(model, batches, progress=progress)
+    images, later = opened.evaluation.num_valid, opened.evaluation.num_valid - batch_size
+    speed = later / other_seconds if later > 0 else images / first_seconds
     return summarize(totals, data=opened.name, labels=labels, skipped=len(opened.evaluation.bad), speed=speed)
 
 
@@ -235,26 +228,18 @@ def summarize(totals: Any, *, data: str, labels: str = "single", skipped: int = 
     )
 
 
-def _add_up(model: keras.Model, batches: Any, *, progress: bool) -> tuple[Any, float]:
-    """Return the sums over all batches, and images per second after the first batch."""
+def _add_up(model: keras.Model, batches: Any, *, progress: bool) -> tuple[Any, float, float]:
+    """Return the sums over all batches, and the seconds of the first batch, which compiles, and of the others."""
     step = _compiled_step(model)
     totals = tf.zeros(len(SUM_NAMES), tf.float64)
-    first, started = totals.numpy(), time.perf_counter()
-    compiled = started
-    for index, batch in enumerate(track(batches, "Evaluating", show=progress)):
+    times = [time.perf_counter()]
+    for batch in track(batches, "Evaluating", show=progress):
         totals += step(batch)
-        if index == 0:
-            first, compiled = totals.numpy(), time.perf_counter()
-    totals = totals.numpy()  # waits for the device
-    ended = time.perf_counter()
-    images, seconds = _num_images(totals - first), ended - compiled
-    if not images:
-        images, seconds = _num_images(totals), ended - started
-    return totals, images / seconds
-
-
-def _num_images(sums: Any) -> float:
-    return float(sums[SUM_NAMES.index("count")] + sums[SUM_NAMES.index("unlabelled")])
+        if len(times) == 1:
+            totals.numpy()  # waits for the device
+            times.append(time.perf_counter())
+    sums = totals.numpy()
+    return sums, times[1] - times[0], time.perf_counter() - times[1]
 
 
 def _compiled_step(model: keras.Model) -> Callable[[dict[str, tf.Tensor]], tf.Tensor]:

@@ -74,8 +74,9 @@ def few_shot(
         ...     "train": (data.train_images[:50], data.train_labels[:50]),
         ...     "evaluation": (data.test_images[:50], data.test_labels[:50]),
         ... }
-        >>> keras_vit.train.few_shot(model, arrays, shots=(1,))
-        {1: 1.0}
+        >>> accuracy = keras_vit.train.few_shot(model, arrays, shots=(1,))
+        >>> accuracy[1] > 0.9
+        True
     """
     counts = sorted(set(shots))
     if not counts or counts[0] < 1 or not l2 > 0:
@@ -108,17 +109,11 @@ def few_shot(
 
 @dataclass(frozen=True)
 class LinearClassifier:
-    """A linear classifier of standardised features.
+    """A linear classifier of standardised features."""
 
-    Args:
-        mean: (width,), subtracted from the features.
-        deviation: (width,), divides them.
-        weights: (width + 1, classes), the last row for the bias.
-    """
-
-    mean: np.ndarray
-    deviation: np.ndarray
-    weights: np.ndarray
+    mean: np.ndarray  # (width,)
+    deviation: np.ndarray  # (width,)
+    weights: np.ndarray  # (width + 1, classes), the last row for the bias
 
     def __call__(self, features: npt.ArrayLike) -> np.ndarray:
         """Return scores (batch, classes), float64, for features (batch, width)."""
@@ -126,13 +121,9 @@ class LinearClassifier:
 
 
 def least_squares(features: npt.ArrayLike, labels: npt.ArrayLike, *, num_classes: int, l2: float) -> LinearClassifier:
-    """Solve the regularised least squares.
+    """Fit targets of 1 for the image's class and -1 for all others by regularised least squares.
 
-    Args:
-        features: (images, width).
-        labels: (images,), 0..num_classes - 1.
-        num_classes: targets are 1 for the image's class and -1 for all others.
-        l2: strength of the regularisation, above 0.
+    Features are (images, width), labels (images,).
     """
     x = np.asarray(features, np.float64)
     mean, deviation = x.mean(axis=0), x.std(axis=0) + MIN_DEVIATION
@@ -150,19 +141,9 @@ def _append_bias(x: np.ndarray) -> np.ndarray:
 
 
 def draw_images(labels: npt.ArrayLike, shots: int, *, num_classes: int, seed: int) -> list[np.ndarray]:
-    """Draw images of each class by permutations from one NumPy generator, as big_vision does.
+    """Return for each class the indices of its drawn images, by permutations from one NumPy generator as big_vision.
 
-    Args:
-        labels: (images,) of the whole training split.
-        shots: images per class; a class with fewer gives all it has, with a warning.
-        num_classes: classes are 0..num_classes - 1.
-        seed: of the generator.
-
-    Returns:
-        For each class the indices of its images, in the order drawn.
-
-    Raises:
-        ValueError: a class has no image.
+    A class with fewer images than `shots` gives all it has, with a warning; one without images is an error.
     """
     random, labels = np.random.default_rng(seed), np.asarray(labels)
     drawn = [random.permutation(np.flatnonzero(labels == number))[:shots] for number in range(num_classes)]
@@ -195,11 +176,7 @@ def _collect(extract: Callable[[Any], Any], batches: tf.data.Dataset) -> tuple[n
 
 
 def _feature_extractor(model: keras.Model, layer: str) -> Callable[[Any], Any]:
-    """Return the compiled function from images to features.
-
-    Raises:
-        ValueError: the layer does not exist, or does not return (batch, width).
-    """
+    """Return the compiled function from images to the output (batch, width) of a layer."""
     if isinstance(model, VisionTransformer):
         features = lambda images: model.features(images, [layer])[layer]  # noqa: E731
     elif layer in (names := [known.name for known in model.layers]):

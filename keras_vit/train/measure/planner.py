@@ -233,10 +233,7 @@ def _split_batch(batch_size: int, devices: int, accumulation: int) -> int:
 def _activations(config: ViTConfig, size: int, *, remat: bool) -> tuple[int, int]:
     """Return the bytes per image saved for the backward pass, and those that the backward pass of a block adds.
 
-    Args:
-        config: of the model.
-        size: bytes per value.
-        remat: a block saves its input, and everything else while it is recomputed.
+    A value has `size` bytes. With remat a block saves its input only, and everything else while it is recomputed.
     """
     tokens = config.num_tokens * config.hidden_size
     block = _saved_by_block(config, size)
