@@ -26,17 +26,11 @@ NUM_DRAWS = 4  # random numbers per operation: which operation, sign, y, x
 
 
 class Draws(NamedTuple):
-    """Uniform random numbers in [0, 1) for one operation.
+    """Uniform random numbers in [0, 1) for one operation."""
 
-    Args:
-        sign: below 0.5 the direction is positive.
-        y: a place as a share of the height.
-        x: a place as a share of the width.
-    """
-
-    sign: Any = 0.0
-    y: Any = 0.5
-    x: Any = 0.5
+    sign: Any = 0.0  # below 0.5 the direction is positive
+    y: Any = 0.5  # a place as a share of the height
+    x: Any = 0.5  # a place as a share of the width
 
 
 def randaugment(image: Any, *, layers: int, magnitude: float, seed: Any) -> Any:

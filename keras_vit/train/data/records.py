@@ -29,13 +29,9 @@ INTERLEAVED_FILES = 16  # so that one shuffle buffer holds records of many files
 
 @dataclass(frozen=True)
 class RecordFiles:
-    """The files of a split in order; the index of an example counts through all of them.
+    """The files of a split in order; the index of an example counts through all of them."""
 
-    Args:
-        instructions: tensorflow-datasets' FileInstruction for each file: filename, skip, take.
-    """
-
-    instructions: Sequence[Any]
+    instructions: Sequence[Any]  # tensorflow-datasets' FileInstruction for each file: filename, skip, take
 
     @property
     def count(self) -> int:
@@ -92,17 +88,11 @@ def array_record_split(name: str, files: RecordFiles, parse: Parse) -> RandomAcc
 
 @dataclass(frozen=True, kw_only=True)
 class RecordStream(Split):
-    """A split of TFRecords too large for memory.
-
-    Args:
-        files: hold the records.
-        parse: returns image and label for an index and its record.
-        buffer: number of records in the shuffle buffer.
-    """
+    """A split of TFRecords too large for memory."""
 
     files: RecordFiles
     parse: Parse
-    buffer: int
+    buffer: int  # number of records in the shuffle buffer
 
     def examples(self, order: Order) -> tf.data.Dataset:
         """See `Split`; records before the order's first are read and skipped."""
