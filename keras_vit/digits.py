@@ -1,6 +1,6 @@
-"""Scikit-learn's handwritten digits: 1,797 real images that need no download, split once and for all.
+"""Load scikit-learn's handwritten digits: 1,797 images that need no download, in a fixed split.
 
-The embedded model was trained on the training part; its card, the demo and the tests measure on the rest.
+The embedded model was trained on the training split; its card, the demo and the tests measure on the test split.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 SPLIT_SEED = 0
-TEST_SIZE = 360  # one image is 0.28 points of accuracy
+TEST_SIZE = 360  # one image is 0.28 % of accuracy
 
 
 @dataclass(frozen=True)
 class Digits:
-    """The digits 0 to 9, as colour images that any model's `preprocess` takes.
+    """The digits 0 to 9 as colour images, which the `preprocess` of any model takes.
 
     Args:
         train_images: uint8 (1437, 8, 8, 3), 0..255, three equal channels.
@@ -31,12 +31,20 @@ class Digits:
 
 
 def load() -> Digits:
-    """Reads the digits out of scikit-learn (UCI's "Optical Recognition of Handwritten Digits", its test part).
+    """Load the digits from scikit-learn (the test set of UCI's "Optical Recognition of Handwritten Digits").
 
     The split is stratified and always the same (`SPLIT_SEED`).
 
+    Returns:
+        Images and labels of both splits.
+
     Raises:
-        ImportError: where scikit-learn is not installed.
+        ImportError: scikit-learn is not installed.
+
+    Example:
+        >>> from keras_vit import digits
+        >>> digits.load().test_images.shape
+        (360, 8, 8, 3)
     """
     try:
         from sklearn.datasets import load_digits
@@ -46,7 +54,7 @@ def load() -> Digits:
             "The digits come from scikit-learn: `pip install '.[demo]'` in a clone of keras_vit"
         ) from error
 
-    grey, labels = load_digits(return_X_y=True)  # 64 pixels in a row, 0..16
+    grey, labels = load_digits(return_X_y=True)  # (1797, 64), 0..16
     images = np.round(grey * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1).repeat(3, axis=-1)
     train_images, test_images, train_labels, test_labels = train_test_split(
         images, labels, test_size=TEST_SIZE, stratify=labels, random_state=SPLIT_SEED

@@ -1,4 +1,4 @@
-"""Image files of every kind that a server is sent: good ones, with Pillow's pixels, and bad ones."""
+"""Image files of every kind that a server may receive: valid ones, which Pillow reads, and invalid ones."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-# Parts of a file's bytes: PNG's first chunk and a JPEG's frame, in which a file says how large it is.
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @functools.cache
 def photo(width: int = 60, height: int = 45, seed: int = 0) -> Image.Image:
-    """A smooth random picture in colour."""
+    """Return a smooth random picture in colour."""
     random = np.random.default_rng(seed)
     coarse = Image.fromarray(random.integers(0, 256, (6, 8, 3), dtype=np.uint8))
     return coarse.resize((width, height), Image.Resampling.BICUBIC)
@@ -30,7 +29,7 @@ def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
 
 
 def png(width: int, height: int, depth: int, colour: int, rows: bytes) -> bytes:
-    """A PNG file by hand: kinds that Pillow does not write, and lies."""
+    """Build a PNG file that Pillow does not write, or one with false values in its header."""
 
     def chunk(name: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
@@ -52,12 +51,12 @@ def jpeg_that_claims(width: int, height: int) -> bytes:
 
 
 def good() -> dict[str, bytes]:
-    """Files that Pillow reads, and rightly."""
+    """Return files that Pillow reads correctly."""
     image = photo()
     alpha = image.copy()
     alpha.putalpha(Image.fromarray(np.tile(np.arange(60, dtype=np.uint8) * 4, (45, 1))))
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by a quarter
+    exif[0x0112] = 6  # rotate by 90 degrees
     return {
         "JPEG": encoded(image, "JPEG"),
         "JPEG without chroma subsampling": encoded(image, "JPEG", subsampling=0, quality=98),
@@ -84,7 +83,7 @@ def good() -> dict[str, bytes]:
 
 
 def bad() -> dict[str, tuple[bytes, str]]:
-    """Files that must be refused, and what of the reason is to be read."""
+    """Return files that must be rejected, and a part of the error message."""
     jpeg, image = encoded(photo(), "JPEG"), encoded(photo(), "PNG")
     unknown, large, broken = "Not a JPEG or PNG file", "50,000,000 pixels", "Invalid"
     return {
@@ -114,7 +113,7 @@ def bad() -> dict[str, tuple[bytes, str]]:
 
 
 def drawn(random: np.random.Generator) -> tuple[str, bytes]:
-    """A file of a random kind, size and quality, a third of them damaged; and what it is, "damaged" included."""
+    """Return the name of a random kind, and a file of random size and quality; a third of them are damaged."""
     sides = [int(side) for side in np.exp(random.uniform(0, np.log(400), 2))]
     image = photo(*sides, seed=int(random.integers(50)))
     number = random.integers(10)

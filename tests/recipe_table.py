@@ -1,4 +1,4 @@
-"""Writes the table of recipes into docs/pre-train-and-self-supervise.md.
+"""Write the table of recipes into docs/pre-train-and-self-supervise.md.
 
 python tests/recipe_table.py
 """
@@ -15,7 +15,7 @@ HEADER = ("recipe", "begins", "optimizer, peak rate", "decay", "clip", "schedule
 
 
 def rendered() -> str:
-    """The table in Markdown."""
+    """Return the table in Markdown."""
     lines = [HEADER, ["---"] * len(HEADER), *(_cells(train.recipe(name)) for name in train.recipes())]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
@@ -39,7 +39,7 @@ def _cells(recipe: train.Recipe) -> list[str]:
 
 
 def main() -> None:
-    """Replaces the table."""
+    """Replace the table in the page."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
     PAGE.write_text(before + START + rendered() + END + rest.partition(END)[2], encoding="utf-8")
 

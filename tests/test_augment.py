@@ -1,4 +1,4 @@
-"""The training augmentations: what they draw, and that they change nothing else."""
+"""The training augmentations: the distributions they sample from, and that they change nothing else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keras_vit.train.data import augment
 sklearn_datasets = pytest.importorskip("sklearn.datasets")
 stats = pytest.importorskip("scipy.stats")
 PHOTO = Image.open(sorted(Path(sklearn_datasets.__file__).parent.glob("images/*.jpg"))[0]).convert("RGB")
-# Draws are seeded: a test that passes once passes always. This bounds how unlucky the seed may have been.
+# Samples are seeded, so a test that passes once always passes. This is the smallest p-value that a test accepts.
 UNLIKELY = 1e-4
 
 
@@ -29,7 +29,7 @@ def encoded(image: Image.Image, **options: Any) -> bytes:
 
 
 def drawn(draw: Callable[[Any], Any], count: int) -> np.ndarray:
-    """What a function makes of the seeds 0 .. count - 1."""
+    """Return the results of a function for the seeds 0 .. count - 1."""
     seeds = tf.data.Dataset.range(count).map(lambda number: draw(tf.stack([np.int64(7), number])))
     return np.array(list(seeds.batch(count).as_numpy_iterator())[0])
 
@@ -62,7 +62,7 @@ def test_a_jpeg_decoded_in_part_is_the_part_of_a_jpeg_decoded_whole(quality: int
             augment.inception_crop(image, (3, number), min_area=0.05).numpy() for image in (tf.constant(jpeg), whole)
         )
         assert of_file.shape == of_array.shape
-        # At the part's edge colour has no neighbours to be smoothed with: there it may differ, not within.
+        # At the edge of the part chroma upsampling lacks neighbours, so that only the border may differ.
         np.testing.assert_array_equal(of_file[2:-2, 2:-2], of_array[2:-2, 2:-2])
 
 
@@ -78,11 +78,11 @@ def test_an_inception_crop_has_the_official_areas_and_aspects(min_area: float) -
     height, width = 300, 400
 
     def box(seed: Any) -> Any:
-        return augment._window((height, width, 3), seed, min_area)
+        return augment._sample_window((height, width, 3), seed, min_area)
 
     top, left, rows, columns = drawn(box, 2000).T
     assert (top >= 0).all() and (left >= 0).all() and (top + rows <= height).all() and (left + columns <= width).all()
-    # Sides are whole pixels: half of one in the shortest of 58 is an error of 1 % in a ratio and 2 % in an area.
+    # Sides are whole pixels: half a pixel of the shortest side, 58, is 1 % of a ratio and 2 % of an area.
     aspects, areas = columns / rows, rows * columns / (height * width)
     assert aspects.min() > 0.75 * 0.98 and aspects.max() < 1.33 * 1.02
     assert areas.min() > min_area * 0.97 and areas.max() <= 1
@@ -91,7 +91,9 @@ def test_an_inception_crop_has_the_official_areas_and_aspects(min_area: float) -
 
 def test_every_place_is_as_likely_as_the_others() -> None:
     image = tf.reshape(tf.range(30), (5, 6, 1))  # a 3x4 part fits at 3 x 3 places
-    corners = drawn(lambda seed: augment.place(image, tf.random.stateless_uniform((2,), seed), (3, 4))[0, 0, 0], 1800)
+    corners = drawn(
+        lambda seed: augment.random_crop(image, tf.random.stateless_uniform((2,), seed), (3, 4))[0, 0, 0], 1800
+    )
     places, counts = np.unique(corners, return_counts=True)
     assert places.tolist() == [0, 1, 2, 6, 7, 8, 12, 13, 14]
     assert stats.chisquare(counts).pvalue > UNLIKELY
@@ -102,7 +104,7 @@ def test_every_place_is_as_likely_as_the_others() -> None:
 
 def test_half_of_the_images_are_mirrored() -> None:
     image = tf.reshape(tf.range(6), (1, 3, 2))
-    flipped = drawn(lambda seed: augment.flip(image, tf.random.stateless_uniform((), seed)), 1000)
+    flipped = drawn(lambda seed: augment.random_flip(image, tf.random.stateless_uniform((), seed)), 1000)
     mirrored = (flipped == np.asarray(image)[:, ::-1]).all(axis=(1, 2, 3))
     assert (mirrored ^ (flipped == np.asarray(image)).all(axis=(1, 2, 3))).all()
     assert stats.binomtest(int(mirrored.sum()), 1000).pvalue > UNLIKELY
@@ -111,7 +113,9 @@ def test_half_of_the_images_are_mirrored() -> None:
 @pytest.mark.parametrize(("share", "most"), [(0.125, (1, 2)), (0.25, (2, 4)), (0.01, (0, 0))])
 def test_a_shift_moves_by_whole_pixels_and_lets_black_in(share: float, most: tuple[int, int]) -> None:
     image = np.arange(1, 129, dtype=np.uint8).reshape(8, 16, 1)
-    shifted = drawn(lambda seed: augment.shift(image, tf.random.stateless_uniform((2,), seed), share=share), 400)
+    shifted = drawn(
+        lambda seed: augment.random_shift(image, tf.random.stateless_uniform((2,), seed), max_share=share), 400
+    )
     padded = np.pad(image, [*((side, side) for side in most), (0, 0)])
     windows = np.lib.stride_tricks.sliding_window_view(padded, image.shape).reshape(-1, *image.shape)
     assert {one.tobytes() for one in shifted} == {window.tobytes() for window in windows}
@@ -122,7 +126,7 @@ def test_a_shift_moves_by_whole_pixels_and_lets_black_in(share: float, most: tup
 
 @pytest.mark.parametrize("parameter", [0.2, 0.5, 0.8, 5.0])
 def test_the_share_is_the_larger_of_a_beta_and_its_rest(parameter: float) -> None:
-    shares = drawn(lambda seed: augment.mixup_share(seed, parameter=parameter), 3000)
+    shares = drawn(lambda seed: augment.sample_mixup_weight(seed, parameter=parameter), 3000)
     assert shares.dtype == np.float32 and shares.min() >= 0.5 and shares.max() <= 1
     beta = stats.beta(parameter, parameter)
     # The larger of a and 1 - a lies below x when a lies in (1 - x, x), which is twice as likely as in (1/2, x).
@@ -132,7 +136,7 @@ def test_the_share_is_the_larger_of_a_beta_and_its_rest(parameter: float) -> Non
 
 
 def test_a_tiny_parameter_is_no_mixup_and_no_nan() -> None:
-    assert drawn(lambda seed: augment.mixup_share(seed, parameter=1e-4), 200).min() > 0.99
+    assert drawn(lambda seed: augment.sample_mixup_weight(seed, parameter=1e-4), 200).min() > 0.99
 
 
 def test_each_row_is_mixed_with_the_one_before_it() -> None:
@@ -145,6 +149,6 @@ def test_each_row_is_mixed_with_the_one_before_it() -> None:
 
 def test_mixed_labels_still_sum_to_one() -> None:
     labels = tf.one_hot([3, 1, 1, 0], 5)
-    mixed = augment.mixup(labels, augment.mixup_share((0, 1), parameter=0.5)).numpy()
+    mixed = augment.mixup(labels, augment.sample_mixup_weight((0, 1), parameter=0.5)).numpy()
     np.testing.assert_allclose(mixed.sum(axis=1), 1, rtol=1e-6)  # the sum of two float32 that are a and 1 - a
     assert mixed.argmax(axis=1).tolist() == [3, 1, 1, 0]  # an image keeps at least half of itself

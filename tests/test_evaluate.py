@@ -1,4 +1,4 @@
-"""Evaluation, against scikit-learn and NumPy, and on the model that comes with the package."""
+"""Evaluation against scikit-learn and NumPy, and with the embedded model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sklearn.metrics import log_loss, top_k_accuracy_score
 from keras_vit import digits, zoo
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train.measure.evaluation import SUMS, Evaluation, evaluate, summary, sums
+from keras_vit.train.measure.evaluation import SUM_NAMES, Evaluation, batch_sums, evaluate, summarize
 from tiny_models import built
 
 CLASSES = 7
@@ -31,11 +31,11 @@ def random_logits(images: int = 101, classes: int = CLASSES) -> tuple[np.ndarray
 
 def named(logits: Any, labels: Any, weights: Any = None) -> dict[str, float]:
     weights = np.ones(len(logits), np.float32) if weights is None else weights
-    return dict(zip(SUMS, sums(tf.constant(logits), labels, weights).numpy(), strict=True))
+    return dict(zip(SUM_NAMES, batch_sums(tf.constant(logits), labels, weights).numpy(), strict=True))
 
 
 def reader(logits: np.ndarray) -> keras.Model:
-    """A model whose logits for an image are looked up by the number that its first two pixels spell."""
+    """Return a model that looks up the logits of an image by the number encoded in its first two pixels."""
     images = keras.Input((2, 2, 3))
     numbers = keras.ops.cast(keras.ops.round(images[:, 0, 0, 0] + 256 * images[:, 0, 1, 0]), "int32")
     return keras.Model(images, keras.ops.take(logits, numbers, axis=0))
@@ -70,7 +70,7 @@ def measured(logits: np.ndarray, targets: np.ndarray, **options: Any) -> Evaluat
     return evaluate(reader(logits), data, preprocessing=AS_IT_IS, **options)
 
 
-@pytest.mark.parametrize("batch_size", [1, 8, 101, 256])  # no rest, a rest, one whole batch, one that is filled up
+@pytest.mark.parametrize("batch_size", [1, 8, 101, 256])  # no remainder, a remainder, one full batch, one padded batch
 def test_accuracy_and_loss_are_scikit_learns_whatever_the_batch(batch_size: int) -> None:
     logits, labels = random_logits(101 if batch_size > 1 else 9)
     found = measured(logits, labels, batch_size=batch_size)
@@ -79,7 +79,7 @@ def test_accuracy_and_loss_are_scikit_learns_whatever_the_batch(batch_size: int)
     assert found.top1 == pytest.approx(top_k_accuracy_score(labels, logits, k=1, labels=classes), abs=1e-12)
     assert found.top5 == pytest.approx(top_k_accuracy_score(labels, logits, k=5, labels=classes), abs=1e-12)
     probabilities = np.exp(logits.astype(np.float64)) / np.exp(logits.astype(np.float64)).sum(axis=1, keepdims=True)
-    # One float32 softmax has 7 digits; the mean of 101 has no fewer.
+    # A float32 softmax has 7 digits, and so has the mean of 101.
     assert found.loss == pytest.approx(log_loss(labels, probabilities, labels=classes), rel=1e-6)
 
 
@@ -146,12 +146,14 @@ def test_sums_of_parts_are_the_sum_of_the_whole() -> None:
     logits, labels = random_logits()
     rows = np.eye(CLASSES, dtype=np.float32)[labels]
     parts = sum(np.array(list(named(logits[part], rows[part]).values())) for part in (slice(0, 40), slice(40, None)))
-    assert summary(parts, data="parts").loss == pytest.approx(named(logits, rows)["loss"] / 101, rel=1e-6)
+    assert summarize(parts, data="parts").loss == pytest.approx(named(logits, rows)["loss"] / 101, rel=1e-6)
 
 
 def test_evaluating_twice_compiles_once_and_keeps_no_model_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     traced = []
-    monkeypatch.setattr("keras_vit.train.measure.evaluation.sums", lambda *given: traced.append(1) or sums(*given))
+    monkeypatch.setattr(
+        "keras_vit.train.measure.evaluation.batch_sums", lambda *given: traced.append(1) or batch_sums(*given)
+    )
     model = built(num_classes=10)
     first, second = (evaluate(model, "digits", batch_size=90) for _ in range(2))
     assert (first.top1, first.loss) == (second.top1, second.loss) and len(traced) == 1
@@ -163,29 +165,32 @@ def test_evaluating_twice_compiles_once_and_keeps_no_model_alive(monkeypatch: py
 
 
 def test_an_evaluation_is_json() -> None:
-    found = summary([3, 4, 2.0, 4, 1], data="some", speed=10.0)
+    found = summarize([3, 4, 2.0, 4, 1], data="some", speed=10.0)
     assert json.loads(json.dumps(found.to_dict()))["top1"] == 0.75
 
 
 def test_bfloat16_models_are_measured_in_float32() -> None:
     data = {"evaluation": (held_out().test_images, held_out().test_labels)}
     single, half = embedded(), evaluate(digits_model("mixed_bfloat16"), data)
-    # bfloat16 has 3 digits: the loss moves in its third, and hardly an image changes sides.
+    # bfloat16 has 3 digits: the loss differs in the third, and few predictions change.
     assert half.loss == pytest.approx(single.loss, abs=0.01) and abs(half.top1 - single.top1) <= 2 / 360
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "other classes": ({"model": {"num_classes": 5}}, "tells 5 classes apart and .* has 10"),
-    "no head": ({"model": {"num_classes": 0}}, "without such a head"),
-    "unpooled": ({"model": {"num_classes": 10, "classifier": "unpooled"}}, "without such a head"),
+    "other classes": ({"model": {"num_classes": 5}}, "The model has 5 classes and .* has 10"),
+    "no head": ({"model": {"num_classes": 0}}, r"logits \(batch, classes\). Received: one without a head"),
+    "unpooled": (
+        {"model": {"num_classes": 10, "classifier": "unpooled"}},
+        r"logits \(batch, classes\). Received: one without a head",
+    ),
     "labels": ({"labels": "ReaL"}, "labels is one of"),
-    "single as real": ({"labels": "real"}, "has one label an image"),
+    "single as real": ({"labels": "real"}, "has one label per image"),
     "batch size": ({"batch_size": 0}, "batch_size is a whole number"),
     "several as single": (
         {"data": {"evaluation": (spelled(3), np.eye(10)[:3])}},
-        "several labels an image: pass labels='real'",
+        "several labels per image: pass labels='real'",
     ),
-    "nothing held out": ({"data": {"train": (spelled(10), np.arange(10))}}, "no held-out part"),
+    "nothing held out": ({"data": {"train": (spelled(10), np.arange(10))}}, "no held-out split"),
     "no label at all": (
         {"data": {"evaluation": (spelled(3), np.zeros((3, 10)))}, "labels": "real"},
         "no image to measure on: 3 have no label",

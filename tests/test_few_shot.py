@@ -1,4 +1,4 @@
-"""Few-shot linear accuracy, against scikit-learn, NumPy and the official formula."""
+"""Few-shot accuracy against scikit-learn, NumPy and the official formula."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sklearn.linear_model import Ridge
 
 from keras_vit import digits, zoo
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train.measure.few_shots import BIAS, LEAST_DEVIATION, draw, few_shot, least_squares
+from keras_vit.train.measure.few_shots import BIAS, MIN_DEVIATION, draw_images, few_shot, least_squares
 from tiny_models import built
 
 L2 = 2.0**10
 
 
 def problem(images: int, width: int, classes: int = 4) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Features, labels and other features, of classes that overlap."""
+    """Return features and labels of overlapping classes, and further features."""
     random = np.random.default_rng(0)
     labels = np.concatenate([np.arange(classes), random.integers(0, classes, images - classes)])
     centres = random.normal(size=(classes, width))
@@ -28,11 +28,11 @@ def problem(images: int, width: int, classes: int = 4) -> tuple[np.ndarray, np.n
 
 
 def standardised(features: np.ndarray, like: np.ndarray) -> np.ndarray:
-    x = (features - like.mean(axis=0)) / (like.std(axis=0) + LEAST_DEVIATION)
+    x = (features - like.mean(axis=0)) / (like.std(axis=0) + MIN_DEVIATION)
     return np.concatenate([x, np.full((len(x), 1), BIAS)], axis=1)
 
 
-# More images than features, as many (with the bias), fewer: the two ways of solving and their border.
+# More images than features, equally many (with the bias), fewer: both ways of solving and the limit between them.
 SHAPES = [(200, 16), (17, 16), (16, 16), (12, 40)]
 
 
@@ -43,7 +43,7 @@ def test_the_solution_is_that_of_scikit_learns_ridge(images: int, width: int, l2
     found = least_squares(features, labels, num_classes=4, l2=l2)(others)
     ridge = Ridge(alpha=l2, fit_intercept=False, solver="svd")
     ridge.fit(standardised(features, features), 2.0 * np.eye(4)[labels] - 1)
-    # Both are float64; the smaller the ridge, the more of its digits the inverse loses (condition 1e8 of 1e16).
+    # Both are float64; with a small l2 the inverse loses half of its digits (condition number 1e8).
     np.testing.assert_allclose(found, ridge.predict(standardised(others, features)), rtol=1e-6, atol=1e-6)
 
 
@@ -70,20 +70,20 @@ def test_a_feature_that_never_changes_does_no_harm() -> None:
 
 def test_images_are_drawn_by_seed_and_more_shots_hold_fewer() -> None:
     labels = np.random.default_rng(0).integers(0, 3, 100)
-    one, same, other = (draw(labels, 5, num_classes=3, seed=seed) for seed in (0, 0, 1))
+    one, same, other = (draw_images(labels, 5, num_classes=3, seed=seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one, same)
     assert not np.array_equal(one, other)
-    for number, (few, many) in enumerate(zip(one, draw(labels, 20, num_classes=3, seed=0), strict=True)):
+    for number, (few, many) in enumerate(zip(one, draw_images(labels, 20, num_classes=3, seed=0), strict=True)):
         assert len(set(few)) == 5 and set(labels[many]) == {number}
         np.testing.assert_array_equal(few, many[:5])
 
 
 def test_a_class_with_too_few_images_gives_all_it_has_and_says_so() -> None:
     with pytest.warns(UserWarning, match="1 of 2 classes have fewer than 5 images, class 1 2"):
-        chosen = draw([0] * 9 + [1] * 2, 5, num_classes=2, seed=0)
+        chosen = draw_images([0] * 9 + [1] * 2, 5, num_classes=2, seed=0)
     assert [len(some) for some in chosen] == [5, 2]
     with pytest.raises(ValueError, match=r"these have none: \[1\]"):
-        draw([0, 2], 1, num_classes=3, seed=0)
+        draw_images([0, 2], 1, num_classes=3, seed=0)
 
 
 @functools.cache
@@ -93,7 +93,7 @@ def digits_model() -> VisionTransformer:
 
 @functools.cache
 def arrays() -> dict[str, Any]:
-    """The digits as arrays, their places known; fewer of them, for the time it takes."""
+    """Return some of the digits as arrays, so that their order is known."""
     data = digits.load()
     return {
         "train": (data.train_images[:400], data.train_labels[:400]),
@@ -117,14 +117,14 @@ def test_few_shot_on_digits_is_the_official_formula_on_the_models_features() -> 
         x = standardised(train[taken], train[taken])
         weights = x.T @ np.linalg.solve(x @ x.T + L2 * np.eye(len(x)), 2.0 * np.eye(10)[labels[taken]] - 1)
         expected = np.mean((standardised(test, train[taken]) @ weights).argmax(axis=1) == expected_labels)
-        # Features differ in the last float32 digits between batch sizes: an image on the border may change sides.
+        # Features differ in the last float32 digits between batch sizes, which may change one prediction.
         assert found[shots] == pytest.approx(expected, abs=1.01 / len(test))
 
 
 def test_features_of_a_trained_model_go_further_than_those_of_a_random_one() -> None:
     random = VisionTransformer(digits_model().config)
     trained, untrained = (few_shot(model, arrays(), shots=(5,))[5] for model in (digits_model(), random))
-    # The model was trained on these classes; this tells nothing of other data.
+    # The model was trained on these classes: the figure does not generalise to other data.
     assert trained > 0.95 and trained > untrained + 0.1
 
 
@@ -147,9 +147,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "zero shots": ({"shots": (0, 5)}, "shots are whole numbers from 1"),
     "no ridge": ({"l2": 0.0}, "l2 lies above 0"),
     "unknown layer": ({"layer": "pre_logit"}, "layers are some of"),
-    "tokens": ({"layer": "block_1"}, r"gives \(batch, width\).*'block_1'"),
-    "several labels": ({"data": BOTH}, "one label an image"),
-    "nothing held out": ({"data": {"train": (IMAGES, np.arange(4))}}, "a training and a held-out part"),
+    "tokens": ({"layer": "block_1"}, r"returns \(batch, width\).*'block_1'"),
+    "several labels": ({"data": BOTH}, "one label per image"),
+    "nothing held out": ({"data": {"train": (IMAGES, np.arange(4))}}, "a training and a held-out split"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Batches for training and evaluation: the same in every run, and prepared as the model does it itself."""
+"""Batches for training and evaluation are the same in every run and prepared as by the model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OTHER = Preprocessing(
 
 
 def recipe(**changes: Any) -> Any:
-    """The fields of a recipe that the pipeline reads; as they stand here, nothing is drawn."""
+    """Return the fields of a recipe that the pipeline reads, by default without random augmentation."""
     fields = {
         "crop": "resize",
         "crop_resize": None,
@@ -58,11 +58,13 @@ def encoded(image: np.ndarray, kind: str) -> bytes:
 
 
 def files(count: int = 10) -> Split:
-    """JPEG and PNG files in turns, grey ones among them; example i is of class i % 4."""
+    """Return alternating JPEG and PNG files, the last two grey; example i has class i % 4."""
     images = [*pictures(count - 2), *pictures(2, channels=1)]
     data = [encoded(image, ("jpeg", "png")[number % 2]) for number, image in enumerate(images)]
     return RandomAccess(
-        name="files", count=count, fetch=lambda: lambda index: {"image": tf.constant(data)[index], "label": index % 4}
+        name="files",
+        count=count,
+        make_reader=lambda: lambda index: {"image": tf.constant(data)[index], "label": index % 4},
     )
 
 
@@ -71,7 +73,7 @@ def arrays(images: np.ndarray, labels: Any) -> Split:
     return RandomAccess(
         name="arrays",
         count=len(images),
-        fetch=lambda: lambda index: {"image": tf.constant(images)[index], "label": tf.constant(labels)[index]},
+        make_reader=lambda: lambda index: {"image": tf.constant(images)[index], "label": tf.constant(labels)[index]},
     )
 
 
@@ -128,7 +130,7 @@ def test_another_seed_and_another_epoch_are_drawn_anew() -> None:
 
 
 def test_replicas_share_out_the_batch_of_one() -> None:
-    alone = recipe(**(vars(ALL) | {"mixup": 0.0}))  # mixup is among a replica's own examples
+    alone = recipe(**(vars(ALL) | {"mixup": 0.0}))  # mixup mixes examples of one replica only
     (whole,) = training(files(), alone, 1)
     parts = [
         training(files(), alone, 1, order=Order(batch=4, seed=11, replicas=2, first_replica=replica))[0]
@@ -138,7 +140,7 @@ def test_replicas_share_out_the_batch_of_one() -> None:
         np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), whole[name])
     both = training(files(), ALL, 4, order=Order(batch=4, seed=11, replicas=2, local_replicas=2))
     second = training(files(), ALL, 2, order=Order(batch=4, seed=11, replicas=2, first_replica=1))
-    assert_equal(both[1::2], second)  # mixup too: the worker's second replica is the second worker's first
+    assert_equal(both[1::2], second)  # with mixup too
 
 
 # Prepared as the model does it
@@ -169,7 +171,7 @@ def test_resizing_is_the_official_one_whatever_the_models() -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_files_are_evaluated_as_the_model_reads_them(channels: int, tmp_path: Any) -> None:
     split, paths = files(4), []
-    for example in split.once():
+    for example in split.iterate_once():
         paths.append(tmp_path / str(int(example["index"])))
         paths[-1].write_bytes(example["image"].numpy())
     want = preprocess.prepare(paths, image_size=SIZE, num_channels=channels, preprocessing=Preprocessing())
@@ -191,7 +193,7 @@ def test_a_random_crop_is_a_part_of_the_larger_image() -> None:
     batches = training(arrays(image[None], [0]), recipe(crop="random", crop_resize=27), 5, order=Order(batch=1))
     larger = (tf.image.resize(image, (18, 27)).numpy() - 127.5) / 127.5
     windows = np.lib.stride_tricks.sliding_window_view(larger, (*SIZE, 3)).reshape(-1, *SIZE, 3)
-    # To float32's rounding: the larger image was resized by the same operation.
+    # Equal up to float32 rounding, because the larger image was resized by the same operation.
     places = [np.flatnonzero(np.abs(windows - batch["image"][0]).max(axis=(1, 2, 3)) < 1e-6) for batch in batches]
     assert [len(found) for found in places] == [1] * 5 and len({int(found[0]) for found in places}) > 1
 
@@ -256,11 +258,8 @@ def test_what_does_not_fit_is_said_before_anything_is_read(split: Split, own: An
 
 
 @pytest.mark.parametrize("batch_size", [3, 5, 16])
-@pytest.mark.parametrize("shards", [1, 3])
-def test_evaluation_counts_every_example_once_in_batches_of_one_size(batch_size: int, shards: int) -> None:
-    per_shard = [evaluation(files(), batch_size, shard=(number, shards)) for number in range(shards)]
-    assert len({len(batches) for batches in per_shard}) == 1  # workers evaluate in step
-    everything = [batch for batches in per_shard for batch in batches]
+def test_evaluation_counts_every_example_once_in_batches_of_one_size(batch_size: int) -> None:
+    everything = evaluation(files(), batch_size)
     assert all(batch["image"].shape == (batch_size, *SIZE, 3) for batch in everything)
     images, labels, weights = (
         np.concatenate([batch[name] for batch in everything]) for name in ("image", "label", "weight")
@@ -270,3 +269,11 @@ def test_evaluation_counts_every_example_once_in_batches_of_one_size(batch_size:
     assert {image.tobytes() for image in images[counted]} == {
         batch["image"].tobytes() for batch in evaluation(files(), 1)
     }
+
+
+def test_evaluation_reads_only_the_chosen_examples() -> None:
+    everything = evaluation(files(), 1)
+    (batch,) = evaluation(files(), 4, only=np.array([7, 2, 9]))
+    assert batch["weight"].tolist() == [1, 1, 1, 0]
+    for row, index in enumerate((2, 7, 9)):  # in the split's order
+        np.testing.assert_array_equal(batch["image"][row], everything[index]["image"][0])

@@ -1,4 +1,4 @@
-"""The plan of a training run, against models that were built and graphs that TensorFlow made."""
+"""The plan of a training run against models that are built and TensorFlow's graphs."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_gap_models_have_their_published_number_of_parameters(name: str) -> None
     assert count_parameters(ViTConfig.from_name(name, classifier="gap")) == GSAM[name]
 
 
-# Multiply-adds in 1e9 of an image at 224 pixels: 1.3, 4.6 and 17.6 for Ti, S and B are DeiT's (arXiv 2012.12877), the
-# others torchvision's (its pages of vit_b_16, vit_b_32, vit_l_16 and vit_l_32); all are rounded there.
+# 1e9 multiply-adds per image at 224 pixels, rounded as published: 1.3 and 4.6 for Ti and S by DeiT (arXiv 2012.12877),
+# the others by torchvision (its pages of vit_b_16, vit_b_32, vit_l_16 and vit_l_32).
 PUBLISHED = {"Ti/16": (1.3, 0.05), "S/16": (4.6, 0.05), "B/16": (17.56, 0.005), "B/32": (4.41, 0.005)}
 PUBLISHED |= {"L/16": (61.55, 0.005), "L/32": (15.38, 0.005)}
 
@@ -55,12 +55,12 @@ def test_arithmetic_is_what_is_published_to_its_last_digit(name: str) -> None:
     assert plan(name, batch_size=1).forward_flops / 2e9 == pytest.approx(published, abs=half_a_digit)
 
 
-# Matrix products and convolutions by TensorFlow's names: elementwise work is no part of a plan.
+# TensorFlow's names of matrix products and convolutions; a plan does not count elementwise operations.
 PRODUCTS = ("MatMul", "BatchMatMulV2", "Conv2D")
 
 
 def profiled_flops(model: VisionTransformer) -> int:
-    """What TensorFlow's profiler says that the nodes of a model's graph take for one image."""
+    """Return the FLOPs of a model's graph for one image as TensorFlow's profiler counts them."""
     call = tf.function(lambda images: model(images, training=False))
     graph = call.get_concrete_function(tf.TensorSpec(prepared(model.config, batch=1).shape)).graph
     options = tf.compat.v1.profiler.ProfileOptionBuilder(
@@ -74,7 +74,7 @@ def profiled_flops(model: VisionTransformer) -> int:
     return flops
 
 
-# The profiler does not know Einsum, which the scores of relative positions are.
+# The profiler does not count Einsum, which computes the scores of relative positions.
 @pytest.mark.parametrize("variant", [variant for variant in VARIANTS if "relative" not in variant])
 def test_arithmetic_is_what_tensorflows_profiler_counts(variant: str) -> None:
     assert plan(built(variant).config, batch_size=1).forward_flops == profiled_flops(built(variant))
@@ -87,9 +87,9 @@ def test_relative_positions_let_each_query_meet_every_offset() -> None:
 
 
 def kept_bytes(config: ViTConfig, *, dtype: str = "float32", remat: bool = False) -> float:
-    """Bytes an image of what a model's forward pass makes and its gradient reads, in TensorFlow's own graph."""
+    """Return the bytes per image that the forward pass computes and the gradient reads in TensorFlow's graph."""
     model = VisionTransformer(config, dtype=dtype)
-    batch = 7  # divides no other size, so that it tells activations from weights
+    batch = 7  # divides no other size, which distinguishes activations from weights
     sizes: list[int] = []
 
     @tf.function
@@ -102,7 +102,7 @@ def kept_bytes(config: ViTConfig, *, dtype: str = "float32", remat: bool = False
         backward = [operation for operation in graph.get_operations() if operation.name not in forward]
         tensors = [tensor for operation in backward if operation.type not in SHAPES for tensor in operation.inputs]
         kept = {source.ref(): source for source in map(original, tensors) if source.op.name in forward}
-        kept.pop(images.ref(), None)  # a plan has a line of its own for them
+        kept.pop(images.ref(), None)  # a plan counts them separately
         sizes.extend(tensor.shape.num_elements() * tensor.dtype.size for tensor in kept.values())
         return gradients
 
@@ -135,7 +135,7 @@ BOTH = [(case, "float32") for case in KEPT] + [(case, "mixed_bfloat16") for case
 def test_what_is_kept_for_the_gradient_is_what_tensorflows_graph_keeps(case: str, dtype: str) -> None:
     config = tiny(**LARGER | KEPT[case])
     planned = plan(config, batch_size=3, precision=dtype).activations / 3
-    # The plan leaves out what is small in a real model: a number for each token (deviations), a row for an image.
+    # The plan omits what is small in a real model: one value per token (deviations), one row per image.
     assert planned == pytest.approx(kept_bytes(config, dtype=dtype), rel=0.05)
 
 
@@ -144,7 +144,7 @@ def test_a_block_that_is_computed_again_keeps_its_input_only() -> None:
     planned = [plan(config, batch_size=1, remat=True).activations for config in configs]
     kept = [kept_bytes(config, remat=True) for config in configs]
     assert planned[1] - planned[0] == pytest.approx(kept[1] - kept[0], rel=0.05)  # as above
-    # One block at a time has all that it would have kept.
+    # One block at a time stores everything that it would save without remat.
     assert planned[0] - kept[0] == pytest.approx(kept_bytes(configs[1]) - kept_bytes(configs[0]), rel=0.05)
 
 
@@ -201,7 +201,7 @@ def test_a_plan_is_json() -> None:
 
 
 def test_planning_starts_neither_tensorflow_nor_keras() -> None:
-    code = "import sys; from keras_vit.train.planner import plan; plan('B/16', batch_size=8)"
+    code = "import sys; from keras_vit.train.measure.planner import plan; plan('B/16', batch_size=8)"
     code += "; print([name for name in ('tensorflow', 'keras', 'numpy') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 

@@ -1,4 +1,4 @@
-"""RandAugment's operations against the official code's results and against Pillow, and the choice among them."""
+"""RandAugment's operations against results of the official code and against Pillow, and the random choice of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ sklearn_datasets = pytest.importorskip("sklearn.datasets")
 stats = pytest.importorskip("scipy.stats")
 PHOTO = Image.open(sorted(Path(sklearn_datasets.__file__).parent.glob("images/*.jpg"))[0]).convert("RGB")
 PHOTO = PHOTO.resize((111, 96))
-UNLIKELY = 1e-4  # the draws are seeded: this bounds how unlucky the seed may have been
+UNLIKELY = 1e-4  # smallest accepted p-value; samples are seeded, so a test that passes once always passes
 SIGNS = {1: Draws(sign=0.1), -1: Draws(sign=0.9)}
 
 # CRC-32 of what big_vision's pp/autoaugment.py (commit 538b8a8) makes of `formula()` at the magnitudes 0, 5, 10, 15

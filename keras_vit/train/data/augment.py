@@ -1,7 +1,7 @@
-"""The official training augmentations, each a stateless function of tensors: crops, flip, shift, mixup.
+"""Decode and augment training images: crops, flip, shift and mixup as stateless functions of tensors.
 
-Pixels are 0..255 throughout; normalisation comes last. Sources: vit_jax/input_pipeline.py and big_vision's
-`pp/ops_image.py` (crops, flip), `utils.py` (mixup), `pp/autoaugment.py` (RandAugment, in `randaugment.py`).
+Pixels are 0..255; normalisation comes last. Sources: vit_jax/input_pipeline.py, and big_vision's `pp/ops_image.py`
+(crops, flip), `utils.py` (mixup) and `pp/autoaugment.py` (RandAugment, in `randaugment.py`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 
 import tensorflow as tf
 
-ASPECTS = (3 / 4, 1.33)  # an inception crop's width over its height
-RANDOM_CROP = 448 / 384  # what is cut from over what is cut out, as in big_vision's configs/transfer.py
+ASPECT_RATIOS = (3 / 4, 1.33)  # of an inception crop, width / height
+RANDOM_CROP = 448 / 384  # size before a random crop / size after it, as in big_vision's configs/transfer.py
 
 
 def decode(image: Any) -> Any:
-    """An encoded image's pixels, in colour: JPEG, with the accurate DCT as `keras_vit.preprocess`, or PNG.
+    """Decode a JPEG or PNG file as `keras_vit.preprocess` does: in colour, a JPEG with the accurate DCT.
 
     Args:
         image: string scalar.
@@ -23,105 +23,105 @@ def decode(image: Any) -> Any:
     Returns:
         uint8 (height, width, 3).
     """
-    return tf.io.decode_jpeg(image, channels=3, dct_method="INTEGER_ACCURATE")  # TensorFlow's takes PNG as well
+    return tf.io.decode_jpeg(image, channels=3, dct_method="INTEGER_ACCURATE")  # decodes PNG as well
 
 
 def inception_crop(image: Any, seed: Any, *, min_area: float) -> Any:
-    """A random part of the image: its area, its aspect ratio and its place are drawn.
+    """Cut out a part of random area, aspect ratio and place.
 
     Args:
-        image: string scalar, of which a JPEG is decoded only where it is needed; or (height, width, channels).
+        image: (height, width, channels); or a string scalar, and of a JPEG only the part is decoded.
         seed: integers (2,).
-        min_area: least share of the image's area, above 0; the largest is 1.
+        min_area: smallest share of the image's area, above 0; the largest is 1.
 
     Returns:
-        the part, of unknown height and width; uint8 in colour for an encoded image.
+        The part, (height, width, channels) with unknown sides; uint8 in colour for an encoded image.
     """
     if image.dtype != tf.string:
-        return _slice(image, _window(tf.shape(image), seed, min_area))
+        return _cut_out(image, _sample_window(tf.shape(image), seed, min_area))
 
-    def jpeg() -> Any:
-        window = _window(tf.io.extract_jpeg_shape(image), seed, min_area)
+    def from_jpeg() -> Any:
+        window = _sample_window(tf.io.extract_jpeg_shape(image), seed, min_area)
         return tf.io.decode_and_crop_jpeg(image, window, channels=3, dct_method="INTEGER_ACCURATE")
 
-    def other() -> Any:
+    def from_png() -> Any:
         pixels = decode(image)
-        return _slice(pixels, _window(tf.shape(pixels), seed, min_area))
+        return _cut_out(pixels, _sample_window(tf.shape(pixels), seed, min_area))
 
-    return tf.ensure_shape(tf.cond(tf.io.is_jpeg(image), jpeg, other), (None, None, 3))
+    return tf.ensure_shape(tf.cond(tf.io.is_jpeg(image), from_jpeg, from_png), (None, None, 3))
 
 
-def _window(shape: Any, seed: Any, min_area: float) -> Any:
-    """The drawn part as (top, left, height, width)."""
+def _sample_window(shape: Any, seed: Any, min_area: float) -> Any:
+    """Sample an inception crop: (top, left, height, width)."""
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
         shape,
         tf.zeros((0, 0, 4)),
         seed=seed,
         min_object_covered=0.0,
-        aspect_ratio_range=ASPECTS,
+        aspect_ratio_range=ASPECT_RATIOS,
         area_range=(min_area, 1.0),
         use_image_if_no_bounding_boxes=True,
     )
     return tf.concat([begin[:2], size[:2]], axis=0)
 
 
-def _slice(image: Any, window: Any) -> Any:
+def _cut_out(image: Any, window: Any) -> Any:
     top, left, height, width = tf.unstack(window)
     return image[top : top + height, left : left + width]
 
 
-def place(image: Any, draws: Any, size: tuple[int, int]) -> Any:
-    """The part of a size at a random place, each place as likely as the others.
+def random_crop(image: Any, draws: Any, size: tuple[int, int]) -> Any:
+    """Cut out a part of a given size; all places are equally likely.
 
     Args:
-        image: (height, width, channels), not smaller than the part.
-        draws: floats (2,) in [0, 1): how far down and how far to the right.
+        image: (height, width, channels), at least as large as the part.
+        draws: uniform random numbers (2,) in [0, 1) that determine top and left.
         size: (height, width) of the part.
     """
-    room = tf.shape(image)[:2] - tf.constant(size) + 1
-    top, left = tf.unstack(tf.cast(draws * tf.cast(room, tf.float32), tf.int32))
+    places = tf.shape(image)[:2] - tf.constant(size) + 1
+    top, left = tf.unstack(tf.cast(draws * tf.cast(places, tf.float32), tf.int32))
     return tf.ensure_shape(image[top : top + size[0], left : left + size[1]], (*size, image.shape[-1]))
 
 
-def shift(image: Any, draws: Any, *, share: float) -> Any:
-    """Moves the image by a random number of whole pixels; what comes in is black.
+def random_shift(image: Any, draws: Any, *, max_share: float) -> Any:
+    """Shift the image by a random number of whole pixels and fill with black.
 
     Args:
         image: (height, width, channels), a static shape.
-        draws: floats (2,) in [0, 1).
-        share: the most it moves, of either side; rounded to pixels.
+        draws: uniform random numbers (2,) in [0, 1).
+        max_share: largest shift as a share of each side, rounded to pixels.
     """
     height, width, _ = image.shape
-    margin = [(most, most) for most in (round(share * height), round(share * width))]
-    return place(tf.pad(image, [*margin, (0, 0)]), draws, (height, width))
+    margins = [(margin, margin) for margin in (round(max_share * height), round(max_share * width))]
+    return random_crop(tf.pad(image, [*margins, (0, 0)]), draws, (height, width))
 
 
-def flip(image: Any, draw: Any) -> Any:
-    """Mirrors the image, left for right, where `draw`, a float in [0, 1), is below a half."""
+def random_flip(image: Any, draw: Any) -> Any:
+    """Mirror the image horizontally where `draw`, a uniform random number in [0, 1), is below 0.5."""
     return tf.cond(draw < 0.5, lambda: tf.reverse(image, (1,)), lambda: image)
 
 
-def mixup_share(seed: Any, *, parameter: float) -> Any:
-    """What an image keeps of itself: a of Beta(p, p), the larger of a and 1 - a; float32 in [0.5, 1].
+def sample_mixup_weight(seed: Any, *, parameter: float) -> Any:
+    """Sample an image's own weight in mixup: max(a, 1 - a) with a from Beta(p, p); float32 in [0.5, 1].
 
     Args:
         seed: integers (2,).
         parameter: p, above 0.
     """
-    # Beta(p, p) is Gamma(p) over the sum of two, and Gamma(p) is Gamma(p + 1) u^(1/p), which for a small p no float can
-    # hold: hence the logarithms, whose difference is that of a and 1 - a.
-    of_gammas, of_powers = tf.unstack(tf.random.experimental.stateless_split(seed, 2))
-    gammas = tf.random.stateless_gamma((2,), of_gammas, alpha=tf.constant(parameter + 1, tf.float64), dtype=tf.float64)
-    powers = 1 - tf.random.stateless_uniform((2,), of_powers, dtype=tf.float64)
-    one, other = tf.unstack(tf.math.log(gammas) + tf.math.log(powers) / parameter)
-    return tf.cast(tf.sigmoid(tf.abs(one - other)), tf.float32)
+    # With X and Y from Gamma(p), X / (X + Y) is from Beta(p, p). A sample of Gamma(p) is one of Gamma(p + 1) times
+    # u^(1/p) with uniform u, which underflows for a small p: hence logarithms, whose difference is log(a / (1 - a)).
+    gamma_seed, uniform_seed = tf.unstack(tf.random.experimental.stateless_split(seed, 2))
+    gammas = tf.random.stateless_gamma((2,), gamma_seed, alpha=tf.constant(parameter + 1, tf.float64), dtype=tf.float64)
+    uniforms = 1 - tf.random.stateless_uniform((2,), uniform_seed, dtype=tf.float64)
+    log_x, log_y = tf.unstack(tf.math.log(gammas) + tf.math.log(uniforms) / parameter)
+    return tf.cast(tf.sigmoid(tf.abs(log_x - log_y)), tf.float32)
 
 
-def mixup(values: Any, share: Any) -> Any:
-    """Mixes each row of a batch with the row before it (arXiv 1710.09412); the first with the last.
+def mixup(values: Any, weight: Any) -> Any:
+    """Mix each row of a batch with the row before it, and the first with the last (arXiv 1710.09412).
 
     Args:
         values: floats (batch, ...): prepared images, or labels.
-        share: of itself that a row keeps, a scalar.
+        weight: of the row itself, a scalar; the other row has 1 - weight.
     """
-    return share * values + (1.0 - share) * tf.roll(values, shift=1, axis=0)
+    return weight * values + (1.0 - weight) * tf.roll(values, shift=1, axis=0)

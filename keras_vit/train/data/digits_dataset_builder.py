@@ -1,7 +1,7 @@
-"""The handwritten digits as a tensorflow-datasets builder: the data set that needs no download.
+"""Build the handwritten digits as a data set of tensorflow-datasets, without a download.
 
-A module of its own because tensorflow-datasets looks for a builder's files beside its module. Importing it makes
-`tfds.load("digits")` known.
+tensorflow-datasets looks for a builder's files beside a module of this name. Importing it registers
+`tfds.load("digits")`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from keras_vit import digits
 
 
 class Builder(tfds.core.GeneratorBasedBuilder):
-    """Scikit-learn's digits in the parts that `keras_vit.digits` fixes: train 1,437 and test 360."""
+    """Scikit-learn's digits in the splits of `keras_vit.digits`: 1,437 training and 360 test images."""
 
     name = "digits"
     VERSION = tfds.core.Version("1.0.0")
@@ -44,5 +44,4 @@ class Builder(tfds.core.GeneratorBasedBuilder):
         }
 
     def _generate_examples(self, images: np.ndarray, labels: np.ndarray) -> Iterator[tuple[int, dict[str, Any]]]:
-        for number, (image, label) in enumerate(zip(images, labels, strict=True)):
-            yield number, {"image": image, "label": label}
+        yield from enumerate({"image": image, "label": label} for image, label in zip(images, labels, strict=True))

@@ -1,9 +1,9 @@
-"""Folders of images, one folder a class.
+"""Open folders of images with one sub-folder per class.
 
-`folder/class/image.jpg`, or `folder/{train,val,validation,test}/class/image.jpg`. Classes are numbered in the order
-of their folders' names. JPEG and PNG files count, whatever the case of their endings; other and hidden files do not.
-Without such parts, a tenth of the images is held out: chosen by a hash of each file's name, so that an image stays
-where it is when others are added.
+The layout is `folder/class/image.jpg` or `folder/{train,val,validation,test}/class/image.jpg`. Classes are numbered by
+the sorted names of their folders. JPEG and PNG files are read, whatever the case of their suffixes; other files and
+hidden files are ignored. Where there is no evaluation folder, a tenth of the images is held out, chosen by a hash of
+the file names: adding images does not move the others.
 """
 
 from __future__ import annotations
@@ -16,83 +16,66 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from keras_vit.train.data.image_check import damaged, opened
-from keras_vit.train.data.split import Example, RandomAccess
+from keras_vit.train.data.image_files import find_damaged, list_folder
+from keras_vit.train.data.split import Data, Example, RandomAccess
 
-ENDINGS = (".jpg", ".jpeg", ".png")
+SUFFIXES = (".jpg", ".jpeg", ".png")
 TRAIN = "train"
-HELD_OUT = ("val", "validation", "test")  # the first that is there is evaluated on
-HELD_OUT_SHARE = 10  # one of these
+HELD_OUT = ("val", "validation", "test")  # the first that exists is the evaluation split
+HELD_OUT_SHARE = 10  # one image of this many
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The images of one part.
+    """The images of one split."""
 
-    Args:
-        folder: that holds the class folders.
-        files: "class/image.jpg", sorted.
-        labels: int64, of each file.
-    """
+    folder: str  # holds the class folders
+    files: list[str]  # "class/image.jpg", sorted
+    labels: np.ndarray  # int64, one per file
 
-    folder: str
-    files: list[str]
-    labels: np.ndarray
-
-    def part(self, chosen: np.ndarray) -> Listing:
-        """Some of the images, chosen by a boolean for each."""
-        return Listing(self.folder, [self.files[i] for i in np.flatnonzero(chosen)], self.labels[chosen])
+    def where(self, mask: np.ndarray) -> Listing:
+        """Return the images for which a boolean mask is true."""
+        return Listing(self.folder, [self.files[i] for i in np.flatnonzero(mask)], self.labels[mask])
 
 
-def open_folder(
-    folder: str, *, train_split: str | None, eval_split: str | None, on_bad_image: str
-) -> tuple[RandomAccess | None, RandomAccess | None, tuple[str, ...]]:
-    """The training and evaluation parts of a folder of images, and the names of its classes.
-
-    Args:
-        folder: local or `gs://`.
-        train_split: name of the folder inside to train on; None finds it.
-        eval_split: name of the folder inside to evaluate on; None finds it.
-        on_bad_image: "skip" or "fail".
-
-    Raises:
-        FileNotFoundError: there is no such folder, or it holds no class folders or no images.
-        PermissionError: it may not be read.
-        ValueError: a part has a class that the training part lacks, or there is no part of a wanted name.
-    """
-    inside = _folders(folder)
-    parts = [name for name in (TRAIN, *HELD_OUT) if name in inside and _folders(f"{folder}/{name}")]
-    divided = bool(train_split or eval_split) or TRAIN in parts or set(parts) == set(inside) != set()
-    if not divided:
-        return _divide(folder, on_bad_image)
-    train = train_split or (TRAIN if TRAIN in parts else None)
-    held_out = eval_split or next((name for name in HELD_OUT if name in parts and name != train), None)
-    if train and not (train_split or held_out):
-        return _divide(f"{folder}/{train}", on_bad_image)
-    for name in (train, held_out):
-        if name is not None and name not in inside:
-            raise ValueError(f"{folder} has no part {name!r}. Received folders: {_few(inside)}")
-    names = _classes(f"{folder}/{train or held_out}")
-    listings = [_listing(f"{folder}/{name}", names) if name else None for name in (train, held_out)]
-    splits = [_split(listing, on_bad_image) if listing else None for listing in listings]
-    return splits[0], splits[1], tuple(names)
+def open_folder(folder: str, *, train_split: str | None, eval_split: str | None, on_bad_image: str) -> Data:
+    """Return the data set in a local or remote folder; arguments and errors as in `sources.open_data`."""
+    subfolders = _subfolders(folder)
+    found = [name for name in (TRAIN, *HELD_OUT) if name in subfolders and _subfolders(f"{folder}/{name}")]
+    # Without "train", a folder such as "test" may be a class: it is a split only where no other folders are beside it.
+    has_splits = bool(train_split or eval_split) or TRAIN in found or set(found) == set(subfolders) != set()
+    train = train_split or (TRAIN if TRAIN in found else None)
+    held_out = eval_split or next((name for name in HELD_OUT if name in found and name != train), None)
+    listings: Sequence[Listing | None]
+    if not has_splits or (train and not (train_split or held_out)):
+        whole = f"{folder}/{train}" if has_splits else folder
+        classes = _class_names(whole)
+        listings = _hold_out(_list_images(whole, classes))
+    else:
+        if missing := [name for name in (train, held_out) if name and name not in subfolders]:
+            raise ValueError(f"{folder} has no split {missing[0]!r}. Received folders: {_abbreviate(subfolders)}")
+        classes = _class_names(f"{folder}/{train or held_out}")
+        listings = [_list_images(f"{folder}/{name}", classes) if name else None for name in (train, held_out)]
+    splits = [_open_split(listing, on_bad_image) if listing else None for listing in listings]
+    return Data(
+        name=folder, train=splits[0], evaluation=splits[1], num_classes=len(classes), class_names=tuple(classes)
+    )
 
 
-def _divide(folder: str, on_bad_image: str) -> tuple[RandomAccess, RandomAccess | None, tuple[str, ...]]:
-    """A folder without parts: nine tenths to train on."""
-    names = _classes(folder)
-    listing = _listing(folder, names)
+def _hold_out(listing: Listing) -> tuple[Listing, Listing | None]:
+    """Divide the images of a folder without an evaluation split."""
     held_out = np.array([_is_held_out(file) for file in listing.files])
     if held_out.all() or not held_out.any():
-        warnings.warn(f"{folder} has too few images to hold some out: nothing is evaluated on.", stacklevel=4)
-        return _split(listing, on_bad_image), None, tuple(names)
+        warnings.warn(
+            f"{listing.folder} has too few images to hold some out: there is no evaluation split.", stacklevel=4
+        )
+        return listing, None
     warnings.warn(
-        f"{folder} has no part to evaluate on (val, validation or test, beside train):"
+        f"{listing.folder} has no evaluation split (val, validation or test, beside train):"
         f" {held_out.sum():,} of {len(held_out):,} images are held out, chosen by their names.",
         stacklevel=4,
     )
-    train, evaluation = (_split(listing.part(chosen), on_bad_image) for chosen in (~held_out, held_out))
-    return train, evaluation, tuple(names)
+    return listing.where(~held_out), listing.where(held_out)
 
 
 def _is_held_out(file: str) -> bool:
@@ -100,81 +83,77 @@ def _is_held_out(file: str) -> bool:
     return int.from_bytes(digest, "big") % HELD_OUT_SHARE == 0
 
 
-def _split(listing: Listing, on_bad_image: str) -> RandomAccess:
+def _open_split(listing: Listing, on_bad_image: str) -> RandomAccess:
     paths = [f"{listing.folder}/{file}" for file in listing.files]
 
-    def reader() -> Callable[[tf.Tensor], Example]:
-        table, labels = tf.constant(paths), tf.constant(listing.labels)
-
-        def fetch(index: tf.Tensor) -> Example:
-            return {"image": tf.io.read_file(table[index]), "label": labels[index]}
-
-        return fetch
+    def make_reader() -> Callable[[tf.Tensor], Example]:
+        files, labels = tf.constant(paths), tf.constant(listing.labels)
+        return lambda index: {"image": tf.io.read_file(files[index]), "label": labels[index]}
 
     return RandomAccess(
         name=listing.folder,
         count=len(paths),
-        fetch=reader,
-        find_bad=lambda: _checked(listing, fail=on_bad_image == "fail"),
-        naming=paths.__getitem__,
+        make_reader=make_reader,
+        find_bad=lambda: _report_damaged(listing, fail=on_bad_image == "fail"),
+        example_name=paths.__getitem__,
     )
 
 
-def _checked(listing: Listing, *, fail: bool) -> Sequence[int]:
-    """The numbers of the damaged images, said aloud."""
-    bad = damaged(listing.folder, listing.files)
-    if not bad:
-        return bad
-    message = f"Images of {listing.folder} that cannot be decoded: {_few([listing.files[i] for i in bad])}."
+def _report_damaged(listing: Listing, *, fail: bool) -> Sequence[int]:
+    """Return the indices of the damaged images after a warning, or raise a ValueError."""
+    damaged = find_damaged(listing.folder, listing.files)
+    if not damaged:
+        return damaged
+    files = _abbreviate([listing.files[i] for i in damaged])
+    message = f"Images of {listing.folder} that cannot be decoded: {files}."
     if fail:
-        raise ValueError(f'{message} Remove them, or let them be left out: on_bad_image="skip".')
-    warnings.warn(f"{message} {len(bad):,} of {len(listing.files):,} are left out.", stacklevel=2)
-    return bad
+        raise ValueError(f'{message} Remove them, or skip them with on_bad_image="skip".')
+    warnings.warn(f"{message} {len(damaged):,} of {len(listing.files):,} are left out.", stacklevel=2)
+    return damaged
 
 
-def _listing(folder: str, names: list[str]) -> Listing:
-    """The images of one part, its class folders numbered as `names` are."""
-    present = _folders(folder)
-    if unknown := sorted(set(present) - set(names)):
+def _list_images(folder: str, classes: list[str]) -> Listing:
+    """List the images of one split, with labels that index `classes`."""
+    present = _subfolders(folder)
+    if unknown := sorted(set(present) - set(classes)):
         raise ValueError(
-            f"{folder} has classes that the part to train on lacks: {_few(unknown)}."
-            f" A label must be one of its {len(names)} classes: {_few(names)}"
+            f"{folder} has classes that the training split lacks: {_abbreviate(unknown)}."
+            f" A label must be one of its {len(classes)} classes: {_abbreviate(classes)}"
         )
     images = {name: _images(f"{folder}/{name}") for name in present}
     if empty := [f"{folder}/{name}" for name in present if not images[name]]:
         raise FileNotFoundError(
-            f"No images are in {_few(empty)}. Expected: files in every class folder that end in {', '.join(ENDINGS)}."
+            f"No images are in {_abbreviate(empty)}. Expected: every class folder holds files that end in"
+            f" {', '.join(SUFFIXES)}."
         )
     files = [f"{name}/{image}" for name in present for image in images[name]]
-    labels = np.repeat([names.index(name) for name in present], [len(images[name]) for name in present])
+    labels = np.repeat([classes.index(name) for name in present], [len(images[name]) for name in present])
     return Listing(folder, files, labels.astype(np.int64))
 
 
-def _images(folder: str) -> list[str]:
-    return [entry for entry in _entries(folder) if entry.lower().endswith(ENDINGS)]
-
-
-def _classes(folder: str) -> list[str]:
-    """The names of the classes: a folder each."""
-    names = _folders(folder)
+def _class_names(folder: str) -> list[str]:
+    names = _subfolders(folder)
     if not names:
-        held = f"{len(_images(folder)):,} images, but no folders" if _images(folder) else "no folders"
+        images = _images(folder)
+        content = f"{len(images):,} images, but no folders" if images else "no folders"
         raise FileNotFoundError(
-            f"{folder} holds {held}. Expected: folder/class/image.jpg, or folder/train/class/image.jpg and"
+            f"{folder} holds {content}. Expected: folder/class/image.jpg, or folder/train/class/image.jpg and"
             " folder/val/class/image.jpg"
         )
     return names
 
 
-def _folders(folder: str) -> list[str]:
-    """The visible folders in a folder, sorted."""
-    return [entry for entry in _entries(folder) if tf.io.gfile.isdir(f"{folder}/{entry}")]
+def _images(folder: str) -> list[str]:
+    return [name for name in _visible(folder) if name.lower().endswith(SUFFIXES)]
 
 
-def _entries(folder: str) -> list[str]:
-    names = [name.rstrip("/") for name in opened(tf.io.gfile.listdir, folder)]  # gs:// marks folders with a slash
-    return sorted(name for name in names if name and not name.startswith("."))
+def _subfolders(folder: str) -> list[str]:
+    return [name for name in _visible(folder) if tf.io.gfile.isdir(f"{folder}/{name}")]
 
 
-def _few(names: Sequence[str]) -> str:
+def _visible(folder: str) -> list[str]:
+    return [name for name in list_folder(folder) if name and not name.startswith(".")]
+
+
+def _abbreviate(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")

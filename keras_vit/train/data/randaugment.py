@@ -1,126 +1,119 @@
-"""RandAugment (arXiv 1909.13719) as big_vision trains with it: sixteen operations, stateless, uint8 in and uint8 out.
+"""RandAugment (arXiv 1909.13719) as in big_vision: sixteen stateless operations from uint8 to uint8.
 
-The operations, their order, and what a magnitude means to each are those of google's `autoaugment.py`
-(`distort_image_with_randaugment` in big_vision's `pp/autoaugment.py`), its quirks included, for the AugReg models saw
-them: Contrast blends with a grey that is no mean, and thresholds wrap at 256.
+The operations, their order and the meaning of a magnitude are those of `distort_image_with_randaugment` in big_vision's
+`pp/autoaugment.py`. Its bugs are kept because the AugReg models were trained with them: Contrast blends with a grey
+that is not the mean, and thresholds wrap at 256.
 
-An image is worked on as (height, width * channels) where it can be: broadcasting a last axis of three, tf.where and
-slices of step -1 take TensorFlow up to ten times as long as the arithmetic around them.
+Where possible an image is processed as (height, width * channels): broadcasting along a last axis of three, tf.where
+and slices of step -1 take TensorFlow up to ten times as long as the arithmetic around them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-MAX_LEVEL = 10  # the magnitude at which an operation has its full published strength; AugReg goes up to 20
-FILL = 128  # what comes in from outside of the image
+MAX_LEVEL = 10  # the magnitude at which an operation has its published strength; AugReg goes up to 20
+FILL = 128  # value of pixels from outside of the image
 CUTOUT = 40  # half of the side that is cut out at MAX_LEVEL, in pixels
 TRANSLATE = 100  # pixels at MAX_LEVEL
-DRAWS = 4  # random numbers an operation is given: which, sign, y, x
+NUM_DRAWS = 4  # random numbers per operation: which operation, sign, y, x
 
 
 class Draws(NamedTuple):
-    """What chance says to one operation: three numbers in [0, 1).
+    """Uniform random numbers in [0, 1) for one operation."""
 
-    Args:
-        sign: below a half the direction is the positive one.
-        y: a place, as a share of the height.
-        x: likewise of the width.
-    """
-
-    sign: Any = 0.0
-    y: Any = 0.5
-    x: Any = 0.5
+    sign: Any = 0.0  # below 0.5 the direction is positive
+    y: Any = 0.5  # a place as a share of the height
+    x: Any = 0.5  # a place as a share of the width
 
 
 def randaugment(image: Any, *, layers: int, magnitude: float, seed: Any) -> Any:
-    """Applies operations drawn with equal chances, one after the other.
+    """Apply randomly chosen operations in sequence, all equally likely.
 
     Args:
         image: uint8 (height, width, channels), a static shape; 3 channels or 1.
-        layers: how many operations; the same may come twice.
-        magnitude: 0 or more, shared by all operations. 0 is not "no change": it is the darkest Brightness.
-        seed: integers (2,). The same seed gives the same image, whatever else runs.
+        layers: number of operations; the same one may be chosen twice.
+        magnitude: 0 or more, for all operations. 0 also changes images: Brightness is darkest there.
+        seed: integers (2,). The result depends on the image and the seed only.
 
     Returns:
         uint8 of the same shape.
 
     Raises:
-        ValueError: for another dtype, a shape that is not known, other channels, or a magnitude below 0.
+        ValueError: another dtype or number of channels, an unknown shape, or a negative magnitude.
     """
     _check(image, magnitude)
     shape = image.shape
-    operations = _compiled(shape, magnitude)
-    draws = tf.random.stateless_uniform((layers, DRAWS), seed)
+    branches = _trace_operations(shape, magnitude)
+    draws = tf.random.stateless_uniform((layers, NUM_DRAWS), seed)
     for layer in range(layers):
-        which, *drawn = tf.unstack(draws[layer])
-        number = tf.cast(which * len(operations), tf.int32)
-        # tf.switch_case becomes a Switch for each input of each of some 300 operations, and all of them are visited:
-        # that takes longer than the one branch's work. This runs the branch and nothing else.
+        choice, *inputs = tf.unstack(draws[layer])
+        index = tf.cast(choice * len(branches), tf.int32)
+        # tf.switch_case would add a Switch for each input of about 300 operations and visit all of them, which takes
+        # longer than the chosen branch. This runs only that branch.
         (image,) = tf.raw_ops.StatelessCase(
-            branch_index=number, input=[image, *drawn], Tout=[tf.uint8], branches=operations, output_shapes=[shape]
+            branch_index=index, input=[image, *inputs], Tout=[tf.uint8], branches=branches, output_shapes=[shape]
         )
     return tf.ensure_shape(image, shape)
 
 
-def _compiled(shape: Any, magnitude: float) -> list[Any]:
-    """The operations as functions of (image, sign, y, x) for images of a shape."""
+def _trace_operations(shape: Any, magnitude: float) -> list[Any]:
+    """Return the operations as concrete functions of (image, sign, y, x) for images of a shape."""
 
-    def compiled(operation: Callable[[Any, float, Draws], Any]) -> Any:
-        def branch(image: Any, sign: Any, y: Any, x: Any) -> Any:
-            return operation(image, magnitude, Draws(sign=sign, y=y, x=x))
-
-        number = tf.TensorSpec((), tf.float32)
-        return tf.function(branch, autograph=False).get_concrete_function(
-            tf.TensorSpec(shape, tf.uint8), number, number, number
+    def trace(operation: Callable[[Any, float, Draws], Any]) -> Any:
+        function = tf.function(
+            lambda image, sign, y, x: operation(image, magnitude, Draws(sign, y, x)), autograph=False
         )
+        scalars = [tf.TensorSpec((), tf.float32)] * 3
+        return function.get_concrete_function(tf.TensorSpec(shape, tf.uint8), *scalars)
 
-    return [compiled(operation) for operation in OPERATIONS.values()]
+    return [trace(operation) for operation in OPERATIONS.values()]
 
 
 def _check(image: Any, magnitude: float) -> None:
     if image.dtype != tf.uint8 or not image.shape.is_fully_defined() or image.shape[2:] not in ((1,), (3,)):
         raise ValueError(
-            "RandAugment wants uint8 (height, width, 3 or 1) of a known shape. "
+            "RandAugment takes uint8 (height, width, 3 or 1) of a static shape. "
             f"Received: {image.dtype.name} {image.shape}"
         )
     if not magnitude >= 0:
-        raise ValueError(f"RandAugment's magnitude is 0 or more. Received: {magnitude}")
+        raise ValueError(f"The magnitude of RandAugment is 0 or more. Received: {magnitude}")
 
 
-def _share(magnitude: float, full: float) -> float:
-    return magnitude / MAX_LEVEL * full
+def _scale(magnitude: float, maximum: float) -> float:
+    return magnitude / MAX_LEVEL * maximum
 
 
-def _rows(image: Any) -> Any:
-    """The image as (height, width * channels)."""
+def _flatten(image: Any) -> Any:
+    """Reshape an image to (height, width * channels)."""
     height, width, channels = image.shape
     return tf.reshape(image, (height, width * channels))
 
 
-def _every_pixel(values: Any, image: Any) -> Any:
-    """Values a channel, as a row (width * channels) of the image."""
+def _repeat_for_pixels(values: Any, image: Any) -> Any:
+    """Repeat one value per channel to a row (width * channels) of the image."""
     return tf.tile(values, (image.shape[1],))
 
 
 def _blend(start: Any, image: Any, magnitude: float) -> Any:
-    """From `start` (factor 0) over the image (1) and beyond, clipped, rounded down; both (height, width * channels)."""
-    factor = _share(magnitude, 1.8) + 0.1
-    rows = tf.cast(_rows(image), tf.float32)
-    return tf.reshape(_bytes(start + factor * (rows - start)), image.shape)
+    """Interpolate from `start`, (height, width * channels), to the image (factor 1) and beyond; clip and round down."""
+    factor = _scale(magnitude, 1.8) + 0.1
+    rows = tf.cast(_flatten(image), tf.float32)
+    return tf.reshape(_to_uint8(start + factor * (rows - start)), image.shape)
 
 
-def _bytes(values: Any) -> Any:
-    """Floats clipped to 0..255 and rounded down."""
+def _to_uint8(values: Any) -> Any:
+    """Clip floats to 0..255 and round down."""
     return tf.cast(tf.clip_by_value(values, 0.0, 255.0), tf.uint8)
 
 
-# The operations: (image, magnitude, draws) -> image. Values are changed first, then places.
+# The operations: (image, magnitude, draws) -> image. First those that change values, then those that move pixels.
 
 
 def _autocontrast(image: Any, magnitude: float, draws: Draws) -> Any:
@@ -128,14 +121,14 @@ def _autocontrast(image: Any, magnitude: float, draws: Draws) -> Any:
     flat = tf.equal(low, high)
     scale = tf.where(flat, 1.0, 255.0 / tf.where(flat, 1.0, high - low))
     offset = tf.where(flat, 0.0, -low * scale)
-    rows = tf.cast(_rows(image), tf.float32) * _every_pixel(scale, image) + _every_pixel(offset, image)
-    return tf.reshape(_bytes(rows), image.shape)
+    rows = tf.cast(_flatten(image), tf.float32) * _repeat_for_pixels(scale, image) + _repeat_for_pixels(offset, image)
+    return tf.reshape(_to_uint8(rows), image.shape)
 
 
 def _equalize(image: Any, magnitude: float, draws: Draws) -> Any:
     channels = image.shape[2]
-    # Channel c counts in bins 256 c .. 256 c + 255: one histogram and one look-up for all.
-    bins = tf.cast(_rows(image), tf.int32) + _every_pixel(tf.range(channels) * 256, image)
+    # Channel c has the bins 256 c .. 256 c + 255, so that one histogram and one table serve all channels.
+    bins = tf.cast(_flatten(image), tf.int32) + _repeat_for_pixels(tf.range(channels) * 256, image)
     size = 256 * channels
     counts = tf.reshape(tf.math.bincount(tf.reshape(bins, (-1,)), minlength=size, maxlength=size), (channels, 256))
     occupied = tf.where(counts > 0, tf.range(256), -1)
@@ -152,36 +145,36 @@ def _invert(image: Any, magnitude: float, draws: Draws) -> Any:
 
 
 def _posterize(image: Any, magnitude: float, draws: Draws) -> Any:
-    # Magnitude 0 leaves no bits, and TensorFlow shifts a byte by 7 at most; above 20 the shift, a negative number
-    # in a byte, is far above 7 again.
-    shift = min((8 - int(_share(magnitude, 4))) % 256, 7)
+    # Magnitude 0 keeps no bits, but TensorFlow shifts a byte by 7 at most. Above 20 the shift is negative, and as an
+    # unsigned byte it is above 7 again.
+    shift = min((8 - int(_scale(magnitude, 4))) % 256, 7)
     return tf.bitwise.bitwise_and(image, np.uint8(255 >> shift << shift))
 
 
 def _solarize(image: Any, magnitude: float, draws: Draws) -> Any:
-    # The official code holds it in a byte, where 256 (magnitude 10) and 512 (20) are 0, which inverts all, and 384
-    # (15) is 128.
-    threshold = np.uint8(int(_share(magnitude, 256)) % 256)
+    # The official code stores the threshold in a byte: 256 (magnitude 10) and 512 (20) wrap to 0, which inverts every
+    # pixel, and 384 (15) wraps to 128.
+    threshold = np.uint8(int(_scale(magnitude, 256)) % 256)
     return tf.bitwise.bitwise_xor(image, tf.cast(image >= threshold, tf.uint8) * 255)  # 255 - v is v ^ 255
 
 
 def _solarize_add(image: Any, magnitude: float, draws: Draws) -> Any:
-    addition = np.uint8(min(int(_share(magnitude, 110)), 255))
+    addition = np.uint8(min(int(_scale(magnitude, 110)), 255))
     return image + tf.minimum(255 - image, addition) * tf.cast(image < 128, tf.uint8)
 
 
 def _color(image: Any, magnitude: float, draws: Draws) -> Any:
     if image.shape[2] == 1:
         return image
-    # tf.image.rgb_to_grayscale, which scales by 255.5 / 255 and rounds down, once for each channel it is blended with.
+    # As tf.image.rgb_to_grayscale, which scales by 255.5 / 255 and rounds down; one column per channel to blend with.
     weights = np.repeat(np.array([[0.2989], [0.587], [0.114]], np.float32) * np.float32(255.5 / 255), 3, axis=1)
     grey = tf.floor(tf.linalg.matmul(tf.reshape(tf.cast(image, tf.float32), (-1, 3)), weights))
     return _blend(tf.reshape(grey, (image.shape[0], -1)), image, magnitude)
 
 
 def _contrast(image: Any, magnitude: float, draws: Draws) -> Any:
-    # The official code sums a histogram's counts without their values, so that its "mean" is the number of pixels
-    # over 256: 196 at 224 pixels, white from 256 on.
+    # The official code sums a histogram's counts without their values: its "mean" is the number of pixels / 256, which
+    # is 196 for 224x224 and white from 256x256 on.
     return _blend(min(float(image.shape[0] * image.shape[1] // 256), 255.0), image, magnitude)
 
 
@@ -193,86 +186,80 @@ def _sharpness(image: Any, magnitude: float, draws: Draws) -> Any:
     height, width, channels = image.shape
     if min(height, width) < 3:
         return image
-    pixels = tf.cast(_rows(image), tf.float32)
+    pixels = tf.cast(_flatten(image), tf.float32)
     sums = pixels[:-2] + pixels[1:-1] + pixels[2:]
     sums = sums[:, : -2 * channels] + sums[:, channels:-channels] + sums[:, 2 * channels :]
     inner = pixels[1:-1]
-    smooth = tf.floor((sums + 4 * inner[:, channels:-channels]) / 13)  # Pillow's SMOOTH: 5 in the middle, 1 around
-    smooth = tf.concat([inner[:, :channels], smooth, inner[:, -channels:]], axis=1)  # the border stays
+    smooth = tf.floor(
+        (sums + 4 * inner[:, channels:-channels]) / 13
+    )  # Pillow's SMOOTH kernel: 5 in the centre, 1 around
+    smooth = tf.concat([inner[:, :channels], smooth, inner[:, -channels:]], axis=1)  # the border is unchanged
     return _blend(tf.concat([pixels[:1], smooth, pixels[-1:]], axis=0), image, magnitude)
 
 
 def _cutout(image: Any, magnitude: float, draws: Draws) -> Any:
     height, width, channels = image.shape
-    half = int(_share(magnitude, CUTOUT))
+    half = int(_scale(magnitude, CUTOUT))
 
     def inside(size: int, place: Any) -> Any:
         distance = tf.range(size) - tf.cast(place * size, tf.int32)
         return tf.cast((distance >= -half) & (distance < half), tf.uint8)
 
     hole = inside(height, draws.y)[:, None] * tf.repeat(inside(width, draws.x), channels)
-    rows = _rows(image)
-    return tf.reshape(rows + hole * (FILL - rows), image.shape)  # bytes wrap around, and back
+    rows = _flatten(image)
+    return tf.reshape(rows + hole * (FILL - rows), image.shape)  # in uint8 the difference and the sum wrap modulo 256
 
 
 def _affine(image: Any, draws: Draws, matrix: Callable[[int], tuple[float, ...]]) -> Any:
-    """Pixel (x, y) becomes the pixel nearest to (ax + by + c, dx + ey + f), halves away from zero, or FILL outside.
+    """Apply an affine map: pixel (x, y) becomes the one nearest to (ax + by + c, dx + ey + f), or FILL outside.
 
-    `matrix` gives (a, b, c, d, e, f) for a sign. Where every pixel comes from is known before there is an image: two
-    tables of places, float32 as in TensorFlow's ImageProjectiveTransformV3.
+    Halves are rounded away from zero. `matrix` returns (a, b, c, d, e, f) for a sign. The map does not depend on the
+    image: two tables of indices, in float32 as in TensorFlow's ImageProjectiveTransformV3.
     """
     height, width, channels = image.shape
     x, y = np.arange(width, dtype=np.float32), np.arange(height, dtype=np.float32)[:, None]
 
-    def nearest(of_x: float, of_y: float, offset: float, size: int) -> np.ndarray:
-        place = np.float32(of_x) * x + np.float32(of_y) * y + np.float32(offset)
+    def nearest(x_factor: float, y_factor: float, offset: float, size: int) -> np.ndarray:
+        place = np.float32(x_factor) * x + np.float32(y_factor) * y + np.float32(offset)
         rounded = np.trunc(place + np.copysign(np.float32(0.5), place))
         return rounded.clip(-1, size).astype(np.int32) + 1  # 1 for the border
 
-    def places(sign: int) -> np.ndarray:
+    def indices(sign: int) -> np.ndarray:
         a, b, c, d, e, f = matrix(sign)
         return nearest(d, e, f, height) * (width + 2) + nearest(a, b, c, width)
 
     bordered = tf.pad(image, ((1, 1), (1, 1), (0, 0)), constant_values=FILL)
-    both = np.stack([places(1), places(-1)])
-    return tf.gather(tf.reshape(bordered, (-1, channels)), tf.gather(both, tf.cast(draws.sign >= 0.5, tf.int32)))
+    tables = np.stack([indices(1), indices(-1)])
+    return tf.gather(tf.reshape(bordered, (-1, channels)), tf.gather(tables, tf.cast(draws.sign >= 0.5, tf.int32)))
 
 
 def _rotate(image: Any, magnitude: float, draws: Draws) -> Any:
     bottom, right = image.shape[0] - 1, image.shape[1] - 1
 
     def matrix(sign: int) -> tuple[float, ...]:
-        angle = math.radians(sign * _share(magnitude, 30))
+        angle = math.radians(sign * _scale(magnitude, 30))
         sin, cos = math.sin(angle), math.cos(angle)
-        around_x = (right - (cos * right - sin * bottom)) / 2
-        around_y = (bottom - (sin * right + cos * bottom)) / 2
-        return cos, -sin, around_x, sin, cos, around_y
+        x_offset = (right - (cos * right - sin * bottom)) / 2
+        y_offset = (bottom - (sin * right + cos * bottom)) / 2
+        return cos, -sin, x_offset, sin, cos, y_offset
 
     return _affine(image, draws, matrix)
 
 
-def _shear_x(image: Any, magnitude: float, draws: Draws) -> Any:
-    return _affine(image, draws, lambda sign: (1, sign * _share(magnitude, 0.3), 0, 0, 1, 0))
+def _shear(image: Any, magnitude: float, draws: Draws, *, axis: int) -> Any:
+    level = _scale(magnitude, 0.3)
+    if axis == 1:
+        return _affine(image, draws, lambda sign: (1, sign * level, 0, 0, 1, 0))
+    return _affine(image, draws, lambda sign: (1, 0, 0, sign * level, 1, 0))
 
 
-def _shear_y(image: Any, magnitude: float, draws: Draws) -> Any:
-    return _affine(image, draws, lambda sign: (1, 0, 0, sign * _share(magnitude, 0.3), 1, 0))
-
-
-def _translate_x(image: Any, magnitude: float, draws: Draws) -> Any:
-    return tf.reshape(_translate(_rows(image), magnitude, draws, axis=1, unit=image.shape[2]), image.shape)
-
-
-def _translate_y(image: Any, magnitude: float, draws: Draws) -> Any:
-    return tf.reshape(_translate(_rows(image), magnitude, draws, axis=0, unit=1), image.shape)
-
-
-def _translate(rows: Any, magnitude: float, draws: Draws, *, axis: int, unit: int) -> Any:
-    """Rows moved along an axis by pixels of `unit` elements."""
-    most = round(_share(magnitude, TRANSLATE)) * unit
+def _translate(image: Any, magnitude: float, draws: Draws, *, axis: int) -> Any:
+    rows = _flatten(image)
+    margin = round(_scale(magnitude, TRANSLATE)) * (image.shape[2] if axis == 1 else 1)
     along = np.eye(2, dtype=np.int32)[axis]
-    padded = tf.pad(rows, most * np.stack([along, along], axis=1), constant_values=FILL)
-    return tf.slice(padded, along * tf.where(draws.sign < 0.5, 2 * most, 0), rows.shape)
+    padded = tf.pad(rows, margin * np.stack([along, along], axis=1), constant_values=FILL)
+    moved = tf.slice(padded, along * tf.where(draws.sign < 0.5, 2 * margin, 0), rows.shape)
+    return tf.reshape(moved, image.shape)
 
 
 OPERATIONS: dict[str, Callable[[Any, float, Draws], Any]] = {
@@ -286,10 +273,10 @@ OPERATIONS: dict[str, Callable[[Any, float, Draws], Any]] = {
     "Contrast": _contrast,
     "Brightness": _brightness,
     "Sharpness": _sharpness,
-    "ShearX": _shear_x,
-    "ShearY": _shear_y,
-    "TranslateX": _translate_x,
-    "TranslateY": _translate_y,
+    "ShearX": partial(_shear, axis=1),
+    "ShearY": partial(_shear, axis=0),
+    "TranslateX": partial(_translate, axis=1),
+    "TranslateY": partial(_translate, axis=0),
     "Cutout": _cutout,
     "SolarizeAdd": _solarize_add,
 }

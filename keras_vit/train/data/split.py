@@ -1,13 +1,13 @@
-"""A part of a data set (what is trained on, what is held out) as a stream of examples in a given order.
+"""Data sets and their splits: streams of examples in a given order.
 
 An example is a dictionary:
 
-| name | is |
+| key | value |
 |---|---|
-| `position` | int64 scalar, its place in the sequence of `order.py`: the seed of its augmentation |
-| `index` | int64 scalar, which example it is: the same number in every run |
-| `image` | string scalar, the encoded file (JPEG, PNG ...); or uint8 (height, width, channels) |
-| `label` | int64 scalar, 0 <= label < num_classes; or float32 (num_classes,), a one for each label that is true |
+| `position` | int64 scalar, its place in the sequence of `order.py`; seeds its augmentation |
+| `index` | int64 scalar, number of the example, the same in every run |
+| `image` | string scalar, the encoded file (JPEG or PNG); or uint8 (height, width, channels) |
+| `label` | int64 scalar, 0 <= label < num_classes; or float32 (num_classes,) with a one for each true class |
 """
 
 from __future__ import annotations
@@ -16,25 +16,14 @@ import abc
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from keras_vit.train.data.order import MOST_EXAMPLES, Order, positions
+from keras_vit.train.data.image_files import is_decodable
+from keras_vit.train.data.order import MAX_EXAMPLES, Order, positions
 
 Example = dict[str, tf.Tensor]
-
-
-class Once(Protocol):
-    """What is looked at a single time, as an evaluation does."""
-
-    @property
-    def good(self) -> int:
-        """How many examples `once` gives."""
-
-    def once(self, *, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
-        """See `Split`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,73 +31,64 @@ class Split(abc.ABC):
     """Examples that can be read in any order.
 
     Args:
-        name: what it is called in messages, such as "cifar10 train[:90%]".
-        count: examples in an epoch; those whose image is bad are among them.
+        name: for messages, such as "cifar10 train[:90%]".
+        count: examples per epoch, including those whose image cannot be decoded.
     """
 
     name: str
     count: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.count <= MOST_EXAMPLES:
-            raise ValueError(f"{self.name} has {self.count:,} examples. Expected: 1 to {MOST_EXAMPLES:,}")
+        if not 0 < self.count <= MAX_EXAMPLES:
+            raise ValueError(f"{self.name} has {self.count:,} examples. Expected: 1 to {MAX_EXAMPLES:,}")
 
     @property
     def bad(self) -> Sequence[str]:
-        """The names of the files that cannot be decoded; they are never read."""
+        """Names of the examples that are skipped because they cannot be decoded."""
         return ()
 
     @property
-    def good(self) -> int:
-        """How many examples `once` gives."""
+    def num_valid(self) -> int:
+        """Number of examples that `iterate_once` yields."""
         return self.count - len(self.bad)
 
     @abc.abstractmethod
     def examples(self, order: Order) -> tf.data.Dataset:
-        """The examples of an order, one by one and endlessly; in place of a bad one the next good one."""
+        """Return an endless stream of examples; the next valid one replaces one that cannot be decoded."""
 
     @abc.abstractmethod
-    def once(self, *, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
-        """Every example that is not bad a single time, in the order of their numbers.
-
-        Args:
-            shard: this worker's number.
-            shards: how many workers there are; every one gets each `shards`-th example.
-        """
+    def iterate_once(self) -> tf.data.Dataset:
+        """Return every valid example once, by ascending index."""
 
     def name_of(self, index: int) -> str:
-        """What to call an example in a message."""
+        """Return the name of an example for messages."""
         return f"example {index} of {self.name}"
 
     def first_bad(self, order: Order, *, batches: int = 1) -> str | None:
-        """Looks for what made decoding fail: reads the order's first batches again, image by image.
-
-        Returns:
-            the name of the first image there that cannot be decoded; None where all can.
-        """
+        """Return the name of the first image in an order's first batches that cannot be decoded, or None."""
         for example in self.examples(order).take(batches * len(order.local)):
-            if example["image"].dtype == tf.string and not decodes(example["image"]):
+            if example["image"].dtype == tf.string and not is_decodable(example["image"]):
                 return self.name_of(int(example["index"]))
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomAccess(Split):
-    """Examples that are read by number: files, records that can be looked up, arrays in memory.
+    """Examples that are read by index: files, records with an index, arrays in memory.
 
     Args:
-        fetch: makes, when it is first needed, what reads one example: from an int64 scalar to its image and label,
-            in TensorFlow operations.
-        find_bad: gives the numbers of the examples that cannot be decoded, ascending; None if none were looked for.
-        naming: an example's name.
+        make_reader: returns a function of TensorFlow operations from an index (int64 scalar) to image and label;
+            called when the examples are first needed.
+        find_bad: returns the ascending indices of the examples that cannot be decoded; None skips the check.
+        example_name: returns the name of an example; None numbers them.
     """
 
-    fetch: Callable[[], Callable[[tf.Tensor], Example]]
+    make_reader: Callable[[], Callable[[tf.Tensor], Example]]
     find_bad: Callable[[], Sequence[int]] | None = None
-    naming: Callable[[int], str] | None = None
+    example_name: Callable[[int], str] | None = None
 
     @functools.cached_property
-    def _bad(self) -> np.ndarray:
+    def _bad_indices(self) -> np.ndarray:
         found = np.asarray([] if self.find_bad is None else self.find_bad(), np.int64)
         if len(found) == self.count:
             raise ValueError(f"None of the {self.count:,} images of {self.name} can be decoded.")
@@ -116,46 +96,56 @@ class RandomAccess(Split):
 
     @functools.cached_property
     def bad(self) -> Sequence[str]:
-        """The names of the files that cannot be decoded; looked for when first asked."""
-        return tuple(map(self.name_of, self._bad.tolist()))
+        """Names of the files that cannot be decoded; the first access checks all files."""
+        return tuple(map(self.name_of, self._bad_indices.tolist()))
 
     def examples(self, order: Order) -> tf.data.Dataset:
         """See `Split`."""
         stream = positions(order, self.count)
         if self.bad:
-            good = self._good()
-            next_good = np.searchsorted(good, np.arange(self.count)) % len(good)
-            stand_in = tf.constant(good[next_good])
-            stream = stream.map(lambda position, index: (position, stand_in[index]))
+            valid = self._valid_indices()
+            next_valid = np.searchsorted(valid, np.arange(self.count)) % len(valid)
+            replacement = tf.constant(valid[next_valid])
+            stream = stream.map(lambda position, index: (position, replacement[index]))
         return self._read(stream)
 
-    def once(self, *, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
+    def iterate_once(self) -> tf.data.Dataset:
         """See `Split`."""
-        numbers = tf.data.Dataset.from_tensor_slices(self._good()[shard::shards])
-        return self._read(numbers.map(lambda index: (index, index)))
+        indices = tf.data.Dataset.from_tensor_slices(self._valid_indices())
+        return self._read(indices.map(lambda index: (index, index)))
 
     def name_of(self, index: int) -> str:
         """See `Split`."""
-        return self.naming(index) if self.naming else super().name_of(index)
+        return self.example_name(index) if self.example_name else super().name_of(index)
 
-    def _good(self) -> np.ndarray:
-        return np.setdiff1d(np.arange(self.count), self._bad, assume_unique=True)
+    def _valid_indices(self) -> np.ndarray:
+        return np.setdiff1d(np.arange(self.count), self._bad_indices, assume_unique=True)
 
     def _read(self, stream: tf.data.Dataset) -> tf.data.Dataset:
-        fetch = self.fetch()
+        read = self.make_reader()
         return stream.map(
-            lambda position, index: {"position": position, "index": index, **fetch(index)},
+            lambda position, index: {"position": position, "index": index, **read(index)},
             num_parallel_calls=tf.data.AUTOTUNE,
             deterministic=True,
         )
 
 
-def decodes(image: tf.Tensor | bytes) -> bool:
-    """Whether an encoded image is whole, and of a kind that the operation decodes which training uses.
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """A data set for classification.
 
-    Every byte of a JPEG is read, at an eighth of its size, which is more than twice as fast and finds the same damage.
+    Args:
+        name: for messages and reports.
+        train: the training split, or None.
+        evaluation: the held-out split, or None.
+        num_classes: number of classes.
+        class_names: name of each class.
+        multi_label: whether an image may have several classes or none; labels are then rows of ones and zeros.
     """
-    try:
-        return tf.io.decode_jpeg(image, channels=3, ratio=8).shape.rank == 3  # of WebP it makes a film
-    except tf.errors.InvalidArgumentError:
-        return False
+
+    name: str
+    train: Split | None
+    evaluation: Split | None
+    num_classes: int
+    class_names: tuple[str, ...]
+    multi_label: bool = False

@@ -1,4 +1,4 @@
-"""How good a classifier is: top-1, top-5, cross-entropy and speed on a data set, with one label an image or several."""
+"""Measure a classifier on a data set: top-1, top-5, cross-entropy and speed, with one or several labels per image."""
 
 from __future__ import annotations
 
@@ -12,33 +12,41 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-from tqdm import tqdm
 
 from keras_vit._util import html
-from keras_vit._util.checks import pair
+from keras_vit._util.checks import is_count, one_of, pair
+from keras_vit._util.progress import track
 from keras_vit.model.config import Preprocessing
 from keras_vit.train.data import pipeline, sources
 
 LABELS = ("single", "real")
-SUMS = ("top1", "top5", "loss", "count", "unlabelled")
+SUM_NAMES = ("top1", "top5", "loss", "count", "unlabelled")
 _STEPS: weakref.WeakKeyDictionary[keras.Model, Callable[..., tf.Tensor]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What was measured, over the images that count.
+    """Accuracy, loss and speed of a model on a data set, as `evaluate` returns them.
 
     Attributes:
-        data: the data set.
+        data: name of the data set.
         labels: "single" or "real".
-        top1: share of the images whose best class is right, 0..1. With ReaL labels: is one of the image's.
-        top5: share of those that have a right class among the five best.
-        loss: mean cross-entropy, in nats; an image with several labels wants an equal share of each.
-        count: images counted.
-        unlabelled: images left out because they have no label (ReaL).
-        skipped: images left out because they cannot be read.
-        images_per_second: by the wall clock, reading and preparing included, without the first batch, in which
-            TensorFlow compiles (where there is no second, with it).
+        top1: share of the images whose best class is right, 0..1. With ReaL labels: is any of the image's labels.
+        top5: share of the images with a right class among the best five, 0..1.
+        loss: mean cross-entropy in nats; the target of an image with several labels is uniform over them.
+        count: number of images in the means.
+        unlabelled: number of images left out because they have no label (ReaL).
+        skipped: number of images left out because they cannot be decoded.
+        images_per_second: including reading and preparing, without the first batch, in which TensorFlow compiles (of a
+            single batch, with it).
+
+    Example:
+        >>> result = keras_vit.train.Evaluation(
+        ...     data="photos", labels="single", top1=0.75, top5=1.0, loss=0.5, count=4, unlabelled=0, skipped=0,
+        ...     images_per_second=100.0,
+        ... )
+        >>> print(result)
+        photos: top-1 75.00% (3 of 4), top-5 100.00%, cross-entropy 0.5000; 100 images/s
     """
 
     data: str
@@ -52,11 +60,11 @@ class Evaluation:
     images_per_second: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return the attributes as a dictionary that JSON can hold."""
         return dataclasses.asdict(self)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return a table for notebooks."""
         values = {
             "top-1": f"{self.top1:.2%}",
             "top-5": f"{self.top5:.2%}",
@@ -81,34 +89,25 @@ class Evaluation:
         )
 
 
-class Images(NamedTuple):
-    """What a model takes: the arguments of `pipeline.evaluation_batches` that it decides."""
+class ModelInput(NamedTuple):
+    """The images that a model takes, as arguments of `pipeline.evaluation_batches`."""
 
     image_size: tuple[int, int]
     num_channels: int
     preprocessing: Preprocessing
 
     @classmethod
-    def of(cls, model: keras.Model, preprocessing: Preprocessing | None = None) -> Images:
-        """Reads them off a model: a VisionTransformer's config, or the shape of another's input.
-
-        Args:
-            model: built, with images (height, width, channels) as its one input.
-            preprocessing: None is the model's own; for another model than a VisionTransformer, -1..1.
-
-        Raises:
-            TypeError: where it is no Keras model.
-            ValueError: where it does not say which images it takes.
-        """
+    def from_model(cls, model: keras.Model, preprocessing: Preprocessing | None = None) -> ModelInput:
+        """Read the input of a model; without preprocessing a model that is no VisionTransformer takes -1..1."""
         if not isinstance(model, keras.Model):
-            raise TypeError(f"A Keras model is wanted, such as keras_vit.zoo.load gives. Received: {model!r}")
+            raise TypeError(f"Expected a Keras model, such as keras_vit.zoo.load returns. Received: {model!r}")
         shape = getattr(model, "input_shape", None)
         if not isinstance(shape, tuple) or len(shape) != 4 or None in shape[1:]:
             raise ValueError(
-                f"The model's input is to be (batch, height, width, channels), all known. Received: {shape}"
+                "Expected a model with the static input shape (batch, height, width, channels)."
+                f" Received: a model with {shape}"
             )
-        config = getattr(model, "config", None)
-        own = getattr(config, "preprocessing", None) or Preprocessing()
+        own = getattr(getattr(model, "config", None), "preprocessing", None) or Preprocessing()
         return cls(pair(shape[1:3], "image_size"), shape[3], preprocessing or own)
 
 
@@ -124,83 +123,94 @@ def evaluate(
     on_bad_image: str = "skip",
     progress: bool = False,
 ) -> Evaluation:
-    """Measures a classifier on the held-out part of a data set, every image once.
+    """Measure a classifier on the held-out split of a data set, each image once.
 
     Args:
-        model: gives logits (batch, classes) for prepared images; a VisionTransformer, or any Keras model.
-        data: as for `sources.open_data`: "digits", a folder, a prepared tfds builder, arrays; or what it gave, whose
-            held-out part is taken (and split, data_dir and on_bad_image are not looked at).
-        split: which part, such as "validation" or "test[:10%]"; None is the held-out one.
-        batch_size: images a call. The last batch is filled up, and what fills it up counts nothing.
-        labels: "single"; or "real" for data with several labels an image, as ImageNet-ReaL (arXiv 2006.07159): the
-            best class is right where it is any of them, and images without a label are left out.
-        preprocessing: None is the model's own.
-        data_dir: where tfds has its data sets.
-        on_bad_image: "skip" leaves out what cannot be read, and counts it; "fail" stops there.
+        model: returns logits (batch, classes) for prepared images; a VisionTransformer, or any Keras model.
+        data: "digits", a folder of images, a data set prepared by tensorflow-datasets, or uint8 arrays
+            {"evaluation": (images, labels)}. For an opened data set, split, data_dir and on_bad_image are ignored.
+        split: such as "validation" or "test[:10%]"; None takes the held-out split.
+        batch_size: images per call. The last batch is padded; the padding does not count.
+        labels: "single"; or "real" for data with several labels per image, such as ImageNet-ReaL (arXiv 2006.07159):
+            any of them is right, and images without a label are left out.
+        preprocessing: None takes the model's own.
+        data_dir: folder of tensorflow-datasets' prepared data; None is its default.
+        on_bad_image: "skip" leaves out and counts files that cannot be decoded; "fail" raises an error.
         progress: whether to draw a progress bar.
 
+    Returns:
+        The measurements.
+
     Raises:
-        TypeError: where `model` is no Keras model.
-        ValueError: where model and data have other classes, the labels are of the other kind, there is no such part,
-            or no image that counts.
+        TypeError: `model` is no Keras model.
+        ValueError: model and data have different numbers of classes or kinds of labels, there is no such split, or no
+            image to measure on.
+
+    Example:
+        >>> from keras_vit import digits
+        >>> data, model = digits.load(), keras_vit.zoo.load("digits")
+        >>> result = keras_vit.train.evaluate(model, {"evaluation": (data.test_images, data.test_labels)})
+        >>> print(result)
+        arrays: top-1 99.17% (357 of 360), top-5 100.00%, cross-entropy 0.0...; ... images/s
     """
-    images = Images.of(model, preprocessing)
-    _check(labels, batch_size)
-    opened = data
-    if not isinstance(opened, sources.Data):
-        opened = sources.open_data(data, data_dir=data_dir, eval_split=split, on_bad_image=on_bad_image)
+    model_input = ModelInput.from_model(model, preprocessing)
+    one_of("labels", labels, LABELS)
+    if not is_count(batch_size, least=1):
+        raise ValueError(f"batch_size is a whole number from 1. Received: {batch_size!r}")
+    opened = sources.open_data(data, data_dir=data_dir, eval_split=split, on_bad_image=on_bad_image)
     if opened.evaluation is None:
-        raise ValueError(f"{opened.name} has no held-out part: name the part to evaluate on with split")
+        raise ValueError(f"{opened.name} has no held-out split: choose the one to evaluate on with split")
     _check_classes(model, opened)
     if (labels == "real") != opened.multi_label:
-        has = "several labels an image: pass labels='real'" if opened.multi_label else "one label an image, not ReaL's"
-        raise ValueError(f"{opened.name} has {has}. Received: labels={labels!r}")
+        kind = "several labels per image: pass labels='real'" if opened.multi_label else "one label per image"
+        raise ValueError(f"{opened.name} has {kind}. Received: labels={labels!r}")
     batches = pipeline.evaluation_batches(
-        opened.evaluation, batch_size=batch_size, num_classes=opened.num_classes, **images._asdict()
+        opened.evaluation, batch_size=batch_size, num_classes=opened.num_classes, **model_input._asdict()
     )
-    totals, speed = _run(model, batches, progress=progress)
-    return summary(totals, data=opened.name, labels=labels, skipped=len(opened.evaluation.bad), speed=speed)
+    totals, first_seconds, other_seconds = _add_up(model, batches, progress=progress)
+    images, later = opened.evaluation.num_valid, opened.evaluation.num_valid - batch_size
+    speed = later / other_seconds if later > 0 else images / first_seconds
+    return summarize(totals, data=opened.name, labels=labels, skipped=len(opened.evaluation.bad), speed=speed)
 
 
-def sums(logits: Any, labels: Any, weights: Any) -> tf.Tensor:
-    """What one batch adds to an evaluation. TensorFlow operations only, so it goes inside any step.
+def batch_sums(logits: Any, labels: Any, weights: Any) -> tf.Tensor:
+    """Return the sums that one batch adds to an evaluation, by TensorFlow operations only.
 
-    Equal logits rank by their class number, so that a head of zeros knows one class, not all; logits that are not
-    numbers are right nowhere.
+    Equal logits rank by class index, so that a head of zeros predicts one class. Logits that are NaN are never right.
 
     Args:
         logits: (batch, classes).
-        labels: float32 (batch, classes), 1 at each of an image's classes; a row of zeros has no label.
-        weights: (batch,), 1 for an image, 0 for what fills the batch up.
+        labels: float32 (batch, classes), 1 for each class of an image; a row of zeros has no label.
+        weights: (batch,), 1 for an image, 0 for padding.
 
     Returns:
-        float64 (5,), named by `SUMS`; sums over replicas and batches are sums of these.
+        float64 (5,), named by `SUM_NAMES`; add them over batches and replicas.
     """
     logits, labels = tf.cast(logits, tf.float32), tf.cast(labels, tf.float32)
-    given = tf.reduce_sum(labels, axis=1)
-    counted = tf.cast(weights, tf.float32) * tf.cast(given > 0, tf.float32)
+    num_labels = tf.reduce_sum(labels, axis=1)
+    counted = tf.cast(weights, tf.float32) * tf.cast(num_labels > 0, tf.float32)
     ranking = tf.math.top_k(logits, k=min(5, logits.shape[1])).indices
     right = tf.gather(labels, ranking, batch_dims=1) > 0
     right &= ~tf.reduce_any(tf.math.is_nan(logits), axis=1, keepdims=True)
-    target = tf.math.divide_no_nan(labels, given[:, None])
+    target = tf.math.divide_no_nan(labels, num_labels[:, None])
     loss = tf.nn.softmax_cross_entropy_with_logits(target, logits)
-    rows = {
+    sums = {
         "top1": counted * tf.cast(right[:, 0], tf.float32),
         "top5": counted * tf.cast(tf.reduce_any(right, axis=1), tf.float32),
-        "loss": tf.where(counted > 0, loss * counted, 0),  # what fills the batch up may be infinite; 0 * inf is not 0
+        "loss": tf.where(counted > 0, loss * counted, 0),  # the loss of padding may be infinite, and 0 * inf is NaN
         "count": counted,
         "unlabelled": tf.cast(weights, tf.float32) - counted,
     }
-    return tf.stack([tf.reduce_sum(tf.cast(rows[name], tf.float64)) for name in SUMS])
+    return tf.stack([tf.reduce_sum(tf.cast(sums[name], tf.float64)) for name in SUM_NAMES])
 
 
-def summary(totals: Any, *, data: str, labels: str = "single", skipped: int = 0, speed: float = 0.0) -> Evaluation:
-    """Turns the sum of `sums` into means.
+def summarize(totals: Any, *, data: str, labels: str = "single", skipped: int = 0, speed: float = 0.0) -> Evaluation:
+    """Turn the total of `batch_sums` into means.
 
     Raises:
-        ValueError: where nothing was counted.
+        ValueError: no image was counted.
     """
-    total = dict(zip(SUMS, map(float, totals), strict=True))
+    total = dict(zip(SUM_NAMES, map(float, totals), strict=True))
     if not total["count"]:
         raise ValueError(
             f"{data} has no image to measure on: {total['unlabelled']:.0f} have no label, {skipped} cannot be read"
@@ -218,59 +228,43 @@ def summary(totals: Any, *, data: str, labels: str = "single", skipped: int = 0,
     )
 
 
-def _run(model: keras.Model, batches: Any, *, progress: bool) -> tuple[Any, float]:
-    """The sum over all batches, and images a second."""
-    step = _step_of(model)
-    seen = SUMS.index("count"), SUMS.index("unlabelled")
-    totals = tf.zeros(len(SUMS), tf.float64)
-    first, start = totals.numpy(), time.perf_counter()
-    begun = start
-    for number, batch in enumerate(tqdm(batches, disable=not progress, unit="batch", desc="evaluate")):
+def _add_up(model: keras.Model, batches: Any, *, progress: bool) -> tuple[Any, float, float]:
+    """Return the sums over all batches, and the seconds of the first batch, which compiles, and of the others."""
+    step = _compiled_step(model)
+    totals = tf.zeros(len(SUM_NAMES), tf.float64)
+    times = [time.perf_counter()]
+    for batch in track(batches, "Evaluating", show=progress):
         totals += step(batch)
-        if number == 0:
-            first, begun = totals.numpy(), time.perf_counter()
-    ended = totals.numpy()  # waits for the device
-    now = time.perf_counter()
-    rest = sum(float(ended[i] - first[i]) for i in seen)
-    images, seconds = (rest, now - begun) if rest else (sum(float(ended[i]) for i in seen), now - start)
-    return ended, images / seconds
+        if len(times) == 1:
+            totals.numpy()  # waits for the device
+            times.append(time.perf_counter())
+    sums = totals.numpy()
+    return sums, times[1] - times[0], time.perf_counter() - times[1]
 
 
-def _step_of(model: keras.Model) -> Callable[[dict[str, tf.Tensor]], tf.Tensor]:
-    """One compiled function a model, so that evaluating between epochs compiles once."""
+def _compiled_step(model: keras.Model) -> Callable[[dict[str, tf.Tensor]], tf.Tensor]:
+    """Return the model's compiled function, so that evaluating between epochs compiles once."""
     if model not in _STEPS:
-        known = weakref.ref(model)  # the cache does not keep its models alive
+        reference = weakref.ref(model)  # the cache does not keep its models alive
 
         @tf.function
         def step(batch: dict[str, tf.Tensor]) -> tf.Tensor:
-            called = known()
-            assert called is not None  # whoever evaluates has it
-            return sums(called(batch["image"], training=False), batch["label"], batch["weight"])
+            network = reference()
+            assert network is not None  # the caller of `evaluate` holds it
+            return batch_sums(network(batch["image"], training=False), batch["label"], batch["weight"])
 
         _STEPS[model] = step
     return _STEPS[model]
 
 
-def _check(labels: str, batch_size: int) -> None:
-    if labels not in LABELS:
-        raise ValueError(f"labels is one of {list(LABELS)}. Received: {labels!r}")
-    if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__") or batch_size < 1:
-        raise ValueError(f"batch_size is a whole number from 1. Received: {batch_size!r}")
-
-
-def _check_classes(model: keras.Model, data: Any) -> None:
-    shape = model.output_shape
-    if (
-        not isinstance(shape, tuple)
-        or len(shape) != 2
-        or getattr(model, "config", None)
-        and not model.config.num_classes
-    ):
+def _check_classes(model: keras.Model, data: sources.Data) -> None:
+    shape, config = model.output_shape, getattr(model, "config", None)
+    if not isinstance(shape, tuple) or len(shape) != 2 or (config and not config.num_classes):
         raise ValueError(
-            f"The model is to give logits (batch, classes). Received: a model without such a head, {shape}"
+            f"Expected a model that returns logits (batch, classes). Received: one without a head, {shape}"
         )
     if shape[1] != data.num_classes:
         raise ValueError(
-            f"The model tells {shape[1]} classes apart and {data.name} has {data.num_classes}: evaluate weights that "
-            f"were trained for its classes, or load the model with num_classes={data.num_classes} and train the head"
+            f"The model has {shape[1]} classes and {data.name} has {data.num_classes}: evaluate weights that were"
+            f" trained for its classes, or load the model with num_classes={data.num_classes} and train the head"
         )

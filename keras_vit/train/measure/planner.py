@@ -1,9 +1,8 @@
-"""What training a model will take, before anything is built: parameters, arithmetic, memory, time.
+"""Estimate parameters, arithmetic, memory and time of a training run before anything is built.
 
-Parameters are counted exactly. Arithmetic is that of the matrix products and convolutions. Memory is an estimate of
-what a training step keeps: TensorFlow's gradients were read for the tensors that each layer holds until its backward
-pass (`_kept_by_block` and its neighbours name them). XLA fuses and keeps less. Time follows from the arithmetic and
-an assumed utilisation.
+Parameters are counted exactly. Arithmetic is that of matrix products and convolutions. Memory is an estimate of what a
+training step stores: `_saved_by_block` and the functions below it name the tensors that TensorFlow's gradients keep for
+the backward pass; XLA fuses operations and keeps fewer. Time follows from the arithmetic and an assumed utilization.
 """
 
 from __future__ import annotations
@@ -15,40 +14,57 @@ from math import ceil, prod
 from typing import Any
 
 from keras_vit._util import html
+from keras_vit._util.checks import is_count, one_of
+from keras_vit._util.text import byte_size
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import block_flops, convolutions, count_parameters, forward_flops
 from keras_vit.model.sizes import canonical_name
 
-OPTIMIZERS = {"sgd": 0, "adamw": 1}  # float32 values a parameter, beside the momentum
+OPTIMIZERS = {"sgd": 0, "adamw": 1}  # float32 values per parameter, besides the momentum
 BYTES = {"float32": 4, "bfloat16": 2, "mixed_bfloat16": 2}
 PRECISIONS = ("float32", "mixed_bfloat16")
-MOMENTA = ("float32", "bfloat16")
-WIDE = 4  # bytes of weights, gradients and statistics, whatever the precision
+MOMENTUM_DTYPES = ("float32", "bfloat16")
+FLOAT32 = 4  # bytes per value of weights, gradients and statistics, at every precision
 
-# Tensors as wide as the MLP that are kept for the gradient: what enters the activation, what leaves it, and between.
-KEPT_BY_ACTIVATION = {"gelu_tanh": 5, "gelu_erf": 5, "gelu_quick": 3, "silu": 2, "relu": 1, "tanh": 1, "linear": 1}
+# Tensors of the MLP's width that are saved for the gradient: input and output of the activation, and those between.
+SAVED_BY_ACTIVATION = {"gelu_tanh": 5, "gelu_erf": 5, "gelu_quick": 3, "silu": 2, "relu": 1, "tanh": 1, "linear": 1}
+# Attribute of Plan: its name in the printed table.
+PARTS = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "ema": "moving average",
+    "casts": "weights in bfloat16",
+    "activations": "activations",
+    "working": "gradient of one block",
+    "images": "images",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One training run's needs. All bytes are of one device.
+    """The requirements of a training run, as `plan` estimates them. Bytes are those of one device.
 
     Attributes:
         name: of the model.
-        image_size: (height, width).
-        batch_size: images a step, on all devices together.
-        devices: how many.
-        micro_batch: images that a device has in work at once.
-        setting: what was asked, in words.
-        parameters: exact.
-        forward_flops: of one image, a multiply-add counted as two.
-        step_flops: of a whole training step: the backward pass is twice the forward pass.
+        image_size: (height, width) in pixels.
+        batch_size: images per step on all devices together.
+        devices: number of devices.
+        micro_batch: images that one device processes at once.
+        setting: devices, optimizer, precision and options, in words.
+        parameters: exact number.
+        forward_flops: of one image; a multiply-add counts as two.
+        step_flops: of a training step; the backward pass costs twice the forward pass.
         weights, gradients, optimizer, ema, casts: bytes; casts are the weights in bfloat16.
-        activations: bytes kept from the forward to the backward pass of one micro-batch.
-        working: bytes that come and go in the backward pass of one block.
+        activations: bytes saved from the forward to the backward pass of one micro-batch.
+        working: bytes of temporary tensors in the backward pass of one block.
         images: bytes of the device's batch.
-        step_seconds: None where no peak was given.
-        rate: in words, what `step_seconds` assumes.
+        step_seconds: None without a device's peak.
+        rate: assumption behind `step_seconds`, in words.
+
+    Example:
+        >>> keras_vit.train.plan("B/16", batch_size=256, devices=4).to_dict()["micro_batch"]
+        64
     """
 
     name: str
@@ -73,26 +89,25 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """Bytes a device needs, as if everything were needed at once."""
+        """Bytes that a device needs, as if all parts were needed at the same time."""
         return sum(getattr(self, part) for part in PARTS)
 
     @property
     def images_per_second(self) -> float | None:
-        """On all devices together, where a peak was given."""
+        """Images per second on all devices together; None without a device's peak."""
         return None if self.step_seconds is None else self.batch_size / self.step_seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON, the derived ones too."""
+        """Return the attributes, `total` and `images_per_second` as a dictionary that JSON can hold."""
         derived = {"total": self.total, "images_per_second": self.images_per_second}
         return {**dataclasses.asdict(self), **derived}
 
     def __str__(self) -> str:
-        return "\n".join(
-            [self._title(), *(f"{what:24}{value:>20}  {note}".rstrip() for what, value, note in self._rows())]
-        )
+        rows = (f"{label:24}{value:>20}  {note}".rstrip() for label, value, note in self._rows())
+        return "\n".join([self._title(), *rows])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return a table for notebooks."""
         return html.table(self._rows(), header=(self._title(), "", ""))
 
     def _title(self) -> str:
@@ -100,32 +115,20 @@ class Plan:
         return f"{self.name} at {height}x{width}, batch {self.batch_size:,} on {self.setting}"
 
     def _rows(self) -> Iterator[tuple[str, str, str]]:
-        """What, how much, and a remark."""
+        """Yield (label, value, note)."""
         yield "parameters", f"{self.parameters:,}", "exact"
-        yield "one image, forward", f"{self.forward_flops / 1e9:,.2f} GFLOP", "matrix products alone"
+        yield "one image, forward", f"{self.forward_flops / 1e9:,.2f} GFLOP", "matrix products only"
         yield "one step", f"{self.step_flops / 1e12:,.2f} TFLOP", "all devices"
         yield f"memory of one device, {self.micro_batch:,} images at once (estimate):", "", ""
-        for part, what in PARTS.items():
+        for part, label in PARTS.items():
             if getattr(self, part):
-                yield f"  {what}", _readable(getattr(self, part)), ""
-        yield "  together", _readable(self.total), "without the program itself"
+                yield f"  {label}", byte_size(getattr(self, part)), ""
+        yield "  total", byte_size(self.total), "without the program itself"
         if self.step_seconds is None:
-            yield "time: not estimated without a device's peak (peak_tflops)", "", ""
+            yield "time: not estimated without the peak of a device (peak_tflops)", "", ""
         else:
             yield "one step", f"{self.step_seconds:,.3f} s", f"estimate: {self.rate}"
             yield "speed", f"{self.images_per_second:,.0f} images/s", "estimate, if the data keep up"
-
-
-PARTS = {
-    "weights": "weights",
-    "gradients": "gradients",
-    "optimizer": "optimizer",
-    "ema": "moving average",
-    "casts": "weights in bfloat16",
-    "activations": "activations",
-    "working": "one block's gradient",
-    "images": "images",
-}
 
 
 def plan(
@@ -144,41 +147,53 @@ def plan(
     peak_tflops: float | None = None,
     utilization: float = 0.4,
 ) -> Plan:
-    """Estimates what a training run takes. Nothing is built, and neither TensorFlow nor Keras is imported.
+    """Estimate the requirements of a training run. Nothing is built; TensorFlow and Keras are not imported.
 
     Args:
-        model: an architecture's name, such as "ViT-L/16" or "R50+ViT-B/16", or a config.
-        image_size: int or (height, width); None is the config's, 224 for a name.
-        num_classes: None is the config's, 1000 for a name.
-        batch_size: images a step, on all devices together.
-        devices: replicas, each with all weights.
-        accumulation: micro-batches a step.
+        model: name of an architecture, such as "ViT-L/16" or "R50+ViT-B/16", or a config.
+        image_size: int or (height, width) in pixels; None takes the config's, 224 for a name.
+        num_classes: None takes the config's, 1000 for a name.
+        batch_size: images per step on all devices together.
+        devices: number of replicas, each with all weights.
+        accumulation: number of micro-batches per step.
         optimizer: "adamw" or "sgd" (with momentum).
-        momentum_dtype: of the momentum, "float32" or "bfloat16".
+        momentum_dtype: "float32" or "bfloat16".
         precision: "float32" or "mixed_bfloat16".
-        remat: whether blocks are computed again for their gradient.
-        ema: whether a moving average of the weights is kept.
-        peak_tflops: of one device at this precision, in 1e12 multiply-adds times two a second, as its maker says it.
-        utilization: share of the peak that training reaches, in (0, 1]. 0.4 is ordinary on a large accelerator.
+        remat: whether the backward pass recomputes the blocks instead of storing their activations.
+        ema: whether a moving average of the weights is stored.
+        peak_tflops: of one device at this precision, as its maker states it; a multiply-add counts as two.
+        utilization: share of the peak that training reaches, in (0, 1]. 0.4 is usual on a large accelerator.
+
+    Returns:
+        The estimate; `print` shows it as a table.
 
     Raises:
-        ValueError: for an unknown name or choice, or a batch that devices and micro-batches do not divide.
+        ValueError: unknown name or option, or a batch size that is not a multiple of devices x accumulation.
+
+    Example:
+        >>> estimate = keras_vit.train.plan("ViT-L/16", batch_size=512, devices=8, peak_tflops=197)
+        >>> estimate.parameters, f"{estimate.total / 2**30:.0f} GiB"
+        (304326632, '45 GiB')
     """
     config = model if isinstance(model, ViTConfig) else ViTConfig.from_name(model)
     changes = {"image_size": image_size, "num_classes": num_classes}
     config = config.replace(**{field: value for field, value in changes.items() if value is not None})
-    _check(locals())
-    parameters, micro_batch = count_parameters(config), batch_size // (devices * accumulation)
-    flops = forward_flops(config)
+    one_of("optimizer", optimizer, tuple(OPTIMIZERS))
+    one_of("precision", precision, PRECISIONS)
+    one_of("momentum_dtype", momentum_dtype, MOMENTUM_DTYPES)
+    micro_batch = _split_batch(batch_size, devices, accumulation)
+    if not 0 < utilization <= 1 or (peak_tflops is not None and not peak_tflops > 0):
+        raise ValueError(
+            f"utilization lies in (0, 1] and peak_tflops above 0. Received: {utilization} and {peak_tflops}"
+        )
+    parameters, flops = count_parameters(config), forward_flops(config)
     step_flops = batch_size * (3 * flops + (block_flops(config) if remat else 0))
-    kept, working = _activations(config, BYTES[precision], remat=remat)
-    seconds = None if peak_tflops is None else step_flops / (devices * peak_tflops * 1e12 * utilization)
+    saved, working = _activations(config, BYTES[precision], remat=remat)
     words = [f"{devices} device{'s' * (devices > 1)}", f"{accumulation} micro-batches" if accumulation > 1 else ""]
-    words += [optimizer, precision, "blocks computed again" if remat else "", "moving average" if ema else ""]
-    height, width = config.size
+    words += [optimizer, precision, "blocks recomputed" if remat else "", "moving average" if ema else ""]
     return Plan(
         name=canonical_name(model) if isinstance(model, str) else "ViT",
-        image_size=(height, width),
+        image_size=config.size,
         batch_size=batch_size,
         devices=devices,
         micro_batch=micro_batch,
@@ -186,94 +201,82 @@ def plan(
         parameters=parameters,
         forward_flops=flops,
         step_flops=step_flops,
-        weights=WIDE * parameters,
-        # Those of the micro-batch are added to their sum, so both are there.
-        gradients=WIDE * parameters * (2 if accumulation > 1 else 1),
-        optimizer=parameters * (BYTES[momentum_dtype] + WIDE * OPTIMIZERS[optimizer]),
-        ema=WIDE * parameters if ema else 0,
+        weights=FLOAT32 * parameters,
+        # With accumulation: those of one micro-batch and their sum.
+        gradients=FLOAT32 * parameters * (2 if accumulation > 1 else 1),
+        optimizer=parameters * (BYTES[momentum_dtype] + FLOAT32 * OPTIMIZERS[optimizer]),
+        ema=FLOAT32 * parameters if ema else 0,
         casts=0 if precision == "float32" else BYTES[precision] * parameters,
-        activations=micro_batch * kept,
+        activations=micro_batch * saved,
         working=micro_batch * working,
-        images=batch_size // devices * height * width * config.num_channels * WIDE,
-        step_seconds=seconds,
+        images=batch_size // devices * prod(config.size) * config.num_channels * FLOAT32,
+        step_seconds=step_flops / (devices * peak_tflops * 1e12 * utilization) if peak_tflops else None,
         rate=f"{utilization:.0%} of {peak_tflops} TFLOP/s",
     )
 
 
-def _activations(config: ViTConfig, size: int, *, remat: bool) -> tuple[int, int]:
-    """Bytes an image that wait for the backward pass, and bytes that one block's backward pass takes on top.
+def _split_batch(batch_size: int, devices: int, accumulation: int) -> int:
+    """Return the images of a micro-batch."""
+    for name, value in {"batch_size": batch_size, "devices": devices, "accumulation": accumulation}.items():
+        if not is_count(value, least=1):
+            raise ValueError(f"{name} is a whole number from 1. Received: {value!r}")
+    parts = devices * accumulation
+    if batch_size % parts:
+        multiples = [size for size in (batch_size // parts * parts, ceil(batch_size / parts) * parts) if size]
+        raise ValueError(
+            f"batch_size is a multiple of devices x accumulation = {parts}; the nearest are {multiples}."
+            f" Received: {batch_size}"
+        )
+    return batch_size // parts
 
-    Args:
-        config: of the model.
-        size: bytes of a value.
-        remat: with it a block keeps its input, and has the rest while it is computed again.
+
+def _activations(config: ViTConfig, size: int, *, remat: bool) -> tuple[int, int]:
+    """Return the bytes per image saved for the backward pass, and those that the backward pass of a block adds.
+
+    A value has `size` bytes. With remat a block saves its input only, and everything else while it is recomputed.
     """
     tokens = config.num_tokens * config.hidden_size
-    block = _kept_by_block(config, size)
-    # The gradient that comes, the one that goes, and one between, of the block's widest tensor.
+    block = _saved_by_block(config, size)
+    # Incoming gradient, outgoing gradient and one between, of the block's widest tensor.
     working = 3 * size * max(config.num_tokens * config.mlp_dim, config.num_heads * config.num_tokens**2)
-    around = _kept_by_stem(config, size) + _kept_by_pool(config, size)
-    around += 2 * tokens * WIDE if config.pre_norm else 0  # what leaves it is the first block's input
-    around += tokens if config.dropout_rate else 0
+    others = _saved_by_stem(config, size) + _saved_by_pooling(config, size)
+    others += 2 * tokens * FLOAT32 if config.pre_norm else 0  # its output is the first block's input
+    others += tokens if config.dropout_rate else 0
     if remat:
-        return around + config.num_layers * tokens * size + block, working
-    return around + config.num_layers * block, working
+        return others + config.num_layers * tokens * size + block, working
+    return others + config.num_layers * block, working
 
 
-def _kept_by_block(config: ViTConfig, size: int) -> int:
-    """Bytes an image that an encoder block keeps for its gradient."""
+def _saved_by_block(config: ViTConfig, size: int) -> int:
+    """Return the bytes per image that an encoder block saves for its gradient."""
     tokens = config.num_tokens * config.hidden_size
     mlp = config.num_tokens * config.mlp_dim
     pairs = config.num_heads * config.num_tokens**2
-    # Each norm: its input and that times 1 / deviation, in float32; what leaves it enters the projections.
-    kept = 2 * tokens * (2 * WIDE + size)
-    kept += 4 * tokens * size  # query, key, value, and what the heads give
-    kept += pairs * size + KEPT_BY_ACTIVATION[config.activation] * mlp * size
+    # Each norm: its input and the input / deviation in float32, and its output, which the projections read.
+    saved = 2 * tokens * (2 * FLOAT32 + size)
+    saved += 4 * tokens * size  # query, key, value and the output of the heads
+    saved += pairs * size + SAVED_BY_ACTIVATION[config.activation] * mlp * size
     if config.layer_scale is not None:
-        kept += 2 * tokens * size
-    if config.dropout_rate:  # which were kept, a byte each
-        kept += 2 * tokens + mlp
+        saved += 2 * tokens * size
+    if config.dropout_rate:  # masks of one byte per value
+        saved += 2 * tokens + mlp
     if config.attention_dropout_rate:
-        kept += pairs * (1 + size)
-    return kept
+        saved += pairs * (1 + size)
+    return saved
 
 
-def _kept_by_pool(config: ViTConfig, size: int) -> int:
-    """Bytes an image, of what is as long as the sequence, that the final norm and the pooling keep."""
+def _saved_by_pooling(config: ViTConfig, size: int) -> int:
+    """Return the bytes per image that final norm and pooling save, in tensors as long as the sequence."""
     tokens = config.num_tokens * config.hidden_size
-    kept = 2 * tokens * WIDE if config.final_norm == "tokens" else 0
-    if config.has_map_head:  # what enters keys and values, and what leaves
-        kept += 3 * tokens * size
-    return kept + (tokens * size if config.is_unpooled else 0)
+    saved = 2 * tokens * FLOAT32 if config.final_norm == "tokens" else 0
+    if config.has_map_head:  # input of keys and values, and both outputs
+        saved += 3 * tokens * size
+    return saved + (tokens * size if config.is_unpooled else 0)
 
 
-def _kept_by_stem(config: ViTConfig, size: int) -> int:
-    """Bytes an image: behind every convolution the centred map, in float32, and what leaves the ReLU."""
-    kept = sum(conv.leaving * (WIDE + size * conv.relu) for conv in convolutions(config))
-    if config.resnet:  # what leaves the maximum
-        kept += config.resnet.width * prod(-(-side // 4) for side in config.size) * size
-    return kept + (0 if size == WIDE else size * config.num_channels * prod(config.size))
-
-
-def _check(asked: dict[str, Any]) -> None:
-    choices = {"optimizer": tuple(OPTIMIZERS), "precision": PRECISIONS, "momentum_dtype": MOMENTA}
-    for name, known in choices.items():
-        if asked[name] not in known:
-            raise ValueError(f"{name} is one of {list(known)}. Received: {asked[name]!r}")
-    for name in ("batch_size", "devices", "accumulation"):
-        value = asked[name]
-        if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-            raise ValueError(f"{name} is a whole number from 1. Received: {value!r}")
-    batch, parts = asked["batch_size"], asked["devices"] * asked["accumulation"]
-    if batch % parts:
-        near = [size for size in (batch // parts * parts, ceil(batch / parts) * parts) if size]
-        raise ValueError(
-            f"batch_size is a multiple of devices x accumulation = {parts}; the nearest are {near}. Received: {batch}"
-        )
-    if not 0 < asked["utilization"] <= 1 or (asked["peak_tflops"] is not None and not asked["peak_tflops"] > 0):
-        received = f"{asked['utilization']} and {asked['peak_tflops']}"
-        raise ValueError(f"utilization lies in (0, 1] and peak_tflops above 0. Received: {received}")
-
-
-def _readable(size: int) -> str:
-    return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"
+def _saved_by_stem(config: ViTConfig, size: int) -> int:
+    """Return the bytes per image that the stem saves: each convolution's centred map in float32 and ReLU output."""
+    saved = sum(conv.leaving * (FLOAT32 + size * conv.relu) for conv in convolutions(config))
+    if config.resnet:  # output of the max pooling
+        saved += config.resnet.width * prod(-(-side // 4) for side in config.size) * size
+    return saved + (0 if size == FLOAT32 else size * config.num_channels * prod(config.size))

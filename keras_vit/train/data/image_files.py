@@ -1,0 +1,116 @@
+"""List folders, and find the image files that cannot be decoded before training meets them.
+
+Each file is decoded once. The cache folder keeps the name, length and modification time of those that decode, so that
+later runs decode only new, changed and damaged files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from keras_vit._util.atomic import replacing
+from keras_vit._util.download import cache_folder
+from keras_vit._util.progress import track
+
+CHUNK = 4096  # files submitted at a time, because a thread pool keeps a record of each
+
+Item = TypeVar("Item")
+
+
+@contextlib.contextmanager
+def python_errors(path: str) -> Iterator[None]:
+    """Replace TensorFlow's errors about a path by Python's PermissionError and FileNotFoundError."""
+    try:
+        yield
+    except tf.errors.PermissionDeniedError as error:
+        raise PermissionError(f"{path} may not be read: change its permissions, or the user.") from error
+    except (tf.errors.NotFoundError, tf.errors.FailedPreconditionError) as error:
+        raise FileNotFoundError(f"{path} does not exist, or is not a folder: {error.message}") from error
+
+
+def list_folder(folder: str) -> list[str]:
+    """Return the names in a local or remote folder, sorted."""
+    with python_errors(folder):
+        return sorted(name.rstrip("/") for name in tf.io.gfile.listdir(folder))  # gs:// marks folders with a slash
+
+
+def is_decodable(image: tf.Tensor | bytes) -> bool:
+    """Return whether an encoded image is complete, and a JPEG or PNG file.
+
+    At an eighth of its size a JPEG decodes more than twice as fast, and the same damage is found.
+    """
+    try:
+        return tf.io.decode_jpeg(image, channels=3, ratio=8).shape.rank == 3  # WebP decodes to 4-D
+    except tf.errors.InvalidArgumentError:
+        return False
+
+
+def find_damaged(folder: str, files: Sequence[str]) -> list[int]:
+    """Return the ascending indices in `files`, paths relative to the folder, of the images that cannot be decoded."""
+    cache = _cache_path(folder)
+    with ThreadPoolExecutor(max_workers=2 * (os.cpu_count() or 1)) as pool:
+        fingerprints = np.fromiter(_map(pool, lambda file: _fingerprint(folder, file), files), np.uint64, len(files))
+        new = np.flatnonzero(~np.isin(fingerprints, _load_fingerprints(cache)))
+        checks = _map(pool, lambda index: _check_file(f"{folder}/{files[index]}"), new.tolist())
+        checks = track(checks, "Checking images", total=len(new), show=len(new) > 0)
+        damaged = new[~np.fromiter(checks, bool, len(new))]
+    if len(new) > len(damaged):
+        # Loaded again: another part of the same folder may have been checked meanwhile.
+        _save_fingerprints(cache, np.union1d(_load_fingerprints(cache), np.delete(fingerprints, damaged)))
+    return damaged.tolist()
+
+
+def _map(pool: ThreadPoolExecutor, function: Callable[[Item], Any], items: Sequence[Item]) -> Iterator[Any]:
+    for start in range(0, len(items), CHUNK):
+        yield from pool.map(function, items[start : start + CHUNK])
+
+
+def _check_file(path: str) -> bool:
+    with python_errors(path):
+        return is_decodable(tf.io.read_file(path))
+
+
+def _fingerprint(folder: str, file: str) -> int:
+    """Return 64 bits that change when the file does."""
+    with python_errors(f"{folder}/{file}"):
+        stat = tf.io.gfile.stat(f"{folder}/{file}")
+    text = f"{file} {stat.length} {stat.mtime_nsec}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _cache_path(folder: str) -> Path:
+    """Return the file with the fingerprints of a folder's decodable images."""
+    name = folder if "://" in folder else os.path.realpath(folder)
+    return cache_folder() / "checked-images" / f"{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}.npy"
+
+
+def _load_fingerprints(cache: Path) -> np.ndarray:
+    if cache.exists():
+        try:
+            return np.load(cache)
+        except (OSError, ValueError) as error:
+            warnings.warn(f"{cache} cannot be read ({error}): all images are checked again.", stacklevel=2)
+    return np.zeros(0, np.uint64)
+
+
+def _save_fingerprints(cache: Path, fingerprints: np.ndarray) -> None:
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(cache) as file:
+            np.save(file, fingerprints)
+    except OSError as error:
+        warnings.warn(
+            f"The list of checked images cannot be written to {cache.parent} ({error}): the next run will check all"
+            " images again. Set KERAS_VIT_CACHE to a writable folder.",
+            stacklevel=2,
+        )
