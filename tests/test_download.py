@@ -197,7 +197,7 @@ def test_progress_is_shown_on_a_terminal_only(
 
 def test_the_hub_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ImportError, match=r"pip install '\.\[hf\]'"):
+    with pytest.raises(ImportError, match=r'pip install "keras-vit-zoo\[hf\]"'):
         fetch("hf://org/repo/x.npz")
 
 

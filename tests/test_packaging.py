@@ -3,18 +3,21 @@
 import configparser
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import keras_vit
+from keras_vit._util.text import DISTRIBUTION
 from package_source import MODULES, PACKAGE, ROOT, imported_packages
 
 SETUP = configparser.ConfigParser()
@@ -23,7 +26,7 @@ DATA = ["zoo", "converters"]
 # Packages that are imported by another name than they are installed by.
 DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}
 # What is imported only where its package is: a class of it is defined there.
-ON_TOP = {"train.digits_dataset_builder": {"tensorflow-datasets"}}
+ON_TOP = {"train.data.digits_dataset_builder": {"tensorflow-datasets"}}
 FOR_DEVELOPERS = {"docs", "lint", "test", "test-extra"}
 
 
@@ -56,10 +59,24 @@ def test_whatever_is_declared_is_imported_somewhere() -> None:
     assert set().union(*map(third_party, MODULES)) >= CORE
 
 
-def test_every_package_is_listed() -> None:
-    packages = {".".join(path.parent.relative_to(ROOT).parts) for path in PACKAGE.rglob("__init__.py")}
+def test_every_folder_of_code_and_data_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("setuptools.setup", lambda **arguments: given.update(arguments))
+    monkeypatch.chdir(ROOT)
+    runpy.run_path("setup.py")
+    packages = {".".join(path.parent.relative_to(ROOT).parts) for path in PACKAGE.rglob("*.py")}
     data = {f"keras_vit._installed.{name}" for name in DATA}
-    assert set(SETUP["options"]["packages"].split()) == packages | data
+    assert len(given["packages"]) == len(set(given["packages"]))
+    assert set(given["packages"]) == packages | data
+    assert given["package_dir"] == {f"keras_vit._installed.{name}": name for name in DATA}
+
+
+def test_messages_name_the_distribution_and_extras_that_exist() -> None:
+    assert SETUP["metadata"]["name"] == DISTRIBUTION
+    sources = "".join(path.read_text(encoding="utf-8") for path in MODULES.values())
+    commands = re.findall(r"install_command\([\"'](\w+)[\"']\)", sources)
+    assert {"demo", "hf", "litert", "plots", "torch", "train"} <= set(commands) <= EXTRAS.keys()
+    assert not re.findall(r"pip install '?\.", sources)  # the folder of a clone, which users of a wheel do not have
 
 
 def test_every_dependency_is_pinned_to_a_version_within_its_bounds() -> None:

@@ -94,7 +94,7 @@ def tflite(
         ValueError: for options that are wrong or do not go together, all of them in one message.
         VerificationError: where the file does not compute what the model does.
         FileNotFoundError, IsADirectoryError: where no file can be put at `path`.
-        ImportError: without the packages of `pip install '.[litert]'` in a clone of keras_vit.
+        ImportError: without the packages of `pip install "keras-vit-zoo[litert]"`.
         ConverterError: where TensorFlow's converter fails.
     """
     path = _checked(Path(path))

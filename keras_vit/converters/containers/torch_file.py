@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit._util.text import install_command
 from keras_vit.converters.containers.archive import find_directory
 from keras_vit.converters.containers.base import MAX_DIRECTORY_BYTES, Container, Header
 from keras_vit.converters.containers.errors import AGAIN, shown
@@ -17,7 +18,7 @@ from keras_vit.errors import CheckpointError
 PICKLE = "data.pkl"
 _WITHOUT = (
     "is a PyTorch file (a pickle, which is never read by itself): save its tensors as .safetensors, or let PyTorch "
-    "read them weights-only: pip install '.[torch]' in a clone of keras_vit"
+    f"read them weights-only: {install_command('torch')}"
 )
 # Where training programs keep the weights, the first found: timm, DeiT, Lightning.
 _NESTED = ("state_dict", "model")

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.download import cache_folder
+from keras_vit._util.text import install_command
 from keras_vit.train.data.image_check import opened
 from keras_vit.train.data.records import Files, Sequential, by_number, in_memory
 from keras_vit.train.data.split import Example, Split
@@ -42,7 +43,7 @@ def tfds() -> Any:
     except ImportError as error:
         raise ImportError(
             f"This kind of data needs the package tensorflow-datasets (missing: {error.name}):"
-            " `pip install '.[train]'` in a clone of keras_vit"
+            f" `{install_command('train')}`"
         ) from error
     return tensorflow_datasets
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit._util.page import COLOURS
+from keras_vit._util.text import install_command
 
 TEXT, QUIET, LINE, ACCENT, OTHER, BAR = (
     COLOURS[name][0] for name in ("text", "quiet", "line", "accent", "other", "bar")
@@ -29,7 +30,7 @@ def need_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise ImportError("Pictures are drawn by matplotlib: pip install '.[plots]' in a clone of keras_vit") from error
+        raise ImportError(f"Pictures are drawn by matplotlib: {install_command('plots')}") from error
 
 
 def distances(distance: np.ndarray) -> Any:
