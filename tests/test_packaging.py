@@ -112,7 +112,7 @@ def output(*command: str | Path, folder: Path) -> str:
 def files_of(folder: Path) -> set[str]:
     """The files below a folder, with the folder's own name in front; no caches, nothing hidden."""
     files = {path.relative_to(folder.parent) for path in folder.rglob("*") if path.is_file()}
-    return {path.as_posix() for path in files if not any(part[0] in "._" for part in path.parent.parts)}
+    return {path.as_posix() for path in files if not any(part.startswith((".", "__")) for part in path.parent.parts)}
 
 
 PYTHON_FILES = files_of(PACKAGE)
