@@ -4,9 +4,9 @@
 
 README.md in this folder describes the environment. The step is the one of `keras_vit.train.run` on one replica
 (forward, backward, micro-batches, clip by the global norm, AdamW) with the package's objective and optimizer. Their
-variables are inputs and outputs here, because a program with variables can only be lowered on the device that has them. The
-script shows that every operation of the step has a TPU kernel. It does not compile for a TPU, does not check a TPU's
-memory, and runs nothing.
+variables are inputs and outputs here, because a program with variables can only be lowered on the device that has them.
+The script shows that every operation of the step has a TPU kernel. It does not compile for a TPU, does not check a
+TPU's memory, and runs nothing.
 """
 
 from __future__ import annotations
