@@ -1,4 +1,4 @@
-"""What is declared is what is used, and every way of installing gives the same working package."""
+"""The declared dependencies are the used ones, and every way of installing gives the same working package."""
 
 import configparser
 import os
@@ -25,7 +25,7 @@ SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
 DATA = ["zoo", "converters"]
 # Packages that are imported by another name than they are installed by.
 DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}
-# What is imported only where its package is: a class of it is defined there.
+# Modules that are imported only if these packages are installed, because they define subclasses of their classes.
 ON_TOP = {"train.data.digits_dataset_builder": {"tensorflow-datasets"}}
 FOR_DEVELOPERS = {"docs", "lint", "test", "test-extra"}
 
@@ -44,7 +44,7 @@ OPTIONAL = set().union(*(EXTRAS[extra] for extra in EXTRAS.keys() - FOR_DEVELOPE
 
 
 def third_party(module: str, *, at_import: bool = False) -> set[str]:
-    """The distributions whose packages a module imports."""
+    """Return the distributions whose packages a module imports."""
     packages = imported_packages(module, at_import=at_import) - sys.stdlib_module_names - {"keras_vit"}
     return {canonicalize_name(DISTRIBUTIONS.get(package, package)) for package in packages}
 
@@ -102,7 +102,7 @@ def test_importing_the_package_imports_nothing_of_others() -> None:
 
 
 def output(*command: str | Path, folder: Path) -> str:
-    """What a command prints, run in a folder and without this process' Python settings."""
+    """Run a command in a folder, without this process' Python settings, and return its standard output."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     run = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, encoding="utf-8")
     assert run.returncode == 0, f"{command}\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}"
@@ -110,7 +110,7 @@ def output(*command: str | Path, folder: Path) -> str:
 
 
 def files_of(folder: Path) -> set[str]:
-    """The files below a folder, with the folder's own name in front; no caches, nothing hidden."""
+    """Return the files below a folder, with the folder's own name, without caches and hidden folders."""
     files = {path.relative_to(folder.parent) for path in folder.rglob("*") if path.is_file()}
     return {path.as_posix() for path in files if not any(part.startswith((".", "__")) for part in path.parent.parts)}
 
@@ -121,7 +121,7 @@ DATA_FILES = set().union(*(files_of(ROOT / name) for name in DATA))
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the repository: building leaves files behind, and finds those that were left behind."""
+    """Copy the repository, because building leaves files in it, and packs files that an earlier build left."""
     copy = tmp_path_factory.mktemp("source") / "checkout"
     without = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
     return Path(shutil.copytree(ROOT, copy, ignore=without))
@@ -129,7 +129,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What pip can be given, by kind. The wheel is built from the sdist, as packagers do."""
+    """Return the targets for `pip install`, by kind. The wheel is built from the sdist, as packagers do."""
     folder = tmp_path_factory.mktemp("dist")
     output(sys.executable, "-m", "build", "--outdir", folder, checkout, folder=folder)
     return {
@@ -142,7 +142,7 @@ def built(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 @pytest.fixture(scope="module")
 def environment(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin folder of a fresh environment: the wheel, what it asks for, and nothing else."""
+    """Return the bin folder of a new environment with only the wheel and its dependencies."""
     folder = tmp_path_factory.mktemp("environment")
     output(sys.executable, "-m", "venv", folder, folder=folder)
     binaries = folder / ("Scripts" if os.name == "nt" else "bin")
@@ -177,7 +177,7 @@ def test_every_kind_of_install_works(kind: str, built: dict[str, Path], environm
     where = output(environment / "python", "-c", code, folder=folder)
     assert (Path(where.strip()) == built[kind] / "keras_vit") == (kind == "editable")
 
-    # The environment has no extras: importing a module must not need one, except where that is said above.
+    # The environment has no extras: importing a module must not need one, with the exceptions above.
     alone = MODULES.keys() - ON_TOP.keys() - {"__main__"}
     modules = [f"keras_vit.{module}".removesuffix(".__init__") for module in sorted(alone)]
     output(environment / "python", "-c", f"import {', '.join(modules)}", folder=folder)

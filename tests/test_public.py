@@ -1,4 +1,4 @@
-"""What stands around the code is so: the workflow, the citation, the issue forms, and the reference's docstrings."""
+"""The workflow, the citation, the issue forms and the docstrings of the reference are complete."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *GITHUB.glob("*.md"), *(R
 
 
 def read(path: Path) -> Any:
-    """A YAML file with every scalar as the string that stands there: GitHub's `on` is no truth value, 3.10 no 3.1."""
+    """Read a YAML file with every scalar as a string, so that GitHub's `on` is not True and 3.10 is not 3.1."""
     return yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
 
 
@@ -121,7 +121,7 @@ def test_the_papers_of_the_citation_are_those_of_the_cards() -> None:
 
 # https://docs.github.com/communities: what an issue form may hold.
 ELEMENTS = {"checkboxes", "dropdown", "input", "markdown", "textarea"}
-# What cannot be answered without.
+# The required questions of each form.
 ASKED = {
     "bug": {"code", "seen", "expected", "versions"},
     "wrong_number": {"kind", "weights", "ours", "theirs", "precision", "versions"},
@@ -157,14 +157,14 @@ def test_a_form_asks_what_is_needed(path: Path) -> None:
 
 
 def described(docstring: str) -> set[str]:
-    """The arguments that a docstring names in its section Args or Attributes; `a, b: ...` names two."""
+    """Return the arguments in the sections Args and Attributes of a docstring; `a, b: ...` has two."""
     sections = re.findall(r"^(?:Args|Attributes):\n((?:(?: .*)?\n)+)", docstring + "\n", re.MULTILINE)
     entries = re.findall(r"^    ([\w*, ]+?)(?: \(.*?\))?:", "".join(sections), re.MULTILINE)
     return {name.strip("* ") for entry in entries for name in entry.split(",")}
 
 
 def parameters(value: Any) -> set[str]:
-    """The names of what a function or a class takes; nothing where a class leaves that to its base."""
+    """Return the names of the parameters of a function or class; none if a class inherits its `__init__`."""
     if inspect.isclass(value) and "__init__" not in vars(value):
         return set()
     hidden = {field.name for field in getattr(value, "__dataclass_fields__", {}).values() if not field.repr}
