@@ -122,7 +122,7 @@ def test_the_python_of_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> Non
 maps = larger.attention_maps(larger.preprocess(images))
 assert len(maps) == larger.config.num_layers and result.model.config.image_size == (48, 48)
 """
-    printed = doc_blocks.run(quick + proof, tmp_path)
+    printed = doc_blocks.run(quick + proof, tmp_path, timeout=300)
     ((_, first_output),) = doc_blocks.shown_outputs(README)
     assert printed.startswith(first_output)
     assert printed.count("cosine") == 2
@@ -134,7 +134,7 @@ def test_the_first_lines_print_what_is_shown_below_them(tmp_path: Path) -> None:
     ((code, output),) = doc_blocks.shown_outputs(README)
     assert code == readme_lines.lines()
     assert len([line for line in code.splitlines() if line]) == 5
-    assert doc_blocks.run(code, tmp_path) == output
+    assert doc_blocks.run(code, tmp_path, timeout=300) == output
 
 
 def words(text: str) -> int:
