@@ -1,15 +1,15 @@
-# `make help` lists the commands. All of them work in .venv, which the first one builds;
-# PYTHON names the interpreter it is built from: make test PYTHON=python3.12
+# `make help` lists the commands. They use the environment .venv, which the first command builds.
+# PYTHON selects the interpreter for it: make test PYTHON=python3.12
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Where the wheel is tried.
+# The environment in which `make test-wheel` tests the wheel.
 TRIED := build/wheel
 OPTIONAL := slow or torch or jax or peers or browser
-# Tests run in so many processes, each file in one of them; every one takes about 2 GB.
+# The number of test processes. Each needs about 2 GB; all tests of a file run in the same one.
 JOBS ?= 2
 
-# The environment sees what it holds itself and nothing else of the machine.
+# Only packages of .venv are used, none of the user or the machine.
 export PYTHONNOUSERSITE := 1
 unexport PYTHONPATH PYTHONHOME
 
@@ -20,63 +20,63 @@ unexport PYTHONPATH PYTHONHOME
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-demo: $(VENV)/.with-demo ## the package at work, offline: load, classify, resize, fine-tune, export, compare
+demo: $(VENV)/.with-demo ## a tour, offline: load, classify, resize, fine-tune, export, compare
 	$(BIN)/keras-vit demo
 
-test: $(VENV)/.with-test ## the tests that need nothing but the package
+test: $(VENV)/.with-test ## the tests that need no other packages, browser or internet
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not ($(OPTIONAL) or network)"
 
-test-extra: $(VENV)/.with-test $(VENV)/.with-test-extra ## the optional tests: PyTorch, JAX, installing, peers that are installed
+test-extra: $(VENV)/.with-test $(VENV)/.with-test-extra ## the optional tests: PyTorch, JAX, installing, other ViT packages if installed
 	$(BIN)/python -m pytest -m "($(OPTIONAL)) and not network and not browser"
 
 test-browser: $(VENV)/.with-test ## browser example, gallery and report in headless Chromium (needs npm and chromium)
 	npm ci --prefix examples/browser --no-audit --no-fund
 	$(BIN)/python -m pytest -s -m browser tests/test_browser.py tests/test_gallery.py tests/test_visualize_report.py
 
-test-network: $(VENV)/.with-test $(VENV)/.with-hf ## the tests that fetch from the internet
+test-network: $(VENV)/.with-test $(VENV)/.with-hf ## the tests that download from the internet
 	$(BIN)/python -m pytest -m network
 
-test-packaging: $(VENV)/.with-test ## wheel, sdist, editable and plain installs, each tried (minutes)
+test-packaging: $(VENV)/.with-test ## test wheel, sdist, folder and editable installs (minutes)
 	$(BIN)/python -m pytest tests/test_packaging.py
 
-test-wheel: wheel ## the wheel in an environment of its own, with README's first lines
+test-wheel: wheel ## run README's first lines in an environment with only the wheel
 	$(PYTHON) -m venv --clear $(TRIED)
 	$(TRIED)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[demo]"
 	$(BIN)/python tests/readme_lines.py > $(TRIED)/lines.py
 	cd $(TRIED) && KERAS_VIT_OFFLINE=1 bin/python -I lines.py
 
-lint: $(VENV)/.with-lint ## style and types
+lint: $(VENV)/.with-lint ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(VENV)/.with-lint ## put every file into the one style
+format: $(VENV)/.with-lint ## format all files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.with-docs ## build/api/: the API reference, from the docstrings
+docs: $(VENV)/.with-docs ## write the API reference to build/api/, from the docstrings
 	$(BIN)/python docs/reference.py build/api
 
-wheel: $(VENV)/.with-test ## dist/: the wheel and the sdist
+wheel: $(VENV)/.with-test ## build the wheel and the sdist in dist/
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
 
-bench: $(VENV)/.with-test ## the benchmarks, side by side with what is installed
+bench: $(VENV)/.with-test ## run the benchmarks, with the other packages that are installed
 	@for script in $(filter-out %edge_peers.py %edge_report.py %runtimes.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
 clean: ## remove .venv, builds and caches
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A stamp per extra: an environment is completed when the list of dependencies has changed, and never twice.
-$(VENV)/.with-%: $(VENV)/.made setup.cfg pyproject.toml constraints.txt
+# One stamp file per extra: packages are installed once, and again when the dependencies have changed.
+$(VENV)/.with-%: $(VENV)/.made setup.cfg setup.py pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$*]"
 	@touch $@
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { \
-		echo "keras-vit needs Python 3.11, 3.12 or 3.13 (TensorFlow has no other), and $(PYTHON) is" \
-			"$$($(PYTHON) --version 2>/dev/null || echo not there). Name another: make PYTHON=python3.12 ..." >&2; \
+		echo "keras_vit needs Python 3.11, 3.12 or 3.13 (TensorFlow has no other), and $(PYTHON) is" \
+			"$$($(PYTHON) --version 2>/dev/null || echo not installed). Choose another: make PYTHON=python3.12 ..." >&2; \
 		exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@

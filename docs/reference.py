@@ -1,4 +1,4 @@
-"""Writes the API reference: the docstrings of the public names, as pages of HTML.
+"""Write the API reference: the docstrings of the public names as HTML pages.
 
 python docs/reference.py build/api
 """
@@ -17,10 +17,10 @@ import keras_vit
 
 
 def import_names(module: ModuleType) -> None:
-    """Prepares a module and its public modules for pdoc, which looks into `__dict__` and into folders.
+    """Prepare a module and its public modules for pdoc, which reads `__dict__` and folders.
 
     Args:
-        module: gets the names of its `__all__`, those too that it imports when they are asked for.
+        module: gets all names of its `__all__`, also those that it imports on first use.
     """
     public = {name: getattr(module, name) for name in getattr(module, "__all__", ())}
     vars(module).update(public)
@@ -28,17 +28,17 @@ def import_names(module: ModuleType) -> None:
     for value in inner:
         import_names(value)
     if hasattr(module, "__path__") and not inner:
-        module.__path__ = []  # of export.verify the function is public, and not the file of that name
+        module.__path__ = []  # its files are private
 
 
 def write(folder: Path) -> None:
-    """Writes a page for each public module, and a search.
+    """Write a page for each public module, and a search page.
 
     Args:
-        folder: where to; what is there under the same names is replaced.
+        folder: for the pages; files with the same names are replaced.
 
     Raises:
-        Warning: something cannot be shown as it should: a docstring, a name, an annotation.
+        Warning: pdoc cannot show a docstring, a name or an annotation correctly.
     """
     import_names(keras_vit)
     pdoc.render.configure(docformat="google", footer_text=f"keras_vit {keras_vit.__version__}")

@@ -1,12 +1,12 @@
-"""Trains the digits model that comes with the package: a Vision Transformer in plain Keras, in about a minute.
+"""Train the digits model that comes with the package: a Vision Transformer in plain Keras, in about a minute.
 
     pip install '.[demo]'          # in a clone of keras_vit
     python examples/train_digits.py --output digits.npz
 
-The weights in zoo/weights are those of seed 0, chosen before training. On the 360 held-out images, of which one is
-0.28 points, seeds 0, 1 and 2 reached 99.17, 99.17 and 99.44 %, each in 62 to 99 s on 2 shared cores. The same seed on
-the same machine gives the same file; another processor or TensorFlow sums in another order and ends in another file,
-whose accuracy should lie in 98 to 100 %.
+The weights in zoo/weights are those of seed 0, chosen before training. On the 360 held-out images (one image is 0.28
+points) seeds 0, 1 and 2 reached 99.17, 99.17 and 99.44 %, each in 62 to 99 s on 2 shared cores. The same seed on the
+same machine gives the same file. Another processor or TensorFlow version adds in another order and gives another file,
+whose accuracy should be 98 to 100 %.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def optimizer(model: keras.Model, steps: int) -> keras.optimizers.Optimizer:
         0.0, decay_steps=steps - warmup, warmup_target=LEARNING_RATE, warmup_steps=warmup
     )
     adamw = keras.optimizers.AdamW(rate, weight_decay=WEIGHT_DECAY, epsilon=1e-8, global_clipnorm=1.0)
-    # By variable: patterns of names would be matched against "bias" and "gamma", not against paths.
+    # By variable, because patterns would be compared with names such as "bias", not with paths.
     adamw.exclude_from_weight_decay([v for v in model.trainable_variables if v.name != "kernel"])
     return adamw
 

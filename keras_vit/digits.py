@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keras_vit._util.text import install_command
+
 SPLIT_SEED = 0
 TEST_SIZE = 360  # one image is 0.28 % of accuracy
 
@@ -50,9 +52,7 @@ def load() -> Digits:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
     except ImportError as error:
-        raise ImportError(
-            "The digits come from scikit-learn: `pip install '.[demo]'` in a clone of keras_vit"
-        ) from error
+        raise ImportError(f"The digits come from scikit-learn: `{install_command('demo')}`") from error
 
     grey, labels = load_digits(return_X_y=True)  # (1797, 64), 0..16
     images = np.round(grey * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1).repeat(3, axis=-1)

@@ -1,4 +1,4 @@
-"""The code in the documentation, and running it as a reader would: elsewhere and offline."""
+"""Find the code in the documentation, and run it as a reader would: in another folder and offline."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NEEDS = "# needs "  # how a block begins that asks for the internet, weights or a device
-FILE = re.compile(r"# ([\w-]+\.toml)\n")  # how a block begins that is a file of that name
+NEEDS = "# needs "  # a block that begins so needs the internet, weights or a device, and is not run
+FILE = re.compile(r"# ([\w-]+\.toml)\n")  # a block that begins so is a file of that name
 
-# Runs pages one after the other, each in its own folder and namespace; importing TensorFlow takes longer than most.
+# Runs pages one after the other, each in its own folder and namespace, in one process: importing TensorFlow is slow.
 DRIVER = """
 import os, runpy, sys, traceback
 for folder in sys.argv[1:]:
@@ -31,12 +31,12 @@ for folder in sys.argv[1:]:
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """The blocks of a page in one language ("" for commands and what they print)."""
+    """Return the blocks of a page in one language ("" for commands and their output)."""
     return [code for name, code in BLOCK.findall(text) if name == language]
 
 
 def script(text: str) -> str:
-    """All of a page's Python that needs nothing, on the lines where the page has it: a traceback names them."""
+    """Return the Python of a page that needs nothing, on the same lines as on the page, so that tracebacks fit."""
     lines = [""] * len(text.splitlines())
     for match in BLOCK.finditer(text):
         if match[1] == "python" and not match[2].startswith(NEEDS):
@@ -45,24 +45,35 @@ def script(text: str) -> str:
     return "\n".join(lines)
 
 
+def shown_outputs(text: str) -> list[tuple[str, str]]:
+    """Return each block of Python that a block of `text` follows directly, with that block: what it prints."""
+    found = list(BLOCK.finditer(text))
+    pairs = [
+        (first, second)
+        for first, second in zip(found, found[1:], strict=False)
+        if not text[first.end() : second.start()].strip()
+    ]
+    return [(first[2], second[2]) for first, second in pairs if (first[1], second[1]) == ("python", "text")]
+
+
 def files(text: str) -> dict[str, str]:
-    """The page's blocks of TOML that are files of the reader's, by name."""
+    """Return the blocks of TOML that the page gives a file name, by name."""
     named = [(FILE.match(code), code) for code in blocks(text, "toml")]
     return {name[1]: code for name, code in named if name}
 
 
 def commands(text: str) -> list[list[str]]:
-    """The `keras-vit` commands of a page, as arguments; what only stands for more ("...") is no command."""
+    """Return the `keras-vit` commands of a page, as lists of arguments."""
     joined = "\n".join(blocks(text, "")).replace("\\\n", " ")
     found = re.findall(r"^(?:\w*\$ +)?(?:\w+=(?:'.*?'|\S+) +)*keras-vit +(.*)$", joined, re.MULTILINE)
     return [shlex.split(line, comments=True) for line in found]
 
 
 def run(code: str, folder: Path, *, name: str = "page", timeout: float = 120) -> str:
-    """Runs Python offline in a folder, with our cache there too; returns what it prints.
+    """Run Python offline in a folder, with the cache there too, and return its output.
 
     Raises:
-        AssertionError: it fails, with the end of what it says.
+        AssertionError: it fails; the message is the end of its standard error.
     """
     file = folder / f"{name}.py"
     file.write_text(code, encoding="utf-8")
@@ -72,7 +83,7 @@ def run(code: str, folder: Path, *, name: str = "page", timeout: float = 120) ->
 
 
 def run_pages(pages: Sequence[Path], folder: Path, *, timeout: float = 600) -> dict[str, str]:
-    """Runs the Python of pages in one process; returns for each, by its stem, what went wrong, "" where nothing did."""
+    """Run the Python of pages in one process; return the traceback of each by its stem, "" if it succeeded."""
     places = [folder / page.stem for page in pages]
     for page, place in zip(pages, places, strict=True):
         text = page.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Writes the table of formats and features into README.md: what each table in converters/checkpoints has a place for.
+"""Write the table of formats and features into docs/load-and-convert.md, from the tables in converters/checkpoints.
 
 python tests/feature_table.py
 """
@@ -10,10 +10,10 @@ from pathlib import Path
 
 from keras_vit.converters.table import Row, Table, formats, load_table
 
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent / "docs" / "load-and-convert.md"
 START, END = "<!-- features: written by tests/feature_table.py, checked by make test -->\n", "<!-- /features -->"
 
-# feature, a variable that a model with it has, and how many classes
+# feature: a variable of a model that has it, and the number of classes
 BY_VARIABLE = {
     "class token": ("prefix/cls", 1000),
     "ResNet hybrids": ("root/conv/kernel", 1000),
@@ -28,7 +28,7 @@ BY_VARIABLE = {
     "relative positions": ("position_0/relative_embedding", 1000),
     "positions at every block": ("position_0/embedding", 1000),
 }
-# feature, and a field with the values of which the format allows any
+# feature: a field of ViTConfig, and values of which the format must allow one
 BY_FIELD: dict[str, tuple[str, set[object]]] = {
     "no class token (gap)": ("class_token", {False}),
     "norm after pooling (fc_norm)": ("final_norm", {"pooled"}),
@@ -41,7 +41,7 @@ BY_FIELD: dict[str, tuple[str, set[object]]] = {
 
 
 def rendered() -> str:
-    """The table in Markdown."""
+    """Return the table in Markdown."""
     tables = [load_table(name) for name in formats()]
     lines = [["", *(table.format for table in tables)], ["---"] * (len(tables) + 1)]
     lines.append(["read / written", *("both" if table.writable else "read" for table in tables)])
@@ -57,8 +57,8 @@ def _mark(holds: bool) -> str:
 
 
 def _fits(row: Row, variable: str, classes: int) -> bool:
-    """Whether a row is a variable's, in a model with a head or without one."""
-    if row.beside and not classes:  # what stands beside the feature is the head
+    """Whether a row of a format's table is for this variable, in a model with so many classes."""
+    if row.beside and not classes:  # such rows need a head
         return False
     if row.only_if and row.only_if[0] == "num_classes" and row.only_if[1] != classes:
         return False
@@ -66,7 +66,7 @@ def _fits(row: Row, variable: str, classes: int) -> bool:
 
 
 def _allows(table: Table, field: str, values: set[object]) -> bool:
-    """Whether the format means one of the values, leaves the field to the tensors, or lets config.json say it."""
+    """Whether the format has one of the values by default, by its tensors or by its config.json."""
     if field in ("final_norm",) and any(row.only_if == ("final_norm", "pooled") for row in table.rows):
         return True
     spelled = {} if table.json is None else table.json.values.get(field, {})
@@ -77,10 +77,10 @@ def _allows(table: Table, field: str, values: set[object]) -> bool:
 
 
 def main() -> None:
-    """Replaces the table in README.md."""
-    text = README.read_text(encoding="utf-8")
+    """Replace the table."""
+    text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(START)
-    README.write_text(before + START + rendered() + END + rest.split(END)[1], encoding="utf-8")
+    PAGE.write_text(before + START + rendered() + END + rest.split(END)[1], encoding="utf-8")
 
 
 if __name__ == "__main__":

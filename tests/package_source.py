@@ -1,4 +1,4 @@
-"""The package's source as syntax trees, and what each module imports, for the tests that look at code."""
+"""The syntax trees of the package and the imports of each module, for the tests of code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TREES = {module: ast.parse(path.read_text(encoding="utf-8"), path) for module, p
 
 
 def nodes(tree: ast.AST, *, at_import: bool) -> Iterator[ast.AST]:
-    """All nodes of a module, or only those that run when it is imported."""
+    """Yield all nodes of a module, or only those that run when it is imported."""
     for node in ast.iter_child_nodes(tree):
         deferred = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for_checkers = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
@@ -24,7 +24,7 @@ def nodes(tree: ast.AST, *, at_import: bool) -> Iterator[ast.AST]:
 
 
 def imports(module: str, *, at_import: bool = False) -> Iterator[str]:
-    """The full dotted names that a module imports: `keras_vit.layers.block.Block`, `numpy`."""
+    """Yield the full dotted names that a module imports: `keras_vit.model.layers.block.Block`, `numpy`."""
     inside = ["keras_vit", *module.split(".")]
     for node in nodes(TREES[module], at_import=at_import):
         if isinstance(node, ast.Import):
@@ -35,12 +35,12 @@ def imports(module: str, *, at_import: bool = False) -> Iterator[str]:
 
 
 def imported_packages(module: str, *, at_import: bool = False) -> set[str]:
-    """The top-level packages that a module imports: `numpy`, `keras_vit`."""
+    """Return the top-level packages that a module imports: `numpy`, `keras_vit`."""
     return {name.partition(".")[0] for name in imports(module, at_import=at_import)}
 
 
 def imported_modules(module: str, *, at_import: bool = False) -> set[str]:
-    """The modules of this package that a module imports, each as the longest name that is a file."""
+    """Return the modules of this package that a module imports, each as the longest name that is a file."""
     found = set()
     for name in imports(module, at_import=at_import):
         package, *parts = name.split(".")

@@ -1,4 +1,4 @@
-"""Prints README's first Python that needs nothing: `make test-wheel` runs it where only the wheel is installed."""
+"""Print README's first Python block that runs offline; `make test-wheel` runs it with only the wheel installed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import doc_blocks
 
 
 def lines() -> str:
-    """README's first block of Python that works on the embedded model.
+    """Return README's first block of Python that uses the embedded model.
 
     Raises:
         ValueError: there is none.

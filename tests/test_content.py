@@ -38,7 +38,7 @@ def test_an_installed_folder_comes_before_one_beside_the_package(package: Path) 
 
 
 def test_a_missing_folder_is_an_error_that_names_both_places(package: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="'zoo'.*install keras-vit again") as caught:
+    with pytest.raises(FileNotFoundError, match="'zoo'.*install keras-vit-zoo again") as caught:
         data_files.folder("zoo")
     assert str(package / "_installed" / "zoo") in str(caught.value)
     assert str(package.parent / "zoo") in str(caught.value)

@@ -66,7 +66,7 @@ def test_images_are_grey_values_on_the_scale_of_a_byte(data: digits.Digits) -> N
 
 def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ImportError, match=r"pip install '\.\[demo\]'"):
+    with pytest.raises(ImportError, match=r'pip install "keras-vit-zoo\[demo\]"'):
         digits.load()
 
 

@@ -1,4 +1,4 @@
-"""What docs/ and the examples for TPUs say is so: their code runs, their commands exist, their tables are true."""
+"""The guides and the example for TPUs are right: code runs, commands exist, tables and pictures are up to date."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ import tensorflow as tf
 import typer
 
 import doc_blocks
+import folder_picture
 import recipe_table
 from keras_vit import train
 from keras_vit.cli import _app, options
 from keras_vit.train.loop.session import Session
+from package_source import PACKAGE
+from test_structure import FLOORS, floor
 from tiny_models import built
 
 ROOT = doc_blocks.ROOT
@@ -33,7 +36,7 @@ PYTHON = [page for page in doc_blocks.PAGES if doc_blocks.script(PAGES[page.stem
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What went wrong in the Python of each page."""
+    """Return the traceback of the Python of each page, "" where it ran."""
     return doc_blocks.run_pages(PYTHON, tmp_path_factory.mktemp("pages"))
 
 
@@ -96,12 +99,12 @@ def test_the_plan_on_the_page_is_what_plan_says() -> None:
 
 
 def prose(page: Path) -> str:
-    """A page without its code."""
+    """Return a page without its code."""
     return re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
 def anchors(page: Path) -> set[str]:
-    """The places in a page that a link can lead to, as GitHub names them."""
+    """Return the anchors of a page's headings, as GitHub names them."""
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     headings = re.findall(r"^#+ +(.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -120,8 +123,32 @@ def test_every_guide_is_in_the_index() -> None:
     assert sorted(linked) == sorted(PAGES.keys() - {"README"})
 
 
+def test_the_picture_of_the_folders_is_the_package() -> None:
+    at_the_top = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    boxes = folder_picture.boxes()
+    assert boxes.keys() == at_the_top == set().union(*FLOORS)
+    assert folder_picture.PICTURE.read_text(encoding="utf-8") == folder_picture.rendered(), (
+        "run python tests/folder_picture.py"
+    )
+
+
+def test_the_arrows_of_the_picture_are_the_imports_and_go_down() -> None:
+    boxes, arrows = folder_picture.boxes(), folder_picture.arrows()
+    assert all(boxes[importer].y < boxes[imported].y for importer, imported in arrows)
+    assert all(floor(importer) > floor(imported) for importer, imported in arrows)
+    assert all(
+        imported in folder_picture.reachable(importer, arrows) for importer, imported in folder_picture.imports()
+    )
+
+
+def test_the_places_that_how_it_works_names_exist() -> None:
+    places = set(re.findall(r"`((?:\w+/)+(?:\w+\.py)?|\w+\.py)`", PAGES["how-it-works"])) - {"__init__.py"}
+    assert len(places) > 20
+    assert not {place for place in places if not (PACKAGE / place).exists() and not (ROOT / place).exists()}
+
+
 def requirements(text: str) -> set[str]:
-    """Names out of a list of requirements."""
+    """Return the names in a list of requirements."""
     return {re.split(r"[ <>=\[]", line.strip())[0] for line in text.splitlines() if line.strip()}
 
 

@@ -212,7 +212,7 @@ def test_the_progress_of_a_long_name_fits_a_terminal(
 
 def test_the_hub_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ImportError, match=r"pip install '\.\[hf\]'"):
+    with pytest.raises(ImportError, match=r'pip install "keras-vit-zoo\[hf\]"'):
         fetch("hf://org/repo/x.npz")
 
 

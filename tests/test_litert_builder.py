@@ -112,7 +112,7 @@ def test_an_array_in_another_order_is_written_in_rows(tmp_path: Path) -> None:
 
 def test_a_missing_runtime_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
-    with pytest.raises(ImportError, match=r"pip install '\.\[litert\]'"):
+    with pytest.raises(ImportError, match=r'pip install "keras-vit-zoo\[litert\]"'):
         schema()
 
 

@@ -263,7 +263,7 @@ def test_rules_that_cannot_be_are_refused(tiny_file, tmp_path, rule, message):
 def test_a_missing_quantizer_says_what_to_install(tiny_file, tmp_path, monkeypatch):
     source, images = tiny_file
     monkeypatch.setitem(sys.modules, "ai_edge_quantizer", None)
-    with pytest.raises(ImportError, match=r"pip install '\.\[litert\]'"):
+    with pytest.raises(ImportError, match=r'pip install "keras-vit-zoo\[litert\]"'):
         quantize(source, tmp_path / "model.tflite", modes.mode("int8"), calibration=images)
 
 

@@ -1,20 +1,23 @@
-"""What is declared is what is used, and every way of installing gives the same working package."""
+"""The declared dependencies are the used ones, and every way of installing gives the same working package."""
 
 import configparser
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import keras_vit
+from keras_vit._util.text import DISTRIBUTION
 from package_source import MODULES, PACKAGE, ROOT, imported_packages
 
 SETUP = configparser.ConfigParser()
@@ -22,8 +25,8 @@ SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
 DATA = ["zoo", "converters"]
 # Packages that are imported by another name than they are installed by.
 DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}
-# What is imported only where its package is: a class of it is defined there.
-ON_TOP = {"train.digits_dataset_builder": {"tensorflow-datasets"}}
+# Modules that are imported only if these packages are installed, because they define subclasses of their classes.
+ON_TOP = {"train.data.digits_dataset_builder": {"tensorflow-datasets"}}
 FOR_DEVELOPERS = {"docs", "lint", "test", "test-extra"}
 
 
@@ -41,7 +44,7 @@ OPTIONAL = set().union(*(EXTRAS[extra] for extra in EXTRAS.keys() - FOR_DEVELOPE
 
 
 def third_party(module: str, *, at_import: bool = False) -> set[str]:
-    """The distributions whose packages a module imports."""
+    """Return the distributions whose packages a module imports."""
     packages = imported_packages(module, at_import=at_import) - sys.stdlib_module_names - {"keras_vit"}
     return {canonicalize_name(DISTRIBUTIONS.get(package, package)) for package in packages}
 
@@ -56,10 +59,24 @@ def test_whatever_is_declared_is_imported_somewhere() -> None:
     assert set().union(*map(third_party, MODULES)) >= CORE
 
 
-def test_every_package_is_listed() -> None:
-    packages = {".".join(path.parent.relative_to(ROOT).parts) for path in PACKAGE.rglob("__init__.py")}
+def test_every_folder_of_code_and_data_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("setuptools.setup", lambda **arguments: given.update(arguments))
+    monkeypatch.chdir(ROOT)
+    runpy.run_path("setup.py")
+    packages = {".".join(path.parent.relative_to(ROOT).parts) for path in PACKAGE.rglob("*.py")}
     data = {f"keras_vit._installed.{name}" for name in DATA}
-    assert set(SETUP["options"]["packages"].split()) == packages | data
+    assert len(given["packages"]) == len(set(given["packages"]))
+    assert set(given["packages"]) == packages | data
+    assert given["package_dir"] == {f"keras_vit._installed.{name}": name for name in DATA}
+
+
+def test_messages_name_the_distribution_and_extras_that_exist() -> None:
+    assert SETUP["metadata"]["name"] == DISTRIBUTION
+    sources = "".join(path.read_text(encoding="utf-8") for path in MODULES.values())
+    commands = re.findall(r"install_command\([\"'](\w+)[\"']\)", sources)
+    assert {"demo", "hf", "litert", "plots", "torch", "train"} <= set(commands) <= EXTRAS.keys()
+    assert not re.findall(r"pip install '?\.", sources)  # the folder of a clone, which users of a wheel do not have
 
 
 def test_every_dependency_is_pinned_to_a_version_within_its_bounds() -> None:
@@ -85,7 +102,7 @@ def test_importing_the_package_imports_nothing_of_others() -> None:
 
 
 def output(*command: str | Path, folder: Path) -> str:
-    """What a command prints, run in a folder and without this process' Python settings."""
+    """Run a command in a folder, without this process' Python settings, and return its standard output."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     run = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, encoding="utf-8")
     assert run.returncode == 0, f"{command}\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}"
@@ -93,9 +110,9 @@ def output(*command: str | Path, folder: Path) -> str:
 
 
 def files_of(folder: Path) -> set[str]:
-    """The files below a folder, with the folder's own name in front; no caches, nothing hidden."""
+    """Return the files below a folder, with the folder's own name, without caches and hidden folders."""
     files = {path.relative_to(folder.parent) for path in folder.rglob("*") if path.is_file()}
-    return {path.as_posix() for path in files if not any(part[0] in "._" for part in path.parent.parts)}
+    return {path.as_posix() for path in files if not any(part.startswith((".", "__")) for part in path.parent.parts)}
 
 
 PYTHON_FILES = files_of(PACKAGE)
@@ -104,7 +121,7 @@ DATA_FILES = set().union(*(files_of(ROOT / name) for name in DATA))
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the repository: building leaves files behind, and finds those that were left behind."""
+    """Copy the repository, because building leaves files in it, and packs files that an earlier build left."""
     copy = tmp_path_factory.mktemp("source") / "checkout"
     without = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
     return Path(shutil.copytree(ROOT, copy, ignore=without))
@@ -112,7 +129,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What pip can be given, by kind. The wheel is built from the sdist, as packagers do."""
+    """Return the targets for `pip install`, by kind. The wheel is built from the sdist, as packagers do."""
     folder = tmp_path_factory.mktemp("dist")
     output(sys.executable, "-m", "build", "--outdir", folder, checkout, folder=folder)
     return {
@@ -125,7 +142,7 @@ def built(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 @pytest.fixture(scope="module")
 def environment(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin folder of a fresh environment: the wheel, what it asks for, and nothing else."""
+    """Return the bin folder of a new environment with only the wheel and its dependencies."""
     folder = tmp_path_factory.mktemp("environment")
     output(sys.executable, "-m", "venv", folder, folder=folder)
     binaries = folder / ("Scripts" if os.name == "nt" else "bin")
@@ -160,7 +177,7 @@ def test_every_kind_of_install_works(kind: str, built: dict[str, Path], environm
     where = output(environment / "python", "-c", code, folder=folder)
     assert (Path(where.strip()) == built[kind] / "keras_vit") == (kind == "editable")
 
-    # The environment has no extras: importing a module must not need one, except where that is said above.
+    # The environment has no extras: importing a module must not need one, with the exceptions above.
     alone = MODULES.keys() - ON_TOP.keys() - {"__main__"}
     modules = [f"keras_vit.{module}".removesuffix(".__init__") for module in sorted(alone)]
     output(environment / "python", "-c", f"import {', '.join(modules)}", folder=folder)

@@ -1,15 +1,12 @@
-"""What stands around the code is so: the workflow, the citation, the issue forms, and the reference's docstrings."""
+"""The workflow, the citation, the issue forms and the docstrings of the reference are complete."""
 
 from __future__ import annotations
 
 import configparser
-import functools
 import inspect
 import re
 import subprocess
 import sys
-import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ import yaml
 import keras_vit
 import readme_lines
 from keras_vit.zoo import catalogue
+from public_names import PublicName, modules, public_names
 
 ROOT = Path(__file__).parents[1]
 SETUP = configparser.ConfigParser()
@@ -32,7 +30,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *GITHUB.glob("*.md"), *(R
 
 
 def read(path: Path) -> Any:
-    """A YAML file with every scalar as the string that stands there: GitHub's `on` is no truth value, 3.10 no 3.1."""
+    """Read a YAML file with every scalar as a string, so that GitHub's `on` is not True and 3.10 is not 3.1."""
     return yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
 
 
@@ -123,7 +121,7 @@ def test_the_papers_of_the_citation_are_those_of_the_cards() -> None:
 
 # https://docs.github.com/communities: what an issue form may hold.
 ELEMENTS = {"checkboxes", "dropdown", "input", "markdown", "textarea"}
-# What cannot be answered without.
+# The required questions of each form.
 ASKED = {
     "bug": {"code", "seen", "expected", "versions"},
     "wrong_number": {"kind", "weights", "ours", "theirs", "precision", "versions"},
@@ -158,52 +156,26 @@ def test_a_form_asks_what_is_needed(path: Path) -> None:
     ]
 
 
-METHODS = (types.FunctionType, classmethod, staticmethod, property, functools.cached_property)
-
-
-def names_of(module: types.ModuleType) -> list[str]:
-    """The public names of a module: its `__all__`, or what is defined there and begins with no underscore."""
-    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
-    return list(getattr(module, "__all__", [name for name in own if not name.startswith("_")]))
-
-
-def public() -> Iterator[Any]:
-    """Every public function and class, and the public methods of the classes, by the name they are documented under."""
-    modules = [value for name in keras_vit.__all__ if inspect.ismodule(value := getattr(keras_vit, name))]
-    for module in (keras_vit, *modules):
-        for name in names_of(module):
-            value = getattr(module, name)
-            if inspect.isclass(value) or inspect.isfunction(value):
-                yield pytest.param(value, None, id=f"{module.__name__}.{name}")
-            if inspect.isclass(value):
-                for method, kind in vars(value).items():
-                    if isinstance(kind, METHODS) and not method.startswith("_"):
-                        yield pytest.param(getattr(value, method), value, id=f"{module.__name__}.{name}.{method}")
-
-
 def described(docstring: str) -> set[str]:
-    """The arguments that a docstring names in its section Args or Attributes; `a, b: ...` names two."""
+    """Return the arguments in the sections Args and Attributes of a docstring; `a, b: ...` has two."""
     sections = re.findall(r"^(?:Args|Attributes):\n((?:(?: .*)?\n)+)", docstring + "\n", re.MULTILINE)
     entries = re.findall(r"^    ([\w*, ]+?)(?: \(.*?\))?:", "".join(sections), re.MULTILINE)
     return {name.strip("* ") for entry in entries for name in entry.split(",")}
 
 
 def parameters(value: Any) -> set[str]:
-    """The names of what a function or a class takes; nothing where a class leaves that to its base."""
+    """Return the names of the parameters of a function or class; none if a class inherits its `__init__`."""
     if inspect.isclass(value) and "__init__" not in vars(value):
         return set()
     hidden = {field.name for field in getattr(value, "__dataclass_fields__", {}).values() if not field.repr}
     return {*inspect.signature(value).parameters} - hidden - {"self"}
 
 
-@pytest.mark.parametrize(("value", "owner"), list(public()))
-def test_every_public_name_says_what_it_is_and_takes(value: Any, owner: type | None) -> None:
-    docstring = inspect.getdoc(value) or ""
-    assert docstring
-    foreign = [base for base in getattr(owner, "__mro__", ()) if not base.__module__.startswith("keras_vit")]
-    overrides = any(hasattr(base, getattr(value, "__name__", "")) for base in foreign)  # documented where it comes from
-    if callable(value) and not overrides:
-        assert parameters(value) <= described(docstring)
+@pytest.mark.parametrize("public", list(public_names()), ids=lambda public: public.name)
+def test_every_public_name_says_what_it_is_and_takes(public: PublicName) -> None:
+    assert public.docstring
+    if callable(public.value) and not public.overrides_foreign:
+        assert parameters(public.value) <= described(public.docstring)
 
 
 @pytest.mark.slow
@@ -211,8 +183,7 @@ def test_the_reference_is_written_without_a_warning(tmp_path: Path) -> None:
     script = [sys.executable, str(ROOT / "docs" / "reference.py"), str(tmp_path)]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    modules = [name for name in keras_vit.__all__ if inspect.ismodule(getattr(keras_vit, name))]
     pages = {path.stem for path in tmp_path.rglob("*.html")}
-    assert pages == {"index", "keras_vit", *modules}
+    assert pages == {"index", *(module.__name__.rpartition(".")[2] for module in modules())}
     model = (tmp_path / "keras_vit.html").read_text(encoding="utf-8")
     assert 'id="VisionTransformer.attention_maps"' in model

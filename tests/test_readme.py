@@ -1,4 +1,4 @@
-"""What the READMEs say is so: the table of features is true, and their examples run."""
+"""The README is short, its examples run and print what it shows, and its tables are true."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ import pytest
 
 import doc_blocks
 import feature_table
-from keras_vit import converters
+import model_table
+import readme_lines
+from keras_vit import converters, zoo
 from keras_vit.converters.table import load_table
 from model_weights import assert_same_bits, values
 from tiny_models import VARIANTS, built
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-TABLE = README.split(feature_table.START)[1].split(feature_table.END)[0]
+FEATURES = feature_table.PAGE.read_text(encoding="utf-8")
+TABLE = FEATURES.split(feature_table.START)[1].split(feature_table.END)[0]
 HEADER, _, *ROWS = [[cell.strip() for cell in line.strip("| \n").split("|")] for line in TABLE.splitlines()]
 HEADER = HEADER[-len(converters.formats()) :]
 CELLS = {(row[0], format): cell for row in ROWS for format, cell in zip(HEADER, row[1:], strict=True)}
 
-# A model that has the feature and nothing else that is unusual.
+# feature: a model that differs from the standard one by it alone
 MODELS: dict[str, dict[str, Any]] = {
     "class token": {},
     "ResNet hybrids": VARIANTS["hybrid"],
@@ -47,8 +50,8 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def in_the_numbers_of(format: str, model: dict[str, Any]) -> dict[str, Any]:
-    """The model with the epsilons and the GELU that the format means, so that only the feature is in question."""
+def with_defaults_of(format: str, model: dict[str, Any]) -> dict[str, Any]:
+    """Return the model with the epsilons and the GELU of a format, so that only the feature differs."""
     table = load_table(format)
     own = {name: table.meaning.config[name] for name in ("activation", "norm_epsilon") if name in table.meaning.config}
     numerics = table.meaning.config.get("resnet")
@@ -66,7 +69,7 @@ def test_the_table_of_features_is_the_tables_of_formats() -> None:
 @pytest.mark.parametrize("format", [name for name in HEADER if load_table(name).writable])
 @pytest.mark.parametrize("feature", MODELS)
 def test_each_cell_of_the_table_is_true(feature: str, format: str, tmp_path: Path) -> None:
-    model = built(**in_the_numbers_of(format, MODELS[feature]))
+    model = built(**with_defaults_of(format, MODELS[feature]))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="keras_vit: ")
         try:
@@ -113,10 +116,93 @@ def test_the_made_up_formats_own_files_need_their_heads_told(tmp_path: Path) -> 
 
 
 def test_the_python_of_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
-    # All 200 steps are the demo's.
+    # The demo takes all 200 steps.
     quick = doc_blocks.script(README).replace('"finetune-digits")', '"finetune-digits", steps=3, xla=False)')
-    proof = "\nassert len(maps) == larger.config.num_layers and result.model.config.image_size == (48, 48)\n"
-    printed = doc_blocks.run(quick + proof, tmp_path)
-    assert "accuracy" in printed and printed.count("cosine") == 2
+    proof = """
+maps = larger.attention_maps(larger.preprocess(images))
+assert len(maps) == larger.config.num_layers and result.model.config.image_size == (48, 48)
+"""
+    printed = doc_blocks.run(quick + proof, tmp_path, timeout=300)
+    ((_, first_output),) = doc_blocks.shown_outputs(README)
+    assert printed.startswith(first_output)
+    assert printed.count("cosine") == 2
     for path in ("report.html", "runs/digits/model.keras", "digits.tflite", "models/digits/1/saved_model.pb"):
         assert (tmp_path / path).is_file()
+
+
+def test_the_first_lines_print_what_is_shown_below_them(tmp_path: Path) -> None:
+    ((code, output),) = doc_blocks.shown_outputs(README)
+    assert code == readme_lines.lines()
+    assert len([line for line in code.splitlines() if line]) == 5
+    assert doc_blocks.run(code, tmp_path, timeout=300) == output
+
+
+def words(text: str) -> int:
+    """Count the words of a Markdown text."""
+    return len(text.split())
+
+
+def test_the_readme_is_short() -> None:
+    before_reference, heading, _ = README.partition("\n# Reference\n")
+    assert heading
+    assert words(before_reference) <= 800  # with its code
+    assert words(doc_blocks.BLOCK.sub("", README)) <= 1400
+
+
+def test_the_table_of_models_is_the_cards_and_the_results() -> None:
+    table = README.split(model_table.START)[1].split(model_table.END)[0]
+    assert model_table.rendered() == table, "run python tests/model_table.py"
+    measured_by = {accuracy["source"] for name in model_table.MODELS for accuracy in accuracies(name)}
+    assert measured_by == {
+        "README of google-research/vision_transformer: table of recommended checkpoints, measured by the authors"
+    }
+    assert "The authors measured the accuracy (README of google-research/vision_transformer)" in README
+
+
+def accuracies(name: str) -> list[dict[str, Any]]:
+    """Return the accuracies that the table takes from a card."""
+    return [one for row in zoo.table(name) if row["weights"] == model_table.WEIGHTS for one in row["accuracy"]]
+
+
+def test_the_remarks_below_the_table_of_models_are_measured() -> None:
+    (row,) = [row for row in zoo.table("ViT-S/16") if row["weights"] == model_table.WEIGHTS]
+    (hybrid,) = [row for row in zoo.table("R26+ViT-S/32") if row["weights"] == model_table.WEIGHTS]
+    assert round(1 - hybrid["gflops"] / row["gflops"], 2) == 0.34  # "a third fewer operations"
+    results = model_table.RESULTS.read_text(encoding="utf-8")
+    at_384 = re.search(r"^B/16 at 384: .*?^dynamic int8.*?^keras_vit +([\d.]+)", results, re.MULTILINE | re.DOTALL)
+    assert at_384 and f"at 384 px `ViT-B/16` takes {float(at_384[1]):.0f} ms" in README
+    assert "AMD EPYC, 2 CPUs" in results and "two cores of an AMD EPYC" in README
+
+
+# A row of the measurements: the results file, and in it the rows of ours and of the other with their first number.
+MEASURED = {
+    "ViT-B/16: official file to model": (
+        *("load.txt", 1, "s"),
+        *(r"^keras_vit\.zoo\.load, official npz +([\d.]+)", r"^zeromodels, its \.weights\.h5 +([\d.]+)"),
+    ),
+    "ViT-B/16: int8 file, one image": (
+        *("edge.txt", 1, "ms"),
+        *(rf"^B/16: .*?^dynamic int8.*?^{name} +([\d.]+)" for name in ("keras_vit", "zeromodels")),
+    ),
+    "ViT-Ti/16: training step, batch 32": (
+        *("train_step.txt", 1000, "s"),
+        *(r"^keras_vit +([\d.]+)", r"^fit: jit_compile=True +([\d.]+)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("row", MEASURED)
+def test_a_measurement_of_the_readme_is_in_the_results(row: str) -> None:
+    file, divisor, unit, *patterns = MEASURED[row]
+    results = (ROOT / "benchmarks" / "results" / file).read_text(encoding="utf-8")
+    found = [re.search(pattern, results, re.MULTILINE | re.DOTALL) for pattern in patterns]
+    digits = 1 if unit == "ms" else 2
+    ours, other = (f"{float(match[1]) / divisor:.{digits}f} {unit}" for match in found if match)
+    (line,) = [line for line in README.splitlines() if line.startswith(f"| {row} |")]
+    assert f"| {ours} | {other}, " in line and f"(benchmarks/results/{file})" in line
+
+
+def test_the_picture_of_the_report_is_small() -> None:
+    (picture,) = re.findall(r"!\[[^\]]{20,}\]\(([^)]+)\)", README)
+    data = (ROOT / picture).read_bytes()
+    assert data.startswith(b"\x89PNG\r\n") and len(data) < 200_000

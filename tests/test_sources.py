@@ -325,7 +325,7 @@ def test_a_damaged_record_can_be_found(tmp_path: Path) -> None:
 
 def test_without_tensorflow_datasets_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(ImportError, match=r"pip install '\.\[train\]'"):
+    with pytest.raises(ImportError, match=r'pip install "keras-vit-zoo\[train\]"'):
         sources.open_data("digits")
 
 

@@ -460,6 +460,6 @@ def test_without_the_packages_there_is_one_hint(
 
     for name in ("ai_edge_litert", "ai_edge_litert.interpreter"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=r"pip install '\.\[litert\]'"):
+    with pytest.raises(ImportError, match=r'pip install "keras-vit-zoo\[litert\]"'):
         export.tflite(model, tmp_path / "out.tflite")
     assert nothing_but(tmp_path)

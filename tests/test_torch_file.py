@@ -144,5 +144,6 @@ def test_without_pytorch_the_error_says_what_to_install(tmp_path: Path, monkeypa
     monkeypatch.setitem(sys.modules, "torch", None)
     with zipfile.ZipFile(tmp_path / "model.bin", "w") as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02}q\x00.")
-    with pytest.raises(CheckpointError, match=r"is a PyTorch file.*\.safetensors.*pip install '\.\[torch\]'"):
+    message = r'is a PyTorch file.*\.safetensors.*pip install "keras-vit-zoo\[torch\]"'
+    with pytest.raises(CheckpointError, match=message):
         open_container(tmp_path / "model.bin")

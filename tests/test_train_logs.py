@@ -225,7 +225,7 @@ def test_without_anything_to_draw_there_is_no_picture(tmp_path: Path) -> None:
 
 def test_without_matplotlib_the_picture_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"matplotlib: pip install '\.\[plots\]'"):
+    with pytest.raises(ImportError, match=r'matplotlib: pip install "keras-vit-zoo\[plots\]"'):
         plot(tmp_path)
 
 

@@ -388,7 +388,7 @@ def test_without_matplotlib_the_error_says_what_to_install(
     small: VisionTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install '\.\[plots\]'"):
+    with pytest.raises(ImportError, match=r'pip install "keras-vit-zoo\[plots\]"'):
         report(small, pictures(), tmp_path / "report.html")
     assert not list(tmp_path.iterdir())
 

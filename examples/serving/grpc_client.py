@@ -1,4 +1,4 @@
-"""Classifies image files with a model server, over gRPC. Needs tensorflow-serving-api, which brings TensorFlow.
+"""Classify image files with a model server, over gRPC. Needs tensorflow-serving-api, which installs TensorFlow.
 
 python grpc_client.py localhost:8500 cat.jpg dog.png
 """

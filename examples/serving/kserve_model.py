@@ -1,4 +1,4 @@
-"""The same SavedModel behind KServe's V1 protocol, which is TensorFlow Serving's REST: pip install kserve tensorflow.
+"""Serve the same SavedModel with KServe's V1 protocol (TensorFlow Serving's REST). pip install kserve tensorflow.
 
 python kserve_model.py --model_name vit --model_dir models/vit/1 --http_port 8080
 """

@@ -1,11 +1,11 @@
-"""Sends image files to a model server from several threads, some of them corrupt, and counts what comes back.
+"""Send image files to a model server from several threads, some of them corrupt, and count the answers.
 
 python load.py http://localhost:8501 cat.jpg dog.png --seconds 60 --corrupt 0.01
 python load.py localhost:8500 cat.jpg dog.png --signature tolerant --batch 4
 
-The first goes over REST, the second, an address without http://, over gRPC. A request fails that gets no answer,
-another one than its number of images, or an error that is not due to it; a corrupt image that is not refused (or, by
-the signature "tolerant", not marked) fails too. The exit status is 1 where anything failed.
+The first command uses REST. The second, with an address without http://, uses gRPC. These requests count as failed:
+without an answer; with an answer for another number of images; with an error although all images are good; and with a
+corrupt image that is not refused (with the signature "tolerant": not marked). The exit status is 1 if any failed.
 """
 
 import argparse

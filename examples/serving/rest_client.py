@@ -1,4 +1,4 @@
-"""Classifies image files with a model server, over REST. Needs nothing but Python.
+"""Classify image files with a model server, over REST. Needs only Python.
 
 python rest_client.py http://localhost:8501 cat.jpg dog.png
 """

@@ -1,12 +1,12 @@
-"""Lowers a whole training step to the program a TPU's compiler takes, on a machine without a TPU.
+"""Lower a whole training step to the program for a TPU's compiler, on a machine without a TPU.
 
     python examples/tpu/lower_step.py --model ViT-B/16 --batch 64
 
-README.md beside this file says how to make the environment. The step is the one that `keras_vit.train.run` takes on
-one replica (forward, backward, micro-batches, clip by the global norm, AdamW) with the package's own objective and
-optimizer; only what they keep in variables comes in and goes out as tensors here, since a program with variables can
-only be lowered on the device that has them. It shows that every operation of the step has a TPU kernel. It does not
-compile for a TPU, knows nothing of a TPU's memory, and nothing is run.
+README.md in this folder describes the environment. The step is the one of `keras_vit.train.run` on one replica
+(forward, backward, micro-batches, clip by the global norm, AdamW) with the package's objective and optimizer. Their
+variables are inputs and outputs here, because a program with variables can only be lowered on the device that has them.
+The script shows that every operation of the step has a TPU kernel. It does not compile for a TPU, does not check a
+TPU's memory, and runs nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # libtpu asks no cloud which TPU this machine has
+os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # libtpu does not ask the cloud for this machine's TPU
 
 import keras
 import tensorflow as tf

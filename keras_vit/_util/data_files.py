@@ -24,7 +24,7 @@ def folder(name: str) -> Path:
             return place
     raise FileNotFoundError(
         f"keras_vit's data folder {name!r} was expected in one of {[str(place) for place in places]}. "
-        "The installation is incomplete: install keras-vit again, or run from a full checkout."
+        "The installation is incomplete: install keras-vit-zoo again, or run from a full checkout."
     )
 
 

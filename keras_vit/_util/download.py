@@ -32,6 +32,7 @@ from urllib.parse import quote, unquote, urldefrag, urlsplit
 from urllib.request import url2pathname
 
 from keras_vit._util.integrity import CorruptFileError, Expected, is_intact, verify, write_pin
+from keras_vit._util.text import install_command
 from keras_vit._util.transfer import download
 from keras_vit.errors import DownloadError, FileUnavailableError
 
@@ -198,9 +199,7 @@ def _from_hub(remote: Remote) -> Path:
     try:
         from huggingface_hub import hf_hub_download
     except ImportError as error:
-        raise ImportError(
-            f"{remote.url} needs the package huggingface_hub: pip install '.[hf]' in a clone of keras_vit"
-        ) from error
+        raise ImportError(f"{remote.url} needs the package huggingface_hub: {install_command('hf')}") from error
     hub = HUB_SOURCE.fullmatch(remote.url)
     assert hub
     org, repo, path, _, revision = hub.groups()

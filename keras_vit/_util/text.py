@@ -1,9 +1,11 @@
-"""Nearest names and readable sizes for messages and tables."""
+"""Nearest names, readable sizes and install commands for messages and tables."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+DISTRIBUTION = "keras-vit-zoo"  # on a package index; `keras-vit` there is another project
 
 
 def nearest(name: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6) -> list[str]:
@@ -52,3 +54,12 @@ def scaled(number: float, base: int, units: tuple[str, ...]) -> str:
     value = number / base**power
     digits = 0 if power == 0 or value >= 99.95 else 1 if value >= 9.995 else 2
     return f"{value:,.{digits}f}{units[power]}"
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs the packages of one of the extras in setup.cfg.
+
+    >>> install_command("litert")
+    'pip install "keras-vit-zoo[litert]"'
+    """
+    return f'pip install "{DISTRIBUTION}[{extra}]"'

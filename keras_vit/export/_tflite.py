@@ -95,7 +95,7 @@ def tflite(
         ValueError: options are wrong or do not go together (all of them in one message), or images do not fit.
         VerificationError: the file does not compute what the model does.
         FileNotFoundError, IsADirectoryError: `path` cannot be a file.
-        ImportError: the packages of `pip install '.[litert]'` in a clone of keras_vit are missing.
+        ImportError: the packages of `pip install "keras-vit-zoo[litert]"` are missing.
         ConverterError: TensorFlow's converter failed or timed out.
 
     Example:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit._util.text import install_command
 from keras_vit.converters.containers.archive import find_directory
 from keras_vit.converters.containers.base import MAX_DIRECTORY_BYTES, Container, Header
 from keras_vit.converters.containers.guard import DOWNLOAD_AGAIN, quoted
@@ -17,7 +18,7 @@ from keras_vit.errors import CheckpointError
 PICKLE = "data.pkl"
 _INSTALL_TORCH = (
     "is a PyTorch file (a pickle, which is never read by itself): save its tensors as .safetensors, or let PyTorch "
-    "read them weights-only: pip install '.[torch]' in a clone of keras_vit"
+    f"read them weights-only: {install_command('torch')}"
 )
 _STATE_KEYS = ("state_dict", "model")  # under which training programs (timm, DeiT, Lightning) keep the weights
 

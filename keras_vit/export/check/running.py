@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit._util.checks import is_count
+from keras_vit._util.text import install_command
 
 Outputs = dict[str, np.ndarray]  # by name
 Runner = Callable[[np.ndarray], np.ndarray]
@@ -195,9 +196,7 @@ def _interpreter(path: Path, threads: int) -> Any:
     try:
         from ai_edge_litert.interpreter import Interpreter
     except ImportError:
-        raise ImportError(
-            "Writing and running .tflite files needs `pip install '.[litert]'` in a clone of keras_vit"
-        ) from None
+        raise ImportError(f"Writing and running .tflite files needs `{install_command('litert')}`") from None
     try:
         return Interpreter(model_path=str(path), num_threads=threads)
     except ValueError as error:

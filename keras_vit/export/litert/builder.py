@@ -14,6 +14,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from keras_vit._util.text import install_command
+
 Shape = tuple[int | None, ...]  # None: open, the batch
 
 ALIGNMENT = 64  # of every weight in the file; the schema asks for 16, vector units like more
@@ -38,9 +40,7 @@ def schema() -> Any:
     try:
         from ai_edge_litert import schema_py_generated
     except ImportError:
-        raise ImportError(
-            "Writing and running .tflite files needs `pip install '.[litert]'` in a clone of keras_vit"
-        ) from None
+        raise ImportError(f"Writing and running .tflite files needs `{install_command('litert')}`") from None
     return schema_py_generated
 
 

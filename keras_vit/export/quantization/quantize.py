@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit._util.text import install_command
 from keras_vit.export.litert.builder import LARGEST, schema
 from keras_vit.export.quantization.calibration import Graph, Operator, checked, no_memory_warning, run, track
 from keras_vit.export.quantization.gptq import gptq
@@ -126,9 +127,7 @@ def _package() -> Any:
         import ai_edge_quantizer
         from ai_edge_quantizer import algorithm_manager, qtyping, quantizer  # noqa: F401
     except ImportError:
-        raise ImportError(
-            "Quantizing with calibration or to 4 bits needs `pip install '.[litert]'` in a clone of keras_vit"
-        ) from None
+        raise ImportError(f"Quantizing with calibration or to 4 bits needs `{install_command('litert')}`") from None
     return ai_edge_quantizer
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.download import cache_folder
-from keras_vit._util.text import nearest
+from keras_vit._util.text import install_command, nearest
 from keras_vit.train.data.image_files import list_folder
 from keras_vit.train.data.records import Parse, RecordFiles, RecordStream, array_record_split, in_memory_split
 from keras_vit.train.data.split import Data, Example, Split
@@ -45,7 +45,7 @@ def tfds() -> Any:
     except ImportError as error:
         raise ImportError(
             f"This kind of data needs the package tensorflow-datasets (missing: {error.name}):"
-            " `pip install '.[train]'` in a clone of keras_vit"
+            f" `{install_command('train')}`"
         ) from error
     return tensorflow_datasets
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_vit._util.text import install_command
 from keras_vit.train.loop import storage
 
 FILE = "log.jsonl"
@@ -134,9 +135,7 @@ def plot(folder: str | os.PathLike[str]) -> str:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(
-            "A plot needs the package matplotlib: pip install '.[plots]' in a clone of keras_vit"
-        ) from error
+        raise ImportError(f"A plot needs the package matplotlib: {install_command('plots')}") from error
     path = storage.made_folder(folder)
     records = _records(f"{path}/{FILE}") if tf.io.gfile.exists(f"{path}/{FILE}") else []
     names = sorted({name for record in records for name in record}, key=lambda name: (len(name), name))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit._util.html import COLOURS
+from keras_vit._util.text import install_command
 
 TEXT, QUIET, LINE, ACCENT, OTHER, BAR = (
     COLOURS[name][0] for name in ("text", "quiet", "line", "accent", "other", "bar")
@@ -29,7 +30,7 @@ def check_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise ImportError("The report needs matplotlib: pip install '.[plots]' in a clone of keras_vit") from error
+        raise ImportError(f"The report needs matplotlib: {install_command('plots')}") from error
 
 
 def draw_distances(distance: np.ndarray) -> Any:
