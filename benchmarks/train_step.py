@@ -65,18 +65,18 @@ def ours(**changes: Any) -> tuple[Step, int]:
     from keras_vit.model.config import ViTConfig
     from keras_vit.model.vision_transformer import VisionTransformer
     from keras_vit.train._recipe import Recipe
-    from keras_vit.train.loop.session import Session
-    from keras_vit.train.step import distribute
+    from keras_vit.train.loop.state import TrainState
+    from keras_vit.train.step import strategies
 
     rates: dict[str, Any] = {"learning_rate": RATE, "weight_decay": DECAY, "clip_norm": CLIP, "schedule": "constant"}
     recipe = Recipe(name="benchmark", steps=1000, batch_size=BATCH, optimizer="adamw", **rates | changes)
-    strategy = distribute.strategy("one")
+    strategy = strategies.strategy("one")
     source = VisionTransformer(ViTConfig.from_name(MODEL))
-    session = Session(recipe, source, images=BATCH, num_classes=CLASSES, class_names=None, strategy=strategy)
+    state = TrainState(recipe, source, num_images=BATCH, num_classes=CLASSES, class_names=None, strategy=strategy)
     named = batches.map(lambda image, label: {"image": image, "label": label})
     iterator = iter(strategy.distribute_datasets_from_function(lambda _: named))
     one, go_on = tf.constant(1), tf.constant(0.0)
-    return lambda: float(session.train(iterator, one, go_on)[0]), session.model.count_params()
+    return lambda: float(state.train_step(iterator, one, go_on)[0]), state.model.count_params()
 
 
 def fit(jit_compile: Any = "auto", dtype: str = "float32") -> tuple[Step, int]:

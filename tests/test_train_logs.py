@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit.train.loop import storage
-from keras_vit.train.loop.logs import Log, plot
+from keras_vit.train.loop.log_files import Log, plot
 from keras_vit.train.loop.stop import Stop
 
 

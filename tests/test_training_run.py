@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import VisionTransformer, train, zoo
-from keras_vit.train.step.distribute import strategy
+from keras_vit.train.step.strategies import strategy
 from model_weights import values
 from tiny_models import VARIANTS, tiny
 

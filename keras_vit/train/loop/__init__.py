@@ -1,1 +1,1 @@
-"""A training run: its loop, checkpoints and logs."""
+"""The training run: its parts, its loop, its checkpoints and logs."""

@@ -1,1 +1,1 @@
-"""One training step: objective, optimizer, distribution."""
+"""The training step: objective, optimizer, schedule, devices."""

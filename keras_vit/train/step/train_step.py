@@ -1,0 +1,174 @@
+"""One training step, the same on one device, on many, on several machines and on TPUs.
+
+Keras' `fit` clips gradients before it reduces them, repeats dropout masks on every replica and does not accumulate
+under tf.distribute. Here the gradients of micro-batches are summed, then summed over replicas, then clipped by their
+global norm, then applied.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from keras_vit.model.layers.fusion import Compiler, compiled_by
+from keras_vit.train._recipe import Recipe
+from keras_vit.train.step import xla
+from keras_vit.train.step.objective import Objective
+from keras_vit.train.step.optimizer import Optimizer, clip, update_variables
+
+METRICS = ("loss", "accuracy", "gradient_norm", "stop")  # what a call of the step returns, in this order
+
+Batch = dict[str, Any]
+# Gradients in the order of the variables; float32 (2,), loss and accuracy as shares of the whole batch's means.
+Gradients = tuple[list[Any], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a training step reads and updates; all of it created in the strategy's scope.
+
+    Args:
+        recipe: batch_size, accumulation, clip_norm, ema_decay, seed and xla are used.
+        model: argument of `objective`.
+        objective: gives the loss of every image.
+        variables: that are trained.
+        optimizer: of these variables, in their order.
+        averages: exponential moving averages of the variables, in their order; empty without ema_decay.
+        step: int64, number of steps done.
+        strategy: of tf.distribute.
+    """
+
+    recipe: Recipe
+    model: Any
+    objective: Objective
+    variables: Sequence[tf.Variable]
+    optimizer: Optimizer
+    averages: Sequence[tf.Variable]
+    step: tf.Variable
+    strategy: tf.distribute.Strategy
+
+
+def make_train_step(trained: Trained) -> Callable[[Any, Any, Any], Any]:
+    """Compile the training step.
+
+    A collective operation cannot be part of an XLA program. With several replicas XLA therefore compiles what each does
+    by itself; with one it may compile the whole step.
+
+    Args:
+        trained: model, variables and settings of the step.
+
+    Returns:
+        A function of an iterator over distributed batches, a number of steps (int32) and a request to stop (float32, 0
+        or 1). It returns float32 (4,), see METRICS: loss and accuracy are means over the images of all steps,
+        gradient_norm (before clipping) over the steps. stop is the sum of all replicas' requests, so that every worker
+        learns of them after the same step.
+    """
+    scope = xla.jit_scope(trained.recipe.xla, trained.strategy)
+    is_alone = trained.strategy.num_replicas_in_sync == 1
+    compiler = xla.piece_compiler() if scope == "pieces" else None
+    compute = _jit(functools.partial(_local_gradients, trained, compiler), scope == "step" and not is_alone)
+    apply = _jit(functools.partial(_apply, trained), scope == "pieces" and is_alone)
+    replica_step = _jit(functools.partial(_replica_step, trained, compute, apply), scope == "step" and is_alone)
+
+    @tf.function
+    def train_step(iterator: Any, count: Any, stop: Any) -> Any:
+        total = tf.zeros(len(METRICS))
+        for _ in tf.range(count):
+            metrics = trained.strategy.run(replica_step, args=(next(iterator), stop))
+            total += trained.strategy.experimental_local_results(metrics)[0]
+            trained.step.assign_add(1)
+        return total / tf.cast(count, tf.float32)
+
+    return train_step
+
+
+def accumulate(gradients: Callable[[Batch, Any], Gradients], batch: Batch, seed: Any, *, count: int) -> Gradients:
+    """Sum the gradients of one micro-batch after the other; only one of them is in memory at a time.
+
+    Args:
+        gradients: function of a batch and a seed.
+        batch: tensors (images, ...).
+        seed: int32 (2,); each micro-batch derives its own.
+        count: number of micro-batches; divides the number of images.
+    """
+    if count == 1:
+        return gradients(batch, seed)
+    split = {name: tf.reshape(x, (count, x.shape[0] // count, *x.shape[1:])) for name, x in batch.items()}
+
+    def of_micro_batch(k: Any) -> Gradients:
+        return gradients({name: x[k] for name, x in split.items()}, tf.random.experimental.stateless_fold_in(seed, k))
+
+    def add(k: Any, sums: Any) -> tuple[Any, Any]:
+        return k + 1, tf.nest.map_structure(tf.add, sums, of_micro_batch(k))
+
+    return tf.while_loop(lambda k, _: k < count, add, (tf.constant(1), of_micro_batch(tf.constant(0))))[1]
+
+
+def replica_seed(recipe: Recipe, step: Any, replica: Any) -> Any:
+    """Return the seed of a replica in a step, int32 (2,).
+
+    Args:
+        recipe: its seed is used.
+        step: number of steps done.
+        replica: number of the replica, int32.
+    """
+    seed = tf.constant([recipe.seed % 2**31, 0], tf.int32)
+    seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(step, tf.int32))
+    return tf.random.experimental.stateless_fold_in(seed, replica)
+
+
+def _jit(function: Callable[..., Any], compiles: bool) -> Callable[..., Any]:
+    return tf.function(function, jit_compile=True) if compiles else function
+
+
+def _replica_step(
+    trained: Trained, compute: Callable[[Batch, Any], Gradients], apply: Callable[..., Any], batch: Batch, stop: Any
+) -> Any:
+    """Take one step on one replica: compute the gradients, sum them over the replicas, apply them."""
+    context = tf.distribute.get_replica_context()
+    step = tf.convert_to_tensor(trained.step)
+    # With several workers TensorFlow forgets how many images a batch has: it may not be the same on all.
+    size = trained.recipe.batch_size // trained.strategy.num_replicas_in_sync
+    batch = {name: tf.ensure_shape(value, (size, *value.shape[1:])) for name, value in batch.items()}
+    gradients, sums = compute(batch, replica_seed(trained.recipe, step, context.replica_id_in_sync_group))
+    # identity: what is reduced must have been computed on the replica.
+    *gradients, sums, stop = context.all_reduce("SUM", [*gradients, sums, tf.identity(stop)])
+    norm = apply(gradients, step)
+    return tf.stack([sums[0], sums[1], norm, stop])
+
+
+def _local_gradients(trained: Trained, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:
+    """Compute one replica's share of the gradients, over all of its micro-batches."""
+    compute = functools.partial(_gradients, trained, compiler)
+    return accumulate(compute, batch, seed, count=trained.recipe.accumulation)
+
+
+def _gradients(trained: Trained, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:
+    """Compute the gradients of one micro-batch's share of the loss."""
+    with compiled_by(compiler):
+        with tf.GradientTape() as tape:
+            losses, metrics = trained.objective(trained.model, batch, seed)
+            loss = tf.reduce_sum(losses) / trained.recipe.batch_size
+        sums = tf.stack([loss, tf.reduce_sum(metrics["accuracy"]) / trained.recipe.batch_size])
+        zero = tf.UnconnectedGradients.ZERO
+        return tape.gradient(loss, trained.variables, unconnected_gradients=zero), sums
+
+
+def _apply(trained: Trained, gradients: list[Any], step: Any) -> Any:
+    """Clip the gradients, update variables and averages; return the global norm before clipping."""
+    gradients, norm = clip(gradients, trained.recipe.clip_norm)
+    trained.optimizer.apply(gradients, step)
+    if trained.recipe.ema_decay:
+        update = functools.partial(_ema_update, decay=trained.recipe.ema_decay)
+        pairs = zip(trained.averages, trained.variables, strict=True)
+        update_variables([(average, update, (variable,)) for average, variable in pairs])
+    return norm
+
+
+def _ema_update(average: tf.Variable, value: Any, *, decay: float) -> Any:
+    """Move an exponential moving average towards a value."""
+    return average.assign_sub((1 - decay) * (average - value))
