@@ -9,6 +9,7 @@ import io
 import json
 import math
 import os
+import re
 import socket
 import time
 import warnings
@@ -20,6 +21,7 @@ from keras_vit.train.loop import storage
 
 FILE = "log.jsonl"
 EVENTS = "tensorboard"
+EVENTS_TIME = re.compile(r"tfevents\.(\d+)")  # in the name of a file
 # As `tf.summary.scalar` writes it, which needs the package tensorboard.
 SCALARS = tf.compat.v1.SummaryMetadata(
     plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"), data_class="DATA_CLASS_SCALAR"
@@ -178,9 +180,10 @@ def _open_events(folder: str, restart: int) -> Any:
     before whose step is not below that of the restart.
     """
     tf.io.gfile.makedirs(folder)
-    seconds, nanoseconds = divmod(time.time_ns(), 10**9)
-    place = f"{socket.gethostname()}.{os.getpid()}"
-    writer = tf.io.TFRecordWriter(f"{folder}/events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{place}.v2")
+    earlier = [int(found[1]) for path in tf.io.gfile.listdir(folder) if (found := EVENTS_TIME.search(path))]
+    seconds = max([int(time.time()), *(number + 1 for number in earlier)])  # another machine's clock may be ahead
+    path = f"{folder}/events.out.tfevents.{seconds:010d}.{socket.gethostname()}.{os.getpid()}.v2"
+    writer = tf.io.TFRecordWriter(path)
     version = tf.compat.v1.Event(wall_time=time.time(), file_version="brain.Event:2")
     start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
     for event in (version, tf.compat.v1.Event(wall_time=time.time(), step=restart, session_log=start)):
