@@ -18,7 +18,9 @@ import doc_blocks
 import recipe_table
 from keras_vit import train
 from keras_vit.cli import _app, options
-from keras_vit.train.loop.state import TrainState
+from keras_vit.train.loop.prepare import adapt_model
+from keras_vit.train.step.state import TrainState
+from keras_vit.train.step.train_step import make_train_step
 from tiny_models import built
 
 ROOT = doc_blocks.ROOT
@@ -161,13 +163,9 @@ def test_what_is_lowered_for_tpus_is_the_training_step(recipe: str, lower_step: 
     chosen = train.recipe(recipe, steps=10_000, config=config, **fields)  # as many as the script says
     source = built(num_classes=lower_step.CLASSES)
     training = TrainState(
-        chosen,
-        source,
-        num_images=8,
-        num_classes=lower_step.CLASSES,
-        class_names=None,
-        strategy=tf.distribute.get_strategy(),
+        chosen, adapt_model(chosen, source, num_classes=lower_step.CLASSES), total_steps=chosen.resolved_steps(8)
     )
+    train_step = make_train_step(training, tf.distribute.get_strategy())
     own = [*(v.value for v in training.model.trainable_variables), *training.optimizer.slots.values()]
     state = [tf.convert_to_tensor(v) for v in own]
     function = tf.function(lower_step.training_step(chosen, training.model)[0], autograph=False)
@@ -176,7 +174,7 @@ def test_what_is_lowered_for_tpus_is_the_training_step(recipe: str, lower_step: 
     labels = np.eye(lower_step.CLASSES, dtype=np.float32)[draw.integers(0, lower_step.CLASSES, 8)]
     batches = iter(tf.data.Dataset.from_tensors({"image": images, "label": labels}).repeat())
     for now in range(3):
-        loss, _, norm, _ = training.train_step(batches, tf.constant(1), tf.constant(0.0)).numpy()
+        loss, _, norm, _ = train_step(batches, tf.constant(1), tf.constant(0.0)).numpy()
         state, lowered_loss, lowered_norm = function(tf.constant(now, tf.int64), images, labels, *state)
         # The same operations in the same order; TensorFlow may fuse them differently.
         np.testing.assert_allclose((lowered_loss, lowered_norm), (loss, norm), rtol=1e-5)

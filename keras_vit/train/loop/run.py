@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 import tempfile
@@ -20,15 +21,15 @@ from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.sources import Data, open_data
 from keras_vit.train.loop import prepare, storage
-from keras_vit.train.loop.batches import TrainingBatches, training_split
 from keras_vit.train.loop.checkpoints import Checkpoints, exclusive
-from keras_vit.train.loop.evaluator import Evaluator
 from keras_vit.train.loop.log_files import Log, plot
 from keras_vit.train.loop.metrics import MetricLogger
-from keras_vit.train.loop.state import TrainState
+from keras_vit.train.loop.steps import TrainingSteps, training_split
 from keras_vit.train.loop.stop import Stop
-from keras_vit.train.loop.training import finish, train
+from keras_vit.train.loop.training import train
+from keras_vit.train.measure.evaluation import evaluate
 from keras_vit.train.step import strategies
+from keras_vit.train.step.state import TrainState
 
 __all__ = ["Diverged", "Result", "run"]
 
@@ -125,17 +126,15 @@ def run(
     dataset = open_data(
         data, data_dir=data_dir, train_split=train_split, eval_split=eval_split, on_bad_image=on_bad_image
     )
+    split = training_split(dataset)
     source = prepare.opened(recipe, model, weights=weights)
-    state = TrainState(
-        recipe,
-        source,
-        num_images=training_split(dataset).count,
-        num_classes=dataset.num_classes,
-        class_names=dataset.class_names,
-        strategy=devices,
-    )
+    with devices.scope():
+        num_classes, class_names = dataset.num_classes, dataset.class_names
+        adapted = prepare.adapt_model(recipe, source, num_classes=num_classes, class_names=class_names)
+        state = TrainState(recipe, adapted, total_steps=recipe.resolved_steps(split.count))
+    final = adapted.rebuilt(adapted.config)  # outside of the strategy
     is_chief = strategies.is_chief(devices)
-    evaluator = Evaluator(state, dataset, is_chief=is_chief)
+    evaluate_final = functools.partial(_evaluate, state, final, dataset if is_chief else None)
     folder = None if out is None else storage.make_folder(out)
     with contextlib.ExitStack() as stack:
         if folder is not None and is_chief:
@@ -147,29 +146,28 @@ def run(
         log = Log(folder, last_step=restored) if folder is not None and is_chief else None
         bar = stack.enter_context(counter("Training", total=total, done=start, show=progress and is_chief))
         logger = MetricLogger(log, bar, batch_size=recipe.batch_size)
-        batches = TrainingBatches(dataset, state, start=start, strategy=devices)
-        stopped = train(state, batches, logger=logger, checkpoints=checkpoints, evaluator=evaluator, stop=stop)
-        metrics = {}
-        if not stopped:
-            is_logged = restored == total
-            metrics = finish(state, logger=logger, checkpoints=checkpoints, evaluator=evaluator, is_logged=is_logged)
+        if start < total:
+            steps = TrainingSteps(state, dataset, strategy=devices)
+            metrics = train(state, steps, logger=logger, checkpoints=checkpoints, evaluate=evaluate_final, stop=stop)
+        else:  # the log of a finished run has these metrics already
+            metrics = evaluate_final()
+        state.copy_to(final)
         if log:
             log.close()
-        state.copy_to(evaluator.model)
-        if folder is not None and is_chief and not stopped:
-            _save_model(evaluator.model, f"{folder}/model.keras")
+        if folder is not None and is_chief and metrics is not None:
+            _save_model(final, f"{folder}/model.keras")
             if importlib.util.find_spec("matplotlib"):  # the extra `plots`
                 plot(folder)
     return Result(
-        model=evaluator.model,
+        model=final,
         recipe=recipe,
-        metrics=metrics,
+        metrics=metrics or {},
         history=logger.history,
-        steps=state.steps_done,
+        steps=int(state.step.numpy()),
         images_per_second=logger.images_per_second,
-        skipped=len(training_split(dataset).bad),
+        skipped=len(split.bad),
         out=folder if is_chief else None,
-        stopped=stopped,
+        stopped=metrics is None,
     )
 
 
@@ -203,6 +201,15 @@ def _open_checkpoints(folder: str, state: TrainState, data: Data, *, is_chief: b
         may_differ=[f"recipe.{name}" for name in CADENCE],
         writes=is_chief,
     )
+
+
+def _evaluate(state: TrainState, model: VisionTransformer, data: Data | None) -> dict[str, float]:
+    """Copy the state's weights into a model and evaluate it, if there are held-out images with labels."""
+    state.copy_to(model)
+    if data is None or data.evaluation is None or state.recipe.objective == "masked_patch":
+        return {}
+    found = evaluate(model, data, labels="real" if data.multi_label else "single")
+    return {"accuracy": found.top1, "top5": found.top5, "loss": found.loss}
 
 
 def _save_model(model: VisionTransformer, path: str) -> None:

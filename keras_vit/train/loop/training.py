@@ -3,102 +3,76 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
 from keras_vit.errors import Diverged
 from keras_vit.train._recipe import Recipe
-from keras_vit.train.loop.batches import TrainingBatches
 from keras_vit.train.loop.checkpoints import Checkpoints
-from keras_vit.train.loop.evaluator import Evaluator
 from keras_vit.train.loop.metrics import MetricLogger
-from keras_vit.train.loop.state import TrainState
+from keras_vit.train.loop.steps import TrainingSteps
 from keras_vit.train.loop.stop import Stop
+from keras_vit.train.step.state import TrainState
 
 
 def train(
     state: TrainState,
-    batches: TrainingBatches,
+    steps: TrainingSteps,
     *,
     logger: MetricLogger,
     checkpoints: Checkpoints | None,
-    evaluator: Evaluator,
+    evaluate: Callable[[], dict[str, float]],
     stop: Stop,
-) -> bool:
-    """Take the steps that are left, until the last one or until a signal asks to stop.
+) -> dict[str, float] | None:
+    """Train until the last step, or until a signal asks to stop. In both cases a checkpoint is saved.
 
     Args:
-        state: is updated.
-        batches: from the state's step on.
+        state: with fewer steps done than `total_steps`.
+        steps: of that state.
         logger: of metrics.
         checkpoints: None saves nothing.
-        evaluator: on held-out images.
-        stop: knows of signals.
+        evaluate: returns metrics on held-out images.
+        stop: knows whether a signal came.
 
     Returns:
-        Whether training stopped before the last step; a checkpoint is saved then.
+        The metrics after the last step; None where a signal came before.
 
     Raises:
         Diverged: Loss, gradient or weights are not finite.
         ValueError: A training image cannot be decoded.
     """
-    recipe, total, done = state.recipe, state.total_steps, state.steps_done
+    recipe, total, done = state.recipe, state.total_steps, int(state.step.numpy())
     saved_at = time.monotonic()
-    while done < total:
+    while True:
         count = _steps_until_event(recipe, total, done)
-        asked = stop.requested
-        with batches.naming_bad_images(done, count):
-            metrics = state.train_step(batches.iterator, tf.constant(count), tf.constant(float(asked)))
+        is_asked = stop.requested
+        metrics = steps.take(done, count, stop=is_asked)
         done += count
         logger.add(count, metrics)
+        is_last = done == total
+        is_logged = is_last or _is_due(recipe.log_steps, done)
 
-        is_logged = done == total or _is_due(recipe.log_steps, done)
         # Workers learn from the metrics that one was asked to stop, and all look at them after the same step.
-        if is_logged or (asked and not state.has_workers):
-            means = logger.log_means(done, learning_rate=state.learning_rate(done - 1))
+        if is_logged or (is_asked and not steps.has_workers):
+            means = logger.log_means(done, learning_rate=float(state.optimizer.rate(tf.constant(done - 1, tf.int64))))
             _check_finite(means, done, checkpoints)
-            if means["stop"] and done < total:
+            if means["stop"] and not is_last:
                 save_checkpoint(state, done, checkpoints, logger)
-                return True
-        if done == total:
-            break
+                return None
+
         with logger.paused():
-            if _is_due(recipe.eval_steps, done):
-                logger.log_evaluation(done, evaluator.evaluate())
+            if is_last or _is_due(recipe.eval_steps, done):
+                evaluation = evaluate()
+                logger.log_evaluation(done, evaluation)
             minutes = recipe.checkpoint_minutes
             is_old = is_logged and minutes is not None and time.monotonic() - saved_at > 60 * minutes
-            if is_old or _is_due(recipe.checkpoint_steps, done):
+            if is_last or is_old or _is_due(recipe.checkpoint_steps, done):
                 save_checkpoint(state, done, checkpoints, logger)
                 saved_at = time.monotonic()
-    return False
-
-
-def finish(
-    state: TrainState,
-    *,
-    logger: MetricLogger,
-    checkpoints: Checkpoints | None,
-    evaluator: Evaluator,
-    is_logged: bool,
-) -> dict[str, float]:
-    """Evaluate after the last step, save a checkpoint and return the metrics.
-
-    Args:
-        state: after all steps.
-        logger: of metrics.
-        checkpoints: None saves nothing.
-        evaluator: on held-out images.
-        is_logged: whether the log has these metrics, from an earlier call of the same run.
-
-    Raises:
-        Diverged: A weight is not finite.
-    """
-    metrics = evaluator.evaluate()
-    if not is_logged:
-        logger.log_evaluation(state.total_steps, metrics)
-    save_checkpoint(state, state.total_steps, checkpoints, logger)
-    return metrics
+        if is_last:
+            return evaluation
 
 
 def save_checkpoint(state: TrainState, done: int, checkpoints: Checkpoints | None, logger: MetricLogger) -> None:

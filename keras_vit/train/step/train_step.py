@@ -8,8 +8,7 @@ global norm, then applied.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -17,8 +16,8 @@ import tensorflow as tf
 from keras_vit.model.layers.fusion import Compiler, compiled_by
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.step import xla
-from keras_vit.train.step.objective import Objective
-from keras_vit.train.step.optimizer import Optimizer, clip, update_variables
+from keras_vit.train.step.optimizer import clip, update_variables
+from keras_vit.train.step.state import TrainState
 
 METRICS = ("loss", "accuracy", "gradient_norm", "stop")  # what a call of the step returns, in this order
 
@@ -27,39 +26,15 @@ Batch = dict[str, Any]
 Gradients = tuple[list[Any], Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """What a training step reads and updates; all of it created in the strategy's scope.
-
-    Args:
-        recipe: batch_size, accumulation, clip_norm, ema_decay, seed and xla are used.
-        model: argument of `objective`.
-        objective: gives the loss of every image.
-        variables: that are trained.
-        optimizer: of these variables, in their order.
-        averages: exponential moving averages of the variables, in their order; empty without ema_decay.
-        step: int64, number of steps done.
-        strategy: of tf.distribute.
-    """
-
-    recipe: Recipe
-    model: Any
-    objective: Objective
-    variables: Sequence[tf.Variable]
-    optimizer: Optimizer
-    averages: Sequence[tf.Variable]
-    step: tf.Variable
-    strategy: tf.distribute.Strategy
-
-
-def make_train_step(trained: Trained) -> Callable[[Any, Any, Any], Any]:
+def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Callable[[Any, Any, Any], Any]:
     """Compile the training step.
 
     A collective operation cannot be part of an XLA program. With several replicas XLA therefore compiles what each does
     by itself; with one it may compile the whole step.
 
     Args:
-        trained: model, variables and settings of the step.
+        state: is updated; the recipe's batch_size, accumulation, clip_norm, ema_decay, seed and xla are used.
+        strategy: of tf.distribute, in whose scope the state was created.
 
     Returns:
         A function of an iterator over distributed batches, a number of steps (int32) and a request to stop (float32, 0
@@ -67,20 +42,20 @@ def make_train_step(trained: Trained) -> Callable[[Any, Any, Any], Any]:
         gradient_norm (before clipping) over the steps. stop is the sum of all replicas' requests, so that every worker
         learns of them after the same step.
     """
-    scope = xla.jit_scope(trained.recipe.xla, trained.strategy)
-    is_alone = trained.strategy.num_replicas_in_sync == 1
+    replicas = strategy.num_replicas_in_sync
+    scope, is_alone = xla.jit_scope(state.recipe.xla, strategy), replicas == 1
     compiler = xla.piece_compiler() if scope == "pieces" else None
-    compute = _jit(functools.partial(_local_gradients, trained, compiler), scope == "step" and not is_alone)
-    apply = _jit(functools.partial(_apply, trained), scope == "pieces" and is_alone)
-    replica_step = _jit(functools.partial(_replica_step, trained, compute, apply), scope == "step" and is_alone)
+    compute = _jit(functools.partial(_local_gradients, state, compiler), scope == "step" and not is_alone)
+    apply = _jit(functools.partial(_apply, state), scope == "pieces" and is_alone)
+    replica_step = _jit(functools.partial(_replica_step, state, replicas, compute, apply), scope == "step" and is_alone)
 
     @tf.function
     def train_step(iterator: Any, count: Any, stop: Any) -> Any:
         total = tf.zeros(len(METRICS))
         for _ in tf.range(count):
-            metrics = trained.strategy.run(replica_step, args=(next(iterator), stop))
-            total += trained.strategy.experimental_local_results(metrics)[0]
-            trained.step.assign_add(1)
+            metrics = strategy.run(replica_step, args=(next(iterator), stop))
+            total += strategy.experimental_local_results(metrics)[0]
+            state.step.assign_add(1)
         return total / tf.cast(count, tf.float32)
 
     return train_step
@@ -126,45 +101,50 @@ def _jit(function: Callable[..., Any], compiles: bool) -> Callable[..., Any]:
 
 
 def _replica_step(
-    trained: Trained, compute: Callable[[Batch, Any], Gradients], apply: Callable[..., Any], batch: Batch, stop: Any
+    state: TrainState,
+    replicas: int,
+    compute: Callable[[Batch, Any], Gradients],
+    apply: Callable[..., Any],
+    batch: Batch,
+    stop: Any,
 ) -> Any:
     """Take one step on one replica: compute the gradients, sum them over the replicas, apply them."""
     context = tf.distribute.get_replica_context()
-    step = tf.convert_to_tensor(trained.step)
+    step = tf.convert_to_tensor(state.step)
     # With several workers TensorFlow forgets how many images a batch has: it may not be the same on all.
-    size = trained.recipe.batch_size // trained.strategy.num_replicas_in_sync
+    size = state.recipe.batch_size // replicas
     batch = {name: tf.ensure_shape(value, (size, *value.shape[1:])) for name, value in batch.items()}
-    gradients, sums = compute(batch, replica_seed(trained.recipe, step, context.replica_id_in_sync_group))
+    gradients, sums = compute(batch, replica_seed(state.recipe, step, context.replica_id_in_sync_group))
     # identity: what is reduced must have been computed on the replica.
     *gradients, sums, stop = context.all_reduce("SUM", [*gradients, sums, tf.identity(stop)])
     norm = apply(gradients, step)
     return tf.stack([sums[0], sums[1], norm, stop])
 
 
-def _local_gradients(trained: Trained, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:
+def _local_gradients(state: TrainState, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:
     """Compute one replica's share of the gradients, over all of its micro-batches."""
-    compute = functools.partial(_gradients, trained, compiler)
-    return accumulate(compute, batch, seed, count=trained.recipe.accumulation)
+    compute = functools.partial(_gradients, state, compiler)
+    return accumulate(compute, batch, seed, count=state.recipe.accumulation)
 
 
-def _gradients(trained: Trained, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:
+def _gradients(state: TrainState, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:
     """Compute the gradients of one micro-batch's share of the loss."""
     with compiled_by(compiler):
         with tf.GradientTape() as tape:
-            losses, metrics = trained.objective(trained.model, batch, seed)
-            loss = tf.reduce_sum(losses) / trained.recipe.batch_size
-        sums = tf.stack([loss, tf.reduce_sum(metrics["accuracy"]) / trained.recipe.batch_size])
+            losses, metrics = state.objective(state.whole_model, batch, seed)
+            loss = tf.reduce_sum(losses) / state.recipe.batch_size
+        sums = tf.stack([loss, tf.reduce_sum(metrics["accuracy"]) / state.recipe.batch_size])
         zero = tf.UnconnectedGradients.ZERO
-        return tape.gradient(loss, trained.variables, unconnected_gradients=zero), sums
+        return tape.gradient(loss, state.trained, unconnected_gradients=zero), sums
 
 
-def _apply(trained: Trained, gradients: list[Any], step: Any) -> Any:
+def _apply(state: TrainState, gradients: list[Any], step: Any) -> Any:
     """Clip the gradients, update variables and averages; return the global norm before clipping."""
-    gradients, norm = clip(gradients, trained.recipe.clip_norm)
-    trained.optimizer.apply(gradients, step)
-    if trained.recipe.ema_decay:
-        update = functools.partial(_ema_update, decay=trained.recipe.ema_decay)
-        pairs = zip(trained.averages, trained.variables, strict=True)
+    gradients, norm = clip(gradients, state.recipe.clip_norm)
+    state.optimizer.apply(gradients, step)
+    if state.recipe.ema_decay:
+        update = functools.partial(_ema_update, decay=state.recipe.ema_decay)
+        pairs = zip(state.averages.values(), state.trained, strict=True)
         update_variables([(average, update, (variable,)) for average, variable in pairs])
     return norm
 
