@@ -258,7 +258,7 @@ def test_a_file_extends_a_recipe_of_the_zoo(written):
         (TABLE.replace('source = "here"\n', ""), "lacks the key 'source'"),
         (TABLE + "accumulation = 3", "accumulation must divide batch_size=8"),
         (TABLE + 'name = "other"', "no key 'name'"),
-        (TABLE + 'flip = "no"', "mine.toml.flip must be true or false"),
+        (TABLE + 'flip = "no"', "mine.toml: Recipe 'mine': flip must be true or false. Received: 'no'"),
         (TABLE + 'steps = "none"', "not valid TOML"),
         (TABLE + "[variants.a]\nmixp = 1", "mine.toml.variants.a has no key 'mixp'; the nearest is 'mixup'"),
         (TABLE + "[variants]\na = 1", "mine.toml.variants.a must be a table"),

@@ -19,10 +19,11 @@ from keras_vit.train._recipe import FIELD_RULES, REQUIRED, Origin, Recipe, merge
 
 __all__ = ["Recipe", "recipe", "recipes"]
 
-# Keys of a file, in the notation of `schema.misfits`. The recipe's name is the file's.
-_FIELDS = {f"{name}?": rule.kind for name, rule in FIELD_RULES.items() if name not in ("name", "variant", "source")}
-_VARIANT = {name: kind for name, kind in _FIELDS.items() if name != "notes?"}
-_FILE = {"source": str, **_FIELDS, "extends?": str, "variants?": {"*": _VARIANT}, "variant_of?": {"*": str}}
+# Keys of a file, in the notation of `schema.misfits`; `Recipe` checks the values. The recipe's name is the file's.
+_ANY = (object, bool)
+_VARIANT = {f"{name}?": _ANY for name in FIELD_RULES.keys() - {"name", "variant", "source", "notes"}}
+_FILE = {"source": str, "notes?": _ANY, **_VARIANT, "extends?": str}
+_FILE |= {"variants?": {"*": _VARIANT}, "variant_of?": {"*": str}}
 _NOT_FIELDS = ("extends", "variants", "variant_of")
 
 
@@ -77,7 +78,7 @@ def _read(path: Path) -> Origin:
         ValueError: It is not valid TOML or no valid recipe; the message names all that is wrong.
     """
     table = data_files.read_toml(path)
-    wrong = list(misfits(_drop_none(table), _FILE, path.name))
+    wrong = list(misfits(table, _FILE, path.name))
     if not wrong:
         origin = _extend(table, path)
         wrong = [f"{path.name} lacks the key {name!r}" for name in sorted(REQUIRED - origin.stated.keys())]
@@ -86,15 +87,6 @@ def _read(path: Path) -> Origin:
     if wrong:
         raise ValueError(f"{path} is no recipe: " + "; ".join(wrong))
     return origin
-
-
-def _drop_none(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's table without the fields that are "none", which have no type to check."""
-    given = {name: value for name, value in read_none(table).items() if value is not None}
-    if isinstance(table.get("variants"), Mapping):
-        variants = table["variants"].items()
-        given["variants"] = {n: _drop_none(fields) if isinstance(fields, dict) else fields for n, fields in variants}
-    return given
 
 
 def _extend(table: Mapping[str, Any], path: Path) -> Origin:
