@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_type_hints
 
+from keras_vit._util.checks import pair
 from keras_vit._util.text import suggestion
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.sizes import canonical_name
@@ -25,7 +26,6 @@ from keras_vit.train._recipe_fields import (
     WholeNumber,
     as_python,
     config_misfits,
-    image_size_misfits,
 )
 
 HIDDEN_SIZE = "hidden_size"  # value of config's representation_size: the width of the model's tokens
@@ -197,7 +197,12 @@ class Recipe:
             yield f"linear_end must be at most learning_rate={self.learning_rate}. Received: {self.linear_end}"
         if self.crop_resize is not None and self.crop != "random":
             yield f"crop_resize is for crop='random'. Received: crop={self.crop!r}, crop_resize={self.crop_resize}"
-        yield from image_size_misfits(self.image_size, self.crop_resize)
+        try:
+            sides = pair(self.image_size, "image_size") if self.image_size is not None else (1, 1)
+            if self.crop_resize is not None and self.crop_resize < max(sides):
+                yield f"crop_resize must be at least image_size={self.image_size}. Received: {self.crop_resize}"
+        except ValueError as error:
+            yield str(error).rstrip(".")
         yield from config_misfits(self.config)
 
     def replace(self, **changes: Any) -> Recipe:

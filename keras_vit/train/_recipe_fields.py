@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from keras_vit._util.checks import pair
 from keras_vit._util.schema import NUMBER, misfits
 from keras_vit.model.config import ViTConfig, check_fields
 
@@ -42,16 +41,9 @@ _NOT_IN_CONFIG = {
 
 @dataclass(frozen=True)
 class FieldRule:
-    """Values that a field accepts.
+    """Values that a field accepts."""
 
-    Args:
-        kind: type, in the notation of `schema.misfits`.
-        is_optional: whether None is accepted.
-        interval: range of a number, such as "(0, 1]"; None for any.
-        choices: all accepted values; empty for any.
-    """
-
-    kind: Any
+    kind: Any  # in the notation of `schema.misfits`
     is_optional: bool = False
     interval: str | None = None
     choices: tuple[Any, ...] = ()
@@ -98,17 +90,6 @@ def as_python(value: Any) -> Any:
             for name, item in value.items()
         }
     return tuple(as_python(item) for item in value) if isinstance(value, list | tuple) else value
-
-
-def image_size_misfits(image_size: Any, crop_resize: int | None) -> Iterator[str]:
-    """Yield what is wrong with a recipe's image_size, and with a crop_resize below it."""
-    try:
-        sides = pair(image_size, "image_size") if image_size is not None else (1, 1)
-    except ValueError as error:
-        yield str(error).rstrip(".")
-    else:
-        if crop_resize is not None and crop_resize < max(sides):
-            yield f"crop_resize must be at least image_size={image_size}. Received: {crop_resize}"
 
 
 def config_misfits(config: Mapping[str, Any]) -> Iterator[str]:

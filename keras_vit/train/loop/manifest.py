@@ -23,7 +23,7 @@ def write(folder: str, content: Mapping[str, Any], files: list[str]) -> None:
 
     Args:
         folder: of the checkpoint.
-        content: JSON-able facts about the checkpoint: `"step"` and others.
+        content: "step" and other facts that JSON can hold.
         files: paths of its other files.
     """
     entries = {path.rpartition("/")[2]: _fingerprint(path) for path in files}
@@ -34,10 +34,6 @@ def write(folder: str, content: Mapping[str, Any], files: list[str]) -> None:
 
 def verified(folder: str, step: int) -> dict[str, Any]:
     """Read the manifest of a checkpoint and compare all files with it, byte for byte.
-
-    Args:
-        folder: of the checkpoint.
-        step: of the checkpoint, by the name of its folder.
 
     Returns:
         The `content` that `write` was given.
@@ -61,15 +57,12 @@ def verified(folder: str, step: int) -> dict[str, Any]:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
-    """Compare nested mappings.
+    """Return a line for each dotted name whose value differs between nested mappings.
 
     Args:
         then: saved values.
         now: current values.
         ignored: dotted names that may differ, with everything below them.
-
-    Returns:
-        A line for each dotted name whose value differs.
     """
     before, after = _flat(then), _flat(now)
     lines = []

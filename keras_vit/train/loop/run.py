@@ -15,7 +15,6 @@ import keras
 import tensorflow as tf
 
 from keras_vit._util.progress import counter
-from keras_vit.errors import Diverged
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
@@ -30,8 +29,6 @@ from keras_vit.train.loop.training import train
 from keras_vit.train.measure.evaluation import evaluate
 from keras_vit.train.step import strategies
 from keras_vit.train.step.state import TrainState
-
-__all__ = ["Diverged", "Result", "run"]
 
 # Fields that a continued run may change: they do not influence the weights.
 CADENCE = ("log_steps", "checkpoint_steps", "checkpoint_minutes", "keep", "eval_steps", "steps_per_call")
@@ -54,12 +51,9 @@ class Result:
         stopped: whether a signal ended the run early; the same call continues it.
 
     Example:
-        >>> recipe = keras_vit.train.recipe("digits", steps=1, batch_size=8, image_size=16, xla=False)
-        >>> config = keras_vit.ViTConfig(
-        ...     image_size=16, patch_size=8, hidden_size=8, mlp_dim=8, num_heads=2, num_layers=1, num_channels=1
-        ... )
-        >>> keras_vit.train.run(recipe, model=config, progress=False).steps
-        1
+        >>> import dataclasses
+        >>> [field.name for field in dataclasses.fields(keras_vit.train.Result)][:3]
+        ['model', 'recipe', 'metrics']
     """
 
     model: VisionTransformer
@@ -112,13 +106,16 @@ def run(
         CheckpointError: `out` holds a run with another recipe, model or data, or only damaged checkpoints.
 
     Example:
-        >>> recipe = keras_vit.train.recipe("digits", steps=2, batch_size=8, image_size=16, xla=False)
         >>> config = keras_vit.ViTConfig(
         ...     image_size=16, patch_size=8, hidden_size=8, mlp_dim=8, num_heads=2, num_layers=1, num_channels=1
         ... )
-        >>> result = keras_vit.train.run(recipe, model=config, data="digits", progress=False)
-        >>> sorted(result.metrics)
-        ['accuracy', 'loss', 'top5']
+        >>> recipe = keras_vit.train.Recipe(
+        ...     name="one", steps=1, batch_size=8, optimizer="sgd", learning_rate=0.1, crop="none", xla=False
+        ... )
+        >>> images, labels = np.zeros((8, 16, 16, 1), "uint8"), np.arange(8)
+        >>> result = keras_vit.train.run(recipe, model=config, data={"train": (images, labels)}, progress=False)
+        >>> result.steps, result.stopped
+        (1, False)
     """
     devices = strategies.strategy(strategy) if isinstance(strategy, str) else strategy
     recipe = recipe.for_model(model) if isinstance(model, str) else recipe

@@ -24,14 +24,7 @@ def is_local(path: str) -> bool:
 
 
 def make_folder(folder: str | os.PathLike[str]) -> str:
-    """Create a folder if it does not exist.
-
-    Args:
-        folder: local path, or a URL that TensorFlow can write (`gs://bucket/path`).
-
-    Returns:
-        The folder as a string without a slash at the end.
-    """
+    """Create a folder, local or `gs://bucket/path`, if it does not exist; return it without a slash at the end."""
     path = os.fspath(folder).removeprefix("file://").rstrip("/")
     tf.io.gfile.makedirs(path)
     return path
@@ -61,11 +54,7 @@ def replace(path: str, data: bytes) -> None:
 
 
 def read(path: str) -> bytes:
-    """Return the bytes of a file.
-
-    Raises:
-        tf.errors.OpError: It cannot be read; `tf.errors.NotFoundError` where there is none.
-    """
+    """Return the bytes of a file, or raise a `tf.errors.OpError`."""
     with tf.io.gfile.GFile(path, "rb") as file:
         return bytes(file.read())
 
@@ -79,14 +68,7 @@ def remove(path: str) -> None:
 
 @contextlib.contextmanager
 def as_os_error(message: str) -> Iterator[None]:
-    """Convert the errors of Python's and TensorFlow's file functions into one.
-
-    Args:
-        message: says what could not be done, and where.
-
-    Raises:
-        OSError: In place of any of them: the message, the reason, what to do.
-    """
+    """Convert errors of Python's and TensorFlow's file functions to an OSError: the message, the reason, what to do."""
     try:
         yield
     except (OSError, tf.errors.OpError) as error:

@@ -21,6 +21,10 @@ from keras_vit.train.step.state import TrainState
 
 METRICS = ("loss", "accuracy", "gradient_norm", "stop")  # what a call of the step returns, in this order
 
+# What XLA compiles of a step, and whether there are several replicas -> the function that it compiles as a whole. With
+# several replicas that is only what each does by itself: a collective operation cannot be part of an XLA program.
+XLA_FUNCTIONS = {("step", False): "replica_step", ("step", True): "gradients", ("pieces", False): "apply"}
+
 Batch = dict[str, Any]
 # Gradients in the order of the variables; float32 (2,), loss and accuracy as shares of the whole batch's means.
 Gradients = tuple[list[Any], Any]
@@ -28,9 +32,6 @@ Gradients = tuple[list[Any], Any]
 
 def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Callable[[Any, Any, Any], Any]:
     """Compile the training step.
-
-    A collective operation cannot be part of an XLA program. With several replicas XLA therefore compiles what each does
-    by itself; with one it may compile the whole step.
 
     Args:
         state: is updated; the recipe's batch_size, accumulation, clip_norm, ema_decay, seed and xla are used.
@@ -43,11 +44,17 @@ def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Call
         learns of them after the same step.
     """
     replicas = strategy.num_replicas_in_sync
-    scope, is_alone = xla.jit_scope(state.recipe.xla, strategy), replicas == 1
+    scope = xla.jit_scope(state.recipe.xla, strategy)
     compiler = xla.piece_compiler() if scope == "pieces" else None
-    compute = _jit(functools.partial(_local_gradients, state, compiler), scope == "step" and not is_alone)
-    apply = _jit(functools.partial(_apply, state), scope == "pieces" and is_alone)
-    replica_step = _jit(functools.partial(_replica_step, state, replicas, compute, apply), scope == "step" and is_alone)
+    compiled = XLA_FUNCTIONS.get((scope, replicas > 1))
+
+    def jit(name: str, function: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
+        bound = functools.partial(function, *arguments)
+        return tf.function(bound, jit_compile=True) if name == compiled else bound
+
+    gradients = jit("gradients", _local_gradients, state, compiler)
+    apply = jit("apply", _apply, state)
+    replica_step = jit("replica_step", _replica_step, state, replicas, gradients, apply)
 
     @tf.function
     def train_step(iterator: Any, count: Any, stop: Any) -> Any:
@@ -84,26 +91,16 @@ def accumulate(gradients: Callable[[Batch, Any], Gradients], batch: Batch, seed:
 
 
 def replica_seed(recipe: Recipe, step: Any, replica: Any) -> Any:
-    """Return the seed of a replica in a step, int32 (2,).
-
-    Args:
-        recipe: its seed is used.
-        step: number of steps done.
-        replica: number of the replica, int32.
-    """
+    """Return the seed of a replica in a step, int32 (2,). Both are counted from 0."""
     seed = tf.constant([recipe.seed % 2**31, 0], tf.int32)
     seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(step, tf.int32))
     return tf.random.experimental.stateless_fold_in(seed, replica)
 
 
-def _jit(function: Callable[..., Any], compiles: bool) -> Callable[..., Any]:
-    return tf.function(function, jit_compile=True) if compiles else function
-
-
 def _replica_step(
     state: TrainState,
     replicas: int,
-    compute: Callable[[Batch, Any], Gradients],
+    local_gradients: Callable[[Batch, Any], Gradients],
     apply: Callable[..., Any],
     batch: Batch,
     stop: Any,
@@ -114,7 +111,7 @@ def _replica_step(
     # With several workers TensorFlow forgets how many images a batch has: it may not be the same on all.
     size = state.recipe.batch_size // replicas
     batch = {name: tf.ensure_shape(value, (size, *value.shape[1:])) for name, value in batch.items()}
-    gradients, sums = compute(batch, replica_seed(state.recipe, step, context.replica_id_in_sync_group))
+    gradients, sums = local_gradients(batch, replica_seed(state.recipe, step, context.replica_id_in_sync_group))
     # identity: what is reduced must have been computed on the replica.
     *gradients, sums, stop = context.all_reduce("SUM", [*gradients, sums, tf.identity(stop)])
     norm = apply(gradients, step)

@@ -15,12 +15,7 @@ from keras_vit.model.layers.fusion import Compiler
 
 
 def jit_scope(xla: bool | str, strategy: tf.distribute.Strategy) -> Literal["step", "pieces", "nothing"]:
-    """Return what XLA compiles: the whole step, its pieces between matrix products, or nothing.
-
-    Args:
-        xla: as in a recipe: True, False or "auto".
-        strategy: that trains.
-    """
+    """Return what XLA compiles, for a recipe's `xla`: the whole step, its pieces between products, or nothing."""
     if isinstance(strategy, tf.distribute.TPUStrategy) or not xla:  # a TPU compiles everything anyway
         return "nothing"
     return "pieces" if xla == "auto" and not tf.config.list_logical_devices("GPU") else "step"
