@@ -167,7 +167,7 @@ def test_the_warm_up_in_steps(changes, total, warmup):
 
 
 def test_a_warm_up_of_the_whole_run_is_told_and_cut_to_a_fifth():
-    with pytest.warns(UserWarning, match="500 leaves nothing of 500 steps; 100, a fifth, are used"):
+    with pytest.warns(UserWarning, match="500 leaves no step of 500; 100, a fifth, are used"):
         assert recipe("finetune", steps=500).resolved_warmup(500) == 100
 
 

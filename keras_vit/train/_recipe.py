@@ -1,4 +1,4 @@
-"""The training recipe: one frozen dataclass, checked when it is made. `train.recipe` reads one from a file.
+"""Training recipes: one frozen dataclass, checked when it is created. `train.recipe` reads one from a file.
 
 Nothing here imports Keras or TensorFlow.
 """
@@ -304,7 +304,7 @@ class Recipe:
         if warmup < total_steps:
             return warmup
         warnings.warn(
-            f"keras_vit: a warm-up of {warmup} leaves nothing of {total_steps} steps; {total_steps // 5}, a fifth, are "
+            f"keras_vit: a warm-up of {warmup} leaves no step of {total_steps}; {total_steps // 5}, a fifth, are "
             "used instead. Set warmup_steps to choose another number.",
             stacklevel=2,
         )
@@ -325,7 +325,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The layers that a recipe is built from, lowest first, so that a variant or a change can be exchanged.
+    """Layers that a recipe is built from, lowest first; any of them can be exchanged.
 
     Args:
         stated: fields that hold whatever the variant.

@@ -64,7 +64,7 @@ class FieldRule:
 
     @property
     def is_float(self) -> bool:
-        """Whether whole numbers are converted to float."""
+        """Return whether whole numbers are converted to float."""
         return self.kind is NUMBER
 
     def misfits(self, value: Any, name: str) -> Iterator[str]:
@@ -103,7 +103,7 @@ def config_misfits(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_inside(value: float, interval: str) -> bool:
-    """Whether a number lies in an interval such as "(0, 1]"."""
+    """Return whether a number lies in an interval such as "(0, 1]"."""
     low, high = (float(bound) for bound in interval[1:-1].split(","))
     return (
         math.isfinite(value)

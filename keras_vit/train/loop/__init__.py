@@ -1,1 +1,1 @@
-"""The training run: its parts, its loop, its checkpoints and logs."""
+"""Run a whole training: parts, loop, checkpoints and logs."""

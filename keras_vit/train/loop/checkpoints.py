@@ -60,7 +60,7 @@ def exclusive(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 class Checkpoints:
-    """The checkpoints of one run in one folder.
+    """Checkpoints of one run in one folder.
 
     Args:
         folder: local path or `gs://bucket/path`; created where it does not exist. One process at a time may save in
@@ -88,7 +88,7 @@ class Checkpoints:
         writes: bool = True,
     ) -> None:
         if keep < 1:
-            raise ValueError(f"keep must be 1 or more: the newest checkpoint is needed to go on. Received: {keep}")
+            raise ValueError(f"keep must be 1 or more: a run continues from the newest checkpoint. Received: {keep}")
         self.folder = storage.make_folder(folder)
         self._facts: dict[str, Any] = json.loads(json.dumps(facts))  # as they are read back: tuples become lists
         self._may_differ = frozenset(may_differ)
@@ -124,16 +124,16 @@ class Checkpoints:
                 continue
             self._compare(saved)
             for reason in reasons:
-                warnings.warn(f"{reason} Training goes on from step {step}, the one before.", stacklevel=2)
+                warnings.warn(f"{reason} Training continues from step {step}, the one before.", stacklevel=2)
             status = self._checkpoint.read(f"{self._path(step)}/variables")
             status.assert_consumed().assert_existing_objects_matched()
             self._latest = step
             return step
         if reasons:
             raise CheckpointError(
-                "No checkpoint can be used, and training does not silently start anew.\n  "
+                "No checkpoint can be used, and training does not silently start again from the beginning.\n  "
                 + "\n  ".join(reasons)
-                + f"\nBring one back, or use another folder. Folder: {self.folder}"
+                + f"\nRestore one of them, or use another folder. Folder: {self.folder}"
             )
         return None
 

@@ -15,7 +15,7 @@ ABSENT = "(not there)"
 
 
 class DamagedError(Exception):
-    """A checkpoint differs from what was saved; the message says how."""
+    """Raised for a checkpoint that differs from what was saved; the message says how."""
 
 
 def write(folder: str, content: Mapping[str, Any], files: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""A whole training run: build its parts, restore them, train, evaluate, write the model."""
+"""Run a whole training: build the parts, restore them, train, evaluate, write the model."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ GRAPH_NAMES = re.compile(r"\{\{.*?\}\} | \[Op:.*?\]")
 
 
 def is_local(path: str) -> bool:
-    """Whether a path is on a file system of this machine, not a URL."""
+    """Return whether a path is on a file system of this machine, not a URL."""
     return "://" not in path
 
 

@@ -1,4 +1,4 @@
-"""The training loop: steps, and between them the log, evaluations and checkpoints."""
+"""Training loop: steps, and between them the log, evaluations and checkpoints."""
 
 from __future__ import annotations
 

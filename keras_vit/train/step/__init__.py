@@ -1,1 +1,1 @@
-"""The training step: objective, optimizer, schedule, devices."""
+"""Take one training step: objective, optimizer, schedule, devices."""

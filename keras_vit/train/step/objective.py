@@ -17,7 +17,7 @@ def classification(kind: str, *, label_smoothing: float = 0.0, remat: bool = Fal
     """Return the cross-entropy between logits and labels, which may be mixed, smoothed or several.
 
     Args:
-        kind: "softmax", or "sigmoid": every class by itself, summed over classes (big_vision's sigmoid_xent).
+        kind: "softmax", or "sigmoid": each class independently, summed over classes (big_vision's sigmoid_xent).
         label_smoothing: share of the label that is spread evenly over all classes.
         remat: whether to recompute encoder blocks for their gradient.
 

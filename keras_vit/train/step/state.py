@@ -60,7 +60,7 @@ class TrainState:
         }
 
     def is_finite(self) -> bool:
-        """Whether every number that a checkpoint would hold is finite."""
+        """Return whether every number that a checkpoint would hold is finite."""
         return all(bool(tf.reduce_all(tf.math.is_finite(v))) for v in self.variables.values() if v.dtype.is_floating)
 
     def copy_to(self, model: VisionTransformer) -> None:

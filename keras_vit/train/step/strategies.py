@@ -47,12 +47,12 @@ def strategy(name: str = "auto") -> tf.distribute.Strategy:
 
 
 def has_workers(strategy: tf.distribute.Strategy) -> bool:
-    """Whether several processes train together."""
+    """Return whether several processes train together."""
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
-    """Whether this process is the one that writes files."""
+    """Return whether this process is the one that writes files."""
     resolver = strategy.cluster_resolver
     if not has_workers(strategy) or resolver is None:
         return True

@@ -22,7 +22,7 @@ from keras_vit.train.step.state import TrainState
 METRICS = ("loss", "accuracy", "gradient_norm", "stop")  # what a call of the step returns, in this order
 
 # What XLA compiles of a step, and whether there are several replicas -> the function that it compiles as a whole. With
-# several replicas that is only what each does by itself: a collective operation cannot be part of an XLA program.
+# several replicas it is only the work of each one alone: a collective operation cannot be part of an XLA program.
 XLA_FUNCTIONS = {("step", False): "replica_step", ("step", True): "gradients", ("pieces", False): "apply"}
 
 Batch = dict[str, Any]
