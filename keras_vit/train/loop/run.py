@@ -124,6 +124,7 @@ def run(
         data, data_dir=data_dir, train_split=train_split, eval_split=eval_split, on_bad_image=on_bad_image
     )
     split = training_split(dataset)
+
     source = prepare.opened(recipe, model, weights=weights)
     with devices.scope():
         num_classes, class_names = dataset.num_classes, dataset.class_names
@@ -133,6 +134,7 @@ def run(
     is_chief = strategies.is_chief(devices)
     evaluate_final = functools.partial(_evaluate, state, final, dataset if is_chief else None)
     folder = None if out is None else storage.make_folder(out)
+
     with contextlib.ExitStack() as stack:
         if folder is not None and is_chief:
             stack.enter_context(exclusive(folder))
@@ -143,6 +145,7 @@ def run(
         log = Log(folder, last_step=restored) if folder is not None and is_chief else None
         bar = stack.enter_context(counter("Training", total=total, done=start, show=progress and is_chief))
         logger = MetricLogger(log, bar, batch_size=recipe.batch_size)
+
         if start < total:
             steps = TrainingSteps(state, dataset, strategy=devices)
             metrics = train(state, steps, logger=logger, checkpoints=checkpoints, evaluate=evaluate_final, stop=stop)
@@ -155,6 +158,7 @@ def run(
             _save_model(final, f"{folder}/model.keras")
             if importlib.util.find_spec("matplotlib"):  # the extra `plots`
                 plot(folder)
+
     return Result(
         model=final,
         recipe=recipe,
@@ -176,8 +180,8 @@ def _check_devices(recipe: Recipe, strategy: tf.distribute.Strategy) -> None:
             f"batch_size must be a multiple of replicas x accumulation = {replicas} x {recipe.accumulation}. "
             f"Received: {recipe.batch_size}"
         )
-    has_gpus = bool(tf.config.list_logical_devices("GPU"))
-    if strategies.has_workers(strategy) and recipe.momentum_dtype == "bfloat16" and not has_gpus:
+    is_bfloat16 = recipe.momentum_dtype == "bfloat16"
+    if is_bfloat16 and strategies.has_workers(strategy) and not tf.config.list_logical_devices("GPU"):
         raise ValueError(
             "TensorFlow cannot send bfloat16 variables between workers without GPUs: set momentum_dtype='float32'. "
             f"Received: {recipe.momentum_dtype!r}"
