@@ -34,29 +34,21 @@ UNFINISHED = ".unfinished"
 def exclusive(folder: str | os.PathLike[str]) -> Iterator[None]:
     """Lock a folder for one training process; the operating system releases the lock when the process ends.
 
-    A bucket has no locks: there two processes are not kept apart.
-
-    Args:
-        folder: of the run; created where it does not exist.
+    The folder is created if it does not exist. A bucket has no locks: there two processes are not kept apart.
 
     Raises:
         BlockingIOError: Another process, or another run of this one, has locked the folder.
     """
     path = storage.make_folder(folder)
-    if not storage.is_local(path):
+    with contextlib.ExitStack() as stack:
+        if storage.is_local(path):
+            try:
+                stack.enter_context(filelock.FileLock(f"{path}/.lock", timeout=0))
+            except filelock.Timeout:
+                raise BlockingIOError(
+                    f"Another process trains in this folder: {path}. Wait for it to end, stop it, or use another folder."
+                ) from None
         yield
-        return
-    lock = filelock.FileLock(f"{path}/.lock")
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise BlockingIOError(
-            f"Another process trains in this folder: {path}. Wait for it to end, stop it, or use another folder."
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 class Checkpoints:

@@ -58,11 +58,9 @@ class Log:
                 _drop_later_records(self._path, self._restart)
 
     def write(self, step: int, **scalars: float) -> None:
-        """Add one line. In a local folder it is visible at once, and survives the end of the process.
+        """Add one line: numbers of Python, NumPy or TensorFlow, NaN and infinity too, after so many steps.
 
-        Args:
-            step: number of steps done.
-            **scalars: numbers by name, of Python, NumPy or TensorFlow; NaN and infinity too.
+        In a local folder it is visible at once, and survives the end of the process.
 
         Raises:
             OSError: It cannot be written (a full disk).
@@ -72,11 +70,7 @@ class Log:
             self._write_pending()
 
     def flush(self) -> None:
-        """Return when everything written so far is on the disk and survives a power cut.
-
-        Raises:
-            OSError: It cannot be written (a full disk).
-        """
+        """Return when everything written so far is on the disk and survives a power cut."""
         self._write_pending()
         if self._files is None:
             return
@@ -114,13 +108,7 @@ class Log:
 
 
 def plot(folder: str | os.PathLike[str]) -> str:
-    """Draw loss, accuracy, learning rate and gradient norm over the steps, as far as the log has them.
-
-    Args:
-        folder: of the run.
-
-    Returns:
-        The path of the picture, `plot.png` in that folder.
+    """Draw loss, accuracy, learning rate and gradient norm of a run's log into `plot.png`; return its path.
 
     Raises:
         ImportError: matplotlib is not installed.

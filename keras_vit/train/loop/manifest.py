@@ -19,13 +19,7 @@ class DamagedError(Exception):
 
 
 def write(folder: str, content: Mapping[str, Any], files: list[str]) -> None:
-    """Write the manifest of a checkpoint durably, after its other files.
-
-    Args:
-        folder: of the checkpoint.
-        content: "step" and other facts that JSON can hold.
-        files: paths of its other files.
-    """
+    """Write the manifest of a checkpoint durably, after its other files; `content` has "step" and other facts."""
     entries = {path.rpartition("/")[2]: _fingerprint(path) for path in files}
     whole = {**content, "files": entries}
     text = json.dumps({"content": whole, "sha256": _digest(whole)})
@@ -59,10 +53,7 @@ def verified(folder: str, step: int) -> dict[str, Any]:
 def differences(then: Mapping[str, Any], now: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
     """Return a line for each dotted name whose value differs between nested mappings.
 
-    Args:
-        then: saved values.
-        now: current values.
-        ignored: dotted names that may differ, with everything below them.
+    `ignored` are dotted names that may differ, with everything below them.
     """
     before, after = _flat(then), _flat(now)
     lines = []

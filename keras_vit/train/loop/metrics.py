@@ -35,13 +35,9 @@ class MetricLogger:
         self._all_steps, self._all_seconds = 0, 0.0
 
     def add(self, steps: int, metrics: Any) -> None:
-        """Add the metrics of one call of the training step, without waiting for them.
+        """Add the metrics of one call of the training step, which took `steps` steps, without waiting for them.
 
         The first call compiles: it is waited for, and does not count for the speed.
-
-        Args:
-            steps: number of steps of the call.
-            metrics: float32 tensor as `make_train_step` returns it.
         """
         self._pending.append((steps, metrics))
         self._advance(steps)

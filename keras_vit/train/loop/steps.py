@@ -36,12 +36,7 @@ class TrainingSteps:
         self._train_step = make_train_step(state, strategy)
 
     def take(self, done: int, count: int, *, stop: bool) -> Any:
-        """Take the steps from `done` to `done + count`, and return the metrics of `make_train_step`.
-
-        Args:
-            done: number of steps done.
-            count: number of steps to take.
-            stop: whether this process is asked to stop.
+        """Take `count` steps after the first `done`, and return the metrics of `make_train_step`.
 
         Raises:
             ValueError: An image cannot be decoded. TensorFlow does not say which; the message does.

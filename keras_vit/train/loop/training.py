@@ -31,13 +31,13 @@ def train(
     Args:
         state: with fewer steps done than `total_steps`.
         steps: of that state.
-        logger: of metrics.
-        checkpoints: None saves nothing.
+        logger: of the metrics.
+        checkpoints: None saves none.
         evaluate: returns metrics on held-out images.
-        stop: knows whether a signal came.
+        stop: says whether a signal came.
 
     Returns:
-        The metrics after the last step; None where a signal came before.
+        The metrics on held-out images after the last step; None where a signal came before.
 
     Raises:
         Diverged: Loss, gradient or weights are not finite.

@@ -134,9 +134,6 @@ def corruption(seed: Any, *, batch: Any, patches: int) -> Corruption:
         seed: int32 (2,).
         batch: number of images.
         patches: number of patches of an image, at least 2.
-
-    Raises:
-        ValueError: There are fewer patches.
     """
     _check_patches(patches)
     which, fate, distance = tf.unstack(tf.random.stateless_uniform((3, batch, patches), seed, 0, 2**31 - 1, tf.int32))
@@ -152,12 +149,11 @@ def corruption(seed: Any, *, batch: Any, patches: int) -> Corruption:
 def objective(*, remat: bool = False) -> Objective:
     """Return the mean cross-entropy of the colours of each image's corrupted patches.
 
+    It is an objective of a `MaskedPatchModel` on batches of "image" (batch, height, width, channels), preprocessed.
+    Accuracy is the share of an image's corrupted patches whose colour is predicted correctly.
+
     Args:
         remat: whether to recompute encoder blocks for their gradient.
-
-    Returns:
-        An objective of a `MaskedPatchModel` on batches of "image" (batch, height, width, channels), preprocessed.
-        Accuracy is the share of an image's corrupted patches whose colour is predicted correctly.
     """
 
     def masked_patch(model: Any, batch: dict[str, Any], seed: Any) -> tuple[Any, dict[str, Any]]:

@@ -44,7 +44,10 @@ class TrainState:
             warmup=recipe.resolved_warmup(total_steps),
             num_layers=model.config.num_layers,
         )
-        self.averages = {v.path: _copy(v.value) for v in trained} if recipe.ema_decay else {}
+        self.averages = {
+            v.path: tf.Variable(tf.convert_to_tensor(v.value), trainable=False, dtype=v.value.dtype)
+            for v in (trained if recipe.ema_decay else ())
+        }
         self.step = tf.Variable(
             0, dtype=tf.int64, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="step"
         )
@@ -96,7 +99,3 @@ def _trained_variables(recipe: Recipe, model: Any) -> list[Any]:
             f"are {paths[:3]} ... {paths[-2:]}"
         )
     return trained
-
-
-def _copy(variable: tf.Variable) -> tf.Variable:
-    return tf.Variable(tf.convert_to_tensor(variable), trainable=False, dtype=variable.dtype)

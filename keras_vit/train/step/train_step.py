@@ -69,13 +69,9 @@ def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Call
 
 
 def accumulate(gradients: Callable[[Batch, Any], Gradients], batch: Batch, seed: Any, *, count: int) -> Gradients:
-    """Sum the gradients of one micro-batch after the other; only one of them is in memory at a time.
+    """Sum the gradients of `count` micro-batches; only one of them is in memory at a time.
 
-    Args:
-        gradients: function of a batch and a seed.
-        batch: tensors (images, ...).
-        seed: int32 (2,); each micro-batch derives its own.
-        count: number of micro-batches; divides the number of images.
+    `count` divides the number of images. Each micro-batch derives its own seed.
     """
     if count == 1:
         return gradients(batch, seed)
