@@ -46,7 +46,7 @@ def exclusive(folder: str | os.PathLike[str]) -> Iterator[None]:
                 stack.enter_context(filelock.FileLock(f"{path}/.lock", timeout=0))
             except filelock.Timeout:
                 raise BlockingIOError(
-                    f"Another process trains in this folder: {path}. Wait for it to end, stop it, or use another folder."
+                    f"Another process trains in this folder: {path}. Wait for its end, stop it, or use another."
                 ) from None
         yield
 
