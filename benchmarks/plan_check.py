@@ -35,21 +35,20 @@ def measure(name: str, batch_size: int, changes: dict[str, Any]) -> None:
     from keras_vit.model.config import ViTConfig
     from keras_vit.model.vision_transformer import VisionTransformer
     from keras_vit.train._recipe import Recipe
-    from keras_vit.train.loop.session import Session
-    from keras_vit.train.step import distribute
+    from keras_vit.train.loop.prepare import adapt_model
+    from keras_vit.train.step.state import TrainState
+    from keras_vit.train.step.train_step import make_train_step
 
     changes = {"xla": False} | changes
     recipe = Recipe(
         name="check", steps=1, batch_size=batch_size, optimizer="adamw", learning_rate=1e-3, clip_norm=1.0, **changes
     )
-    strategy = distribute.strategy("one")
     config = ViTConfig.from_name(name)
-    session = Session(
-        recipe, VisionTransformer(config), images=batch_size, num_classes=1000, class_names=None, strategy=strategy
-    )
+    source = VisionTransformer(config)
+    state = TrainState(recipe, adapt_model(recipe, source, num_classes=1000), total_steps=1)
     batch = {"image": tf.random.uniform((batch_size, 224, 224, 3)), "label": tf.eye(batch_size, 1000)}
-    stream = strategy.distribute_datasets_from_function(lambda _: tf.data.Dataset.from_tensors(batch).repeat())
-    session.train(iter(stream), tf.constant(1), tf.constant(0.0)).numpy()
+    train_step = make_train_step(state, tf.distribute.get_strategy())
+    train_step(iter(tf.data.Dataset.from_tensors(batch).repeat()), tf.constant(1), tf.constant(0.0)).numpy()
     status = Path("/proc/self/status").read_text()
     print(json.dumps(int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024))
 

@@ -65,18 +65,20 @@ def ours(**changes: Any) -> tuple[Step, int]:
     from keras_vit.model.config import ViTConfig
     from keras_vit.model.vision_transformer import VisionTransformer
     from keras_vit.train._recipe import Recipe
-    from keras_vit.train.loop.session import Session
-    from keras_vit.train.step import distribute
+    from keras_vit.train.loop.prepare import adapt_model
+    from keras_vit.train.step.state import TrainState
+    from keras_vit.train.step.train_step import make_train_step
 
     rates: dict[str, Any] = {"learning_rate": RATE, "weight_decay": DECAY, "clip_norm": CLIP, "schedule": "constant"}
     recipe = Recipe(name="benchmark", steps=1000, batch_size=BATCH, optimizer="adamw", **rates | changes)
-    strategy = distribute.strategy("one")
     source = VisionTransformer(ViTConfig.from_name(MODEL))
-    session = Session(recipe, source, images=BATCH, num_classes=CLASSES, class_names=None, strategy=strategy)
+    model = adapt_model(recipe, source, num_classes=CLASSES)
+    state = TrainState(recipe, model, total_steps=1000)
+    train_step = make_train_step(state, tf.distribute.get_strategy())
     named = batches.map(lambda image, label: {"image": image, "label": label})
-    iterator = iter(strategy.distribute_datasets_from_function(lambda _: named))
+    iterator = iter(named)
     one, go_on = tf.constant(1), tf.constant(0.0)
-    return lambda: float(session.train(iterator, one, go_on)[0]), session.model.count_params()
+    return lambda: float(train_step(iterator, one, go_on)[0]), model.count_params()
 
 
 def fit(jit_compile: Any = "auto", dtype: str = "float32") -> tuple[Step, int]:

@@ -20,8 +20,10 @@ import tensorflow as tf
 
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
-from keras_vit.train.loop.session import Session
-from keras_vit.train.step import distribute
+from keras_vit.train.loop.prepare import adapt_model
+from keras_vit.train.step import strategies
+from keras_vit.train.step.state import TrainState
+from keras_vit.train.step.train_step import make_train_step
 from tiny_models import tiny
 
 STEPS = 24
@@ -40,11 +42,13 @@ RUNS: dict[str, dict[str, Any]] = {
 def trained(fields: dict[str, Any], strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]:
     """All that a checkpoint would hold after the last step."""
     recipe = Recipe(name="parity", steps=STEPS, batch_size=IMAGES, warmup_steps=4, start="scratch", **fields)
-    session = Session(recipe, _model(), images=64, num_classes=5, class_names=None, strategy=strategy)
+    with strategy.scope():
+        state = TrainState(recipe, adapt_model(recipe, _model(), num_classes=5), total_steps=STEPS)
+    train_step = make_train_step(state, strategy)
     batches = iter(strategy.distribute_datasets_from_function(_batches))
     for _ in range(STEPS // recipe.steps_per_call):
-        figures = session.train(batches, tf.constant(recipe.steps_per_call), tf.constant(0.0))
-    held = {name: v.numpy().astype(np.float32) for name, v in session.variables.items()}
+        figures = train_step(batches, tf.constant(recipe.steps_per_call), tf.constant(0.0))
+    held = {name: v.numpy().astype(np.float32) for name, v in state.variables.items()}
     return held | {"figures": figures.numpy()}
 
 
@@ -75,13 +79,13 @@ def main(kind: str, out: str) -> None:
     if kind == "mirrored":
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    strategy = distribute.strategy(kind)
+    strategy = strategies.strategy(kind)
     arrays = {
         json.dumps([name, variable]): value
         for name, fields in RUNS.items()
         for variable, value in trained(fields, strategy).items()
     }
-    if distribute.is_chief(strategy):
+    if strategies.is_chief(strategy):
         np.savez(out, **arrays)
 
 

@@ -19,7 +19,9 @@ import folder_picture
 import recipe_table
 from keras_vit import train
 from keras_vit.cli import _app, options
-from keras_vit.train.loop.session import Session
+from keras_vit.train.loop.prepare import adapt_model
+from keras_vit.train.step.state import TrainState
+from keras_vit.train.step.train_step import make_train_step
 from package_source import PACKAGE
 from test_structure import FLOORS, floor
 from tiny_models import built
@@ -187,23 +189,19 @@ def test_what_is_lowered_for_tpus_is_the_training_step(recipe: str, lower_step: 
     config = {"dropout_rate": 0.1}
     chosen = train.recipe(recipe, steps=10_000, config=config, **fields)  # as many as the script says
     source = built(num_classes=lower_step.CLASSES)
-    session = Session(
-        chosen,
-        source,
-        images=8,
-        num_classes=lower_step.CLASSES,
-        class_names=None,
-        strategy=tf.distribute.get_strategy(),
+    training = TrainState(
+        chosen, adapt_model(chosen, source, num_classes=lower_step.CLASSES), total_steps=chosen.resolved_steps(8)
     )
-    own = [*(v.value for v in session.model.trainable_variables), *session.optimizer.slots.values()]
+    train_step = make_train_step(training, tf.distribute.get_strategy())
+    own = [*(v.value for v in training.model.trainable_variables), *training.optimizer.slots.values()]
     state = [tf.convert_to_tensor(v) for v in own]
-    function = tf.function(lower_step.training_step(chosen, session.model)[0], autograph=False)
+    function = tf.function(lower_step.training_step(chosen, training.model)[0], autograph=False)
     draw = np.random.default_rng(0)
     images = draw.normal(size=(8, 16, 16, 3)).astype(np.float32)
     labels = np.eye(lower_step.CLASSES, dtype=np.float32)[draw.integers(0, lower_step.CLASSES, 8)]
     batches = iter(tf.data.Dataset.from_tensors({"image": images, "label": labels}).repeat())
     for now in range(3):
-        loss, _, norm, _ = session.train(batches, tf.constant(1), tf.constant(0.0)).numpy()
+        loss, _, norm, _ = train_step(batches, tf.constant(1), tf.constant(0.0)).numpy()
         state, lowered_loss, lowered_norm = function(tf.constant(now, tf.int64), images, labels, *state)
         # The same operations in the same order; TensorFlow may fuse them differently.
         np.testing.assert_allclose((lowered_loss, lowered_norm), (loss, norm), rtol=1e-5)

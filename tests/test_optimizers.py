@@ -173,12 +173,12 @@ def test_slots_are_named_after_their_variables(changes, kinds):
 
 def test_a_variable_without_a_gradient_is_named():
     optimizer = make(make_recipe(), [tf.Variable(value) for value in start()])
-    with pytest.raises(ValueError, match=r"does not depend on \['head/bias'\]: freeze"):
+    with pytest.raises(ValueError, match=r"does not depend on \['head/bias'\]. Freeze"):
         optimizer.apply([*map(tf.zeros_like, start()[:-1]), None], tf.constant(0, tf.int64))
 
 
 def test_variables_and_names_belong_together():
-    with pytest.raises(ValueError, match="a name of its own"):
+    with pytest.raises(ValueError, match="needs its own name"):
         make(make_recipe(), [tf.Variable(0.0)])
 
 

@@ -15,7 +15,7 @@ from keras_vit import VisionTransformer
 from keras_vit.model.layers import fusion
 from keras_vit.model.layers.fusion import compiled_by, product_then
 from keras_vit.model.layers.randomness import scope
-from keras_vit.train.step import pieces, step
+from keras_vit.train.step import xla
 from tiny_models import VARIANTS, built, prepared, randomised, tiny
 
 SEED = tf.constant([3, 4])
@@ -58,13 +58,13 @@ def assert_close(found: list[np.ndarray], wanted: list[np.ndarray], tolerance: f
 def test_in_float64_the_model_has_the_gradients_that_its_layers_have(variant: str) -> None:
     model = built("float64", **VARIANTS[variant])
     # Up to 1.4e-13 here: 1e-16 a rounding, and some thousand terms in a gradient of weights as large as these.
-    assert_close(gradients(model, pieces.compiler()), gradients(model, None), 1e-12)
+    assert_close(gradients(model, xla.piece_compiler()), gradients(model, None), 1e-12)
 
 
 @pytest.mark.parametrize("activation", ["gelu_erf", "gelu_quick", "silu"])
 def test_other_activations(activation: str) -> None:
     model = built(activation=activation)
-    assert_close(gradients(model, pieces.compiler()), gradients(model, None), 2e-5)  # float32: 1e-5 here
+    assert_close(gradients(model, xla.piece_compiler()), gradients(model, None), 2e-5)  # float32: 1e-5 here
 
 
 def test_blocks_that_are_computed_again_have_the_same_gradients_and_masks() -> None:
@@ -72,7 +72,7 @@ def test_blocks_that_are_computed_again_have_the_same_gradients_and_masks() -> N
     model = randomised(VisionTransformer(config))
     plain = gradients(model, None)
     for remat in (False, True):
-        assert_close(gradients(model, pieces.compiler(), remat=remat), plain, 2e-5)
+        assert_close(gradients(model, xla.piece_compiler(), remat=remat), plain, 2e-5)
 
 
 def test_in_bfloat16_it_is_as_near_to_float32_as_the_layers_are() -> None:
@@ -85,7 +85,7 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_the_layers_are() -> None:
         found = gradients(model, compiler)
         return sum(np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(found, wanted, strict=True))
 
-    assert errors(pieces.compiler()) < 1.1 * errors(None)
+    assert errors(xla.piece_compiler()) < 1.1 * errors(None)
 
 
 # ---- the layers' side
@@ -154,4 +154,4 @@ def test_a_quantized_layer_computes_for_itself() -> None:
 def test_what_is_compiled() -> None:
     one = tf.distribute.get_strategy()
     wanted = "step" if tf.config.list_logical_devices("GPU") else "pieces"
-    assert [step.compiled(xla, one) for xla in (True, False, "auto")] == ["step", "nothing", wanted]
+    assert [xla.jit_scope(setting, one) for setting in (True, False, "auto")] == ["step", "nothing", wanted]

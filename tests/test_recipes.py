@@ -167,41 +167,41 @@ def test_the_warm_up_in_steps(changes, total, warmup):
 
 
 def test_a_warm_up_of_the_whole_run_is_told_and_cut_to_a_fifth():
-    with pytest.warns(UserWarning, match="500 leaves nothing of 500 steps; 100 are taken"):
+    with pytest.warns(UserWarning, match="500 leaves no step of 500; 100, a fifth, are used"):
         assert recipe("finetune", steps=500).resolved_warmup(500) == 100
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"steps": 0}, r"steps lies in \[1, inf\). Received: 0"),
+        ({"steps": 0}, r"steps must be in \[1, inf\). Received: 0"),
         ({"steps": 2.5}, "steps must be a whole number. Received: 2.5"),
         ({"steps": None}, "either steps or epochs. Received: steps=None, epochs=None"),
         ({"epochs": 3.0}, "either steps or epochs"),
         ({"batch_size": True}, "batch_size must be a whole number. Received: True"),
-        ({"accumulation": 3}, "accumulation divides batch_size=8. Received: 3"),
-        ({"learning_rate": 0.0}, r"learning_rate lies in \(0, inf\)"),
-        ({"learning_rate": float("nan")}, "learning_rate lies in"),
+        ({"accumulation": 3}, "accumulation must divide batch_size=8. Received: 3"),
+        ({"learning_rate": 0.0}, r"learning_rate must be in \(0, inf\)"),
+        ({"learning_rate": float("nan")}, "learning_rate must be in"),
         ({"learning_rate": "0.1"}, "learning_rate must be a whole number or a number. Received: '0.1'"),
-        ({"momentum": 1}, r"momentum lies in \[0, 1\)"),
-        ({"layer_decay": 0.0}, r"layer_decay lies in \(0, 1\]"),
-        ({"ema_decay": 1.0}, r"ema_decay lies in \(0, 1\)"),
-        ({"clip_norm": -1.0}, "clip_norm lies in"),
-        ({"weight_decay": float("inf")}, "weight_decay lies in"),
+        ({"momentum": 1}, r"momentum must be in \[0, 1\)"),
+        ({"layer_decay": 0.0}, r"layer_decay must be in \(0, 1\]"),
+        ({"ema_decay": 1.0}, r"ema_decay must be in \(0, 1\)"),
+        ({"clip_norm": -1.0}, "clip_norm must be in"),
+        ({"weight_decay": float("inf")}, "weight_decay must be in"),
         ({"xla": 1}, "xla must be true or false or text. Received: 1"),
-        ({"xla": "pieces"}, r"xla is one of \[True, False, 'auto'\]. Received: 'pieces'"),
-        ({"optimizer": "adam"}, r"optimizer is one of \['sgd', 'adamw'\]. Received: 'adam'"),
-        ({"crop": "incption"}, "crop is one of"),
+        ({"xla": "pieces"}, r"xla must be one of \[True, False, 'auto'\]. Received: 'pieces'"),
+        ({"optimizer": "adam"}, r"optimizer must be one of \['sgd', 'adamw'\]. Received: 'adam'"),
+        ({"crop": "incption"}, "crop must be one of"),
         ({"freeze": "block_0/*"}, "freeze must be a list. Received: 'block_0"),
         ({"freeze": [1]}, r"freeze\[0\] must be text"),
         ({"image_size": 0}, "image_size is a whole number from 1"),
         ({"image_size": (3, 4, 5)}, "image_size is a whole number from 1"),
         ({"crop_resize": 10}, "crop_resize is for crop='random'"),
-        ({"crop": "random", "crop_resize": 10, "image_size": 12}, "crop_resize is at least image_size=12"),
-        ({"schedule": "linear", "learning_rate": 1e-6}, "linear_end is at most learning_rate"),
+        ({"crop": "random", "crop_resize": 10, "image_size": 12}, "crop_resize must be at least image_size=12"),
+        ({"schedule": "linear", "learning_rate": 1e-6}, "linear_end must be at most learning_rate"),
         ({"warmup_steps": 1, "warmup_fraction": 0.1}, "warmup_steps or warmup_fraction, not both"),
         ({"config": {"droput_rate": 0.1}}, "ViTConfig has no field .*dropout_rate"),
-        ({"config": {"num_classes": 3}}, "config has no num_classes"),
+        ({"config": {"num_classes": 3}}, "config must not have num_classes"),
         ({"config": ["dropout_rate"]}, "config must be a table"),
     ],
 )
@@ -219,7 +219,7 @@ def test_all_misfits_are_named_at_once():
     ("name", "changes", "error", "said"),
     [
         ("finetun", {}, ValueError, "no recipe 'finetun'.*the nearest is 'finetune'"),
-        ("zzz", {}, ValueError, "no recipe 'zzz'.*there are .*'augreg'"),
+        ("zzz", {}, ValueError, "no recipe 'zzz'.*known are .*'augreg'"),
         ("finetune", {"learning_rte": 1}, ValueError, "no field 'learning_rte'; the nearest is 'learning_rate'"),
         ("augreg", {"variant": "light"}, ValueError, "no variant 'light'; the nearest is 'light"),
         ("finetune", {"variant": "light1"}, ValueError, "no variant 'light1'"),
@@ -256,15 +256,15 @@ def test_a_file_extends_a_recipe_of_the_zoo(written):
         (TABLE.replace("batch_size", "batch_sise"), "mine.toml has no key 'batch_sise'; the nearest is 'batch_size'"),
         (TABLE.replace("batch_size = 8\n", ""), "mine.toml lacks the key 'batch_size'"),
         (TABLE.replace('source = "here"\n', ""), "lacks the key 'source'"),
-        (TABLE + "accumulation = 3", "accumulation divides batch_size=8"),
+        (TABLE + "accumulation = 3", "accumulation must divide batch_size=8"),
         (TABLE + 'name = "other"', "no key 'name'"),
-        (TABLE + 'flip = "no"', "mine.toml.flip must be true or false"),
+        (TABLE + 'flip = "no"', "mine.toml: Recipe 'mine': flip must be true or false. Received: 'no'"),
         (TABLE + 'steps = "none"', "not valid TOML"),
         (TABLE + "[variants.a]\nmixp = 1", "mine.toml.variants.a has no key 'mixp'; the nearest is 'mixup'"),
         (TABLE + "[variants]\na = 1", "mine.toml.variants.a must be a table"),
-        (TABLE + "[variants.a]\nmomentum = 2.0", r"mine.toml.variants.a: .*momentum lies in \[0, 1\)"),
+        (TABLE + "[variants.a]\nmomentum = 2.0", r"mine.toml.variants.a: .*momentum must be in \[0, 1\)"),
         (TABLE + "[config]\nmlp_dims = 3", "ViTConfig has no field"),
-        (TABLE + '[variants.a]\nflip = true\n[variant_of]\n"B/16" = "a"', "variant_of writes 'ViT-B/16'"),
+        (TABLE + '[variants.a]\nflip = true\n[variant_of]\n"B/16" = "a"', "variant_of must write 'ViT-B/16'"),
         (TABLE + '[variants.a]\nflip = true\n[variant_of]\n"ViT-B/16" = "b"', "names no variant: 'b'"),
         (TABLE + '[variants.a]\nflip = true\n[variant_of]\n"B16x" = "a"', "No architecture has this name"),
         ('extends = "finetun"\nsource = "mine"', "extends names no recipe of the zoo: 'finetun'"),
@@ -278,7 +278,7 @@ def test_a_file_that_does_not_fit_is_refused_by_name(written, text, said):
 
 def test_a_recipe_imports_neither_tensorflow_nor_keras():
     code = (
-        "import sys; from keras_vit.train.recipe_file import recipe; recipe('finetune'); "
+        "import sys; from keras_vit.train._recipe_file import recipe; recipe('finetune'); "
         "assert not {'tensorflow', 'keras'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])

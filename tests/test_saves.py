@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from keras_vit.errors import CheckpointError
 from keras_vit.train.loop import manifest, storage
-from keras_vit.train.loop.saves import Saves, exclusive
+from keras_vit.train.loop.checkpoints import Checkpoints, exclusive
 
 FACTS: dict[str, dict[str, Any]] = {
     "recipe": {"learning_rate": 0.03, "keep": 3, "config": {"dropout_rate": 0.1}},
@@ -64,12 +64,12 @@ def bits_at(step: int) -> dict[str, bytes]:
     return bits(held)
 
 
-def opened(folder: Path | str, **options: Any) -> tuple[Saves, dict[str, tf.Variable]]:
+def opened(folder: Path | str, **options: Any) -> tuple[Checkpoints, dict[str, tf.Variable]]:
     held = variables()
-    return Saves(folder, held, **{"facts": FACTS, **options}), held
+    return Checkpoints(folder, held, **{"facts": FACTS, **options}), held
 
 
-def saved(folder: Path | str, *steps: int, **options: Any) -> tuple[Saves, dict[str, tf.Variable]]:
+def saved(folder: Path | str, *steps: int, **options: Any) -> tuple[Checkpoints, dict[str, tf.Variable]]:
     saves, held = opened(folder, **options)
     for step in steps:
         fill(held, step)
@@ -103,7 +103,7 @@ def no_warnings() -> Iterator[None]:
 
 def test_everything_comes_back_bit_for_bit_in_whatever_order_it_is_named(run: Path) -> None:
     held = dict(reversed(variables().items()))
-    assert Saves(run, held, facts=FACTS).restore() == 30
+    assert Checkpoints(run, held, facts=FACTS).restore() == 30
     assert bits(held) == bits_at(30)
 
 
@@ -129,7 +129,7 @@ def test_the_step_just_saved_is_not_written_again_and_steps_only_grow(run: Path)
     fill(held, 99)
     assert saves.save(30) == str(at(run, 30)).rstrip("/")
     assert at(run, 30, DATA).stat() == before
-    with pytest.raises(ValueError, match=r"Steps only grow.*30.*Received: 20"):
+    with pytest.raises(ValueError, match=r"must not be before the last one, 30. Received: 20"):
         saves.save(20)
 
 
@@ -367,7 +367,7 @@ def test_other_variables_are_refused_by_every_name(run: Path) -> None:
     del held["flag"]
     held |= {"more": tf.Variable(0.0), "nothing": tf.Variable(tf.ones((1, 3))), "iterations": tf.Variable(7)}
     with pytest.raises(CheckpointError, match="Use another folder, or the model and optimizer") as error:
-        Saves(run, held, facts=FACTS).restore()
+        Checkpoints(run, held, facts=FACTS).restore()
     assert str(error.value).splitlines()[1:-1] == [
         '  flag: ["bool", []] then, (not there) now',
         '  iterations: ["int64", []] then, ["int32", []] now',
@@ -431,7 +431,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
 
     for owner, name, halfway in (
         (storage, "replace", None),
-        (storage, "settle", None),
+        (storage, "sync", None),
         (tf.io.gfile, "makedirs", None),
         (tf.io.gfile, "remove", None),
         (tf.io.gfile, "rmtree", half_removed),
@@ -557,7 +557,7 @@ def endless(folder: str) -> None:
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     held = mirrored(2)
     with exclusive(folder):
-        saves = Saves(folder, held, keep=2, facts={})
+        saves = Checkpoints(folder, held, keep=2, facts={})
         step = saves.restore() or 0
         assert all((v.numpy() == step).all() for v in held.values()) or not step
         while True:
@@ -590,7 +590,7 @@ def test_what_is_restored_after_kill_9_is_whole(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     subprocess.run([sys.executable, "-c", code, str(tmp_path), *delays], env=environment, check=True, timeout=120)
     held = mirrored(1)  # what two replicas saved, one restores
-    saves = Saves(tmp_path, held, facts={})
+    saves = Checkpoints(tmp_path, held, facts={})
     with no_warnings():
         step = saves.restore()
     assert step

@@ -7,7 +7,7 @@ import resource
 import signal
 import sys
 import threading
-import warnings
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit.train.loop import storage
-from keras_vit.train.loop.logs import Log, plot
+from keras_vit.train.loop.log_files import Log, plot
 from keras_vit.train.loop.stop import Stop
 
 
@@ -29,11 +29,22 @@ def event_files(folder: Path | str) -> list[str]:
 
 
 def events(folder: Path | str) -> list[tuple[int, str, float]]:
-    """Step, name and value of all events, read with TensorFlow's own reader."""
-    found = []
+    """Step, name and value of all events, read as TensorBoard does.
+
+    It reads the files in the order of their names, each as far as it is whole. At a restart it drops the events read so
+    far whose step is not below the restart's: `_Purge` in backend/event_processing/event_accumulator.py.
+    """
+    found: list[tuple[int, str, float]] = []
     for path in event_files(folder):
-        for event in tf.compat.v1.train.summary_iterator(path):
-            found += [(event.step, v.tag, float(tf.make_ndarray(v.tensor))) for v in event.summary.value]
+        version = 0
+        with contextlib.suppress(tf.errors.DataLossError):
+            for event in tf.compat.v1.train.summary_iterator(path):
+                if event.HasField("file_version"):
+                    version = int(event.file_version.removeprefix("brain.Event:"))
+                if event.HasField("session_log") and event.session_log.status == tf.compat.v1.SessionLog.START:
+                    assert version >= 2  # of older files TensorBoard ignores restarts
+                    found = [earlier for earlier in found if earlier[0] < event.step]
+                found += [(event.step, v.tag, float(tf.make_ndarray(v.tensor))) for v in event.summary.value]
     return sorted(found)
 
 
@@ -57,8 +68,7 @@ def test_a_run_that_is_interrupted_again_and_again_has_each_record_once(tmp_path
     # What was written up to, and the checkpoint (None: none yet) from which the next process goes on.
     start = 0
     for end, checkpoint in ((3, None), (7, 5), (9, 5), (12, 10), (12, 12), (20, 20)):
-        log = Log(tmp_path)  # the one before is not closed: it died
-        log.resume(start or None)
+        log = Log(tmp_path, last_step=start or None)  # the one before is not closed: it died
         write(log, *range(start + 1, end + 1))
         log.flush()
         assert is_exactly(tmp_path, *range(1, end + 1))
@@ -72,7 +82,7 @@ def test_records_of_other_kinds_at_one_step_stay_side_by_side(tmp_path: Path) ->
     log.write(10, evaluation_accuracy=0.25)
     log.write(11)
     log.close()
-    log.resume(10)
+    Log(tmp_path, last_step=10)
     assert lines(tmp_path) == [{"step": 10, "loss": 0.5}, {"step": 10, "evaluation_accuracy": 0.25}]
     assert events(tmp_path) == [(10, "evaluation_accuracy", 0.25), (10, "loss", 0.5)]
 
@@ -105,8 +115,8 @@ def test_a_torn_last_line_is_left_out_and_named(tmp_path: Path, tail: str) -> No
     log.close()
     with (tmp_path / "log.jsonl").open("a") as file:
         file.write(tail)
-    with pytest.warns(UserWarning, match=r"log.jsonl: line 3 is torn or no record"):
-        log.resume(2)
+    with pytest.warns(UserWarning, match=r"log.jsonl: line 3 is incomplete or no record"):
+        log = Log(tmp_path, last_step=2)
     write(log, 3)
     log.close()
     assert is_exactly(tmp_path, 1, 2, 3)
@@ -118,7 +128,7 @@ def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
     log.close()
     path = tmp_path / "log.jsonl"
     path.write_bytes(path.read_bytes().removesuffix(b"\n"))
-    log.resume(2)
+    log = Log(tmp_path, last_step=2)
     write(log, 3)
     log.close()
     assert is_exactly(tmp_path, 1, 2, 3)
@@ -135,13 +145,41 @@ def test_torn_events_are_left_out_wherever_the_file_ends(tmp_path: Path) -> None
     whole = path.read_bytes()
     for size in range(two, len(whole), 7):
         path.write_bytes(whole[:size])
-        with warnings.catch_warnings(action="ignore"):
-            log.resume(2)
-        assert events(tmp_path) == expected_events(1, 2)
-    path.write_bytes(whole[:-3])
-    with pytest.warns(UserWarning, match=r"tfevents.*: what follows event 6 is torn"):
-        log.resume(3)
-    assert events(tmp_path) == [*expected_events(1, 2), expected_events(3)[1]]
+        log = Log(tmp_path, last_step=2)
+        write(log, 3, 4)
+        log.close()
+        assert events(tmp_path) == expected_events(1, 2, 3, 4)
+        (_, new) = event_files(tmp_path)
+        Path(new).unlink()
+
+
+def test_events_of_an_earlier_version_are_continued(tmp_path: Path) -> None:
+    # It wrote with tf.summary, and rewrote its files when a run went on.
+    writer = tf.summary.create_file_writer(str(tmp_path / "tensorboard"))
+    metadata = tf.compat.v1.SummaryMetadata(plugin_data={"plugin_name": "scalars"})
+    with writer.as_default():
+        for step in (1, 2, 3):
+            tf.summary.write("loss", tf.constant(1 / step), step=step, metadata=metadata)
+            tf.summary.write("accuracy", tf.constant(float(step)), step=step, metadata=metadata)
+    writer.close()
+    log = Log(tmp_path, last_step=2)
+    write(log, 3, 4)
+    log.close()
+    assert events(tmp_path) == expected_events(1, 2, 3, 4)
+
+
+def test_events_are_those_of_tf_summary(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    log.write(7, loss=0.5)
+    log.close()
+    (path,) = event_files(tmp_path)
+    first, start, event = tf.compat.v1.train.summary_iterator(path)
+    assert (first.file_version, start.step) == ("brain.Event:2", 0)
+    assert abs(event.wall_time - time.time()) < 60
+    (value,) = event.summary.value
+    assert value.metadata.plugin_data.plugin_name == "scalars"
+    assert value.metadata.data_class == tf.compat.v1.SummaryMetadata(data_class="DATA_CLASS_SCALAR").data_class
+    assert (event.step, value.tag, value.tensor.dtype) == (7, "loss", tf.float32.as_datatype_enum)
 
 
 def test_a_log_that_needs_no_change_is_not_touched(tmp_path: Path) -> None:
@@ -150,7 +188,8 @@ def test_a_log_that_needs_no_change_is_not_touched(tmp_path: Path) -> None:
     log.close()
     paths = [tmp_path / "log.jsonl", *map(Path, event_files(tmp_path))]
     before = [(path.stat().st_ino, path.stat().st_mtime_ns) for path in paths]
-    log.resume(2)
+    Log(tmp_path, last_step=2).close()
+    assert paths == [tmp_path / "log.jsonl", *map(Path, event_files(tmp_path))]
     assert [(path.stat().st_ino, path.stat().st_mtime_ns) for path in paths] == before
 
 
@@ -159,8 +198,32 @@ def test_resuming_leaves_nothing_that_tensorboard_would_read_twice(tmp_path: Pat
     write(log, 1, 2, 3)
     log.close()
     before = sorted(tmp_path.rglob("*"))
-    log.resume(2)
+    log = Log(tmp_path, last_step=2)
     assert sorted(tmp_path.rglob("*")) == before
+    write(log, 3)
+    log.close()
+    assert is_exactly(tmp_path, 1, 2, 3)
+
+
+def test_the_events_of_a_machine_whose_clock_is_ahead_come_first(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    write(log, 1, 2, 3)
+    log.close()
+    (path,) = map(Path, event_files(tmp_path))
+    path.rename(path.with_name("events.out.tfevents.9000000000.other.1.v2"))
+    log = Log(tmp_path, last_step=2)
+    write(log, 3)
+    log.close()
+    assert is_exactly(tmp_path, 1, 2, 3)
+
+
+def test_a_run_from_the_beginning_drops_everything(tmp_path: Path) -> None:
+    # The process before died before its first checkpoint.
+    write(Log(tmp_path), 1, 2, 3)
+    log = Log(tmp_path, last_step=None)
+    write(log, 1)
+    log.close()
+    assert is_exactly(tmp_path, 1)
 
 
 def test_records_are_there_for_others_at_once(tmp_path: Path) -> None:
@@ -177,7 +240,7 @@ def test_a_bucket_works_as_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log("ram://bucket/log")
     write(log, 1, 2, 3)
     log.close()
-    log.resume(2)
+    log = Log("ram://bucket/log", last_step=2)
     write(log, 3, 4)
     log.close()
     with tf.io.gfile.GFile("ram://bucket/log/log.jsonl") as file:
@@ -195,9 +258,8 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
             write(log, 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    with pytest.warns(UserWarning, match="line 2 is torn"):
-        log = Log(tmp_path)
-        log.resume(1)
+    with pytest.warns(UserWarning, match="line 2 is incomplete"):
+        Log(tmp_path, last_step=1)
     assert is_exactly(tmp_path, 1)
 
 

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import VisionTransformer, train, zoo
-from keras_vit.train.step.distribute import strategy
+from keras_vit.train.step.strategies import strategy
 from model_weights import values
 from tiny_models import VARIANTS, tiny
 
@@ -110,7 +110,7 @@ def test_only_what_is_meant_to_moves(changes: dict[str, Any], moves: Any) -> Non
 
 
 def test_a_pattern_that_freezes_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"freeze names no variable by \['blocks/\*'\]"):
+    with pytest.raises(ValueError, match=r"freeze matches no variable with \['blocks/\*'\]"):
         run(short(freeze=("blocks/*",)))
 
 
@@ -171,10 +171,14 @@ def test_a_batch_that_the_replicas_cannot_share_is_refused() -> None:
     ("name", "config", "message"),
     [
         ("workers", None, "needs the environment variable TF_CONFIG"),
-        ("workers", "{", "TF_CONFIG is JSON such as"),
-        ("workers", "[]", "TF_CONFIG is JSON such as"),
-        ("workers", "{}", "names a cluster and this machine's task"),
-        ("workers", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}', "none of the 1"),
+        ("workers", "{", "TF_CONFIG must be JSON such as"),
+        ("workers", "[]", "TF_CONFIG must be JSON such as"),
+        ("workers", "{}", "must name a cluster and this machine's task"),
+        (
+            "workers",
+            '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}',
+            "must be below 1, the number of machines of type 'worker'. Received: 1",
+        ),
         ("tpu", None, "There is no TPU at 'local'"),
         ("tpus", None, r"strategy is one of .* Received: 'tpus'"),
         ("one:x", None, "strategy is one of"),

@@ -29,7 +29,7 @@ import tensorflow as tf
 from keras_vit import train, zoo
 from keras_vit.train.loop import prepare
 from keras_vit.train.step import optimizer as update_rules
-from keras_vit.train.step import step
+from keras_vit.train.step import train_step
 from keras_vit.train.step.objective import classification
 
 CLASSES = 1000
@@ -101,8 +101,9 @@ def training_step(recipe: train.Recipe, model: Any) -> tuple[Callable[..., Any],
                 loss = tf.reduce_sum(losses) / recipe.batch_size
             return tape.gradient(loss, values), loss
 
-        seed = step.seed_of(recipe, now, tf.distribute.get_replica_context())
-        sums, loss = step.accumulated(gradients, recipe.accumulation)({"image": images, "label": labels}, seed)
+        seed = train_step.replica_seed(recipe, now, tf.distribute.get_replica_context().replica_id_in_sync_group)
+        batch = {"image": images, "label": labels}
+        sums, loss = train_step.accumulate(gradients, batch, seed, count=recipe.accumulation)
         clipped, norm = update_rules.clip(sums, recipe.clip_norm)
         rule.variables = [Held(value) for value in values]
         rule.slots = dict(zip(slots, map(Held, kept), strict=True))
@@ -110,9 +111,9 @@ def training_step(recipe: train.Recipe, model: Any) -> tuple[Callable[..., Any],
         return [held.tensor for held in (*rule.variables, *rule.slots.values())], loss, norm
 
     size = (recipe.batch_size, *model.input_shape[1:])
-    batch = [tf.TensorSpec(size, tf.float32), tf.TensorSpec((recipe.batch_size, CLASSES), tf.float32)]
+    inputs = [tf.TensorSpec(size, tf.float32), tf.TensorSpec((recipe.batch_size, CLASSES), tf.float32)]
     state = [tf.TensorSpec(v.shape, v.dtype) for v in (*rule.variables, *rule.slots.values())]
-    return new_state, [tf.TensorSpec((), tf.int64), *batch, *state]
+    return new_state, [tf.TensorSpec((), tf.int64), *inputs, *state]
 
 
 def statistics(text: str) -> str:
@@ -164,7 +165,7 @@ def main() -> None:
         image_size=arguments.image_size,
         precision="mixed_bfloat16",
     )
-    model = prepare.fitted(recipe, zoo.load(arguments.model, weights=None), num_classes=CLASSES)
+    model = prepare.adapt_model(recipe, zoo.load(arguments.model, weights=None), num_classes=CLASSES)
     start = time.perf_counter()
     function, specs = training_step(recipe, model)
     text = lowered(function, *specs)

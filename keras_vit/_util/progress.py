@@ -28,7 +28,7 @@ def track(items: Iterable[Item], description: str, *, total: int | None = None, 
 @contextmanager
 def counter(
     description: str, *, total: int | None, done: int = 0, in_bytes: bool = False, show: bool = True
-) -> Iterator[Callable[[int], None]]:
+) -> Iterator[Callable[..., None]]:
     """Draw a bar while the block runs.
 
     Args:
@@ -39,10 +39,10 @@ def counter(
         show: False draws no bar.
 
     Yields:
-        a function that advances the bar by a number.
+        a function of a number, by which it advances the bar, and optionally of a text to show beside the bar.
     """
     if not show:
-        yield lambda _: None
+        yield lambda *_: None
         return
     from rich import progress
     from rich.console import Console
@@ -57,11 +57,18 @@ def counter(
         progress.TextColumn("{task.description}", table_column=Column(max_width=console.width // 3, no_wrap=True)),
         progress.BarColumn(bar_width=console.width // 4),
         *numbers,
+        progress.TextColumn("{task.fields[details]}"),
         progress.TimeRemainingColumn(),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
+        disable=not (console.is_terminal or console.is_jupyter),
     )
     with bar:
-        task = bar.add_task(description, total=total, completed=done)
-        yield lambda count: bar.advance(task, count)
+        task = bar.add_task(description, total=total, completed=done, details="")
+
+        def advance(count: int, details: str | None = None) -> None:
+            bar.advance(task, count)
+            if details is not None:
+                bar.update(task, details=details)
+
+        yield advance

@@ -1,6 +1,6 @@
-"""Training: recipes as data, one step for every strategy, exact resume, and measuring what came out.
+"""Train models by recipes, on any devices, with exact resume; evaluate them, and plan the memory of a step.
 
-Everything public is imported on first use: recipes and plans need no TensorFlow.
+Public names are imported on first use: recipes and plans need no TensorFlow.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ from keras_vit._util import lazy
 if TYPE_CHECKING:
     from keras_vit.errors import Diverged
     from keras_vit.train._recipe_file import Recipe, recipe, recipes
-    from keras_vit.train.loop.result import Result
-    from keras_vit.train.loop.run import run
+    from keras_vit.train.loop.run import Result, run
     from keras_vit.train.measure.evaluation import Evaluation, evaluate
     from keras_vit.train.measure.few_shots import few_shot
     from keras_vit.train.measure.planner import Plan, plan
-    from keras_vit.train.step.distribute import strategy
+    from keras_vit.train.step.strategies import strategy
 
 _HOMES = {
     "Diverged": "keras_vit.errors",
     "Recipe": "_recipe",
     "recipe": "_recipe_file",
     "recipes": "_recipe_file",
-    "strategy": "step.distribute",
+    "strategy": "step.strategies",
     "run": "loop.run",
-    "Result": "loop.result",
+    "Result": "loop.run",
     "evaluate": "measure.evaluation",
     "Evaluation": "measure.evaluation",
     "few_shot": "measure.few_shots",

@@ -1,6 +1,6 @@
-"""Training recipes: finds and reads zoo/recipes/*.toml, or a file of one's own.
+"""Find and read training recipes: zoo/recipes/*.toml, or a user's own file.
 
-A file that does not fit is refused as a whole, with all that is wrong with it in one error. Nothing here imports
+A file that is not valid is refused as a whole, with all that is wrong with it in one error. Nothing here imports
 Keras or TensorFlow.
 """
 
@@ -13,41 +13,46 @@ from typing import Any
 
 from keras_vit._util import data_files
 from keras_vit._util.schema import misfits
+from keras_vit._util.text import suggestion
 from keras_vit.model.sizes import canonical_name
-from keras_vit.train._recipe import REQUIRED, SCHEMA, Origin, Recipe, laid_over, without_none
-from keras_vit.train._recipe_checks import known
+from keras_vit.train._recipe import FIELD_RULES, REQUIRED, Origin, Recipe, merge_fields, read_none
 
 __all__ = ["Recipe", "recipe", "recipes"]
 
-# What a file may hold, in the notation of `schema.misfits`. Its name is the file's.
-_FIELDS = {f"{name}?": kind for name, kind in SCHEMA.items() if name not in ("name", "variant")}
-_VARIANT = {name: kind for name, kind in _FIELDS.items() if name not in ("source?", "notes?")}
-_FILE = {**_FIELDS, "extends?": str, "variants?": {"*": _VARIANT}, "variant_of?": {"*": str}, "source": str}
-del _FILE["source?"]
-_TABLES = ("extends", "variants", "variant_of")
+# Keys of a file, in the notation of `schema.misfits`; `Recipe` checks the values. The recipe's name is the file's.
+_ANY = (object, bool)
+_VARIANT = {f"{name}?": _ANY for name in FIELD_RULES.keys() - {"name", "variant", "source", "notes"}}
+_FILE = {"source": str, "notes?": _ANY, **_VARIANT, "extends?": str}
+_FILE |= {"variants?": {"*": _VARIANT}, "variant_of?": {"*": str}}
+_NOT_FIELDS = ("extends", "variants", "variant_of")
 
 
 def recipe(name_or_path: str | os.PathLike[str], **changes: Any) -> Recipe:
-    """One recipe, from the zoo or from a file.
+    """Load a training recipe from the zoo or from a file.
 
     Args:
-        name_or_path: one of `recipes()`, or a .toml file as zoo/README.md describes it.
-        **changes: as `Recipe.replace` takes them; `variant` chooses one of the file's.
+        name_or_path: one of `recipes()`, or the path of a .toml file in the format that zoo/README.md describes.
+        **changes: fields to change, as for `Recipe.replace`; `variant` chooses one of the file's.
 
     Raises:
-        ValueError: no recipe has this name (offers the nearest); the file or a change does not fit.
-        FileNotFoundError: there is no such file.
+        ValueError: No recipe has this name (the message names the nearest), or the file or a change is not valid.
+        FileNotFoundError: There is no such file.
 
     Example:
-        >>> recipe("finetune", image_size=224, steps=10_000).learning_rate
+        >>> keras_vit.train.recipe("finetune", image_size=224, steps=10_000).learning_rate
         0.03
     """
-    made = _read(_find(name_or_path)).recipe(None)
-    return made.replace(**changes) if changes else made
+    loaded = _read(_find(name_or_path)).build(None)
+    return loaded.replace(**changes) if changes else loaded
 
 
 def recipes() -> list[str]:
-    """The names of the recipes that come with the package."""
+    """Return the names of the recipes that come with the package.
+
+    Example:
+        >>> "finetune" in keras_vit.train.recipes()
+        True
+    """
     return sorted(path.stem for path in _folder().glob("*.toml"))
 
 
@@ -56,23 +61,24 @@ def _folder() -> Path:
 
 
 def _find(name_or_path: str | os.PathLike[str]) -> Path:
-    path = Path(name_or_path)
+    path, name = Path(name_or_path), os.fspath(name_or_path)
     if path.suffix != ".toml":
-        known(os.fspath(name_or_path), recipes(), "There is no recipe {!r}, and it is no .toml file")
-        return _folder() / f"{name_or_path}.toml"
+        if name not in recipes():
+            raise ValueError(f"There is no recipe {name!r}, and it is no .toml file; {suggestion(name, recipes())}.")
+        return _folder() / f"{name}.toml"
     if not path.is_file():
-        raise FileNotFoundError(f"There is no recipe file {path}. Those of the package go by their names: {recipes()}")
+        raise FileNotFoundError(f"There is no recipe file {path}. The recipes of the package are {recipes()}")
     return path
 
 
 def _read(path: Path) -> Origin:
-    """What a file states, on top of what the recipe that it extends states.
+    """Read a file, and the recipe that it extends.
 
     Raises:
-        ValueError: it is no TOML, or no recipe: everything that is wrong with it.
+        ValueError: It is not valid TOML or no valid recipe; the message names all that is wrong.
     """
     table = data_files.read_toml(path)
-    wrong = list(misfits(_given(table), _FILE, path.name))
+    wrong = list(misfits(table, _FILE, path.name))
     if not wrong:
         origin = _extend(table, path)
         wrong = [f"{path.name} lacks the key {name!r}" for name in sorted(REQUIRED - origin.stated.keys())]
@@ -83,45 +89,45 @@ def _read(path: Path) -> Origin:
     return origin
 
 
-def _given(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A file's table without what it says is None, which fits wherever it may stand."""
-    given = {name: value for name, value in without_none(table).items() if value is not None}
-    if isinstance(table.get("variants"), Mapping):
-        variants = table["variants"].items()
-        given["variants"] = {name: _given(fields) if isinstance(fields, dict) else fields for name, fields in variants}
-    return given
-
-
 def _extend(table: Mapping[str, Any], path: Path) -> Origin:
-    stated = {"name": path.stem, **without_none({k: v for k, v in table.items() if k not in _TABLES})}
-    variants = {name: without_none(fields) for name, fields in table.get("variants", {}).items()}
+    """Add a file's fields and variants to those of the recipe that it extends."""
+    stated = {"name": path.stem, **read_none({k: v for k, v in table.items() if k not in _NOT_FIELDS})}
+    variants = {name: read_none(fields) for name, fields in table.get("variants", {}).items()}
     variant_of = table.get("variant_of", {})
     if "extends" not in table:
         return Origin(stated=stated, variants=variants, variant_of=variant_of)
-    known(table["extends"], set(recipes()) - {path.stem}, f"{path.name}.extends names no recipe of the zoo: {{!r}}")
-    base = _read(_find(table["extends"]))
+    extended, known = table["extends"], set(recipes()) - {path.stem}
+    if extended not in known:
+        raise ValueError(
+            f"{path.name}.extends names no recipe of the zoo: {extended!r}; {suggestion(extended, known)}."
+        )
+    base = _read(_find(extended))
     return Origin(
-        stated=laid_over(base.stated, stated),
+        stated=merge_fields(base.stated, stated),
         variants={**base.variants, **variants},
         variant_of={**base.variant_of, **variant_of},
     )
 
 
-def _field_misfits(origin: Origin, where: str) -> Iterator[str]:
-    places: dict[str, list[str]] = {}  # what the recipe states once is wrong in all its variants, and told once
+def _field_misfits(origin: Origin, file_name: str) -> Iterator[str]:
+    """Yield what is wrong with the values, once for all variants that share it."""
+    places: dict[str, list[str]] = {}
     for variant in (None, *origin.variants):
         try:
-            origin.recipe(variant)
+            origin.build(variant)
         except ValueError as error:
-            places.setdefault(str(error), []).append(f"{where}.variants.{variant}" if variant else where)
+            places.setdefault(str(error), []).append(f"{file_name}.variants.{variant}" if variant else file_name)
     yield from (f"{found[0]}: {error}" for error, found in places.items())
 
 
-def _variant_of_misfits(origin: Origin, where: str) -> Iterator[str]:
+def _variant_of_misfits(origin: Origin, file_name: str) -> Iterator[str]:
+    """Yield what is wrong with the table from architectures to variants."""
     for architecture, variant in origin.variant_of.items():
+        key = f"{file_name}.variant_of.{architecture!r}"
         try:
             if architecture != canonical_name(architecture):
-                yield f"{where}.variant_of writes {canonical_name(architecture)!r}. Received: {architecture!r}"
-            known(variant, origin.variants, f"{where}.variant_of.{architecture!r} names no variant: {{!r}}")
+                yield f"{file_name}.variant_of must write {canonical_name(architecture)!r}. Received: {architecture!r}"
         except ValueError as error:
             yield str(error)
+        if variant not in origin.variants:
+            yield f"{key} names no variant: {variant!r}; {suggestion(variant, origin.variants)}."

@@ -1,1 +1,1 @@
-"""A training run: its loop, checkpoints and logs."""
+"""Run a whole training: parts, loop, checkpoints and logs."""

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, by which damage and another run's checkpoint are told from the right one."""
+"""Manifest of a checkpoint: detects damage, and checkpoints of another run."""
 
 import hashlib
 import json
@@ -15,17 +15,11 @@ ABSENT = "(not there)"
 
 
 class DamagedError(Exception):
-    """A checkpoint is not what was saved; the message says why."""
+    """Raised for a checkpoint that differs from what was saved; the message says how."""
 
 
 def write(folder: str, content: Mapping[str, Any], files: list[str]) -> None:
-    """Writes the manifest of a checkpoint, durably, after its other files.
-
-    Args:
-        folder: That of the checkpoint.
-        content: What is to be known of it, as JSON: `"step"`, and whatever else.
-        files: Paths of its other files.
-    """
+    """Write the manifest of a checkpoint durably, after its other files; `content` has "step" and other facts."""
     entries = {path.rpartition("/")[2]: _fingerprint(path) for path in files}
     whole = {**content, "files": entries}
     text = json.dumps({"content": whole, "sha256": _digest(whole)})
@@ -33,17 +27,13 @@ def write(folder: str, content: Mapping[str, Any], files: list[str]) -> None:
 
 
 def verified(folder: str, step: int) -> dict[str, Any]:
-    """Reads the manifest of a checkpoint and holds all files against it, byte for byte.
-
-    Args:
-        folder: That of the checkpoint.
-        step: What it is the checkpoint of, by its name.
+    """Read the manifest of a checkpoint and compare all files with it, byte for byte.
 
     Returns:
-        What was given to `write` as `content`.
+        The `content` that `write` was given.
 
     Raises:
-        DamagedError: Something is missing, another step's, or not what was saved.
+        DamagedError: A file is missing, of another step, or differs from what was saved.
     """
     content = _read(f"{folder}/{FILE}")
     if content["step"] != step:
@@ -52,7 +42,7 @@ def verified(folder: str, step: int) -> dict[str, Any]:
         try:
             actual = _fingerprint(f"{folder}/{name}")
         except tf.errors.OpError as error:
-            raise DamagedError(f"{name} cannot be read ({_kind(error)})") from error
+            raise DamagedError(f"{name} cannot be read ({_error_name(error)})") from error
         if actual["bytes"] != expected["bytes"]:
             raise DamagedError(f"{name} has {actual['bytes']:,} bytes, {expected['bytes']:,} were saved")
         if actual != expected:
@@ -61,15 +51,9 @@ def verified(folder: str, step: int) -> dict[str, Any]:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
-    """Compares nested mappings.
+    """Return a line for each dotted name whose value differs between nested mappings.
 
-    Args:
-        then: What was saved.
-        now: What is.
-        ignored: Dotted names that may differ, with all that is below them.
-
-    Returns:
-        A line for each dotted name whose value is another.
+    `ignored` are dotted names that may differ, with everything below them.
     """
     before, after = _flat(then), _flat(now)
     lines = []
@@ -86,7 +70,7 @@ def _read(path: str) -> dict[str, Any]:
         content: dict[str, Any] = manifest["content"]
         stated = manifest["sha256"]
     except tf.errors.OpError as error:
-        raise DamagedError(f"{FILE} cannot be read ({_kind(error)})") from error
+        raise DamagedError(f"{FILE} cannot be read ({_error_name(error)})") from error
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise DamagedError(f"{FILE} is not what was saved ({type(error).__name__})") from error
     if stated != _digest(content):
@@ -94,8 +78,8 @@ def _read(path: str) -> dict[str, Any]:
     return content
 
 
-def _kind(error: tf.errors.OpError) -> str:
-    return type(error).__name__.removesuffix("Error")  # TensorFlow's messages name the path, which is known
+def _error_name(error: tf.errors.OpError) -> str:
+    return type(error).__name__.removesuffix("Error")  # TensorFlow's message would repeat the path
 
 
 def _fingerprint(path: str) -> dict[str, Any]:
@@ -112,6 +96,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one, with dotted names."""
     flat: dict[str, Any] = {}
     for name, value in nested.items():
         inner = isinstance(value, Mapping) and value

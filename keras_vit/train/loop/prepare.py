@@ -1,4 +1,4 @@
-"""The model that a run trains: named, loaded or given, then taken to the recipe's resolution, head and precision."""
+"""Prepare the model that a run trains: load it, and adapt it to the recipe's resolution, head and precision."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def opened(
     return pretrained.load_choice(pretrained.resolve(model, weights, default=default), dtype="float32")
 
 
-def fitted(
+def adapt_model(
     recipe: Recipe, source: VisionTransformer, *, num_classes: int, class_names: Sequence[str] | None = None
 ) -> VisionTransformer:
-    """A new model, made in the current strategy's scope, with the source's weights and what the recipe changes.
+    """Return a new model with the source's weights and the recipe's changes. Call it in the scope of a strategy.
 
     Args:
-        recipe: image_size, config, reset_head, precision, objective.
-        source: where the weights come from; left as it is.
-        num_classes: of the data. Where the source has another number its head is replaced by a new one, of zeros.
-        class_names: of the data, for a head that is new.
+        recipe: image_size, config, reset_head, precision and objective are used.
+        source: model with the weights; it is not changed.
+        num_classes: of the data. Where the source has another number, its head is replaced by a new one, of zeros.
+        class_names: of the data, for a new head.
     """
     config = source.config
     changes: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGTERM of a cluster, Ctrl-C of a person."""
+"""Requests to stop a run: SIGTERM from a cluster, Ctrl-C from a person."""
 
 import contextlib
 import signal
@@ -7,31 +7,31 @@ from types import FrameType
 
 
 class Stop(contextlib.AbstractContextManager["Stop"]):
-    """Within it, SIGTERM and the first SIGINT (Ctrl-C) only set `requested`; a loop asks and ends in order.
+    """Context in which SIGTERM and the first SIGINT (Ctrl-C) only set `requested`, so that a loop can end in order.
 
-    The second SIGINT raises KeyboardInterrupt, wherever the program then is. Python lets only the main thread
-    handle signals: entered from another thread, this changes nothing and `requested` stays False.
+    The second SIGINT raises KeyboardInterrupt as usual. Python lets only the main thread handle signals: in another
+    thread this context changes nothing, and `requested` stays False.
 
     Attributes:
-        requested: Whether a signal came.
+        requested: whether a signal came.
     """
 
     def __init__(self) -> None:
         self.requested = False
         self._interrupted = False
-        self._before: dict[signal.Signals, signal._HANDLER] = {}
+        self._previous: dict[signal.Signals, signal._HANDLER] = {}
 
     def __enter__(self) -> "Stop":
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._handle)
+                self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            # None stands for a handler that was not installed from Python and cannot be named by it.
+        for number, handler in self._previous.items():
+            # None stands for a handler that was not installed from Python, and cannot be passed back.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._before.clear()
+        self._previous.clear()
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGINT:

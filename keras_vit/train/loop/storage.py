@@ -1,8 +1,7 @@
-"""Files of a training run, in a local folder or in a bucket.
+"""Read and write files of a training run in a local folder or in a bucket.
 
-Paths are strings, so that `gs://bucket/folder` survives. Everything goes through `tf.io.gfile`; only `fsync` and
-replacing by renaming are for local folders alone. An object of a bucket appears whole or not at all, and stays,
-without either.
+Paths are strings, because `pathlib` changes `gs://bucket/folder`. All access goes through `tf.io.gfile`. Only local
+files need `fsync` and atomic replacement: an object of a bucket is complete and durable as soon as it exists.
 """
 
 import contextlib
@@ -15,33 +14,26 @@ import tensorflow as tf
 
 from keras_vit._util.atomic import replacing
 
-# What TensorFlow puts around the reason of an error: {{function_node ...}} and [Op:...].
+# TensorFlow puts {{function_node ...}} and [Op:...] around the reason of an error.
 GRAPH_NAMES = re.compile(r"\{\{.*?\}\} | \[Op:.*?\]")
 
 
 def is_local(path: str) -> bool:
-    """Whether a path is on a file system of this machine rather than a URL."""
+    """Return whether a path is on a file system of this machine, not a URL."""
     return "://" not in path
 
 
-def made_folder(folder: str | os.PathLike[str]) -> str:
-    """Makes a folder where there is none yet.
-
-    Args:
-        folder: A local path, or a URL that TensorFlow can write (`gs://bucket/path`).
-
-    Returns:
-        It as a string, without a slash at the end.
-    """
+def make_folder(folder: str | os.PathLike[str]) -> str:
+    """Create a folder, local or `gs://bucket/path`, if it does not exist; return it without a slash at the end."""
     path = os.fspath(folder).removeprefix("file://").rstrip("/")
     tf.io.gfile.makedirs(path)
     return path
 
 
-def settle(*paths: str) -> None:
-    """Returns when local files, and folders as lists of names, are on the disk and would outlive a power cut."""
+def sync(*paths: str) -> None:
+    """Return when local files, and the lists of names of local folders, survive a power cut."""
     for path in map(Path, filter(is_local, paths)):
-        if os.name == "nt" and path.is_dir():  # Windows opens no folders, and logs their changes itself
+        if os.name == "nt" and path.is_dir():  # Windows does not open folders, and logs their changes itself
             continue
         descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
         try:
@@ -51,43 +43,32 @@ def settle(*paths: str) -> None:
 
 
 def replace(path: str, data: bytes) -> None:
-    """Writes a file that is there whole, and durably, or not at all."""
+    """Write a file durably, complete or not at all."""
     if is_local(path):
         with replacing(Path(path)) as file:
             file.write(data)
-        settle(str(Path(path).parent))
+        sync(str(Path(path).parent))
     else:
         with tf.io.gfile.GFile(path, "wb") as file:
             file.write(data)
 
 
 def read(path: str) -> bytes:
-    """The bytes of a file.
-
-    Raises:
-        tf.errors.OpError: It cannot be read; `tf.errors.NotFoundError` where there is none.
-    """
+    """Return the bytes of a file, or raise a `tf.errors.OpError`."""
     with tf.io.gfile.GFile(path, "rb") as file:
         return bytes(file.read())
 
 
 def remove(path: str) -> None:
-    """Deletes a file, or a folder with all that is in it, where there is one."""
+    """Delete a file or a folder with its contents, if it exists."""
     delete = tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove
     with contextlib.suppress(tf.errors.NotFoundError):
         delete(path)
 
 
 @contextlib.contextmanager
-def plain_errors(message: str) -> Iterator[None]:
-    """Turns the errors of Python's and TensorFlow's file functions into one.
-
-    Args:
-        message: What could not be done, and where.
-
-    Raises:
-        OSError: In place of any of them: the message, the reason, what to do.
-    """
+def as_os_error(message: str) -> Iterator[None]:
+    """Convert errors of Python's and TensorFlow's file functions to an OSError: the message, the reason, what to do."""
     try:
         yield
     except (OSError, tf.errors.OpError) as error:

@@ -1,1 +1,1 @@
-"""One training step: objective, optimizer, distribution."""
+"""Take one training step: objective, optimizer, schedule, devices."""

@@ -1,7 +1,7 @@
 """Masked patch prediction, the paper's self-supervision (section 4.6, appendix B.1.2; after BERT, arXiv 1810.04805).
 
-Half of the patch embeddings are corrupted, and for each of those the model says which mean colour, of 512, its patch
-had. Labels are not looked at. `MaskedPatchModel.encoder` is what goes on to fine-tuning.
+Half of the patch embeddings are corrupted. For each of these the model predicts the mean colour of its patch, one of
+512 classes. Labels are not used. `MaskedPatchModel.encoder` is the model to fine-tune afterwards.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.step.objective import Objective
 
 CORRUPTED = 0.5  # share of the patches
-MASKED, SWAPPED = 8, 1  # in ten of the corrupted ones; the rest is kept
-LEVELS = 8  # 3 bits a channel
-MOST_CHANNELS = 4  # 4,096 classes
+MASKED, SWAPPED = 8, 1  # of every ten corrupted patches; the others are kept
+LEVELS = 8  # per channel, 3 bits
+MAX_CHANNELS = 4  # 4,096 classes
 SALT = 0x6D61736B  # so that no layer draws from the same seed
 
 
 class Corruption(NamedTuple):
-    """What happens to the patch embeddings of a batch; every field (batch, patches), patches row by row.
+    """Corruption of the patch embeddings of a batch; every field is (batch, patches), patches row by row.
 
     Attributes:
-        corrupted: bool, the patches whose colour is asked for, the same number in every image.
-        masked: bool, those of them that become the [mask] embedding.
-        source: int32, the patch of the same image whose embedding stands here: another for those that are swapped,
-            its own for all others.
+        corrupted: bool, the patches whose colour is predicted, the same number in every image.
+        masked: bool, those corrupted patches that are replaced by the [mask] embedding.
+        source: int32, the patch of the same image that the embedding is taken from: another one for swapped patches,
+            the patch itself for all others.
     """
 
     corrupted: Any
@@ -41,34 +41,35 @@ class Corruption(NamedTuple):
 
 
 class MaskedPatchModel(keras.Model):
-    """Predicts the colours of patches from their corrupted embeddings.
+    """Predict the colours of patches from their corrupted embeddings.
 
-    The embeddings are corrupted before position embedding and prefix tokens, which stay as they are.
+    The embeddings are corrupted before position embeddings are added and prefix tokens are put in front.
 
     Args:
-        encoder: of any kind, hybrids included, best without a head. It shares its weights with this model, which has
-            all that lead to its patch tokens; head, pre_logits and attention pooling do not take part.
+        encoder: any Vision Transformer, hybrids included. This model shares the weights that its patch tokens depend
+            on; head, pre_logits and attention pooling are not used.
         name: of the model.
 
-    Input: images (batch, height, width, channels), prepared; and the keyword `corruption`.
-    Output: logits (batch, patches, 8 ** channels), float32 whatever the policy, float64 under float64.
+    Input: preprocessed images (batch, height, width, channels), and the keyword argument `corruption`.
+    Output: logits (batch, patches, 8 ** channels), float32 under every dtype policy except float64.
 
     Raises:
-        ValueError: for an encoder of a single patch, or of too many channels.
+        ValueError: The encoder has a single patch, or too many channels.
     """
 
     def __init__(self, encoder: VisionTransformer, *, name: str = "masked_patch") -> None:
-        # No autocast: the encoder casts the images by itself, and under bfloat16 not to it.
+        # No autocast: under bfloat16, too, the encoder takes images in float32.
         super().__init__(name=name, autocast=False)
         config = encoder.config
-        if config.num_channels > MOST_CHANNELS:
+        if config.num_channels > MAX_CHANNELS:
             raise ValueError(
-                f"Every channel multiplies the colours by {LEVELS}: masked patch prediction is for images of up to "
-                f"{MOST_CHANNELS} channels. Received: num_channels={config.num_channels}"
+                f"Every channel multiplies the number of colours by {LEVELS}: masked patch prediction takes images of "
+                f"up to {MAX_CHANNELS} channels. Received: num_channels={config.num_channels}"
             )
         _check_patches(config.grid[0] * config.grid[1])
-        self._encoder = lambda: encoder  # a function: Keras would count the encoder's other weights as ours
-        # Where the last norm comes after pooling, it is here the same for every patch.
+        # A function, because Keras would count the encoder's unused weights as this model's.
+        self._encoder = lambda: encoder
+        # A last norm that comes after pooling is applied here to every patch.
         self.norm = encoder.get_layer("encoder_norm") if config.final_norm == "pooled" else None
         patches = encoder.get_layer("embedding").output
         tokens = encoder.get_layer(f"block_{config.num_layers - 1}" if self.norm else "encoder_norm").output
@@ -86,11 +87,11 @@ class MaskedPatchModel(keras.Model):
 
     @property
     def encoder(self) -> VisionTransformer:
-        """The Vision Transformer that is trained."""
+        """Vision Transformer that is trained."""
         return self._encoder()
 
     def call(self, images: Any, *, corruption: Corruption, training: bool | None = None) -> Any:
-        """The logits of every patch's colour, corrupted or not."""
+        """Return the logits of every patch's colour, corrupted or not."""
         patches = self.stem(images, training=training)
         mask = tf.cast(self.mask_embedding, patches.dtype)
         patches = tf.gather(patches, corruption.source, batch_dims=1)
@@ -100,22 +101,22 @@ class MaskedPatchModel(keras.Model):
 
 
 def colour_classes(images: Any, config: ViTConfig) -> Any:
-    """The class of every patch: the three highest bits of its mean red, green and blue, red first.
+    """Return the class of every patch: the three highest bits of its mean red, green and blue, red first.
 
-    The preparation is undone, to 0..255; the mean of each channel is rounded to a whole number (halves to even), so
-    that float errors do not decide between 31.99999 and 32. What augmentation or bicubic resizing put outside of 0..255
-    is clipped. The stem of a hybrid may pad the image: only its pixels count.
+    Preprocessing is inverted, to 0..255. The mean of each channel is rounded to a whole number (halves to even), so
+    that float errors do not decide between 31.99999 and 32. Values outside of 0..255, which augmentation and bicubic
+    resizing produce, are clipped. The padding of a hybrid's stem does not count.
 
     Args:
-        images: float (batch, height, width, channels), prepared by the config's preprocessing.
-        config: of the model: stride, grid, mean and deviation.
+        images: float (batch, height, width, channels), preprocessed as the config says.
+        config: of the model; its stride, grid and preprocessing are used.
 
     Returns:
-        int32 (batch, patches), 0..511 for three channels, patches row by row as the model's tokens.
+        int32 (batch, patches), 0..511 for three channels, in the order of the model's tokens.
     """
     images = tf.convert_to_tensor(images)
     height, width = (cells * step for cells, step in zip(config.grid, config.stride, strict=True))
-    # SAME averages only over what is there, and is VALID for multiples of the stride.
+    # SAME averages over existing pixels only, and equals VALID for multiples of the stride.
     means = tf.nn.avg_pool2d(images[:, :height, :width], config.stride, config.stride, "SAME")
     mean, std = (tf.constant(values, images.dtype) for values in (config.preprocessing.mean, config.preprocessing.std))
     levels = tf.cast(tf.clip_by_value(tf.round((means * std + mean) * 255), 0, 255), tf.int32) // (256 // LEVELS)
@@ -124,39 +125,35 @@ def colour_classes(images: Any, config: ViTConfig) -> Any:
 
 
 def corruption(seed: Any, *, batch: Any, patches: int) -> Corruption:
-    """Draws what is corrupted: the same for the same seed.
+    """Draw the corruption of a batch, the same for the same seed.
 
-    The paper says "we corrupt 50 % of patch embeddings": here exactly round(patches / 2) of every image, halves to
-    even. Each of them is by itself masked (80 %), swapped for another patch of the image (10 %) or kept (10 %).
+    "We corrupt 50 % of patch embeddings" (paper): exactly round(patches / 2) of every image, halves to even. Each of
+    them, independently, is masked (80 %), swapped for another patch of the image (10 %) or kept (10 %).
 
     Args:
         seed: int32 (2,).
         batch: number of images.
-        patches: of an image, at least 2.
-
-    Raises:
-        ValueError: for fewer patches.
+        patches: number of patches of an image, at least 2.
     """
     _check_patches(patches)
     which, fate, distance = tf.unstack(tf.random.stateless_uniform((3, batch, patches), seed, 0, 2**31 - 1, tf.int32))
-    # The rank of a random number is uniform, and no two patches share one.
+    # The rank of a random number is uniform, and no two patches have the same rank.
     corrupted = tf.argsort(tf.argsort(which, axis=-1), axis=-1) < round(CORRUPTED * patches)
     fate %= 10
     swapped = corrupted & (fate >= MASKED) & (fate < MASKED + SWAPPED)
-    distance = 1 + distance % (patches - 1)  # never 0, which would be the patch itself
+    distance = 1 + distance % (patches - 1)  # 0 would be the patch itself
     source = (tf.range(patches) + tf.where(swapped, distance, 0)) % patches
     return Corruption(corrupted, corrupted & (fate < MASKED), source)
 
 
 def objective(*, remat: bool = False) -> Objective:
-    """Cross-entropy of the colours of the corrupted patches, the mean of each image.
+    """Return the mean cross-entropy of the colours of each image's corrupted patches.
+
+    It is an objective of a `MaskedPatchModel` on batches of "image" (batch, height, width, channels), preprocessed.
+    Accuracy is the share of an image's corrupted patches whose colour is predicted correctly.
 
     Args:
-        remat: compute encoder blocks again for their gradient.
-
-    Returns:
-        an objective of a `MaskedPatchModel` on batches of "image" (batch, height, width, channels), prepared; accuracy
-        is the share of an image's corrupted patches whose colour is right.
+        remat: whether to recompute encoder blocks for their gradient.
     """
 
     def masked_patch(model: Any, batch: dict[str, Any], seed: Any) -> tuple[Any, dict[str, Any]]:
@@ -166,10 +163,10 @@ def objective(*, remat: bool = False) -> Objective:
         with scope(seed, remat=remat):
             logits = model(batch["image"], corruption=drawn, training=True)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits)
-        right = tf.equal(tf.argmax(logits, axis=-1, output_type=tf.int32), classes)
+        is_correct = tf.equal(tf.argmax(logits, axis=-1, output_type=tf.int32), classes)
         counted = tf.cast(drawn.corrupted, losses.dtype)
         share = counted / tf.reduce_sum(counted, axis=-1, keepdims=True)
-        accuracy = tf.reduce_sum(tf.cast(right, losses.dtype) * share, axis=-1)
+        accuracy = tf.reduce_sum(tf.cast(is_correct, losses.dtype) * share, axis=-1)
         return tf.reduce_sum(losses * share, axis=-1), {"accuracy": accuracy}
 
     return masked_patch
@@ -178,6 +175,6 @@ def objective(*, remat: bool = False) -> Objective:
 def _check_patches(patches: int) -> None:
     if patches < 2:
         raise ValueError(
-            "Masked patch prediction swaps patches of an image, and so needs two or more: a smaller patch_size or a "
+            "Masked patch prediction swaps patches of an image and needs two or more: use a smaller patch_size or a "
             f"larger image_size. Received: a model of {patches} patch"
         )

@@ -1,4 +1,4 @@
-"""What training makes small: the losses of the papers, one value an image."""
+"""Losses that training minimises, as in the papers, one value per image."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import tensorflow as tf
 
 from keras_vit.model.layers.randomness import scope
 
-# (model, batch, seed) -> the loss of every image and further figures of every image, each float32 (batch,).
+# (model, batch, seed) -> the loss of every image and further metrics of every image, each float32 (batch,).
 Objective: TypeAlias = Callable[[Any, dict[str, Any], Any], tuple[Any, dict[str, Any]]]
 
 
 def classification(kind: str, *, label_smoothing: float = 0.0, remat: bool = False) -> Objective:
-    """Cross-entropy between logits and labels that may be mixed, smoothed or several.
+    """Return the cross-entropy between logits and labels, which may be mixed, smoothed or several.
 
     Args:
-        kind: "softmax", or "sigmoid": every class by itself, summed over classes (big_vision's sigmoid_xent).
+        kind: "softmax", or "sigmoid": each class independently, summed over classes (big_vision's sigmoid_xent).
         label_smoothing: share of the label that is spread evenly over all classes.
-        remat: compute encoder blocks again for their gradient.
+        remat: whether to recompute encoder blocks for their gradient.
 
     Returns:
-        an objective on batches of "image" (batch, height, width, channels) and "label" float32 (batch, classes).
+        An objective on batches of "image" (batch, height, width, channels) and "label" float32 (batch, classes).
     """
 
     def objective(model: Any, batch: dict[str, Any], seed: Any) -> tuple[Any, dict[str, Any]]:
         with scope(seed, remat=remat):
             logits = model(batch["image"], training=True)
         labels = batch["label"]
-        right = tf.equal(tf.argmax(logits, axis=-1), tf.argmax(labels, axis=-1))
+        is_correct = tf.equal(tf.argmax(logits, axis=-1), tf.argmax(labels, axis=-1))
         smooth = labels * (1 - label_smoothing) + label_smoothing / labels.shape[-1]
-        return _cross_entropy(kind, logits, smooth), {"accuracy": tf.cast(right, tf.float32)}
+        return _cross_entropy(kind, logits, smooth), {"accuracy": tf.cast(is_correct, tf.float32)}
 
     return objective
 

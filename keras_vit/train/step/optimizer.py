@@ -1,8 +1,8 @@
-"""The official update rules, to the digit, under every strategy: SGD with momentum, and AdamW.
+"""Official update rules under every strategy: SGD with momentum, and AdamW.
 
-They are those of optax, with which vit_jax and big_vision train: `optax.sgd`, whose momentum does not hold the
-learning rate (Keras' does, which under a schedule is another rule), and `optax.scale_by_adam`, whose epsilon is added
-to the bias-corrected root (Keras adds it before the correction).
+They compute what optax does, with which vit_jax and big_vision train: `optax.sgd`, whose momentum does not include
+the learning rate (Keras' does, which is another rule under a schedule), and `optax.scale_by_adam`, whose epsilon is
+added to the bias-corrected root (Keras adds it before the correction).
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from keras_vit.train.step import schedule
 # fn(variable, *tensors and slots) assigns to the variable and the slots.
 Update = tuple[tf.Variable, Callable[..., Any], Sequence[Any]]
 
-# Layers in front of the first block; a hybrid's ResNet is part of what embeds patches. Relative positions that all
-# blocks share are part of each block's attention, and BEiT has them train at the full rate.
+# Layers before the first block; a hybrid's ResNet is part of the patch embedding. Relative positions that all blocks
+# share are not among them: BEiT trains these at the full rate.
 _STEM = re.compile(r"(embedding|prefix|position(?!/relative)|pre_norm|masked_patch|root|stage_\d+_unit_\d+)/")
-_BLOCK = re.compile(r"(?:block|position)_(\d+)/")  # position_3 is added in front of block 3
+_BLOCK = re.compile(r"(?:block|position)_(\d+)/")  # position_3 is added before block 3
 
 
 class Optimizer:
-    """One optimizer's state and its step. Create it inside `strategy.scope()`.
+    """State and update of one optimizer. Create it inside `strategy.scope()`.
 
     Args:
         recipe: optimizer, learning_rate, momentum, beta1, beta2, epsilon, momentum_dtype, weight_decay,
-            weight_decay_independent, layer_decay and schedule count.
-        variables: float32 variables that train; of a Keras variable, its `.value`.
+            weight_decay_independent, layer_decay and schedule are used.
+        variables: float32 variables that are trained; for a Keras variable, its `.value`.
         names: their paths without the model's name, such as "block_3/mlp/dense1/kernel", in the same order.
-        total_steps: updates of the run.
-        warmup: of these, how many the rate rises in.
+        total_steps: number of updates of the run.
+        warmup: number of updates of the warm-up.
         num_layers: of the model, for the layer-wise decay.
 
     Attributes:
@@ -53,7 +53,7 @@ class Optimizer:
         num_layers: int,
     ) -> None:
         if len(variables) != len(names) or len(set(names)) != len(names):
-            raise ValueError(f"Every variable has a name of its own. Received: {len(variables)}, named {list(names)}")
+            raise ValueError(f"Every variable needs its own name. Received: {len(variables)} variables, {list(names)}")
         self.recipe = recipe
         self.variables = list(variables)
         self.names = list(names)
@@ -71,22 +71,22 @@ class Optimizer:
         }
 
     def rate(self, step: tf.Tensor) -> tf.Tensor:
-        """The learning rate of a step, a float32 scalar, before the layer-wise decay."""
+        """Return the learning rate of a step, a float32 scalar, before the layer-wise decay."""
         return self.recipe.learning_rate * self.factor(step)
 
     def apply(self, gradients: Sequence[tf.Tensor], step: tf.Tensor) -> None:
-        """Update every variable. Called in each replica's context, or outside of any strategy.
+        """Update every variable. Call it in the context of each replica, or outside of any strategy.
 
         Args:
             gradients: float tensors in the order of the variables, the same on all replicas: all-reduced, clipped.
-            step: its number, an int64 scalar from 0.
+            step: number of the step, an int64 scalar from 0.
 
         Raises:
-            ValueError: a variable has no gradient.
+            ValueError: A variable has no gradient.
         """
         missing = [name for name, gradient in zip(self.names, gradients, strict=True) if gradient is None]
         if missing:
-            raise ValueError(f"The loss does not depend on {missing}: freeze them. Received: no gradient")
+            raise ValueError(f"The loss does not depend on {missing}. Freeze them. Received: no gradient")
         rule = self._adamw if self.recipe.optimizer == "adamw" else self._sgd
         factor, rate = self.factor(step), self.rate(step)
         count = tf.cast(step, tf.float32) + 1.0
@@ -94,15 +94,15 @@ class Optimizer:
         for name, variable, gradient, scale in zip(self.names, self.variables, gradients, self._scales, strict=True):
             slots = [self.slots[f"{kind}/{name}"] for kind in self._kinds]
             decay = self._decay(name, factor, rate * scale)
-            gradient = tf.cast(tf.convert_to_tensor(gradient), tf.float32)  # of a lookup it is a tf.IndexedSlices
+            gradient = tf.cast(tf.convert_to_tensor(gradient), tf.float32)  # a lookup's is tf.IndexedSlices
             updates.append((variable, rule, (gradient, rate * scale, decay, count, *slots)))
         update_variables(updates)
 
     def _decay(self, name: str, factor: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
-        """The share of a variable's value that a step takes off: only kernels decay, as in both official codes."""
+        """Return the share of its value that a variable loses in a step; in both official codes only kernels decay."""
         if name.rpartition("/")[2] != "kernel":
             return tf.constant(0.0)
-        # big_vision/optax.py adds the decay behind the learning rate and its multipliers, before the schedule.
+        # big_vision/optax.py adds the decay after the learning rate and its multipliers, before the schedule.
         return self.recipe.weight_decay * (factor if self.recipe.weight_decay_independent else rate)
 
     def _sgd(
@@ -133,31 +133,31 @@ class Optimizer:
 
 
 def clip(gradients: Sequence[tf.Tensor], clip_norm: float | None) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Scale gradients down to a global norm, as `optax.clip_by_global_norm`.
+    """Scale gradients down to a global norm, as `optax.clip_by_global_norm` does.
 
     Args:
-        gradients: float tensors, all-reduced already: each replica's own norm is another.
+        gradients: float tensors, all-reduced: the norm of one replica's share is another.
         clip_norm: the largest norm; None for no limit.
 
     Returns:
-        The gradients, float32, and their global norm before, a float32 scalar. Not a number in, not a number out;
-        a norm beyond float32 is infinite and the gradients are then 0, so look at it before applying them.
+        The gradients, float32, and their global norm before clipping, a float32 scalar. Gradients that are not a number
+        stay so. A norm beyond float32 is infinite and makes the gradients 0: check it before you apply them.
     """
     dense = [tf.cast(tf.convert_to_tensor(gradient), tf.float32) for gradient in gradients]
     norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(gradient)) for gradient in dense]))
     if clip_norm is None:
         return dense, norm
-    # Without tf.where a norm below the limit would still round the gradients.
+    # tf.where, because multiplying by 1 rounds the gradients where the norm is below the limit.
     return [tf.where(norm < clip_norm, gradient, gradient / norm * clip_norm) for gradient in dense], norm
 
 
 def update_variables(updates: Sequence[Update]) -> None:
-    """Run functions that assign to variables, on every copy of them, from the context of a replica.
+    """Run functions that assign to variables on every copy of these, from the context of a replica.
 
     Args:
-        updates: of each variable: it, a function and its arguments. The function gets the variable, the tensors and
-            the variables among the arguments as they are on one device. Other variables than the first may be assigned
-            to too where they were made under the same strategy.
+        updates: for each variable: the variable, a function and its further arguments. The function gets the variable
+            and those arguments that are tensors or variables as they are on one device. It may also assign to other
+            variables that were created under the same strategy.
     """
 
     def merged(strategy: tf.distribute.Strategy, *arguments: Sequence[Any]) -> None:
@@ -165,17 +165,17 @@ def update_variables(updates: Sequence[Update]) -> None:
             strategy.extended.update(variable, fn, args=args, group=False)
 
     strategy = tf.distribute.get_strategy()
-    # Keras' optimizers go this way too: replicas meet in merge_call, except where the strategy (TPU, NCCL) has none.
+    # As Keras' optimizers do: replicas meet in merge_call, except where the strategy (TPU, NCCL) has none.
     tf.__internal__.distribute.interim.maybe_merge_call(merged, strategy, *(tuple(args) for _, _, args in updates))
 
 
 def _decayed(slot: tf.Variable, rate: float) -> tf.Tensor:
-    """A slot times a number, float32; in bfloat16 both are of that type and so is the product, as in JAX."""
+    """Multiply a slot by a number in the slot's dtype, as JAX does, and return float32."""
     return tf.cast(tf.cast(rate, slot.dtype) * slot, tf.float32)
 
 
 def _depth(name: str, num_layers: int) -> int:
-    """BEiT's number of a variable's layer (`get_num_layer_for_vit` in its optim_factory.py): 0 in front of block 0."""
+    """Return BEiT's number of a variable's layer (`get_num_layer_for_vit` in optim_factory.py): 0 before block 0."""
     if block := _BLOCK.match(name):
         return int(block[1]) + 1
     return 0 if _STEM.match(name) else num_layers + 1

@@ -1,4 +1,4 @@
-"""The learning rate's course, as `create_learning_rate_schedule` in vit_jax/utils.py and big_vision/utils.py."""
+"""Learning rate schedules, as `create_learning_rate_schedule` in vit_jax/utils.py and big_vision/utils.py."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from keras_vit.train._recipe import Recipe
 
 
 def factor(recipe: Recipe, total_steps: int, warmup: int) -> Callable[[tf.Tensor], tf.Tensor]:
-    """The share of the recipe's learning rate that each step has: 1 at the peak.
+    """Return the schedule: the share of the recipe's learning rate at each step, 1 at the peak.
 
     Args:
-        recipe: its schedule, learning_rate and linear_end count.
-        total_steps: updates of the run.
-        warmup: of these, how many the rate rises linearly in; step 0 then has rate 0.
+        recipe: its schedule, learning_rate and linear_end are used.
+        total_steps: number of updates of the run.
+        warmup: number of updates in which the rate rises linearly from 0 at step 0.
 
     Returns:
         A function of a step's number, an int64 scalar from 0, to a float32 scalar.
 
     Raises:
-        ValueError: the warm-up takes the whole run.
+        ValueError: The warm-up is as long as the run.
     """
     if not 0 <= warmup < max(total_steps, 1):
-        raise ValueError(f"The warm-up is shorter than the run. Received: {warmup} of {total_steps} steps")
+        raise ValueError(f"The warm-up must be shorter than the run. Received: {warmup} of {total_steps} steps")
     end = recipe.linear_end / recipe.learning_rate
 
     def share(step: tf.Tensor) -> tf.Tensor:
         step = tf.cast(step, tf.int64)
-        # Subtracted as whole numbers: float32 counts to 16.7 million only.
+        # The difference is taken of whole numbers: float32 holds them only up to 16.7 million.
         progress = tf.clip_by_value(tf.cast(step - warmup, tf.float32) / float(total_steps - warmup), 0.0, 1.0)
         if recipe.schedule == "cosine":
             value = 0.5 * (1.0 + tf.cos(math.pi * progress))

@@ -1,4 +1,4 @@
-"""Which devices train: one, all of this machine, several machines, or a TPU."""
+"""Choose the devices that train: one, all of this machine, several machines, or a TPU."""
 
 from __future__ import annotations
 
@@ -9,48 +9,58 @@ from typing import Any
 import tensorflow as tf
 
 STRATEGIES = ("auto", "one", "mirrored", "workers", "tpu")
+_ROLES = ("chief", "worker")
 _EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 
 
 def strategy(name: str = "auto") -> tf.distribute.Strategy:
-    """The strategy of tf.distribute that a name stands for; make it before anything else of TensorFlow runs.
+    """Return the strategy of tf.distribute for a name. Call it before TensorFlow runs anything else.
 
     Args:
         name: "one": the default device. "mirrored": every GPU of this machine (without any, every logical CPU).
-            "workers": the machines in the environment variable TF_CONFIG, this one being its task; each worker
+            "workers": the machines in the environment variable TF_CONFIG, of which this one is the task; each worker
             uses all of its GPUs. "tpu": the TPU of this machine; "tpu:NAME": the one of that name or address.
-            "auto": "workers" where TF_CONFIG names several, "tpu" where TPU_NAME is set, "mirrored" where there are
-            several GPUs, else "one".
+            "auto": "workers" where TF_CONFIG names several machines, "tpu" where TPU_NAME is set, "mirrored" where
+            there are several GPUs, else "one".
 
     Raises:
-        ValueError: for another name, without TF_CONFIG or with one that cannot be read, or without a TPU.
+        ValueError: The name is unknown, TF_CONFIG is missing or not valid, or there is no TPU.
+
+    Example:
+        >>> keras_vit.train.strategy("one").num_replicas_in_sync
+        1
     """
     kind, _, address = name.partition(":")
     if kind not in STRATEGIES or (address and kind != "tpu"):
         raise ValueError(f"strategy is one of {list(STRATEGIES)} or 'tpu:NAME'. Received: {name!r}")
     if kind == "auto":
-        kind = _found()
+        kind = _detect()
     if kind == "workers":
         _check_workers()
         return tf.distribute.MultiWorkerMirroredStrategy()
     if kind == "tpu":
-        return _tpu(address or os.environ.get("TPU_NAME") or "local")
+        return _connect_tpu(address or os.environ.get("TPU_NAME") or "local")
     if kind == "mirrored":
         devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
         return tf.distribute.MirroredStrategy([device.name for device in devices])
     return tf.distribute.get_strategy()
 
 
-def is_chief(chosen: tf.distribute.Strategy) -> bool:
-    """Whether this process is the one that writes files."""
-    resolver = chosen.cluster_resolver
-    if not isinstance(chosen, tf.distribute.MultiWorkerMirroredStrategy) or resolver is None:
+def has_workers(strategy: tf.distribute.Strategy) -> bool:
+    """Return whether several processes train together."""
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+
+
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Return whether this process is the one that writes files."""
+    resolver = strategy.cluster_resolver
+    if not has_workers(strategy) or resolver is None:
         return True
     first = "chief" if "chief" in resolver.cluster_spec().as_dict() else "worker"
     return (resolver.task_type, resolver.task_id) == (first, 0)
 
 
-def _found() -> str:
+def _detect() -> str:
     if len(_addresses(os.environ.get("TF_CONFIG", "{}"))) > 1:
         return "workers"
     if os.environ.get("TPU_NAME"):
@@ -59,32 +69,34 @@ def _found() -> str:
 
 
 def _addresses(text: str) -> list[Any]:
+    """Return the addresses of all machines in the JSON of TF_CONFIG."""
     try:
         cluster = json.loads(text).get("cluster", {})
         return [*cluster.get("chief", []), *cluster.get("worker", [])]
     except (ValueError, AttributeError, TypeError) as error:
-        raise ValueError(f"TF_CONFIG is JSON such as {_EXAMPLE}. Received: {text!r}") from error
+        raise ValueError(f"TF_CONFIG must be JSON such as {_EXAMPLE}. Received: {text!r}") from error
 
 
 def _check_workers() -> None:
+    """Raise a ValueError where TF_CONFIG does not name a cluster and this machine's task in it."""
     text = os.environ.get("TF_CONFIG")
     if text is None:
         raise ValueError(
             "strategy='workers' needs the environment variable TF_CONFIG on every machine, with its own index. "
-            f"It is not set; an example: TF_CONFIG='{_EXAMPLE}'"
+            f"It is not set. Example: TF_CONFIG='{_EXAMPLE}'"
         )
     task = json.loads(text).get("task") if _addresses(text) else None
     if not isinstance(task, dict) or not isinstance(task.get("index"), int) or task.get("type") not in _ROLES:
-        raise ValueError(f"TF_CONFIG names a cluster and this machine's task, such as {_EXAMPLE}. Received: {text!r}")
+        raise ValueError(f"TF_CONFIG must name a cluster and this machine's task: {_EXAMPLE}. Received: {text!r}")
     workers = json.loads(text)["cluster"].get(task["type"], [])
     if not 0 <= task["index"] < len(workers):
-        raise ValueError(f"TF_CONFIG: task index {task['index']} is none of the {len(workers)} of {task['type']!r}")
+        raise ValueError(
+            f"TF_CONFIG: the task index must be below {len(workers)}, the number of machines of type {task['type']!r}. "
+            f"Received: {task['index']}"
+        )
 
 
-_ROLES = ("chief", "worker")
-
-
-def _tpu(address: str) -> tf.distribute.Strategy:
+def _connect_tpu(address: str) -> tf.distribute.Strategy:
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(address)
         tf.config.experimental_connect_to_cluster(resolver)

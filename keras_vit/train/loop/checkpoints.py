@@ -5,10 +5,11 @@
             variables.index             tf.train.Checkpoint: a tensor for each variable, by its name
             variables.data-00000-of-00001
             manifest.json               step, facts, names, shapes and dtypes, sizes and SHA-256 of the other files
-        step-00000600.unfinished        step 600 is being written or deleted: it does not count
+        step-00000600.unfinished        step 600 is being written or deleted, and is ignored
         .lock                           held by the process that trains here (local folders only)
 
-What is there is read from this listing; TensorFlow's own state file `checkpoint` is neither written nor believed.
+The names in the folder are the only list of checkpoints: TensorFlow's state file `checkpoint` is neither written nor
+read.
 """
 
 import contextlib
@@ -31,45 +32,38 @@ UNFINISHED = ".unfinished"
 
 @contextlib.contextmanager
 def exclusive(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Keeps a folder to one training process; the operating system ends it with the process, however that dies.
+    """Lock a folder for one training process; the operating system releases the lock when the process ends.
 
-    In a bucket there is nothing to lock: there two processes are not kept apart.
-
-    Args:
-        folder: Where the run keeps its files; made where it is missing.
+    The folder is created if it does not exist. A bucket has no locks: there two processes are not kept apart.
 
     Raises:
-        BlockingIOError: Another process, or another run of this one, holds the folder.
+        BlockingIOError: Another process, or another run of this one, has locked the folder.
     """
-    path = storage.made_folder(folder)
-    if not storage.is_local(path):
+    path = storage.make_folder(folder)
+    with contextlib.ExitStack() as stack:
+        if storage.is_local(path):
+            try:
+                stack.enter_context(filelock.FileLock(f"{path}/.lock", timeout=0))
+            except filelock.Timeout:
+                raise BlockingIOError(
+                    f"Another process trains in this folder: {path}. Wait for its end, stop it, or use another."
+                ) from None
         yield
-        return
-    lock = filelock.FileLock(f"{path}/.lock")
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise BlockingIOError(
-            f"Another process trains in this folder: {path}. Wait for its end, stop it, or use another folder."
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
-class Saves:
-    """The checkpoints of one run in one folder.
+class Checkpoints:
+    """Checkpoints of one run in one folder.
 
     Args:
-        folder: A local path or `gs://bucket/path`; made where it is missing. One process at a time may save in
-            it: see `exclusive`.
-        variables: What a checkpoint holds, by name. Any dtype and any distribution strategy.
-        keep: How many checkpoints stay, the newest ones; at least 1.
-        facts: What a continued run must have in common with the one that saved (recipe, model, data), as nested
+        folder: local path or `gs://bucket/path`; created where it does not exist. One process at a time may save in
+            it, see `exclusive`.
+        variables: variables of a checkpoint, by name; of any dtype and distribution strategy.
+        keep: number of checkpoints that are kept, the newest ones; at least 1.
+        facts: settings that a continued run must share with the one that saved (recipe, model, data), as nested
             mappings that JSON can hold.
-        may_differ: Dotted names of facts that need not be equal, `"recipe.log_steps"`; a name of a mapping
-            stands for everything below it.
+        may_differ: dotted names of facts that need not be equal, such as `"recipe.log_steps"`; the name of a mapping
+            includes everything below it.
+        writes: whether `save` saves; False on all workers except the chief.
 
     Raises:
         ValueError: `keep` is less than 1.
@@ -83,33 +77,34 @@ class Saves:
         keep: int = 3,
         facts: Mapping[str, Any],
         may_differ: Collection[str] = (),
+        writes: bool = True,
     ) -> None:
         if keep < 1:
-            raise ValueError(f"keep must be 1 or more: the newest checkpoint is needed to go on. Received: {keep}")
-        self.folder = storage.made_folder(folder)
-        self._facts: dict[str, Any] = json.loads(json.dumps(facts))  # as they will come back: tuples are lists
+            raise ValueError(f"keep must be 1 or more: a run continues from the newest checkpoint. Received: {keep}")
+        self.folder = storage.make_folder(folder)
+        self._facts: dict[str, Any] = json.loads(json.dumps(facts))  # as they are read back: tuples become lists
         self._may_differ = frozenset(may_differ)
-        self._keep = keep
+        self._keep, self._writes = keep, writes
         self._checkpoint = tf.train.Checkpoint(variables=dict(variables))
         self._shapes = {name: [v.dtype.name, v.shape.as_list()] for name, v in variables.items()}
-        self._latest: int | None = None  # the step that the variables were last restored from or saved at
+        self._latest: int | None = None  # step of the last restore or save
         self._damaged: set[int] = set()
 
     def steps(self) -> list[int]:
-        """The steps of which there are checkpoints, damaged ones too, in ascending order."""
+        """Return the steps of all checkpoints, damaged ones included, in ascending order."""
         return sorted(self._listed("") - self._listed(UNFINISHED))
 
     def restore(self) -> int | None:
-        """Sets all variables to the newest checkpoint that is whole. Writes nothing.
+        """Set all variables to the newest checkpoint that is not damaged. Writes nothing.
 
-        Warns of each damaged one it passes, by name and reason.
+        Warns of each newer one that is damaged, with the reason.
 
         Returns:
-            The step of that checkpoint; None where none was ever completed.
+            The step of the checkpoint; None where there are no checkpoints.
 
         Raises:
-            CheckpointError: All are damaged; or the newest whole one is of a run with other facts or variables
-                (each is named). No variable has changed then.
+            CheckpointError: All are damaged, or the run that saved had other facts or variables; the message names
+                them. No variable is changed.
         """
         reasons = []
         for step in reversed(self.steps()):
@@ -121,61 +116,61 @@ class Saves:
                 continue
             self._compare(saved)
             for reason in reasons:
-                warnings.warn(f"{reason} Training goes on from step {step}, the one before.", stacklevel=2)
+                warnings.warn(f"{reason} Training continues from step {step}, the one before.", stacklevel=2)
             status = self._checkpoint.read(f"{self._path(step)}/variables")
             status.assert_consumed().assert_existing_objects_matched()
             self._latest = step
             return step
         if reasons:
             raise CheckpointError(
-                "No checkpoint can be used, and training does not silently start anew.\n  "
+                "No checkpoint can be used, and training does not silently start again from the beginning.\n  "
                 + "\n  ".join(reasons)
-                + f"\nBring one back, or use another folder. Folder: {self.folder}"
+                + f"\nRestore one of them, or use another folder. Folder: {self.folder}"
             )
         return None
 
     def save(self, step: int) -> str:
-        """Saves all variables, reads the files back, and only then deletes checkpoints beyond `keep`.
+        """Save all variables, verify the files, and only then delete checkpoints beyond `keep`.
 
-        When it returns, the checkpoint is on the disk and outlives a power cut. Saving the step that was just
-        saved or restored again does nothing.
+        When it returns, the checkpoint survives a power cut. Saving the step of the last save or restore does nothing.
 
         Args:
-            step: How many steps the variables have seen, never less than at the last save.
+            step: number of steps done, not less than at the last save.
 
         Returns:
             The checkpoint's folder, as a string: a `pathlib.Path` cannot hold `gs://`.
 
         Raises:
-            OSError: It cannot be written (a full disk); earlier checkpoints are as they were, and nothing is left
-                of this one.
-            ValueError: The step lies before the last one, or the folder holds checkpoints that `restore` was not
-                asked for.
+            OSError: It cannot be written (a full disk); earlier checkpoints are unchanged, and no part of this one is
+                left.
+            ValueError: The step is before the last one, or the folder holds checkpoints and `restore` was not called.
         """
+        if not self._writes:
+            return self._path(step)
         if self._latest is None and self.steps():
             raise ValueError(f"{self.folder} holds checkpoints: call restore() first, or use another folder.")
         if self._latest is not None and step < self._latest:
-            raise ValueError(f"Steps only grow. The last one here is {self._latest}. Received: {step}")
+            raise ValueError(f"A step must not be before the last one, {self._latest}. Received: {step}")
         if step != self._latest:
-            with storage.plain_errors(
+            with storage.as_os_error(
                 f"Step {step} cannot be saved in {self.folder}, where the checkpoints before it are as they were"
             ):
                 self._write(step)
             self._latest = step
             self._damaged.discard(step)
-            with storage.plain_errors(f"Old checkpoints cannot be deleted in {self.folder}"):
+            with storage.as_os_error(f"Old checkpoints cannot be deleted in {self.folder}"):
                 self._prune(step)
         return self._path(step)
 
     def _path(self, step: int) -> str:
         return f"{self.folder}/step-{step:08d}"
 
-    def _mark_of(self, step: int) -> str:
+    def _mark_path(self, step: int) -> str:
         return self._path(step) + UNFINISHED
 
     def _listed(self, suffix: str) -> set[int]:
-        """The steps of which the folder has an entry whose name ends in `suffix`."""
-        names = (name.rstrip("/") for name in tf.io.gfile.listdir(self.folder))  # folders of buckets end in /
+        """Return the steps of all entries of the folder whose name ends in `suffix`."""
+        names = (name.rstrip("/") for name in tf.io.gfile.listdir(self.folder))  # a bucket's folders end in /
         return {
             int(m[1]) for name in names if name.endswith(suffix) and (m := STEP.fullmatch(name.removesuffix(suffix)))
         }
@@ -186,16 +181,16 @@ class Saves:
             for unfinished in self._listed(UNFINISHED):
                 self._delete(unfinished)
             self._mark(step)
-            storage.remove(path)  # a damaged one: a whole one would have been restored
+            storage.remove(path)  # a damaged one, or it would have been restored
             tf.io.gfile.makedirs(path)
             self._checkpoint.write(f"{path}/variables")
-            _read_back(f"{path}/variables")
+            _check_tensors(f"{path}/variables")
             files = sorted(tf.io.gfile.glob(f"{path}/variables.*"))
-            storage.settle(*files)
+            storage.sync(*files)
             manifest.write(path, {"step": step, "facts": self._facts, "variables": self._shapes}, files)
             self._unmark(step)
         except BaseException:  # Ctrl-C too
-            with contextlib.suppress(OSError, tf.errors.OpError):  # the mark says that it does not count
+            with contextlib.suppress(OSError, tf.errors.OpError):  # while marked, it is ignored
                 self._delete(step)
             raise
 
@@ -205,23 +200,23 @@ class Saves:
         self._unmark(step)
 
     def _mark(self, step: int) -> None:
-        if not tf.io.gfile.exists(self._mark_of(step)):  # on a full disk there may be no writing it again
-            storage.replace(self._mark_of(step), b"")
+        if not tf.io.gfile.exists(self._mark_path(step)):  # a full disk may have no room to write it again
+            storage.replace(self._mark_path(step), b"")
 
     def _unmark(self, step: int) -> None:
-        storage.settle(self.folder)  # the mark is the last to go, after a power cut as well
-        tf.io.gfile.remove(self._mark_of(step))
-        storage.settle(self.folder)
+        storage.sync(self.folder)  # no power cut may remove the mark before the files
+        tf.io.gfile.remove(self._mark_path(step))
+        storage.sync(self.folder)
 
     def _prune(self, newest: int) -> None:
-        """Deletes what stands before `newest`: damaged ones, and whole ones beyond `keep`."""
+        """Delete checkpoints up to `newest`: all damaged ones, and others beyond `keep`."""
         steps = [step for step in self.steps() if step <= newest]
         kept = [step for step in steps if step not in self._damaged][-self._keep :]
         for step in sorted(set(steps).difference(kept)):
             self._delete(step)
 
     def _compare(self, saved: dict[str, Any]) -> None:
-        """Refuses a checkpoint of another run."""
+        """Raise a CheckpointError for a checkpoint of another run."""
         facts = manifest.differences(saved["facts"], self._facts, self._may_differ)
         shapes = manifest.differences(saved["variables"], self._shapes)
         for title, remedy, lines in (
@@ -235,8 +230,8 @@ class Saves:
                 )
 
 
-def _read_back(prefix: str) -> None:
-    """Reads every tensor, which compares each with the CRC-32C that was taken of it in memory."""
+def _check_tensors(prefix: str) -> None:
+    """Read every tensor, which TensorFlow compares with the CRC-32C of its values in memory."""
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     for name in reader.get_variable_to_shape_map():
         reader.get_tensor(name)

@@ -1,0 +1,189 @@
+"""Log of a training run: JSON lines, TensorBoard events, and a picture at the end.
+
+`log.jsonl` holds one JSON object per line, such as `{"step": 10, "loss": 2.3}`. Numbers that JSON has no form for are
+the strings "NaN", "Infinity" and "-Infinity", which Python's `float()` and JavaScript's `Number()` read. The folder
+`tensorboard` holds the same numbers as events.
+"""
+
+import io
+import json
+import math
+import os
+import re
+import socket
+import time
+import warnings
+from typing import Any
+
+import tensorflow as tf
+
+from keras_vit._util.text import install_command
+from keras_vit.train.loop import storage
+
+FILE = "log.jsonl"
+EVENTS = "tensorboard"
+EVENTS_TIME = re.compile(r"tfevents\.(\d+)")  # in the name of a file
+# As `tf.summary.scalar` writes it, which needs the package tensorboard.
+SCALARS = tf.compat.v1.SummaryMetadata(
+    plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"), data_class="DATA_CLASS_SCALAR"
+)
+PICTURE = "plot.png"
+# A panel shows the metric of this name and those that end in it, such as `evaluation_loss`.
+PANELS = ("loss", "accuracy", "learning_rate", "gradient_norm")
+
+
+class Log:
+    """Log of one run in one folder.
+
+    Opening it drops the lines of steps that will be taken again, and warns of lines that cannot be read. Nothing is
+    written twice or missing if a run writes the metrics of a step and calls `flush` before it saves the checkpoint of
+    that step. Files of events are not changed: a new one begins with a restart, at which TensorBoard itself drops the
+    events of later steps from the files before.
+
+    Args:
+        folder: local path or `gs://bucket/path`; created where it does not exist.
+        last_step: number of steps that the restored checkpoint has done; None for a run from the beginning.
+
+    Raises:
+        OSError: The files cannot be read or rewritten.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, last_step: int | None = None) -> None:
+        self._folder = storage.make_folder(folder)
+        self._path = f"{self._folder}/{FILE}"
+        self._restart = 0 if last_step is None else last_step + 1
+        self._pending: list[tuple[int, dict[str, float]]] = []
+        self._files: tuple[Any, Any] | None = None  # opened for the first line: a finished run changes nothing
+        with storage.as_os_error(f"{self._folder} cannot be brought back to step {last_step}"):
+            if tf.io.gfile.exists(self._path):
+                _drop_later_records(self._path, self._restart)
+
+    def write(self, step: int, **scalars: float) -> None:
+        """Add one line: numbers of Python, NumPy or TensorFlow, NaN and infinity too, after so many steps.
+
+        In a local folder it is visible at once, and survives the end of the process.
+
+        Raises:
+            OSError: It cannot be written (a full disk).
+        """
+        self._pending.append((int(step), {name: float(value) for name, value in scalars.items()}))
+        if storage.is_local(self._path):  # in a bucket every write uploads the whole file
+            self._write_pending()
+
+    def flush(self) -> None:
+        """Return when everything written so far is on the disk and survives a power cut."""
+        self._write_pending()
+        if self._files is None:
+            return
+        with storage.as_os_error(f"{self._folder} cannot be written"):
+            events = tf.io.gfile.glob([self._events_folder, f"{self._events_folder}/*tfevents*"])
+            storage.sync(self._path, self._folder, *events)
+
+    def close(self) -> None:
+        """Flush and close the files."""
+        self.flush()
+        for file in self._files or ():
+            file.close()
+
+    @property
+    def _events_folder(self) -> str:
+        return f"{self._folder}/{EVENTS}"
+
+    def _write_pending(self) -> None:
+        """Write pending lines to the file system."""
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        with storage.as_os_error(f"{self._folder} cannot be written"):
+            self._files = self._files or (
+                tf.io.gfile.GFile(self._path, "a"),
+                _open_events(self._events_folder, self._restart),
+            )
+            lines, events = self._files
+            for step, values in pending:
+                json_able = {name: v if math.isfinite(v) else json.dumps(v) for name, v in values.items()}
+                lines.write(json.dumps({"step": step} | json_able) + "\n")
+                events.write(_event(step, values))
+            lines.flush()
+            events.flush()
+
+
+def plot(folder: str | os.PathLike[str]) -> str:
+    """Draw loss, accuracy, learning rate and gradient norm of a run's log into `plot.png`; return its path.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: The log has none of these metrics.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(f"A plot needs the package matplotlib: {install_command('plots')}") from error
+    path = storage.make_folder(folder)
+    records = _records(f"{path}/{FILE}") if tf.io.gfile.exists(f"{path}/{FILE}") else []
+    names = sorted({name for record in records for name in record}, key=lambda name: (len(name), name))
+    panels = {panel: [n for n in names if f"_{n}".endswith(f"_{panel}")] for panel in PANELS}
+    panels = {panel: curves for panel, curves in panels.items() if curves}
+    if not panels:
+        raise ValueError(f"Expected {FILE} with records of {', '.join(PANELS)}. Received: {path}, which has none.")
+    figure = Figure(figsize=(7, 2.5 * len(panels)), layout="constrained")
+    for axes, (panel, curves) in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels.items(), strict=True):
+        for name in curves:
+            points = [(record["step"], float(record[name])) for record in records if name in record]
+            # Few points are hard to see on a curve without markers.
+            axes.plot(*zip(*points, strict=True), label=name, marker="." if len(points) < 30 else None)
+        axes.set(ylabel=panel.replace("_", " "), xlabel="step")
+        if len(curves) > 1:
+            axes.legend()
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    storage.replace(f"{path}/{PICTURE}", picture.getvalue())
+    return f"{path}/{PICTURE}"
+
+
+def _records(path: str) -> list[dict[str, Any]]:
+    """Read the lines of a log, without those that a kill or a power cut left incomplete."""
+    records = []
+    for number, line in enumerate(storage.read(path).splitlines(), 1):
+        try:
+            record = json.loads(line)
+            record["step"] = int(record["step"])
+            records.append(record)
+        except (ValueError, TypeError, LookupError):
+            warnings.warn(f"{path}: line {number} is incomplete or no record, and is left out.", stacklevel=4)
+    return records
+
+
+def _drop_later_records(path: str, restart: int) -> None:
+    kept = b"".join(json.dumps(record).encode() + b"\n" for record in _records(path) if record["step"] < restart)
+    if kept != storage.read(path):
+        storage.replace(path, kept)
+
+
+def _open_events(folder: str, restart: int) -> Any:
+    """Open a new file of events that begins with a restart.
+
+    TensorBoard reads the files of a folder in the order of their names; at a restart it drops the events of files
+    before whose step is not below that of the restart.
+    """
+    tf.io.gfile.makedirs(folder)
+    earlier = [int(found[1]) for path in tf.io.gfile.listdir(folder) if (found := EVENTS_TIME.search(path))]
+    seconds = max([int(time.time()), *(number + 1 for number in earlier)])  # another machine's clock may be ahead
+    path = f"{folder}/events.out.tfevents.{seconds:010d}.{socket.gethostname()}.{os.getpid()}.v2"
+    writer = tf.io.TFRecordWriter(path)
+    version = tf.compat.v1.Event(wall_time=time.time(), file_version="brain.Event:2")
+    start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+    for event in (version, tf.compat.v1.Event(wall_time=time.time(), step=restart, session_log=start)):
+        writer.write(event.SerializeToString())
+    return writer
+
+
+def _event(step: int, values: dict[str, float]) -> bytes:
+    """Return the serialized event of one line."""
+    scalars = [
+        tf.compat.v1.Summary.Value(tag=name, metadata=SCALARS, tensor=tf.make_tensor_proto(value, tf.float32))
+        for name, value in values.items()
+    ]
+    event = tf.compat.v1.Event(wall_time=time.time(), step=step, summary=tf.compat.v1.Summary(value=scalars))
+    serialized: bytes = event.SerializeToString()
+    return serialized

@@ -1,0 +1,104 @@
+"""Averages of the metrics of training steps, and the speed of training."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from keras_vit.train.loop.log_files import Log
+from keras_vit.train.step.train_step import METRICS
+
+
+class MetricLogger:
+    """Write the means of metrics to the log, the progress bar and `history`.
+
+    Args:
+        log: None writes no files.
+        advance: moves the progress bar by a number of steps, and shows a text beside it.
+        batch_size: images per step.
+
+    Attributes:
+        history: all lines: dicts with "step" and metrics.
+    """
+
+    def __init__(self, log: Log | None, advance: Callable[..., None], *, batch_size: int) -> None:
+        self.history: list[dict[str, float]] = []
+        self._log, self._advance, self._batch_size = log, advance, batch_size
+        self._pending: list[tuple[int, Any]] = []  # tensors that the device may still compute
+        self._is_compiled = False
+        self._since = time.monotonic()
+        self._timed_steps = 0  # since the last line
+        self._all_steps, self._all_seconds = 0, 0.0
+
+    def add(self, steps: int, metrics: Any) -> None:
+        """Add the metrics of one call of the training step, which took `steps` steps, without waiting for them.
+
+        The first call compiles: it is waited for, and does not count for the speed.
+        """
+        self._pending.append((steps, metrics))
+        self._advance(steps)
+        self._timed_steps += steps
+        if not self._is_compiled:
+            metrics.numpy()
+            self._is_compiled, self._since, self._timed_steps = True, time.monotonic(), 0
+
+    def log_means(self, done: int, *, learning_rate: float) -> dict[str, float]:
+        """Write the means since the last call as the line of step `done`, and return them by name."""
+        steps = [count for count, _ in self._pending]
+        values = np.average([metrics.numpy() for _, metrics in self._pending], axis=0, weights=steps)
+        self._pending.clear()
+        means = dict(zip(METRICS, map(float, values), strict=True))
+        line = {name: value for name, value in means.items() if name != "stop"}
+        line |= {"learning_rate": learning_rate, "images_per_second": self._speed()}
+        self.log(done, line)
+        self._advance(0, _one_line(line))
+        return means
+
+    def log_evaluation(self, done: int, metrics: Mapping[str, float]) -> None:
+        """Write metrics on held-out images, where there are any, as one more line of step `done`."""
+        if metrics:
+            self.log(done, {f"evaluation_{name}": value for name, value in metrics.items()})
+
+    def log(self, done: int, line: Mapping[str, float]) -> None:
+        """Write a line."""
+        self.history.append({"step": done, **line})
+        if self._log:
+            self._log.write(done, **line)
+
+    def flush(self) -> None:
+        """Return when all lines are on the disk."""
+        if self._log:
+            self._log.flush()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not count the time of the block for the speed."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._since += time.monotonic() - start
+
+    @property
+    def images_per_second(self) -> float:
+        """Speed of all steps except those of the first call; 0 where there are no others."""
+        return self._all_steps * self._batch_size / self._all_seconds if self._all_steps else 0.0
+
+    def _speed(self) -> float:
+        """Return the images per second since the last call."""
+        now = time.monotonic()
+        steps, seconds = self._timed_steps, now - self._since
+        self._all_steps, self._all_seconds = self._all_steps + steps, self._all_seconds + seconds
+        self._since, self._timed_steps = now, 0
+        return steps * self._batch_size / seconds if steps else 0.0
+
+
+def _one_line(line: Mapping[str, float]) -> str:
+    return (
+        f"loss {line['loss']:.4f}  accuracy {line['accuracy']:.3f}  lr {line['learning_rate']:.2e}  "
+        f"grad norm {line['gradient_norm']:.2f}  {line['images_per_second']:,.0f} images/s"
+    )

@@ -1,0 +1,86 @@
+"""Training steps of a run: the compiled step on the batches of its data."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from keras_vit.train.data import pipeline
+from keras_vit.train.data.sources import Data, Order
+from keras_vit.train.data.split import Split
+from keras_vit.train.step import strategies
+from keras_vit.train.step.state import TrainState
+from keras_vit.train.step.train_step import make_train_step
+
+
+class TrainingSteps:
+    """Steps on batches that follow from the recipe's seed and the number of the step alone.
+
+    Args:
+        state: that is updated; its step is the first to take.
+        data: its training images are read.
+        strategy: of tf.distribute, in whose scope the state was created.
+
+    Attributes:
+        has_workers: whether several processes train together.
+    """
+
+    def __init__(self, state: TrainState, data: Data, *, strategy: tf.distribute.Strategy) -> None:
+        self._recipe, self._config = state.recipe, state.model.config
+        self._split, self._num_classes = training_split(data), data.num_classes
+        self._start, self._strategy = int(state.step.numpy()), strategy
+        self.has_workers = strategies.has_workers(strategy)
+        self._train_step = make_train_step(state, strategy)
+
+    def take(self, done: int, count: int, *, stop: bool) -> Any:
+        """Take `count` steps after the first `done`, and return the metrics of `make_train_step`.
+
+        Raises:
+            ValueError: An image cannot be decoded. TensorFlow does not say which; the message does.
+        """
+        try:
+            return self._train_step(self._batches, tf.constant(count), tf.constant(float(stop)))
+        except tf.errors.InvalidArgumentError as error:
+            order = Order(batch=self._recipe.batch_size, seed=self._recipe.seed, start=done)
+            bad = self._split.first_bad(order, batches=count)
+            if bad is None:
+                raise
+            raise ValueError(f"Step {done + 1}: {bad} cannot be decoded. Repair or remove it.") from error
+
+    @functools.cached_property
+    def _batches(self) -> Iterator[Any]:
+        return iter(self._strategy.distribute_datasets_from_function(self._batches_of_worker))
+
+    def _batches_of_worker(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
+        local = context.num_replicas_in_sync // context.num_input_pipelines
+        order = Order(
+            batch=self._recipe.batch_size,
+            seed=self._recipe.seed,
+            start=self._start,
+            replicas=context.num_replicas_in_sync,
+            first_replica=context.input_pipeline_id * local,
+            local_replicas=local,
+        )
+        return pipeline.training_batches(
+            self._split,
+            self._recipe,
+            image_size=self._config.size,
+            num_channels=self._config.num_channels,
+            preprocessing=self._config.preprocessing,
+            num_classes=self._num_classes,
+            order=order,
+        )
+
+
+def training_split(data: Data) -> Split:
+    """Return the training images of a data set.
+
+    Raises:
+        ValueError: There are none.
+    """
+    if data.train is None:
+        raise ValueError(f"{data.name} has no training images")
+    return data.train

@@ -1,0 +1,110 @@
+"""Training loop: steps, and between them the log, evaluations and checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from keras_vit.errors import Diverged
+from keras_vit.train._recipe import Recipe
+from keras_vit.train.loop.checkpoints import Checkpoints
+from keras_vit.train.loop.metrics import MetricLogger
+from keras_vit.train.loop.steps import TrainingSteps
+from keras_vit.train.loop.stop import Stop
+from keras_vit.train.step.state import TrainState
+
+
+def train(
+    state: TrainState,
+    steps: TrainingSteps,
+    *,
+    logger: MetricLogger,
+    checkpoints: Checkpoints | None,
+    evaluate: Callable[[], dict[str, float]],
+    stop: Stop,
+) -> dict[str, float] | None:
+    """Train until the last step, or until a signal asks to stop. In both cases a checkpoint is saved.
+
+    Args:
+        state: with fewer steps done than `total_steps`.
+        steps: of that state.
+        logger: of the metrics.
+        checkpoints: None saves none.
+        evaluate: returns metrics on held-out images.
+        stop: says whether a signal came.
+
+    Returns:
+        The metrics on held-out images after the last step; None where a signal came before.
+
+    Raises:
+        Diverged: Loss, gradient or weights are not finite.
+        ValueError: A training image cannot be decoded.
+    """
+    recipe, total, done = state.recipe, state.total_steps, int(state.step.numpy())
+    saved_at = time.monotonic()
+    while True:
+        count = _steps_until_event(recipe, total, done)
+        is_asked = stop.requested
+        metrics = steps.take(done, count, stop=is_asked)
+        done += count
+        logger.add(count, metrics)
+        is_last = done == total
+        is_logged = is_last or _is_due(recipe.log_steps, done)
+
+        # Workers learn from the metrics that one was asked to stop, and all look at them after the same step.
+        if is_logged or (is_asked and not steps.has_workers):
+            means = logger.log_means(done, learning_rate=float(state.optimizer.rate(tf.constant(done - 1, tf.int64))))
+            _check_finite(means, done, checkpoints)
+            if means["stop"] and not is_last:
+                save_checkpoint(state, done, checkpoints, logger)
+                return None
+
+        with logger.paused():
+            if is_last or _is_due(recipe.eval_steps, done):
+                evaluation = evaluate()
+                logger.log_evaluation(done, evaluation)
+            minutes = recipe.checkpoint_minutes
+            is_old = is_logged and minutes is not None and time.monotonic() - saved_at > 60 * minutes
+            if is_last or is_old or _is_due(recipe.checkpoint_steps, done):
+                save_checkpoint(state, done, checkpoints, logger)
+                saved_at = time.monotonic()
+        if is_last:
+            return evaluation
+
+
+def save_checkpoint(state: TrainState, done: int, checkpoints: Checkpoints | None, logger: MetricLogger) -> None:
+    """Save a checkpoint after the log: what was logged up to a step is then never missing.
+
+    Raises:
+        Diverged: A weight is not finite.
+    """
+    if not state.is_finite():
+        raise Diverged(_divergence_message(done, "a weight is not finite", checkpoints))
+    if checkpoints is not None:
+        logger.flush()
+        checkpoints.save(done)
+
+
+def _steps_until_event(recipe: Recipe, total: int, done: int) -> int:
+    """Return the number of steps of the next call: up to `steps_per_call`, the next event, or the end."""
+    intervals = [recipe.log_steps, recipe.checkpoint_steps, recipe.eval_steps]
+    return min(recipe.steps_per_call, total - done, *(every - done % every for every in intervals if every))
+
+
+def _is_due(every: int | None, done: int) -> bool:
+    return every is not None and done % every == 0
+
+
+def _check_finite(means: dict[str, float], done: int, checkpoints: Checkpoints | None) -> None:
+    if not np.isfinite([means["loss"], means["gradient_norm"]]).all():
+        problem = f"the loss is {means['loss']}, the gradient's norm {means['gradient_norm']}"
+        raise Diverged(_divergence_message(done, problem, checkpoints))
+
+
+def _divergence_message(done: int, problem: str, checkpoints: Checkpoints | None) -> str:
+    steps = checkpoints.steps() if checkpoints else []
+    kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no checkpoint from before"
+    return f"Training diverged before step {done}: {problem}; {kept}. Lower learning_rate, or set clip_norm."

@@ -1,0 +1,101 @@
+"""State of a training run in memory: model, optimizer, moving averages and step."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Any
+
+import tensorflow as tf
+
+from keras_vit.model.vision_transformer import HEADS, VisionTransformer
+from keras_vit.train._recipe import Recipe
+from keras_vit.train.step import masked_patch
+from keras_vit.train.step.objective import Objective, classification
+from keras_vit.train.step.optimizer import Optimizer
+
+
+class TrainState:
+    """Everything that changes while training. Create it in the strategy's scope, as the model.
+
+    Args:
+        recipe: how to train.
+        model: that is trained.
+        total_steps: number of steps of the whole run.
+
+    Attributes:
+        whole_model: `model` with the layers that the objective adds; argument of `objective`.
+        objective: gives the loss of every image.
+        trained: variables that are trained.
+        optimizer: of these variables, in their order.
+        averages: path of a trained variable -> its exponential moving average; empty without `ema_decay`.
+        step: int64 variable, number of steps done.
+    """
+
+    def __init__(self, recipe: Recipe, model: VisionTransformer, *, total_steps: int) -> None:
+        self.recipe, self.model, self.total_steps = recipe, model, total_steps
+        self.whole_model, self.objective = _with_objective(recipe, model)
+        trained = _trained_variables(recipe, self.whole_model)
+        self.trained = [v.value for v in trained]
+        self.optimizer = Optimizer(
+            recipe,
+            self.trained,
+            [v.path for v in trained],
+            total_steps=total_steps,
+            warmup=recipe.resolved_warmup(total_steps),
+            num_layers=model.config.num_layers,
+        )
+        self.averages = {
+            v.path: tf.Variable(tf.convert_to_tensor(v.value), trainable=False, dtype=v.value.dtype)
+            for v in (trained if recipe.ema_decay else ())
+        }
+        self.step = tf.Variable(
+            0, dtype=tf.int64, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="step"
+        )
+
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        """All variables of a checkpoint, by name."""
+        return {
+            "step": self.step,
+            **{f"weights/{v.path}": v.value for v in self.whole_model.weights},
+            **{f"optimizer/{name}": slot for name, slot in self.optimizer.slots.items()},
+            **{f"average/{name}": average for name, average in self.averages.items()},
+        }
+
+    def is_finite(self) -> bool:
+        """Return whether every number that a checkpoint would hold is finite."""
+        return all(bool(tf.reduce_all(tf.math.is_finite(v))) for v in self.variables.values() if v.dtype.is_floating)
+
+    def copy_to(self, model: VisionTransformer) -> None:
+        """Copy the moving averages, or without them the weights, into a model of the same config."""
+        for target, own in zip(model.weights, self.model.weights, strict=True):
+            target.assign(self.averages.get(own.path, own.value).numpy())
+
+
+def _with_objective(recipe: Recipe, model: VisionTransformer) -> tuple[Any, Objective]:
+    """Return the model that is called, with the layers that the objective adds, and the objective."""
+    if recipe.objective == "masked_patch":
+        return masked_patch.MaskedPatchModel(model), masked_patch.objective(remat=recipe.remat)
+    return model, classification(recipe.objective, label_smoothing=recipe.label_smoothing, remat=recipe.remat)
+
+
+def _trained_variables(recipe: Recipe, model: Any) -> list[Any]:
+    """Return the variables that the recipe trains.
+
+    Raises:
+        ValueError: A pattern of `freeze` matches no variable, or all variables are frozen.
+    """
+    paths = [v.path for v in model.weights]
+    matches = {pattern: fnmatch.filter(paths, pattern) for pattern in recipe.freeze}
+    frozen = {path for found in matches.values() for path in found}
+    trained = [v for v in model.trainable_variables if v.path not in frozen]
+    if recipe.linear_probe:
+        trained = [v for v in trained if v.path.split("/")[0] in HEADS]
+    unused = [pattern for pattern, found in matches.items() if not found]
+    if unused or not trained:
+        wrong = f"freeze matches no variable with {unused}" if unused else "no variable is left to train"
+        raise ValueError(
+            f"{wrong}. Received: freeze={list(recipe.freeze)}, linear_probe={recipe.linear_probe}. Paths of variables "
+            f"are {paths[:3]} ... {paths[-2:]}"
+        )
+    return trained

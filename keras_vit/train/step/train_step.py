@@ -1,0 +1,147 @@
+"""One training step, the same on one device, on many, on several machines and on TPUs.
+
+Keras' `fit` clips gradients before it reduces them, repeats dropout masks on every replica and does not accumulate
+under tf.distribute. Here the gradients of micro-batches are summed, then summed over replicas, then clipped by their
+global norm, then applied.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_vit.model.layers.fusion import Compiler, compiled_by
+from keras_vit.train._recipe import Recipe
+from keras_vit.train.step import xla
+from keras_vit.train.step.optimizer import clip, update_variables
+from keras_vit.train.step.state import TrainState
+
+METRICS = ("loss", "accuracy", "gradient_norm", "stop")  # what a call of the step returns, in this order
+
+# What XLA compiles of a step, and whether there are several replicas -> the function that it compiles as a whole. With
+# several replicas it is only the work of each one alone: a collective operation cannot be part of an XLA program.
+XLA_FUNCTIONS = {("step", False): "replica_step", ("step", True): "gradients", ("pieces", False): "apply"}
+
+Batch = dict[str, Any]
+# Gradients in the order of the variables; float32 (2,), loss and accuracy as shares of the whole batch's means.
+Gradients = tuple[list[Any], Any]
+
+
+def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Callable[[Any, Any, Any], Any]:
+    """Compile the training step.
+
+    Args:
+        state: is updated; the recipe's batch_size, accumulation, clip_norm, ema_decay, seed and xla are used.
+        strategy: of tf.distribute, in whose scope the state was created.
+
+    Returns:
+        A function of an iterator over distributed batches, a number of steps (int32) and a request to stop (float32, 0
+        or 1). It returns float32 (4,), see METRICS: loss and accuracy are means over the images of all steps,
+        gradient_norm (before clipping) over the steps. stop is the sum of all replicas' requests, so that every worker
+        learns of them after the same step.
+    """
+    replicas = strategy.num_replicas_in_sync
+    scope = xla.jit_scope(state.recipe.xla, strategy)
+    compiler = xla.piece_compiler() if scope == "pieces" else None
+    compiled = XLA_FUNCTIONS.get((scope, replicas > 1))
+
+    def jit(name: str, function: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
+        bound = functools.partial(function, *arguments)
+        return tf.function(bound, jit_compile=True) if name == compiled else bound
+
+    gradients = jit("gradients", _local_gradients, state, compiler)
+    apply = jit("apply", _apply, state)
+    replica_step = jit("replica_step", _replica_step, state, replicas, gradients, apply)
+
+    @tf.function
+    def train_step(iterator: Any, count: Any, stop: Any) -> Any:
+        total = tf.zeros(len(METRICS))
+        for _ in tf.range(count):
+            metrics = strategy.run(replica_step, args=(next(iterator), stop))
+            total += strategy.experimental_local_results(metrics)[0]
+            state.step.assign_add(1)
+        return total / tf.cast(count, tf.float32)
+
+    return train_step
+
+
+def accumulate(gradients: Callable[[Batch, Any], Gradients], batch: Batch, seed: Any, *, count: int) -> Gradients:
+    """Sum the gradients of `count` micro-batches; only one of them is in memory at a time.
+
+    `count` divides the number of images. Each micro-batch derives its own seed.
+    """
+    if count == 1:
+        return gradients(batch, seed)
+    split = {name: tf.reshape(x, (count, x.shape[0] // count, *x.shape[1:])) for name, x in batch.items()}
+
+    def of_micro_batch(k: Any) -> Gradients:
+        return gradients({name: x[k] for name, x in split.items()}, tf.random.experimental.stateless_fold_in(seed, k))
+
+    def add(k: Any, sums: Any) -> tuple[Any, Any]:
+        return k + 1, tf.nest.map_structure(tf.add, sums, of_micro_batch(k))
+
+    return tf.while_loop(lambda k, _: k < count, add, (tf.constant(1), of_micro_batch(tf.constant(0))))[1]
+
+
+def replica_seed(recipe: Recipe, step: Any, replica: Any) -> Any:
+    """Return the seed of a replica in a step, int32 (2,). Both are counted from 0."""
+    seed = tf.constant([recipe.seed % 2**31, 0], tf.int32)
+    seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(step, tf.int32))
+    return tf.random.experimental.stateless_fold_in(seed, replica)
+
+
+def _replica_step(
+    state: TrainState,
+    replicas: int,
+    local_gradients: Callable[[Batch, Any], Gradients],
+    apply: Callable[..., Any],
+    batch: Batch,
+    stop: Any,
+) -> Any:
+    """Take one step on one replica: compute the gradients, sum them over the replicas, apply them."""
+    context = tf.distribute.get_replica_context()
+    step = tf.convert_to_tensor(state.step)
+    # With several workers TensorFlow forgets how many images a batch has: it may not be the same on all.
+    size = state.recipe.batch_size // replicas
+    batch = {name: tf.ensure_shape(value, (size, *value.shape[1:])) for name, value in batch.items()}
+    gradients, sums = local_gradients(batch, replica_seed(state.recipe, step, context.replica_id_in_sync_group))
+    # identity: what is reduced must have been computed on the replica.
+    *gradients, sums, stop = context.all_reduce("SUM", [*gradients, sums, tf.identity(stop)])
+    norm = apply(gradients, step)
+    return tf.stack([sums[0], sums[1], norm, stop])
+
+
+def _local_gradients(state: TrainState, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:
+    """Compute one replica's share of the gradients, over all of its micro-batches."""
+    compute = functools.partial(_gradients, state, compiler)
+    return accumulate(compute, batch, seed, count=state.recipe.accumulation)
+
+
+def _gradients(state: TrainState, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:
+    """Compute the gradients of one micro-batch's share of the loss."""
+    with compiled_by(compiler):
+        with tf.GradientTape() as tape:
+            losses, metrics = state.objective(state.whole_model, batch, seed)
+            loss = tf.reduce_sum(losses) / state.recipe.batch_size
+        sums = tf.stack([loss, tf.reduce_sum(metrics["accuracy"]) / state.recipe.batch_size])
+        zero = tf.UnconnectedGradients.ZERO
+        return tape.gradient(loss, state.trained, unconnected_gradients=zero), sums
+
+
+def _apply(state: TrainState, gradients: list[Any], step: Any) -> Any:
+    """Clip the gradients, update variables and averages; return the global norm before clipping."""
+    gradients, norm = clip(gradients, state.recipe.clip_norm)
+    state.optimizer.apply(gradients, step)
+    if state.recipe.ema_decay:
+        update = functools.partial(_ema_update, decay=state.recipe.ema_decay)
+        pairs = zip(state.averages.values(), state.trained, strict=True)
+        update_variables([(average, update, (variable,)) for average, variable in pairs])
+    return norm
+
+
+def _ema_update(average: tf.Variable, value: Any, *, decay: float) -> Any:
+    """Move an exponential moving average towards a value."""
+    return average.assign_sub((1 - decay) * (average - value))

@@ -1,0 +1,49 @@
+"""Choose what XLA compiles of a training step, and compile the pieces between matrix products.
+
+`model.layers.fusion` says why these pieces are worth it on a CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from keras_vit.model.layers.fusion import Compiler
+
+
+def jit_scope(xla: bool | str, strategy: tf.distribute.Strategy) -> Literal["step", "pieces", "nothing"]:
+    """Return what XLA compiles, for a recipe's `xla`: the whole step, its pieces between products, or nothing."""
+    if isinstance(strategy, tf.distribute.TPUStrategy) or not xla:  # a TPU compiles everything anyway
+        return "nothing"
+    return "pieces" if xla == "auto" and not tf.config.list_logical_devices("GPU") else "step"
+
+
+def piece_compiler() -> Compiler:
+    """Return a function that compiles a function of tensors and its gradient, once for the same settings."""
+
+    @functools.cache
+    def compiled(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+        return _with_gradient(functools.partial(function, **settings))
+
+    return compiled
+
+
+def _with_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile two programs; that of the gradient recomputes the function, so that only its inputs are kept."""
+    forward = tf.function(function, jit_compile=True)
+
+    @tf.function(jit_compile=True)
+    def backward(upstream: Any, *tensors: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            output = function(*tensors)
+        return tape.gradient(output, tensors, upstream)
+
+    @tf.custom_gradient
+    def with_gradient(*tensors: Any) -> Any:
+        return forward(*tensors), lambda upstream: backward(upstream, *tensors)
+
+    return with_gradient
