@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,20 @@ import pytest
 
 from keras_vit.export.litert.builder import Builder, Tensor
 from keras_vit.export.litert.operators import Operators
+from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.storage import FLOAT32, Storage
+from tiny_models import tiny
 
 interpreter = pytest.importorskip("ai_edge_litert.interpreter")
 
 Layers = Callable[[Operators], tuple[Tensor, Tensor]]  # of the input and the output
 
 
-def options(**changes: Any) -> Any:
-    """What `images.input` reads of emit.Options."""
-    return SimpleNamespace(**{"batch": 1, "dtype": "float32", "source_size": None, "resize": "exact", **changes})
+def options(**changes: Any) -> Options:
+    """Options as `images.input` receives them: checked."""
+    checked = Options(**changes)
+    checked.check(tiny())
+    return checked
 
 
 def written(layers: Layers, path: Path, storage: Storage = FLOAT32) -> Any:

@@ -93,4 +93,9 @@ def test_all_that_is_wrong_is_told_at_once(written):
 
 
 def test_modes_are_read_without_keras_and_the_quantizer():
-    assert not imported_packages("export.quantization.modes") & {"keras", "tensorflow", "ai_edge_litert", "ai_edge_quantizer"}
+    assert not imported_packages("export.quantization.modes") & {
+        "keras",
+        "tensorflow",
+        "ai_edge_litert",
+        "ai_edge_quantizer",
+    }

@@ -13,7 +13,8 @@ from format_cases import load as load_case
 from keras_vit import VisionTransformer, zoo
 from keras_vit.export.litert import folding
 from keras_vit.export.litert.builder import schema
-from keras_vit.export.litert.emit import Options, emit
+from keras_vit.export.litert.emit import emit
+from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.storage import Float16, Int8, quantize_int8
 from litert_graph import interpreter
 from package_source import MODULES, imported_packages

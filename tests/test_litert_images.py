@@ -13,6 +13,7 @@ from keras_vit._util.checks import pair
 from keras_vit.export.litert import images
 from keras_vit.export.litert.builder import Builder, Tensor
 from keras_vit.export.litert.operators import Operators
+from keras_vit.export.litert.options import RESIZES
 from keras_vit.model.config import INTERPOLATIONS, Preprocessing, ViTConfig
 from keras_vit.model.preprocess import prepare
 from litert_graph import options, run, written
@@ -112,10 +113,7 @@ def test_the_centre_is_cut_out_where_preprocess_cuts_it(
 ) -> None:
     config = tiny(image_size=target, patch_size=1, preprocessing=Preprocessing(resize="crop", crop_fraction=fraction))
     given = pixels(*source)
-    made = {
-        kind: received(config, given, tmp_path, dtype="uint8", source_size=source, resize=kind)
-        for kind in images.RESIZES
-    }
+    made = {kind: received(config, given, tmp_path, dtype="uint8", source_size=source, resize=kind) for kind in RESIZES}
     np.testing.assert_allclose(made["exact"], wanted(config, given), atol=NOISE)
     # The runtime rounds a pixel's place in its own way; the difference is a few ten-thousandths of a pixel.
     np.testing.assert_allclose(made["builtin"], wanted(config, given), atol=1e-3)
@@ -148,7 +146,7 @@ def test_nothing_has_a_fifth_dimension_and_the_batch_stays_open(batch: int | Non
     [
         ({"dtype": "int8"}, "dtype is one of .*'int8'"),
         ({"resize": "bicubic"}, "resize is one of .*'bicubic'"),
-        ({"source_size": (40, 40)}, "needs dtype 'uint8'.*'float32'"),
+        ({"source_size": (40, 40)}, "needs input_dtype='uint8'.*'float32'"),
         ({"dtype": "uint8", "source_size": (0, 40)}, r"source_size.*\(0, 40\)"),
         ({"dtype": "uint8", "source_size": (40, 40, 3)}, r"source_size.*\(40, 40, 3\)"),
         ({"dtype": "uint8", "source_size": 40.5}, r"source_size.*40\.5"),

@@ -11,7 +11,8 @@ from keras_vit import digits, zoo
 from keras_vit._util import data_files
 from keras_vit.export.check import samples
 from keras_vit.export.litert.builder import schema
-from keras_vit.export.litert.emit import Options, emit
+from keras_vit.export.litert.emit import emit
+from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.storage import Float16, Float32, Int8
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.gptq import gptq

@@ -24,8 +24,9 @@ from keras_vit.export.check.verify import verify as verify_file
 from keras_vit.export.litert import images as images_part
 from keras_vit.export.litert import metadata
 from keras_vit.export.litert.builder import Builder
-from keras_vit.export.litert.emit import OUTPUTS, Options, emit
+from keras_vit.export.litert.emit import emit
 from keras_vit.export.litert.operators import Operators
+from keras_vit.export.litert.options import DTYPES, OUTPUTS, RESIZES, Options
 from keras_vit.export.litert.storage import FLOAT32, Float16, Int8
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
@@ -234,8 +235,8 @@ def _checked(path: Path) -> Path:
 def _wrong(options: Options, route: str, threads: int) -> Iterator[str]:
     """What is wrong with single options."""
     choices = {
-        "input_dtype": (options.dtype, images_part.DTYPES),
-        "resize": (options.resize, images_part.RESIZES),
+        "input_dtype": (options.dtype, DTYPES),
+        "resize": (options.resize, RESIZES),
         "output": (options.output, OUTPUTS),
         "route": (route, ROUTES),
     }

@@ -7,7 +7,7 @@ names, shapes); the weights follow behind it, written directly from their arrays
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,14 +22,6 @@ MAX_FLATBUFFER_BYTES = 2**31 - 1  # weights of larger files lie behind the flatb
 IDENTIFIER = b"TFL3"
 _GRAPH_BYTES = 2**24  # upper bound for everything in a file but its weights
 _SMALL_BYTES = 64  # equal constants up to this size are stored once
-_DTYPES = {
-    "float32": "FLOAT32",
-    "float16": "FLOAT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "uint8": "UINT8",
-    "int8": "INT8",
-}
 _DATA, _OFFSET, _SIZE = 4, 6, 8  # vtable slots of the fields of the schema's table Buffer
 
 
@@ -63,21 +55,6 @@ class Tensor:
     name: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class QuantizationParams:
-    """Parameters of a quantized tensor: value = scale * (integer - zero_point).
-
-    Args:
-        scale: float32, one for the whole tensor or one for each slice along `axis`.
-        zero_point: integers, as many as scales; None means zeros.
-        axis: the quantized dimension.
-    """
-
-    scale: np.ndarray
-    zero_point: np.ndarray | None = None
-    axis: int = 0
-
-
 @dataclass
 class Builder:
     """Collect tensors and operators in the order of computation, then write the file.
@@ -107,16 +84,22 @@ class Builder:
         """Add a tensor whose values the caller of the file provides."""
         return self._tensor(name, shape, dtype)
 
-    def constant(self, array: np.ndarray, name: str, quantization: QuantizationParams | None = None) -> Tensor:
-        """Add a weight or a parameter. The array is referenced, not copied, until the file is written."""
+    def constant(self, array: np.ndarray, name: str, scale: np.ndarray | None = None) -> Tensor:
+        """Add a weight or a parameter. The array is referenced, not copied, until the file is written.
+
+        Args:
+            array: of any dtype of the schema.
+            name: of the tensor.
+            scale: of quantized values, float32 (len(array),): value = scale[i] * array[i].
+        """
         array = np.ascontiguousarray(array) if array.ndim else array
         key = None
-        if array.nbytes <= _SMALL_BYTES and quantization is None:
+        if array.nbytes <= _SMALL_BYTES and scale is None:
             key = (array.dtype.str, array.shape, array.tobytes())
             if key in self._small_constants:
                 return self._small_constants[key]
         self._buffers.append(array)
-        tensor = self._tensor(name, array.shape, array.dtype.name, len(self._buffers) - 1, quantization)
+        tensor = self._tensor(name, array.shape, array.dtype.name, len(self._buffers) - 1, scale)
         if key is not None:
             self._small_constants[key] = tensor
         return tensor
@@ -182,33 +165,26 @@ class Builder:
         inline = fits_flatbuffer(sum(padded))
         head = bytearray(self._pack(inline=inline))
         positions = _positions(self._buffers, start=len(head), header=4 if inline else 0)
-        (_point_inline if inline else _point_outside)(head, self._buffers, positions)
+        _set_positions(head, self._buffers, positions, inline=inline)
         with Path(path).open("wb") as file:
             file.write(head)
             for array, position in zip(self._buffers, positions, strict=True):
                 if array is not None:
                     _write_at(file, position, array, header=inline)
 
-    def _tensor(
-        self, name: str, shape: Shape, dtype: str, buffer: int = 0, quantization: QuantizationParams | None = None
-    ) -> Tensor:
+    def _tensor(self, name: str, shape: Shape, dtype: str, buffer: int = 0, scale: np.ndarray | None = None) -> Tensor:
         s = schema()
         row = s.TensorT(
             shape=[1 if size is None else size for size in shape],
-            type=getattr(s.TensorType, _DTYPES[dtype]),
+            type=getattr(s.TensorType, dtype.upper()),
             buffer=buffer,
             name=name.encode(),
             hasRank=True,
         )
         if None in shape:
             row.shapeSignature = [-1 if size is None else size for size in shape]
-        if quantization is not None:
-            scale, zero_point = quantization.scale, quantization.zero_point
-            row.quantization = s.QuantizationParametersT(
-                scale=np.ravel(scale).astype(np.float32),
-                zeroPoint=np.ravel(np.zeros(scale.size) if zero_point is None else zero_point).astype(np.int64),
-                quantizedDimension=quantization.axis,
-            )
+        if scale is not None:
+            row.quantization = s.QuantizationParametersT(scale=scale, zeroPoint=np.zeros(len(scale), np.int64))
         self._tensors.append(row)
         return Tensor(len(self._tensors) - 1, tuple(shape), dtype, name)
 
@@ -255,30 +231,24 @@ def _positions(arrays: Sequence[Array], *, start: int, header: int) -> list[int]
     return positions
 
 
-def _buffer_tables(
-    head: bytearray, arrays: Sequence[Array], positions: Sequence[int]
-) -> Iterator[tuple[Any, np.ndarray, int]]:
-    """Yield the file's Buffer table of every array, the array and its position."""
+def _set_positions(head: bytearray, arrays: Sequence[Array], positions: Sequence[int], *, inline: bool) -> None:
+    """Overwrite the placeholders in the file's Buffer tables.
+
+    A buffer inside of the flatbuffer is a vector: its `data` counts from the field itself to the vector's length, 4
+    bytes in front of the content. Others have `offset` and `size`, which count from the start of the file and may
+    exceed 2 GB.
+    """
     model = schema().Model.GetRootAs(head)
     for number, (array, position) in enumerate(zip(arrays, positions, strict=True)):
-        if array is not None:
-            yield model.Buffers(number)._tab, array, position
-
-
-def _point_inline(head: bytearray, arrays: Sequence[Array], positions: Sequence[int]) -> None:
-    """Point every buffer's `data` behind the head: the offsets of a flatbuffer reach to the end of the file."""
-    for table, _, position in _buffer_tables(head, arrays, positions):
-        field_position = table.Pos + table.Offset(_DATA)
-        # The field counts from itself to the vector's length, 4 bytes in front of its content.
-        head[field_position : field_position + 4] = (position - 4 - field_position).to_bytes(4, "little")
-
-
-def _point_outside(head: bytearray, arrays: Sequence[Array], positions: Sequence[int]) -> None:
-    """Set every buffer's `offset` and `size`, which count from the start of the file and may exceed 2 GB."""
-    for table, array, position in _buffer_tables(head, arrays, positions):
-        for slot, value in ((_OFFSET, position), (_SIZE, array.nbytes)):
-            field_position = table.Pos + table.Offset(slot)
-            head[field_position : field_position + 8] = value.to_bytes(8, "little")
+        if array is None:
+            continue
+        table = model.Buffers(number)._tab
+        data, offset, size = (table.Pos + table.Offset(slot) for slot in (_DATA, _OFFSET, _SIZE))
+        if inline:
+            head[data : data + 4] = (position - 4 - data).to_bytes(4, "little")
+        else:
+            head[offset : offset + 8] = position.to_bytes(8, "little")
+            head[size : size + 8] = array.nbytes.to_bytes(8, "little")
 
 
 def _write_at(file: BinaryIO, position: int, array: np.ndarray, *, header: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,18 +13,6 @@ from keras_vit.export.litert.folding import Affine, DenseWeights
 from keras_vit.export.litert.images import ImageInput
 from keras_vit.export.litert.layers import Layers
 from keras_vit.export.litert.operators import static_dim
-
-
-class Encoded(NamedTuple):
-    """What the last block computes.
-
-    Attributes:
-        tokens: (batch, queries, hidden_size). Where the head reads single tokens, `queries` counts only those.
-        attention: its attention weights, (batch, heads, queries, tokens) or (batch, heads * queries, tokens).
-    """
-
-    tokens: Tensor
-    attention: Tensor
 
 
 @dataclass
@@ -45,14 +33,19 @@ class Encoder:
         # Tokens have channels with mean zero, unless attention pooling reads them before any norm.
         self.centered = not (self.config.has_map_head and self.config.final_norm == "pooled")
 
-    def encode(self, image: ImageInput) -> Encoded:
-        """Add everything from the image to the last block."""
+    def encode(self, image: ImageInput) -> tuple[Tensor, Tensor]:
+        """Add everything from the image to the last block.
+
+        Returns:
+            The tokens that the head reads, (batch, config.num_final_tokens, hidden_size), and the attention weights of
+            the last block, (batch, heads, final tokens, tokens) or (batch, heads * final tokens, tokens).
+        """
         x, attention, config = self._embed(image), None, self.config
         for i in range(config.num_layers):
             queries = config.num_final_tokens if i == config.num_layers - 1 else config.num_tokens
             x, attention = self._block(x, i, queries)
         assert attention is not None  # a model has a block
-        return Encoded(x, attention)
+        return x, attention
 
     def _embed(self, image: ImageInput) -> Tensor:
         """Return the first block's input: patches, tokens in front of them, positions, pre_norm."""
@@ -108,11 +101,7 @@ class Encoder:
         return folding.center(table) if self.centered else table
 
     def _block(self, x: Tensor, i: int, queries: int) -> tuple[Tensor, Tensor]:
-        """Add x + attention(norm1(x)), then x + mlp(norm2(x)), for the first `queries` tokens.
-
-        Returns:
-            the tokens, (batch, queries, hidden_size), and the attention weights; see `Encoded`.
-        """
+        """Return x + attention(norm1(x)), then x + mlp(norm2(x)), of the first `queries` tokens; attention weights."""
         ops, layers, name = self.ops, self.layers, f"block_{i}"
         block, relative = self.model.get_layer(name), None
         if self.config.position_place != "stem":
@@ -147,18 +136,9 @@ class Encoder:
     def _attention(
         self, x: Tensor, affine: Affine, attention: Any, relative: Any, name: str, queries: int
     ) -> tuple[Tensor, Tensor]:
-        """Return what the first tokens attend to, before the output projection, and the attention weights.
+        """Return attention before its output projection, (batch, queries, hidden_size), and the attention weights.
 
-        Args:
-            x: (batch, tokens, hidden_size), the result of a norm.
-            affine: gain and shift of that norm, not applied yet.
-            attention: the MultiHeadAttention.
-            relative: its RelativePosition, or None.
-            name: prefix of the names.
-            queries: number of tokens that attend, the first ones.
-
-        Returns:
-            (batch, queries, hidden_size), and the weights; see `Encoded`.
+        Only the first `queries` tokens attend. `affine` is the part of the norm that x still lacks.
         """
         ops, layers, heads = self.ops, self.layers, attention.num_heads
         keys = folding.dense_weights(attention.key).fold_affine(affine)

@@ -46,11 +46,7 @@ class Head:
         return self.layers.apply_affine(x, affine, "features")
 
     def class_attention(self, weights: Tensor) -> Tensor:
-        """Return how the class token attends to the patches, (batch, heads, patches).
-
-        Args:
-            weights: of the last block; see `encoder.Encoded`.
-        """
+        """Return how the class token attends to the patches, (batch, heads, patches); for weights of `encode`."""
         ops, c = self.ops, self.config
         batch = weights.shape[0]
         if len(weights.shape) == 3:
@@ -61,11 +57,7 @@ class Head:
         return ops.reshape(weights, (batch, c.num_heads, c.num_tokens - c.num_prefix_tokens), "attention")
 
     def _pooled(self, tokens: Tensor) -> tuple[Tensor, Affine | None]:
-        """Return what one head reads, and gain and shift of a norm that are not applied yet.
-
-        Returns:
-            (batch, width); for an unpooled classifier (batch, tokens, width).
-        """
+        """Return what one head reads, (batch, width) or unpooled (batch, tokens, width), and the affine to apply."""
         c = self.config
         affine: Affine | None = None
         if c.final_norm == "tokens":

@@ -9,15 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from keras_vit._util.checks import one_of, pair
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.operators import Operators, static_dim
+from keras_vit.export.litert.options import Options
 from keras_vit.model.config import Preprocessing, ViTConfig
 
 Matrix = npt.NDArray[np.float64]
-
-DTYPES = ("float32", "uint8")
-RESIZES = ("exact", "builtin")
+Size = tuple[int, int]  # height, width
 
 
 class ImageInput(NamedTuple):
@@ -34,7 +32,7 @@ class ImageInput(NamedTuple):
     scale: Matrix | None = None
 
 
-def input(ops: Operators, config: ViTConfig, options: Any) -> ImageInput:
+def input(ops: Operators, config: ViTConfig, options: Options) -> ImageInput:
     """Add the file's input, called "image", and the operators that turn it into an image of the model's size.
 
     Of the normalization (x - mean) / std, only the shift is computed in the graph; the scale is folded into the first
@@ -44,19 +42,15 @@ def input(ops: Operators, config: ViTConfig, options: Any) -> ImageInput:
     Args:
         ops: the operators of the file.
         config: of the model.
-        options: emit.Options, of which these are read:
+        options: after `Options.check`, of which these are read:
             batch: None for any number.
             dtype: "float32" for prepared images, "uint8" for pixels of 0 to 255.
             source_size: (height, width) of the pixels; None: the model's size, nothing is resized.
             resize: "exact" resizes as `preprocess` does, by two products with constant matrices; "builtin" uses the
                 runtime's bilinear resize, with half-pixel centres and no antialias, whatever the model's preprocessing.
-
-    Raises:
-        ValueError: dtype, resize or source_size is unknown, or source_size is given for prepared images.
     """
-    _check(options)
     target = config.size
-    size = target if options.source_size is None else pair(options.source_size, "source_size")
+    size = options.source_size or target
     image = ops.builder.input("image", (options.batch, *size, config.num_channels), options.dtype)
     if options.dtype == "float32":
         return ImageInput(image, image)
@@ -70,42 +64,27 @@ def input(ops: Operators, config: ViTConfig, options: Any) -> ImageInput:
     return ImageInput(image, shifted, scale=1 / (255 * std))
 
 
-def _check(options: Any) -> None:
-    one_of("dtype", options.dtype, DTYPES)
-    one_of("resize", options.resize, RESIZES)
-    if options.source_size is not None and options.dtype != "uint8":
-        raise ValueError(f"source_size is the size of pixels and needs dtype 'uint8'. Received: {options.dtype!r}")
-
-
 def _as_float(ops: Operators, x: Tensor) -> Tensor:
     return x if x.dtype == "float32" else ops.cast(x, "float32", "image/floats")
 
 
-class ResizePlan(NamedTuple):
-    """A resize followed by a crop.
+def resize_plan(source: Size, target: Size, preprocessing: Preprocessing) -> tuple[Size, Size]:
+    """Return how `preprocess` brings an image from one size to another: the arithmetic of its `_squash` and `_crop`.
 
-    Attributes:
-        size: (height, width) to resize to.
-        corner: (top, left) of the part of the model's size that is kept.
+    Returns:
+        (height, width) to resize to, and (top, left) of the part of the target's size that is kept.
     """
-
-    size: tuple[int, int]
-    corner: tuple[int, int]
-
-
-def resize_plan(source: tuple[int, int], target: tuple[int, int], preprocessing: Preprocessing) -> ResizePlan:
-    """Return how `preprocess` brings an image from one size to another: the arithmetic of its `_squash` and `_crop`."""
     if preprocessing.resize == "squash":
-        return ResizePlan(target, (0, 0))
+        return target, (0, 0)
     wanted = [math.floor(side / preprocessing.crop_fraction + 1e-6) for side in target]
     ratio = np.max(np.array(wanted, np.float32) / np.array(source, np.float32))  # float32, as in TensorFlow
     height, width = (
         max(int(np.round(np.float32(side) * ratio)), least) for side, least in zip(source, target, strict=True)
     )
-    return ResizePlan((height, width), ((height - target[0]) // 2, (width - target[1]) // 2))
+    return (height, width), ((height - target[0]) // 2, (width - target[1]) // 2)
 
 
-def _resize_builtin(ops: Operators, x: Tensor, target: tuple[int, int], preprocessing: Preprocessing) -> Tensor:
+def _resize_builtin(ops: Operators, x: Tensor, target: Size, preprocessing: Preprocessing) -> Tensor:
     size, corner = resize_plan(_size(x), target, preprocessing)
     x = ops.resize_bilinear(_as_float(ops, x), size, "image/resized")
     for axis, (start, kept) in enumerate(zip(corner, target, strict=True), start=1):
@@ -114,7 +93,7 @@ def _resize_builtin(ops: Operators, x: Tensor, target: tuple[int, int], preproce
     return x
 
 
-def _resize_exact(ops: Operators, x: Tensor, target: tuple[int, int], preprocessing: Preprocessing) -> Tensor:
+def _resize_exact(ops: Operators, x: Tensor, target: Size, preprocessing: Preprocessing) -> Tensor:
     """Multiply every channel with a matrix for the columns and one for the rows.
 
     Columns come first, because pixels of a row lie side by side. BATCH_MATMUL of two tensors is used instead of dense
@@ -136,7 +115,7 @@ def _resize_exact(ops: Operators, x: Tensor, target: tuple[int, int], preprocess
     return ops.transpose(x, (0, 2, 3, 1), "image/resized")
 
 
-def _size(x: Tensor) -> tuple[int, int]:
+def _size(x: Tensor) -> Size:
     height, width = x.shape[1:3]
     return static_dim(height), static_dim(width)
 
@@ -186,23 +165,15 @@ def _centers(new: int, old: int) -> Matrix:
     return _rescale(np.arange(new) + 0.5, new, old) - 0.5
 
 
-def _triangle(x: Matrix) -> Matrix:
-    return np.maximum(1 - x, 0)
-
-
 def _cubic(x: Matrix) -> Matrix:
     """Cubic convolution (Keys, 1981, equation 4) with a = -0.5."""
     return np.where(x < 1, (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2)
 
 
-def _lanczos3(x: Matrix) -> Matrix:
-    return np.sinc(x) * np.sinc(x / 3)
-
-
-_KERNELS: dict[str, tuple[Callable[[Matrix], Matrix], int]] = {
-    "bilinear": (_triangle, 1),
+_KERNELS: dict[str, tuple[Callable[[Matrix], Matrix], int]] = {  # of a distance in pixels, and their radius
+    "bilinear": (lambda x: np.maximum(1 - x, 0), 1),
     "bicubic": (_cubic, 2),
-    "lanczos3": (_lanczos3, 3),
+    "lanczos3": (lambda x: np.sinc(x) * np.sinc(x / 3), 3),
 }
 
 

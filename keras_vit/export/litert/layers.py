@@ -16,11 +16,11 @@ from keras_vit.export.litert.operators import Operators, static_dim
 
 @dataclass
 class Layers:
-    """Add layers to a file, one for each call. Names of layers become names of tensors, with parts behind a slash.
+    """Add layers to a file, one for each call. Names of layers become the names of tensors, as in `block_0/norm1`.
 
     Args:
         ops: the operators of the file.
-        smoothing: factors (hidden_size,) for the result of a norm, by the norm's name; see `emit.Options`.
+        smoothing: factors (hidden_size,) for the result of a norm, by the norm's name; see `Options`.
         norm_names: names of the norms added so far.
     """
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keras_vit.export.litert.builder import Builder, QuantizationParams, Tensor
+from keras_vit.export.litert.builder import Builder, Tensor
 
 
 class Storage(abc.ABC):
@@ -58,7 +58,7 @@ class Int8(Storage):
     def add_kernel(self, builder: Builder, array: np.ndarray, name: str) -> Tensor:
         """Add the kernel as int8."""
         integers, scale = quantize_int8(array)
-        return builder.constant(integers, name, QuantizationParams(scale=scale))
+        return builder.constant(integers, name, scale)
 
 
 def quantize_int8(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -23,13 +23,7 @@ import numpy as np
 from keras_vit._util.progress import track
 from keras_vit._util.text import suggestion
 from keras_vit.export.litert.builder import fits_flatbuffer, schema
-from keras_vit.export.quantization.calibration import (
-    FileGraph,
-    Operator,
-    check_images,
-    ignore_memory_warning,
-    observe,
-)
+from keras_vit.export.quantization.calibration import FileGraph, Operator, check_images, ignore_memory_warning, observe
 from keras_vit.export.quantization.gptq import gptq
 from keras_vit.export.quantization.modes import FLOAT, METHODS, Mode, Rule, Smoothing
 

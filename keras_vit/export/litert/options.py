@@ -1,0 +1,88 @@
+"""Options of a LiteRT file, checked in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from keras_vit._util.checks import is_count, pair
+from keras_vit.export.litert.storage import FLOAT32, Storage
+from keras_vit.model.config import ViTConfig
+
+DTYPES = ("float32", "uint8")
+RESIZES = ("exact", "builtin")
+OUTPUTS = ("logits", "probabilities")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a LiteRT file takes, computes and returns.
+
+    Args:
+        batch: images in a call; None for any number, which the caller sets with `resize_tensor_input`.
+        storage: how kernels are stored.
+        dtype: of the input: "float32" for prepared images, "uint8" for pixels from 0 to 255.
+        source_size: int or (height, width) of the pixels that the file resizes; None for the model's size.
+        resize: "exact" as `preprocess` does, "builtin" for the runtime's bilinear kernel without antialias.
+        output: "logits" or "probabilities".
+        attention: whether to add the output "attention" (batch, heads, patches): the class token's, in the last block.
+        labels: name of a list in zoo/labels, or the class names; None for the model's own.
+        smoothing: factors (hidden_size,) by the name of a norm, such as "block_3/norm1". The file multiplies the
+            norm's result by them and the next kernel is divided by them, which moves outliers from activations that
+            are quantized at run time into the kernel (SmoothQuant, arXiv 2211.10438).
+
+    Raises:
+        ValueError: for a source_size that is not a size. All other values are checked by `check`.
+    """
+
+    batch: int | None = 1
+    storage: Storage = FLOAT32
+    dtype: str = "float32"
+    source_size: tuple[int, int] | None = None
+    resize: str = "exact"
+    output: str = "logits"
+    attention: bool = False
+    labels: str | Sequence[str] | None = None
+    smoothing: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.source_size is not None:
+            object.__setattr__(self, "source_size", pair(self.source_size, "source_size"))
+
+    def check(self, config: ViTConfig) -> None:
+        """Raise one ValueError with everything that is wrong with the options or impossible for the model."""
+        if misfits := [*self.misfits(), *self.model_misfits(config)]:
+            raise ValueError("Options: " + "; ".join(misfits))
+
+    def misfits(self) -> Iterator[str]:
+        """Yield one sentence for each option that is wrong for every model."""
+        choices = {
+            "input_dtype": (self.dtype, DTYPES),
+            "resize": (self.resize, RESIZES),
+            "output": (self.output, OUTPUTS),
+        }
+        for name, (value, known) in choices.items():
+            if value not in known:
+                yield f"{name} is one of {list(known)}. Received: {value!r}"
+        if self.batch is not None and not is_count(self.batch, least=1):
+            yield f"batch is a whole number from 1, or None for any. Received: {self.batch!r}"
+
+    def model_misfits(self, config: ViTConfig) -> Iterator[str]:
+        """Yield one sentence for each option that a file of this model cannot have."""
+        if self.source_size is not None and self.dtype != "uint8":
+            yield f"source_size needs input_dtype='uint8': only pixels are resized. Received: {self.dtype!r}"
+        if self.output == "probabilities" and not config.num_classes:
+            yield "output='probabilities' needs a head. Received: a model of num_classes=0"
+        if self.labels is not None and not config.num_classes:
+            yield "labels need a head. Received: a model of num_classes=0"
+        if self.attention and not config.class_token:
+            yield "attention=True needs a class token. Received: a model without one"
+        wrong = {
+            name: np.shape(factors)
+            for name, factors in self.smoothing.items()
+            if np.shape(factors) != (config.hidden_size,) or not np.all(np.asarray(factors) > 0)
+        }
+        if wrong:
+            yield f"smoothing has ({config.hidden_size},) factors above 0 for a norm. Received: {wrong}"
