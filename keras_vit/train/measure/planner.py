@@ -249,7 +249,7 @@ def _kept_by_pool(config: ViTConfig, size: int) -> int:
 
 def _kept_by_stem(config: ViTConfig, size: int) -> int:
     """Bytes an image: behind every convolution the centred map, in float32, and what leaves the ReLU."""
-    kept = sum(conv.leaving * (WIDE + size * conv.relu) for conv in convolutions(config))
+    kept = sum(conv.output_values * (WIDE + size * conv.relu) for conv in convolutions(config))
     if config.resnet:  # what leaves the maximum
         kept += config.resnet.width * prod(-(-side // 4) for side in config.size) * size
     return kept + (0 if size == WIDE else size * config.num_channels * prod(config.size))
