@@ -24,7 +24,7 @@ NORM_PLACES = ("tokens", "pooled")
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """How images are prepared for a model. The default is the official evaluation (vit_jax/input_pipeline.py).
+    """Preparation of images for a model. The default is the official evaluation (vit_jax/input_pipeline.py).
 
     Args:
         resize: "squash" scales both sides to the model's size and ignores the aspect ratio (vit_jax); "crop" scales the
@@ -67,7 +67,7 @@ class Preprocessing:
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetConfig:
-    """The ResNet in front of a hybrid's patches: version 1 units, weight-standardized convolutions, GroupNorm.
+    """ResNet in front of a hybrid's patches: version 1 units, weight-standardized convolutions, GroupNorm.
 
     Source: google-research/vision_transformer, vit_jax/models_resnet.py (paper, section 3.1, "Hybrid Architecture").
 
@@ -162,9 +162,13 @@ class ViTConfig:
         ValueError: fields are wrong or contradict each other; one message names all of them.
 
     Example:
-        >>> config = keras_vit.ViTConfig(image_size=32, patch_size=8, hidden_size=64, num_heads=4, num_layers=2)
-        >>> config.grid, config.num_tokens
-        ((4, 4), 17)
+        >>> config = keras_vit.ViTConfig.from_name("B/16", num_classes=10)
+        >>> config.hidden_size, config.grid, config.num_tokens
+        (768, (14, 14), 197)
+        >>> config.replace(image_size=384).grid, config.grid_of((384, 512))
+        ((24, 24), (24, 32))
+        >>> keras_vit.ViTConfig(**config.to_dict()) == config
+        True
     """
 
     image_size: int | tuple[int, int] = 224
@@ -346,10 +350,6 @@ class ViTConfig:
 
         Args:
             image_size: (height, width) of the image in pixels.
-
-        Example:
-            >>> keras_vit.ViTConfig.from_name("B/16").grid_of((384, 512))
-            (24, 32)
         """
         # SAME padding rounds up at every stride of 2 in the stem; together that is one division that rounds up.
         height, width = (
@@ -383,10 +383,6 @@ class ViTConfig:
 
         Raises:
             ValueError: a field is unknown (the message has the nearest) or wrong.
-
-        Example:
-            >>> keras_vit.ViTConfig.from_name("B/16").replace(image_size=384).grid
-            (24, 24)
         """
         check_fields(changes)
         if changes.get("num_classes", self.num_classes) != self.num_classes:
@@ -394,13 +390,7 @@ class ViTConfig:
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values, for JSON; `ViTConfig(**fields)` restores the config.
-
-        Example:
-            >>> config = keras_vit.ViTConfig.from_name("R26+S/32")
-            >>> keras_vit.ViTConfig(**config.to_dict()) == config
-            True
-        """
+        """Return the fields as plain values, for JSON; `ViTConfig(**fields)` restores the config."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -413,11 +403,6 @@ class ViTConfig:
 
         Raises:
             ValueError: no architecture has this name (the message has the nearest), or a field is unknown or wrong.
-
-        Example:
-            >>> config = keras_vit.ViTConfig.from_name("S/16", num_classes=10)
-            >>> config.hidden_size, config.num_layers, config.num_classes
-            (384, 12, 10)
         """
         check_fields(changes)
         return cls(**{**architecture(name), **changes})

@@ -24,7 +24,7 @@ ACTIVATION_TENSORS = {"gelu_tanh": 2, "gelu_erf": 2, "gelu_quick": 2, "silu": 2,
 
 
 class Kernel(NamedTuple):
-    """The kernel of a dense layer or convolution.
+    """Kernel of a dense layer or convolution.
 
     Attributes:
         inputs: number of inputs of each output.

@@ -15,7 +15,7 @@ from keras_vit.model.layers.relative import RelativePosition
 
 
 class Network:
-    """The connected layers of a Vision Transformer, as symbolic Keras tensors.
+    """Connected layers of a Vision Transformer, as symbolic Keras tensors.
 
     Args:
         config: of the model.

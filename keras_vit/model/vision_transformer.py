@@ -1,4 +1,4 @@
-"""The Vision Transformer (paper, section 3), a functional Keras model built from one config."""
+"""Vision Transformer (paper, section 3): a functional Keras model built from one config."""
 
 from __future__ import annotations
 
@@ -43,10 +43,22 @@ class VisionTransformer(keras.Model):
     the feature, (batch, hidden_size or representation_size). The dtype is float32 under every policy but "float64".
 
     Example:
-        >>> config = keras_vit.ViTConfig(image_size=32, patch_size=8, hidden_size=64, num_heads=4, num_layers=2)
-        >>> model = keras_vit.VisionTransformer(config)
-        >>> model(np.zeros((2, 32, 32, 3), np.float32)).shape
-        TensorShape([2, 1000])
+        >>> from keras_vit import digits
+        >>> model = keras_vit.zoo.load("digits")
+        >>> photos = digits.load().test_images[:2]
+        >>> model.classify(photos, top=1)[0][0].label
+        'seven'
+        >>> images = model.preprocess(photos)  # classify in three steps
+        >>> images.shape, tuple(model(images).shape)
+        ((2, 32, 32, 3), (2, 10))
+        >>> model.decode_predictions(model(images), top=1)[0][0].label
+        'seven'
+        >>> tuple(model.features(images)["block_3"].shape), tuple(model.attention_maps(images)[0].shape)
+        ((2, 65, 64), (2, 4, 65, 65))
+        >>> model.resized((32, 48)).config.grid
+        (8, 12)
+        >>> three_classes = model.rebuilt(model.config.replace(num_classes=3))
+        >>> three_classes.copy_weights_from(model, skip=["head"])
     """
 
     def __init__(self, config: ViTConfig, *, dtype: Any = None, name: str = "vit") -> None:
@@ -74,12 +86,6 @@ class VisionTransformer(keras.Model):
 
         Raises:
             ValueError: the model has no intermediate result of this name.
-
-        Example:
-            >>> model = keras_vit.zoo.load("digits")
-            >>> features = model.features(model.preprocess(np.zeros((8, 8, 3), np.uint8)), ["tokens", "block_3"])
-            >>> {name: tuple(tensor.shape) for name, tensor in features.items()}
-            {'tokens': (1, 65, 64), 'block_3': (1, 65, 64)}
         """
         if isinstance(layers, str):
             layers = [layers]
@@ -108,12 +114,6 @@ class VisionTransformer(keras.Model):
         Returns:
             A list of tensors (batch, heads, tokens, tokens), one for each block. Rows are queries; each sums to 1 (in
             bfloat16 within 2e-3).
-
-        Example:
-            >>> model = keras_vit.zoo.load("digits")
-            >>> maps = model.attention_maps(model.preprocess(np.zeros((8, 8, 3), np.uint8)))
-            >>> len(maps), tuple(maps[0].shape)
-            (4, (1, 4, 65, 65))
         """
         inputs = self._block_input_model()(images, training=False)
         names = (f"block_{i}" for i in range(self.config.num_layers))
@@ -134,11 +134,6 @@ class VisionTransformer(keras.Model):
         Raises:
             ValueError: an image has a wrong rank, number of channels, dtype or value range.
             FileNotFoundError: there is no file at a path.
-
-        Example:
-            >>> model = keras_vit.zoo.load("digits")
-            >>> model.preprocess([np.zeros((8, 8, 3), np.uint8), np.zeros((100, 80, 3), np.uint8)]).shape
-            (2, 32, 32, 3)
         """
         return preprocess.prepare(
             images,
@@ -160,11 +155,6 @@ class VisionTransformer(keras.Model):
 
         Raises:
             ValueError: the logits have another shape, or `top` is less than 1.
-
-        Example:
-            >>> model = keras_vit.zoo.load("digits")
-            >>> model.decode_predictions(10 * np.eye(10)[[7]], top=1)
-            [[Prediction(label_id='7', label='seven', probability=0.9995...)]]
         """
         logits = keras.ops.convert_to_numpy(logits)
         if logits.ndim != 2 or logits.shape[1] != self.config.num_classes or not self.config.num_classes:
@@ -191,13 +181,6 @@ class VisionTransformer(keras.Model):
 
         Returns:
             For each image a list of (label_id, label, probability), most probable first.
-
-        Example:
-            >>> from keras_vit import digits
-            >>> model = keras_vit.zoo.load("digits")
-            >>> [[best]] = model.classify(digits.load().test_images[:1], top=1)
-            >>> best.label
-            'seven'
         """
         # predict_on_batch keeps one compiled function; predict() adds 25-40 ms of data adapter to every call.
         return self.decode_predictions(self.predict_on_batch(self.preprocess(images)), top)
@@ -208,11 +191,6 @@ class VisionTransformer(keras.Model):
         Args:
             image_size: int or (height, width) in pixels.
             method: of `position.resize`; None means the model's own.
-
-        Example:
-            >>> model = keras_vit.zoo.load("digits")
-            >>> model.config.grid, model.resized((32, 48)).config.grid
-            ((8, 8), (8, 12))
         """
         changes = {"image_size": image_size} | ({"position_method": method} if method else {})
         return self.rebuilt(self.config.replace(**changes))
@@ -226,11 +204,6 @@ class VisionTransformer(keras.Model):
             config: of the new model. Position embeddings are interpolated; all other shapes must agree.
             dtype: a Keras dtype policy or its name; None means this model's.
             fresh: names of further layers that get new weights; names that the new model does not have are ignored.
-
-        Example:
-            >>> model = keras_vit.zoo.load("digits")
-            >>> model.rebuilt(model.config.replace(num_classes=3)).output_shape
-            (None, 3)
         """
         if config.representation_size != self.config.representation_size:
             fresh = ["pre_logits", *HEADS, *fresh]
@@ -248,11 +221,6 @@ class VisionTransformer(keras.Model):
         Args:
             source: the model that has them.
             skip: names of layers that keep their own weights.
-
-        Example:
-            >>> source = keras_vit.zoo.load("digits")
-            >>> model = keras_vit.VisionTransformer(source.config)
-            >>> model.copy_weights_from(source)
         """
         for layer in self.layers:
             if layer.name in skip or not layer.weights:

@@ -1,4 +1,4 @@
-"""The encoder, from the image to the tokens behind the last block (paper, equations 1 to 3), as LiteRT operators."""
+"""Encoder as LiteRT operators: from the image to the tokens behind the last block (paper, equations 1 to 3)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ from keras_vit.export.litert.operators import static_dim
 
 @dataclass
 class Encoder:
-    """Add the encoder of a model to a file.
-
-    Args:
-        layers: of the file.
-        model: a VisionTransformer.
-    """
+    """Add the encoder of a VisionTransformer to the file of `layers`."""
 
     layers: Layers
     model: Any

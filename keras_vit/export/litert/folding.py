@@ -18,7 +18,7 @@ Array = npt.NDArray[np.float64]
 
 
 class Affine(NamedTuple):
-    """The affine part of a norm, x * gain + shift, both float64 (width,). The layer that reads the norm applies it."""
+    """Affine part of a norm, x * gain + shift, both float64 (width,). The layer that reads the norm applies it."""
 
     gain: Array
     shift: Array

@@ -1,4 +1,4 @@
-"""What follows the last block (paper, equation 4): pooling, final norm, pre_logits, heads, as LiteRT operators."""
+"""Head as LiteRT operators: pooling, final norm, pre_logits and logits (paper, equation 4)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ from keras_vit.export.litert.layers import Layers
 
 @dataclass
 class Head:
-    """Add the outputs of a model to a file.
-
-    Args:
-        layers: of the file.
-        model: a VisionTransformer.
-    """
+    """Add the outputs of a VisionTransformer to the file of `layers`."""
 
     layers: Layers
     model: Any
@@ -46,7 +41,7 @@ class Head:
         return self.layers.apply_affine(x, affine, "features")
 
     def class_attention(self, weights: Tensor) -> Tensor:
-        """Return how the class token attends to the patches, (batch, heads, patches); for weights of `encode`."""
+        """Return how the class token attends to the patches, (batch, heads, patches), from the weights of `encode`."""
         ops, c = self.ops, self.config
         batch = weights.shape[0]
         if len(weights.shape) == 3:

@@ -1,4 +1,4 @@
-"""The input of a LiteRT file: prepared images, or pixels that the file itself prepares as `preprocess` does."""
+"""Input of a LiteRT file: prepared images, or pixels that the file itself prepares as `preprocess` does."""
 
 from __future__ import annotations
 
@@ -42,12 +42,7 @@ def input(ops: Operators, config: ViTConfig, options: Options) -> ImageInput:
     Args:
         ops: the operators of the file.
         config: of the model.
-        options: after `Options.check`, of which these are read:
-            batch: None for any number.
-            dtype: "float32" for prepared images, "uint8" for pixels of 0 to 255.
-            source_size: (height, width) of the pixels; None: the model's size, nothing is resized.
-            resize: "exact" resizes as `preprocess` does, by two products with constant matrices; "builtin" uses the
-                runtime's bilinear resize, with half-pixel centres and no antialias, whatever the model's preprocessing.
+        options: after `Options.check`; `resize="builtin"` ignores the interpolation of the model's preprocessing.
     """
     target = config.size
     size = options.source_size or target

@@ -1,4 +1,4 @@
-"""Layers that the encoder and the head share, as LiteRT operators: norm, dense, MLP, activations, splitting heads."""
+"""Layers of encoder and head as LiteRT operators: norm, dense, MLP, activations, attention heads."""
 
 from __future__ import annotations
 
@@ -29,13 +29,9 @@ class Layers:
     norm_names: list[str] = field(default_factory=list)
 
     def norm(self, x: Tensor, layer: Any, name: str, *, centered: bool) -> tuple[Tensor, Affine]:
-        """Normalize x and return it with the gain and shift that its reader has to apply.
+        """Apply a LayerNormalization to x, (..., width), except gain and shift, which are returned for its reader.
 
-        Args:
-            x: (..., width).
-            layer: the LayerNormalization.
-            name: of the result.
-            centered: whether the channels of `x` already have the mean zero.
+        With `centered`, the channels of x already have the mean zero.
         """
         ops, factors = self.ops, self.smoothing.get(name)
         self.norm_names.append(name)
@@ -68,15 +64,9 @@ class Layers:
     def mlp(
         self, x: Tensor, affine: Affine | None, layer: Any, name: str, layer_scale: Any = None, *, centered: bool
     ) -> Tensor:
-        """Apply an MLP; the result is to be added to the residual stream.
+        """Apply an MLP and its LayerScale, if any, to the result x of a norm, (..., hidden_size).
 
-        Args:
-            x: (..., hidden_size), the result of a norm.
-            affine: gain and shift of that norm, not applied yet.
-            layer: the MLP.
-            name: prefix of the names.
-            layer_scale: the LayerScale behind it, or None.
-            centered: whether the channels of the result get the mean zero.
+        `affine` is the part of the norm that x still lacks. With `centered`, the result's channels have the mean zero.
         """
         hidden = self.dense(x, folding.dense_weights(layer.dense1).fold_affine(affine), f"{name}/dense1")
         hidden = self.activation(layer.activation, hidden, f"{name}/activation")

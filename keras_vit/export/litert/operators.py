@@ -27,7 +27,7 @@ SAME, VALID = 0, 1  # the schema's Padding
 
 @dataclass
 class Operators:
-    """Add operators to a file, one for each call. The name of an operator is that of its result.
+    """Add operators to a file, one for each call. `name` is that of the result; constants are called `name/kernel` etc.
 
     Args:
         builder: of the file.
@@ -42,14 +42,7 @@ class Operators:
         return self.builder.constant(array.astype(np.float32) if array.dtype == np.float64 else array, name)
 
     def dense(self, x: Tensor, kernel: np.ndarray, bias: np.ndarray | None, name: str) -> Tensor:
-        """Compute x @ kernel.T + bias over the last axis.
-
-        Args:
-            x: (..., inputs).
-            kernel: (outputs, inputs).
-            bias: (outputs,).
-            name: of the result; the constants are called name/kernel and name/bias.
-        """
+        """Compute x @ kernel.T + bias. x: (..., inputs), kernel: (outputs, inputs), bias: (outputs,)."""
         weights = self.storage.add_kernel(self.builder, kernel, f"{name}/kernel")
         return self.builder.operator(
             "FULLY_CONNECTED",
@@ -64,15 +57,9 @@ class Operators:
     def convolution(
         self, x: Tensor, kernel: np.ndarray, bias: np.ndarray, name: str, *, strides: tuple[int, int], same: bool
     ) -> Tensor:
-        """Compute a 2-D convolution.
+        """Compute a 2-D convolution, with TensorFlow's SAME padding or with VALID.
 
-        Args:
-            x: (batch, height, width, inputs).
-            kernel: (outputs, height, width, inputs).
-            bias: (outputs,).
-            name: of the result; the constants are called name/kernel and name/bias.
-            strides: (height, width).
-            same: whether the padding is TensorFlow's SAME, otherwise VALID.
+        x: (batch, height, width, inputs), kernel: (outputs, height, width, inputs), bias: (outputs,).
         """
         weights = self.storage.add_kernel(self.builder, kernel, f"{name}/kernel")
         sides = zip(x.shape[1:3], kernel.shape[1:3], strides, strict=True)

@@ -1,7 +1,4 @@
-"""The ResNet of a hybrid model, as LiteRT operators: standardized kernels as constants, GroupNorm in four dimensions.
-
-The Keras layers are those of `keras_vit.model.layers.resnet`.
-"""
+"""ResNet of a hybrid as LiteRT operators: standardized kernels are constants, GroupNorm has at most four dimensions."""
 
 from __future__ import annotations
 
@@ -19,15 +16,9 @@ from keras_vit.model.layers.resnet import GROUPS
 
 
 def stem(ops: Operators, model: Any, image: ImageInput) -> Tensor:
-    """Add the ResNet and return the feature map that the patch embedding reads.
+    """Add the ResNet of a hybrid and return its feature map, float32 (batch, height, width, channels).
 
-    Args:
-        ops: the operators of the file.
-        model: a VisionTransformer with `config.resnet`.
-        image: the file's input; its scale is folded into the first kernel.
-
-    Returns:
-        float32 (batch, height, width, channels).
+    The scale of the image is folded into the first kernel.
     """
     x = _root(ops, model.get_layer("root"), image)
     for stage, units in enumerate(model.config.resnet.num_layers, start=1):

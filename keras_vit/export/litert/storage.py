@@ -11,7 +11,7 @@ from keras_vit.export.litert.builder import Builder, Tensor
 
 
 class Storage(abc.ABC):
-    """How a file stores the kernels of dense layers and convolutions.
+    """Storage format of the kernels of dense layers and convolutions.
 
     Attributes:
         quantizes_inputs: whether the runtime quantizes the inputs of these layers, row by row, in every call.

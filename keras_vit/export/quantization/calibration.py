@@ -36,7 +36,7 @@ class TensorInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class FileGraph:
-    """The graph of a LiteRT file, as far as quantization reads it.
+    """Graph of a LiteRT file, as far as quantization reads it.
 
     Attributes:
         operators: in the order in which they run.
@@ -97,12 +97,7 @@ def _float_values(content: np.ndarray, buffer: Any) -> np.ndarray:
 
 
 def check_images(graph: FileGraph, images: Any, purpose: str) -> np.ndarray:
-    """Return calibration images as an array that the file takes.
-
-    Args:
-        graph: of the file.
-        images: (count, height, width, channels) of the file's size and dtype.
-        purpose: what needs the images, for the error: the name of a mode, or "smoothing".
+    """Return calibration images as an array that the file takes; `purpose` (a mode's name) begins the errors.
 
     Raises:
         ValueError: there are no images, or their shape or dtype is another, or they hold NaN or infinity.

@@ -46,7 +46,7 @@ _RANGES = {"least_cosine": (-1, 1), "least_agreement": (0, 1), "alpha": (0, 1), 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What the quantizer does to some operators. Of several rules that fit an operator, the last applies.
+    """Rule of the quantizer for some operators. Of several rules that fit an operator, the last applies.
 
     Attributes:
         operators: names in the LiteRT schema; "*" is every operator that can be quantized, and the file's input and
@@ -66,18 +66,18 @@ class Rule:
 
     @property
     def calibrated(self) -> bool:
-        """Whether it needs calibration images: for fixed ranges, or for GPTQ's statistics of a layer's inputs."""
+        """True if it needs calibration images: for fixed ranges, or for GPTQ's statistics of a layer's inputs."""
         return self.activations != FLOAT or self.method == "gptq"
 
     @property
     def quantizes(self) -> bool:
-        """Whether it changes operators, instead of leaving them as they are."""
+        """True if it changes operators, instead of leaving them as they are."""
         return min(self.weights, self.activations) < FLOAT
 
 
 @dataclass(frozen=True, kw_only=True)
 class Smoothing:
-    """When and how far large activations are moved into the kernel that reads them (SmoothQuant, arXiv 2211.10438).
+    """Parameters of SmoothQuant, which moves large activations into the kernel that reads them (arXiv 2211.10438).
 
     Attributes:
         alpha: 0 leaves all in the activations, 1 moves all into the kernel; equation 4.
@@ -90,7 +90,7 @@ class Smoothing:
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """How a LiteRT file stores and computes with a model's weights.
+    """Quantization mode: how a LiteRT file stores weights and computes with them.
 
     Attributes:
         name: of the mode's file, without its suffix.
@@ -114,17 +114,17 @@ class Mode:
 
     @property
     def quantizer(self) -> bool:
-        """Whether the quantizer rewrites the written file."""
+        """True if the quantizer rewrites the written file."""
         return bool(self.rules)
 
     @property
     def calibrated(self) -> bool:
-        """Whether it needs calibration images."""
+        """True if it needs calibration images."""
         return any(rule.calibrated for rule in self.rules)
 
     @property
     def bits(self) -> tuple[int, int]:
-        """The fewest and the most bits that a kernel may have."""
+        """Fewest and most bits that a kernel may have."""
         if not self.rules:
             return STORAGES[self.storage], STORAGES[self.storage]
         covered: set[str] = set()
@@ -146,7 +146,6 @@ def mode(name_or_path: str | os.PathLike[str]) -> Mode:
         FileNotFoundError: there is no such file.
 
     Example:
-        >>> from keras_vit.export.quantization.modes import mode
         >>> mode("int4").calibrated
         True
     """

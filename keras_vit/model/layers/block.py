@@ -1,4 +1,4 @@
-"""The encoder block (paper, equations 2 and 3)."""
+"""Encoder block (paper, equations 2 and 3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ResNet of a hybrid (paper, section 3.1; vit_jax/models_resnet.py): version 1 units with weight standardization
+"""ResNet of a hybrid (paper, section 3.1; vit_jax/models_resnet.py): version 1 units with weight standardization
 (arXiv 1903.10520) and GroupNorm (arXiv 1803.08494).
 """
 
