@@ -33,7 +33,7 @@ class Preprocessing:
         antialias: whether the kernel widens when images shrink, as in Pillow; vit_jax has no antialias.
         crop_fraction: for "crop", the share of the resized shorter side that is kept, in (0, 1].
         mean: subtracted first, one for each channel or one for all, for pixels on a scale of 0 to 1.
-        std: divided by next, likewise, above 0. The defaults of both map pixels of 0 to 255 to -1 to 1.
+        std: the result is divided by it, one for each channel or one for all, above 0. The defaults give -1 to 1.
 
     Raises:
         ValueError: a value is not accepted.

@@ -154,7 +154,7 @@ class Builder:
         self._metadata[name] = len(self._buffers) - 1
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the file at once to `path`. It is not atomic: an interrupted call leaves a part of the file.
+        """Write the file to `path`. This is not atomic: an interrupted call leaves a partial file.
 
         Raises:
             ValueError: `signature` was never called.

@@ -82,10 +82,7 @@ class Encoder:
         return ops.dense(x, kernel.reshape(len(kernel), -1), bias, "embedding")
 
     def _stem_table(self) -> np.ndarray:
-        """Return what is added to every token behind the stem, (tokens, hidden_size).
-
-        Places of prefix tokens hold zeros until then, so that the tokens themselves are a part of the table.
-        """
+        """Return prefix tokens plus position embedding, (tokens, hidden_size); `_embed` adds it to padded patches."""
         c = self.config
         table = np.zeros((c.num_tokens, c.hidden_size))
         if c.num_prefix_tokens:
@@ -96,7 +93,7 @@ class Encoder:
         return folding.center(table) if self.centered else table
 
     def _block(self, x: Tensor, i: int, queries: int) -> tuple[Tensor, Tensor]:
-        """Return x + attention(norm1(x)), then x + mlp(norm2(x)), of the first `queries` tokens; attention weights."""
+        """Return the block's first `queries` tokens, (batch, queries, hidden_size), and its attention weights."""
         ops, layers, name = self.ops, self.layers, f"block_{i}"
         block, relative = self.model.get_layer(name), None
         if self.config.position_place != "stem":

@@ -27,9 +27,8 @@ from keras_vit.export.quantization.calibration import FileGraph, Operator, check
 from keras_vit.export.quantization.gptq import gptq
 from keras_vit.export.quantization.modes import FLOAT, METHODS, Mode, Rule, Smoothing
 
-Ranges = dict[
-    str, dict[str, np.ndarray]
-]  # name of an activation -> {"min": ..., "max": ...}, as the quantizer reads it
+# Name of an activation -> {"min": ..., "max": ...}, as the quantizer reads it.
+Ranges = dict[str, dict[str, np.ndarray]]
 
 SHAPE_OPERATORS = {"RESHAPE", "SLICE", "STRIDED_SLICE", "TRANSPOSE"}  # may stand between a norm and a dense layer
 ALIGNMENT = 16  # bytes, of every weight; the schema requires it
@@ -51,7 +50,7 @@ def quantize(
 
     Args:
         source: a .tflite file of `emit`, float32.
-        target: of the quantized file. It is written at once and not atomically.
+        target: of the quantized file, which is not written atomically.
         mode: a mode with rules.
         calibration: images that the file takes, (count, height, width, channels) of its dtype, for a mode that is
             `calibrated`; others do not read them.
