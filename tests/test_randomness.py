@@ -218,7 +218,7 @@ import tensorflow as tf
 (cpu,) = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 from keras_vit import layers as vit
-from keras_vit.layers.randomness import scope
+from keras_vit.model.layers.randomness import scope
 
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 with strategy.scope():
