@@ -18,17 +18,12 @@ OUTPUTS = ("logits", "probabilities")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a LiteRT file takes, computes and returns.
+    """Choices for a LiteRT file; those that are not listed here are arguments of `export.tflite`.
 
     Args:
         batch: images in a call; None for any number, which the caller sets with `resize_tensor_input`.
         storage: how kernels are stored.
-        dtype: of the input: "float32" for prepared images, "uint8" for pixels from 0 to 255.
-        source_size: int or (height, width) of the pixels that the file resizes; None for the model's size.
-        resize: "exact" as `preprocess` does, "builtin" for the runtime's bilinear kernel without antialias.
-        output: "logits" or "probabilities".
-        attention: whether to add the output "attention" (batch, heads, patches): the class token's, in the last block.
-        labels: name of a list in zoo/labels, or the class names; None for the model's own.
+        dtype: `input_dtype`.
         smoothing: factors (hidden_size,) by the name of a norm, such as "block_3/norm1". The file multiplies the
             norm's result by them and the next kernel is divided by them, which moves outliers from activations that
             are quantized at run time into the kernel (SmoothQuant, arXiv 2211.10438).
