@@ -1,8 +1,7 @@
-"""Position embeddings for another grid of patches: the four interpolations in use, and fixed sin-cos tables.
+"""Resize position embeddings to another grid of patches, and compute fixed sin-cos embeddings.
 
-A checkpoint's embedding belongs to the grid of patches it was trained on. Each family of checkpoints carries
-it to another grid in its own way, and the differences reach the logits. Every method here is separable: one
-matrix of weights an axis.
+A checkpoint's embedding belongs to the grid of patches that it was trained on. Each family of checkpoints interpolates
+it in its own way, and the differences are visible in the logits. All methods are separable: one matrix for each axis.
 """
 
 import math
@@ -25,35 +24,38 @@ def resize(
     prefix_tokens: int = 1,
     method: str = "official",
 ) -> np.ndarray:
-    """Interpolates a position embedding to another grid of patches.
+    """Interpolate a position embedding to another grid of patches.
 
-    Arithmetic is float64, rounded once to the input's dtype. NaN and infinity are not refused; they spread.
+    The arithmetic is float64, rounded once to the dtype of the input. NaN and infinity are not refused; they spread.
 
     Args:
-        embedding: Floats of shape `(1, prefix_tokens + height * width, hidden)`, or the same without the 1.
-            The patches are in row-major order.
-        grid: Wanted `(height, width)` in patches; one number means a square.
-        source_grid: `(height, width)` of `embedding`, or its side. None means a square, which its number of
-            tokens must then allow.
-        prefix_tokens: Rows in front that belong to no patch (class token, registers), kept bit for bit.
-        method: One of `METHODS`:
+        embedding: floats, (1, prefix_tokens + height * width, hidden_size) or the same without the 1. The patches are
+            in row-major order.
+        grid: the new (height, width) in patches; one number means a square.
+        source_grid: (height, width) of `embedding` in patches, or its side; None means a square.
+        prefix_tokens: number of rows in front that belong to no patch (class token, registers). They are not changed.
+        method: one of `METHODS`.
 
-            * `"official"`: linear, end points aligned, as `scipy.ndimage.zoom(order=1)` in google-research's
-              `vit_jax/checkpoint.py` and big_vision's `models/vit.py`. A side of one takes the first value.
-              For some sizes (28 to 48, which is B/8 from 224 to 384 pixels) SciPy rounds past the edge and
-              leaves the last row and column zero; so does the official code, and so does this.
-            * `"bilinear"`: half-pixel centres, no antialiasing (`tf.image.resize`, PyTorch's `interpolate`).
-            * `"bicubic"`: half-pixel centres, a = -0.75, no antialiasing: Hugging Face ViT.
-            * `"bicubic-antialias"`: half-pixel centres, a = -0.5, wider when shrinking: timm's
-              `resample_abs_pos_embed`.
+            * `"official"`: linear, with end points aligned, as `scipy.ndimage.zoom(order=1)` in google-research's
+              `vit_jax/checkpoint.py` and big_vision's `models/vit.py`. A side of one takes the first value. For some
+              sizes (28 to 48, which is B/8 from 224 to 384 pixels) SciPy rounds past the edge and sets the last row and
+              column to zero; so does the official code, and so does this.
+            * `"bilinear"`: half-pixel centres, no antialias (`tf.image.resize`, PyTorch's `interpolate`).
+            * `"bicubic"`: half-pixel centres, a = -0.75, no antialias (Hugging Face ViT).
+            * `"bicubic-antialias"`: half-pixel centres, a = -0.5, with antialias (timm's `resample_abs_pos_embed`).
 
     Returns:
-        A new array of the same rank and dtype, `height * width` patches after the prefix. Where the two grids
-        are equal it is a copy of `embedding`, bit for bit; equal areas with other sides are interpolated.
+        A new array of the same rank and dtype with height * width patches after the prefix. For an equal grid it is an
+        exact copy of `embedding`. A grid of the same area with other sides is interpolated.
 
     Raises:
-        TypeError: The embedding holds integers or booleans.
-        ValueError: A shape, grid, number of prefix tokens or method that does not fit.
+        TypeError: the embedding holds integers, booleans, complex numbers or text.
+        ValueError: a shape, grid, number of prefix tokens or method does not fit.
+
+    Example:
+        >>> embedding = np.zeros((1, 1 + 14 * 14, 768), np.float32)  # ViT-B/16 at 224 pixels
+        >>> keras_vit.position.resize(embedding, (24, 24)).shape  # at 384 pixels
+        (1, 577, 768)
     """
     table = np.asarray(embedding)
     if method not in _MATRICES:
@@ -75,20 +77,24 @@ def resize(
 def sincos2d(
     grid: Grid, hidden_size: int, *, temperature: float = 10_000.0, dtype: npt.DTypeLike = np.float32
 ) -> npt.NDArray[np.floating]:
-    """Makes the fixed position embedding of big_vision, `posemb_sincos_2d` in its `models/vit.py`.
+    """Compute the fixed position embedding of big_vision, `posemb_sincos_2d` in its `models/vit.py`.
 
     Args:
-        grid: `(height, width)` in patches; one number means a square.
-        hidden_size: Width of the tokens, a multiple of 4 and at least 8.
-        temperature: The highest angular frequency, one radian a patch, divided by the lowest.
-        dtype: Of the result; the angles are float64.
+        grid: (height, width) in patches; one number means a square.
+        hidden_size: width of a token, a multiple of 4 and at least 8.
+        temperature: ratio of the highest to the lowest angular frequency; the highest is one radian for each patch.
+        dtype: of the result; the angles are computed in float64.
 
     Returns:
-        Array of shape `(1, height * width, hidden_size)` in [-1, 1], patches row-major. The quarters of the
+        Array (1, height * width, hidden_size) with values in [-1, 1], patches in row-major order. The quarters of the
         last axis are sin x, cos x, sin y and cos y, where x counts columns and y rows from 0.
 
     Raises:
-        ValueError: A side of the grid is not an integer of 1 or more, or `hidden_size` is not as above.
+        ValueError: a side of the grid is not an integer from 1, or `hidden_size` does not fit.
+
+    Example:
+        >>> keras_vit.position.sincos2d((2, 3), 8).shape
+        (1, 6, 8)
     """
     height, width = _sides(grid, "grid")
     if hidden_size % 4 or hidden_size < 8:
@@ -126,7 +132,7 @@ def _source_grid(shape: tuple[int, ...], source_grid: Grid | None, prefix_tokens
 def _official(new: int, old: int) -> Matrix:
     positions = np.arange(new, dtype=np.float64) * ((old - 1) / max(new - 1, 1))
     matrix = _linear(positions, old)
-    matrix[positions > old - 1] = 0.0  # SciPy takes a last point that rounding put past the end to be outside.
+    matrix[positions > old - 1] = 0.0  # outside for SciPy: rounding moved the last point past the end
     return matrix
 
 
@@ -136,22 +142,23 @@ def _bilinear(new: int, old: int) -> Matrix:
 
 def _bicubic(new: int, old: int) -> Matrix:
     positions = _half_pixel(new, old)[:, None]
-    taps = np.floor(positions).astype(int) + np.arange(-1, 3)
+    neighbours = np.floor(positions).astype(int) + np.arange(-1, 3)
     matrix = np.zeros((new, old))
-    # Taps beyond the border read the border, so several may fall on one column: add.at sums them.
-    np.add.at(matrix, (np.arange(new)[:, None], taps.clip(0, old - 1)), _cubic(positions - taps, a=-0.75))
+    # Neighbours beyond the border repeat the border, so several may be the same column: add.at adds their weights.
+    columns = neighbours.clip(0, old - 1)
+    np.add.at(matrix, (np.arange(new)[:, None], columns), _cubic(positions - neighbours, a=-0.75))
     return matrix
 
 
 def _bicubic_antialias(new: int, old: int) -> Matrix:
     widening = max(old / new, 1.0)
     matrix = _cubic((_half_pixel(new, old)[:, None] - np.arange(old)) / widening, a=-0.5)
-    # There are no taps beyond the border: what is left is made to sum to one again.
+    # There are no patches beyond the border: the weights of the others are scaled to sum to one.
     return matrix / matrix.sum(axis=1, keepdims=True)
 
 
 def _half_pixel(new: int, old: int) -> Matrix:
-    """Where the centres of `new` patches lie among `old` ones, whose centres are 0 .. old - 1."""
+    """Return the positions of the centres of `new` patches among `old` ones, whose centres are 0 .. old - 1."""
     return (np.arange(new) + 0.5) * old / new - 0.5
 
 

@@ -15,7 +15,7 @@ from keras_vit.export.litert import folding
 from keras_vit.export.litert.builder import schema
 from keras_vit.export.litert.emit import emit
 from keras_vit.export.litert.options import Options
-from keras_vit.export.litert.storage import Float16, Int8, rounded
+from keras_vit.export.litert.storage import Float16, Int8, quantize_int8
 from litert_graph import interpreter
 from package_source import MODULES, imported_packages
 from tiny_models import VARIANTS, built, prepared
@@ -190,7 +190,7 @@ def test_patches_are_rows_of_a_dense_layer_where_they_are_square_and_cover_the_i
 ) -> None:
     graph = emit(built(**changes), Options())
     [operator] = [row for row in graph._operators if graph._tensors[row.outputs[0]].name == b"embedding"]
-    assert [code for code, _ in graph._codes][operator.opcodeIndex] == kind
+    assert [code for code, _ in graph._opcodes][operator.opcodeIndex] == kind
 
 
 @pytest.mark.parametrize(
@@ -261,13 +261,13 @@ def test_operators_are_named_after_the_layers() -> None:
 
 def test_a_layer_after_a_norm_takes_its_gain_and_shift() -> None:
     random = np.random.default_rng(0)
-    layer = folding.Dense(random.normal(size=(3, 5)), random.normal(size=3))
+    layer = folding.DenseWeights(random.normal(size=(3, 5)), random.normal(size=3))
     affine = folding.Affine(random.normal(size=5), random.normal(size=5))
     x = random.normal(size=(4, 5))
     want = (x * affine.gain + affine.shift) @ layer.kernel.T + layer.bias
-    made = layer.after(affine)
+    made = layer.fold_affine(affine)
     np.testing.assert_allclose(x @ made.kernel.T + made.bias, want, rtol=1e-12)  # float64
-    middle = layer.centered()
+    middle = layer.center_outputs()
     np.testing.assert_allclose((x @ middle.kernel.T + middle.bias).mean(axis=1), 0, atol=1e-14)
 
 
@@ -275,7 +275,7 @@ def test_eight_bits_are_rounded_to_the_nearest_of_their_row() -> None:
     random = np.random.default_rng(0)
     array = random.normal(size=(4, 3, 2)) * 10.0 ** np.arange(-2, 2)[:, None, None]
     array[1] = 0
-    whole, scale = rounded(array)
+    whole, scale = quantize_int8(array)
     assert whole.dtype == np.int8
     assert set(np.abs(whole).reshape(4, -1).max(axis=1)) == {0, 127}
     assert np.all(np.abs(whole * scale[:, None, None] - array) <= scale[:, None, None] * 0.5001)  # float32 scales

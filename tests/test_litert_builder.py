@@ -29,7 +29,7 @@ def file_of(folder: Path, *, outside: bool = False, **changes: Any) -> Path:
     path = folder / "dense.tflite"
     with pytest.MonkeyPatch.context() as patch:
         if outside:
-            patch.setattr(building, "LARGEST", 0)
+            patch.setattr(building, "MAX_FLATBUFFER_BYTES", 0)
         builder.write(path)
     return path
 
@@ -122,10 +122,10 @@ def test_slices_pads_and_sums_are_those_of_numpy(tmp_path: Path, open_batch: boo
     ops = Operators(builder)
     image = builder.input("image", (None if open_batch else 2, 6, 4))
     x = ops.pad(image, (0, 1, 0), "padded")
-    x = ops.take(x, 1, 1, 6, "taken")
-    first, second = (ops.take(x, 2, start, start + 2, f"half_{start}") for start in (0, 2))
+    x = ops.slice(x, 1, 1, 6, "taken")
+    first, second = (ops.slice(x, 2, start, start + 2, f"half_{start}") for start in (0, 2))
     x = ops.matmul(first, second, "product", transpose_b=True)
-    x = ops.sum(ops.subtract(x, ops.mean(x, [-1], "mean", keep=True), "less"), [1], "columns", keep=False)
+    x = ops.sum(ops.subtract(x, ops.mean(x, [-1], "mean", keepdims=True), "less"), [1], "columns", keepdims=False)
     builder.signature({"image": image}, {"logits": ops.reshape(x, (image.shape[0], 5, 1), "last")})
     builder.write(tmp_path / "parts.tflite")
     given = RANDOM.normal(size=(2, 6, 4)).astype(np.float32)

@@ -41,7 +41,7 @@ def wanted(config: ViTConfig, batch: np.ndarray) -> Any:
 def received(config: ViTConfig, pixels: np.ndarray, path: Path, **changes: Any) -> np.ndarray:
     """What the file makes of pixels, scale applied as the first layer would."""
 
-    kept: list[images.Input] = []
+    kept: list[images.ImageInput] = []
 
     def layers(ops: Operators) -> tuple[Tensor, Tensor]:
         kept.append(images.input(ops, config, options(**changes)))

@@ -164,7 +164,7 @@ def test_the_runtime_takes_a_file_with_both(tmp_path: Path) -> None:
 
     builder, path = Builder(), tmp_path / "file.tflite"
     image = builder.input("image", (1, 2))
-    (doubled,) = builder.operator("ADD", [image, image], [("logits", (1, 2), "float32")], options="AddOptions")
+    doubled = builder.operator("ADD", [image, image], ("logits", (1, 2), "float32"), options="AddOptions")
     builder.signature({"image": image}, {"logits": doubled})
     builder.metadata(metadata.NAME, made())
     builder.write(path)

@@ -14,7 +14,7 @@ from keras_vit import VisionTransformer, converters
 from keras_vit.export.litert import images
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.operators import Operators
-from keras_vit.export.litert.stem import normalized, standardized, stem
+from keras_vit.export.litert.stem import group_norm, standardized_kernel, stem
 from keras_vit.export.litert.storage import FLOAT32, Int8, Storage
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.layers.resnet import GroupNormalization, StandardizedConv2D
@@ -100,7 +100,7 @@ def test_a_large_mean_costs_no_accuracy(tmp_path: Path) -> None:
 
     def layers(ops: Operators) -> tuple[Tensor, Tensor]:
         image = ops.builder.input("image", x.shape)
-        return image, ops.add(*normalized(ops, norm, image, "norm"), "sum")
+        return image, ops.add(*group_norm(ops, norm, image, "norm"), "sum")
 
     made = run(written(layers, tmp_path / "norm.tflite"), x)
     groups = x.astype(np.float64).reshape(28 * 28, 32, 2)
@@ -113,7 +113,7 @@ def test_a_standardised_kernel_is_what_the_layer_uses() -> None:
     for place in ("std", "variance"):
         layer = StandardizedConv2D(8, 3, epsilon=1e-2, epsilon_place=place)
         layer.build((None, 8, 8, 4))
-        np.testing.assert_allclose(standardized(layer), layer.standardized_kernel(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(standardized_kernel(layer), layer.standardized_kernel(), rtol=1e-5, atol=1e-6)
 
 
 def test_quantized_kernels_keep_the_map(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The Vision Transformer: its configuration, layers, network and preprocessing.
+"""Configuration, layers, network and preprocessing of Vision Transformers.
 
 Names are imported on first use: the configuration needs no Keras.
 """

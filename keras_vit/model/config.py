@@ -1,23 +1,19 @@
-"""What a Vision Transformer is made of: one frozen config. Its fields have the official configs' names."""
+"""Configuration of a Vision Transformer: one frozen dataclass. Its fields have the names of the official configs."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
 from keras_vit._util.checks import is_count, one_of, pair
-from keras_vit.model.sizes import architecture, canonical_name
-
-__all__ = ["Preprocessing", "ResNetConfig", "ViTConfig", "canonical_name", "check_fields", "pair"]
+from keras_vit._util.text import nearest
+from keras_vit.model.sizes import architecture
 
 RESIZES = ("squash", "crop")
 INTERPOLATIONS = ("bilinear", "bicubic", "area", "nearest", "lanczos3")
-
-
 CLASSIFIERS = ("token", "gap", "map", "unpooled", "token_unpooled")
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "gelu_quick", "relu", "silu", "tanh", "linear")
 POSITION_METHODS = ("official", "bilinear", "bicubic", "bicubic-antialias")  # position.METHODS, without its NumPy
@@ -28,16 +24,24 @@ NORM_PLACES = ("tokens", "pooled")
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """How an image becomes the model's input. The default is the official evaluation of vit_jax.
+    """Preparation of images for a model. The default is the official evaluation (vit_jax/input_pipeline.py).
 
     Args:
-        resize: "squash" scales both sides to the model's size, whatever the aspect ratio (vit_jax);
-            "crop" scales the shorter side to size / crop_fraction and cuts the centre out (big_vision, timm).
-        interpolation: "bilinear", "bicubic", "area", "nearest" or "lanczos3".
-        antialias: whether the kernel widens when shrinking, as Pillow does; vit_jax does not.
-        crop_fraction: share of the resized shorter side that is kept, in (0, 1]; for "crop" only.
-        mean: per channel, or one for all, on a scale of 0 to 1, subtracted first.
-        std: likewise, divided by. The defaults map 0..255 onto -1..1.
+        resize: "squash" scales both sides to the model's size and ignores the aspect ratio (vit_jax); "crop" scales the
+            shorter side to size / crop_fraction and takes the centre (big_vision, timm).
+        interpolation: "bilinear", "bicubic", "area", "nearest" or "lanczos3", as `tf.image.resize` computes them.
+        antialias: whether the kernel widens when images shrink, as in Pillow; vit_jax has no antialias.
+        crop_fraction: for "crop", the share of the resized shorter side that is kept, in (0, 1].
+        mean: subtracted first, one for each channel or one for all, for pixels on a scale of 0 to 1.
+        std: the result is divided by it, one for each channel or one for all, above 0. The defaults give -1 to 1.
+
+    Raises:
+        ValueError: a value is not accepted.
+
+    Example:
+        >>> timm = keras_vit.Preprocessing(resize="crop", crop_fraction=0.9, interpolation="bicubic", antialias=True)
+        >>> keras_vit.ViTConfig(preprocessing=timm).preprocessing.crop_fraction
+        0.9
     """
 
     resize: str = "squash"
@@ -56,21 +60,31 @@ class Preprocessing:
             raise ValueError(f"crop_fraction lies in (0, 1]. Received: {self.crop_fraction}")
         if not self.mean or len(self.mean) != len(self.std) or not all(0 < value < math.inf for value in self.std):
             raise ValueError(
-                "mean and std have one value a channel or one for all, std above 0. "
+                "mean and std have one value for each channel or one for all, std above 0. "
                 f"Received: mean={self.mean}, std={self.std}"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetConfig:
-    """The ResNet of a hybrid: version 1, weight-standardised convolutions, GroupNorm (vit_jax/models_resnet.py).
+    """ResNet in front of a hybrid's patches: version 1 units, weight-standardized convolutions, GroupNorm.
+
+    Source: google-research/vision_transformer, vit_jax/models_resnet.py (paper, section 3.1, "Hybrid Architecture").
 
     Args:
-        num_layers: units in each stage; () is the stem alone.
-        width_factor: times 64 is the width of the stem and of the first stage.
+        num_layers: number of units in each stage; () is the stem alone.
+        width_factor: the stem has 64 * width_factor channels, a multiple of 32.
         norm_epsilon: of GroupNorm.
-        conv_epsilon: of the weight standardisation.
-        conv_epsilon_place: "std": divide by std + epsilon (Google); "variance": by sqrt(variance + epsilon) (timm).
+        conv_epsilon: of the weight standardization.
+        conv_epsilon_place: "std" divides by std + epsilon (Google), "variance" by sqrt(variance + epsilon) (timm).
+
+    Raises:
+        ValueError: a value is not accepted.
+
+    Example:
+        >>> r50 = keras_vit.ResNetConfig(num_layers=(3, 4, 9))
+        >>> keras_vit.ViTConfig(resnet=r50, patch_size=1).grid  # R50+ViT-B/16: the map has stride 16
+        (14, 14)
     """
 
     num_layers: tuple[int, ...] = ()
@@ -84,7 +98,7 @@ class ResNetConfig:
         one_of("conv_epsilon_place", self.conv_epsilon_place, ("std", "variance"))
         if self.width <= 0 or self.width % 32 or not all(is_count(units, least=1) for units in self.num_layers):
             raise ValueError(
-                "A hybrid's width, 64 * width_factor, is a multiple of GroupNorm's 32 groups; every stage has a unit. "
+                "The width 64 * width_factor is a multiple of GroupNorm's 32 groups, and every stage has a unit. "
                 f"Received: width_factor={self.width_factor}, num_layers={self.num_layers}"
             )
 
@@ -96,49 +110,65 @@ class ResNetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ViTConfig:
-    """One Vision Transformer. Frozen; `dataclasses.replace` or `config.replace` makes another.
+    """Architecture of one Vision Transformer (arXiv 2010.11929). Frozen; `replace` returns a changed copy.
+
+    The defaults are ViT-B/16 for 224 pixels and 1,000 classes.
 
     Args:
-        image_size: int or (height, width), pixels.
-        patch_size: int or (height, width): pixels, or cells of the ResNet's map in a hybrid.
+        image_size: int or (height, width) in pixels.
+        patch_size: int or (height, width): pixels, or cells of the ResNet's feature map in a hybrid.
         hidden_size: width of a token.
-        mlp_dim: width inside the MLP.
-        num_heads: attention heads; divides hidden_size.
-        num_layers: encoder blocks.
-        num_classes: outputs of the head; 0 is no head, the output is the feature.
-        classifier: "token", "gap" (mean of the patch tokens), "map" (attention pooling), "unpooled" (the head at
-            every token), "token_unpooled" (the same, with a class token).
-        representation_size: width of the pre_logits layer (Dense and tanh), None for none.
-        resnet: a ResNetConfig (or its fields as a dict) makes a hybrid.
-        num_channels: of the image.
-        class_token: whether there is one; None means as the classifier needs it.
-        distilled: DeiT's second token, with a head of its own; the logits are the mean of both heads.
-        num_registers: extra tokens after the class token that no head reads.
-        position: "learned" (the paper's 1-D), "learned2d" (of column and row, half of the width each), "relative" (in
-            the attention, see `layers.relative`), "none" (paper, appendix D.4), or "sincos2d" (fixed, MoCo v3 as in
-            big_vision).
-        position_place: "stem": added once, behind the patch embedding; "blocks": added to the input of every block,
-            each its own; "shared": the same at every block. "relative" acts in every block and needs one of the latter.
-        position_prefix: True: class token and registers stand in front before the position embedding is added, which
-            has rows for them (Google, HF); False: it has none (big_vision, timm's no_embed_class).
-        position_method: how `position.resize` takes the embeddings to another grid.
-        patch_bias: bias of the patch embedding.
-        pre_norm: LayerNorm in front of the first block (CLIP).
-        qkv_bias: biases of query, key and value.
-        activation: of the MLP: "gelu_tanh" (Google), "gelu_erf" (timm, HF), "gelu_quick" (OpenAI), "relu", "silu".
+        mlp_dim: width of the MLP's hidden layer.
+        num_heads: number of attention heads; divides hidden_size.
+        num_layers: number of encoder blocks.
+        num_classes: number of classes; 0 means no head, the output is the feature.
+        classifier: "token" (class token), "gap" (mean of the patch tokens), "map" (attention pooling), "unpooled" (the
+            head is applied to every token) or "token_unpooled" (the same, with a class token).
+        representation_size: width of the pre_logits layer (Dense and tanh); None means no such layer.
+        resnet: a ResNetConfig, or its fields as a dict, makes the model a hybrid.
+        num_channels: channels of the image.
+        class_token: whether there is a class token; None: if the classifier needs one.
+        distilled: whether there is DeiT's distillation token, with a head of its own (arXiv 2012.12877); the logits are
+            the mean of both heads'.
+        num_registers: number of extra tokens after the class token that no head reads (arXiv 2309.16588).
+        position: "learned" (1-D), "learned2d" (one embedding of the column and one of the row, each half as wide),
+            "relative" (in the attention, see `model.layers.relative`), "none" (all paper, appendix D.4), or "sincos2d"
+            (fixed; MoCo v3 and big_vision).
+        position_place: "stem" adds the embedding once, behind the patch embedding; "blocks" adds an embedding of its
+            own to the input of every block; "shared" adds the same one in every block. "relative" acts in every block
+            and needs "blocks" or "shared".
+        position_prefix: True: class token and registers come first and the position embedding has rows for them
+            (Google, Hugging Face); False: they are put in front afterwards (big_vision, timm's no_embed_class).
+        position_method: method of `position.resize` for another grid: "official", "bilinear", "bicubic" or
+            "bicubic-antialias".
+        patch_bias: whether the patch embedding has a bias.
+        pre_norm: whether a LayerNorm precedes the first block (CLIP).
+        qkv_bias: whether query, key and value have biases.
+        activation: of the MLP: "gelu_tanh" (Google), "gelu_erf" (timm, Hugging Face), "gelu_quick" (OpenAI), "relu",
+            "silu", "tanh" or "linear".
         norm_epsilon: of every LayerNorm.
-        layer_scale: initial value of LayerScale, None for none.
-        final_norm: "tokens": LayerNorm, then pool; "pooled": pool, then LayerNorm (timm's fc_norm).
-        representation_activation: of pre_logits.
-        dropout_rate: after the stem and its position embedding, attention and both MLP layers.
-        attention_dropout_rate: on the attention weights.
-        stochastic_depth: chance of dropping the last block's branches, linear from 0 at the first (AugReg).
-        head_bias_init: initial bias of the head (big_vision: -10 with the sigmoid loss on ImageNet-21k).
-        preprocessing: how images are prepared.
-        labels: name of a list in zoo/labels, or the class names themselves, or None.
+        layer_scale: initial value of LayerScale (arXiv 2103.17239); None means no LayerScale.
+        final_norm: "tokens" normalizes, then pools; "pooled" pools, then normalizes (timm's fc_norm).
+        representation_activation: activation of the pre_logits layer.
+        dropout_rate: after the stem and its position embedding, after attention and after both MLP layers, in [0, 1).
+        attention_dropout_rate: on the attention weights, in [0, 1).
+        stochastic_depth: probability of dropping a branch of the last block, in [0, 1); it grows linearly from 0 at the
+            first block (AugReg, arXiv 2106.10270).
+        head_bias_init: initial bias of the head (big_vision: -10 for the sigmoid loss on ImageNet-21k).
+        preprocessing: a Preprocessing, or its fields as a dict.
+        labels: name of a list in zoo/labels, or the class names themselves; None means plain numbers.
 
     Raises:
-        ValueError: naming every field that is wrong.
+        ValueError: fields are wrong or contradict each other; one message names all of them.
+
+    Example:
+        >>> config = keras_vit.ViTConfig.from_name("B/16", num_classes=10)
+        >>> config.hidden_size, config.grid, config.num_tokens
+        (768, (14, 14), 197)
+        >>> config.replace(image_size=384).grid, config.grid_of((384, 512))
+        ((24, 24), (24, 32))
+        >>> keras_vit.ViTConfig(**config.to_dict()) == config
+        True
     """
 
     image_size: int | tuple[int, int] = 224
@@ -178,29 +208,30 @@ class ViTConfig:
     labels: str | tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        fix = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
         for name, value in vars(self).items():
-            if hasattr(value, "dtype") and hasattr(value, "item"):  # NumPy's numbers are no JSON
-                fix(name, value.item())
-        fix("image_size", pair(self.image_size, "image_size"))
-        fix("patch_size", pair(self.patch_size, "patch_size"))
+            if hasattr(value, "dtype") and hasattr(value, "item"):  # JSON has no NumPy numbers
+                self._set(name, value.item())
+        self._set("image_size", pair(self.image_size, "image_size"))
+        self._set("patch_size", pair(self.patch_size, "patch_size"))
         if isinstance(self.resnet, Mapping):
-            fix("resnet", ResNetConfig(**self.resnet))
+            self._set("resnet", ResNetConfig(**self.resnet))
         if isinstance(self.preprocessing, Mapping):
-            fix("preprocessing", Preprocessing(**self.preprocessing))
+            self._set("preprocessing", Preprocessing(**self.preprocessing))
         if self.class_token is None:
-            fix("class_token", str(self.classifier).startswith("token"))
+            self._set("class_token", str(self.classifier).startswith("token"))
         if self.labels is not None and not isinstance(self.labels, str):
-            fix("labels", tuple(self.labels))
-        misfits = list(self._misfits()) or list(self._contradictions())
-        if misfits:
-            raise ValueError("ViTConfig: " + "; ".join(misfits))
+            self._set("labels", tuple(self.labels))
+        if errors := list(self._field_errors()) or list(self._conflicts()):
+            raise ValueError("ViTConfig: " + "; ".join(errors))
         for name in _RANGES:
             value = getattr(self, name)
-            fix(name, None if value is None else float(value))
+            self._set(name, None if value is None else float(value))
 
-    def _misfits(self) -> Iterable[str]:
-        """What is wrong with single fields."""
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # the dataclass is frozen
+
+    def _field_errors(self) -> Iterator[str]:
+        """Yield a sentence for each field with a value that is never accepted."""
         for name, least in _COUNTS.items():
             value = getattr(self, name)
             if not (is_count(value, least=least) or (value is None and name in _OPTIONAL)):
@@ -221,8 +252,8 @@ class ViTConfig:
         if not isinstance(self.preprocessing, Preprocessing):
             yield f"preprocessing is a Preprocessing or its fields as a dict. Received: {self.preprocessing!r}"
 
-    def _contradictions(self) -> Iterable[str]:
-        """What is wrong between fields that are right by themselves."""
+    def _conflicts(self) -> Iterator[str]:
+        """Yield a sentence for each combination of values that is not accepted."""
         if self.hidden_size % self.num_heads:
             yield f"hidden_size is a multiple of num_heads. Received: {self.hidden_size} and {self.num_heads}"
         if self.classifier.startswith("token") and not self.class_token:
@@ -232,7 +263,7 @@ class ViTConfig:
                 "distilled needs classifier='token', representation_size=None and final_norm='tokens'. Received: "
                 f"{self.classifier!r}, {self.representation_size!r} and {self.final_norm!r}"
             )
-        yield from self._position_contradictions()
+        yield from self._position_conflicts()
         if len(self.preprocessing.mean) not in (1, self.num_channels):
             yield (
                 f"preprocessing has one mean for all or one for each of num_channels={self.num_channels}. "
@@ -242,14 +273,14 @@ class ViTConfig:
             smallest = f"{self.stride[0]}x{self.stride[1]}"
             yield f"the image is smaller than one patch ({smallest} pixels). Received: image_size={self.image_size}"
 
-    def _position_contradictions(self) -> Iterable[str]:
+    def _position_conflicts(self) -> Iterator[str]:
         if self.position == "sincos2d" and (self.hidden_size % 4 or self.hidden_size < 8):
             yield f"position='sincos2d' needs hidden_size % 4 == 0 and at least 8. Received: {self.hidden_size}"
         if self.position == "learned2d" and self.hidden_size % 2:
             yield f"position='learned2d' gives each axis half of the hidden_size. Received: {self.hidden_size}"
         if self.position == "relative" and self.position_place == "stem":
             yield (
-                "position='relative' is part of every block's attention: position_place is 'blocks' (each its own) or "
+                "position='relative' acts in the attention of every block: position_place is 'blocks' (one each) or "
                 "'shared'. Received: 'stem'"
             )
         if self.position_place == "stem":
@@ -258,7 +289,7 @@ class ViTConfig:
             yield f"position={self.position!r} needs position_place='stem'. Received: {self.position_place!r}"
         if self.num_prefix_tokens and not self.position_prefix:
             yield (
-                f"position_place={self.position_place!r} is of whole sequences, class token and registers included, "
+                f"position_place={self.position_place!r} embeds whole sequences, class token and registers included, "
                 "and needs position_prefix=True. Received: False"
             )
 
@@ -274,27 +305,27 @@ class ViTConfig:
 
     @property
     def is_unpooled(self) -> bool:
-        """Whether the head is applied to every token."""
+        """True if the head is applied to every token."""
         return self.classifier in ("unpooled", "token_unpooled")
 
     @property
     def has_map_head(self) -> bool:
-        """Whether attention pooling (big_vision's MAP head) makes the feature."""
+        """True if the feature comes from attention pooling (big_vision's MAP head)."""
         return self.classifier == "map"
 
     @property
     def reads_class_token(self) -> bool:
-        """Whether the feature is that of the class token."""
+        """True if the feature is the class token."""
         return self.classifier in ("token", "token_unpooled")
 
     @property
     def read_tokens(self) -> slice:
-        """Tokens that the feature is made from: the class token (and the distillation token), or all patches."""
+        """Slice of the tokens that the feature is computed from: class (and distillation) token, or all patches."""
         return slice(0, 1 + self.distilled) if self.reads_class_token else slice(self.num_prefix_tokens, None)
 
     @property
     def num_final_tokens(self) -> int:
-        """Tokens that the last block has to compute: 1 (2 of a distilled model) for "token", else all."""
+        """Number of tokens that the last block has to compute: 1 for "token" (2 if distilled), else all."""
         return 1 + self.distilled if self.classifier == "token" else self.num_tokens
 
     @property
@@ -311,19 +342,16 @@ class ViTConfig:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Patch tokens, (height, width). A rest that fills no patch is dropped, as in the official code."""
+        """Number of patches, (rows, columns). Pixels that fill no patch are dropped, as in the official code."""
         return self.grid_of(self.size)
 
     def grid_of(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """The grid that an image gives.
+        """Return the number of patches, (rows, columns), of an image of another size.
 
         Args:
-            image_size: (height, width) of the image, pixels.
-
-        Returns:
-            (rows, columns) of patches.
+            image_size: (height, width) of the image in pixels.
         """
-        # Every stride-2 step of the stem pads as TensorFlow's SAME: it rounds up, which is one division rounded up.
+        # SAME padding rounds up at every stride of 2 in the stem; together that is one division that rounds up.
         height, width = (
             -(-side // self._stem_stride) // cell for side, cell in zip(image_size, self.patch, strict=True)
         )
@@ -331,29 +359,30 @@ class ViTConfig:
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens in front of the patches: class token, distillation token, registers."""
+        """Number of tokens in front of the patches: class token, distillation token, registers."""
         return int(bool(self.class_token)) + int(self.distilled) + self.num_registers
 
     @property
     def position_prefix_tokens(self) -> int:
-        """Rows of the position embedding that belong to tokens in front of the patches."""
+        """Number of rows of the position embedding that belong to prefix tokens."""
         return self.num_prefix_tokens if self.position_prefix else 0
 
     @property
     def num_tokens(self) -> int:
-        """Length of the sequence the blocks see."""
+        """Length of the sequence that the blocks process."""
         return self.num_prefix_tokens + self.grid[0] * self.grid[1]
 
     def replace(self, **changes: Any) -> Self:
-        """The same config with some fields changed.
+        """Return a copy with some fields changed.
 
-        A class token stays where only the classifier changes: the weights have one. Labels go with their classes.
+        A changed `classifier` keeps the class token, because the weights have one. A changed `num_classes` drops the
+        labels.
 
         Args:
             **changes: fields and their new values.
 
         Raises:
-            ValueError: where a field is unknown (offers the nearest) or wrong.
+            ValueError: a field is unknown (the message has the nearest) or wrong.
         """
         check_fields(changes)
         if changes.get("num_classes", self.num_classes) != self.num_classes:
@@ -361,32 +390,30 @@ class ViTConfig:
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; `ViTConfig(**d)` gives the config back."""
+        """Return the fields as plain values, for JSON; `ViTConfig(**fields)` restores the config."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_name(cls, name: str, **changes: Any) -> ViTConfig:
-        """The official architecture of a name such as "B/16", "ViT-B_16", "R50+ViT-B/16" or big_vision's "So400m/14".
+        """Return the official architecture of a name (vit_jax/configs/models.py, big_vision's models/vit.py).
 
         Args:
-            name: in any of these spellings.
-            **changes: fields that shall differ from the official ones.
+            name: such as "B/16", "ViT-B_16", "R50+ViT-B/16" or "So400m/14", in any case and with any separators.
+            **changes: fields that differ from the official ones.
 
         Raises:
-            ValueError: where the name is no architecture (offers the nearest), or a field is unknown or wrong.
+            ValueError: no architecture has this name (the message has the nearest), or a field is unknown or wrong.
         """
         check_fields(changes)
         return cls(**{**architecture(name), **changes})
 
 
-_COUNTS = {
-    # field: least
+_COUNTS = {  # field -> lowest value
     **dict.fromkeys(("hidden_size", "mlp_dim", "num_heads", "num_layers", "num_channels", "representation_size"), 1),
     **dict.fromkeys(("num_classes", "num_registers"), 0),
 }
 _LARGEST = 1e38  # of float32
-_RANGES: dict[str, tuple[float, float]] = {
-    # field: least, end
+_RANGES: dict[str, tuple[float, float]] = {  # field -> lowest value, excluded end
     **dict.fromkeys(("dropout_rate", "attention_dropout_rate", "stochastic_depth"), (0, 1)),
     **dict.fromkeys(("norm_epsilon", "layer_scale"), (0, _LARGEST)),
     "head_bias_init": (-_LARGEST, _LARGEST),
@@ -405,9 +432,8 @@ _CHOICES = {
 
 
 def check_fields(fields: Mapping[str, Any]) -> None:
-    """Raise a ValueError where a name is no field of ViTConfig, with the nearest names."""
+    """Raise a ValueError, with the nearest names, if a key is no field of ViTConfig."""
     known = [f.name for f in dataclasses.fields(ViTConfig)]
-    unknown = [name for name in fields if name not in known]
-    if unknown:
-        near = {name: difflib.get_close_matches(name, known, n=2) for name in unknown}
+    if unknown := [name for name in fields if name not in known]:
+        near = {name: nearest(name, known, count=2) for name in unknown}
         raise ValueError(f"ViTConfig has no field {unknown}; the nearest are {near}. Its fields: {known}")

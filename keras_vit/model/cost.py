@@ -1,11 +1,12 @@
-"""What a model is made of, counted from its config: parameters, arithmetic, memory, sizes of files. Nothing is built.
+"""Count a model's parameters, arithmetic, activation memory and file sizes from its config, without building it.
 
-One list of parts (`parts`) says it all; the totals are its sums. Parameters and matrix products are exact, memory is
-an estimate.
+`parts` lists the model's parts; the totals are sums over them. Parameters and matrix products are exact, memory is an
+estimate.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, prod
@@ -14,21 +15,21 @@ from typing import NamedTuple
 from keras_vit.model.config import ViTConfig
 
 FLOAT = 4  # bytes of a float32
-SCALE = 12  # bytes for each output of an int8 kernel: its float32 scale, and the int64 zero that LiteRT keeps beside it
-# Bits of a number in a kernel of a dense layer or convolution, by the way a file keeps them; all else stays float32.
+SCALE = 12  # bytes for each output of an int8 kernel: a float32 scale, and the int64 zero point that LiteRT stores
+# Bits of a number in a kernel of a dense layer or convolution; all other numbers are float32.
 PRECISIONS = {"float32": 32, "float16": 16, "int8": 8}
-# Tensors as wide as the MLP that are there at once while an activation is computed, its input among them, where every
-# result that nobody else reads is written over: what an activation multiplies at its end is read twice.
-ALIVE_IN_ACTIVATION = {"gelu_tanh": 2, "gelu_erf": 2, "gelu_quick": 2, "silu": 2, "relu": 1, "tanh": 1, "linear": 1}
+# Number of tensors of the MLP's width, its input included, that exist at once while an activation is computed. Results
+# with a single reader are overwritten in place; most activations read their input twice, for a product at the end.
+ACTIVATION_TENSORS = {"gelu_tanh": 2, "gelu_erf": 2, "gelu_quick": 2, "silu": 2, "relu": 1, "tanh": 1, "linear": 1}
 
 
 class Kernel(NamedTuple):
-    """The kernel of a dense layer or convolution.
+    """Kernel of a dense layer or convolution.
 
     Attributes:
-        inputs: numbers that an output is a weighted sum of.
-        outputs: channels.
-        positions: of an image at which it is applied.
+        inputs: number of inputs of each output.
+        outputs: number of outputs (channels).
+        positions: number of positions in an image where it is applied.
     """
 
     inputs: int
@@ -38,15 +39,15 @@ class Kernel(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One part of a model, or several that are alike.
+    """One part of a model, or several equal parts in a row.
 
     Attributes:
-        name: in words.
-        output: what leaves it, of one image: (height, width, channels), (tokens, width) or (width,).
+        name: for tables.
+        output: shape of its result for one image: (height, width, channels), (tokens, width) or (width,).
         kernels: of one copy.
-        others: numbers of one copy that are in no kernel: biases, norms, tokens, position embeddings.
-        products: multiply-adds of one copy between activations.
-        copies: how many there are, one behind the other.
+        others: number of parameters of one copy outside of kernels: biases, norms, tokens, position embeddings.
+        products: number of multiply-adds of one copy between two activations.
+        copies: number of equal parts.
     """
 
     name: str
@@ -58,38 +59,37 @@ class Part:
 
     @property
     def kernel_numbers(self) -> int:
-        """In the kernels of all copies."""
+        """Number of parameters in the kernels of all copies."""
         return self.copies * sum(kernel.inputs * kernel.outputs for kernel in self.kernels)
 
     @property
     def kernel_rows(self) -> int:
-        """Outputs of the kernels of all copies: an int8 kernel has a scale for each."""
+        """Number of outputs of the kernels of all copies; an int8 kernel has a scale for each."""
         return self.copies * sum(kernel.outputs for kernel in self.kernels)
 
     @property
     def parameters(self) -> int:
-        """Of all copies."""
+        """Number of parameters of all copies."""
         return self.kernel_numbers + self.copies * self.others
 
     @property
     def flops(self) -> int:
-        """Of all copies for one image: matrix products and convolutions, a multiply-add counted as two."""
-        applied = sum(prod(kernel) for kernel in self.kernels)
-        return 2 * self.copies * (applied + self.products)
+        """Operations of all copies for one image: matrix products and convolutions, a multiply-add counts as two."""
+        return 2 * self.copies * (sum(prod(kernel) for kernel in self.kernels) + self.products)
 
 
 class Convolution(NamedTuple):
     """A convolution of a hybrid's ResNet, and the norm behind it.
 
     Attributes:
-        name: in words.
-        kernel: side of the square.
-        inputs: channels.
-        outputs: channels.
-        size: (height, width) of what leaves it.
-        entering: values of the map that enters it.
-        waiting: values of another map that a later sum needs.
-        relu: whether it is followed by one at once.
+        name: of its part.
+        kernel: side of the square kernel.
+        inputs: number of input channels.
+        outputs: number of output channels.
+        size: (height, width) of its result.
+        input_values: number of values in its input.
+        shortcut_values: number of values of another feature map that is kept for a later sum.
+        relu: whether a ReLU follows directly.
     """
 
     name: str
@@ -97,67 +97,64 @@ class Convolution(NamedTuple):
     inputs: int
     outputs: int
     size: tuple[int, int]
-    entering: int
-    waiting: int = 0
+    input_values: int
+    shortcut_values: int = 0
     relu: bool = True
 
     @property
     def positions(self) -> int:
-        """At which it is applied."""
+        """Number of positions where it is applied."""
         return prod(self.size)
 
     @property
-    def leaving(self) -> int:
-        """Values of the map that leaves it."""
+    def output_values(self) -> int:
+        """Number of values in its result."""
         return self.outputs * self.positions
 
 
 def count_parameters(config: ViTConfig) -> int:
-    """How many numbers are trained or, if frozen, loaded: what `model.count_params()` says of the built model."""
+    """Return the number of parameters, trained or frozen, as `model.count_params()` of the built model does."""
     return sum(part.parameters for part in parts(config))
 
 
 def forward_flops(config: ViTConfig) -> int:
-    """Of one image: matrix products and convolutions, a multiply-add counted as two.
+    """Return the operations for one image: matrix products and convolutions, a multiply-add counts as two.
 
-    Papers and timm mostly print multiply-adds, half of it, under the name of GFLOPs or GMACs.
+    Papers and timm mostly print multiply-adds, which are half as many, as GFLOPs or GMACs.
     """
     return sum(part.flops for part in parts(config))
 
 
 def block_flops(config: ViTConfig) -> int:
-    """Likewise, of the encoder blocks alone."""
+    """Return the operations of the encoder blocks for one image, counted as in `forward_flops`."""
     return sum(part.flops for part in _blocks(config))
 
 
 def file_bytes(config: ViTConfig, precision: str) -> int:
-    """About how large a LiteRT file is: its weights, without the graph, which takes 20 to 50 kB.
+    """Return the approximate size of a LiteRT file: its weights, without the graph, which takes 20 to 50 kB.
 
     Args:
         config: of the model.
-        precision: of the kernels of dense layers and convolutions, one of `PRECISIONS`: with "float32" and "float16"
-            what `quantize="none"` and "float16" write, with "int8" what "dynamic" writes, with a scale for each output
-            of a kernel. All other numbers are float32. A checkpoint in float32 is as large.
+        precision: of kernels, one of `PRECISIONS`: "float32" is what `quantize="none"` writes (and a checkpoint in
+            float32), "float16" what "float16" writes, "int8" what "dynamic" writes, with a scale for each output.
 
     Raises:
         ValueError: for another precision.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision is one of {list(PRECISIONS)}. Received: {precision!r}")
-    made = parts(config)
-    names = ("parameters", "kernel_numbers", "kernel_rows")
-    numbers, kernels, rows = (sum(getattr(part, name) for part in made) for name in names)
-    others = numbers - kernels
-    return PRECISIONS[precision] * kernels // 8 + FLOAT * others + SCALE * rows * (precision == "int8")
+    kernels = sum(part.kernel_numbers for part in parts(config))
+    scales = sum(part.kernel_rows for part in parts(config)) if precision == "int8" else 0
+    return PRECISIONS[precision] * kernels // 8 + FLOAT * (count_parameters(config) - kernels) + SCALE * scales
 
 
 def inference_memory(config: ViTConfig) -> int:
-    """About how many bytes of activations are there at once while one image passes forward, in float32.
+    """Return the approximate bytes of activations in the forward pass of one float32 image, without the weights.
 
-    The image and the widest moment behind it, weights not included. A result is dropped after its last reader, and an
-    elementwise one is written over its input where nobody else reads that: what TensorFlow's CPU allocator records of
-    a frozen graph, to 1 % for models of 192 channels and more, give or take one tensor of the tokens. What a matrix
-    product or convolution needs for itself is not counted, nor what a runtime keeps for the next call.
+    It is the image and the largest set of tensors that exist at once. A result is freed after its last reader, and an
+    elementwise result overwrites an input that nothing else reads. For models of 192 channels and more this is what
+    TensorFlow's CPU allocator records for a frozen graph, within 1 % and one tensor of tokens. Workspace of a matrix
+    product or convolution is not counted, nor memory that a runtime keeps between calls.
     """
     image = config.num_channels * prod(config.size)
     widest = max([_block_peak(config), _head_peak(config), *map(_convolution_peak, convolutions(config))])
@@ -165,12 +162,12 @@ def inference_memory(config: ViTConfig) -> int:
 
 
 def parts(config: ViTConfig) -> list[Part]:
-    """What an image passes, in order."""
+    """Return the parts of a model in the order of computation."""
     return [*_stem(config), *_tokens(config), *_blocks(config), *_pooling(config), *_heads(config)]
 
 
 def convolutions(config: ViTConfig) -> Iterator[Convolution]:
-    """The convolutions of a hybrid's ResNet, in order (keras_vit/layers/resnet.py); none for a pure ViT."""
+    """Yield the convolutions of a hybrid's ResNet (`model.layers.resnet`) in order; none for a pure ViT."""
     if config.resnet is None:
         return
     sides = config.size
@@ -185,16 +182,15 @@ def convolutions(config: ViTConfig) -> Iterator[Convolution]:
 
 
 def _unit(name: str, size: tuple[int, int], inputs: int, narrow: int, strides: int) -> Iterator[Convolution]:
-    """A bottleneck: the shortcut's projection where it has one, 1x1, 3x3 with the stride, 1x1."""
-    entering, after = inputs * prod(size), _halved(size) if strides == 2 else size
-    projected = inputs != 4 * narrow or strides > 1
-    shortcut = 4 * narrow * prod(after)
-    if projected:
-        yield Convolution(name, 1, inputs, 4 * narrow, after, entering, waiting=entering, relu=False)
-    yield Convolution(name, 1, inputs, narrow, size, entering, waiting=shortcut if projected else 0)
-    yield Convolution(name, 3, narrow, narrow, after, narrow * prod(size), waiting=shortcut)
-    # Its ReLU follows the sum.
-    yield Convolution(name, 1, narrow, 4 * narrow, after, narrow * prod(after), waiting=shortcut)
+    """Yield the convolutions of a bottleneck: the shortcut's projection if it has one, 1x1, 3x3 (strided), 1x1."""
+    input_values, output_size = inputs * prod(size), _halved(size) if strides == 2 else size
+    has_projection = inputs != 4 * narrow or strides > 1
+    shortcut = 4 * narrow * prod(output_size)
+    if has_projection:
+        yield Convolution(name, 1, inputs, 4 * narrow, output_size, input_values, input_values, relu=False)
+    yield Convolution(name, 1, inputs, narrow, size, input_values, shortcut if has_projection else 0)
+    yield Convolution(name, 3, narrow, narrow, output_size, narrow * prod(size), shortcut)
+    yield Convolution(name, 1, narrow, 4 * narrow, output_size, narrow * prod(output_size), shortcut)
 
 
 def _halved(size: tuple[int, int]) -> tuple[int, int]:
@@ -202,12 +198,10 @@ def _halved(size: tuple[int, int]) -> tuple[int, int]:
 
 
 def _stem(config: ViTConfig) -> Iterator[Part]:
-    grouped: dict[str, list[Convolution]] = {}
-    for convolution in convolutions(config):
-        grouped.setdefault(convolution.name, []).append(convolution)
-    for name, members in grouped.items():
+    for name, group in itertools.groupby(convolutions(config), key=lambda convolution: convolution.name):
+        members = list(group)
         last = members[-1]
-        size = _halved(last.size) if name == "root" else last.size  # its maximum has stride 2
+        size = _halved(last.size) if name == "root" else last.size  # the root's max pooling has stride 2
         yield Part(
             name=f"ResNet {name}",
             output=(*size, last.outputs),
@@ -217,13 +211,13 @@ def _stem(config: ViTConfig) -> Iterator[Part]:
 
 
 def patch_values(config: ViTConfig) -> int:
-    """Numbers in one patch."""
+    """Return the number of values in one patch."""
     channels = [config.num_channels, *(convolution.outputs for convolution in convolutions(config))][-1]
     return prod(config.patch) * channels
 
 
 def _tokens(config: ViTConfig) -> Iterator[Part]:
-    """From patches to what the first block takes."""
+    """Yield the parts from the patches to the input of the first block."""
     width, sequence = config.hidden_size, (config.num_tokens, config.hidden_size)
     height, across = config.patch
     yield Part(
@@ -246,7 +240,7 @@ def _position_numbers(config: ViTConfig) -> int:
     prefix, (height, width) = config.position_prefix_tokens, config.grid
     rows = {
         "learned": prefix + height * width,
-        "learned2d": (2 * prefix + height + width) / 2,  # two tables of half the width
+        "learned2d": (2 * prefix + height + width) / 2,  # two tables, each half as wide
         "relative": 2 * config.num_tokens - 1,
     }
     tables = config.num_layers if config.position_place == "blocks" else 1
@@ -254,91 +248,95 @@ def _position_numbers(config: ViTConfig) -> int:
 
 
 def _blocks(config: ViTConfig) -> tuple[Part, Part]:
-    """The attention and the MLP of all blocks, each with its norm and LayerScale."""
+    """Return the attention and the MLP of all blocks, each with its norm and LayerScale."""
     width, tokens = config.hidden_size, config.num_tokens
-    around = 2 * width + (0 if config.layer_scale is None else width)
+    norm_and_scale = 2 * width + (0 if config.layer_scale is None else width)
     biases = 4 * width if config.qkv_bias else width
-    pairs = 4 if config.position == "relative" else 2  # a query meets 2 * tokens embeddings of offsets
+    # For each pair of tokens: a score and a weighted sum; relative positions score 2 * tokens offsets for each query.
+    products = 4 if config.position == "relative" else 2
     attention = Part(
         name=f"attention, {config.num_heads} heads of {width // config.num_heads}",
         output=(tokens, width),
         kernels=(Kernel(width, width, tokens),) * 4,
-        others=around + biases,
-        products=pairs * tokens**2 * width,  # scores and weighted sums of every pair
+        others=norm_and_scale + biases,
+        products=products * tokens**2 * width,
         copies=config.num_layers,
     )
     mlp = Part(
         name=f"MLP, {config.mlp_dim:,} wide, {config.activation}",
         output=(tokens, width),
         kernels=_mlp_kernels(config, tokens),
-        others=around + config.mlp_dim + width,
+        others=norm_and_scale + config.mlp_dim + width,
         copies=config.num_layers,
     )
     return attention, mlp
 
 
 def _mlp_kernels(config: ViTConfig, positions: int) -> tuple[Kernel, Kernel]:
-    width, inside = config.hidden_size, config.mlp_dim
-    return Kernel(width, inside, positions), Kernel(inside, width, positions)
+    width, mlp_dim = config.hidden_size, config.mlp_dim
+    return Kernel(width, mlp_dim, positions), Kernel(mlp_dim, width, positions)
 
 
 def _pooling(config: ViTConfig) -> Iterator[Part]:
     width, patches = config.hidden_size, prod(config.grid)
-    norm = Part(name="final norm", output=(config.num_tokens, width), others=2 * width)
     if config.final_norm == "tokens":
-        yield norm
-    if config.has_map_head:  # keys and values of every patch, the rest at the probe
+        yield Part(name="final norm", output=(config.num_tokens, width), others=2 * width)
+    if config.has_map_head:  # keys and values of every patch; query, output and MLP of the probe alone
         yield Part(
             name="attention pooling",
             output=(width,),
             kernels=(*[Kernel(width, width, patches)] * 2, *[Kernel(width, width, 1)] * 2, *_mlp_kernels(config, 1)),
-            others=width + 4 * width + 2 * width + config.mlp_dim + width,  # its probe first
+            others=width + 4 * width + 2 * width + config.mlp_dim + width,  # probe, attention, norm, MLP
             products=2 * patches * width,
         )
     elif config.classifier == "gap":
         yield Part(name="mean of the patches", output=(width,))
     if config.final_norm == "pooled":
-        yield Part(name="final norm", output=(*_leaving(config), width), others=2 * width)
+        yield Part(name="final norm", output=(*_output_tokens(config), width), others=2 * width)
 
 
-def _leaving(config: ViTConfig) -> tuple[int, ...]:
-    """What stands before the channels of what leaves the head: the tokens where it is applied to each."""
+def _output_tokens(config: ViTConfig) -> tuple[int, ...]:
+    """Return the shape of the output before its channels: (tokens,) where the head is applied to each, else ()."""
     return (config.num_tokens,) if config.is_unpooled else ()
 
 
 def _heads(config: ViTConfig) -> Iterator[Part]:
-    lead = _leaving(config)
+    tokens = _output_tokens(config)
     features = config.hidden_size
     if config.representation_size:
-        kernels = (Kernel(features, config.representation_size, prod(lead)),)
+        kernels = (Kernel(features, config.representation_size, prod(tokens)),)
         features = config.representation_size
         name = f"pre_logits, {config.representation_activation}"
-        yield Part(name=name, output=(*lead, features), kernels=kernels, others=features)
+        yield Part(name=name, output=(*tokens, features), kernels=kernels, others=features)
     if config.num_classes:
         yield Part(
             name="heads of both tokens" if config.distilled else "head",
-            output=(*lead, config.num_classes),
-            kernels=(Kernel(features, config.num_classes, prod(lead)),),
+            output=(*tokens, config.num_classes),
+            kernels=(Kernel(features, config.num_classes, prod(tokens)),),
             others=config.num_classes,
             copies=2 if config.distilled else 1,
         )
 
 
 def _block_peak(config: ViTConfig) -> int:
-    """Values that are there at the widest moment of an encoder block."""
-    tokens, inside = config.num_tokens * config.hidden_size, config.num_tokens * config.mlp_dim
-    pairs = config.num_heads * config.num_tokens**2
-    if config.position == "relative":  # beside them those of 2 * tokens offsets, twice while they are skewed
-        pairs *= 5
-    # The residual stream, and beside it three of query, key, value and their copies with the heads in front, and the
-    # scores; or what the activation has.
-    return tokens + max(3 * tokens + pairs, ALIVE_IN_ACTIVATION[config.activation] * inside)
+    """Return the largest number of values that exist at once in an encoder block."""
+    tokens, hidden = config.num_tokens * config.hidden_size, config.num_tokens * config.mlp_dim
+    scores = config.num_heads * config.num_tokens**2
+    if config.position == "relative":  # and the scores of 2 * tokens offsets, twice while they are skewed
+        scores *= 5
+    # The residual stream, and either the scores and three tensors of tokens (query, key and value or their copies with
+    # the heads in front), or the tensors of the activation.
+    return tokens + max(3 * tokens + scores, ACTIVATION_TENSORS[config.activation] * hidden)
 
 
 def _head_peak(config: ViTConfig) -> int:
-    return prod(_leaving(config)) * (config.hidden_size + config.num_classes)
+    return prod(_output_tokens(config)) * (config.hidden_size + config.num_classes)
 
 
 def _convolution_peak(convolution: Convolution) -> int:
-    """What waits, and either what enters and leaves, or the centred map and its squares."""
-    return convolution.waiting + convolution.leaving + max(convolution.entering, convolution.leaving)
+    """Return the values of shortcut and result, and of the input or of the squares of the centred result."""
+    return (
+        convolution.shortcut_values
+        + convolution.output_values
+        + max(convolution.input_values, convolution.output_values)
+    )

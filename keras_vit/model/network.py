@@ -1,4 +1,4 @@
-"""How the layers of a Vision Transformer follow each other, from a config (paper, figure 1)."""
+"""Connect the layers of a Vision Transformer, from a config (paper, figure 1)."""
 
 from __future__ import annotations
 
@@ -14,23 +14,34 @@ from keras_vit.model.layers.initializers import initializer
 from keras_vit.model.layers.relative import RelativePosition
 
 
-class Graph:
-    """Lays the layers of a config one behind the other and keeps what each gives under a name."""
+class Network:
+    """Connected layers of a Vision Transformer, as symbolic Keras tensors.
+
+    Args:
+        config: of the model.
+        policy: the Keras dtype policy of its layers.
+
+    Attributes:
+        images: the input.
+        output: logits, or the feature of a model without a head.
+        intermediates: name -> tensor, for `VisionTransformer.features`, in the order of computation.
+        block_inputs: name of a block -> its inputs: the tokens, and with relative positions their table.
+    """
 
     def __init__(self, config: ViTConfig, policy: Any) -> None:
         self.config = config
         self.policy = policy
-        # Logits (and the feature of a headless model) have at least float32: a bfloat16 softmax has 3 digits.
-        self.wide = "float64" if policy.compute_dtype == "float64" else "float32"
+        # At least float32 for logits and for the feature of a model without a head: a bfloat16 softmax has 3 digits.
+        self.output_dtype = "float64" if policy.compute_dtype == "float64" else "float32"
         self.intermediates: dict[str, Any] = {}
         self.block_inputs: dict[str, tuple[Any, ...]] = {}
         self._position_layer = functools.cache(self._new_position_layer)
         height, width = config.size
-        self.images = keras.Input((height, width, config.num_channels), dtype=self.wide, name="images")
+        self.images = keras.Input((height, width, config.num_channels), dtype=self.output_dtype, name="images")
         tokens = self._encoder(self._tokens(self._stem(self.images)))
         self.output = self._head(tokens)
 
-    def _keep(self, name: str, tensor: Any) -> Any:
+    def _record(self, name: str, tensor: Any) -> Any:
         self.intermediates[name] = tensor
         return tensor
 
@@ -44,28 +55,27 @@ class Graph:
             "conv_epsilon_place": resnet.conv_epsilon_place,
             "dtype": self.policy,
         }
-        x = self._keep("root", vit.ResNetRoot(resnet.width, name="root", **options)(x))
+        x = self._record("root", vit.ResNetRoot(resnet.width, name="root", **options)(x))
         for stage, units in enumerate(resnet.num_layers, start=1):
             for unit in range(1, units + 1):
                 strides = 2 if unit == 1 and stage > 1 else 1
                 name = f"stage_{stage}_unit_{unit}"
                 x = vit.ResNetUnit(resnet.width * 2 ** (stage - 1), strides=strides, name=name, **options)(x)
-            self._keep(f"stage_{stage}", x)
+            self._record(f"stage_{stage}", x)
         return x
 
     def _tokens(self, x: Any) -> Any:
         c = self.config
-        patch = c.patch
-        x = vit.PatchEmbedding(c.hidden_size, patch, use_bias=c.patch_bias, name="embedding", dtype=self.policy)(x)
-        self._keep("embedding", x)
-        # Google puts the class token in front first; big_vision adds the position embedding first.
+        x = vit.PatchEmbedding(c.hidden_size, c.patch, use_bias=c.patch_bias, name="embedding", dtype=self.policy)(x)
+        self._record("embedding", x)
+        # Google prepends the class token first, big_vision adds the position embedding first.
         steps = (self._prefix, self._position) if c.position_prefix else (self._position, self._prefix)
         for step in steps:
             x = step(x)
         x = vit.Dropout(c.dropout_rate, name="dropout", dtype=self.policy)(x)
         if c.pre_norm:
             x = self._norm("pre_norm")(x)
-        return self._keep("tokens", x)
+        return self._record("tokens", x)
 
     def _prefix(self, x: Any) -> Any:
         c = self.config
@@ -84,7 +94,7 @@ class Graph:
         return x if c.position == "none" or c.position_place != "stem" else self._position_layer("position")(x)
 
     def _block_input(self, x: Any, i: int) -> tuple[Any, ...]:
-        """What block i takes: the tokens, with a position embedding added here, or beside them for its attention."""
+        """Return the inputs of block i: the tokens, with positions added, or with the table of relative positions."""
         c = self.config
         if c.position_place == "stem":
             return (x,)
@@ -123,23 +133,23 @@ class Graph:
                 dtype=self.policy,
             )
             self.block_inputs[block.name] = self._block_input(x, i)
-            x = self._keep(block.name, block(*self.block_inputs[block.name]))
+            x = self._record(block.name, block(*self.block_inputs[block.name]))
         if c.final_norm == "tokens":
-            x = self._keep("encoder_norm", self._norm("encoder_norm")(x))
+            x = self._record("encoder_norm", self._norm("encoder_norm")(x))
         return x
 
     def _head(self, tokens: Any) -> Any:
         c = self.config
         x = self._representation(self._pool(tokens, token=0))
         if not c.distilled:
-            self._keep("pre_logits", x)
-            return self._keep("logits", self._dense("head")(x)) if c.num_classes else self._widened(x)
-        other = self._pool(tokens, token=1)
-        self._keep("pre_logits", keras.layers.Average(name="mean_feature", dtype=self.policy)([x, other]))
+            self._record("pre_logits", x)
+            return self._record("logits", self._classes("head")(x)) if c.num_classes else self._feature(x)
+        distilled = self._pool(tokens, token=1)
+        self._record("pre_logits", keras.layers.Average(name="mean_feature", dtype=self.policy)([x, distilled]))
         if not c.num_classes:
-            return self._widened(self.intermediates["pre_logits"])
-        heads = [self._dense("head")(x), self._dense("head_distillation")(other)]
-        return self._keep("logits", keras.layers.Average(name="mean_logits", dtype=self.wide)(heads))
+            return self._feature(self.intermediates["pre_logits"])
+        heads = [self._classes("head")(x), self._classes("head_distillation")(distilled)]
+        return self._record("logits", keras.layers.Average(name="mean_logits", dtype=self.output_dtype)(heads))
 
     def _pool(self, x: Any, token: int) -> Any:
         c = self.config
@@ -171,15 +181,19 @@ class Graph:
             dtype=self.policy,
         )(x)
 
-    def _dense(self, name: str) -> keras.layers.Dense:
+    def _classes(self, name: str) -> keras.layers.Dense:
         bias = keras.initializers.Constant(self.config.head_bias_init)
-        # The paper's head starts at zero.
+        # The kernel starts at zero for fine-tuning, as in the paper (section 3.2).
         return keras.layers.Dense(
-            self.config.num_classes, kernel_initializer="zeros", bias_initializer=bias, name=name, dtype=self.wide
+            self.config.num_classes,
+            kernel_initializer="zeros",
+            bias_initializer=bias,
+            name=name,
+            dtype=self.output_dtype,
         )
 
     def _norm(self, name: str) -> keras.layers.LayerNormalization:
         return keras.layers.LayerNormalization(epsilon=self.config.norm_epsilon, name=name, dtype=self.policy)
 
-    def _widened(self, x: Any) -> Any:
-        return keras.layers.Identity(name="feature", dtype=self.wide)(x)
+    def _feature(self, x: Any) -> Any:
+        return keras.layers.Identity(name="feature", dtype=self.output_dtype)(x)

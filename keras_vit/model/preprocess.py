@@ -1,7 +1,7 @@
-"""The one definition of how an image becomes a model's input, for arrays, PIL images, files and tf.data.
+"""Prepare images for a model: arrays, PIL images, image files and tensors in tf.data, all by the same definition.
 
 The default is the official evaluation (vit_jax/input_pipeline.py): both sides resized to the model's size, bilinear
-without antialias, values -1..1.
+without antialias, values from -1 to 1.
 """
 
 from __future__ import annotations
@@ -17,44 +17,45 @@ from keras_vit.model.config import Preprocessing
 
 
 def prepare(images: Any, *, image_size: tuple[int, int], num_channels: int, preprocessing: Preprocessing) -> Any:
-    """Prepares one image or several, of any sizes.
+    """Prepare one image or several of any sizes.
 
     Args:
-        images: an array (height, width), (height, width, channels) or (batch, height, width, channels), uint8 or
-            floats from 0 to 255; a PIL image; a path to a JPEG or PNG (other kinds where Pillow is installed);
-            or a list of those. Inside `tf.data`, a tensor (height, width, channels), with or without a batch axis.
-        image_size: (height, width) wanted.
-        num_channels: wanted; grey images are repeated to three, an alpha channel is dropped.
-        preprocessing: resize, interpolation, mean and deviation.
+        images: an array (height, width), (height, width, channels) or (batch, height, width, channels), uint8 or floats
+            from 0 to 255; a PIL image; a path to a JPEG or PNG (with Pillow also other formats); or a list of those. In
+            `tf.data`, a tensor (height, width, channels), with or without a batch axis.
+        image_size: (height, width) of the result.
+        num_channels: of the result; grey images are repeated to three channels, an alpha channel is dropped.
+        preprocessing: resize, interpolation, mean and std.
 
     Returns:
-        float32 (batch, height, width, channels), NumPy; in tf.data a tensor of the rank that came.
+        float32 (batch, height, width, channels) as a NumPy array; in `tf.data` a tensor of the rank of the input.
 
     Raises:
-        ValueError: for images of the wrong rank, channels, dtype or value range, or none at all.
-        FileNotFoundError: for a path that is not there.
+        ValueError: an image has a wrong rank, number of channels, dtype or value range, or there are no images.
+        FileNotFoundError: there is no file at a path.
     """
     import tensorflow as tf
 
-    step = in_graph(image_size=image_size, num_channels=num_channels, preprocessing=preprocessing)
+    prepare_batch = in_graph(image_size=image_size, num_channels=num_channels, preprocessing=preprocessing)
     if tf.is_tensor(images) and not isinstance(images, tf.__internal__.EagerTensor):
-        return step(images)
-    batches = [step(_checked(image)) for image in _each(images, num_channels)]
+        return prepare_batch(images)
+    batches = [prepare_batch(_check_batch(array)) for array in _arrays(images, num_channels)]
     if not batches:
         raise ValueError("preprocess needs at least one image. Received: an empty list")
     return np.concatenate([batch.numpy() for batch in batches])
 
 
 def in_graph(*, image_size: tuple[int, int], num_channels: int, preprocessing: Preprocessing) -> Callable[[Any], Any]:
-    """The same preparation as a function of one tensor: TensorFlow operations only, for tf.data and exported graphs.
+    """Return the preparation as a function of one tensor, of TensorFlow operations only, for tf.data and exports.
 
     Args:
-        image_size: (height, width) wanted.
-        num_channels: wanted.
-        preprocessing: resize, interpolation, mean and deviation.
+        image_size: (height, width) of the result.
+        num_channels: of the result.
+        preprocessing: resize, interpolation, mean and std.
 
     Returns:
-        a function of an image (height, width, channels) or batch, 0..255, giving float32 of the same rank.
+        A function of a tensor (height, width, channels), with or without a batch axis, from 0 to 255; it returns
+        float32 of the same rank.
     """
     import tensorflow as tf
 
@@ -62,17 +63,17 @@ def in_graph(*, image_size: tuple[int, int], num_channels: int, preprocessing: P
     std = np.array(preprocessing.std, np.float32) * 255
     resize = _crop if preprocessing.resize == "crop" else _squash
 
-    def step(image: Any) -> Any:
+    def prepare_tensor(image: Any) -> Any:
         image = _to_channels(image, num_channels)
         image = resize(image, image_size, preprocessing)
         image = tf.ensure_shape(image, (*image.shape[:-3], *image_size, num_channels))
         return (tf.cast(image, tf.float32) - mean) / std
 
-    return step
+    return prepare_tensor
 
 
 def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
-    """Reads an image file: JPEG with the accurate DCT, which equals Pillow's to the bit, and PNG; others by Pillow.
+    """Read an image file: JPEG (with the accurate DCT, whose pixels equal Pillow's) and PNG; other formats by Pillow.
 
     Args:
         path: of the file.
@@ -82,8 +83,8 @@ def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
         uint8 (height, width, num_channels).
 
     Raises:
-        FileNotFoundError: where there is no file.
-        ValueError: where it is no image that can be read.
+        FileNotFoundError: there is no file.
+        ValueError: it is not an image, or damaged.
     """
     import tensorflow as tf
 
@@ -94,29 +95,30 @@ def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
         raise ValueError(f"{name!r} is a folder, not an image file; pass a list of the files in it")
     data = tf.io.read_file(name)
     magic = data.numpy()[:8]
-    # In colour whatever is wanted: TensorFlow's own grey differs between JPEG and PNG, and from Pillow's.
+    # Decode in colour, then convert: TensorFlow's decoders compute grey in different ways for JPEG and PNG.
     try:
         if magic.startswith(b"\xff\xd8"):
             pixels = tf.io.decode_jpeg(data, channels=3, dct_method="INTEGER_ACCURATE")
-            return _grey_or_colour(pixels, num_channels).numpy()
+            return _with_channels(pixels, num_channels)
         if magic == b"\x89PNG\r\n\x1a\n":
-            return _grey_or_colour(tf.io.decode_png(data, channels=3), num_channels).numpy()
+            return _with_channels(tf.io.decode_png(data, channels=3), num_channels)
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(f"{name!r} is a damaged image: {error.message.splitlines()[0]}") from None
     return _decode_with_pillow(name, num_channels)
 
 
-def _grey_or_colour(pixels: Any, num_channels: int) -> Any:
+def _with_channels(pixels: Any, num_channels: int) -> np.ndarray:
     import tensorflow as tf
 
-    return pixels if num_channels == 3 else tf.image.rgb_to_grayscale(pixels)
+    converted: np.ndarray = (pixels if num_channels == 3 else tf.image.rgb_to_grayscale(pixels)).numpy()
+    return converted
 
 
 def _decode_with_pillow(name: str, num_channels: int) -> np.ndarray:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
-        raise ValueError(f"{name!r} is neither JPEG nor PNG; `pip install pillow` reads more kinds") from None
+        raise ValueError(f"{name!r} is neither JPEG nor PNG; `pip install pillow` reads more formats") from None
     try:
         with Image.open(name) as image:
             return _from_pil(image, num_channels)
@@ -129,19 +131,19 @@ def _from_pil(image: Any, num_channels: int) -> np.ndarray:
     return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
-def _each(images: Any, num_channels: int) -> list[Any]:
-    """The arrays of one image or a list of them."""
+def _arrays(images: Any, num_channels: int) -> list[Any]:
+    """Return the arrays of one image or of a list of images."""
     if isinstance(images, str | os.PathLike):
         return [decode(images, num_channels)]
     if isinstance(images, list | tuple):
-        return [array for image in images for array in _each(image, num_channels)]
+        return [array for image in images for array in _arrays(image, num_channels)]
     if hasattr(images, "convert") and hasattr(images, "getbands"):  # a PIL image, without importing Pillow
         return [_from_pil(images, num_channels)]
     return [np.asarray(images)]
 
 
-def _checked(array: np.ndarray) -> np.ndarray:
-    """The array as (batch, height, width, channels), its values known to be 0..255."""
+def _check_batch(array: np.ndarray) -> np.ndarray:
+    """Return an array as (batch, height, width, channels); a ValueError if its values are not from 0 to 255."""
     received = f"Received: {array.dtype} array of shape {array.shape}"
     if array.ndim == 2:
         array = array[..., None]
@@ -177,7 +179,7 @@ def _to_channels(image: Any, num_channels: int) -> Any:
 def _squash(image: Any, image_size: tuple[int, int], preprocessing: Preprocessing) -> Any:
     import tensorflow as tf
 
-    if tuple(image.shape[-3:-1]) == image_size:  # known beforehand: no work for the graph
+    if tuple(image.shape[-3:-1]) == image_size:  # the static shape: no operation in the graph
         return image
     return tf.image.resize(image, image_size, method=preprocessing.interpolation, antialias=preprocessing.antialias)
 
@@ -186,7 +188,7 @@ def _crop(image: Any, image_size: tuple[int, int], preprocessing: Preprocessing)
     import tensorflow as tf
 
     height, width = tf.unstack(tf.shape(image)[-3:-1])
-    # Rounded down as timm does (224 / 0.9 is 248); the tiny number keeps 384 / (384 / 448) at 448.
+    # Rounded down as in timm (224 / 0.9 is 248); 1e-6 corrects floats, so that 384 / (384 / 448) is 448.
     wanted = [math.floor(side / preprocessing.crop_fraction + 1e-6) for side in image_size]
     ratio = tf.reduce_max(tf.constant(wanted, tf.float32) / tf.cast([height, width], tf.float32))
     sides = tf.maximum(tf.cast(tf.round(tf.cast([height, width], tf.float32) * ratio), tf.int32), image_size)

@@ -1,14 +1,15 @@
-"""The names people write, and the sizes they stand for.
+"""Names of architectures and their sizes.
 
-Sizes and names follow the ViT paper (arXiv 2010.11929, table 1), google-research/vision_transformer
+Both follow the ViT paper (arXiv 2010.11929, table 1), google-research/vision_transformer
 (vit_jax/configs/models.py) and big_vision (models/vit.py, `decode_variant`).
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import Any
+
+from keras_vit._util.text import nearest
 
 SIZES = {
     #        hidden   mlp  heads layers
@@ -28,7 +29,7 @@ SIZES = {
 }
 
 HYBRIDS = {
-    # name           units in each ResNet stage, patch on the stem's map (R+Ti/16 has stride 32 in spite of its name)
+    # name          units in each ResNet stage, patch size on the feature map (R+ViT-Ti/16 has stride 32, not 16)
     "R+ViT-Ti/16": ((), 8),
     "R26+ViT-S/32": ((2, 2, 2, 2), 1),
     "R26+ViT-B/32": ((2, 2, 2, 2), 1),
@@ -36,33 +37,38 @@ HYBRIDS = {
     "R50+ViT-L/32": ((3, 4, 6, 3), 1),
 }
 
-# The official configs keep this dropout for training from scratch; AugReg and the other models use none.
+# Dropout of the official configs, for training from scratch. AugReg and all other models use none.
 DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32": 0.1}
 
 
 def canonical_name(name: str) -> str:
-    """The one spelling of an architecture: "b_16" -> "ViT-B/16", "R26_S_32" -> "R26+ViT-S/32".
+    """Return the canonical spelling of an architecture's name.
 
     Args:
-        name: any case of letters and separators; a hybrid's resnet in front; "ViT" may be left out. Where only the
-            case tells two sizes apart (g and G), the case given counts.
+        name: upper or lower case, with any separators; "ViT" may be left out. Where only the case distinguishes two
+            sizes (g and G), the case matters.
 
     Raises:
-        ValueError: where it is no architecture, with the nearest names.
+        ValueError: no architecture has this name; the message has the nearest names.
+
+    Example:
+        >>> from keras_vit.model.sizes import canonical_name
+        >>> canonical_name("b_16"), canonical_name("R26_S_32")
+        ('ViT-B/16', 'R26+ViT-S/32')
     """
     match = re.fullmatch(
         r"(?:(R\d*)[+_\- ]*)??(?:ViT[-_ ]*)?([A-Z]+(?:400m)?(?:[-_ ]?opt)?)[/_\- ]?(\d+)", name.strip(), re.I
     )
     if match:
         stem, size, patch = match.groups()
-        spelled = _known_size(re.sub(r"[-_ ]?opt$", "-opt", size, flags=re.I))
-        if spelled and int(patch) > 0:
+        known_size = _known_size(re.sub(r"[-_ ]?opt$", "-opt", size, flags=re.I))
+        if known_size and int(patch) > 0:
             canonical = f"{stem.upper()}+" if stem else ""
-            canonical += f"ViT-{spelled}/{int(patch)}"
+            canonical += f"ViT-{known_size}/{int(patch)}"
             if not stem or canonical in HYBRIDS:
                 return canonical
     examples = [f"ViT-{size}/{patch}" for size in SIZES for patch in (8, 14, 16, 32)] + list(HYBRIDS)
-    near = difflib.get_close_matches(name, examples, n=4, cutoff=0)
+    near = nearest(name, examples, count=4, cutoff=0)
     raise ValueError(f"No architecture has this name; the nearest are {near}. Received: {name!r}")
 
 
@@ -73,27 +79,22 @@ def _known_size(size: str) -> str | None:
     return same[0] if len(same) == 1 else None
 
 
-def _split(canonical: str) -> tuple[str, str, int]:
-    stem, _, rest = canonical.rpartition("+")
-    size, patch = rest.removeprefix("ViT-").split("/")
-    return stem, size, int(patch)
-
-
 def architecture(name: str) -> dict[str, Any]:
-    """The fields of ViTConfig that a name stands for; a hybrid's "resnet" as a dict.
+    """Return the fields of ViTConfig for a name; "resnet" of a hybrid is a dict.
 
     Raises:
-        ValueError: where it is no architecture, with the nearest names.
+        ValueError: no architecture has this name; the message has the nearest names.
     """
     canonical = canonical_name(name)
-    stem, size, patch = _split(canonical)
+    stem, _, vit = canonical.rpartition("+")
+    size, patch = vit.removeprefix("ViT-").split("/")
     hidden_size, mlp_dim, num_heads, num_layers = SIZES[size]
     fields: dict[str, Any] = {
         "hidden_size": hidden_size,
         "mlp_dim": mlp_dim,
         "num_heads": num_heads,
         "num_layers": num_layers,
-        "patch_size": patch,
+        "patch_size": int(patch),
         "dropout_rate": DROPOUT.get(canonical, 0.0),
     }
     if stem:

@@ -1,4 +1,4 @@
-"""The Vision Transformer (paper, section 3), a functional Keras model built from one config."""
+"""Vision Transformer (paper, section 3): a functional Keras model built from one config."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from keras_vit.model import layers as vit
 from keras_vit.model import preprocess
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.layers.relative import RelativePosition
-from keras_vit.model.network import Graph
+from keras_vit.model.network import Network
 
-HEADS = ("head", "head_distillation")  # layers that give logits
+HEADS = ("head", "head_distillation")  # names of the layers that return logits
 
 
 class Prediction(NamedTuple):
-    """One class of an image's ranking."""
+    """A class that was predicted for an image: its label_id, its label and its probability, 0 to 1."""
 
     label_id: str
     label: str
@@ -31,43 +31,61 @@ class Prediction(NamedTuple):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class VisionTransformer(keras.Model):
-    """A pure Vision Transformer or a ResNet hybrid.
+    """Vision Transformer (arXiv 2010.11929), pure or behind a ResNet: a functional Keras model built from one config.
 
     Args:
-        config: what it is made of.
-        dtype: a Keras dtype policy or its name ("mixed_bfloat16"); None is the global one.
+        config: the architecture.
+        dtype: a Keras dtype policy or its name, such as "mixed_bfloat16"; None means the global policy.
         name: of the model.
 
-    Input: images (batch, height, width, channels), prepared by `preprocess`; float32, or float64 under that policy.
-    Output: logits (batch, num_classes), (batch, tokens, num_classes) for the unpooled classifiers, or without a head
-    the feature (batch, hidden_size or representation_size); float32 whatever the policy, float64 under float64.
+    Input: float32 (batch, height, width, channels), as `preprocess` returns them; float64 under the policy "float64".
+    Output: logits, (batch, num_classes), or (batch, tokens, num_classes) for the unpooled classifiers. Without a head
+    the feature, (batch, hidden_size or representation_size). The dtype is float32 under every policy but "float64".
+
+    Example:
+        >>> from keras_vit import digits
+        >>> model = keras_vit.zoo.load("digits")
+        >>> photos = digits.load().test_images[:2]
+        >>> model.classify(photos, top=1)[0][0].label
+        'seven'
+        >>> images = model.preprocess(photos)  # classify in three steps
+        >>> images.shape, tuple(model(images).shape)
+        ((2, 32, 32, 3), (2, 10))
+        >>> model.decode_predictions(model(images), top=1)[0][0].label
+        'seven'
+        >>> tuple(model.features(images)["block_3"].shape), tuple(model.attention_maps(images)[0].shape)
+        ((2, 65, 64), (2, 4, 65, 65))
+        >>> model.resized((32, 48)).config.grid
+        (8, 12)
+        >>> three_classes = model.rebuilt(model.config.replace(num_classes=3))
+        >>> three_classes.copy_weights_from(model, skip=["head"])
     """
 
     def __init__(self, config: ViTConfig, *, dtype: Any = None, name: str = "vit") -> None:
         policy = keras.dtype_policies.get(dtype if dtype is not None else keras.config.dtype_policy())
-        _warn_of_a_rest(config)
-        graph = Graph(config, policy)
-        super().__init__(inputs=graph.images, outputs=graph.output, name=name)
+        _warn_partial_patches(config)
+        network = Network(config, policy)
+        super().__init__(inputs=network.images, outputs=network.output, name=name)
         self.config = config
         self._policy = policy
-        self._intermediates = graph.intermediates
-        # A function, not a dict: Keras saves the models that it finds in a model's containers.
+        self._intermediates = network.intermediates
+        # Cached functions instead of dicts: Keras would save models that it finds in a model's containers.
         self._feature_model = functools.cache(self._build_feature_model)
-        self._block_input_model = functools.cache(lambda: keras.Model(graph.images, graph.block_inputs))
+        self._block_input_model = functools.cache(lambda: keras.Model(network.images, network.block_inputs))
 
     def features(self, images: Any, layers: Iterable[str] | None = None) -> dict[str, Any]:
-        """What the model computes on its way.
+        """Return intermediate results for a batch of images.
 
         Args:
-            images: prepared images, as the model itself takes.
-            layers: names out of `feature_names`; None means the tokens after every block, and "pre_logits".
+            images: float32 (batch, height, width, channels), as `preprocess` returns them.
+            layers: names from `feature_names`; None means the tokens after every block, and "pre_logits".
 
         Returns:
-            name -> tensor: tokens (batch, tokens, hidden_size), the stem's maps (batch, height, width, channels),
-            "pre_logits" (batch, features) as the head sees it.
+            A dict from name to tensor, in the model's compute dtype: tokens (batch, tokens, hidden_size), feature maps
+            of a hybrid's ResNet (batch, height, width, channels), "pre_logits" (batch, features).
 
         Raises:
-            ValueError: for a name that the model does not have.
+            ValueError: the model has no intermediate result of this name.
         """
         if isinstance(layers, str):
             layers = [layers]
@@ -84,28 +102,38 @@ class VisionTransformer(keras.Model):
 
     @property
     def feature_names(self) -> list[str]:
-        """The names `features` knows, in the order they are computed."""
+        """Names of the intermediate results that `features` returns, in the order of computation."""
         return list(self._intermediates)
 
     def attention_maps(self, images: Any) -> list[Any]:
-        """The attention weights of every block: a list of (batch, heads, tokens, tokens), every row summing to 1
-        (in bfloat16 to 2e-3).
+        """Return the attention weights of every block.
 
         Args:
-            images: prepared images, as the model itself takes.
+            images: float32 (batch, height, width, channels), as `preprocess` returns them.
+
+        Returns:
+            A list of tensors (batch, heads, tokens, tokens), one for each block. Rows are queries; each sums to 1 (in
+            bfloat16 within 2e-3).
         """
         inputs = self._block_input_model()(images, training=False)
         names = (f"block_{i}" for i in range(self.config.num_layers))
         return [self.get_layer(name).attention_weights(*inputs[name]) for name in names]
 
     def preprocess(self, images: Any) -> np.ndarray:
-        """Prepares images as the weights expect: resized, scaled, in a batch. See `keras_vit.preprocess.prepare`.
+        """Prepare images as the weights expect them: resized, normalized, in a batch.
+
+        `config.preprocessing` says how.
 
         Args:
-            images: one or several of: uint8 or 0..255 float arrays (height, width, channels), PIL images, paths.
+            images: one image or a list of images: uint8 or float arrays from 0 to 255 of (height, width, channels), PIL
+                images, or paths of image files; or an array (batch, height, width, channels).
 
         Returns:
             float32 (batch, height, width, channels).
+
+        Raises:
+            ValueError: an image has a wrong rank, number of channels, dtype or value range.
+            FileNotFoundError: there is no file at a path.
         """
         return preprocess.prepare(
             images,
@@ -115,15 +143,18 @@ class VisionTransformer(keras.Model):
         )
 
     def decode_predictions(self, logits: Any, top: int = 5) -> list[list[Prediction]]:
-        """The most likely classes of each image, best first.
+        """Return the most probable classes of each image.
 
         Args:
             logits: (batch, num_classes), as the model returns them.
-            top: how many.
+            top: number of classes for each image, from 1.
 
         Returns:
-            for each image [(label_id, label, probability)]; label_id is the WordNet id where the list has one,
-            else the class number.
+            For each image a list of (label_id, label, probability), most probable first. The label_id is the WordNet id
+            where the list of labels has one, else the number of the class.
+
+        Raises:
+            ValueError: the logits have another shape, or `top` is less than 1.
         """
         logits = keras.ops.convert_to_numpy(logits)
         if logits.ndim != 2 or logits.shape[1] != self.config.num_classes or not self.config.num_classes:
@@ -131,7 +162,7 @@ class VisionTransformer(keras.Model):
                 f"logits are (batch, num_classes={self.config.num_classes}). Received: shape {logits.shape}"
             )
         if top < 1:
-            raise ValueError(f"top is the number of classes to name, from 1. Received: {top}")
+            raise ValueError(f"top is the number of classes to return, from 1. Received: {top}")
         labels = label_lists.names(self.config.labels, self.config.num_classes)
         shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
         probabilities = shifted / shifted.sum(axis=1, keepdims=True)
@@ -142,34 +173,37 @@ class VisionTransformer(keras.Model):
         ]
 
     def classify(self, images: Any, top: int = 5) -> list[list[Prediction]]:
-        """From images to class names: `preprocess`, one compiled call, `decode_predictions`.
+        """Return the most probable classes of images: `preprocess`, one compiled call, `decode_predictions`.
 
         Args:
             images: as for `preprocess`.
-            top: how many classes an image.
+            top: number of classes for each image, from 1.
+
+        Returns:
+            For each image a list of (label_id, label, probability), most probable first.
         """
         # predict_on_batch keeps one compiled function; predict() adds 25-40 ms of data adapter to every call.
         return self.decode_predictions(self.predict_on_batch(self.preprocess(images)), top)
 
     def resized(self, image_size: int | tuple[int, int], method: str | None = None) -> VisionTransformer:
-        """The same weights at another resolution: a new model whose position embeddings are interpolated once.
+        """Return a new model with the same weights for another image size. Position embeddings are interpolated once.
 
         Args:
-            image_size: int or (height, width), pixels.
-            method: of `position.resize`; None is the model's own.
+            image_size: int or (height, width) in pixels.
+            method: of `position.resize`; None means the model's own.
         """
         changes = {"image_size": image_size} | ({"position_method": method} if method else {})
         return self.rebuilt(self.config.replace(**changes))
 
     def rebuilt(self, config: ViTConfig, *, dtype: Any = None, fresh: Sequence[str] = ()) -> VisionTransformer:
-        """The same weights in a new model of another config: another resolution, head, dropout or dtype policy.
+        """Return a new model with the same weights and another config: resolution, head, dropout or dtype policy.
 
-        A head of another number of classes, or behind another pre_logits layer, is new and zero.
+        A head with another number of classes, or behind another pre_logits layer, is new and zero.
 
         Args:
-            config: of the new model; position embeddings are interpolated, all other shapes must agree.
-            dtype: a Keras dtype policy or its name; None is this model's.
-            fresh: names of further layers that start anew; those the new config has not may be named too.
+            config: of the new model. Position embeddings are interpolated; all other shapes must agree.
+            dtype: a Keras dtype policy or its name; None means this model's.
+            fresh: names of further layers that get new weights; names that the new model does not have are ignored.
         """
         if config.representation_size != self.config.representation_size:
             fresh = ["pre_logits", *HEADS, *fresh]
@@ -182,10 +216,10 @@ class VisionTransformer(keras.Model):
         return other
 
     def copy_weights_from(self, source: VisionTransformer, *, skip: Sequence[str] = ()) -> None:
-        """Takes over the weights of a model of the same architecture, interpolating its position embeddings.
+        """Copy the weights of a model of the same architecture. Position embeddings are interpolated.
 
         Args:
-            source: where they come from.
+            source: the model that has them.
             skip: names of layers that keep their own weights.
         """
         for layer in self.layers:
@@ -201,13 +235,13 @@ class VisionTransformer(keras.Model):
                     variable.assign(value)
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` needs: the config, the dtype policy, the name, and which layers are frozen."""
+        """Return the arguments of `from_config`: config, dtype policy, name, and the frozen layers."""
         policy = keras.dtype_policies.serialize(self._policy)
         return {"config": self.config.to_dict(), "dtype": policy, "name": self.name, "frozen": self._frozen()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> VisionTransformer:
-        """A new model, its weights initialised, from what `get_config` gave."""
+        """Return a new model with initial weights from what `get_config` returned."""
         del custom_objects  # every layer is registered
         policy = keras.dtype_policies.deserialize(config["dtype"])
         model = cls(ViTConfig(**config["config"]), dtype=policy, name=config["name"])
@@ -215,23 +249,23 @@ class VisionTransformer(keras.Model):
         return model
 
     def _frozen(self) -> list[list[Any]]:
-        """The layers that are not trained, those inside of others too, as [outer layer, place among its parts]."""
+        """Return the layers that are not trained, also inner ones, as [outer layer, index among its inner layers]."""
         return [
-            [layer.name, place]
+            [layer.name, index]
             for layer in self.layers
-            for place, part in enumerate(layer._flatten_layers())
+            for index, part in enumerate(layer._flatten_layers())
             if not part.trainable
         ]
 
     def _freeze(self, frozen: Iterable[Sequence[Any]]) -> None:
-        for name, place in frozen:
-            list(self.get_layer(name)._flatten_layers())[place].trainable = False
+        for name, index in frozen:
+            list(self.get_layer(name)._flatten_layers())[index].trainable = False
 
 
-def _warn_of_a_rest(config: ViTConfig) -> None:
+def _warn_partial_patches(config: ViTConfig) -> None:
     height, width = config.size
     used = tuple(cells * step for cells, step in zip(config.grid, config.stride, strict=True))
-    # More than the image: a stem pads it, and nothing is lost.
+    # A ResNet pads the image: then the patches cover more than the image, and nothing is lost.
     if used[0] < height or used[1] < width:
         warnings.warn(
             f"keras_vit: images of {height}x{width} pixels are no multiple of the "

@@ -1,5 +1,5 @@
-"""LiteRT (.tflite) files written straight from the weights, without TensorFlow.
+"""Write LiteRT (.tflite) files directly from a model's weights, without TensorFlow.
 
-Each module imports only from those before it: builder, storage, operators, folding, images, stem, encoder, emit. Beside
-them metadata; and calibration, gptq, quantize, which work on files.
+`emit.emit` builds the graph of a model. Every module imports only from those before it in this order: builder, storage,
+operators, folding, images, stem, layers, encoder, head, emit. `metadata` stands alone.
 """

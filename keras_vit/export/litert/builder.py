@@ -1,7 +1,7 @@
-"""A LiteRT (.tflite) file, built tensor by tensor and written without a copy of the weights.
+"""Write LiteRT (.tflite) files tensor by tensor, without a second copy of the weights in memory.
 
-The schema is the one that ai-edge-litert ships. The flatbuffers library packs the small part of the file; the weights
-follow behind it, straight from their arrays.
+The schema is the one that ai-edge-litert ships. The flatbuffers package serialises the small part of the file (graph,
+names, shapes); the weights follow behind it, written directly from their arrays.
 """
 
 from __future__ import annotations
@@ -16,26 +16,22 @@ import numpy as np
 
 from keras_vit._util.text import install_command
 
-Shape = tuple[int | None, ...]  # None: open, the batch
+Shape = tuple[int | None, ...]  # None is a dimension of any size; only the batch may have it
+Array = np.ndarray | None  # the content of a buffer
 
-ALIGNMENT = 64  # of every weight in the file; the schema asks for 16, vector units like more
-LARGEST = 2**31 - 1  # bytes that a flatbuffer may have; what is larger keeps its weights outside of it
+ALIGNMENT = 64  # bytes, of every weight; the schema requires 16, wide vector units read 64 at once
+MAX_FLATBUFFER_BYTES = 2**31 - 1  # weights of larger files lie behind the flatbuffer
 IDENTIFIER = b"TFL3"
-_DTYPES = {
-    "float32": "FLOAT32",
-    "float16": "FLOAT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "uint8": "UINT8",
-    "int8": "INT8",
-}
+_GRAPH_BYTES = 2**24  # upper bound for everything in a file but its weights
+_SMALL_BYTES = 64  # equal constants up to this size are stored once
+_DATA, _OFFSET, _SIZE = 4, 6, 8  # vtable slots of the fields of the schema's table Buffer
 
 
 def schema() -> Any:
-    """The schema's Python classes.
+    """Return the module with the schema's Python classes.
 
     Raises:
-        ImportError: without ai-edge-litert.
+        ImportError: ai-edge-litert is not installed.
     """
     try:
         from ai_edge_litert import schema_py_generated
@@ -44,9 +40,14 @@ def schema() -> Any:
     return schema_py_generated
 
 
+def fits_flatbuffer(weight_bytes: int) -> bool:
+    """Return whether weights of this many bytes can lie inside of the flatbuffer."""
+    return weight_bytes + _GRAPH_BYTES < MAX_FLATBUFFER_BYTES
+
+
 @dataclass(frozen=True)
 class Tensor:
-    """A value of the graph: its place in the file's list, its shape, its dtype as NumPy calls it, its name."""
+    """A tensor of the graph: its index in the file, its shape, the NumPy name of its dtype, its name."""
 
     index: int
     shape: Shape
@@ -54,148 +55,148 @@ class Tensor:
     name: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scales:
-    """How the numbers of a quantized tensor are meant: value = scale * (number - zero point).
-
-    Args:
-        scale: one for all or one for each slice along `axis`, float32.
-        zero_point: likewise; None means zeros.
-        axis: the quantized dimension.
-    """
-
-    scale: np.ndarray
-    zero_point: np.ndarray | None = None
-    axis: int = 0
-
-
 @dataclass
 class Builder:
-    """Collects tensors and operators in the order in which they are computed, then writes the file.
+    """Collect tensors and operators in the order of computation, then write the file.
+
+    The graph is a single subgraph. Inputs of an operator exist before it: the runtime runs operators in file order.
+
+        builder = Builder()
+        image = builder.input("image", (1, 4))
+        doubled = builder.operator("ADD", [image, image], ("doubled", (1, 4), "float32"), options="AddOptions")
+        builder.signature({"image": image}, {"doubled": doubled})
+        builder.write("model.tflite")
 
     Args:
-        description: one line for whoever inspects the file.
+        description: one line of text in the file.
     """
 
     description: str = ""
     _tensors: list[Any] = field(default_factory=list)
     _operators: list[Any] = field(default_factory=list)
-    _codes: dict[tuple[str, int], int] = field(default_factory=dict)
-    _data: list[np.ndarray | None] = field(default_factory=lambda: [None])  # buffer 0 is the empty one
-    _small: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
+    _opcodes: dict[tuple[str, int], int] = field(default_factory=dict)  # (operator, version) -> index in the file
+    _buffers: list[Array] = field(default_factory=lambda: [None])  # buffer 0 is empty, as the schema requires
+    _small_constants: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
     _signatures: list[Any] = field(default_factory=list)
-    _metadata: dict[str, int] = field(default_factory=dict)
+    _metadata: dict[str, int] = field(default_factory=dict)  # name -> index of its buffer
 
     def input(self, name: str, shape: Shape, dtype: str = "float32") -> Tensor:
-        """What the caller gives."""
+        """Add a tensor whose values the caller of the file provides."""
         return self._tensor(name, shape, dtype)
 
-    def constant(self, array: np.ndarray, name: str, scales: Scales | None = None) -> Tensor:
-        """A weight or a parameter; the array is kept, not copied, until the file is written."""
+    def constant(self, array: np.ndarray, name: str, scale: np.ndarray | None = None) -> Tensor:
+        """Add a weight or a parameter. The array is referenced, not copied, until the file is written.
+
+        Args:
+            array: of any dtype of the schema.
+            name: of the tensor.
+            scale: of quantized values, float32 (len(array),): value = scale[i] * array[i].
+        """
         array = np.ascontiguousarray(array) if array.ndim else array
-        key = (array.dtype.str, array.shape, array.tobytes()) if array.nbytes <= 64 and scales is None else None
-        if key in self._small:
-            return self._small[key]
-        self._data.append(array)
-        tensor = self._tensor(name, array.shape, array.dtype.name, buffer=len(self._data) - 1, scales=scales)
+        key = None
+        if array.nbytes <= _SMALL_BYTES and scale is None:
+            key = (array.dtype.str, array.shape, array.tobytes())
+            if key in self._small_constants:
+                return self._small_constants[key]
+        self._buffers.append(array)
+        tensor = self._tensor(name, array.shape, array.dtype.name, len(self._buffers) - 1, scale)
         if key is not None:
-            self._small[key] = tensor
+            self._small_constants[key] = tensor
         return tensor
 
     def operator(
         self,
         code: str,
         inputs: Sequence[Tensor | None],
-        outputs: Sequence[tuple[str, Shape, str]],
+        output: tuple[str, Shape, str],
         *,
         version: int = 1,
         options: str | None = None,
-        **values: Any,
-    ) -> list[Tensor]:
-        """Adds a builtin operator.
+        **option_values: Any,
+    ) -> Tensor:
+        """Add a builtin operator of one output.
 
         Args:
-            code: its name in the schema's BuiltinOperator, such as "FULLY_CONNECTED".
-            inputs: its arguments; None is an optional one that is left out.
-            outputs: name, shape and dtype of each result.
-            version: of the operator, the least that has what is used.
-            options: the schema's table of its options, such as "FullyConnectedOptions"; None for none.
-            **values: of those options.
+            code: its name in the schema's enum BuiltinOperator, such as "FULLY_CONNECTED".
+            inputs: its arguments, in the order of the runtime's kernel; None stands for an optional one left out.
+            output: name, shape and dtype of the result. Nothing checks the shape here: the runtime does, on loading.
+            version: lowest version of the operator that supports all of its options and dtypes.
+            options: name of its options table in the schema, such as "FullyConnectedOptions"; None for none.
+            **option_values: fields of that table, by their names in the schema's Python classes.
+
+        Returns:
+            the result.
         """
         s = schema()
-        made = [self._tensor(*output) for output in outputs]
+        result = self._tensor(*output)
         row = s.OperatorT(
-            opcodeIndex=self._codes.setdefault((code, version), len(self._codes)),
+            opcodeIndex=self._opcodes.setdefault((code, version), len(self._opcodes)),
             inputs=[-1 if tensor is None else tensor.index for tensor in inputs],
-            outputs=[tensor.index for tensor in made],
+            outputs=[result.index],
         )
         if options:
             row.builtinOptionsType = getattr(s.BuiltinOptions, options)
-            row.builtinOptions = getattr(s, f"{options}T")(**values)
+            row.builtinOptions = getattr(s, f"{options}T")(**option_values)
         self._operators.append(row)
-        return made
+        return result
 
     def signature(
         self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], key: str = "serving_default"
     ) -> None:
-        """What a caller by name sees; the first one's tensors are also the graph's inputs and outputs."""
+        """Name inputs and outputs for callers. Those of the first signature become the graph's inputs and outputs."""
         s = schema()
         maps = ([s.TensorMapT(name, tensor.index) for name, tensor in side.items()] for side in (inputs, outputs))
         self._signatures.append(s.SignatureDefT(*maps, key.encode(), 0))
 
     def metadata(self, name: str, content: bytes) -> None:
-        """Attaches bytes that the runtime does not read, such as "TFLITE_METADATA"."""
-        self._data.append(np.frombuffer(content, np.uint8))
-        self._metadata[name] = len(self._data) - 1
+        """Attach bytes that the runtime does not read, such as "TFLITE_METADATA"."""
+        self._buffers.append(np.frombuffer(content, np.uint8))
+        self._metadata[name] = len(self._buffers) - 1
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file. The caller sees to it that an interrupted one is not taken for a whole one.
+        """Write the file to `path`. This is not atomic: an interrupted call leaves a partial file.
 
         Raises:
-            ValueError: where there is no signature.
+            ValueError: `signature` was never called.
         """
         if not self._signatures:
             raise ValueError("A LiteRT file needs a signature. Received: none; call signature(inputs, outputs)")
-        inline = sum(_padded(array.nbytes) for array in self._data if array is not None) + 2**24 < LARGEST
-        head = bytearray(self._packed(inline=inline))
-        places = _places(self._data, start=len(head), header=4 if inline else 0)
-        (_point_inline if inline else _point_outside)(head, self._data, places)
+        padded = (-(-array.nbytes // ALIGNMENT) * ALIGNMENT + ALIGNMENT for array in self._buffers if array is not None)
+        inline = fits_flatbuffer(sum(padded))
+        head = bytearray(self._pack(inline=inline))
+        positions = _positions(self._buffers, start=len(head), header=4 if inline else 0)
+        _set_positions(head, self._buffers, positions, inline=inline)
         with Path(path).open("wb") as file:
             file.write(head)
-            for array, place in zip(self._data, places, strict=True):
+            for array, position in zip(self._buffers, positions, strict=True):
                 if array is not None:
-                    _write_at(file, place, array, header=inline)
+                    _write_at(file, position, array, header=inline)
 
-    def _tensor(self, name: str, shape: Shape, dtype: str, *, buffer: int = 0, scales: Scales | None = None) -> Tensor:
+    def _tensor(self, name: str, shape: Shape, dtype: str, buffer: int = 0, scale: np.ndarray | None = None) -> Tensor:
         s = schema()
         row = s.TensorT(
-            shape=[1 if side is None else side for side in shape],
-            type=getattr(s.TensorType, _DTYPES[dtype]),
+            shape=[1 if size is None else size for size in shape],
+            type=getattr(s.TensorType, dtype.upper()),
             buffer=buffer,
             name=name.encode(),
             hasRank=True,
         )
         if None in shape:
-            row.shapeSignature = [-1 if side is None else side for side in shape]
-        if scales is not None:
-            zeros = np.zeros(scales.scale.size, np.int64) if scales.zero_point is None else scales.zero_point
-            row.quantization = s.QuantizationParametersT(
-                scale=np.ravel(scales.scale).astype(np.float32),
-                zeroPoint=np.ravel(zeros).astype(np.int64),
-                quantizedDimension=scales.axis,
-            )
+            row.shapeSignature = [-1 if size is None else size for size in shape]
+        if scale is not None:
+            row.quantization = s.QuantizationParametersT(scale=scale, zeroPoint=np.zeros(len(scale), np.int64))
         self._tensors.append(row)
         return Tensor(len(self._tensors) - 1, tuple(shape), dtype, name)
 
-    def _packed(self, *, inline: bool) -> bytes:
-        """The file without its weights; every buffer that has data has a field to point with."""
+    def _pack(self, *, inline: bool) -> bytes:
+        """Return the file without its weights; the buffers of weights hold placeholders to be overwritten."""
         import flatbuffers
 
         s = schema()
-        codes = []
-        for code, version in self._codes:
+        opcodes = []
+        for code, version in self._opcodes:
             number = getattr(s.BuiltinOperator, code)
-            codes.append(s.OperatorCodeT(min(number, 127), None, version, number))
+            opcodes.append(s.OperatorCodeT(min(number, 127), None, version, number))
         first = self._signatures[0]
         graph = s.SubGraphT(
             tensors=self._tensors,
@@ -204,13 +205,14 @@ class Builder:
             operators=self._operators,
             name=b"main",
         )
-        mark = s.BufferT(data=np.zeros(1, np.uint8)) if inline else s.BufferT(offset=2, size=2)
+        # Flatbuffers omit fields that hold their default: placeholders differ from it, so that each field exists.
+        placeholder = s.BufferT(data=np.zeros(1, np.uint8)) if inline else s.BufferT(offset=2, size=2)
         model = s.ModelT(
             version=3,
-            operatorCodes=codes,
+            operatorCodes=opcodes,
             subgraphs=[graph],
             description=self.description.encode(),
-            buffers=[s.BufferT() if array is None else mark for array in self._data],
+            buffers=[s.BufferT() if array is None else placeholder for array in self._buffers],
             metadata=[s.MetadataT(name.encode(), buffer) for name, buffer in self._metadata.items()],
             signatureDefs=self._signatures,
         )
@@ -219,45 +221,39 @@ class Builder:
         return bytes(packer.Output())
 
 
-def _padded(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT + ALIGNMENT
+def _positions(arrays: Sequence[Array], *, start: int, header: int) -> list[int]:
+    """Return where in the file each array begins: aligned, with `header` bytes of room before it."""
+    positions, end = [], start
+    for array in arrays:
+        position = -(-(end + header) // ALIGNMENT) * ALIGNMENT
+        positions.append(position)
+        end = end if array is None else position + array.nbytes
+    return positions
 
 
-def _places(data: Sequence[np.ndarray | None], *, start: int, header: int) -> list[int]:
-    """Where in the file each array's bytes begin, room for a `header` in front of each."""
-    places, end = [], start
-    for array in data:
-        place = -(-(end + header) // ALIGNMENT) * ALIGNMENT
-        places.append(place)
-        end = end if array is None else place + array.nbytes
-    return places
+def _set_positions(head: bytearray, arrays: Sequence[Array], positions: Sequence[int], *, inline: bool) -> None:
+    """Overwrite the placeholders in the file's Buffer tables.
 
-
-def _buffers(head: bytearray, data: Sequence[np.ndarray | None], places: Sequence[int]) -> Any:
-    """Of every array: the file's table of its buffer, the array, and its place."""
+    A buffer inside of the flatbuffer is a vector: its `data` counts from the field itself to the vector's length, 4
+    bytes in front of the content. Others have `offset` and `size`, which count from the start of the file and may
+    exceed 2 GB.
+    """
     model = schema().Model.GetRootAs(head)
-    for number, (array, place) in enumerate(zip(data, places, strict=True)):
-        if array is not None:
-            yield model.Buffers(number)._tab, array, place
+    for number, (array, position) in enumerate(zip(arrays, positions, strict=True)):
+        if array is None:
+            continue
+        table = model.Buffers(number)._tab
+        data, offset, size = (table.Pos + table.Offset(slot) for slot in (_DATA, _OFFSET, _SIZE))
+        if inline:
+            head[data : data + 4] = (position - 4 - data).to_bytes(4, "little")
+        else:
+            head[offset : offset + 8] = position.to_bytes(8, "little")
+            head[size : size + 8] = array.nbytes.to_bytes(8, "little")
 
 
-def _point_inline(head: bytearray, data: Sequence[np.ndarray | None], places: Sequence[int]) -> None:
-    """Makes every buffer's `data` point behind the head: a flatbuffer's offsets reach as far as the file goes."""
-    for table, _, place in _buffers(head, data, places):
-        here = table.Pos + table.Offset(4)
-        head[here : here + 4] = (place - 4 - here).to_bytes(4, "little")
-
-
-def _point_outside(head: bytearray, data: Sequence[np.ndarray | None], places: Sequence[int]) -> None:
-    """Fills in every buffer's `offset` and `size`, which count from the start of the file and may exceed 2 GB."""
-    for table, array, place in _buffers(head, data, places):
-        for field_, value in ((6, place), (8, array.nbytes)):
-            here = table.Pos + table.Offset(field_)
-            head[here : here + 8] = value.to_bytes(8, "little")
-
-
-def _write_at(file: BinaryIO, place: int, array: np.ndarray, *, header: bool) -> None:
-    file.write(b"\0" * (place - (4 if header else 0) - file.tell()))
+def _write_at(file: BinaryIO, position: int, array: np.ndarray, *, header: bool) -> None:
+    """Write an array at a position behind the end of the file; the header of a vector is its length in bytes."""
+    file.write(b"\0" * (position - (4 if header else 0) - file.tell()))
     if header:
         file.write(array.nbytes.to_bytes(4, "little"))
     file.write(array.reshape(-1).view(np.uint8).data if array.size else b"")

@@ -1,8 +1,8 @@
-"""What a LiteRT file tells MediaPipe and Android's tools: how to prepare its image, and what its classes are called.
+"""Write TFLite Metadata into a LiteRT file: how to prepare its image, and the names of its classes.
 
-The format is TFLite Metadata (tensorflow/tflite-support, metadata_schema.fbs): a second flatbuffer inside of the file,
-and the list of labels as a zip archive behind it. No package that writes it is needed: it is ten small tables, written
-here by the numbers of their fields.
+MediaPipe and Android's tools read them. The format (tensorflow/tflite-support, metadata_schema.fbs) is a second
+flatbuffer inside of the file, and a zip archive with the list of labels appended to it. It is ten small tables, written
+here by the numbers of their fields, so no other package is needed.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.labels import single_lines
 
-NAME = "TFLITE_METADATA"  # of the buffer that holds it
+NAME = "TFLITE_METADATA"  # of the buffer
 IDENTIFIER = b"M001"
-PARSER = "1.0.0"  # the first that reads all of this
+PARSER = "1.0.0"  # lowest version of the parser that reads all of this
 LABELS = "labels.txt"
-# The schema's numbers: members of unions, and values of enumerations.
-IMAGE, FEATURE = 2, 1
-NORMALIZATION = 1
-UNKNOWN, RGB, GRAYSCALE = 0, 1, 2
-AXIS_LABELS = 2
+# Members of the schema's unions and enums.
+FEATURE_PROPERTIES, IMAGE_PROPERTIES = 1, 2
+NORMALIZATION_OPTIONS = 1
+UNKNOWN, RGB, GRAYSCALE = 0, 1, 2  # ColorSpaceType
+TENSOR_AXIS_LABELS = 2  # AssociatedFileType
 
-Table = dict[int, Any]  # number of a field -> what it holds; an int is one byte
+Table = dict[int, Any]  # field number -> string, table, list of tables, list of floats, or an int of one byte
 
 
 def metadata(
@@ -38,34 +38,40 @@ def metadata(
     name: str = "",
     description: str = "",
 ) -> bytes:
-    """The content of the buffer TFLITE_METADATA.
+    """Return the content of the buffer TFLITE_METADATA.
 
     Args:
         dtype: of the file's input: "float32" for prepared images, "uint8" for pixels.
-        preprocessing: of the model, which a float32 file leaves to its caller.
-        num_channels: 3 for colour, 1 for grey; readers are told nothing of other numbers.
-        outputs: names, the classes' first.
+        preprocessing: of the model; callers of a float32 file apply it themselves.
+        num_channels: 3 for colour, 1 for grey; for others the colour space is "unknown".
+        outputs: names of the outputs, the one with the classes first.
         labelled: whether `append_labels` follows.
         name: of the model.
         description: of the model.
     """
-    mean, std = preprocessing.mean, preprocessing.std
     if dtype == "uint8":
-        normalization = {0: [0.0], 1: [1.0]}
+        mean, std, largest, smallest = [0.0], [1.0], [255.0], [0.0]
     else:
-        normalization = {0: [255 * value for value in mean], 1: [255 * value for value in std]}
-    colour = {0: {3: RGB, 1: GRAYSCALE}.get(num_channels, UNKNOWN)}
-    image = {0: "image", 3: _content(IMAGE, colour), 4: [{0: NORMALIZATION, 1: normalization}]}
-    image[5] = _range(dtype, preprocessing)
-    results: list[Table] = [{0: output, 3: _content(FEATURE, {})} for output in outputs]
+        pairs = list(zip(preprocessing.mean, preprocessing.std, strict=True))
+        mean, std = [255 * mean for mean, _ in pairs], [255 * std for _, std in pairs]
+        largest, smallest = [(1 - mean) / std for mean, std in pairs], [-mean / std for mean, std in pairs]
+    # TensorMetadata: 0 name, 3 content, 4 process_units, 5 stats, 6 associated_files
+    image: Table = {
+        0: "image",
+        3: {0: IMAGE_PROPERTIES, 1: {0: {3: RGB, 1: GRAYSCALE}.get(num_channels, UNKNOWN)}},
+        4: [{0: NORMALIZATION_OPTIONS, 1: {0: mean, 1: std}}],
+        5: {0: largest, 1: smallest},
+    }
+    results: list[Table] = [{0: output, 3: {0: FEATURE_PROPERTIES, 1: {}}} for output in outputs]
     if labelled:
-        results[0][6] = [{0: LABELS, 1: "One class a line.", 2: AXIS_LABELS}]
-    graph = {0: "main", 2: [image], 3: results}
-    return _packed({0: name, 1: description, 3: [graph], 7: PARSER})
+        results[0][6] = [{0: LABELS, 1: "One class a line.", 2: TENSOR_AXIS_LABELS}]
+    graph = {0: "main", 2: [image], 3: results}  # SubGraphMetadata: 0 name, 2 input, 3 output
+    # ModelMetadata: 0 name, 1 description, 3 subgraph_metadata, 7 min_parser_version
+    return _pack({0: name, 1: description, 3: [graph], 7: PARSER})
 
 
 def append_labels(path: str | os.PathLike[str], labels: Sequence[str]) -> None:
-    """Puts the labels behind a written file, as a zip archive that the metadata refer to.
+    """Append the labels to a written file, as the zip archive that the metadata refer to.
 
     Args:
         path: of the .tflite file.
@@ -73,55 +79,46 @@ def append_labels(path: str | os.PathLike[str], labels: Sequence[str]) -> None:
     """
     lines = "".join(f"{label}\n" for label in single_lines(labels))
     with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
-        archive.writestr(zipfile.ZipInfo(LABELS), lines.encode())  # ZipInfo's own date: the same file every time
+        archive.writestr(zipfile.ZipInfo(LABELS), lines.encode())  # ZipInfo has a fixed date: equal bytes every time
 
 
 def read_labels(path: str | os.PathLike[str]) -> list[str]:
-    """The labels in a file, an empty list where it has none."""
+    """Return the labels in a file, an empty list where it has none."""
     if not zipfile.is_zipfile(path):
         return []
     with zipfile.ZipFile(path) as archive:
         return archive.read(LABELS).decode().splitlines() if LABELS in archive.namelist() else []
 
 
-def _content(kind: int, properties: Table) -> Table:
-    return {0: kind, 1: properties}
-
-
-def _range(dtype: str, preprocessing: Preprocessing) -> Table:
-    """The largest and smallest values of the input."""
-    if dtype == "uint8":
-        return {0: [255.0], 1: [0.0]}
-    pairs = list(zip(preprocessing.mean, preprocessing.std, strict=True))
-    return {0: [(1 - mean) / std for mean, std in pairs], 1: [-mean / std for mean, std in pairs]}
-
-
-def _packed(root: Table) -> bytes:
+def _pack(root: Table) -> bytes:
     import flatbuffers
 
     builder = flatbuffers.Builder(1024)
-    builder.Finish(_offset(builder, root), file_identifier=IDENTIFIER)
+    builder.Finish(_write_value(builder, root), file_identifier=IDENTIFIER)
     return bytes(builder.Output())
 
 
-def _offset(builder: Any, value: Any) -> int:
-    """Writes a string, a table, a list of tables or a list of floats, and says where."""
+def _write_value(builder: Any, value: Any) -> int:
+    """Write a string, a table, a list of tables or a list of floats, and return its offset."""
     if isinstance(value, str):
         return int(builder.CreateString(value))
     if isinstance(value, dict):
-        return _table(builder, value)
-    floats = isinstance(value[0], float)
-    rows = value if floats else [_offset(builder, row) for row in value]
-    builder.StartVector(4, len(rows), 4)
-    for row in reversed(rows):  # flatbuffers grow towards the front
-        (builder.PrependFloat32 if floats else builder.PrependUOffsetTRelative)(row)
+        return _write_table(builder, value)
+    is_floats = isinstance(value[0], float)
+    items = value if is_floats else [_write_value(builder, item) for item in value]
+    builder.StartVector(4, len(items), 4)
+    for item in reversed(items):  # flatbuffers are written from the back to the front
+        (builder.PrependFloat32 if is_floats else builder.PrependUOffsetTRelative)(item)
     return int(builder.EndVector())
 
 
-def _table(builder: Any, table: Table) -> int:
-    ready = {field: value if isinstance(value, int) else _offset(builder, value) for field, value in table.items()}
+def _write_table(builder: Any, table: Table) -> int:
+    # A flatbuffer's tables do not nest: what a table refers to is written before it.
+    values = {
+        field: value if isinstance(value, int) else _write_value(builder, value) for field, value in table.items()
+    }
     builder.StartObject(max(table, default=-1) + 1)
-    for field, value in ready.items():
+    for field, value in values.items():
         if isinstance(table[field], int):
             builder.PrependUint8Slot(field, value, 0)
         else:

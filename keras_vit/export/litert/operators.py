@@ -1,97 +1,90 @@
-"""The operators that a Vision Transformer needs, as functions of tensors; XNNPACK runs every one of them.
+"""LiteRT's builtin operators that a Vision Transformer needs, as functions of tensors.
 
-Nothing here has more than four dimensions: GPU delegates refuse more (LiteRT issue 2540).
+To add an operator, write a method that computes the shape of its result and calls `Builder.operator` with
+- its name in the schema's enum BuiltinOperator, and the name and fields of its options table (schema_py_generated.py of
+  ai-edge-litert; flatbuffer names in camelCase),
+- its inputs in the order of the runtime's kernel; axes, shapes and sizes are int32 constants,
+- its version: the lowest that supports the options and dtypes used (tensorflow/lite/tools/versioning/op_version.cc).
+
+Two rules hold for all of them, and tests/test_litert.py checks both. XNNPACK must run it, also where the batch is open.
+No tensor has more than four dimensions: GPU delegates refuse more (LiteRT issue 2540).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from keras_vit.export.litert.builder import Builder, Shape, Tensor
 from keras_vit.export.litert.storage import FLOAT32, Storage
 
-FUSED = {None: 0, "relu": 1}  # the schema's ActivationFunctionType
-SAME, VALID = 0, 1
+FUSED_ACTIVATIONS = {None: 0, "relu": 1}  # the schema's ActivationFunctionType
+SAME, VALID = 0, 1  # the schema's Padding
 
 
 @dataclass
 class Operators:
-    """Adds operators to a file, one call each; an operator's name becomes the name of what it gives.
+    """Add operators to a file, one for each call. `name` is that of the result; constants are called `name/kernel` etc.
 
     Args:
         builder: of the file.
-        storage: how the kernels of dense layers and convolutions are kept.
+        storage: how the kernels of dense layers and convolutions are stored.
     """
 
     builder: Builder
     storage: Storage = field(default=FLOAT32)
 
     def constant(self, array: np.ndarray, name: str) -> Tensor:
-        """A float32 or integer parameter, as it is (float64 becomes float32)."""
+        """Add a float32 or integer parameter; float64 becomes float32."""
         return self.builder.constant(array.astype(np.float32) if array.dtype == np.float64 else array, name)
 
     def dense(self, x: Tensor, kernel: np.ndarray, bias: np.ndarray | None, name: str) -> Tensor:
-        """x @ kernel.T + bias over the last axis.
-
-        Args:
-            x: (..., inputs).
-            kernel: (outputs, inputs).
-            bias: (outputs,).
-            name: of the result; the constants are called name/kernel and name/bias.
-        """
-        weights = self.storage.kernel(self.builder, kernel, f"{name}/kernel")
-        added = None if bias is None else self.constant(bias, f"{name}/bias")
-        (made,) = self.builder.operator(
+        """Compute x @ kernel.T + bias. x: (..., inputs), kernel: (outputs, inputs), bias: (outputs,)."""
+        weights = self.storage.add_kernel(self.builder, kernel, f"{name}/kernel")
+        return self.builder.operator(
             "FULLY_CONNECTED",
-            [x, weights, added],
-            [(name, (*x.shape[:-1], len(kernel)), "float32")],
+            [x, weights, None if bias is None else self.constant(bias, f"{name}/bias")],
+            (name, (*x.shape[:-1], len(kernel)), "float32"),
             version=self.storage.dense_version,
             options="FullyConnectedOptions",
             keepNumDims=True,
-            asymmetricQuantizeInputs=self.storage.quantizes,
+            asymmetricQuantizeInputs=self.storage.quantizes_inputs,
         )
-        return made
 
     def convolution(
         self, x: Tensor, kernel: np.ndarray, bias: np.ndarray, name: str, *, strides: tuple[int, int], same: bool
     ) -> Tensor:
-        """A convolution.
+        """Compute a 2-D convolution, with TensorFlow's SAME padding or with VALID.
 
-        Args:
-            x: (batch, height, width, inputs).
-            kernel: (outputs, height, width, inputs).
-            bias: (outputs,).
-            name: of the result.
-            strides: (height, width).
-            same: TensorFlow's SAME padding, or VALID.
+        x: (batch, height, width, inputs), kernel: (outputs, height, width, inputs), bias: (outputs,).
         """
-        weights = self.storage.kernel(self.builder, kernel, f"{name}/kernel")
+        weights = self.storage.add_kernel(self.builder, kernel, f"{name}/kernel")
         sides = zip(x.shape[1:3], kernel.shape[1:3], strides, strict=True)
         height, width = (
-            -(-known(side) // step) if same else (known(side) - size) // step + 1 for side, size, step in sides
+            -(-static_dim(side) // step) if same else (static_dim(side) - size) // step + 1
+            for side, size, step in sides
         )
-        (made,) = self.builder.operator(
+        return self.builder.operator(
             "CONV_2D",
             [x, weights, self.constant(bias, f"{name}/bias")],
-            [(name, (x.shape[0], height, width, len(kernel)), "float32")],
+            (name, (x.shape[0], height, width, len(kernel)), "float32"),
             version=self.storage.convolution_version,
             options="Conv2DOptions",
             padding=SAME if same else VALID,
             strideH=strides[0],
             strideW=strides[1],
         )
-        return made
 
     def max_pool(self, x: Tensor, name: str, *, size: int, strides: int) -> Tensor:
-        """The maximum over windows, SAME padding. x: (batch, height, width, channels)."""
+        """Compute the maximum over square windows with SAME padding. x: (batch, height, width, channels)."""
         batch, height, width, channels = x.shape
-        (made,) = self.builder.operator(
+        return self.builder.operator(
             "MAX_POOL_2D",
             [x],
-            [(name, (batch, -(-known(height) // strides), -(-known(width) // strides), channels), x.dtype)],
+            (name, (batch, -(-static_dim(height) // strides), -(-static_dim(width) // strides), channels), x.dtype),
             options="Pool2DOptions",
             padding=SAME,
             strideH=strides,
@@ -99,169 +92,138 @@ class Operators:
             filterHeight=size,
             filterWidth=size,
         )
-        return made
 
     def matmul(self, a: Tensor, b: Tensor, name: str, *, transpose_b: bool = False) -> Tensor:
-        """a @ b over the last two axes; the others broadcast."""
+        """Compute a @ b over the last two axes; the other axes broadcast."""
         columns = b.shape[-2] if transpose_b else b.shape[-1]
-        (made,) = self.builder.operator(
-            "BATCH_MATMUL",
-            [a, b],
-            [(name, (*broadcast(a.shape[:-2], b.shape[:-2]), a.shape[-2], columns), "float32")],
-            options="BatchMatMulOptions",
-            adjY=transpose_b,
+        shape = (*broadcast_shape(a.shape[:-2], b.shape[:-2]), a.shape[-2], columns)
+        return self.builder.operator(
+            "BATCH_MATMUL", [a, b], (name, shape, "float32"), options="BatchMatMulOptions", adjY=transpose_b
         )
-        return made
 
     def add(self, a: Tensor, b: Tensor, name: str, *, activation: str | None = None) -> Tensor:
-        """a + b, broadcast."""
-        return self._arithmetic("ADD", a, b, name, activation)
+        """Compute a + b with broadcasting, then the activation, one of `FUSED_ACTIVATIONS`."""
+        fused = FUSED_ACTIVATIONS[activation]
+        return self._binary("ADD", a, b, name, options="AddOptions", fusedActivationFunction=fused)
 
     def subtract(self, a: Tensor, b: Tensor, name: str) -> Tensor:
-        """a - b, broadcast."""
-        return self._arithmetic("SUB", a, b, name, None)
+        """Compute a - b with broadcasting."""
+        return self._binary("SUB", a, b, name, options="SubOptions")
 
     def multiply(self, a: Tensor, b: Tensor, name: str) -> Tensor:
-        """a * b, broadcast."""
-        return self._arithmetic("MUL", a, b, name, None)
-
-    def _arithmetic(self, code: str, a: Tensor, b: Tensor, name: str, activation: str | None) -> Tensor:
-        shape = broadcast(a.shape, b.shape)
-        options = f"{code.title()}Options"
-        (made,) = self.builder.operator(
-            code, [a, b], [(name, shape, a.dtype)], options=options, fusedActivationFunction=FUSED[activation]
-        )
-        return made
-
-    def unary(self, code: str, x: Tensor, name: str) -> Tensor:
-        """An elementwise operator without options: "RSQRT", "TANH", "LOGISTIC", "RELU"."""
-        (made,) = self.builder.operator(code, [x], [(name, x.shape, x.dtype)])
-        return made
-
-    def gelu(self, x: Tensor, name: str, *, approximate: bool) -> Tensor:
-        """GELU, with tanh where approximate, else with erf."""
-        (made,) = self.builder.operator(
-            "GELU", [x], [(name, x.shape, x.dtype)], options="GeluOptions", approximate=approximate
-        )
-        return made
-
-    def softmax(self, x: Tensor, name: str) -> Tensor:
-        """Softmax over the last axis."""
-        (made,) = self.builder.operator("SOFTMAX", [x], [(name, x.shape, x.dtype)], options="SoftmaxOptions", beta=1.0)
-        return made
-
-    def mean(self, x: Tensor, axes: Sequence[int], name: str, *, keep: bool) -> Tensor:
-        """The mean over axes, which stay with length 1 where `keep`."""
-        return self._reduced("MEAN", x, axes, name, keep=keep)
-
-    def sum(self, x: Tensor, axes: Sequence[int], name: str, *, keep: bool) -> Tensor:
-        """The sum over axes, which stay with length 1 where `keep`."""
-        return self._reduced("SUM", x, axes, name, keep=keep)
-
-    def _reduced(self, code: str, x: Tensor, axes: Sequence[int], name: str, *, keep: bool) -> Tensor:
-        gone = [axis % len(x.shape) for axis in axes]
-        shape = tuple(1 if axis in gone else side for axis, side in enumerate(x.shape) if keep or axis not in gone)
-        (made,) = self.builder.operator(
-            code,
-            [x, self.constant(np.array(gone, np.int32), f"{name}/axes")],
-            [(name, shape, x.dtype)],
-            options="ReducerOptions",
-            keepDims=keep,
-        )
-        return made
-
-    def space_to_depth(self, x: Tensor, size: int, name: str) -> Tensor:
-        """Cells of size x size places as one each, their channels row by row. x: (batch, height, width, channels)."""
-        batch, height, width, channels = x.shape
-        shape = (batch, known(height) // size, known(width) // size, known(channels) * size * size)
-        (made,) = self.builder.operator(
-            "SPACE_TO_DEPTH", [x], [(name, shape, x.dtype)], options="SpaceToDepthOptions", blockSize=size
-        )
-        return made
-
-    def reshape(self, x: Tensor, shape: Shape, name: str) -> Tensor:
-        """The same numbers in another shape, of which one side may be open (None)."""
-        numbers = [-1 if side is None else side for side in shape]
-        (made,) = self.builder.operator(
-            "RESHAPE",
-            [x, self.constant(np.array(numbers, np.int32), f"{name}/shape")],
-            [(name, shape, x.dtype)],
-            options="ReshapeOptions",
-            newShape=numbers,
-        )
-        return made
-
-    def transpose(self, x: Tensor, order: Sequence[int], name: str) -> Tensor:
-        """The axes in another order."""
-        places = self.constant(np.array(order, np.int32), f"{name}/order")
-        shape = tuple(x.shape[axis] for axis in order)
-        (made,) = self.builder.operator("TRANSPOSE", [x, places], [(name, shape, x.dtype)], options="TransposeOptions")
-        return made
-
-    def pad(self, x: Tensor, before: Sequence[int], name: str) -> Tensor:
-        """Zeros in front: `before` says how many along each axis."""
-        widths = self.constant(np.array([(count, 0) for count in before], np.int32), f"{name}/widths")
-        shape = tuple(None if side is None else side + count for side, count in zip(x.shape, before, strict=True))
-        (made,) = self.builder.operator("PAD", [x, widths], [(name, shape, x.dtype)], options="PadOptions")
-        return made
-
-    def take(self, x: Tensor, axis: int, start: int, stop: int, name: str) -> Tensor:
-        """The slice start:stop along an axis, start and stop being places from the front."""
-        places = {"begin": start, "end": stop, "strides": 1}
-        bounds = [
-            self.constant(
-                np.array([place if at == axis else 1 for at in range(len(x.shape))], np.int32), f"{name}/{bound}"
-            )
-            for bound, place in places.items()
-        ]
-        shape = tuple(stop - start if at == axis else side for at, side in enumerate(x.shape))
-        whole = 2 ** len(x.shape) - 1 - 2**axis  # a bit for every other axis: not SLICE, which XNNPACK takes not open
-        (made,) = self.builder.operator(
-            "STRIDED_SLICE",
-            [x, *bounds],
-            [(name, shape, x.dtype)],
-            options="StridedSliceOptions",
-            beginMask=whole,
-            endMask=whole,
-        )
-        return made
-
-    def cast(self, x: Tensor, dtype: str, name: str) -> Tensor:
-        """The same numbers in another dtype."""
-        (made,) = self.builder.operator("CAST", [x], [(name, x.shape, dtype)], options="CastOptions")
-        return made
+        """Compute a * b with broadcasting."""
+        return self._binary("MUL", a, b, name, options="MulOptions")
 
     def squared_difference(self, a: Tensor, b: Tensor, name: str) -> Tensor:
-        """(a - b) squared, broadcast."""
-        (made,) = self.builder.operator(
-            "SQUARED_DIFFERENCE",
-            [a, b],
-            [(name, broadcast(a.shape, b.shape), a.dtype)],
-            options="SquaredDifferenceOptions",
+        """Compute (a - b)**2 with broadcasting."""
+        return self._binary("SQUARED_DIFFERENCE", a, b, name, options="SquaredDifferenceOptions")
+
+    def _binary(self, code: str, a: Tensor, b: Tensor, name: str, **options: Any) -> Tensor:
+        return self.builder.operator(code, [a, b], (name, broadcast_shape(a.shape, b.shape), a.dtype), **options)
+
+    def unary(self, code: str, x: Tensor, name: str) -> Tensor:
+        """Compute an elementwise operator without options: "RSQRT", "TANH", "LOGISTIC" or "RELU"."""
+        return self.builder.operator(code, [x], (name, x.shape, x.dtype))
+
+    def gelu(self, x: Tensor, name: str, *, approximate: bool) -> Tensor:
+        """Compute GELU, approximated with tanh or exactly with erf."""
+        output = (name, x.shape, x.dtype)
+        return self.builder.operator("GELU", [x], output, options="GeluOptions", approximate=approximate)
+
+    def softmax(self, x: Tensor, name: str) -> Tensor:
+        """Compute softmax over the last axis."""
+        return self.builder.operator("SOFTMAX", [x], (name, x.shape, x.dtype), options="SoftmaxOptions", beta=1.0)
+
+    def mean(self, x: Tensor, axes: Sequence[int], name: str, *, keepdims: bool) -> Tensor:
+        """Compute the mean over axes; with `keepdims` they remain with length 1."""
+        return self._reduce("MEAN", x, axes, name, keepdims=keepdims)
+
+    def sum(self, x: Tensor, axes: Sequence[int], name: str, *, keepdims: bool) -> Tensor:
+        """Compute the sum over axes; with `keepdims` they remain with length 1."""
+        return self._reduce("SUM", x, axes, name, keepdims=keepdims)
+
+    def _reduce(self, code: str, x: Tensor, axes: Sequence[int], name: str, *, keepdims: bool) -> Tensor:
+        reduced = [axis % len(x.shape) for axis in axes]
+        shape = tuple(
+            1 if axis in reduced else size for axis, size in enumerate(x.shape) if keepdims or axis not in reduced
         )
-        return made
+        places = self.constant(np.array(reduced, np.int32), f"{name}/axes")
+        return self.builder.operator(
+            code, [x, places], (name, shape, x.dtype), options="ReducerOptions", keepDims=keepdims
+        )
+
+    def space_to_depth(self, x: Tensor, size: int, name: str) -> Tensor:
+        """Join cells of size x size places, row by row, into channels. x: (batch, height, width, channels)."""
+        batch, *sides, channels = x.shape
+        height, width = (static_dim(side) // size for side in sides)
+        output = (name, (batch, height, width, static_dim(channels) * size * size), x.dtype)
+        return self.builder.operator("SPACE_TO_DEPTH", [x], output, options="SpaceToDepthOptions", blockSize=size)
+
+    def reshape(self, x: Tensor, shape: Shape, name: str) -> Tensor:
+        """Reshape; one dimension may be open (None)."""
+        sizes = [-1 if size is None else size for size in shape]
+        constant = self.constant(np.array(sizes, np.int32), f"{name}/shape")
+        return self.builder.operator(
+            "RESHAPE", [x, constant], (name, shape, x.dtype), options="ReshapeOptions", newShape=sizes
+        )
+
+    def transpose(self, x: Tensor, order: Sequence[int], name: str) -> Tensor:
+        """Put the axes in another order."""
+        constant = self.constant(np.array(order, np.int32), f"{name}/order")
+        shape = tuple(x.shape[axis] for axis in order)
+        return self.builder.operator("TRANSPOSE", [x, constant], (name, shape, x.dtype), options="TransposeOptions")
+
+    def pad(self, x: Tensor, before: Sequence[int], name: str) -> Tensor:
+        """Insert zeros at the front of each axis, `before[axis]` of them."""
+        widths = self.constant(np.array([(count, 0) for count in before], np.int32), f"{name}/widths")
+        shape = tuple(None if size is None else size + count for size, count in zip(x.shape, before, strict=True))
+        return self.builder.operator("PAD", [x, widths], (name, shape, x.dtype), options="PadOptions")
+
+    def slice(self, x: Tensor, axis: int, start: int, stop: int, name: str) -> Tensor:
+        """Take start:stop along an axis, both counted from the front.
+
+        The operator is STRIDED_SLICE, whose masks leave the other axes whole: XNNPACK takes no SLICE of an open batch.
+        """
+        rank = len(x.shape)
+        bounds = []
+        for bound, value in {"begin": start, "end": stop, "strides": 1}.items():
+            vector = np.array([value if at == axis else 1 for at in range(rank)], np.int32)
+            bounds.append(self.constant(vector, f"{name}/{bound}"))
+        shape = tuple(stop - start if at == axis else size for at, size in enumerate(x.shape))
+        other_axes = 2**rank - 1 - 2**axis  # one bit for each
+        return self.builder.operator(
+            "STRIDED_SLICE",
+            [x, *bounds],
+            (name, shape, x.dtype),
+            options="StridedSliceOptions",
+            beginMask=other_axes,
+            endMask=other_axes,
+        )
+
+    def cast(self, x: Tensor, dtype: str, name: str) -> Tensor:
+        """Convert to another dtype."""
+        return self.builder.operator("CAST", [x], (name, x.shape, dtype), options="CastOptions")
 
     def resize_bilinear(self, x: Tensor, size: tuple[int, int], name: str) -> Tensor:
-        """Bilinear, half-pixel centres, no antialias. x: (batch, height, width, channels), float32."""
-        (made,) = self.builder.operator(
+        """Resize float32 images (batch, height, width, channels): bilinear, half-pixel centres, no antialias."""
+        return self.builder.operator(
             "RESIZE_BILINEAR",
             [x, self.constant(np.array(size, np.int32), f"{name}/size")],
-            [(name, (x.shape[0], *size, x.shape[3]), x.dtype)],
+            (name, (x.shape[0], *size, x.shape[3]), x.dtype),
             version=3,
             options="ResizeBilinearOptions",
             halfPixelCenters=True,
         )
-        return made
 
 
-def broadcast(a: Shape, b: Shape) -> Shape:
-    """The shape of an elementwise operator's result; an open side stays open."""
+def broadcast_shape(a: Shape, b: Shape) -> Shape:
+    """Return the shape of an elementwise operator's result; an open dimension stays open."""
     rank = max(len(a), len(b))
     pairs = zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True)
     return tuple(None if x is None or y is None else max(x, y) for x, y in pairs)
 
 
-def known(side: int | None) -> int:
-    """A side other than the batch, which alone is ever open."""
-    assert side is not None
-    return side
+def static_dim(size: int | None) -> int:
+    """Return a dimension that is known when the file is written: every one but an open batch."""
+    assert size is not None
+    return size

@@ -1,30 +1,24 @@
-"""The ResNet of a hybrid: kernels standardised beforehand, GroupNorm in four dimensions (`keras_vit.layers.resnet`)."""
+"""ResNet of a hybrid as LiteRT operators: standardized kernels are constants, GroupNorm has at most four dimensions."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-import keras
 import numpy as np
 
 from keras_vit.export.litert.builder import Tensor
-from keras_vit.export.litert.images import Input
+from keras_vit.export.litert.folding import Array, float64
+from keras_vit.export.litert.images import ImageInput
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.storage import FLOAT32
 from keras_vit.model.layers.resnet import GROUPS
 
 
-def stem(ops: Operators, model: Any, image: Input) -> Tensor:
-    """The map that a hybrid's patch embedding takes.
+def stem(ops: Operators, model: Any, image: ImageInput) -> Tensor:
+    """Add the ResNet of a hybrid and return its feature map, float32 (batch, height, width, channels).
 
-    Args:
-        ops: of the file.
-        model: a VisionTransformer with `config.resnet`.
-        image: what `images.input` gave; its scale is seen to here.
-
-    Returns:
-        float32 (batch, height, width, channels).
+    The scale of the image is folded into the first kernel.
     """
     x = _root(ops, model.get_layer("root"), image)
     for stage, units in enumerate(model.config.resnet.num_layers, start=1):
@@ -33,47 +27,49 @@ def stem(ops: Operators, model: Any, image: Input) -> Tensor:
     return x
 
 
-def _root(ops: Operators, layer: Any, image: Input) -> Tensor:
-    """7x7 convolution with stride 2, GroupNorm, ReLU, 3x3 maximum with stride 2.
+def _root(ops: Operators, layer: Any, image: ImageInput) -> Tensor:
+    """Add a 7x7 convolution with stride 2, GroupNorm, ReLU and a 3x3 maximum with stride 2.
 
-    Its kernel stays float32: it is small, all later errors grow out of its own (4 dB less noise in a trained hybrid),
-    and quantizing the image takes longer than 8-bit products of its three channels save.
+    The kernel stays float32 in every storage: it is small, its errors grow through all later layers (float32 has 4 dB
+    less noise in a trained hybrid), and quantizing the image takes longer than 8-bit products of three channels save.
     """
-    exact = dataclasses.replace(ops, storage=FLOAT32)
-    x, kernel = image.tensor, standardized(layer.conv)
+    float32_ops = dataclasses.replace(ops, storage=FLOAT32)
+    kernel = standardized_kernel(layer.conv)
     if image.scale is not None:
         kernel = kernel * image.scale[:, None]
-    x = ops.add(*_convolved(exact, layer, "", x, kernel), "root/gn", activation="relu")
+    x, shift = _convolution_and_norm(float32_ops, layer, "", image.tensor, kernel)
+    x = ops.add(x, shift, "root/gn", activation="relu")
     return ops.max_pool(x, "root/pool", size=3, strides=2)
 
 
 def _unit(ops: Operators, layer: Any, x: Tensor) -> Tensor:
-    """A bottleneck: 1x1, 3x3, 1x1 and the shortcut, ReLU after the sum."""
-    shortcut, inner = x, x
+    """Add a bottleneck: convolutions of 1x1, 3x3 and 1x1, plus the shortcut, then ReLU."""
+    shortcut, branch = x, x
     for number in ("1", "2"):
-        inner = ops.add(*_convolved(ops, layer, number, inner), f"{layer.name}/gn{number}", activation="relu")
-    inner, shift = _convolved(ops, layer, "3", inner)
+        branch, shift = _convolution_and_norm(ops, layer, number, branch)
+        branch = ops.add(branch, shift, f"{layer.name}/gn{number}", activation="relu")
+    branch, shift = _convolution_and_norm(ops, layer, "3", branch)
     if layer.conv_proj is not None:
-        shortcut, other = _convolved(ops, layer, "_proj", x)
-        shift = ops.add(shift, other, f"{layer.name}/shift")  # one pass over the map instead of two
-    return ops.add(ops.add(shortcut, inner, f"{layer.name}/sum"), shift, layer.name, activation="relu")
+        shortcut, shortcut_shift = _convolution_and_norm(ops, layer, "_proj", x)
+        shift = ops.add(shift, shortcut_shift, f"{layer.name}/shift")  # both shifts in one pass over the map
+    return ops.add(ops.add(shortcut, branch, f"{layer.name}/sum"), shift, layer.name, activation="relu")
 
 
-def _convolved(
-    ops: Operators, unit: Any, number: str, x: Tensor, kernel: np.ndarray | None = None
+def _convolution_and_norm(
+    ops: Operators, unit: Any, number: str, x: Tensor, kernel: Array | None = None
 ) -> tuple[Tensor, Tensor]:
-    """A convolution of a unit and its norm: what `normalized` gives."""
+    """Add a convolution of a unit and its norm; return what `group_norm` returns."""
     conv, norm = getattr(unit, f"conv{number}"), getattr(unit, f"gn{number}")
-    kernel = np.moveaxis(standardized(conv) if kernel is None else kernel, -1, 0)
-    step = (conv.strides, conv.strides)
+    kernel = np.moveaxis(standardized_kernel(conv) if kernel is None else kernel, -1, 0)
+    strides = (conv.strides, conv.strides)
     name, bias = f"{unit.name}/conv{number}", np.zeros(conv.filters, np.float32)
-    x = ops.convolution(x, kernel, bias, name, strides=step, same=True)
-    return normalized(ops, norm, x, f"{unit.name}/gn{number}")
+    x = ops.convolution(x, kernel, bias, name, strides=strides, same=True)
+    return group_norm(ops, norm, x, f"{unit.name}/gn{number}")
 
 
-def standardized(layer: Any) -> np.ndarray:
-    """The kernel that a StandardizedConv2D uses: float64 (height, width, inputs, outputs)."""
-    kernel = _array(layer.kernel)
+def standardized_kernel(layer: Any) -> Array:
+    """Return the kernel that a StandardizedConv2D applies: float64 (height, width, inputs, outputs)."""
+    kernel = float64(layer.kernel)
     kernel = kernel - kernel.mean(axis=(0, 1, 2))
     variance = np.square(kernel).mean(axis=(0, 1, 2))
     if layer.epsilon_place == "std":
@@ -81,26 +77,30 @@ def standardized(layer: Any) -> np.ndarray:
     return kernel / np.sqrt(variance + layer.epsilon)
 
 
-def normalized(ops: Operators, layer: Any, x: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """GroupNorm as x * scale, over the map, and a shift (batch, 1, 1, channels) that is still to be added.
+def group_norm(ops: Operators, layer: Any, x: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Add GroupNorm, except its last addition, which callers join with others.
 
-    The variance is that of the differences from the mean: mean(x^2) - mean(x)^2 passes over the map as often, and
-    where channels lay three deviations off zero it was ten times as wrong. Everything else is on small tensors.
+    The variance is the mean of squared differences from the mean. mean(x^2) - mean(x)^2 passes over the map as often,
+    and its error was ten times as large where channels lay three deviations from zero. Everything else is computed on
+    small tensors.
+
+    Returns:
+        x * scale, (batch, height, width, channels), and the shift to be added, (batch, 1, 1, channels).
     """
-    gamma, beta = (_array(weight).reshape(1, 1, GROUPS, -1) for weight in (layer.gamma, layer.beta))
+    gamma, beta = (float64(weight).reshape(1, 1, GROUPS, -1) for weight in (layer.gamma, layer.beta))
     groups = (x.shape[0], *gamma.shape[1:])
 
-    def constant(array: np.ndarray, what: str) -> Tensor:
-        return ops.constant(array, f"{name}/{what}")
+    def constant(array: np.ndarray, part: str) -> Tensor:
+        return ops.constant(array, f"{name}/{part}")
 
-    def group_mean(values: Tensor, what: str) -> Tensor:
-        """(batch, 1, groups, 1). Row by row: one long sum over the map has twice the rounding error."""
-        rows = ops.mean(values, [2], f"{name}/{what}/rows", keep=True)
-        channels = ops.mean(rows, [1], f"{name}/{what}/channels", keep=True)
-        return ops.mean(ops.reshape(channels, groups, f"{name}/{what}/groups"), [3], f"{name}/{what}", keep=True)
+    def group_mean(values: Tensor, part: str) -> Tensor:
+        """Return (batch, 1, groups, 1). Row by row: one long sum over the map has twice the rounding error."""
+        rows = ops.mean(values, [2], f"{name}/{part}/rows", keepdims=True)
+        channels = ops.mean(rows, [1], f"{name}/{part}/channels", keepdims=True)
+        return ops.mean(ops.reshape(channels, groups, f"{name}/{part}/groups"), [3], f"{name}/{part}", keepdims=True)
 
-    def by_channel(values: Tensor, what: str) -> Tensor:
-        return ops.reshape(values, (x.shape[0], 1, 1, x.shape[3]), f"{name}/{what}")
+    def by_channel(values: Tensor, part: str) -> Tensor:
+        return ops.reshape(values, (x.shape[0], 1, 1, x.shape[3]), f"{name}/{part}")
 
     mean = group_mean(x, "mean")
     centers = ops.multiply(mean, constant(np.ones_like(gamma[:, :, :1]), "ones"), f"{name}/centers")
@@ -109,7 +109,3 @@ def normalized(ops: Operators, layer: Any, x: Tensor, name: str) -> tuple[Tensor
     scales = ops.multiply(ops.unary("RSQRT", variance, f"{name}/rsqrt"), constant(gamma, "gamma"), f"{name}/scales")
     shifts = ops.subtract(constant(beta, "beta"), ops.multiply(mean, scales, f"{name}/moved"), f"{name}/shifts")
     return ops.multiply(x, by_channel(scales, "scale"), f"{name}/scaled"), by_channel(shifts, "shift")
-
-
-def _array(variable: Any) -> np.ndarray:
-    return np.asarray(keras.ops.convert_to_numpy(variable), np.float64)

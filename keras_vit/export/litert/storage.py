@@ -1,4 +1,4 @@
-"""How the kernels of dense layers and convolutions lie in a LiteRT file."""
+"""Storage formats of kernels in a LiteRT file: float32, float16 and int8."""
 
 from __future__ import annotations
 
@@ -7,74 +7,67 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keras_vit.export.litert.builder import Builder, Scales, Tensor
+from keras_vit.export.litert.builder import Builder, Tensor
 
 
 class Storage(abc.ABC):
-    """A way to keep kernels.
+    """Storage format of the kernels of dense layers and convolutions.
 
     Attributes:
-        quantizes: whether their inputs are quantized, row by row, while the file runs.
-        dense_version: least version of FULLY_CONNECTED that computes with them.
-        convolution_version: likewise of CONV_2D.
+        quantizes_inputs: whether the runtime quantizes the inputs of these layers, row by row, in every call.
+        dense_version: lowest version of FULLY_CONNECTED that takes such kernels.
+        convolution_version: lowest version of CONV_2D that takes such kernels.
     """
 
-    quantizes = False
-    dense_version = 5  # 5: keep_num_dims
+    quantizes_inputs = False
+    dense_version = 5  # keep_num_dims
     convolution_version = 1
 
     @abc.abstractmethod
-    def kernel(self, builder: Builder, array: np.ndarray, name: str) -> Tensor:
-        """The kernel as a tensor that a dense layer or a convolution takes.
-
-        Args:
-            builder: of the file.
-            array: float (outputs, ...).
-            name: of the tensor.
-        """
+    def add_kernel(self, builder: Builder, array: np.ndarray, name: str) -> Tensor:
+        """Add a kernel, float (outputs, ...), and return the tensor that a dense layer or a convolution takes."""
 
 
 @dataclass(frozen=True)
 class Float32(Storage):
-    """As they are."""
+    """Kernels as float32."""
 
-    def kernel(self, builder: Builder, array: np.ndarray, name: str) -> Tensor:
-        """See `Storage`."""
+    def add_kernel(self, builder: Builder, array: np.ndarray, name: str) -> Tensor:
+        """Add the kernel as float32."""
         return builder.constant(array.astype(np.float32), name)
 
 
 @dataclass(frozen=True)
 class Float16(Storage):
-    """Half the size; the runtime makes them float32 when it loads the file."""
+    """Kernels as float16: half the size. The runtime converts them to float32 when it loads the file."""
 
-    def kernel(self, builder: Builder, array: np.ndarray, name: str) -> Tensor:
-        """See `Storage`."""
+    def add_kernel(self, builder: Builder, array: np.ndarray, name: str) -> Tensor:
+        """Add the kernel as float16, followed by DEQUANTIZE."""
         half = builder.constant(array.astype(np.float16), f"{name}_float16")
-        (made,) = builder.operator("DEQUANTIZE", [half], [(name, array.shape, "float32")], version=3)
-        return made
+        return builder.operator("DEQUANTIZE", [half], (name, array.shape, "float32"), version=3)
 
 
 @dataclass(frozen=True)
 class Int8(Storage):
-    """8 bits, one scale for each output: symmetric, -127..127."""
+    """Kernels as int8, symmetric (-127 to 127), with one scale for each output."""
 
-    quantizes = True
+    quantizes_inputs = True
     dense_version = 12  # 9: asymmetric inputs; 12: a scale for each output
-    convolution_version = 7  # likewise
+    convolution_version = 7  # a scale for each output
 
-    def kernel(self, builder: Builder, array: np.ndarray, name: str) -> Tensor:
-        """See `Storage`."""
-        whole, scale = rounded(array)
-        return builder.constant(whole, name, Scales(scale=scale))
+    def add_kernel(self, builder: Builder, array: np.ndarray, name: str) -> Tensor:
+        """Add the kernel as int8."""
+        integers, scale = quantize_int8(array)
+        return builder.constant(integers, name, scale)
 
 
-def rounded(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A kernel (outputs, ...) as int8 of the same shape, and its scales, float32 (outputs,)."""
+def quantize_int8(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return a kernel (outputs, ...) as int8 of the same shape, and its scales, float32 (outputs,)."""
     rows = np.asarray(array, np.float32).reshape(len(array), -1)
     scale = np.abs(rows).max(axis=1) / np.float32(127)
     scale = np.where(scale > 0, scale, np.float32(1))
-    whole = np.rint(rows / scale[:, None]).clip(-127, 127).astype(np.int8)
-    return whole.reshape(array.shape), scale
+    integers = np.rint(rows / scale[:, None]).clip(-127, 127).astype(np.int8)
+    return integers.reshape(array.shape), scale
 
 
 FLOAT32 = Float32()

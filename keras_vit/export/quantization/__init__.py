@@ -1,1 +1,1 @@
-"""Quantization modes, and the quantization of LiteRT files."""
+"""Read quantization modes (converters/exports/*.toml) and quantize LiteRT files by them."""

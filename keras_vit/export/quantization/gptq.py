@@ -1,52 +1,53 @@
-"""GPTQ: kernels in few bits, rounded so that the layer's results change least (arXiv 2210.17323)."""
+"""GPTQ: round a kernel to few bits so that the layer's outputs change least (arXiv 2210.17323)."""
 
 from __future__ import annotations
 
 import numpy as np
 
-DAMPING = 0.01  # share of the mean of the diagonal; section 3.3
-COLUMNS = 64  # that are rounded before those behind them are touched; likewise, there 128
+DAMPING = 0.01  # share of the mean diagonal; section 3.3
+COLUMNS = 64  # columns of a block, whose errors later blocks take at once; section 3.3, which uses 128
 
 
-def gptq(kernel: np.ndarray, squares: np.ndarray, bits: int) -> np.ndarray:
-    """Rounds a kernel so that its results change least: each column's error is made good by those not yet rounded.
+def gptq(kernel: np.ndarray, hessian: np.ndarray, bits: int) -> np.ndarray:
+    """Round a kernel; the error of each column is compensated by the columns that are not rounded yet.
 
-    Algorithm 1, columns in the order of how large their inputs are. A row's largest weight keeps its value, so that
-    whoever looks for the row's scale finds the one that was used.
+    This is Algorithm 1, with the columns ordered by the size of their inputs, largest first. The largest weight of each
+    row keeps its value, so that a quantizer that derives the scale from the row's maximum finds the one used here.
 
     Args:
         kernel: float (outputs, inputs).
-        squares: of the layer's inputs, x' x summed over many rows x, float (inputs, inputs).
+        hessian: x.T @ x of the layer's inputs, summed over many rows x, float (inputs, inputs). The paper's H is twice
+            that; the factor has no effect.
         bits: of the integers.
 
     Returns:
         float32 (outputs, inputs): in each row whole multiples of max |row| / (2**(bits - 1) - 1).
     """
-    most = 2 ** (bits - 1) - 1
-    order = np.argsort(-np.diag(squares), kind="stable")
-    weights = kernel.T[order].astype(np.float64)  # (inputs, outputs): what is rounded together lies together
-    largest = np.abs(weights).max(axis=0)
-    scale = np.where(largest > 0, largest, 1) / most
-    kept = np.abs(weights) == largest
-    extremes = np.sign(weights) * largest
-    factor = _factor(squares[np.ix_(order, order)].astype(np.float64))
+    largest_integer = 2 ** (bits - 1) - 1
+    order = np.argsort(-np.diag(hessian), kind="stable")
+    weights = kernel.T[order].astype(np.float64)  # (inputs, outputs): a column of the paper is a contiguous row here
+    maxima = np.abs(weights).max(axis=0)
+    scale = np.where(maxima > 0, maxima, 1) / largest_integer
+    is_largest = np.abs(weights) == maxima
+    extremes = np.sign(weights) * maxima
+    factor = _inverse_factor(hessian[np.ix_(order, order)].astype(np.float64))
     for start in range(0, len(order), COLUMNS):
         stop = min(start + COLUMNS, len(order))
         errors = np.empty((stop - start, len(kernel)))
-        for place in range(start, stop):
-            whole = np.rint(weights[place] / scale).clip(-most, most)
-            rounded = np.where(kept[place], extremes[place], whole * scale)
-            error = errors[place - start] = (weights[place] - rounded) / factor[place, place]
-            weights[place] = rounded
-            weights[place + 1 : stop] -= np.outer(factor[place, place + 1 : stop], error)
+        for i in range(start, stop):
+            integers = np.rint(weights[i] / scale).clip(-largest_integer, largest_integer)
+            rounded = np.where(is_largest[i], extremes[i], integers * scale)
+            error = errors[i - start] = (weights[i] - rounded) / factor[i, i]
+            weights[i] = rounded
+            weights[i + 1 : stop] -= np.outer(factor[i, i + 1 : stop], error)
         weights[stop:] -= factor[start:stop, stop:].T @ errors
     result = np.empty(kernel.shape, np.float32)
     result[:, order] = weights.T
     return result
 
 
-def _factor(squares: np.ndarray) -> np.ndarray:
-    """The upper Cholesky factor of the damped inverse."""
-    diagonal = np.diag(squares)
-    damped = squares + np.diag(np.where(diagonal > 0, 0, 1) + DAMPING * max(diagonal.mean(), 1e-30))
+def _inverse_factor(hessian: np.ndarray) -> np.ndarray:
+    """Return the upper Cholesky factor of the inverse of the damped Hessian."""
+    diagonal = np.diag(hessian)
+    damped = hessian + np.diag(np.where(diagonal > 0, 0, 1) + DAMPING * max(diagonal.mean(), 1e-30))
     return np.linalg.cholesky(np.linalg.inv(damped)).T

@@ -1,27 +1,29 @@
-"""Ways to keep a model's weights in a LiteRT file: finds and reads converters/exports/*.toml, or a file of one's own.
+"""Quantization modes: find and read converters/exports/*.toml, or a user's own file.
 
-A file that does not fit is refused as a whole, with all that is wrong with it in one error. Nothing here imports
-Keras, TensorFlow or the quantizer.
+A file with errors is refused as a whole; one message names all of them. Nothing here imports Keras, TensorFlow or the
+quantizer, so that `keras-vit` can list the modes at once.
 """
 
 from __future__ import annotations
 
-import difflib
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from keras_vit._util import data_files
 from keras_vit._util.schema import NUMBER, misfits
+from keras_vit._util.text import nearest
 
-STORAGES = {"float32": 32, "float16": 16, "int8": 8}  # how the writer keeps kernels, and its bits
-METHODS = ("min_max", "octav", "gptq")  # how a kernel's scales and integers are found
-FLOAT = 32  # bits of what a rule leaves alone
-WEIGHTS, ACTIVATIONS = (4, 8, FLOAT), (8, 16, FLOAT)
-HAVE_KERNELS = {"FULLY_CONNECTED", "CONV_2D"}
+FLOAT = 32  # bits of tensors that a rule leaves as they are
+STORAGES = {"float32": 32, "float16": 16, "int8": 8}  # formats in which the writer stores kernels, and their bits
+# How a kernel's scales and integers are found, and the algorithm in ai-edge-quantizer. Kernels of "gptq" are rounded
+# before the quantizer sees them: they are whole multiples of the scales that it finds.
+METHODS = {"min_max": "MIN_MAX_UNIFORM_QUANT", "octav": "OCTAV", "gptq": "MIN_MAX_UNIFORM_QUANT"}
+WITH_KERNELS = {"FULLY_CONNECTED", "CONV_2D"}
 
 _RULE = {"operators": [str], "names?": str, "weights": int, "activations?": int, "method?": str}
 _FILE = {
@@ -33,19 +35,26 @@ _FILE = {
     "rules?": [_RULE],
     "smoothing?": {"alpha": NUMBER, "threshold": NUMBER},
 }
+_CHOICES: dict[str, Iterable[Any]] = {
+    "storage": STORAGES,
+    "weights": (4, 8, FLOAT),
+    "activations": (8, 16, FLOAT),
+    "method": METHODS,
+}
+_RANGES = {"least_cosine": (-1, 1), "least_agreement": (0, 1), "alpha": (0, 1), "threshold": (1, math.inf)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What the quantizer does to some operators; of several rules that fit an operator the last counts.
+    """Rule of the quantizer for some operators. Of several rules that fit an operator, the last applies.
 
     Attributes:
-        operators: as the LiteRT schema calls them; "*" is every one that can be quantized, with the image and the
-            results.
-        weights: bits of constant inputs, 4, 8, or 32 for those left as they are.
-        activations: bits of the other inputs and outputs, 8 or 16, with ranges from calibration; 32: they are floats,
-            which integer kernels quantize row by row while they run.
-        names: a regular expression found in the operator's name, such as "block_0/mlp"; None fits all.
+        operators: names in the LiteRT schema; "*" is every operator that can be quantized, and the file's input and
+            outputs.
+        weights: bits of constant inputs: 4, 8, or 32 to leave them as they are.
+        activations: bits of the other inputs and outputs: 8 or 16, with fixed ranges from calibration images; 32: they
+            stay floats, and kernels of integers quantize them row by row in every call.
+        names: a regular expression to find in the operator's name, such as "block_0/mlp"; None fits all.
         method: one of `METHODS`.
     """
 
@@ -57,22 +66,22 @@ class Rule:
 
     @property
     def calibrated(self) -> bool:
-        """Whether images are needed to apply it: for ranges, or for what GPTQ knows of a layer's inputs."""
+        """True if it needs calibration images: for fixed ranges, or for GPTQ's statistics of a layer's inputs."""
         return self.activations != FLOAT or self.method == "gptq"
 
     @property
     def quantizes(self) -> bool:
-        """Whether it does anything but leave operators as they are."""
+        """True if it changes operators, instead of leaving them as they are."""
         return min(self.weights, self.activations) < FLOAT
 
 
 @dataclass(frozen=True, kw_only=True)
 class Smoothing:
-    """When and how far large activations are moved into the kernel that takes them (SmoothQuant, arXiv 2211.10438).
+    """Parameters of SmoothQuant, which moves large activations into the kernel that reads them (arXiv 2211.10438).
 
     Attributes:
         alpha: 0 leaves all in the activations, 1 moves all into the kernel; equation 4.
-        threshold: ratio of the largest channel to the median one above which it is done.
+        threshold: smoothing is applied where the largest channel exceeds the median one this many times.
     """
 
     alpha: float
@@ -81,16 +90,16 @@ class Smoothing:
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """A way to keep a model's weights in a file.
+    """Quantization mode: how a LiteRT file stores weights and computes with them.
 
     Attributes:
-        name: of the file without its suffix.
-        summary: one line for whoever chooses.
-        devices: what it is for.
-        least_cosine: of its logits with the model's, on every image; below it a file is not kept.
-        least_agreement: likewise the share of images with the same first class.
-        storage: how kernels are written, one of `STORAGES`; with rules "float32".
-        rules: what is done to the written file afterwards, in this order.
+        name: of the mode's file, without its suffix.
+        summary: one line for users who choose.
+        devices: the devices it is meant for.
+        least_cosine: lowest cosine between the file's and the model's logits that is accepted, on every image.
+        least_agreement: lowest accepted share of images for which both have the same best class.
+        storage: how the writer stores kernels, one of `STORAGES`; "float32" where there are rules.
+        rules: applied to the written file, in this order.
         smoothing: None for none.
     """
 
@@ -105,58 +114,57 @@ class Mode:
 
     @property
     def quantizer(self) -> bool:
-        """Whether the written file is given to the quantizer."""
+        """True if the quantizer rewrites the written file."""
         return bool(self.rules)
 
     @property
     def calibrated(self) -> bool:
-        """Whether it needs calibration images."""
+        """True if it needs calibration images."""
         return any(rule.calibrated for rule in self.rules)
 
     @property
     def bits(self) -> tuple[int, int]:
-        """The fewest and the most bits that a kernel may have."""
+        """Fewest and most bits that a kernel may have."""
         if not self.rules:
             return STORAGES[self.storage], STORAGES[self.storage]
         covered: set[str] = set()
         for rule in self.rules:
             if rule.names is None:
-                covered |= HAVE_KERNELS if "*" in rule.operators else set(rule.operators)
-        kinds = [rule.weights for rule in self.rules]
-        return min(kinds), max(kinds) if covered >= HAVE_KERNELS else FLOAT
+                covered |= WITH_KERNELS if "*" in rule.operators else set(rule.operators)
+        bits = [rule.weights for rule in self.rules]
+        return min(bits), max(bits) if covered >= WITH_KERNELS else FLOAT
 
 
 def mode(name_or_path: str | os.PathLike[str]) -> Mode:
-    """One mode, of the package or from a file.
+    """Load a mode of the package or from a file.
 
     Args:
         name_or_path: one of `modes()`, or a .toml file as converters/README.md describes it.
 
     Raises:
-        ValueError: no mode has this name (offers the nearest), or the file is no mode (all that is wrong with it).
+        ValueError: no mode has this name (the message has the nearest), or the file has errors (it has all of them).
         FileNotFoundError: there is no such file.
 
     Example:
         >>> mode("int4").calibrated
         True
     """
+    accepted = f"quantize is one of {modes()}, or a .toml file of your own"
     if not isinstance(name_or_path, str | os.PathLike):
-        raise ValueError(f"quantize is one of {modes()}, or a .toml file of one's own. Received: {name_or_path!r}")
+        raise ValueError(f"{accepted}. Received: {name_or_path!r}")
     path = Path(name_or_path)
     if path.suffix != ".toml":
-        if str(name_or_path) not in modes():
-            raise ValueError(
-                f"quantize is one of {modes()}, or a .toml file of one's own. Received: {os.fspath(name_or_path)!r}"
-                + _nearest(str(name_or_path), modes())
-            )
-        path = _folder() / f"{name_or_path}.toml"
+        name = os.fspath(name_or_path)
+        if name not in modes():
+            raise ValueError(f"{accepted}. Received: {name!r}" + _nearest(name, modes()))
+        path = _folder() / f"{name}.toml"
     elif not path.is_file():
-        raise FileNotFoundError(f"There is no file {path}. The package's own modes go by their names: {modes()}")
+        raise FileNotFoundError(f"There is no file {path}. The modes of the package are given by name: {modes()}")
     return _read(path)
 
 
 def modes() -> list[str]:
-    """The names of the modes that come with the package."""
+    """Return the names of the modes that come with the package."""
     return sorted(path.stem for path in _folder().glob("*.toml"))
 
 
@@ -166,9 +174,9 @@ def _folder() -> Path:
 
 def _read(path: Path) -> Mode:
     table = data_files.read_toml(path)
-    wrong = list(misfits(table, _FILE, path.name)) or list(_senseless(table, path.name))
-    if wrong:
-        raise ValueError(f"{path} is no way to quantize: " + "; ".join(wrong))
+    errors = list(misfits(table, _FILE, path.name)) or list(_value_errors(table, path.name))
+    if errors:
+        raise ValueError(f"{path} is no quantization mode: " + "; ".join(errors))
     smoothing = table.pop("smoothing", None)
     rules = [{**rule, "operators": tuple(rule["operators"])} for rule in table.pop("rules", [])]
     return Mode(
@@ -179,29 +187,19 @@ def _read(path: Path) -> Mode:
     )
 
 
-def _senseless(table: dict[str, Any], where: str) -> Iterator[str]:
-    """One sentence for each value that has the right type and no meaning."""
+def _value_errors(table: dict[str, Any], where: str) -> Iterator[str]:
+    """Yield one sentence for each value of the right type that is not accepted."""
     storage, rules = table.get("storage", "float32"), table.get("rules", [])
-    yield from _not_among(storage, STORAGES, f"{where}.storage")
+    yield from _choice_and_range_errors(table, where)
     if rules and storage != "float32":
         yield f"{where}.storage is 'float32' where there are rules: the quantizer takes floats. Received: {storage!r}"
-    for key, least, most in (("least_cosine", -1, 1), ("least_agreement", 0, 1)):
-        if not least <= table[key] <= most:
-            yield f"{where}.{key} is from {least} to {most}. Received: {table[key]!r}"
-    if "smoothing" in table:
-        alpha, threshold = (table["smoothing"][key] for key in ("alpha", "threshold"))
-        if not 0 <= alpha <= 1:
-            yield f"{where}.smoothing.alpha is from 0 to 1. Received: {alpha!r}"
-        if not threshold >= 1:
-            yield f"{where}.smoothing.threshold is 1 or more. Received: {threshold!r}"
+    yield from _choice_and_range_errors(table.get("smoothing", {}), f"{where}.smoothing")
     for index, rule in enumerate(rules):
-        yield from _senseless_rule(rule, f"{where}.rules[{index}]")
+        yield from _rule_errors(rule, f"{where}.rules[{index}]")
 
 
-def _senseless_rule(rule: dict[str, Any], where: str) -> Iterator[str]:
-    yield from _not_among(rule["weights"], WEIGHTS, f"{where}.weights")
-    yield from _not_among(rule.get("activations", FLOAT), ACTIVATIONS, f"{where}.activations")
-    yield from _not_among(rule.get("method", "min_max"), METHODS, f"{where}.method")
+def _rule_errors(rule: dict[str, Any], where: str) -> Iterator[str]:
+    yield from _choice_and_range_errors(rule, where)
     if rule["weights"] == FLOAT and rule.get("activations", FLOAT) != FLOAT:
         yield f"{where} has integer activations and float weights, which no kernel multiplies"
     if not rule["operators"]:
@@ -212,11 +210,16 @@ def _senseless_rule(rule: dict[str, Any], where: str) -> Iterator[str]:
         yield f"{where}.names is no regular expression: {error}. Received: {rule['names']!r}"
 
 
-def _not_among(value: Any, known: Any, where: str) -> Iterator[str]:
-    if value not in known:
-        yield f"{where} is one of {list(known)}. Received: {value!r}" + _nearest(str(value), map(str, known))
+def _choice_and_range_errors(table: dict[str, Any], where: str) -> Iterator[str]:
+    for key, value in table.items():
+        if key in _CHOICES and value not in _CHOICES[key]:
+            known = list(_CHOICES[key])
+            yield f"{where}.{key} is one of {known}. Received: {value!r}" + _nearest(str(value), map(str, known))
+        least, most = _RANGES.get(key, (-math.inf, math.inf))
+        if key in _RANGES and not least <= value <= most:
+            bounds = f"from {least} to {most}" if most < math.inf else f"{least} or more"
+            yield f"{where}.{key} is {bounds}. Received: {value!r}"
 
 
-def _nearest(value: str, known: Any) -> str:
-    found = difflib.get_close_matches(value, list(known), n=1)
-    return f"; the nearest is {found[0]!r}" if found else ""
+def _nearest(value: str, known: Iterable[str]) -> str:
+    return "".join(f"; the nearest is {name!r}" for name in nearest(value, known))

@@ -1,15 +1,15 @@
-"""Quantizes a written float32 file by the rules of a mode, and measures what such a file computes on the way.
+"""Quantize a float32 LiteRT file by the rules of a mode, and find the factors of SmoothQuant.
 
-ai-edge-quantizer finds scales and integers and rewrites the graph. What its version 0.10 does differently is done here:
-it merges the ranges of images by a moving average, which cuts off rare large values (true minima and maxima were 13 dB
-better in static int8); its GPTQ leaves out the Cholesky factor and the order of columns (with them, 7 dB better); and
-its files have the weights behind the flatbuffer and operators by new codes alone, which OpenVINO does not read.
+ai-edge-quantizer finds scales and integers and rewrites the graph. Three things of its version 0.10 are replaced here:
+- It merges the ranges of images by a moving average, which cuts off rare large values. True minima and maxima are 13 dB
+  better in int8 with fixed ranges.
+- Its GPTQ has neither the Cholesky factor nor the order of columns; with them int4 is 7 dB better.
+- Its files store weights behind the flatbuffer, and operators by their new codes alone; OpenVINO reads neither.
 """
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 import os
 import re
@@ -20,18 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit._util.text import install_command
-from keras_vit.export.litert.builder import LARGEST, schema
-from keras_vit.export.quantization.calibration import Graph, Operator, checked, no_memory_warning, run, track
+from keras_vit._util.progress import track
+from keras_vit._util.text import install_command, suggestion
+from keras_vit.export.litert.builder import fits_flatbuffer, schema
+from keras_vit.export.quantization.calibration import FileGraph, Operator, check_images, ignore_memory_warning, observe
 from keras_vit.export.quantization.gptq import gptq
-from keras_vit.export.quantization.modes import FLOAT, Mode, Rule, Smoothing
+from keras_vit.export.quantization.modes import FLOAT, METHODS, Mode, Rule, Smoothing
 
-Statistics = dict[str, dict[str, np.ndarray]]  # name of a tensor -> what the quantizer wants to know of it
+# Name of an activation -> {"min": ..., "max": ...}, as the quantizer reads it.
+Ranges = dict[str, dict[str, np.ndarray]]
 
-# What the quantizer is told; of "gptq" it sees kernels that are whole multiples of their scales already.
-METHODS = {"min_max": "MIN_MAX_UNIFORM_QUANT", "octav": "OCTAV", "gptq": "MIN_MAX_UNIFORM_QUANT"}
-VIEWS = {"RESHAPE", "SLICE", "STRIDED_SLICE", "TRANSPOSE"}  # between a norm and the dense layers that take it
-ALIGNMENT = 16  # of every weight, as the schema asks
+SHAPE_OPERATORS = {"RESHAPE", "SLICE", "STRIDED_SLICE", "TRANSPOSE"}  # may stand between a norm and a dense layer
+ALIGNMENT = 16  # bytes, of every weight; the schema requires it
 NORM = re.compile(r"block_\d+/norm[12]")
 
 
@@ -43,86 +43,78 @@ def quantize(
     calibration: np.ndarray | None = None,
     progress: bool = False,
 ) -> None:
-    """Writes a float32 file once more, its operators quantized as a mode's rules say.
+    """Write a float32 file again, with its operators quantized by the rules of a mode.
 
-    The weights lie inside of the flatbuffer, aligned, unless it would exceed 2 GB. Every mode of the package runs in
-    LiteRT and in OpenVINO.
+    The weights lie inside of the flatbuffer, aligned, unless it would exceed 2 GB. The files of every mode of the
+    package run in LiteRT and in OpenVINO.
 
     Args:
         source: a .tflite file of `emit`, float32.
-        target: of the quantized file; the caller sees to it that an interrupted one is not taken for a whole one.
-        mode: with rules.
-        calibration: images as the file takes them, (count, height, width, channels) of its dtype; for a mode that
-            is `calibrated`, otherwise not looked at.
+        target: of the quantized file, which is not written atomically.
+        mode: a mode with rules.
+        calibration: images that the file takes, (count, height, width, channels) of its dtype, for a mode that is
+            `calibrated`; others do not read them.
         progress: whether to show bars.
 
     Raises:
-        ValueError: for calibration images that are missing, of another shape or dtype, or not finite; for rules that
-            fit no operator of the file or that the quantizer does not know.
-        ImportError: without ai-edge-quantizer.
+        ValueError: calibration images are missing, of another shape or dtype, or not finite; or a rule fits no operator
+            of the file, or the quantizer cannot apply it.
+        ImportError: ai-edge-quantizer is not installed.
     """
-    package = _package()
-    content = np.memmap(source, np.uint8, "c")  # what is changed stays in memory
-    graph = Graph.read(content)
+    package = _import_quantizer()
+    content = np.memmap(source, np.uint8, "c")  # copy-on-write: rounded kernels change this array, not the file
+    graph = FileGraph.read(content)
     recipe = _recipe(package, graph, mode)
-    compensated = dict(_compensated(graph, mode))
-    ranges: Statistics | None = None
-    if mode.calibrated:
-        images = checked(graph, calibration, mode.name)
-        wanted = {graph.tensors[operator.inputs[0]][0] for operator in compensated}
-        ranges, squares = _statistics(source, graph, images, wanted, progress=progress)
-        for operator, bits in track(compensated.items(), "Rounding", progress):
-            kernel = graph.kernel(operator)
-            kernel[:] = gptq(kernel, squares[graph.tensors[operator.inputs[0]][0]], bits)
-        if all(rule.activations == FLOAT for rule in mode.rules):
-            ranges = None
+    ranges = _calibrate(source, graph, mode, calibration, progress=progress) if mode.calibrated else None
     quantizer = package.quantizer.Quantizer(content.data, recipe)
-    # The package draws a bar of its own, asked or not.
-    with _waiting(progress, "Quantizing"), contextlib.redirect_stderr(io.StringIO()), no_memory_warning():
+    with _status("Quantizing", show=progress), ignore_memory_warning():
         result = quantizer.quantize(ranges, enable_progress_bar=False, enable_progress_report=False)
-    Path(target).write_bytes(_inline(result.quantized_model))
+    Path(target).write_bytes(_store_inline(result.quantized_model))
 
 
 def smooth(
     source: str | os.PathLike[str], images: np.ndarray, smoothing: Smoothing, *, progress: bool = False
 ) -> dict[str, np.ndarray]:
-    """Factors by which activations between LayerNorm and Dense are made easier to quantize (arXiv 2211.10438).
+    """Find factors that make activations between LayerNorm and Dense easier to quantize (arXiv 2211.10438).
 
-    A row of activations shares one scale, and so does a column of the kernel: a channel that is much larger than the
-    others costs all of them digits. Both sides meet in between, x * f and kernel / f with
-    f = max |kernel|**(1 - alpha) / max |x|**alpha in each channel, which changes nothing in exact numbers.
+    All channels of a row of activations share one scale, and so do all inputs of a kernel's output. A channel that is
+    much larger than the others takes their precision. Smoothing divides the difficulty between the two sides: x * f and
+    kernel / f, with f = max |kernel|**(1 - alpha) / max |x|**alpha for each channel. Without rounding the result is the
+    same.
 
     Args:
         source: a float32 file of `emit`, without smoothing.
-        images: as for `quantize`; what is large in them is taken for large.
-        smoothing: where and how far.
+        images: as for `quantize`; the largest activations are measured on them.
+        smoothing: alpha and the threshold.
         progress: whether to show a bar.
 
     Returns:
-        "block_3/norm1" -> float64 factors (hidden_size,) of the normalised token, for the norms where the largest
+        "block_3/norm1" -> float64 factors (hidden_size,) of the normalized token, for the norms where the largest
         channel of the activations or of the kernel exceeds the median one `smoothing.threshold` times.
 
     Raises:
-        ValueError: for images that do not fit.
-        ImportError: without ai-edge-litert.
+        ValueError: the images do not fit the file.
+        ImportError: ai-edge-litert is not installed.
     """
-    graph = Graph.read(np.memmap(source, np.uint8, "r"))
+    graph = FileGraph.read(np.memmap(source, np.uint8, "r"))
     kernels = dict(_kernels_after_norms(graph))
-    largest: dict[str, np.ndarray] = {}
+    maxima: dict[str, np.ndarray] = {}
 
-    def see(name: str, values: np.ndarray) -> None:
-        largest[name] = np.maximum(largest.get(name, 0.0), np.abs(values).reshape(-1, values.shape[-1]).max(axis=0))
+    def update_maxima(name: str, values: np.ndarray) -> None:
+        channels = np.abs(values).reshape(-1, values.shape[-1]).max(axis=0)
+        maxima[name] = np.maximum(maxima.get(name, 0.0), channels)
 
-    run(source, graph, checked(graph, images, "smoothing"), see, names=set(kernels), progress=progress)
+    images = check_images(graph, images, "smoothing")
+    observe(source, graph, images, update_maxima, names=set(kernels), progress=progress)
     factors = {}
     for name, kernel in kernels.items():
-        activations, weights = (_not_zero(side) for side in (largest[name], np.abs(kernel).max(axis=0)))
+        activations, weights = _above_zero(maxima[name]), _above_zero(np.abs(kernel).max(axis=0))
         if max(side.max() / np.median(side) for side in (activations, weights)) > smoothing.threshold:
             factors[name] = weights ** (1 - smoothing.alpha) / activations**smoothing.alpha
     return factors
 
 
-def _package() -> Any:
+def _import_quantizer() -> Any:
     try:
         import ai_edge_quantizer
         from ai_edge_quantizer import algorithm_manager, qtyping, quantizer  # noqa: F401
@@ -131,112 +123,125 @@ def _package() -> Any:
     return ai_edge_quantizer
 
 
-def _recipe(package: Any, graph: Graph, mode: Mode) -> list[dict[str, Any]]:
-    """A mode's rules as ai-edge-quantizer writes them."""
-    known = [kind.value for kind in package.qtyping.TFLOperationName]
+def _recipe(package: Any, graph: FileGraph, mode: Mode) -> list[dict[str, Any]]:
+    """Translate a mode's rules into a recipe of ai-edge-quantizer."""
     manager = package.recipe_manager.RecipeManager()
     for index, rule in enumerate(mode.rules):
         where = f"Mode {mode.name!r}, rules[{index}]"
         if rule.names and not any(_fits(rule, graph, operator) for operator in graph.operators):
             raise ValueError(f"{where}: no operator of the file fits names = {rule.names!r} and {list(rule.operators)}")
-        # The number makes the expression a new one: rules with equal ones would not keep their order.
+        # The manager replaces a rule by a later one with the same expression; a comment makes each expression unique.
         expression = f"(?#{index})" + (rule.names or ".*")
         for operator in rule.operators:
-            if operator not in known:
-                nearest = difflib.get_close_matches(operator, known, n=1)
-                offer = f"the nearest is {nearest[0]!r}" if nearest else f"it knows {known}"
-                raise ValueError(f"{where}: the quantizer knows no operator {operator!r}; {offer}")
-            if rule.method == "gptq" and operator != "FULLY_CONNECTED":
-                raise ValueError(f"{where}: method 'gptq' is for FULLY_CONNECTED. Received: {operator!r}")
-            try:
-                _add(package, manager, rule, expression, package.qtyping.TFLOperationName(operator))
-            except ValueError as error:
-                raise ValueError(f"{where}: the quantizer cannot do this to {operator}: {error}") from None
+            _add_rule(package, manager, rule, operator, expression, where)
     recipe: list[dict[str, Any]] = manager.get_quantization_recipe()
     return recipe
 
 
-def _add(package: Any, manager: Any, rule: Rule, expression: str, operator: Any) -> None:
-    names = package.algorithm_manager.AlgorithmName
+def _add_rule(package: Any, manager: Any, rule: Rule, operator: str, expression: str, where: str) -> None:
+    known = [kind.value for kind in package.qtyping.TFLOperationName]
+    if operator not in known:
+        raise ValueError(f"{where}: the quantizer has no operator {operator!r}; {suggestion(operator, known)}")
+    if rule.method == "gptq" and operator != "FULLY_CONNECTED":
+        raise ValueError(f"{where}: method 'gptq' is for FULLY_CONNECTED. Received: {operator!r}")
+    kind, names = package.qtyping.TFLOperationName(operator), package.algorithm_manager.AlgorithmName
     method = names[METHODS[rule.method]]
-    if not rule.quantizes:
-        manager.add_quantization_config(expression, operator, algorithm_key=names.NO_QUANTIZE)
-    elif rule.activations == FLOAT:
-        manager.add_dynamic_config(expression, operator, rule.weights, algorithm_key=method)
-    else:
-        manager.add_static_config(expression, operator, rule.activations, rule.weights, algorithm_key=method)
+    try:
+        if not rule.quantizes:
+            manager.add_quantization_config(expression, kind, algorithm_key=names.NO_QUANTIZE)
+        elif rule.activations == FLOAT:
+            manager.add_dynamic_config(expression, kind, rule.weights, algorithm_key=method)
+        else:
+            manager.add_static_config(expression, kind, rule.activations, rule.weights, algorithm_key=method)
+    except ValueError as error:
+        raise ValueError(f"{where}: the quantizer cannot do this to {operator}: {error}") from None
 
 
-def _fits(rule: Rule, graph: Graph, operator: Operator) -> bool:
+def _fits(rule: Rule, graph: FileGraph, operator: Operator) -> bool:
     kinds = {"*", operator.kind}
     return bool(kinds.intersection(rule.operators) and re.search(rule.names or "", graph.name(operator)))
 
 
-def _compensated(graph: Graph, mode: Mode) -> Iterator[tuple[Operator, int]]:
-    """The dense layers whose kernels GPTQ rounds, and to how many bits."""
+def _calibrate(
+    source: str | os.PathLike[str], graph: FileGraph, mode: Mode, images: Any, *, progress: bool
+) -> Ranges | None:
+    """Round the kernels that GPTQ rounds, in place, and return the ranges of activations where the mode fixes them."""
+    images = check_images(graph, images, mode.name)
+    layers = dict(_gptq_layers(graph, mode))
+    inputs = {graph.input_name(layer) for layer in layers}
+    ranges, hessians = _statistics(source, graph, images, inputs, progress=progress)
+    for layer, bits in track(layers.items(), "Rounding", show=progress):
+        kernel = graph.kernel(layer)
+        kernel[:] = gptq(kernel, hessians[graph.input_name(layer)], bits)
+    return ranges if any(rule.activations != FLOAT for rule in mode.rules) else None
+
+
+def _gptq_layers(graph: FileGraph, mode: Mode) -> Iterator[tuple[Operator, int]]:
+    """Yield the dense layers whose kernels GPTQ rounds, and the bits."""
     for operator in graph.operators:
-        fitting = [rule for rule in mode.rules if _fits(rule, graph, operator)]
-        if operator.kind == "FULLY_CONNECTED" and fitting and fitting[-1].method == "gptq":
-            yield operator, fitting[-1].weights
+        rules = [rule for rule in mode.rules if _fits(rule, graph, operator)]
+        if operator.kind == "FULLY_CONNECTED" and rules and rules[-1].method == "gptq":
+            yield operator, rules[-1].weights
 
 
 def _statistics(
-    source: str | os.PathLike[str], graph: Graph, images: np.ndarray, squared: set[str], *, progress: bool
-) -> tuple[Statistics, dict[str, np.ndarray]]:
-    """Of every activation the true range, and of some x' x over all their rows."""
-    ranges: Statistics = {}
-    squares: dict[str, np.ndarray] = {}
+    source: str | os.PathLike[str], graph: FileGraph, images: np.ndarray, gptq_inputs: set[str], *, progress: bool
+) -> tuple[Ranges, dict[str, np.ndarray]]:
+    """Return the true range of every activation, and the Hessians, x.T @ x over all rows x, of some."""
+    ranges: Ranges = {}
+    hessians: dict[str, np.ndarray] = {}
 
-    def see(name: str, values: np.ndarray) -> None:
-        least, most = (reduce(values, keepdims=True) for reduce in (np.min, np.max))
+    def update(name: str, values: np.ndarray) -> None:
+        least, most = values.min(keepdims=True), values.max(keepdims=True)
         known = ranges.setdefault(name, {"min": least, "max": most})
         known["min"], known["max"] = np.minimum(known["min"], least), np.maximum(known["max"], most)
-        if name in squared:
+        if name in gptq_inputs:
             rows = values.reshape(-1, values.shape[-1])
-            squares[name] = squares.get(name, 0) + rows.T @ rows
+            hessians[name] = hessians.get(name, 0) + rows.T @ rows
 
-    run(source, graph, images, see, progress=progress)
-    return ranges, squares
+    observe(source, graph, images, update, progress=progress)
+    return ranges, hessians
 
 
 @contextlib.contextmanager
-def _waiting(progress: bool, what: str) -> Iterator[None]:
+def _status(text: str, *, show: bool) -> Iterator[None]:
+    """Show a line on standard error while hiding what others write there: the package always draws its own bar."""
     from rich.console import Console
 
-    # A console that holds on to today's stderr, whatever is put in its place meanwhile.
-    with Console(file=sys.stderr).status(what) if progress else contextlib.nullcontext():
+    console = Console(file=sys.stderr)  # keeps the real one while it is redirected
+    with console.status(text) if show else contextlib.nullcontext(), contextlib.redirect_stderr(io.StringIO()):
         yield
 
 
-def _kernels_after_norms(graph: Graph) -> Iterator[tuple[str, np.ndarray]]:
-    """Of every block's norms the name, and the kernels (outputs, inputs) of the dense layers that take it, joined."""
+def _kernels_after_norms(graph: FileGraph) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the name of every norm of a block, and the joined kernels (outputs, inputs) of the layers that read it."""
     for norm in graph.operators:
         if not NORM.fullmatch(graph.name(norm)):
             continue
         reached = set(norm.outputs)
         kernels = []
         for operator in graph.operators:
-            if operator.inputs[0] in reached and operator.kind in VIEWS:
+            if operator.inputs[0] in reached and operator.kind in SHAPE_OPERATORS:
                 reached.update(operator.outputs)
             elif operator.inputs[0] in reached and operator.kind == "FULLY_CONNECTED":
                 kernels.append(graph.kernel(operator))
         yield graph.name(norm), np.concatenate(kernels)
 
 
-def _not_zero(values: np.ndarray) -> np.ndarray:
-    """Float64; a channel that is never used counts as a very small one."""
+def _above_zero(values: np.ndarray) -> np.ndarray:
+    """Return float64 maxima of channels; channels that are never used get a very small one."""
     values = values.astype(np.float64)
     return np.maximum(values, 1e-5 * max(values.max(), 1e-30))
 
 
-def _inline(content: Any) -> bytes:
-    """A file with its weights inside of the flatbuffer, aligned; unchanged where that would be too large."""
+def _store_inline(content: Any) -> bytes:
+    """Return a file with its weights inside of the flatbuffer, aligned; unchanged where that would be too large."""
     from ai_edge_litert.tools import flatbuffer_utils
 
-    if len(content) + 2**24 > LARGEST:
+    if not fits_flatbuffer(len(content)):
         return bytes(content)
 
-    class Aligned(schema().BufferT):  # type: ignore[misc]
+    class AlignedBuffer(schema().BufferT):  # type: ignore[misc]
         data: Any
 
         def Pack(self, builder: Any) -> Any:  # noqa: N802
@@ -247,7 +252,7 @@ def _inline(content: Any) -> bytes:
 
     model = flatbuffer_utils.read_model_from_bytearray(content)
     for buffer in model.buffers:
-        buffer.__class__ = Aligned
+        buffer.__class__ = AlignedBuffer
     for code in model.operatorCodes:
         # The package leaves the old field 0, which is ADD to readers that look there first, such as OpenVINO.
         code.deprecatedBuiltinCode = min(code.builtinCode, 127)

@@ -1,4 +1,4 @@
-"""The layers of a Vision Transformer, one concept a file. `keras.ops` only, so that every Keras back end runs them."""
+"""Layers of a Vision Transformer, one concept in each file. Only `keras.ops`, so every Keras back end runs them."""
 
 from keras_vit.model.layers.attention import MultiHeadAttention
 from keras_vit.model.layers.block import MLP, EncoderBlock, LayerScale

@@ -1,4 +1,4 @@
-"""The activations that published Vision Transformers use, by name."""
+"""Activations of published Vision Transformers, by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from keras import ops
 
 
-# Not ops.gelu: TensorFlow rounds its constants to float32, errors of 5e-10 and 5e-9 in a float64 model.
+# ops.gelu is not exact enough: TensorFlow rounds its constants to float32 (errors of 5e-10 and 5e-9 in float64).
 def _gelu_tanh(x: Any) -> Any:
     return 0.5 * x * (1.0 + ops.tanh(0.7978845608028654 * (x + 0.044715 * ops.power(x, 3))))
 
@@ -18,8 +18,8 @@ def _gelu_erf(x: Any) -> Any:
 
 
 _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
-    "gelu_tanh": _gelu_tanh,  # flax.nn.gelu's default: Google's files
-    "gelu_erf": _gelu_erf,  # torch's default: timm, Hugging Face
+    "gelu_tanh": _gelu_tanh,  # the default of flax.nn.gelu: Google's checkpoints
+    "gelu_erf": _gelu_erf,  # the default of PyTorch: timm, Hugging Face
     "gelu_quick": lambda x: x * ops.sigmoid(1.702 * x),  # OpenAI's CLIP
     "relu": ops.relu,
     "silu": ops.silu,
@@ -29,5 +29,5 @@ _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def activation(name: str) -> Callable[[Any], Any]:
-    """The function of a name in `config.ACTIVATIONS`."""
+    """Return the function of a name in `config.ACTIVATIONS`."""
     return _ACTIVATIONS[name]

@@ -1,4 +1,4 @@
-"""Multi-head attention (paper, appendix A), its heads kept apart in the weights as in the official files."""
+"""Multi-head attention (paper, appendix A). Its weights have an axis for the heads, as in the official files."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from keras_vit.model.layers.relative import relative_scores
 
 @keras.saving.register_keras_serializable("keras_vit")
 class MultiHeadAttention(keras.layers.Layer):
-    """softmax(q k' / sqrt(head size)) v, projected back onto the tokens.
+    """Compute softmax(q k' / sqrt(head size)) v and project it back to the width of a token.
 
     Args:
-        num_heads: divides the width of a token.
-        use_bias: biases of query, key and value; the output projection always has one.
-        dropout_rate: on the attention weights.
+        num_heads: number of heads; divides hidden_size.
+        use_bias: whether query, key and value have biases; the output projection always has one.
+        dropout_rate: on the attention weights, in [0, 1).
 
-    Input: queries (batch, tokens, hidden_size) and, where they differ, the tokens attended to; for relative attention
-    among the queries the table of a `RelativePosition`. Output: as the queries.
+    Input: queries (batch, tokens, hidden_size); the tokens attended to, (batch, attended, hidden_size), if they are
+    others; the table of a `RelativePosition` for relative attention. Output: the shape of the queries.
     Weights: query, key, value (hidden_size, heads, head size), out (heads, head size, hidden_size).
     """
 
@@ -64,7 +64,7 @@ class MultiHeadAttention(keras.layers.Layer):
         return product_then(self.out, ops.transpose(mixed, (0, 2, 1, 3)), axes=2)
 
     def weights_of(self, queries: Any, attended: Any, relative: Any = None) -> Any:
-        """The attention weights, (batch, heads, queries, attended); every row sums to 1."""
+        """Return the attention weights, (batch, heads, queries, attended); every row sums to 1."""
         query = product_then(self.query, queries, _heads_first, scale=self.scale)
         scores = ops.matmul(query, product_then(self.key, attended, _tokens_last))
         return ops.softmax(scores if relative is None else scores + relative_scores(query, relative), axis=-1)
@@ -78,10 +78,10 @@ class MultiHeadAttention(keras.layers.Layer):
 
 
 def _heads_first(x: Any, *, scale: float = 1.0) -> Any:
-    """(batch, tokens, heads, head size) as (batch, heads, tokens, head size), multiplied."""
+    """Turn (batch, tokens, heads, head size) into (batch, heads, tokens, head size), times `scale`."""
     return ops.transpose(x if scale == 1.0 else x * scale, (0, 2, 1, 3))
 
 
 def _tokens_last(x: Any) -> Any:
-    """(batch, tokens, heads, head size) as (batch, heads, head size, tokens)."""
+    """Turn (batch, tokens, heads, head size) into (batch, heads, head size, tokens)."""
     return ops.transpose(x, (0, 2, 3, 1))

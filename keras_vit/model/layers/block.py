@@ -1,4 +1,4 @@
-"""The encoder block (paper, equations 2 and 3)."""
+"""Encoder block (paper, equations 2 and 3)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class MLP(keras.layers.Layer):
     """Dense, activation, Dense, with dropout after both (paper, section 3.1).
 
     Args:
-        mlp_dim: width inside.
-        activation: a name of `config.ACTIVATIONS`.
-        dropout_rate: after the activation and at the end.
+        mlp_dim: width of the hidden layer.
+        activation: one of `config.ACTIVATIONS`.
+        dropout_rate: after the activation and after the second Dense, in [0, 1).
 
     Input and output: (..., hidden_size).
     """
@@ -64,10 +64,10 @@ class MLP(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class LayerScale(keras.layers.Layer):
-    """Scales every channel by a learned factor that starts small (CaiT, arXiv 2103.17239).
+    """Multiply every channel by a learned factor that starts small (CaiT, arXiv 2103.17239).
 
     Args:
-        initial: the factor's initial value.
+        initial: initial value of the factors.
     """
 
     def __init__(self, initial: float = 1e-5, **kwargs: Any) -> None:
@@ -90,21 +90,21 @@ class LayerScale(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class EncoderBlock(keras.layers.Layer):
-    """Attention and MLP, each behind a LayerNorm and around a residual connection.
+    """Compute x + attention(norm1(x)), then x + mlp(norm2(x)).
 
     Args:
-        num_heads: attention heads.
-        mlp_dim: width inside the MLP.
-        activation: of the MLP, a name of `config.ACTIVATIONS`.
+        num_heads: number of attention heads.
+        mlp_dim: width of the MLP's hidden layer.
+        activation: of the MLP, one of `config.ACTIVATIONS`.
         norm_epsilon: of both LayerNorms.
-        qkv_bias: biases of query, key and value.
-        layer_scale: initial value of LayerScale on both branches, None for none.
-        dropout_rate: after attention and in the MLP.
-        attention_dropout_rate: on the attention weights.
-        stochastic_depth: chance of dropping a branch.
+        qkv_bias: whether query, key and value have biases.
+        layer_scale: initial value of LayerScale on both branches; None means no LayerScale.
+        dropout_rate: after attention and in the MLP, in [0, 1).
+        attention_dropout_rate: on the attention weights, in [0, 1).
+        stochastic_depth: probability of dropping a branch, in [0, 1).
 
-    Input: tokens (batch, tokens, hidden_size) and, for relative attention, the table of a `RelativePosition`.
-    Output: as the tokens.
+    Input: tokens (batch, tokens, hidden_size); the table of a `RelativePosition` for relative attention.
+    Output: the shape of the tokens.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class EncoderBlock(keras.layers.Layer):
         return as_one_block(functools.partial(self._residuals, training=training), *tensors)
 
     def _residuals(self, x: Any, relative: Any = None, *, training: bool | None) -> Any:
-        # `training` by hand everywhere: where the block is computed again no outer call hands it down.
+        # `training` is passed explicitly: a recomputed block has no outer call from which Keras could take it.
         attended = self.attention(self.norm1(x), relative=relative, training=training)
         x = x + self._branch(self.dropout(attended, training=training), self.scale1, training)
         return x + self._branch(self.mlp(self.norm2(x), training=training), self.scale2, training)
@@ -165,7 +165,7 @@ class EncoderBlock(keras.layers.Layer):
         return self.depth(x if scale is None else scale(x), training=training)
 
     def attention_weights(self, x: Any, relative: Any = None) -> Any:
-        """The attention weights for the block's input, (batch, heads, tokens, tokens); every row sums to 1."""
+        """Return the attention weights for the block's input, (batch, heads, tokens, tokens); every row sums to 1."""
         x = self.norm1(x)
         return self.attention.weights_of(x, x, relative)
 

@@ -1,7 +1,7 @@
-"""What stands between two products of matrices, which a training step may have compiled as one program.
+"""Fuse the operations between two matrix products into one compiled program, in training steps that ask for it.
 
-On a CPU TensorFlow's own products are faster than XLA's, while XLA passes over memory once where TensorFlow takes a
-pass for every operation. A step that brings a compiler has both.
+On a CPU, TensorFlow's matrix products are faster than XLA's, but XLA reads and writes memory once for a chain of
+elementwise operations, and TensorFlow once for each. With `compiled_by`, a step uses each for what it does better.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, TypeAlias
 import keras
 from keras import ops
 
-# (function, **settings) -> what calls function(*tensors, **settings), compiled, with a gradient.
+# (function, **settings) -> a compiled function of tensors that computes function(*tensors, **settings), with gradient.
 Compiler: TypeAlias = Callable[..., Callable[..., Any]]
 
 
 class _Local(threading.local):
-    """What holds for the layers that this thread is calling. Replicas are traced in threads of their own."""
+    """State of the thread that calls the layers. A distribution strategy traces each replica in its own thread."""
 
     compiler: Compiler | None = None
 
@@ -31,7 +31,7 @@ _local = _Local()
 
 @contextlib.contextmanager
 def compiled_by(compiler: Compiler | None) -> Iterator[None]:
-    """What layers compute between products is compiled inside; so it is where a gradient computes them again."""
+    """Compile what layers compute between products inside the context, also when a gradient recomputes them."""
     before, _local.compiler = _local.compiler, compiler
     try:
         yield
@@ -42,29 +42,31 @@ def compiled_by(compiler: Compiler | None) -> Iterator[None]:
 def product_then(
     layer: keras.layers.Layer, x: Any, after: Callable[..., Any] | None = None, *, axes: int = 1, **settings: Any
 ) -> Any:
-    """after(layer(x), **settings); with a compiler the bias and `after` are one program, and so are their gradients.
+    """Return after(layer(x), **settings). With a compiler, bias and `after` are one program, forward and backward.
 
     Args:
         layer: Dense, or EinsumDense whose kernel begins with the axes that it sums over.
-        x: (batch, ..., and these axes).
-        after: of one tensor; None leaves the layer's output as it is. Defined in a module: it is compiled once.
-        axes: how many of x the product sums over.
-        settings: hashable, for `after`.
+        x: (batch, ...), whose last axes are those.
+        after: function of one tensor, defined at module level so that it is compiled once; None for no function.
+        axes: number of axes that the product sums over.
+        settings: hashable keyword arguments of `after`.
     """
     if _local.compiler is None or getattr(layer, "quantization_mode", None):
         return layer(x) if after is None else after(layer(x), **settings)
-    kernel = ops.convert_to_tensor(layer.kernel)  # with its LoRA, and in the layers' compute dtype
+    kernel = ops.convert_to_tensor(layer.kernel)  # includes LoRA weights; in the layer's compute dtype
     rows, columns = math.prod(kernel.shape[:axes]), math.prod(kernel.shape[axes:])
     shape = (*x.shape[1:-axes], *kernel.shape[axes:])
     product = ops.matmul(ops.reshape(x, (-1, rows)), ops.reshape(kernel, (rows, columns)))
     bias = () if layer.bias is None else (ops.reshape(layer.bias, (columns,)),)
     if after is None:
         return ops.reshape(ops.add(product, *bias) if bias else product, (-1, *shape))
-    return _local.compiler(_finished, after=after, shape=shape, **settings)(product, *bias)
+    return _local.compiler(_add_bias_and_apply, after=after, shape=shape, **settings)(product, *bias)
 
 
-def _finished(product: Any, *bias: Any, after: Callable[..., Any], shape: tuple[int, ...], **settings: Any) -> Any:
-    # At least in float32: it costs nothing where nothing in between is written to memory.
+def _add_bias_and_apply(
+    product: Any, *bias: Any, after: Callable[..., Any], shape: tuple[int, ...], **settings: Any
+) -> Any:
+    # At least float32: intermediate results of a fused program are not written to memory, so it costs nothing.
     wide = keras.backend.result_type(product.dtype, "float32")
     x = functools.reduce(ops.add, (ops.cast(part, wide) for part in (product, *bias)))
     return ops.cast(after(ops.reshape(x, (-1, *shape)), **settings), product.dtype)

@@ -1,4 +1,4 @@
-"""The initialisers of the paper's code (vit_jax/models_vit.py, models_resnet.py; big_vision for the probe)."""
+"""Initializers of the paper's code (vit_jax/models_vit.py, models_resnet.py; big_vision for the probe)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _uninitialized: ContextVar[bool] = ContextVar("uninitialized", default=False)
 
 @contextmanager
 def uninitialized() -> Iterator[None]:
-    """Layers built inside start from zeros: for a model whose weights are about to be read, drawing them is waste.
+    """Build layers with zeros inside the context, for models whose weights are loaded next.
 
-    So is looking for garbage meanwhile: building makes little, and each full search walks all of TensorFlow's objects,
-    a fifth of the time. The collector of cycles pauses for the whole process.
+    Python's garbage collector pauses meanwhile, for the whole process: building creates little garbage, and walking all
+    of TensorFlow's objects would take a fifth of the time.
     """
     token = _uninitialized.set(True)
     collects = gc.isenabled()
@@ -39,12 +39,12 @@ def uninitialized() -> Iterator[None]:
 
 
 def initializer(name: str) -> keras.initializers.Initializer:
-    """The initialiser of a kind of weight; zeros inside `uninitialized`."""
+    """Return the initializer of a kind of weight: a key of the table above. Inside `uninitialized` it is zeros."""
     return keras.initializers.Zeros() if _uninitialized.get() else _INITIALIZERS[name]()
 
 
 def glorot_uniform_matrix(fan_in: int, fan_out: int) -> keras.initializers.Initializer:
-    """Glorot for a kernel that is a (fan_in, fan_out) matrix, whatever shape its variable has (heads kept apart)."""
+    """Return Glorot uniform for a (fan_in, fan_out) matrix whose variable has another shape (an axis for heads)."""
     if _uninitialized.get():
         return keras.initializers.Zeros()
     limit = (6 / (fan_in + fan_out)) ** 0.5

@@ -1,4 +1,4 @@
-"""Patches to tokens (paper, equation 1)."""
+"""Embed patches as tokens (paper, equation 1)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from keras_vit.model.layers.initializers import initializer
 
 @keras.saving.register_keras_serializable("keras_vit")
 class PatchEmbedding(keras.layers.Layer):
-    """Cuts a map into patches and projects each onto a token; what fills no patch at the right and bottom is dropped.
+    """Cut an image or feature map into patches and project each to a token.
+
+    Pixels at the right and bottom that fill no patch are dropped.
 
     Args:
         hidden_size: width of a token.
         patch_size: (height, width).
         use_bias: whether the projection has a bias.
 
-    Input: (batch, height, width, channels). Output: (batch, rows * columns, hidden_size), row by row.
+    Input: (batch, height, width, channels). Output: (batch, rows * columns, hidden_size), in row-major order.
     """
 
     def __init__(self, hidden_size: int, patch_size: tuple[int, int], *, use_bias: bool = True, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""From tokens to one feature: the class token, the mean of the patches, attention pooling."""
+"""Pool tokens to one feature: a token, the mean of the patches, or attention pooling."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from keras_vit.model.layers.initializers import glorot_uniform_matrix
 
 @keras.saving.register_keras_serializable("keras_vit")
 class TokenPooling(keras.layers.Layer):
-    """One of the tokens, or the mean of those behind the prefix.
+    """Select one token, or compute the mean of all tokens behind the prefix.
 
     Args:
-        token: which token, counted from the front; None for the mean.
-        prefix_tokens: tokens in front that the mean leaves out.
+        token: index of the token; None for the mean.
+        prefix_tokens: number of tokens in front that the mean leaves out.
 
     Input: (batch, tokens, hidden_size). Output: (batch, hidden_size).
     """
@@ -43,14 +43,14 @@ class TokenPooling(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class AttentionPooling(keras.layers.Layer):
-    """A learned probe attends to the patches, then an MLP around a residual (big_vision's MAPHead, arXiv 2106.04560).
+    """Let a learned probe attend to the patches; add an MLP of the result (big_vision's MAPHead, arXiv 2106.04560).
 
     Args:
-        num_heads: attention heads.
-        mlp_dim: width inside the MLP.
-        activation: of the MLP, a name of `config.ACTIVATIONS`.
+        num_heads: number of attention heads.
+        mlp_dim: width of the MLP's hidden layer.
+        activation: of the MLP, one of `config.ACTIVATIONS`.
         norm_epsilon: of the LayerNorm.
-        prefix_tokens: tokens in front that the probe does not see (timm; big_vision has none beside its probe).
+        prefix_tokens: number of tokens in front that the probe does not attend to (timm; big_vision has none).
 
     Input: (batch, tokens, hidden_size). Output: (batch, hidden_size).
     """

@@ -1,4 +1,4 @@
-"""Position embeddings that know their grid, and so go with the weights to any other (paper, section 3.2)."""
+"""Position embeddings, which are interpolated when they are loaded into another grid (paper, section 3.2)."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from keras_vit.model.layers.initializers import initializer
 
 @keras.saving.register_keras_serializable("keras_vit")
 class PositionEmbedding(keras.layers.Layer):
-    """Adds a position embedding to every token.
+    """Add a position embedding to every token.
 
-    The saved weights hold the grid and the number of prefix tokens beside the embedding; loading them (.weights.h5,
-    .keras) into a layer with another grid interpolates once, in NumPy.
+    Saved weights hold the grid and the number of prefix tokens beside the embedding. Loading them (.weights.h5, .keras)
+    into a layer with another grid interpolates once, in NumPy.
 
     Args:
-        grid: (height, width) of the patch tokens.
-        prefix_tokens: rows in front of the grid's, for class token and registers.
-        kind: "learned", "learned2d" or "sincos2d" (fixed; then there is no weight).
+        grid: number of patches, (rows, columns).
+        prefix_tokens: number of rows in front of the grid's, for class token and registers.
+        kind: "learned", "learned2d" or "sincos2d" (fixed, without weights).
         method: of `position.resize`.
 
     Input and output: (batch, prefix_tokens + height * width, hidden_size).
 
-    "learned2d" concatenates a learned embedding of the patch's column and one of its row, each of half the width
-    (paper, appendix D.4). What the paper leaves open: a prefix token has a row of its own in either table.
+    "learned2d" concatenates a learned embedding of the patch's column and one of its row, each half as wide (paper,
+    appendix D.4). The paper does not say what prefix tokens get; here both tables have a row for each.
 
     Weights: embedding (1, prefix_tokens + height * width, hidden_size); or x_embedding (1, prefix_tokens + width,
     hidden_size / 2) and y_embedding (1, prefix_tokens + height, hidden_size / 2), interpolated each along its axis.
@@ -52,17 +52,17 @@ class PositionEmbedding(keras.layers.Layer):
     def build(self, input_shape: tuple[Any, ...]) -> None:
         hidden_size = input_shape[-1]
         if self.kind == "sincos2d":
-            wide = "float64" if self.compute_dtype == "float64" else "float32"
-            fixed = position.sincos2d(self.grid, hidden_size, dtype=wide)
-            # A class token that stands in front already has position 0, as big_vision's and MoCo v3's.
+            dtype = "float64" if self.compute_dtype == "float64" else "float32"
+            fixed = position.sincos2d(self.grid, hidden_size, dtype=dtype)
+            # Prefix tokens that are already there get zeros, as the class tokens of big_vision and MoCo v3.
             self.fixed = np.pad(fixed, ((0, 0), (self.prefix_tokens, 0), (0, 0)))
-        sides = self._sides(self.grid)
-        for name, (height, width) in sides.items():
-            shape = (1, self.prefix_tokens + height * width, hidden_size // len(sides))
+        grids = self._table_grids(self.grid)
+        for name, (height, width) in grids.items():
+            shape = (1, self.prefix_tokens + height * width, hidden_size // len(grids))
             setattr(self, name, self.add_weight(shape=shape, initializer=initializer("position"), name=name))
 
-    def _sides(self, grid: tuple[int, int]) -> dict[str, tuple[int, int]]:
-        """The weights, and of which grid of places each is a table."""
+    def _table_grids(self, grid: tuple[int, int]) -> dict[str, tuple[int, int]]:
+        """Return the name of each weight, and the grid (rows, columns) that its table covers."""
         height, width = grid
         return {
             "learned": {"embedding": (height, width)},
@@ -75,13 +75,13 @@ class PositionEmbedding(keras.layers.Layer):
             return x + ops.cast(self.fixed, x.dtype)
         if self.kind == "learned":
             return x + self.embedding
-        along_x, along_y = self._spread(self.x_embedding, axis=1), self._spread(self.y_embedding, axis=2)
+        along_x, along_y = self._repeat(self.x_embedding, axis=1), self._repeat(self.y_embedding, axis=2)
         return x + ops.concatenate([along_x, along_y], axis=-1)
 
-    def _spread(self, table: Any, *, axis: int) -> Any:
-        """What a table along one axis of the grid gives to every token; `axis` is the other, all along it the same."""
-        prefix, places = table[:, : self.prefix_tokens], table[:, self.prefix_tokens :]
-        patches = ops.broadcast_to(ops.expand_dims(places, axis), (1, *self.grid, table.shape[-1]))
+    def _repeat(self, table: Any, *, axis: int) -> Any:
+        """Return a table of columns or rows as one of all tokens, its patches repeated along the other `axis`."""
+        prefix, line = table[:, : self.prefix_tokens], table[:, self.prefix_tokens :]
+        patches = ops.broadcast_to(ops.expand_dims(line, axis), (1, *self.grid, table.shape[-1]))
         return ops.concatenate([prefix, ops.reshape(patches, (1, -1, table.shape[-1]))], axis=1)
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -90,7 +90,7 @@ class PositionEmbedding(keras.layers.Layer):
     def save_own_variables(self, store: Any) -> None:
         if self.kind == "sincos2d":
             return
-        for name in self._sides(self.grid):
+        for name in self._table_grids(self.grid):
             store[name] = ops.convert_to_numpy(getattr(self, name))
         store["grid"] = np.array(self.grid)
         store["prefix_tokens"] = np.array(self.prefix_tokens)
@@ -98,10 +98,10 @@ class PositionEmbedding(keras.layers.Layer):
     def load_own_variables(self, store: Any) -> None:
         if self.kind == "sincos2d":
             return
-        wanted = self._sides(self.grid)
-        if not all(name in store for name in wanted):
+        grids = self._table_grids(self.grid)
+        if not all(name in store for name in grids):
             raise ValueError(
-                f"A position embedding of kind {self.kind!r} has the weights {list(wanted)}. "
+                f"A position embedding of kind {self.kind!r} has the weights {list(grids)}. "
                 f"Received: {sorted(store.keys())}"
             )
         source_grid = int(store["grid"][0]), int(store["grid"][1])
@@ -111,10 +111,10 @@ class PositionEmbedding(keras.layers.Layer):
                 f"The saved position embedding has {prefix_tokens} rows for prefix tokens, the layer "
                 f"{self.prefix_tokens}: class token, registers and position_prefix of the config must agree."
             )
-        for name, given in self._sides(source_grid).items():
+        for name, source in self._table_grids(source_grid).items():
             table = np.asarray(store[name])
             getattr(self, name).assign(
-                position.resize(table, wanted[name], source_grid=given, prefix_tokens=prefix_tokens, method=self.method)
+                position.resize(table, grids[name], source_grid=source, prefix_tokens=prefix_tokens, method=self.method)
             )
 
     def get_config(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Layers that draw random numbers while training, and where their seeds come from.
+"""Dropout and stochastic depth, and the seeds of their random numbers.
 
-By themselves they draw from Keras' seed generators, as every Keras layer does. Those keep state: every replica of a
-distributed run draws the same mask, a block that is computed again for its gradient draws another one, and what is
-drawn after a restart depends on what was drawn before. Inside of `scope` all seeds follow from one instead.
+Outside of `scope` they use Keras' seed generators, as every Keras layer does. Those keep state: all replicas of a
+distributed run draw the same mask, a block that is recomputed for its gradient draws another one, and after a restart
+the numbers depend on what was drawn before. Inside of `scope` all seeds are derived from one.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import keras
 from keras import ops
 
 
-class _Fixed(keras.random.SeedGenerator):
-    """One seed, a tensor, in the clothes that keras.random wants."""
+class _FixedSeed(keras.random.SeedGenerator):
+    """A seed generator that always returns one seed, a tensor: keras.random accepts no tensor by itself."""
 
     def __init__(self, seed: Any) -> None:  # without super(): there is no state
-        self.fixed = seed
+        self.seed_tensor = seed
 
     def next(self, ordered: bool = True) -> Any:
         del ordered
-        return self.fixed
+        return self.seed_tensor
 
 
 class _Scope(threading.local):
-    """What holds for the layers that this thread is calling. Replicas are traced in threads of their own."""
+    """State of the thread that calls the layers. A distribution strategy traces each replica in its own thread."""
 
     seed: Any = None
     remat = False
@@ -41,28 +41,28 @@ _scope = _Scope()
 
 @contextlib.contextmanager
 def scope(seed: Any, *, remat: bool = False) -> Iterator[None]:
-    """All random numbers that layers draw inside follow from `seed` and the order of the layers.
+    """Derive all random numbers that layers draw inside the context from `seed` and the order of the layers.
 
     Args:
-        seed: int32 tensor (2,), another one for every step and replica.
-        remat: encoder blocks keep their input only, and are computed again, with the same random numbers, when their
-            gradient is wanted (rematerialisation: less memory, to about half, for a third more arithmetic).
+        seed: int32 tensor (2,), different for every step and replica.
+        remat: whether encoder blocks keep only their input and are recomputed, with the same random numbers, for their
+            gradient (rematerialization: down to half the memory for a third more arithmetic).
     """
     with _set(seed=seed, remat=remat, inside_block=False, draws=0):
         yield
 
 
 def as_one_block(function: Callable[..., Any], *tensors: Any) -> Any:
-    """function(*tensors), whose random numbers are the same if it runs again; inside `scope(remat=True)` it will."""
+    """Return function(*tensors), with equal random numbers when `scope(remat=True)` recomputes it."""
     if _scope.seed is None:
         return function(*tensors)
 
-    def run(seed: Any, *tensors: Any) -> Any:
+    def call_with_seed(seed: Any, *tensors: Any) -> Any:
         with _set(seed=seed, remat=False, inside_block=True, draws=0):
             return function(*tensors)
 
-    # Every tensor goes in by position: what a closure holds is a constant to the recomputation.
-    return (keras.remat(run) if _scope.remat else run)(_next_seed(), *tensors)
+    # All tensors are arguments: the recomputation treats what a closure holds as constant.
+    return (keras.remat(call_with_seed) if _scope.remat else call_with_seed)(_next_seed(), *tensors)
 
 
 @contextlib.contextmanager
@@ -76,18 +76,18 @@ def _set(**values: Any) -> Iterator[None]:
 
 
 def _next_seed() -> Any:
-    # Blocks count in the first word, draws inside of a block in the second: no two draws share a seed.
+    # The first word counts blocks, the second counts draws inside of a block: no two draws share a seed.
     _scope.draws += 1
     return _scope.seed + ops.convert_to_tensor([0, _scope.draws] if _scope.inside_block else [_scope.draws, 0], "int32")
 
 
 def _generator(own: keras.random.SeedGenerator) -> keras.random.SeedGenerator:
-    return own if _scope.seed is None else _Fixed(_next_seed())
+    return own if _scope.seed is None else _FixedSeed(_next_seed())
 
 
 @keras.saving.register_keras_serializable("keras_vit")
 class Dropout(keras.layers.Dropout):
-    """Keras' Dropout, with the seed of the `scope` where there is one."""
+    """Keras' Dropout; inside of `scope` with seeds from there."""
 
     def call(self, inputs: Any, training: bool | None = False) -> Any:
         if not training or not self.rate:
@@ -99,10 +99,10 @@ class Dropout(keras.layers.Dropout):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class StochasticDepth(keras.layers.Layer):
-    """Drops a whole residual branch for some of the images while training (arXiv 1603.09382; AugReg, section 3).
+    """Drop a residual branch of some images in training (arXiv 1603.09382; AugReg, arXiv 2106.10270, section 3).
 
     Args:
-        rate: chance of dropping, in [0, 1). What is kept is scaled by 1 / (1 - rate).
+        rate: probability of dropping, in [0, 1). Branches that are kept are scaled by 1 / (1 - rate).
     """
 
     def __init__(self, rate: float = 0.0, **kwargs: Any) -> None:

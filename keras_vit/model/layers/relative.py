@@ -1,4 +1,4 @@
-"""Relative positions: scores of attention that depend on how far apart two tokens are (paper, appendix D.4)."""
+"""Relative positions: attention scores that depend on the offset between two tokens (paper, appendix D.4)."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from keras_vit.model.layers.initializers import initializer
 
 @keras.saving.register_keras_serializable("keras_vit")
 class RelativePosition(keras.layers.Layer):
-    """Holds an embedding for every offset of two tokens in the sequence, for the attention of one block or of all.
+    """Hold an embedding for every offset of two tokens in the sequence, for the attention of one block or of all.
 
-    The paper's relative attention has one dimension: each offset between a query and a key has an embedding, the query
-    of the content meets these as keys, and the scores are added to those of the content before the softmax. What the
-    paper leaves open is settled so:
+    The paper's relative attention is one-dimensional. Each offset between a query and a key has an embedding, which
+    acts as a second key: its product with the query is added to the attention score. The paper leaves details open;
+    here they are:
 
-    - The sequence is flattened in raster order and counts the class token and registers in front: N tokens have 2N - 1
-      offsets, none is clipped.
-    - Every head has embeddings of its own, of its size: hidden_size numbers an offset, and no projection over them.
-    - The extra scores are scaled by 1 / sqrt(head size) like the others; values have no relative embedding.
-    - They start as the other position embeddings do, normal with a deviation of 0.02.
-    - Blocks have a table each, or share one (`ViTConfig.position_place`).
+    - The sequence is in raster order and begins with class token and registers. N tokens have 2N - 1 offsets; none is
+      clipped.
+    - Every head has its own embeddings, of the size of a head, without a projection.
+    - These scores are scaled by 1 / sqrt(head size) like the others. Values have no relative embedding.
+    - The initial values are normal with a standard deviation of 0.02, as for other position embeddings.
+    - Every block has its own table, or all share one (`ViTConfig.position_place`).
 
-    Places of a grid that are (y, x) apart are y * width + x apart in the sequence, and so are places (y + 1, x - width)
-    apart: an embedding that serves both has no one place in another grid. Weights are taken over to the same grid only.
+    Weights load only into the same grid. Two patches that are (y, x) apart are y * width + x apart in the sequence, and
+    so are two that are (y + 1, x - width) apart: one embedding serves both, and in another grid they differ.
 
     Args:
-        grid: (height, width) of the patch tokens.
-        num_heads: attention heads.
-        prefix_tokens: class token and registers.
+        grid: number of patches, (rows, columns).
+        num_heads: number of attention heads.
+        prefix_tokens: number of tokens in front of the patches.
 
-    Input: tokens (batch, N, hidden_size), of which only the width matters. Output: the table (2N - 1, num_heads,
+    Input: tokens (batch, N, hidden_size), of which only the width is read. Output: the table (2N - 1, num_heads,
     hidden_size / num_heads) in the compute dtype; row p_query - p_key + N - 1 belongs to the offset p_query - p_key.
     """
 
@@ -69,7 +69,7 @@ class RelativePosition(keras.layers.Layer):
             raise ValueError(
                 "Relative position embeddings belong to the offsets of one sequence and are not interpolated: "
                 f"{self.name} has a grid of {self.grid} patches and {self.prefix_tokens} tokens in front. Received: "
-                f"{grid} and {prefix_tokens}. Keep image_size, or let the layer start anew."
+                f"{grid} and {prefix_tokens}. Keep image_size, or start the layer anew."
             )
         self.table.assign(store["relative_embedding"])
 
@@ -79,21 +79,21 @@ class RelativePosition(keras.layers.Layer):
 
 
 def relative_scores(query: Any, table: Any) -> Any:
-    """The scores of every query against the embeddings of its offsets to all tokens.
+    """Return the products of every query with the embeddings of its offsets to all tokens.
 
     Args:
         query: (batch, heads, N, head size).
-        table: (2N - 1, heads, head size), as `RelativePosition` gives it.
+        table: (2N - 1, heads, head size), as `RelativePosition` returns it.
 
     Returns:
         (batch, heads, N, N), queries before keys.
     """
     tokens = (table.shape[0] + 1) // 2
     heads = table.shape[1]
-    # Backwards, column m of row q belongs to the key m - (N - 1) + q: each row starts one further left than the row
-    # before. One column more, and in the flat array every row's own keys lie 2N - 1 after the row's before
-    # (the skewing of the Music Transformer, arXiv 1809.04281, without a tensor of tokens x tokens x width).
-    backwards = ops.pad(ops.flip(table, axis=0), ((0, 1), (0, 0), (0, 0)))
-    scores = ops.reshape(ops.einsum("bhqd,rhd->bhqr", query, backwards), (-1, heads, 2 * tokens * tokens))
+    # In reversed order, column m of row q belongs to the key m - (N - 1) + q: each row begins one column further left
+    # than the one before. With one more column, the keys of consecutive rows are 2N - 1 apart in the flat array, which
+    # a reshape aligns (the skewing of the Music Transformer, arXiv 1809.04281).
+    reversed_table = ops.pad(ops.flip(table, axis=0), ((0, 1), (0, 0), (0, 0)))
+    scores = ops.reshape(ops.einsum("bhqd,rhd->bhqr", query, reversed_table), (-1, heads, 2 * tokens * tokens))
     start, stop = tokens - 1, tokens - 1 + tokens * (2 * tokens - 1)
     return ops.reshape(scores[:, :, start:stop], (-1, heads, tokens, 2 * tokens - 1))[..., :tokens]

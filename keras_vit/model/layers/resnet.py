@@ -1,5 +1,5 @@
-"""The ResNet in front of a hybrid (paper, section 3.1; vit_jax/models_resnet.py): version 1 units, weight-standardised
-convolutions (arXiv 1903.10520) and GroupNorm (arXiv 1803.08494).
+"""ResNet of a hybrid (paper, section 3.1; vit_jax/models_resnet.py): version 1 units with weight standardization
+(arXiv 1903.10520) and GroupNorm (arXiv 1803.08494).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ GROUPS = 32
 
 @keras.saving.register_keras_serializable("keras_vit")
 class StandardizedConv2D(keras.layers.Layer):
-    """A convolution without bias whose kernel has mean 0 and deviation 1 for every output channel; SAME padding.
+    """Convolve with a kernel of mean 0 and standard deviation 1 for every output channel; SAME padding, no bias.
 
     Args:
-        filters: output channels.
+        filters: number of output channels.
         kernel_size: side of the square kernel.
-        strides: step.
-        epsilon: added to the deviation or to the variance.
+        strides: in both directions.
+        epsilon: added to the standard deviation or to the variance.
         epsilon_place: "std" (Google) or "variance" (timm).
 
     Input: (batch, height, width, channels). Output: (batch, ceil(height / strides), ceil(width / strides), filters).
@@ -52,7 +52,7 @@ class StandardizedConv2D(keras.layers.Layer):
         )
 
     def standardized_kernel(self) -> Any:
-        """The kernel that the convolution uses, in the variable's own dtype."""
+        """Return the kernel that the convolution applies, in the dtype of the variable."""
         kernel = ops.convert_to_tensor(self.kernel)
         kernel = kernel - ops.mean(kernel, axis=(0, 1, 2), keepdims=True)
         variance = ops.mean(ops.square(kernel), axis=(0, 1, 2), keepdims=True)
@@ -75,11 +75,11 @@ class StandardizedConv2D(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class GroupNormalization(keras.layers.Layer):
-    """GroupNorm over 32 groups, as channel moments that are averaged over each group: no tensor above rank 4.
+    """Normalize 32 groups of channels. Moments of channels are averaged over groups: no tensor has more than 4 axes.
 
     Args:
         epsilon: added to the variance.
-        gamma_initializer: "ones"; "zeros" for the last one of a unit, so that the unit starts as the identity.
+        gamma_initializer: "ones"; "zeros" for the last norm of a unit, which then starts as the identity.
 
     Input and output: (batch, height, width, channels), channels a multiple of 32.
     """
@@ -91,7 +91,7 @@ class GroupNormalization(keras.layers.Layer):
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
         channels = (input_shape[-1],)
-        # Not cast to the compute dtype: the statistics are float32 at least, as in LayerNorm.
+        # Not cast to the compute dtype: the statistics are at least float32, as in LayerNorm.
         self.gamma = self.add_weight(shape=channels, initializer=self.gamma_initializer, name="gamma", autocast=False)
         self.beta = self.add_weight(shape=channels, initializer="zeros", name="beta", autocast=False)
 
@@ -103,7 +103,7 @@ class GroupNormalization(keras.layers.Layer):
         return ops.cast(centered * scale + ops.cast(self.beta, wide.dtype), x.dtype)
 
     def _group_mean(self, channels: Any) -> Any:
-        """(batch, channels) to (batch, 1, 1, channels), every channel holding its group's mean."""
+        """Turn (batch, channels) into (batch, 1, 1, channels) in which every channel has the mean of its group."""
         width = channels.shape[-1]
         mean = ops.mean(ops.reshape(channels, (-1, GROUPS, width // GROUPS)), axis=-1)
         return ops.reshape(ops.repeat(mean, width // GROUPS, axis=-1), (-1, 1, 1, width))
@@ -117,15 +117,15 @@ class GroupNormalization(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class ResNetRoot(keras.layers.Layer):
-    """The stem: 7x7 convolution with stride 2, GroupNorm, ReLU, 3x3 maximum with stride 2.
+    """Apply the stem: 7x7 convolution with stride 2, GroupNorm, ReLU, 3x3 max pooling with stride 2.
 
     Args:
-        width: output channels.
+        width: number of output channels.
         norm_epsilon: of GroupNorm.
-        conv_epsilon: of the weight standardisation.
+        conv_epsilon: of the weight standardization.
         conv_epsilon_place: "std" or "variance".
 
-    Input: (batch, height, width, channels). Output: a quarter of the height and width, rounded up.
+    Input: (batch, height, width, channels). Output: (batch, ceil(height / 4), ceil(width / 4), width).
     """
 
     def __init__(
@@ -138,9 +138,9 @@ class ResNetRoot(keras.layers.Layer):
             "conv_epsilon": conv_epsilon,
             "conv_epsilon_place": conv_epsilon_place,
         }
-        make = _Maker(self.dtype_policy, **self.epsilons)
-        self.conv = make.conv("conv", width, 7, 2)
-        self.gn = make.norm("gn")
+        factory = _LayerFactory(self.dtype_policy, **self.epsilons)
+        self.conv = factory.conv("conv", width, 7, 2)
+        self.gn = factory.norm("gn")
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
         self.conv.build(input_shape)
@@ -160,13 +160,13 @@ class ResNetRoot(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class ResNetUnit(keras.layers.Layer):
-    """A bottleneck: 1x1, 3x3 (with the stride), 1x1 to four times the width; ReLU after the sum.
+    """Apply a bottleneck: convolutions of 1x1, 3x3 (strided) and 1x1, plus the shortcut, then ReLU.
 
     Args:
         width: channels of the bottleneck.
-        strides: of the 3x3 convolution and of the projection.
+        strides: of the 3x3 convolution and of the shortcut's projection.
         norm_epsilon: of GroupNorm.
-        conv_epsilon: of the weight standardisation.
+        conv_epsilon: of the weight standardization.
         conv_epsilon_place: "std" or "variance".
 
     Input: (batch, height, width, channels). Output: (batch, ceil(height / strides), ceil(width / strides), 4 * width).
@@ -190,17 +190,17 @@ class ResNetUnit(keras.layers.Layer):
             "conv_epsilon": conv_epsilon,
             "conv_epsilon_place": conv_epsilon_place,
         }
-        self._make = make = _Maker(self.dtype_policy, **self.epsilons)
-        self.conv1, self.gn1 = make.conv("conv1", width, 1, 1), make.norm("gn1")
-        self.conv2, self.gn2 = make.conv("conv2", width, 3, strides), make.norm("gn2")
-        self.conv3, self.gn3 = make.conv("conv3", 4 * width, 1, 1), make.norm("gn3", gamma_initializer="zeros")
+        self._factory = factory = _LayerFactory(self.dtype_policy, **self.epsilons)
+        self.conv1, self.gn1 = factory.conv("conv1", width, 1, 1), factory.norm("gn1")
+        self.conv2, self.gn2 = factory.conv("conv2", width, 3, strides), factory.norm("gn2")
+        self.conv3, self.gn3 = factory.conv("conv3", 4 * width, 1, 1), factory.norm("gn3", gamma_initializer="zeros")
         self.conv_proj: Any = None
         self.gn_proj: Any = None
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
         if input_shape[-1] != 4 * self.width or self.strides != 1:
-            self.conv_proj = self._make.conv("conv_proj", 4 * self.width, 1, self.strides)
-            self.gn_proj = self._make.norm("gn_proj")
+            self.conv_proj = self._factory.conv("conv_proj", 4 * self.width, 1, self.strides)
+            self.gn_proj = self._factory.norm("gn_proj")
             self.conv_proj.build(input_shape)
             self.gn_proj.build(self.conv_proj.compute_output_shape(input_shape))
         shape = input_shape
@@ -222,8 +222,8 @@ class ResNetUnit(keras.layers.Layer):
         return {**super().get_config(), "width": self.width, "strides": self.strides, **self.epsilons}
 
 
-class _Maker:
-    """Makes the convolutions and norms of one stem with its numerics."""
+class _LayerFactory:
+    """Create convolutions and norms with the epsilons of one ResNet."""
 
     def __init__(self, policy: Any, *, norm_epsilon: float, conv_epsilon: float, conv_epsilon_place: str) -> None:
         self._norm = {"epsilon": norm_epsilon, "dtype": policy}

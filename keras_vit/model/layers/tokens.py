@@ -1,4 +1,4 @@
-"""Tokens in front of the patches: the class token (paper, section 3.1), DeiT's distillation token, registers."""
+"""Prefix tokens: class token (paper, section 3.1), DeiT's distillation token (arXiv 2012.12877), registers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from keras_vit.model.layers.initializers import initializer
 
 @keras.saving.register_keras_serializable("keras_vit")
 class PrefixTokens(keras.layers.Layer):
-    """Puts learned tokens in front of a sequence: class token, distillation token, registers, in this order.
+    """Prepend learned tokens to a sequence: class token, distillation token, registers, in this order.
 
     Args:
-        class_token: whether there is one.
-        distilled: whether a distillation token follows it.
-        num_registers: how many registers follow (arXiv 2309.16588).
+        class_token: whether there is a class token.
+        distilled: whether there is a distillation token.
+        num_registers: number of registers (arXiv 2309.16588).
 
     Input: (batch, tokens, hidden_size). Output: (batch, prefix + tokens, hidden_size).
     """

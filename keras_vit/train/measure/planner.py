@@ -276,7 +276,7 @@ def _saved_by_pooling(config: ViTConfig, size: int) -> int:
 
 def _saved_by_stem(config: ViTConfig, size: int) -> int:
     """Return the bytes per image that the stem saves: each convolution's centred map in float32 and ReLU output."""
-    saved = sum(conv.leaving * (FLOAT32 + size * conv.relu) for conv in convolutions(config))
+    saved = sum(conv.output_values * (FLOAT32 + size * conv.relu) for conv in convolutions(config))
     if config.resnet:  # output of the max pooling
         saved += config.resnet.width * prod(-(-side // 4) for side in config.size) * size
     return saved + (0 if size == FLOAT32 else size * config.num_channels * prod(config.size))

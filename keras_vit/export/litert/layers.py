@@ -1,0 +1,102 @@
+"""Layers of encoder and head as LiteRT operators: norm, dense, MLP, activations, attention heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from keras_vit.export.litert import folding
+from keras_vit.export.litert.builder import Tensor
+from keras_vit.export.litert.folding import Affine, DenseWeights
+from keras_vit.export.litert.operators import Operators, static_dim
+
+
+@dataclass
+class Layers:
+    """Add layers to a file, one for each call. Names of layers become the names of tensors, as in `block_0/norm1`.
+
+    Args:
+        ops: the operators of the file.
+        smoothing: factors (hidden_size,) for the result of a norm, by the norm's name; see `Options`.
+        norm_names: names of the norms added so far.
+    """
+
+    ops: Operators
+    smoothing: Mapping[str, np.ndarray] = field(default_factory=dict)
+    norm_names: list[str] = field(default_factory=list)
+
+    def norm(self, x: Tensor, layer: Any, name: str, *, centered: bool) -> tuple[Tensor, Affine]:
+        """Apply a LayerNormalization to x, (..., width), except gain and shift, which are returned for its reader.
+
+        With `centered`, the channels of x already have the mean zero.
+        """
+        ops, factors = self.ops, self.smoothing.get(name)
+        self.norm_names.append(name)
+        if not centered:
+            x = self.center(x, name)
+        squares = ops.mean(ops.multiply(x, x, f"{name}/squares"), [-1], f"{name}/variance", keepdims=True)
+        variance = ops.add(squares, ops.constant(np.array(layer.epsilon, np.float32), "epsilon"), f"{name}/safe")
+        scale = ops.unary("RSQRT", variance, f"{name}/rsqrt")
+        normalized = ops.multiply(x, scale, name if factors is None else f"{name}/normal")
+        if factors is not None:
+            constant = ops.constant(np.asarray(factors, np.float32), f"{name}/factors")
+            normalized = ops.multiply(normalized, constant, name)
+        return normalized, folding.norm_affine(layer, factors)
+
+    def apply_affine(self, x: Tensor, affine: Affine | None, name: str) -> Tensor:
+        """Apply a norm's gain and shift where no dense layer follows that could take them."""
+        if affine is None:
+            return x
+        x = self.ops.multiply(x, self.ops.constant(affine.gain, f"{name}/gain"), f"{name}/scaled")
+        return self.ops.add(x, self.ops.constant(affine.shift, f"{name}/shift"), f"{name}/shifted")
+
+    def center(self, x: Tensor, name: str) -> Tensor:
+        """Subtract the mean of the channels."""
+        return self.ops.subtract(x, self.ops.mean(x, [-1], f"{name}/mean", keepdims=True), f"{name}/centered")
+
+    def dense(self, x: Tensor, weights: DenseWeights, name: str) -> Tensor:
+        """Apply a dense layer to the last axis."""
+        return self.ops.dense(x, weights.kernel, weights.bias, name)
+
+    def mlp(
+        self, x: Tensor, affine: Affine | None, layer: Any, name: str, layer_scale: Any = None, *, centered: bool
+    ) -> Tensor:
+        """Apply an MLP and its LayerScale, if any, to the result x of a norm, (..., hidden_size).
+
+        `affine` is the part of the norm that x still lacks. With `centered`, the result's channels have the mean zero.
+        """
+        hidden = self.dense(x, folding.dense_weights(layer.dense1).fold_affine(affine), f"{name}/dense1")
+        hidden = self.activation(layer.activation, hidden, f"{name}/activation")
+        return self.dense(
+            hidden, folding.residual_weights(layer.dense2, layer_scale, centered=centered), f"{name}/dense2"
+        )
+
+    def activation(self, function: str, x: Tensor, name: str) -> Tensor:
+        """Apply one of `config.ACTIVATIONS`."""
+        ops = self.ops
+        if function == "linear":
+            return x
+        if function in ("relu", "tanh"):
+            return ops.unary(function.upper(), x, name)
+        if function in ("gelu_tanh", "gelu_erf"):
+            return ops.gelu(x, name, approximate=function == "gelu_tanh")
+        gate = x  # silu
+        if function == "gelu_quick":
+            gate = ops.multiply(x, ops.constant(np.array(1.702, np.float32), "gelu_quick"), f"{name}/slope")
+        return ops.multiply(x, ops.unary("LOGISTIC", gate, f"{name}/gate"), name)
+
+    def split_heads(self, x: Tensor, heads: int, name: str) -> Tensor:
+        """Turn (batch, tokens, heads * size) into (batch, heads, tokens, size)."""
+        batch, tokens, width = x.shape
+        x = self.ops.reshape(x, (batch, tokens, heads, static_dim(width) // heads), f"{name}/heads")
+        return self.ops.transpose(x, (0, 2, 1, 3), f"{name}/heads_first")
+
+    def merge_heads(self, x: Tensor, name: str) -> Tensor:
+        """Turn (batch, heads, tokens, size) into (batch, tokens, heads * size)."""
+        batch, heads, tokens, size = x.shape
+        if tokens != 1:
+            x = self.ops.transpose(x, (0, 2, 1, 3), f"{name}/heads_last")
+        return self.ops.reshape(x, (batch, tokens, static_dim(heads) * static_dim(size)), f"{name}/joined")
