@@ -35,11 +35,11 @@ UNQUOTED = " +,=@()~"
 
 @dataclass(frozen=True)
 class Remote:
-    """A remote file."""
+    """A remote file and the place of its copy in the cache."""
 
     url: str  # http://, https:// or hf://
     parts: tuple[str, ...]  # components of the path after the host, each encoded as one file name
-    cached: Path  # of its copy
+    cached: Path
 
     def mirror_paths(self) -> list[str]:
         """Return the paths to search in a mirror: the whole path, without the bucket, the file name."""

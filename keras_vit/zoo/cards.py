@@ -100,7 +100,7 @@ class Weights:
     image_size: int  # height and width in pixels that the position embeddings are for
     num_classes: int | None  # outputs of the head; None if only the file states it
     labels: str | None  # name of a list in zoo/labels
-    # Fields of ViTConfig in which the file differs from its architecture; all of a model that is no official one.
+    # Fields of ViTConfig that differ from the architecture; all fields if the model is no official architecture.
     config: Mapping[str, Any]
     preprocessing: Preprocessing
     paper: Paper
