@@ -24,88 +24,36 @@ __all__ = [
 
 
 class KerasViTError(Exception):
-    """Base class of all errors of the package.
-
-    Example:
-        >>> try:
-        ...     keras_vit.zoo.card("ViT-B/61")
-        ... except keras_vit.errors.KerasViTError as error:
-        ...     print(type(error).__name__)
-        UnknownModel
-    """
+    """Base class of all errors of the package."""
 
 
 class CheckpointError(KerasViTError, ValueError):
-    """A checkpoint is damaged, hostile, not of the expected format, or cannot express the model.
-
-    Example:
-        >>> keras_vit.converters.load(".")
-        Traceback (most recent call last):
-        ...
-        keras_vit.errors.CheckpointError: . holds none of ...
-    """
+    """A checkpoint is damaged, hostile, not of the expected format, or cannot express the model."""
 
 
 class DownloadError(KerasViTError, OSError):
-    """A file could not be downloaded completely and verified.
-
-    Example:
-        >>> issubclass(keras_vit.errors.FileUnavailableError, keras_vit.errors.DownloadError)
-        True
-    """
+    """A file could not be downloaded completely and verified."""
 
 
 class FileUnavailableError(DownloadError):
-    """The file does not exist at its source, access is denied, or the package is offline.
-
-    Example:
-        >>> issubclass(keras_vit.errors.FileUnavailableError, OSError)
-        True
-    """
+    """The file does not exist at its source, access is denied, or the package is offline."""
 
 
 class CardError(KerasViTError, ValueError):
-    """A model card in `zoo/` is invalid; the message lists everything that is wrong.
-
-    Example:
-        >>> issubclass(keras_vit.errors.CardError, ValueError)
-        True
-    """
+    """A model card in `zoo/` is invalid; the message lists everything that is wrong."""
 
 
 class UnknownModel(KerasViTError, ValueError):  # noqa: N818 - public since the first version
-    """No card has this model name, or the model has no published weights; the message lists the nearest models.
-
-    Example:
-        >>> keras_vit.zoo.load("g/14")
-        Traceback (most recent call last):
-        ...
-        keras_vit.errors.UnknownModel: ViT-g/14 has no published weights; the nearest are ...
-    """
+    """No card has this model name, or the model has no published weights; the message lists the nearest models."""
 
 
 class VerificationError(KerasViTError, ValueError):
-    """The outputs of an exported file differ from its model's by more than its mode allows.
-
-    Example:
-        >>> issubclass(keras_vit.errors.VerificationError, ValueError)
-        True
-    """
+    """The outputs of an exported file differ from its model's by more than its mode allows."""
 
 
 class ConverterError(KerasViTError, ValueError):
-    """TensorFlow's own TFLite converter failed or timed out.
-
-    Example:
-        >>> issubclass(keras_vit.errors.ConverterError, ValueError)
-        True
-    """
+    """TensorFlow's own TFLite converter failed or timed out."""
 
 
 class Diverged(KerasViTError, ArithmeticError):  # noqa: N818 - public since the first version
-    """Training ended because a loss, gradient or weight is not finite.
-
-    Example:
-        >>> issubclass(keras_vit.errors.Diverged, ArithmeticError)
-        True
-    """
+    """Training ended because a loss, gradient or weight is not finite."""

@@ -10,15 +10,9 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file beside `path` that replaces it when the block has succeeded.
+    """Open a temporary file beside `path` for binary writing; it replaces `path` when the block has succeeded.
 
-    After an exception, a full disk or Ctrl-C, `path` is as it was and the temporary file is removed.
-
-    Args:
-        path: the file to write, in an existing folder.
-
-    Yields:
-        the temporary file, open for binary writing.
+    After an exception, a full disk or Ctrl-C, `path` is unchanged and the temporary file is removed.
     """
     partial = path.with_name(f".{secrets.token_hex(8)}.partial")
     try:

@@ -17,11 +17,7 @@ def one_of(name: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def pair(value: Any, name: str) -> tuple[int, int]:
-    """Return an int or (height, width) as (height, width).
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Return an int or (height, width) as (height, width), or raise a ValueError."""
     sides = (value, value) if is_count(value, least=1) else value
     if not isinstance(sides, list | tuple) or len(sides) != 2 or not all(is_count(side, least=1) for side in sides):
         raise ValueError(f"{name} is a whole number from 1 or (height, width). Received: {value!r}")

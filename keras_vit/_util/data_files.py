@@ -10,14 +10,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def folder(name: str) -> Path:
-    """Return a data folder of the installed package, or else of the checkout.
-
-    Args:
-        name: "zoo" or "converters".
-
-    Raises:
-        FileNotFoundError: the folder is neither in the package nor beside it.
-    """
+    """Return the data folder "zoo" or "converters" of the installed package, or else of the checkout."""
     places = [PACKAGE / "_installed" / name, PACKAGE.parent / name]
     for place in places:
         if place.is_dir():
@@ -29,18 +22,7 @@ def folder(name: str) -> Path:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Args:
-        path: a TOML 1.0 file in UTF-8.
-
-    Returns:
-        Its top-level keys and values.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: the file is not TOML; the message names the line.
-    """
+    """Read a TOML file in UTF-8; if it is malformed, raise a ValueError that names the line."""
     data = Path(path).read_bytes()
     try:
         return tomllib.loads(data.decode())

@@ -1,4 +1,4 @@
-"""Download files into a cache folder, verified.
+"""Download files into a cache folder, and verify them. docs/environment.md describes the variables that are read.
 
 | source | file |
 |---|---|
@@ -7,20 +7,10 @@
 | `gs://bucket/object` | `https://storage.googleapis.com/bucket/object` |
 | `hf://org/repo/path/in/repo[@revision]` | from the Hugging Face Hub, by the package huggingface_hub |
 
-| environment variable | meaning |
-|---|---|
-| `KERAS_VIT_CACHE` | cache folder; default: `$KERAS_HOME/keras_vit`, else `~/.keras/keras_vit` |
-| `KERAS_VIT_OFFLINE=1` (or `HF_HUB_OFFLINE=1`) | no network: only the cache and a mirror folder are used |
-| `KERAS_VIT_MIRROR` | a folder or URL that replaces all remote sources |
-
-A mirror is searched for the object's path without the storage host, then without its first part (the bucket), then for
-the file name alone: `gs://vit_models/augreg/X.npz` may be `<mirror>/vit_models/augreg/X.npz`, `<mirror>/augreg/X.npz`
-or `<mirror>/X.npz`. A revision on the hub is part of the repository's name: `<mirror>/org/repo@revision/path`.
-
-Paths in the cache follow the URL: `<cache>/https/storage.googleapis.com/vit_models/augreg/X.npz`. A file gets its final
-name only when it is complete and verified: by its SHA-256 if that is known, else by the checksums that Google's storage
-states, else by its own format (.npz, .keras and .zip: the CRC of each member; .safetensors: its length). Any other file
-must have the length that the server states; if the server states none, the file is refused.
+The copy of `https://host/folder/X.npz` is `<cache>/https/host/folder/X.npz`. A file gets this name only when it is
+complete and verified: by its SHA-256 if that is known, else by the checksums that Google's storage states, else by its
+own format (.npz, .keras and .zip: the CRC of each member; .safetensors: its length). Any other file must have the
+length that the server states; if the server states none, the file is refused.
 """
 
 import hashlib
@@ -46,16 +36,10 @@ UNQUOTED = " +,=@()~"
 
 @dataclass(frozen=True)
 class Remote:
-    """A remote file.
+    """A remote file and the place of its copy in the cache."""
 
-    Attributes:
-        url: `http://`, `https://` or `hf://`.
-        parts: components of the object's path after the host, each encoded as one file name.
-        cached: path of its copy in the cache.
-    """
-
-    url: str
-    parts: tuple[str, ...]
+    url: str  # http://, https:// or hf://
+    parts: tuple[str, ...]  # components of the path after the host, each encoded as one file name
     cached: Path
 
     def mirror_paths(self) -> list[str]:
@@ -75,20 +59,14 @@ def fetch(source: str, *, sha256: str | None = None, size: int | None = None, na
     """Return the local path of a file, after downloading and verifying it if need be.
 
     Args:
-        source: local path, or `file://`, `https://`, `http://`, `gs://` or `hf://` URL; a URL may end in
-            `#sha256=<hex>`.
+        source: local path, or `file://`, `https://`, `http://`, `gs://` or `hf://` URL; it may end in `#sha256=<hex>`.
         sha256: hexadecimal SHA-256 of the file, if known.
         size: size in bytes, if known.
         name: file name in the cache, for a URL that does not end in one.
 
-    Returns:
-        A local path as it was given; otherwise a path in the mirror folder or in the cache.
-
     Raises:
-        FileNotFoundError: the local path does not exist.
         DownloadError: the file could not be downloaded, or its hash or size is wrong.
-        ValueError: the source or the hash is malformed.
-        ImportError: the package huggingface_hub is missing for an `hf://` source.
+        FileNotFoundError, ValueError: the local path does not exist; the source or the hash is malformed.
     """
     source, fragment = urldefrag(source) if "://" in source else (source, "")
     expected = Expected(_one_hash(sha256, fragment), size)

@@ -26,14 +26,10 @@ COLOURS = {
 
 @functools.cache
 def environment(package: str = "keras_vit._util", **filters: Callable[..., Any]) -> jinja2.Environment:
-    """Return the jinja2 environment of the folder `templates` in a package.
+    """Return the jinja2 environment of a package's folder `templates`, with these filters and `byte_size`.
 
     Its templates may also extend `page.html` and import `parts.html` of this package. Every value is escaped unless
     it is `markupsafe.Markup`, and an undefined variable is an error.
-
-    Args:
-        package: dotted name.
-        filters: for the templates, beside jinja2's own and `byte_size`.
     """
     import jinja2
 
@@ -51,16 +47,10 @@ def environment(package: str = "keras_vit._util", **filters: Callable[..., Any])
 
 
 def table(rows: Iterable[Sequence[Any]], *, header: Sequence[Any] = (), title: str = "") -> str:
-    """Return a table as HTML.
-
-    Args:
-        rows: values of the columns, shown as `str` writes them.
-        header: names of the columns; none are shown if it is empty.
-        title: stands above the table.
-    """
+    """Return rows, shown as `str` writes them, as an HTML table; no header is shown if it is empty."""
     return environment().get_template("table.html").render(rows=rows, header=header, title=title)
 
 
 def facts(title: str, values: Mapping[str, Any]) -> str:
-    """Return a table of names and values under a title as HTML; values that are None are left out."""
+    """Return names and values as an HTML table under a title; values that are None are left out."""
     return environment().get_template("facts.html").render(title=title, values=values)

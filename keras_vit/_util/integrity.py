@@ -23,17 +23,11 @@ class CorruptFileError(Exception):
 
 @dataclass(frozen=True)
 class Expected:
-    """What is known about a file before it is read.
+    """The known facts about a file that is not read yet."""
 
-    Attributes:
-        sha256: lower-case hexadecimal SHA-256, or None.
-        size: in bytes, or None.
-        checksums: algorithm ("md5", "crc32c") -> digest; used only if `sha256` is None.
-    """
-
-    sha256: str | None = None
-    size: int | None = None
-    checksums: Mapping[str, bytes] = field(default_factory=dict)
+    sha256: str | None = None  # lower-case hexadecimal
+    size: int | None = None  # in bytes
+    checksums: Mapping[str, bytes] = field(default_factory=dict)  # by algorithm; used only without sha256
 
     def can_verify(self, suffix: str) -> bool:
         """Return whether damage to a file with this suffix could be detected."""
@@ -60,18 +54,9 @@ def digests(path: Path, algorithms: set[str]) -> dict[str, bytes]:
 
 
 def verify(path: Path, expected: Expected, suffix: str | None = None) -> str:
-    """Check a file as strictly as possible: size, SHA-256 or other checksums, else the checks of its format.
+    """Check a file by size and SHA-256 or other checksums, else by its format, and return its SHA-256 (hexadecimal).
 
-    Args:
-        path: the file.
-        expected: what is known about it.
-        suffix: such as ".npz", if the name of `path` does not end in it.
-
-    Returns:
-        SHA-256 of the file, hexadecimal.
-
-    Raises:
-        CorruptFileError: a check fails, or none is possible.
+    Raise a CorruptFileError if a check fails or none is possible. `suffix` replaces that of the path, such as ".npz".
     """
     suffix = path.suffix if suffix is None else suffix
     actual_size = path.stat().st_size
@@ -147,10 +132,9 @@ def read_pin(path: Path) -> tuple[str, int, int] | None:
 
 
 def is_intact(path: Path, expected: Expected) -> bool:
-    """Return whether a cached file exists and is still intact.
+    """Return whether a cached file exists and is intact. If its pin fits, one `stat` decides.
 
-    If its pin fits, one `stat` decides. Otherwise the file is verified, against the pinned SHA-256 if there is one, and
-    pinned again.
+    Otherwise the file is verified, against the pinned SHA-256 if there is one, and pinned again.
     """
     if not path.is_file():
         return False

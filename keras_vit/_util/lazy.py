@@ -10,12 +10,7 @@ from typing import Any
 def names(package: str, homes: Mapping[str, str | None]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` for a package.
 
-    Args:
-        package: name of the package.
-        homes: public name -> module that defines it, as a name in the package or a full name; None for a module.
-
-    Returns:
-        Both functions. For an unknown name the first raises an AttributeError that lists the public names.
+    `homes` has for each public name the module that defines it, relative to the package or in full; None for a module.
     """
     public = sorted(homes)
 

@@ -10,14 +10,7 @@ Item = TypeVar("Item")
 
 
 def track(items: Iterable[Item], description: str, *, total: int | None = None, show: bool = True) -> Iterator[Item]:
-    """Yield the items, and advance a bar with each.
-
-    Args:
-        items: to iterate over once.
-        description: text before the bar, such as "Verifying".
-        total: number of items; None takes `len(items)` if there is one.
-        show: False draws no bar.
-    """
+    """Yield the items, and advance a bar with each; None as `total` takes `len(items)` if there is one."""
     length = total if total is not None else len(items) if isinstance(items, Sized) else None
     with counter(description, total=length, show=show) as advance:
         for item in items:
@@ -29,17 +22,10 @@ def track(items: Iterable[Item], description: str, *, total: int | None = None, 
 def counter(
     description: str, *, total: int | None, done: int = 0, in_bytes: bool = False, show: bool = True
 ) -> Iterator[Callable[..., None]]:
-    """Draw a bar while the block runs.
+    """Draw a bar from `done` to `total` (None: unknown) while the block runs.
 
-    Args:
-        description: text before the bar; a long one is shortened.
-        total: the number at the end of the bar; None if it is not known.
-        done: the number at the beginning.
-        in_bytes: whether the numbers are bytes; the bar then also shows the speed.
-        show: False draws no bar.
-
-    Yields:
-        a function of a number, by which it advances the bar, and optionally of a text to show beside the bar.
+    Yields a function of a number, by which it advances the bar, and optionally of a text to show beside the bar.
+    A bar of bytes also shows the speed. `show=False` draws no bar.
     """
     if not show:
         yield lambda *_: None

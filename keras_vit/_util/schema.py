@@ -11,16 +11,11 @@ NUMBER = (int, float)
 
 
 def misfits(value: Any, schema: Any, where: str) -> Iterator[str]:
-    """Compare a value of a data file with its schema.
+    """Compare a value read from TOML or JSON with its schema; yield one sentence with its place for each error.
 
-    Args:
-        value: as read from TOML or JSON.
-        schema: a type or a tuple of types; `[schema]` for a list; `{"*": schema}` for a table with any keys; any other
-            dict for a table with exactly these keys. Keys that end in "?" are optional.
-        where: place of the value, such as the path of its file; keys are joined to it by dots.
-
-    Yields:
-        one sentence for each error, with its place.
+    A schema is a type or a tuple of types, `[schema]` for a list, `{"*": schema}` for a table with any keys, or another
+    dict for a table with exactly these keys, where a final "?" marks an optional one. `where` is the value's place,
+    such as the file's path.
     """
     expected = dict if isinstance(schema, dict) else list if isinstance(schema, list) else schema
     if not _is(value, expected):

@@ -9,45 +9,24 @@ DISTRIBUTION = "keras-vit-zoo"  # on a package index; `keras-vit` there is anoth
 
 
 def nearest(name: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return the known names that resemble `name` most, the best first.
-
-    Args:
-        name: as it was received.
-        known: all accepted names.
-        count: at most this many.
-        cutoff: least similarity, from 0 (anything) to 1 (equal).
-    """
+    """Return at most `count` known names with a similarity of at least `cutoff` (0..1), the best first."""
     return difflib.get_close_matches(name, list(known), n=count, cutoff=cutoff)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown name: the nearest known one, or all of them.
-
-    >>> suggestion("digts", ["digits", "photos"])
-    "the nearest is 'digits'"
-    """
+    """Return the end of an error about an unknown name: "the nearest is 'digits'", or all known names."""
     known = list(known)
     found = nearest(name, known)
     return f"the nearest is {found[0]!r}" if found else f"known are {sorted(known)}"
 
 
 def byte_size(size: float) -> str:
-    """Return a number of bytes with a binary unit and about three digits.
-
-    >>> byte_size(346_387_496)
-    '330 MiB'
-    """
+    """Return a number of bytes with a binary unit and about three digits, such as "330 MiB"."""
     return scaled(size, 1024, (" bytes", " KiB", " MiB", " GiB"))
 
 
 def scaled(number: float, base: int, units: tuple[str, ...]) -> str:
-    """Return a number with about three digits and the unit that fits.
-
-    Args:
-        number: 0 or more.
-        base: ratio of one unit to the next, such as 1000 or 1024.
-        units: from 1 upward, each with the space before it.
-    """
+    """Return a number from 0 with about three digits and its unit; each unit is `base` times the one before."""
     power = 0
     while number >= 1000 * base**power and power < len(units) - 1:
         power += 1

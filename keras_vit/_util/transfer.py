@@ -33,21 +33,11 @@ class TransientError(Exception):
 
 
 def download(url: str, part: Path, expected: Expected, name: str) -> str:
-    """Download a file to `part`, verify it and flush it to disk. An incomplete `part` is resumed.
+    """Download a file to `part`, verify it, flush it to disk, and return its SHA-256 (hexadecimal).
 
-    Args:
-        url: http:// or https:// address.
-        part: the file to write. `<part>.etag` beside it lets a later process resume it.
-        expected: what is known about the file; what the server states is added.
-        name: final name of the file. Its suffix decides how the file is checked, and the progress bar shows it.
-
-    Returns:
-        SHA-256 of the file, hexadecimal.
-
-    Raises:
-        FileUnavailableError: the server answers 401, 403, 404 or 410; there is no second attempt.
-        DownloadError: wrong content twice, or `ATTEMPTS` attempts without success.
-        OSError: the disk is full or cannot be written.
+    An incomplete `part` is resumed, also by a later process. What the server states is added to `expected`. The suffix
+    of `name` decides how the file is checked. The statuses 401, 403, 404 and 410 raise a FileUnavailableError at once;
+    wrong content twice, or `ATTEMPTS` failures, a DownloadError; a full disk an OSError.
     """
     suffix = Path(name).suffix
     wrong_before = False
@@ -73,11 +63,7 @@ def download(url: str, part: Path, expected: Expected, name: str) -> str:
 
 
 def _attempt(url: str, part: Path, expected: Expected, name: str) -> Expected:
-    """Request the missing bytes once, and append them to `part`.
-
-    Returns:
-        `expected`, with what the server stated about the file.
-    """
+    """Request the missing bytes once, append them to `part`, and return `expected` with what the server stated."""
     etag = _etag_file(part)
     offset = part.stat().st_size if part.exists() and etag.exists() else 0
     headers = {"Accept-Encoding": "identity"}

@@ -47,9 +47,7 @@ def bench(
 def timed(call: Callable[[Any], Any], images: Any, rounds: int) -> dict[str, Any]:
     """Time single calls after the `WARM_UP` ones; `call` returns when its results are on the host.
 
-    Returns:
-        rounds; first_ms of the very first call, in which TensorFlow compiles; median_ms and p90_ms of the timed calls;
-        images_per_second by the median.
+    first_ms is the very first call, in which TensorFlow compiles; images_per_second is by the median.
     """
 
     def call_once() -> float:

@@ -39,12 +39,7 @@ class Row:
 def run(out: Path, *, open_report: bool = True) -> None:
     """Load, classify, change the resolution, fine-tune, export to both formats, verify, and write a report.
 
-    The folder `out` is created if need be; the files of an earlier run are replaced. `open_report` opens the report in
-    a browser on a machine with a desktop.
-
-    Raises:
-        ValueError: the folder has other files.
-        FileExistsError: `out` is a file.
+    The folder is created, or emptied of an earlier run's files; one with other files raises a ValueError.
     """
     _prepare_folder(out)
     console = Console()

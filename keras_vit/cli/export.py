@@ -143,12 +143,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 
 def _image_files(paths: list[str]) -> list[str]:
-    """Return the image files among files and folders, of each folder and its sub-folders at most MAX_IMAGES.
-
-    Raises:
-        FileNotFoundError: a path does not exist.
-        ValueError: a folder has no images.
-    """
+    """Return the image files among files and folders, at most MAX_IMAGES of each folder and its sub-folders."""
     found: list[str] = []
     for path in map(Path, paths):
         if not path.exists():

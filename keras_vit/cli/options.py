@@ -91,9 +91,8 @@ Json = Annotated[bool, Option("--json", help="Print JSON, and nothing else, on s
 def quiet() -> Iterator[None]:
     """Hide what TensorFlow's and LiteRT's libraries write to standard error while they start and run the block.
 
-    They write before or in spite of their settings. So the file descriptor itself is redirected, and what Python
-    writes (progress, warnings) goes to a copy of it. If the import or the block fails with an error that is not the
-    user's, the libraries' output is shown after all.
+    They ignore settings, so file descriptor 2 is redirected; what Python writes (progress, warnings) goes to a copy. If
+    the import or the block fails with an error that is not the user's, the libraries' output is shown after all.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()
@@ -138,11 +137,7 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def parse_fields(texts: Iterable[str] | None, option: str = "--config") -> dict[str, Any]:
-    """Return ["num_heads=12", "classifier=gap"] as a dict. Values are JSON, or text if they are not.
-
-    Raises:
-        ValueError: a text has no "=".
-    """
+    """Return ["num_heads=12", "classifier=gap"] as a dict; values are JSON, or else text."""
     fields: dict[str, Any] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
@@ -156,11 +151,7 @@ def parse_fields(texts: Iterable[str] | None, option: str = "--config") -> dict[
 
 
 def parse_size(text: str | None, option: str = "--image-size") -> Any:
-    """Return "384" as 384 and "384x256" as (384, 256).
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Return "384" as 384 and "384x256" as (384, 256); other text raises a ValueError."""
     if text is None:
         return None
     sides = [int(side) for side in text.lower().split("x") if side.isdecimal()]

@@ -16,14 +16,7 @@ MAX_ATTENTION_BYTES = 2**28
 
 
 def vision_transformer(model: Any) -> VisionTransformer:
-    """Return the VisionTransformer that a Keras model is or contains.
-
-    Args:
-        model: a VisionTransformer, or a Keras model with exactly one among its layers, at any depth.
-
-    Raises:
-        ValueError: if there is no VisionTransformer, or more than one.
-    """
+    """Return the one VisionTransformer that a Keras model is or contains at any depth, or raise a ValueError."""
     if isinstance(model, VisionTransformer):
         return model
     parts = model._flatten_layers() if isinstance(model, keras.layers.Layer) else []
@@ -40,13 +33,8 @@ def vision_transformer(model: Any) -> VisionTransformer:
 def check_inputs(model: Any, images: Any) -> tuple[VisionTransformer, np.ndarray]:
     """Return the VisionTransformer of a model, and the images as an array after checking their dtype and shape.
 
-    Args:
-        model: as for `vision_transformer`.
-        images: prepared floats (batch, height, width, channels) of the VisionTransformer's own size. Layers before it
-            in a model that contains it are not applied.
-
-    Raises:
-        ValueError: if the images are not prepared for this model.
+    Images are prepared floats (batch, height, width, channels) of the VisionTransformer's own size; layers before it in
+    a model that contains it are not applied. Other images raise a ValueError.
     """
     model = vision_transformer(model)
     expected = (*model.config.size, model.config.num_channels)

@@ -28,12 +28,9 @@ def token_norms(model: Any, images: Any) -> np.ndarray:
         ValueError: if the images are not prepared for this model.
 
     Example:
-
-    >>> from keras_vit import digits
-    >>> model = keras_vit.zoo.load("digits")
-    >>> images = model.preprocess(digits.load().test_images[:2])
-    >>> keras_vit.visualize.token_norms(model, images).shape
-    (4, 2, 65)
+        >>> model = keras_vit.zoo.load("digits")
+        >>> keras_vit.visualize.token_norms(model, np.zeros((2, 32, 32, 3), "float32")).shape
+        (4, 2, 65)
     """
     return norms(block_tokens(*check_inputs(model, images)))
 
@@ -56,12 +53,9 @@ def effective_rank(model: Any, images: Any) -> np.ndarray:
         ValueError: if the images are not prepared for this model.
 
     Example:
-
-    >>> from keras_vit import digits
-    >>> model = keras_vit.zoo.load("digits")
-    >>> images = model.preprocess(digits.load().test_images[:2])
-    >>> keras_vit.visualize.effective_rank(model, images).shape
-    (4,)
+        >>> model = keras_vit.zoo.load("digits")
+        >>> keras_vit.visualize.effective_rank(model, np.zeros((2, 32, 32, 3), "float32")).shape
+        (4,)
     """
     return ranks(block_tokens(*check_inputs(model, images))).mean(axis=1).astype(np.float32)
 
@@ -84,15 +78,9 @@ def logit_lens(model: Any, images: Any) -> np.ndarray:
         ValueError: if the model has no head, or if the images are not prepared for this model.
 
     Example:
-
-    >>> from keras_vit import digits
-    >>> data = digits.load()
-    >>> model = keras_vit.zoo.load("digits")
-    >>> logits = keras_vit.visualize.logit_lens(model, model.preprocess(data.test_images[:3]))
-    >>> logits.shape
-    (4, 3, 10)
-    >>> bool((logits[-1].argmax(axis=-1) == data.test_labels[:3]).all())
-    True
+        >>> model = keras_vit.zoo.load("digits")
+        >>> keras_vit.visualize.logit_lens(model, np.zeros((2, 32, 32, 3), "float32")).shape
+        (4, 2, 10)
     """
     model, images = check_inputs(model, images)
     if not model.config.num_classes:

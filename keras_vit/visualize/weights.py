@@ -33,10 +33,9 @@ def embedding_filters(model: Any, *, num_filters: int = 28) -> np.ndarray:
         ValueError: if num_filters is no whole number from 1.
 
     Example:
-
-    >>> model = keras_vit.zoo.load("digits")
-    >>> keras_vit.visualize.embedding_filters(model, num_filters=12).shape
-    (12, 4, 4, 3)
+        >>> model = keras_vit.zoo.load("digits")
+        >>> keras_vit.visualize.embedding_filters(model, num_filters=12).shape
+        (12, 4, 4, 3)
     """
     if not is_count(num_filters, least=1):
         raise ValueError(f"num_filters is a whole number from 1. Received: {num_filters!r}")
@@ -82,11 +81,10 @@ def position_similarity(model: Any, *, block: int = 0) -> np.ndarray:
         ValueError: if the model has no position embedding (position "none" or "relative"), or no such block.
 
     Example:
-
-    >>> model = keras_vit.zoo.load("digits")
-    >>> similarity = keras_vit.visualize.position_similarity(model)
-    >>> similarity.shape, float(similarity[3, 3].max().round(3))
-    ((8, 8, 8, 8), 1.0)
+        >>> model = keras_vit.zoo.load("digits")
+        >>> similarity = keras_vit.visualize.position_similarity(model)
+        >>> similarity.shape, float(similarity[3, 3].max().round(3))
+        ((8, 8, 8, 8), 1.0)
     """
     model = vision_transformer(model)
     config = model.config

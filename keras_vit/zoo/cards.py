@@ -91,43 +91,27 @@ class Accuracy:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """One file of published weights with everything that its card states; None is what it does not state.
+    """One file of published weights with everything that its card states; None is what it does not state."""
 
-    Attributes:
-        tag: distinguishes the weights of one model.
-        architecture: canonical name of the model.
-        base: prefix of `file`: a URL, or a folder inside zoo/.
-        image_size: height and width in pixels that the position embeddings are for.
-        num_classes: outputs of the head; None if only the file states it.
-        labels: name of a list in zoo/labels.
-        config: fields of ViTConfig in which the file differs from its architecture; all fields of a model that is no
-            official architecture.
-        licence: SPDX identifier.
-        source: publisher.
-        rank: the weights with the lowest rank are the default of their model.
-        notes: caveats.
-        sha256: lower-case hexadecimal.
-        bytes, size_mib: exact and approximate size of the file.
-    """
-
-    tag: str
-    architecture: str
+    tag: str  # distinguishes the weights of one model
+    architecture: str  # canonical name of the model
     file: str
-    base: str
-    image_size: int
-    num_classes: int | None
-    labels: str | None
+    base: str  # prefix of `file`: a URL, or a folder inside zoo/
+    image_size: int  # height and width in pixels that the position embeddings are for
+    num_classes: int | None  # outputs of the head; None if only the file states it
+    labels: str | None  # name of a list in zoo/labels
+    # Fields of ViTConfig that differ from the architecture; all fields if the model is no official architecture.
     config: Mapping[str, Any]
     preprocessing: Preprocessing
     paper: Paper
-    licence: str
-    source: str
-    rank: int
+    licence: str  # SPDX identifier
+    source: str  # publisher
+    rank: int  # the lowest rank is the default of the model
     accuracy: tuple[Accuracy, ...] = ()
-    notes: tuple[str, ...] = ()
-    sha256: str | None = None
-    bytes: int | None = None
-    size_mib: float | None = None
+    notes: tuple[str, ...] = ()  # caveats
+    sha256: str | None = None  # lower-case hexadecimal
+    bytes: int | None = None  # exact size of the file
+    size_mib: float | None = None  # approximate size
 
     @property
     def url(self) -> str | None:
@@ -194,10 +178,7 @@ class Family:
 def read_family(path: str | Path) -> Family:
     """Read and check a .toml file of cards, as zoo/README.md describes it.
 
-    Raises:
-        CardError: lists every unknown or missing key, wrong type, unknown architecture, invalid field of ViTConfig and
-            missing list of labels.
-        ValueError: the file is not TOML.
+    One CardError lists everything that is wrong; text that is not TOML raises a ValueError.
     """
     table = data_files.read_toml(path)
     where = Path(path).name

@@ -192,11 +192,7 @@ def find(name: str, weights: str = "default") -> Weights:
 
 
 def select(model: Card, weights: str = "default") -> Weights:
-    """Return the weights of a card with a tag; "default" is the recommended one.
-
-    Raises:
-        ValueError: the card has no such tag.
-    """
+    """Return the weights with a tag ("default": the recommended ones); an unknown tag raises a ValueError."""
     tag = model.default if weights == "default" else weights
     if tag not in model.weights:
         raise ValueError(f"{model.name} has the weights {list(model.weights)}. Received: weights={weights!r}")
@@ -204,18 +200,11 @@ def select(model: Card, weights: str = "default") -> Weights:
 
 
 def parse_augreg(name: str) -> Weights | None:
-    """Read the name of an AugReg file: one of about 52,000 that the grammar in zoo/augreg.toml spells.
+    """Read the name of one of about 52,000 AugReg files, with or without ".npz", by the grammar in zoo/augreg.toml.
 
-    Args:
-        name: with or without ".npz", such as "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0"; the name of
-            a fine-tuned file goes on with "--imagenet2012-steps_20k-lr_0.03-res_384".
-
-    Returns:
-        The file's weights, with its name as their tag; those of a card if it is one of the recommended files; None if
-        it is no such name.
-
-    Raises:
-        ValueError: the name resembles one, but no file has one of its parts; the message names the part.
+    "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0" is a pre-trained file; the name of a fine-tuned one goes
+    on with "--imagenet2012-steps_20k-lr_0.03-res_384". Return a recommended file's weights as on its card, another
+    file's with its name as their tag, and None for any other name. A wrong part raises a ValueError that names it.
     """
     family = _augreg()
     grammar = family.table["grammar"]
@@ -280,11 +269,7 @@ def _cards() -> dict[str, Card]:
 
 
 def gather(rows: Sequence[Weights]) -> dict[str, Card]:
-    """Group the weights of all families into one card for each model.
-
-    Raises:
-        CardError: two weights of a model have the same tag or the same rank.
-    """
+    """Group weights into one card per model; a tag or rank that a model has twice raises a CardError."""
     grouped: dict[str, dict[str, Weights]] = {}
     for weights in sorted(rows, key=lambda weights: weights.rank):
         model = grouped.setdefault(weights.architecture, {})

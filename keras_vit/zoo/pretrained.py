@@ -28,17 +28,11 @@ _ARCHITECTURE_FIELDS = ("patch_size", "hidden_size", "mlp_dim", "num_heads", "nu
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The model that a name, a path or a URL stands for.
+    """The model that a name, a path or a URL stands for."""
 
-    Attributes:
-        source: path or URL of the weights; None for random weights.
-        name: architecture, or model of the zoo; None for a file without a name, whose architecture is read from it.
-        card: the published weights; the recommended ones if `source` is the user's own file; None without a card.
-    """
-
-    source: str | None
-    name: str | None = None
-    card: Weights | None = None
+    source: str | None  # path or URL of the weights; None for random weights
+    name: str | None = None  # None for a file without a name, whose architecture is read from it
+    card: Weights | None = None  # the published weights; the recommended ones if `source` is the user's own file
 
     @property
     def is_file(self) -> bool:
@@ -60,19 +54,11 @@ class Choice:
 def resolve(
     spec: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None, *, default: str | None = "default"
 ) -> Choice:
-    """Find what a text stands for: the one rule of all commands and of `train.run`.
+    """Find what a name, path or URL stands for: the one rule of all commands and of `train.run`.
 
     A name of the zoo is the zoo's model even if a file or folder of that name exists: "./digits" is the file. Any other
-    existing path is a file, and so is what ends in the suffix of a checkpoint.
-
-    Args:
-        spec: name, path or URL. A `pathlib.Path` is always a path.
-        weights: for a name, a tag of its card, a path or a URL; None takes `default`.
-        default: "default" for recommended weights, None for random ones.
-
-    Raises:
-        UnknownModel: `spec` is neither a name nor an existing path.
-        ValueError: the card has no such weights, or `weights` are given with a file.
+    existing path is a file, and so is what ends in the suffix of a checkpoint. `weights` are for names: a tag, a path
+    or a URL; None takes `default`, which is "default" (recommended) or None (random). Raises as `load`.
     """
     if not _is_file(spec):
         return resolve_name(str(spec), default if weights is None else weights)
@@ -171,11 +157,8 @@ def load_choice(
 ) -> VisionTransformer:
     """Load the model that `resolve` found; raises as `load` or, for a file, `converters.load`.
 
-    Args:
-        choice: name or file.
-        changes: for a name, fields of ViTConfig and their new values; for a file, image_size and num_classes.
-        dtype: Keras dtype policy.
-        **file_facts: config and format as `converters.load` takes them, for a file only.
+    `changes` are fields of ViTConfig; for a file, image_size and num_classes alone. Only a file takes `file_facts`, the
+    config and format of `converters.load`.
     """
     changes = dict(changes or {})
     if choice.is_file:

@@ -34,11 +34,7 @@ def check_matplotlib() -> None:
 
 
 def draw_distances(distance: np.ndarray) -> Any:
-    """Draw the mean attention distance of each head by block (paper, figure 7, right).
-
-    Args:
-        distance: float (layers, heads), pixels, result of `attention_distance`.
-    """
+    """Draw `attention_distance` (layers, heads), in pixels, by block (paper, figure 7, right)."""
     figure, axes = _new_chart("mean attention distance (pixels)")
     blocks = np.repeat(np.arange(1, len(distance) + 1), distance.shape[1])
     axes.scatter(blocks, distance.ravel(), s=26, color=ACCENT, alpha=0.75, linewidths=0)
@@ -47,12 +43,7 @@ def draw_distances(distance: np.ndarray) -> Any:
 
 
 def draw_norms(token_norms: np.ndarray, *, prefix_tokens: int) -> Any:
-    """Draw the Euclidean norms of the tokens by block: range and largest of the patches, and the prefix tokens.
-
-    Args:
-        token_norms: float (layers, batch, tokens), result of `token_norms`.
-        prefix_tokens: number of tokens before the patches: class token, distillation token, registers.
-    """
+    """Draw `token_norms` by block: range and largest of the patches, and the mean of each prefix token."""
     figure, axes = _new_chart("norm of a token")
     blocks = np.arange(1, len(token_norms) + 1)
     patches = token_norms[:, :, prefix_tokens:].reshape(len(blocks), -1)
@@ -76,11 +67,7 @@ def draw_norms(token_norms: np.ndarray, *, prefix_tokens: int) -> Any:
 
 
 def draw_ranks(effective_rank: np.ndarray) -> Any:
-    """Draw the effective rank of the tokens by block.
-
-    Args:
-        effective_rank: float (layers,), result of `effective_rank`.
-    """
+    """Draw `effective_rank` (layers,) by block."""
     figure, axes = _new_chart("effective rank of the tokens")
     blocks = np.arange(1, len(effective_rank) + 1)
     axes.plot(blocks, effective_rank, color=ACCENT, linewidth=2, marker="o", markersize=5)
@@ -89,11 +76,9 @@ def draw_ranks(effective_rank: np.ndarray) -> Any:
 
 
 def draw_filters(embedding_filters: np.ndarray) -> Any:
-    """Draw the principal components of the patch embedding as small pictures (paper, figure 7, left).
+    """Draw `embedding_filters` (filters, height, width, channels), 0..1, as small pictures (paper, figure 7, left).
 
-    Args:
-        embedding_filters: float (filters, height, width, channels), 0..1; their mean over the channels is shown
-            unless there are one or three.
+    Their mean over the channels is shown unless there are one or three.
     """
     count, height, width, channels = embedding_filters.shape
     if channels not in (1, 3):
@@ -112,11 +97,9 @@ def draw_filters(embedding_filters: np.ndarray) -> Any:
 
 
 def draw_similarities(position_similarity: np.ndarray) -> Any:
-    """Draw the similarity of position embeddings: for each position a map over all (paper, figure 7, centre).
+    """Draw `position_similarity`: for each position a map over all (paper, figure 7, centre).
 
-    Args:
-        position_similarity: float (rows, columns, rows, columns), result of `position_similarity`. If there
-            are more than MAX_MAPS rows or columns of maps, evenly spaced ones are drawn.
+    If there are more than MAX_MAPS rows or columns of maps, evenly spaced ones are drawn.
     """
     from matplotlib import colormaps
 
@@ -144,16 +127,10 @@ def draw_similarities(position_similarity: np.ndarray) -> Any:
 
 
 def heat(weights: np.ndarray) -> np.ndarray:
-    """Return a map of attention as a transparent image to lay over its picture, one pixel for each patch.
+    """Return attention (rows, columns) as a transparent uint8 image (rows, columns, 4), one pixel for each patch.
 
     A colour means the same in every map: transparent up to the average patch, the hottest from HOTTEST times that. A
     map scaled to its own range would show noise as structure.
-
-    Args:
-        weights: float (rows, columns), from 0.
-
-    Returns:
-        uint8 (rows, columns, 4): colour and opacity.
     """
     return _heat_colours(times_average(weights))
 

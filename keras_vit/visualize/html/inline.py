@@ -17,11 +17,7 @@ JPEG_QUALITY = 85
 
 
 def data_uri(pixels: np.ndarray) -> str:
-    """Return an image as a data URI: as PNG, or as JPEG if that is smaller and nothing is transparent. Needs Pillow.
-
-    Args:
-        pixels: uint8 (height, width) grey, (height, width, 3) or, with transparency, (height, width, 4).
-    """
+    """Return uint8 pixels as a data URI: as PNG, or as JPEG if that is smaller and nothing is transparent."""
     from PIL import Image
 
     picture = Image.fromarray(pixels)
@@ -47,12 +43,7 @@ def thumbnail(pixels: np.ndarray, side: int) -> np.ndarray:
 
 
 def svg(figure: Any, alt: str) -> Markup:
-    """Return a matplotlib figure as inline SVG that follows the page's colours, in light and in dark.
-
-    Args:
-        figure: a `matplotlib.figure.Figure` drawn in the colours of the light scheme.
-        alt: what the figure shows, in words.
-    """
+    """Return a figure in light colours as inline SVG in the page's own colours; `alt` says what it shows."""
     import matplotlib
 
     buffer = io.StringIO()

@@ -68,12 +68,10 @@ def report(
             computes NaN or infinity.
 
     Example:
-
-    >>> from keras_vit import digits
-    >>> model = keras_vit.zoo.load("digits")
-    >>> images = digits.load().test_images[:1]
-    >>> keras_vit.visualize.report(model, images, "report.html").name
-    'report.html'
+        >>> from keras_vit import digits
+        >>> model = keras_vit.zoo.load("digits")
+        >>> keras_vit.visualize.report(model, digits.load().test_images[:1], "report.html").name
+        'report.html'
     """
     figures.check_matplotlib()
     target = _check_target(Path(path))
@@ -127,15 +125,7 @@ def _flatten(images: Any) -> Iterator[Any]:
 
 
 def _render(data: ReportData, *, title: str, part_of: str | None, card: Any, exports: Sequence[tuple[Any, ...]]) -> str:
-    """Return the page.
-
-    Args:
-        data: arrays and predictions.
-        title: heading of the page.
-        part_of: name of the model that contains the described one; None if there is none.
-        card: as for `report`.
-        exports: rows of the table of exported files.
-    """
+    """Return the page; `part_of` names the model that contains the described one, `exports` has rows of a table."""
     environment = html.environment(
         "keras_vit.visualize.html",
         data_uri=data_uri,

@@ -17,53 +17,29 @@ from keras_vit.visualize._models import split_batch
 
 @dataclass(frozen=True, kw_only=True)
 class ReportData:
-    """The arrays and predictions of a report; images keep their order.
-
-    Attributes:
-        config: of the model.
-        parameters: number of the model's weights.
-        names: one for each image.
-        pictures: uint8 (height, width, 3) or (height, width), the images as the model sees them.
-        filters: result of `embedding_filters`.
-        similarity: result of `position_similarity`; None for a model without position embeddings.
-        rollout: (batch, rows, columns), result of `attention_rollout`.
-        attention: (batch, heads, rows, columns), the last layer of `class_attention`.
-        distance: (layers, heads), result of `attention_distance`, in pixels.
-        norms: (layers, batch, tokens), result of `token_norms`.
-        rank: (layers,), result of `effective_rank`.
-        predictions: the likeliest classes of each image, best first; None for a model without a head.
-        leaders: the best class after each block for each image; None for a model without a head.
-    """
+    """The arrays and predictions of a report; images keep their order."""
 
     config: ViTConfig
     parameters: int
     names: tuple[str, ...]
-    pictures: tuple[np.ndarray, ...]
-    filters: np.ndarray
-    similarity: np.ndarray | None
-    rollout: np.ndarray
-    attention: np.ndarray
-    distance: np.ndarray
-    norms: np.ndarray
-    rank: np.ndarray
-    predictions: list[list[Prediction]] | None
-    leaders: list[list[Prediction]] | None
+    pictures: tuple[np.ndarray, ...]  # results of `undo_preprocessing`
+    filters: np.ndarray  # result of `embedding_filters`
+    similarity: np.ndarray | None  # result of `position_similarity`; None without position embeddings
+    rollout: np.ndarray  # (batch, rows, columns), result of `attention_rollout`
+    attention: np.ndarray  # (batch, heads, rows, columns), the last layer of `class_attention`
+    distance: np.ndarray  # (layers, heads), result of `attention_distance`, in pixels
+    norms: np.ndarray  # (layers, batch, tokens), result of `token_norms`
+    rank: np.ndarray  # (layers,), result of `effective_rank`
+    predictions: list[list[Prediction]] | None  # for each image the likeliest classes; None without a head
+    leaders: list[list[Prediction]] | None  # for each block each image's best class; None without a head
 
 
 def collect(
     model: VisionTransformer, images: np.ndarray, names: Sequence[str], *, top: int, progress: bool = False
 ) -> ReportData:
-    """Compute the data of a report, a few images at a time so that the attention weights fit in memory.
+    """Compute the data of a report on prepared images, a few at a time so that the attention weights fit in memory.
 
-    Args:
-        model: to describe.
-        images: prepared, float32 (batch, height, width, channels).
-        names: one for each image.
-        top: number of classes to name for each image.
-        progress: whether to show a bar on standard error.
-
-    Raises:
-        ValueError: if the model computes NaN or infinity.
+    Raise a ValueError if the model computes NaN or infinity.
     """
     config = model.config
     batches = track(split_batch(config, images), "Computing attention", show=progress)
@@ -110,14 +86,9 @@ def _arrays(model: VisionTransformer, images: np.ndarray) -> dict[str, np.ndarra
 
 
 def undo_preprocessing(config: ViTConfig, image: np.ndarray) -> np.ndarray:
-    """Return a prepared image as the picture that the model sees.
+    """Return a prepared image (height, width, channels) as the uint8 picture that the model sees.
 
-    Args:
-        config: has the mean and standard deviation of the preprocessing.
-        image: float (height, width, channels).
-
-    Returns:
-        uint8 (height, width, 3) in colour; (height, width), the mean over the channels, for any other number of them.
+    It has the shape (height, width, 3), or (height, width), the channels' mean, if there are not three channels.
     """
     shares = image * np.array(config.preprocessing.std) + np.array(config.preprocessing.mean)
     pixels = np.rint(255 * np.clip(shares, 0, 1))

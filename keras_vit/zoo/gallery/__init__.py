@@ -13,16 +13,9 @@ __all__ = ["write"]
 
 
 def write(out: str | os.PathLike[str]) -> Path:
-    """Write the gallery: every model of the zoo and its weights.
+    """Write the gallery's index.html into a folder, which is created if need be, and return its path.
 
-    Args:
-        out: the folder, created if it does not exist. Other files in it stay as they are.
-
-    Returns:
-        The path of its index.html, which is replaced when the new one is complete.
-
-    Raises:
-        NotADirectoryError: if `out` is a file.
+    An existing one is replaced when the new one is complete. Other files in the folder stay.
     """
     folder = Path(out)
     if folder.exists() and not folder.is_dir():

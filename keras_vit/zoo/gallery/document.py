@@ -29,11 +29,7 @@ PLOT_SIZES = ((1000, 440), (360, 380))  # (width, height) for wide and for narro
 
 
 def document(entries: Sequence[Entry]) -> str:
-    """Return the page as HTML that needs no other file.
-
-    Args:
-        entries: one for each file of weights, those of a model one after the other.
-    """
+    """Return the page as HTML that needs no other file; the entries of a model follow each other."""
     models = [list(group) for _, group in itertools.groupby(entries, key=lambda entry: entry.name)]
     has_points = any(entry.point for entry in entries)
     page = html.environment("keras_vit.zoo.gallery", short_count=_short_count)

@@ -19,42 +19,25 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """The top-1 accuracy of a file on ImageNet-1k, without further training, and the arithmetic for it.
-
-    Attributes:
-        accuracy: as reported.
-        gflops: for one image of the size at which the accuracy was measured; a multiply-add counts as two.
-    """
+    """A file's reported top-1 accuracy on ImageNet-1k without further training, and the arithmetic for it."""
 
     accuracy: Accuracy
-    gflops: float
+    gflops: float  # for one image of the accuracy's size; a multiply-add counts as two
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One file of published weights.
+    """One file of published weights."""
 
-    Attributes:
-        rank: index of the model in the natural order of names.
-        weights: the card's information on the file.
-        config: of the model as `zoo.load` loads it.
-        is_default: whether `zoo.load` takes the file if no weights are named.
-        parameters: exact number.
-        gflops: for one image of the weights' own size; a multiply-add counts as two.
-        kernel_bytes: size of the weights by the dtype of their kernels: "float32", "float16", "int8".
-        load: the line of Python that loads the file.
-        formats: result of `expressible.formats_of`.
-    """
-
-    rank: int
+    rank: int  # index of the model in the natural order of names
     weights: Weights
-    config: ViTConfig
-    is_default: bool
+    config: ViTConfig  # of the model as `zoo.load` loads it
+    is_default: bool  # whether `zoo.load` takes the file if no weights are named
     parameters: int
-    gflops: float
-    kernel_bytes: dict[str, int]
-    load: str
-    formats: dict[str, bool]
+    gflops: float  # for one image of the weights' own size; a multiply-add counts as two
+    kernel_bytes: dict[str, int]  # size of the weights by the dtype of their kernels
+    load: str  # the line of Python that loads the file
+    formats: dict[str, bool]  # result of `expressible.formats_of`
 
     @property
     def name(self) -> str:

@@ -51,37 +51,20 @@ class Label:
 
 @dataclass(frozen=True)
 class Plot:
-    """Places of everything in a plot.
-
-    Attributes:
-        width: of the drawing, in units that are pixels at its full size.
-        height: of the drawing.
-        area: between the axes.
-        rows: accuracy and y of each horizontal line.
-        columns: GFLOPs and x of each vertical line.
-        series: the tags of the weights, in the order of the entries.
-        dots: one for each entry with an accuracy.
-        labels: as many names as there is room for.
-    """
+    """Places of everything in a plot; a unit is a pixel at the drawing's full size."""
 
     width: int
     height: int
-    area: Box
-    rows: list[tuple[float, float]]
-    columns: list[tuple[float, float]]
-    series: list[str]
+    area: Box  # between the axes
+    rows: list[tuple[float, float]]  # accuracy and y of each horizontal line
+    columns: list[tuple[float, float]]  # GFLOPs and x of each vertical line
+    series: list[str]  # tags of the weights
     dots: list[Dot]
-    labels: list[Label]
+    labels: list[Label]  # as many names as there is room for
 
 
 def layout(entries: Sequence[Entry], *, width: int, height: int) -> Plot:
-    """Return a plot of the given size.
-
-    Args:
-        entries: at least one of them has a `point`; those without are left out.
-        width: of the drawing.
-        height: of the drawing.
-    """
+    """Return a plot of the given size; at least one entry has a `point`, and those without are left out."""
     points = [(entry, entry.point) for entry in entries if entry.point]
     flops = [point.gflops for _, point in points]
     values = [point.accuracy.value for _, point in points]
