@@ -17,7 +17,7 @@ RANGE_LIMIT = 10  # times the range of prepared images: larger values are someth
 
 
 def image_shape(model: keras.Model) -> tuple[int, int, int]:
-    """Return the (height, width, channels) of the one image that a model takes; raise a ValueError if not known."""
+    """Return (height, width, channels) of the image that a model takes; raise a ValueError if they are not known."""
     try:
         shape = model.input_shape
     except (AttributeError, ValueError):  # a subclassed model; a Sequential that was never called
@@ -33,18 +33,9 @@ def image_shape(model: keras.Model) -> tuple[int, int, int]:
 
 
 def prepared_images(model: keras.Model, images: Any, argument: str) -> np.ndarray:
-    """Check images and prepare them for a model, if they are not prepared.
+    """Return checked images, float32 (batch, height, width, channels), prepared by the model unless they are floats.
 
-    Args:
-        model: that takes them.
-        images: prepared ones, floats (batch, height, width, channels), or anything that `model.preprocess` takes.
-        argument: their name in error messages.
-
-    Returns:
-        float32 (batch, height, width, channels).
-
-    Raises:
-        ValueError: for no images, another shape, NaN, or values outside of the range of prepared images.
+    A ValueError names `argument` if there are none, or their shape or values do not fit the model.
     """
     shape = image_shape(model)
     expected = f"{argument} are prepared images, float (batch, {', '.join(map(str, shape))})"
@@ -81,10 +72,7 @@ def calibration_images(
 
 
 def comparison_images(model: keras.Model, file: ExportedModel, images: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images for a file, and the same images for its model.
-
-    The file takes prepared images of the model's size, or pixels of any size. None stands for the built-in images.
-    """
+    """Return the images for a file (prepared, or uint8 pixels), and the same for its model; None for built-in ones."""
     model_shape = image_shape(model)
     shape: Any = tuple(side or default for side, default in zip(file.shape, model_shape, strict=True))
     if file.dtype == "uint8":

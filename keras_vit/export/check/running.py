@@ -25,23 +25,14 @@ FILE_SIGNATURES = ("serving_default",)  # that may take image files
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """An exported file, loaded.
+    """A loaded exported file."""
 
-    Attributes:
-        call: runs it: images (batch, height, width, channels) -> outputs by name.
-        shape: (height, width, channels) of an image; None where any number is accepted.
-        batch: images in a call; None where any number is accepted.
-        dtype: "float32" for prepared images, also where the file quantizes them; "uint8" for pixels.
-        threads: number of threads; None where the runtime chooses.
-        call_files: runs it on JPEG and PNG files: strings (batch,) -> outputs by name. None where it takes no files.
-    """
-
-    call: Callable[[np.ndarray], Outputs]
-    shape: tuple[int | None, ...]
-    batch: int | None
-    dtype: str
-    threads: int | None
-    call_files: Callable[[Any], Outputs] | None = None
+    call: Callable[[np.ndarray], Outputs]  # takes images (batch, height, width, channels)
+    shape: tuple[int | None, ...]  # (height, width, channels) of an image; None for any number
+    batch: int | None  # images in a call; None for any number
+    dtype: str  # "float32" for prepared images, even if the file quantizes them; "uint8" for pixels
+    threads: int | None  # None if the runtime chooses
+    call_files: Callable[[Any], Outputs] | None = None  # takes JPEG and PNG files as strings (batch,)
 
     def batches(self, images: np.ndarray, size: int = BATCH) -> Iterator[tuple[np.ndarray, int]]:
         """Yield batches of the file's size, else of `size`, each with the number of its images that are not padding."""
@@ -97,7 +88,7 @@ def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
 
 
 def main_output(outputs: Outputs) -> np.ndarray:
-    """Return the logits where there are some, else the probabilities, the features or the first output."""
+    """Return the logits if there are some, else the probabilities, the features or the first output."""
     known = [name for name in MAIN_OUTPUTS if name in outputs] or list(outputs)
     return outputs[known[0]]
 
@@ -142,7 +133,7 @@ def _find_signature(
 
 
 def _call_signature(loaded: Any, name: str, argument: str, spec: Any, batch: Any) -> Outputs:
-    """Run a signature of all that was loaded: alone it would not keep its variables."""
+    """Run a signature; `loaded` keeps its variables alive."""
     import tensorflow as tf
 
     outputs = loaded.signatures[name](**{argument: tf.constant(batch, spec.dtype)})
@@ -177,7 +168,7 @@ def _load_litert(path: Path, threads: int) -> ExportedModel:
 
 
 def _quantized(values: np.ndarray, tensor: Any) -> np.ndarray:
-    """Return floats as the integers of a quantized tensor; of other tensors the values as they are."""
+    """Return floats as the integers of a quantized tensor; unchanged for other tensors."""
     (scale, zero_point), dtype = tensor["quantization"], tensor["dtype"]
     if not scale:
         return values.astype(dtype, copy=False)
@@ -186,7 +177,7 @@ def _quantized(values: np.ndarray, tensor: Any) -> np.ndarray:
 
 
 def _dequantized(values: np.ndarray, tensor: Any) -> np.ndarray:
-    """Return the integers of a quantized tensor as floats; of other tensors the values as they are."""
+    """Return the integers of a quantized tensor as floats; unchanged for other tensors."""
     scale, zero_point = tensor["quantization"]
     return ((values.astype(np.float32) - zero_point) * scale).astype(np.float32) if scale else values
 

@@ -1,4 +1,4 @@
-"""Draw built-in images for verification without images of the user: always the same, and different from each other."""
+"""Draw built-in images for verification: always the same, and different from each other."""
 
 from __future__ import annotations
 
@@ -26,15 +26,7 @@ def pixels(config: ViTConfig, count: int, size: tuple[int, int] | None = None) -
 
 
 def draw(shape: tuple[int, int, int], count: int) -> np.ndarray:
-    """Draw smooth random fields, gradients, checkerboards and noise, in several contrasts and brightnesses.
-
-    Args:
-        shape: (height, width, channels).
-        count: number of images.
-
-    Returns:
-        uint8 (count, height, width, channels).
-    """
+    """Draw patterns in several contrasts: uint8 (count, *shape), with `shape` (height, width, channels)."""
     random = np.random.default_rng(0)
     drawn = np.empty((count, *shape), np.uint8)
     for number, image in enumerate(drawn):

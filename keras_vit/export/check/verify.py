@@ -47,13 +47,11 @@ def verify(
         model: a VisionTransformer, or another Keras model with one input and one output.
         path: of a SavedModel's folder or a .tflite file. If a SavedModel takes image files, those are compared too.
         images: prepared images, float32 (batch, height, width, channels), or anything that `model.preprocess` takes:
-            pixels, PIL images, paths. None takes built-in patterns. A file that takes pixels receives them as pixels,
-            and the model what `preprocess` makes of these.
-        mode: by which the file was quantized, a name or a path to a .toml file. It sets the thresholds and the expected
-            size of the file.
-        least_cosine: lowest cosine similarity that is accepted, -1 to 1. None for the mode's, or 0.99 without a mode.
-        least_agreement: least share of images with the same best class, 0 to 1. None for the mode's if there are
-            images, else 0: how a classifier ranks the built-in patterns says little.
+            pixels, PIL images, paths. None takes built-in patterns. A file that takes pixels receives these as pixels.
+        mode: by which the file was quantized, a name or a path to a .toml file: sets thresholds and expected size.
+        least_cosine: lowest accepted cosine similarity, -1 to 1. None for the mode's, or 0.99 without a mode.
+        least_agreement: least share of images with the same best class, 0 to 1. None for the mode's, or 0 on the
+            built-in patterns: how a classifier ranks those says little.
         threads: number of threads for a .tflite file.
         progress: whether to show a progress bar.
 
@@ -106,7 +104,7 @@ def verify(
 
 
 def lowest_cosine(expected: np.ndarray, received: np.ndarray) -> float:
-    """Return the lowest cosine similarity of an image's outputs, (images, ...) each; 1 for equal ones, even zeros."""
+    """Return the lowest cosine similarity of an image's outputs, each (images, ...); 1 for equal ones, even zeros."""
     x, y = (values.reshape(len(values), -1).astype(np.float64) for values in (expected, received))
     norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     cosines = np.einsum("ij,ij->i", x, y) / np.maximum(norms, np.finfo(np.float32).tiny)
@@ -156,12 +154,9 @@ def _model_outputs(model: keras.Model, images: np.ndarray, names: list[str]) -> 
 
 
 def _files_error(model: keras.Model, path: Path, file: ExportedModel) -> float | None:
-    """Return the largest difference between the answers to PNG files and the model's to their pixels.
+    """Return the largest difference of the answers to PNG files from the model's; None if the file takes none.
 
-    None for an exported file that takes no image files.
-
-    Raises:
-        VerificationError: image files are prepared otherwise than by `model.preprocess`.
+    A VerificationError says if it prepares them otherwise than `model.preprocess`.
     """
     if file.call_files is None or file.dtype != "float32" or not isinstance(model, VisionTransformer):
         return None
