@@ -35,8 +35,7 @@ class Report:
         peak_bytes: memory of the export above that in use before; None where the system does not report it.
 
     Example:
-        >>> model = keras_vit.zoo.load("digits")
-        >>> print(keras_vit.export.tflite(model, "digits.tflite"))
+        >>> print(keras_vit.export.tflite(keras_vit.zoo.load("digits"), "digits.tflite"))
         digits.tflite: ... KiB, dynamic
           on 8 images: cosine 0.99..., SQNR ... dB, relative error ..., same best class 100.00%
           ... ms an image on 2 threads

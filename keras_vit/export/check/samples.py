@@ -59,7 +59,6 @@ def _gradient(random: np.random.Generator, height: int, width: int, channels: in
 
 
 def _checkerboard(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
-    """Draw squares of two colours."""
     squares = SQUARES[random.integers(len(SQUARES))]
     rows, columns = (np.arange(side) * squares // side for side in (height, width))
     first, second = random.uniform(size=(2, channels))

@@ -59,9 +59,8 @@ def verify(
         The measurements.
 
     Raises:
-        VerificationError: outputs are not finite or too far from the model's; a .tflite file has operators, dimensions
-            or a size that the model does not explain; or a SavedModel prepares image files otherwise than
-            `model.preprocess`.
+        VerificationError: outputs are not finite or too far from the model's, a .tflite file has unexpected operators,
+            dimensions or size, or a SavedModel prepares image files otherwise than `model.preprocess`.
         FileNotFoundError: there is nothing at `path`.
         ValueError: the file cannot be loaded, or images do not fit.
         ImportError: for a .tflite file without ai-edge-litert.
@@ -113,7 +112,6 @@ def lowest_cosine(expected: np.ndarray, received: np.ndarray) -> float:
 
 
 def _raise_problems(path: Path, problems: list[str]) -> None:
-    """Raise a VerificationError if there are problems."""
     if problems:
         raise VerificationError(f"{path} {'; it '.join(problems)}")
 
