@@ -62,13 +62,10 @@ def bfloat16_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
 def _last_block(block: vit.EncoderBlock, x: Any, *, count: int) -> Any:
     """Return the block's output for the first `count` tokens, which attend to all tokens."""
     normed, kept = block.norm1(x), x[:, :count]
-    for scale, branch in (
-        (block.scale1, lambda _: block.attention(normed[:, :count], normed)),
-        (block.scale2, lambda tokens: block.mlp(block.norm2(tokens))),
-    ):
-        update = branch(kept)
-        kept = kept + (update if scale is None else scale(update))
-    return kept
+    update = block.attention(normed[:, :count], normed)
+    kept = kept + (update if block.scale1 is None else block.scale1(update))
+    update = block.mlp(block.norm2(kept))
+    return kept + (update if block.scale2 is None else block.scale2(update))
 
 
 def _heads(model: VisionTransformer, tokens: list[Any]) -> Outputs:
