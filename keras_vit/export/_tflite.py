@@ -61,8 +61,7 @@ def tflite(
 ) -> Report:
     """Write a LiteRT file with the signature `image` -> `logits`, run it, and compare it with the model.
 
-    `image` is (batch, height, width, channels); `logits` are float32 with the shape of the model's output. In a file of
-    a model without a head they are called `features`.
+    `image` is (batch, height, width, channels); `logits`, without a head `features`, are float32 as the model's output.
 
     Args:
         model: a VisionTransformer; with `route="converter"` any Keras model with one image input and one output.
@@ -91,7 +90,7 @@ def tflite(
         The comparison of the file with the model, its speed, and the time and memory that the export took.
 
     Raises:
-        ValueError: options are wrong or do not go together (all of them in one message), or images do not fit.
+        ValueError: options are wrong or do not go together (all in one message), or images do not fit.
         VerificationError: the file does not compute what the model does.
         FileNotFoundError, IsADirectoryError: `path` cannot be a file.
         ImportError: the packages of `pip install '.[litert]'` in a clone of keras_vit are missing.
@@ -187,10 +186,16 @@ def _calibration_images(model: keras.Model, images: Any, options: Options, mode:
     """Return calibration images as the file takes them; None if the mode does not use them."""
     if not mode.calibrated and (mode.smoothing is None or images is None):
         return None
-    pixel_size = None
-    if options.dtype == "uint8":
-        pixel_size = options.source_size or tuple(model.input_shape[1:3])
-    return inputs.calibration_images(model, images, mode.name, pixel_size)
+    if images is None:
+        raise ValueError(
+            f"quantize={mode.name!r} needs calibration images: a hundred or more as the model will meet them, "
+            "calibration=model.preprocess(...). Received: None"
+        )
+    prepared = inputs.prepared_images(model, images, "calibration")
+    if options.dtype == "float32":
+        return prepared
+    height, width = options.source_size or model.input_shape[1:3]
+    return inputs.to_pixels(model, images, (height, width, model.input_shape[-1]))
 
 
 def _verification_images(model: keras.Model, images: Any, calibration: Any, options: Options, mode: Mode) -> Any:

@@ -58,25 +58,12 @@ def prepared_images(model: keras.Model, images: Any, argument: str) -> np.ndarra
     return images
 
 
-def calibration_images(
-    model: keras.Model, images: Any, mode: str, pixel_size: tuple[int, int] | None = None
-) -> np.ndarray:
-    """Check calibration images and return them as the file takes them: prepared, or uint8 pixels of `pixel_size`."""
-    if images is None:
-        raise ValueError(
-            f"quantize={mode!r} needs calibration images: a hundred or more as the model will meet them, "
-            "calibration=model.preprocess(...). Received: None"
-        )
-    prepared = prepared_images(model, images, "calibration")
-    return prepared if pixel_size is None else _to_pixels(model, images, (*pixel_size, model.input_shape[-1]))
-
-
 def comparison_images(model: keras.Model, file: ExportedModel, images: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the images for a file (prepared, or uint8 pixels), and the same for its model; None for built-in ones."""
     model_shape = image_shape(model)
     shape: Any = tuple(side or default for side, default in zip(file.shape, model_shape, strict=True))
     if file.dtype == "uint8":
-        pixels = samples.draw(shape, NUM_SAMPLES) if images is None else _to_pixels(model, images, shape)
+        pixels = samples.draw(shape, NUM_SAMPLES) if images is None else to_pixels(model, images, shape)
         return pixels, model.preprocess(pixels)
     if shape != model_shape:
         raise ValueError(
@@ -88,6 +75,18 @@ def comparison_images(model: keras.Model, file: ExportedModel, images: Any) -> t
     else:
         prepared = prepared_images(model, images, "images")
     return prepared, prepared
+
+
+def to_pixels(model: keras.Model, images: Any, shape: tuple[int, int, int]) -> np.ndarray:
+    """Return uint8 pixels of a shape, from prepared images or anything that `preprocess` takes."""
+    if _is_prepared(images):
+        mean, std = mean_and_std(model)
+        images = (np.clip(prepared_images(model, images, "images") * std + mean, 0, 1) * 255).astype(np.float32)
+        if images.max() <= 1:  # almost black; preprocess would refuse it as a float image from 0 to 1
+            images = np.rint(images).astype(np.uint8)
+    unscaled = Preprocessing(mean=(0.0,), std=(1 / 255,), antialias=True)
+    pixels = preprocess.prepare(images, image_size=shape[:2], num_channels=shape[2], preprocessing=unscaled)
+    return np.rint(pixels).clip(0, 255).astype(np.uint8)
 
 
 def mean_and_std(model: keras.Model) -> tuple[np.ndarray, np.ndarray]:
@@ -106,15 +105,3 @@ def _is_prepared(images: Any) -> bool:
     dtype = getattr(images, "dtype", "")
     name = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]  # PyTorch's have no name
     return name in ("float16", "float32", "float64", "bfloat16") and len(getattr(images, "shape", ())) != 3
-
-
-def _to_pixels(model: keras.Model, images: Any, shape: tuple[int, int, int]) -> np.ndarray:
-    """Return uint8 pixels of a shape, from prepared images or anything that `preprocess` takes."""
-    if _is_prepared(images):
-        mean, std = mean_and_std(model)
-        images = (np.clip(prepared_images(model, images, "images") * std + mean, 0, 1) * 255).astype(np.float32)
-        if images.max() <= 1:  # almost black; preprocess would refuse it as a float image from 0 to 1
-            images = np.rint(images).astype(np.uint8)
-    unscaled = Preprocessing(mean=(0.0,), std=(1 / 255,), antialias=True)
-    pixels = preprocess.prepare(images, image_size=shape[:2], num_channels=shape[2], preprocessing=unscaled)
-    return np.rint(pixels).clip(0, 255).astype(np.uint8)
