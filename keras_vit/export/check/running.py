@@ -59,9 +59,8 @@ def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
         threads: number of threads for a .tflite file.
 
     Returns:
-        A function of prepared images, float32 (batch, height, width, channels), or of uint8 pixels if the file takes
-        those. It returns the file's main output: logits, else probabilities or features, (batch, ...). It raises a
-        ValueError if there is no image.
+        A function from prepared images, float32 (batch, height, width, channels), or uint8 pixels if the file takes
+        those, to (batch, ...): logits, else probabilities or features. It raises a ValueError for an empty batch.
 
     Raises:
         FileNotFoundError: there is nothing at `path`.
@@ -108,14 +107,9 @@ def _load_saved_model(path: Path) -> ExportedModel:
         )
     files = _find_signature(loaded, FILE_SIGNATURES, rank=1, is_text=True)
     call, spec = images
-    return ExportedModel(
-        call=call,
-        shape=tuple(spec.shape[1:]),
-        batch=spec.shape[0],
-        dtype=spec.dtype.name,
-        threads=None,
-        call_files=None if files is None else files[0],
-    )
+    batch, *shape = spec.shape
+    call_files = files[0] if files else None
+    return ExportedModel(call, tuple(shape), batch, spec.dtype.name, threads=None, call_files=call_files)
 
 
 def _find_signature(
