@@ -175,7 +175,7 @@ def _files_error(model: keras.Model, path: Path, file: ExportedModel) -> float |
 
 
 def _difference(expected: np.ndarray, received: np.ndarray) -> float:
-    """Return the largest difference, divided by the largest value where that is above 1."""
+    """Return the largest difference, divided by the largest value if that is above 1."""
     return float(np.abs(received - expected).max() / max(1.0, float(np.abs(expected).max())))
 
 
