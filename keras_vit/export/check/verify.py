@@ -188,7 +188,7 @@ def _compare(
     threads: int | None = None,
     mode: str | None = None,
 ) -> Report:
-    """Compare a file's outputs with the model's; raise a VerificationError where shapes differ."""
+    """Compare a file's outputs with the model's; raise a VerificationError if shapes differ."""
     pairs = [(name, values.shape, received[name].shape) for name, values in expected.items()]
     _raise_problems(
         path, [f"gives {name} of shape {got}, the model {want}" for name, want, got in pairs if want != got]
