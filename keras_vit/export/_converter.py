@@ -1,8 +1,4 @@
-"""Write LiteRT files with TensorFlow's own converter: for Keras models around ours, and for comparison.
-
-The converter runs in its own process: it takes about 40 times the memory of the weights and does not give it back, and
-a call that hangs can be stopped.
-"""
+"""Write LiteRT files with TensorFlow's converter: for Keras models around a VisionTransformer, and for comparison."""
 
 from __future__ import annotations
 
@@ -43,7 +39,7 @@ with open(target, "wb") as file:
 
 
 def misfits(model: keras.Model, options: Options, mode: Mode) -> Iterator[str]:
-    """Yield one sentence for each reason why the converter cannot write this file."""
+    """Yield one sentence for each reason why the converter cannot write the file."""
     direct_only = {
         f"input_dtype={options.dtype!r}": options.dtype != "float32",
         "source_size": options.source_size is not None,
@@ -72,18 +68,9 @@ def misfits(model: keras.Model, options: Options, mode: Mode) -> Iterator[str]:
 def convert(
     model: keras.Model, path: str | os.PathLike[str], *, mode: str, batch: int | None = 1, timeout: float = TIMEOUT
 ) -> None:
-    """Write a file with the signature `image` -> `logits`, which is incomplete if the call is interrupted.
+    """Run the converter in its own process; raise a ConverterError if it fails or takes more than `timeout` seconds.
 
-    Args:
-        model: has one image input and one output, on Keras' TensorFlow back end.
-        path: of the file.
-        mode: one of MODES.
-        batch: images in a call; None for any number.
-        timeout: seconds after which the converter is stopped.
-
-    Raises:
-        ConverterError: the converter failed (with the last line that it printed) or timed out.
-        ValueError: Keras runs on another back end.
+    It takes about 40 times the memory of the weights and does not give it back. `batch` None is any number of images.
     """
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
@@ -108,7 +95,7 @@ def convert(
 
 
 def _save(model: keras.Model, folder: str, batch: int | None) -> None:
-    """Write a SavedModel of a tf.Module that holds the TensorFlow variables themselves.
+    """Write a SavedModel of a tf.Module that holds the TensorFlow variables.
 
     In a Keras 3 model the converter does not find them, and writes a small file whose outputs are NaN.
     """

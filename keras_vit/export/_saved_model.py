@@ -54,10 +54,10 @@ def saved_model(
 
     Args:
         model: on Keras' TensorFlow back end.
-        path: of the folder, such as "models/vit/1": servers take its name for the version. It appears complete and
+        path: of the folder, such as "models/vit/1" (servers take its name for the version). It appears complete and
             verified, or not at all.
-        labels: name of a list in zoo/labels, or the class names; None for the model's own list. Without any, classes
-            are named by their numbers. The names are also written to assets/labels.txt.
+        labels: name of a list in zoo/labels, or the class names (also written to assets/labels.txt); None for the
+            model's own list. Without any, classes are named by their numbers.
         top: number of classes in `classes` and `scores`, from 1.
         warmup: batch sizes, from 1, which a server runs before it serves (assets.extra/tf_serving_warmup_requests).
         bfloat16: whether to add serving_bfloat16 and float_images_bfloat16, with matrix products in bfloat16.
@@ -67,8 +67,7 @@ def saved_model(
 
     Raises:
         FileExistsError: there is something at `path`.
-        ValueError: for labels of another number, top or warmup out of range, another kind of model, or another back end
-            of Keras.
+        ValueError: labels, top or warmup do not fit, or model or back end are of another kind.
         VerificationError: the outputs are not those of the model.
 
     Example:
@@ -98,7 +97,7 @@ def saved_model(
 
 
 def _check(model: VisionTransformer, top: int) -> None:
-    """Raise a ValueError where there can be no SavedModel."""
+    """Raise a ValueError if no SavedModel can be written."""
     if keras.backend.backend() != "tensorflow":
         raise ValueError(f"A SavedModel is written on Keras' TensorFlow back end. Received: {keras.backend.backend()}")
     if not isinstance(model, VisionTransformer):
@@ -125,11 +124,7 @@ def _write(
 
 
 def _bfloat16_cosine(model: VisionTransformer, folder: Path) -> float:
-    """Return the lowest cosine similarity between an image's outputs in bfloat16 and in float32.
-
-    Raises:
-        VerificationError: it is below LEAST_BFLOAT16_COSINE.
-    """
+    """Return the lowest cosine similarity of the outputs in bfloat16 with those in float32; raise if it is too low."""
     images = tf.constant(samples.images(model.config, NUM_BFLOAT16_IMAGES))
     call = tf.saved_model.load(str(folder)).signatures
     float32, bfloat16 = (

@@ -1,4 +1,4 @@
-"""Temporary paths for exports, which reach their final path only complete and verified."""
+"""Make temporary paths for exports, which reach their final path only complete and verified."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MAX_PREFIX = 32  # letters of the final name in the temporary one: a long name h
 
 @contextlib.contextmanager
 def temporary_path(path: Path) -> Iterator[Path]:
-    """Yield a path in a temporary folder beside `path`; the block moves its result from there to `path`.
+    """Yield a path in a temporary folder beside `path`, to which the block moves its result.
 
-    The folder is removed when the block ends. A VerificationError and the error of a full disk name the final path.
+    The folder is removed at the end. A VerificationError and the error of a full disk name the final path.
     """
     try:
         with tempfile.TemporaryDirectory(prefix=f".{path.name[:MAX_PREFIX]}.", dir=path.parent) as folder:

@@ -61,19 +61,17 @@ def tflite(
 ) -> Report:
     """Write a LiteRT file with the signature `image` -> `logits`, run it, and compare it with the model.
 
-    `image` is (batch, height, width, channels); `logits` are float32 with the shape of the model's output. In a file of
-    a model without a head they are called `features`.
+    `image` is (batch, height, width, channels); `logits`, without a head `features`, are float32 as the model's output.
 
     Args:
         model: a VisionTransformer; with `route="converter"` any Keras model with one image input and one output.
         path: of the file. It appears complete and verified, or not at all; an older file there is replaced.
         quantize: name of a mode ("none", "float16", "dynamic", "int8", "int8-full", "int16x8", "int4"), or a path to
             your own .toml file (see converters/README.md).
-        calibration: images like those that the model will meet, about a hundred. Modes with fixed ranges need them;
-            "dynamic" gains from them where activations have outliers. Prepared images, float32 (batch, height, width,
-            channels), or anything that `model.preprocess` takes.
-        verify: likewise, the images on which file and model are compared. None takes built-in patterns, or in a mode
-            that needs calibration the calibration images, which is optimistic: pass held-out images.
+        calibration: about a hundred typical images: prepared, float32 (batch, height, width, channels), or anything
+            that `model.preprocess` takes. Fixed ranges need them; "dynamic" gains if activations have outliers.
+        verify: images, as above, on which file and model are compared. None takes built-in patterns, or in a mode that
+            needs calibration the calibration images, which is optimistic: pass held-out images.
         batch: images in a call; None for any number.
         image_size: int or (height, width) in pixels, if another than the model's: position embeddings are interpolated.
         input_dtype: "float32" for prepared images, "uint8" for pixels from 0 to 255, which the file scales itself.
@@ -92,7 +90,7 @@ def tflite(
         The comparison of the file with the model, its speed, and the time and memory that the export took.
 
     Raises:
-        ValueError: options are wrong or do not go together (all of them in one message), or images do not fit.
+        ValueError: options are wrong or do not go together (all in one message), or images do not fit.
         VerificationError: the file does not compute what the model does.
         FileNotFoundError, IsADirectoryError: `path` cannot be a file.
         ImportError: the packages of `pip install "keras-vit-zoo[litert]"` are missing.
@@ -154,7 +152,7 @@ def tflite(
 
 
 def _check_path(path: Path) -> None:
-    """Raise an OSError where no file can be written."""
+    """Raise an OSError if the path cannot be a file."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "A .tflite file cannot be written over a folder", str(path))
     if not path.parent.is_dir():
@@ -164,7 +162,7 @@ def _check_path(path: Path) -> None:
 def _check(
     model: keras.Model, options: Options, mode: Mode, *, route: str, image_size: object, threads: object
 ) -> None:
-    """Raise one ValueError with everything that is wrong by itself or does not go together."""
+    """Raise one ValueError with everything that is wrong or does not go together."""
     is_ours = isinstance(model, VisionTransformer)
     misfits = list(options.misfits())
     if route not in ROUTES:
@@ -185,13 +183,19 @@ def _check(
 
 
 def _calibration_images(model: keras.Model, images: Any, options: Options, mode: Mode) -> np.ndarray | None:
-    """Return calibration images as the file takes them; None where the mode makes no use of them."""
+    """Return calibration images as the file takes them; None if the mode does not use them."""
     if not mode.calibrated and (mode.smoothing is None or images is None):
         return None
-    pixel_size = None
-    if options.dtype == "uint8":
-        pixel_size = options.source_size or tuple(model.input_shape[1:3])
-    return inputs.calibration_images(model, images, mode.name, pixel_size)
+    if images is None:
+        raise ValueError(
+            f"quantize={mode.name!r} needs calibration images: a hundred or more as the model will meet them, "
+            "calibration=model.preprocess(...). Received: None"
+        )
+    prepared = inputs.prepared_images(model, images, "calibration")
+    if options.dtype == "float32":
+        return prepared
+    height, width = options.source_size or model.input_shape[1:3]
+    return inputs.to_pixels(model, images, (height, width, model.input_shape[-1]))
 
 
 def _verification_images(model: keras.Model, images: Any, calibration: Any, options: Options, mode: Mode) -> Any:
@@ -248,9 +252,9 @@ def _metadata(model: VisionTransformer, options: Options, mode: Mode) -> bytes:
 
 
 def _resize_error(model: VisionTransformer, images: Any, options: Options, work: Path) -> float | None:
-    """Return the largest difference between the file's resized images and `preprocess`, in units of 0..255.
+    """Return the largest difference (0..255) of images that the file resizes from `preprocess`; None if it does not.
 
-    The part of the file that prepares images is written and run alone. None for a file that does not resize.
+    The part of the file that prepares images is written and run alone.
     """
     if options.source_size is None:
         return None

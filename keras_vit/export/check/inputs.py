@@ -17,7 +17,7 @@ RANGE_LIMIT = 10  # times the range of prepared images: larger values are someth
 
 
 def image_shape(model: keras.Model) -> tuple[int, int, int]:
-    """Return the (height, width, channels) of the one image that a model takes; raise a ValueError if not known."""
+    """Return (height, width, channels) of the image that a model takes; raise a ValueError if they are not known."""
     try:
         shape = model.input_shape
     except (AttributeError, ValueError):  # a subclassed model; a Sequential that was never called
@@ -33,18 +33,9 @@ def image_shape(model: keras.Model) -> tuple[int, int, int]:
 
 
 def prepared_images(model: keras.Model, images: Any, argument: str) -> np.ndarray:
-    """Check images and prepare them for a model, if they are not prepared.
+    """Return checked images, float32 (batch, height, width, channels), prepared by the model unless they are floats.
 
-    Args:
-        model: that takes them.
-        images: prepared ones, floats (batch, height, width, channels), or anything that `model.preprocess` takes.
-        argument: their name in error messages.
-
-    Returns:
-        float32 (batch, height, width, channels).
-
-    Raises:
-        ValueError: for no images, another shape, NaN, or values outside of the range of prepared images.
+    A ValueError names `argument` if there are none, or their shape or values do not fit the model.
     """
     shape = image_shape(model)
     expected = f"{argument} are prepared images, float (batch, {', '.join(map(str, shape))})"
@@ -67,28 +58,12 @@ def prepared_images(model: keras.Model, images: Any, argument: str) -> np.ndarra
     return images
 
 
-def calibration_images(
-    model: keras.Model, images: Any, mode: str, pixel_size: tuple[int, int] | None = None
-) -> np.ndarray:
-    """Check calibration images and return them as the file takes them: prepared, or uint8 pixels of `pixel_size`."""
-    if images is None:
-        raise ValueError(
-            f"quantize={mode!r} needs calibration images: a hundred or more as the model will meet them, "
-            "calibration=model.preprocess(...). Received: None"
-        )
-    prepared = prepared_images(model, images, "calibration")
-    return prepared if pixel_size is None else _to_pixels(model, images, (*pixel_size, model.input_shape[-1]))
-
-
 def comparison_images(model: keras.Model, file: ExportedModel, images: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images for a file, and the same images for its model.
-
-    The file takes prepared images of the model's size, or pixels of any size. None stands for the built-in images.
-    """
+    """Return the images for a file (prepared, or uint8 pixels), and the same for its model; None for built-in ones."""
     model_shape = image_shape(model)
     shape: Any = tuple(side or default for side, default in zip(file.shape, model_shape, strict=True))
     if file.dtype == "uint8":
-        pixels = samples.draw(shape, NUM_SAMPLES) if images is None else _to_pixels(model, images, shape)
+        pixels = samples.draw(shape, NUM_SAMPLES) if images is None else to_pixels(model, images, shape)
         return pixels, model.preprocess(pixels)
     if shape != model_shape:
         raise ValueError(
@@ -100,6 +75,18 @@ def comparison_images(model: keras.Model, file: ExportedModel, images: Any) -> t
     else:
         prepared = prepared_images(model, images, "images")
     return prepared, prepared
+
+
+def to_pixels(model: keras.Model, images: Any, shape: tuple[int, int, int]) -> np.ndarray:
+    """Return uint8 pixels of a shape, from prepared images or anything that `preprocess` takes."""
+    if _is_prepared(images):
+        mean, std = mean_and_std(model)
+        images = (np.clip(prepared_images(model, images, "images") * std + mean, 0, 1) * 255).astype(np.float32)
+        if images.max() <= 1:  # almost black; preprocess would refuse it as a float image from 0 to 1
+            images = np.rint(images).astype(np.uint8)
+    unscaled = Preprocessing(mean=(0.0,), std=(1 / 255,), antialias=True)
+    pixels = preprocess.prepare(images, image_size=shape[:2], num_channels=shape[2], preprocessing=unscaled)
+    return np.rint(pixels).clip(0, 255).astype(np.uint8)
 
 
 def mean_and_std(model: keras.Model) -> tuple[np.ndarray, np.ndarray]:
@@ -118,15 +105,3 @@ def _is_prepared(images: Any) -> bool:
     dtype = getattr(images, "dtype", "")
     name = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]  # PyTorch's have no name
     return name in ("float16", "float32", "float64", "bfloat16") and len(getattr(images, "shape", ())) != 3
-
-
-def _to_pixels(model: keras.Model, images: Any, shape: tuple[int, int, int]) -> np.ndarray:
-    """Return uint8 pixels of a shape, from prepared images or anything that `preprocess` takes."""
-    if _is_prepared(images):
-        mean, std = mean_and_std(model)
-        images = (np.clip(prepared_images(model, images, "images") * std + mean, 0, 1) * 255).astype(np.float32)
-        if images.max() <= 1:  # almost black; preprocess would refuse it as a float image from 0 to 1
-            images = np.rint(images).astype(np.uint8)
-    unscaled = Preprocessing(mean=(0.0,), std=(1 / 255,), antialias=True)
-    pixels = preprocess.prepare(images, image_size=shape[:2], num_channels=shape[2], preprocessing=unscaled)
-    return np.rint(pixels).clip(0, 255).astype(np.uint8)

@@ -21,15 +21,13 @@ class Report:
         images: number of images that were compared.
         max_error: largest difference of a logit, divided by the largest logit.
         cosine: lowest cosine similarity of an image's logits, or of its attention where the file returns it; -1 to 1.
-        sqnr: signal-to-quantization-noise ratio in dB: power of the model's logits divided by the power of the
-            differences, over all images.
+        sqnr: signal-to-quantization-noise ratio in dB: power of the model's logits over that of the differences.
         agreement: share of images with the same best class, 0 to 1; without a head, with the same largest feature.
         milliseconds: median time of one image on this machine.
         threads: number of threads; None where the runtime chooses.
         mode: how the file is quantized, where known.
         calibrated_on: whether the images are those of the calibration.
-        preprocess_error: for a file that resizes: largest difference of a prepared image from `model.preprocess`, in
-            units of 0..255.
+        preprocess_error: largest difference (0..255) of images that the file resizes from `model.preprocess`.
         files_error: for image files: largest difference of a probability from the model's for the same pixels; without
             a head, of a feature, divided by the largest.
         bfloat16_cosine: lowest cosine similarity of the bfloat16 signatures, if a SavedModel has them.
@@ -37,8 +35,7 @@ class Report:
         peak_bytes: memory of the export above that in use before; None where the system does not report it.
 
     Example:
-        >>> model = keras_vit.zoo.load("digits")
-        >>> print(keras_vit.export.tflite(model, "digits.tflite"))
+        >>> print(keras_vit.export.tflite(keras_vit.zoo.load("digits"), "digits.tflite"))
         digits.tflite: ... KiB, dynamic
           on 8 images: cosine 0.99..., SQNR ... dB, relative error ..., same best class 100.00%
           ... ms an image on 2 threads

@@ -14,7 +14,7 @@ SAMPLING_INTERVAL = 0.005  # seconds
 
 @dataclass
 class Resources:
-    """Duration of a block, and its peak of resident memory above that at the start (None where it is not known)."""
+    """The duration of a block, and its peak of resident memory above that at the start (None if not known)."""
 
     seconds: float = 0.0
     peak_bytes: int | None = None
@@ -22,7 +22,7 @@ class Resources:
 
 @contextlib.contextmanager
 def measure_resources() -> Iterator[Resources]:
-    """Yield the resources of a block, which are complete when it has ended."""
+    """Measure the block; the yielded Resources are complete when it has ended."""
     used = Resources()
     has_ended = threading.Event()
     before = resident_bytes()

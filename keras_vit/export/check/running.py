@@ -26,23 +26,14 @@ FILE_SIGNATURES = ("serving_default",)  # that may take image files
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """An exported file, loaded.
+    """A loaded exported file."""
 
-    Attributes:
-        call: runs it: images (batch, height, width, channels) -> outputs by name.
-        shape: (height, width, channels) of an image; None where any number is accepted.
-        batch: images in a call; None where any number is accepted.
-        dtype: "float32" for prepared images, also where the file quantizes them; "uint8" for pixels.
-        threads: number of threads; None where the runtime chooses.
-        call_files: runs it on JPEG and PNG files: strings (batch,) -> outputs by name. None where it takes no files.
-    """
-
-    call: Callable[[np.ndarray], Outputs]
-    shape: tuple[int | None, ...]
-    batch: int | None
-    dtype: str
-    threads: int | None
-    call_files: Callable[[Any], Outputs] | None = None
+    call: Callable[[np.ndarray], Outputs]  # takes images (batch, height, width, channels)
+    shape: tuple[int | None, ...]  # (height, width, channels) of an image; None for any number
+    batch: int | None  # images in a call; None for any number
+    dtype: str  # "float32" for prepared images, even if the file quantizes them; "uint8" for pixels
+    threads: int | None  # None if the runtime chooses
+    call_files: Callable[[Any], Outputs] | None = None  # takes JPEG and PNG files as strings (batch,)
 
     def batches(self, images: np.ndarray, size: int = BATCH) -> Iterator[tuple[np.ndarray, int]]:
         """Yield batches of the file's size, else of `size`, each with the number of its images that are not padding."""
@@ -69,9 +60,8 @@ def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
         threads: number of threads for a .tflite file.
 
     Returns:
-        A function of prepared images, float32 (batch, height, width, channels), or of uint8 pixels if the file takes
-        those. It returns the file's main output: logits, else probabilities or features, (batch, ...). It raises a
-        ValueError if there is no image.
+        A function from prepared images, float32 (batch, height, width, channels), or uint8 pixels if the file takes
+        those, to (batch, ...): logits, else probabilities or features. It raises a ValueError for an empty batch.
 
     Raises:
         FileNotFoundError: there is nothing at `path`.
@@ -98,7 +88,7 @@ def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
 
 
 def main_output(outputs: Outputs) -> np.ndarray:
-    """Return the logits where there are some, else the probabilities, the features or the first output."""
+    """Return the logits if there are some, else the probabilities, the features or the first output."""
     known = [name for name in MAIN_OUTPUTS if name in outputs] or list(outputs)
     return outputs[known[0]]
 
@@ -118,14 +108,9 @@ def _load_saved_model(path: Path) -> ExportedModel:
         )
     files = _find_signature(loaded, FILE_SIGNATURES, rank=1, is_text=True)
     call, spec = images
-    return ExportedModel(
-        call=call,
-        shape=tuple(spec.shape[1:]),
-        batch=spec.shape[0],
-        dtype=spec.dtype.name,
-        threads=None,
-        call_files=None if files is None else files[0],
-    )
+    batch, *shape = spec.shape
+    call_files = files[0] if files else None
+    return ExportedModel(call, tuple(shape), batch, spec.dtype.name, threads=None, call_files=call_files)
 
 
 def _find_signature(
@@ -143,7 +128,7 @@ def _find_signature(
 
 
 def _call_signature(loaded: Any, name: str, argument: str, spec: Any, batch: Any) -> Outputs:
-    """Run a signature of all that was loaded: alone it would not keep its variables."""
+    """Run a signature; `loaded` keeps its variables alive."""
     import tensorflow as tf
 
     outputs = loaded.signatures[name](**{argument: tf.constant(batch, spec.dtype)})
@@ -178,7 +163,7 @@ def _load_litert(path: Path, threads: int) -> ExportedModel:
 
 
 def _quantized(values: np.ndarray, tensor: Any) -> np.ndarray:
-    """Return floats as the integers of a quantized tensor; of other tensors the values as they are."""
+    """Return floats as the integers of a quantized tensor; unchanged for other tensors."""
     (scale, zero_point), dtype = tensor["quantization"], tensor["dtype"]
     if not scale:
         return values.astype(dtype, copy=False)
@@ -187,7 +172,7 @@ def _quantized(values: np.ndarray, tensor: Any) -> np.ndarray:
 
 
 def _dequantized(values: np.ndarray, tensor: Any) -> np.ndarray:
-    """Return the integers of a quantized tensor as floats; of other tensors the values as they are."""
+    """Return the integers of a quantized tensor as floats; unchanged for other tensors."""
     scale, zero_point = tensor["quantization"]
     return ((values.astype(np.float32) - zero_point) * scale).astype(np.float32) if scale else values
 

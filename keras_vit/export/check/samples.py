@@ -1,4 +1,4 @@
-"""Draw built-in images for verification without images of the user: always the same, and different from each other."""
+"""Draw built-in images for verification: always the same, and different from each other."""
 
 from __future__ import annotations
 
@@ -26,15 +26,7 @@ def pixels(config: ViTConfig, count: int, size: tuple[int, int] | None = None) -
 
 
 def draw(shape: tuple[int, int, int], count: int) -> np.ndarray:
-    """Draw smooth random fields, gradients, checkerboards and noise, in several contrasts and brightnesses.
-
-    Args:
-        shape: (height, width, channels).
-        count: number of images.
-
-    Returns:
-        uint8 (count, height, width, channels).
-    """
+    """Draw patterns in several contrasts: uint8 (count, *shape), with `shape` (height, width, channels)."""
     random = np.random.default_rng(0)
     drawn = np.empty((count, *shape), np.uint8)
     for number, image in enumerate(drawn):
@@ -67,7 +59,6 @@ def _gradient(random: np.random.Generator, height: int, width: int, channels: in
 
 
 def _checkerboard(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
-    """Draw squares of two colours."""
     squares = SQUARES[random.integers(len(SQUARES))]
     rows, columns = (np.arange(side) * squares // side for side in (height, width))
     first, second = random.uniform(size=(2, channels))

@@ -1,4 +1,4 @@
-"""Check what a LiteRT file consists of before it is run: operators, tensors, size."""
+"""Check the operators, tensors and size of a LiteRT file before it is run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Structure:
 
 
 def read_structure(path: str | os.PathLike[str]) -> Structure:
-    """Read a .tflite file without its weights; raise a ValueError if it is none, or damaged."""
+    """Read a .tflite file without its weights; raise a ValueError if it is no such file, or damaged."""
     size = Path(path).stat().st_size
     if size < 8:
         raise ValueError(f"{path} is no LiteRT file: it has {size} bytes")
@@ -61,7 +61,7 @@ def _parse(litert_schema: Any, content: memoryview) -> Structure:
 
 
 def find_problems(path: Path) -> list[str]:
-    """Return what keeps a .tflite file from running on every device, one phrase each; raise as `read_structure`."""
+    """Return one phrase for each reason why a .tflite file does not run on every device; raise as `read_structure`."""
     structure = read_structure(path)
     custom = sorted(name for name in structure.operators if name.startswith("CUSTOM"))
     variables = sorted(structure.operators & VARIABLE_OPERATORS)
@@ -78,8 +78,8 @@ def find_problems(path: Path) -> list[str]:
 def expected_bytes(model: keras.Model, mode: Mode | None, size: tuple[int, int]) -> tuple[int, int]:
     """Return the least and the most bytes that a file of the model may have, without labels.
 
-    Kernels are stored with the mode's bits (4 to 32 without a mode), other weights as float32. Some of the others are
-    folded away: the lower bound counts kernels alone. A file that resizes images has matrices for that.
+    Kernels have the mode's bits (4 to 32 without a mode), other weights are float32. Some of those are folded into the
+    kernels, so the lower bound counts kernels alone. A file that resizes images has matrices for that.
     """
     least_bits, most_bits = (4, 32) if mode is None else mode.bits
     kernels = sum(math.prod(v.shape) for v in model.variables if v.path.endswith("kernel"))
@@ -97,7 +97,7 @@ def expected_bytes(model: keras.Model, mode: Mode | None, size: tuple[int, int])
 
 
 def find_size_problems(path: Path, model: keras.Model, mode: Mode | None, size: tuple[int, int]) -> list[str]:
-    """Return one phrase if the file has not the `expected_bytes`, and none if it has."""
+    """Return one phrase if the file's size is not within `expected_bytes`, else none."""
     least, most = expected_bytes(model, mode, size)
     found = path.stat().st_size - _archive_bytes(path)
     if least <= found <= most:

@@ -47,13 +47,11 @@ def verify(
         model: a VisionTransformer, or another Keras model with one input and one output.
         path: of a SavedModel's folder or a .tflite file. If a SavedModel takes image files, those are compared too.
         images: prepared images, float32 (batch, height, width, channels), or anything that `model.preprocess` takes:
-            pixels, PIL images, paths. None takes built-in patterns. A file that takes pixels receives them as pixels,
-            and the model what `preprocess` makes of these.
-        mode: by which the file was quantized, a name or a path to a .toml file. It sets the thresholds and the expected
-            size of the file.
-        least_cosine: lowest cosine similarity that is accepted, -1 to 1. None for the mode's, or 0.99 without a mode.
-        least_agreement: least share of images with the same best class, 0 to 1. None for the mode's if there are
-            images, else 0: how a classifier ranks the built-in patterns says little.
+            pixels, PIL images, paths. None takes built-in patterns. A file that takes pixels receives these as pixels.
+        mode: by which the file was quantized, a name or a path to a .toml file: sets thresholds and expected size.
+        least_cosine: lowest accepted cosine similarity, -1 to 1. None for the mode's, or 0.99 without a mode.
+        least_agreement: least share of images with the same best class, 0 to 1. None for the mode's, or 0 on the
+            built-in patterns: how a classifier ranks those says little.
         threads: number of threads for a .tflite file.
         progress: whether to show a progress bar.
 
@@ -61,9 +59,8 @@ def verify(
         The measurements.
 
     Raises:
-        VerificationError: outputs are not finite or too far from the model's; a .tflite file has operators, dimensions
-            or a size that the model does not explain; or a SavedModel prepares image files otherwise than
-            `model.preprocess`.
+        VerificationError: outputs are not finite or too far from the model's, a .tflite file has unexpected operators,
+            dimensions or size, or a SavedModel prepares image files otherwise than `model.preprocess`.
         FileNotFoundError: there is nothing at `path`.
         ValueError: the file cannot be loaded, or images do not fit.
         ImportError: for a .tflite file without ai-edge-litert.
@@ -106,7 +103,7 @@ def verify(
 
 
 def lowest_cosine(expected: np.ndarray, received: np.ndarray) -> float:
-    """Return the lowest cosine similarity of an image's outputs, (images, ...) each; 1 for equal ones, even zeros."""
+    """Return the lowest cosine similarity of an image's outputs, each (images, ...); 1 for equal ones, even zeros."""
     x, y = (values.reshape(len(values), -1).astype(np.float64) for values in (expected, received))
     norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     cosines = np.einsum("ij,ij->i", x, y) / np.maximum(norms, np.finfo(np.float32).tiny)
@@ -115,7 +112,6 @@ def lowest_cosine(expected: np.ndarray, received: np.ndarray) -> float:
 
 
 def _raise_problems(path: Path, problems: list[str]) -> None:
-    """Raise a VerificationError if there are problems."""
     if problems:
         raise VerificationError(f"{path} {'; it '.join(problems)}")
 
@@ -156,12 +152,9 @@ def _model_outputs(model: keras.Model, images: np.ndarray, names: list[str]) -> 
 
 
 def _files_error(model: keras.Model, path: Path, file: ExportedModel) -> float | None:
-    """Return the largest difference between the answers to PNG files and the model's to their pixels.
+    """Return the largest difference of the answers to PNG files from the model's; None if the file takes none.
 
-    None for an exported file that takes no image files.
-
-    Raises:
-        VerificationError: image files are prepared otherwise than by `model.preprocess`.
+    A VerificationError says if it prepares them otherwise than `model.preprocess`.
     """
     if file.call_files is None or file.dtype != "float32" or not isinstance(model, VisionTransformer):
         return None
@@ -182,7 +175,7 @@ def _files_error(model: keras.Model, path: Path, file: ExportedModel) -> float |
 
 
 def _difference(expected: np.ndarray, received: np.ndarray) -> float:
-    """Return the largest difference, divided by the largest value where that is above 1."""
+    """Return the largest difference, divided by the largest value if that is above 1."""
     return float(np.abs(received - expected).max() / max(1.0, float(np.abs(expected).max())))
 
 
@@ -195,7 +188,7 @@ def _compare(
     threads: int | None = None,
     mode: str | None = None,
 ) -> Report:
-    """Compare a file's outputs with the model's; raise a VerificationError where shapes differ."""
+    """Compare a file's outputs with the model's; raise a VerificationError if shapes differ."""
     pairs = [(name, values.shape, received[name].shape) for name, values in expected.items()]
     _raise_problems(
         path, [f"gives {name} of shape {got}, the model {want}" for name, want, got in pairs if want != got]

@@ -23,22 +23,10 @@ _TOO_LARGE = f"An image has 1 to {MAX_PIXELS:,} pixels; these sides or numbers i
 
 
 def strict(files: Any, config: ViTConfig) -> Any:
-    """Decode and prepare JPEG and PNG files; a bad file fails the call.
+    """Decode and prepare JPEG and PNG files, strings (batch,): float32 (batch, height, width, channels).
 
-    Decoding is that of `keras_vit.model.preprocess.decode`, equal to Pillow's (CMYK within one level): the accurate
-    DCT, palettes in colour, alpha dropped, the upper 8 of 16 bits, the orientation in EXIF ignored.
-
-    Args:
-        files: strings (batch,); the batch may be empty.
-        config: of the model.
-
-    Returns:
-        float32 (batch, height, width, channels).
-
-    Raises:
-        tf.errors.InvalidArgumentError: when run, for files that are neither JPEG nor PNG, are damaged, have more than
-            MAX_PIXELS, or are CMYK without Adobe's mark, which libjpeg and Pillow read differently. Headers are checked
-            before anything is decoded.
+    The pixels are those of `preprocess.decode` and Pillow (CMYK within one level). If a file is damaged, too large, of
+    another format, or CMYK without Adobe's mark, the call fails. Headers are checked before anything is decoded.
     """
     is_jpeg, is_png, fits = _read_headers(files)
     is_known = is_jpeg | is_png
@@ -58,11 +46,7 @@ def strict(files: Any, config: ViTConfig) -> Any:
 
 
 def tolerant(files: Any, config: ViTConfig) -> tuple[Any, Any]:
-    """Decode and prepare files like `strict`, with zeros for a bad file.
-
-    Returns:
-        float32 (batch, height, width, channels), and bool (batch,): which files are good.
-    """
+    """Decode and prepare files like `strict`, with zeros for a bad file; return also bool (batch,): which are good."""
     is_jpeg, is_png, fits = _read_headers(files)
     numbers = tf.where((is_jpeg | is_png) & fits)[:, 0]
     stream = tf.data.Dataset.from_tensor_slices(numbers).map(
@@ -82,7 +66,7 @@ def tolerant(files: Any, config: ViTConfig) -> tuple[Any, Any]:
 
 
 def _stream_options() -> Any:
-    """Return options without the tuning that TensorFlow starts for each new pipeline, which here is each call."""
+    """Return options without tuning, which TensorFlow would start anew at each call."""
     options = tf.data.Options()
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
@@ -117,7 +101,7 @@ def _decode_and_prepare(file: Any, is_jpeg: Any, config: ViTConfig) -> Any:
 def _read_headers(files: Any) -> tuple[Any, Any, Any]:
     """Return three bool tensors (batch,): whether a file is a JPEG, is a PNG, and does not claim too many pixels.
 
-    A JPEG's size stands further back: it is checked when the file is decoded.
+    The size of a JPEG is checked later, when it is decoded.
     """
     headers = tf.where(tf.strings.length(files) >= len(_EMPTY_PNG), files, _EMPTY_PNG)
     is_jpeg, is_png = (tf.strings.substr(headers, 0, len(magic)) == magic for magic in (_JPEG, _PNG))
@@ -132,5 +116,5 @@ def _fits(sides: Any) -> Any:
 
 
 def _require(condition: Any, *words: Any) -> Any:
-    """Return an operation that fails with these words if the condition is false, without tf.debugging's branch."""
+    """Return an operation that fails with these words if the condition is false, without the branch of tf.debugging."""
     return tf.raw_ops.Assert(condition=condition, data=[tf.convert_to_tensor(word) for word in words])

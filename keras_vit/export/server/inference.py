@@ -1,4 +1,4 @@
-"""Compute a model's answers as they are served: without what the answer does not need."""
+"""Compute a model's served outputs, without the parts that they do not need."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Outputs = dict[str, Any]  # tensors by name
 
 
 def float32_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
-    """Return the model as a function: prepared images -> "features", the input of the head, and with a head "logits".
+    """Return the model as a function: prepared images -> float32 "features", the head's input, and "logits" if any.
 
-    The outputs are float32. For classifiers that read the class token, the last block computes that token only.
+    For classifiers that read the class token, the last block computes that token only.
     """
     config = model.config
     if config.classifier != "token" or config.position == "relative":
@@ -41,7 +41,7 @@ def float32_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
 
 
 def bfloat16_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
-    """Return `float32_function` with matrix products in bfloat16, from the model's own float32 weights."""
+    """Return `float32_function` with matrix products in bfloat16, from the model's float32 weights."""
     with vit.uninitialized():
         bfloat16_model = VisionTransformer(model.config, dtype="mixed_bfloat16", name=model.name)
     if len(bfloat16_model.variables) != len(model.variables):
@@ -62,13 +62,10 @@ def bfloat16_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
 def _last_block(block: vit.EncoderBlock, x: Any, *, count: int) -> Any:
     """Return the block's output for the first `count` tokens, which attend to all tokens."""
     normed, kept = block.norm1(x), x[:, :count]
-    for scale, branch in (
-        (block.scale1, lambda _: block.attention(normed[:, :count], normed)),
-        (block.scale2, lambda tokens: block.mlp(block.norm2(tokens))),
-    ):
-        update = branch(kept)
-        kept = kept + (update if scale is None else scale(update))
-    return kept
+    update = block.attention(normed[:, :count], normed)
+    kept = kept + (update if block.scale1 is None else block.scale1(update))
+    update = block.mlp(block.norm2(kept))
+    return kept + (update if block.scale2 is None else block.scale2(update))
 
 
 def _heads(model: VisionTransformer, tokens: list[Any]) -> Outputs:

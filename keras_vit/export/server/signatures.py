@@ -1,4 +1,4 @@
-"""Build the signatures of a SavedModel: what a server can ask of a model."""
+"""Build the signatures of a SavedModel, by which a server calls the model."""
 
 from __future__ import annotations
 
@@ -22,13 +22,10 @@ BFLOAT16 = "_bfloat16"  # suffix of the signatures with products in bfloat16
 def build(
     model: VisionTransformer, *, labels: Sequence[str] | None, top: int, bfloat16: bool
 ) -> tuple[Any, dict[str, Any]]:
-    """Return a tf.Module that holds the model's weights, each once, and its signatures.
+    """Return a tf.Module with the model's weights, each once, and its functions by the names of their signatures.
 
-    It holds the TensorFlow variables themselves: behind Keras's wrappers the C++ loader does not find them, and
-    `model.export` stores each of them twice (keras issue 23553).
-
-    The arguments are those of `export.saved_model`, with the labels as names. The module's functions are returned by
-    the names of their signatures.
+    The weights are TensorFlow variables: inside Keras variables the C++ loader does not find them, and `model.export`
+    stores each twice (keras issue 23553).
     """
     config = model.config
     files = tf.TensorSpec((None,), tf.string, name="image_bytes")
@@ -71,7 +68,7 @@ def build(
 
 
 def _answer_function(config: ViTConfig, labels: Sequence[str] | None, top: int) -> Callable[..., Outputs]:
-    """Return the function from what the model computes to what a caller receives."""
+    """Return a function from the model's outputs to the signature's outputs."""
     names = np.array(labels if labels is not None else [str(number) for number in range(config.num_classes)], object)
 
     def answer(computed: Outputs, *, logits: bool = False) -> Outputs:
@@ -91,6 +88,6 @@ def _features(computed: Outputs) -> Outputs:
 
 
 def _mask(value: Any, valid: Any) -> Any:
-    """Return the rows of valid images; in the other rows zeros and empty strings."""
+    """Replace the rows of bad images by zeros or empty strings."""
     rows = tf.reshape(valid, (-1, *[1] * (value.shape.rank - 1)))
     return tf.where(rows, value, tf.constant("" if value.dtype == tf.string else 0, value.dtype))

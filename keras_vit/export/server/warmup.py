@@ -1,4 +1,4 @@
-"""Write the requests that TensorFlow Serving replays before it serves: the first call of each batch size is slow."""
+"""Write warmup requests for TensorFlow Serving: the first call of each batch size is slow."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def check_batch_sizes(batch_sizes: Iterable[int]) -> list[int]:
 def write(folder: Path, signatures: Iterable[str], batch_sizes: Sequence[int]) -> None:
     """Write a request of tiny JPEG files for every signature and batch size into a SavedModel's folder.
 
-    The file is a TFRecord of tensorflow.serving.PredictionLog messages (tensorflow_serving/apis/prediction_log.proto),
-    encoded here: four nested fields do not need the package. A ValueError says if there are more than a server accepts.
+    The file is a TFRecord of tensorflow.serving.PredictionLog messages (tensorflow_serving/apis/prediction_log.proto).
+    They are encoded here, which needs no further package. A ValueError says if there are more than MAX_RECORDS.
     """
     names = list(signatures)
     if len(batch_sizes) * len(names) > MAX_RECORDS:
