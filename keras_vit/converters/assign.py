@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ import numpy as np
 from keras_vit import position
 from keras_vit._util.text import nearest
 from keras_vit.converters import layout
-from keras_vit.converters.containers import Container
 from keras_vit.converters.layout import POSITION
 from keras_vit.converters.source import Checkpoint
 from keras_vit.converters.table import Source, Table
@@ -92,14 +92,15 @@ def assign(checkpoint: Checkpoint, model: Any, variables: Mapping[str, Any], *, 
 
     After a CheckpointError (a tensor is damaged or not finite) the model is incomplete and must not be used.
     """
-    reader = _Reader(checkpoint.container)
+    # The parts of a tensor (timm's qkv) are assigned one after the other: read it once.
+    read = functools.lru_cache(maxsize=1)(checkpoint.container.read)
     for path, variable in variables.items():
         source = checkpoint.match.sources.get(path)
         if source is None:  # zero without a tensor, as `check` found
             variable.assign(np.zeros(variable.shape))
             continue
         shape = _shape_in_file(path, tuple(variable.shape), checkpoint.config)
-        value = layout.to_variable(reader.read(source.tensor), source, checkpoint.table.layout, shape)
+        value = layout.to_variable(read(source.tensor), source, checkpoint.table.layout, shape)
         if not allow_nonfinite and not is_finite(value):
             raise CheckpointError(
                 f"{checkpoint.container.path}: {source.tensor} holds values that are not finite; "
@@ -156,19 +157,6 @@ def _lazy_tensor(pieces: list[tuple[Source, Any]], table: Table) -> LazyTensor:
         return values[0] if len(values) == 1 else np.concatenate(values)
 
     return LazyTensor(shape, make)
-
-
-class _Reader:
-    """Reads tensors and keeps the last one: the parts of a tensor (timm's qkv) are read one after the other."""
-
-    def __init__(self, container: Container) -> None:
-        self.container = container
-        self.last: tuple[str, np.ndarray | None] = ("", None)
-
-    def read(self, name: str) -> np.ndarray:
-        if self.last[0] != name or self.last[1] is None:
-            self.last = (name, self.container.read(name))
-        return self.last[1]  # type: ignore[return-value]
 
 
 def _shape_in_file(path: str, shape: tuple[int, ...], file_config: ViTConfig) -> tuple[int, ...]:

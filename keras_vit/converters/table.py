@@ -256,8 +256,10 @@ def _read_table(path: Path) -> Table:
     try:
         raw["without"] = {variable: _typed(fields) for variable, fields in raw.get("without", {}).items()}
         raw |= {key: _typed(raw[key]) for key in ("config", "defaults") if key in raw}
+        # A variable may have several names: each is read, and the first whose conditions hold is written.
+        tensors = {name: [texts] if isinstance(texts, str) else texts for name, texts in raw["tensors"].items()}
         return Table(
-            rows=tuple(row for variable, texts in raw["tensors"].items() for row in _rows(variable, texts)),
+            rows=tuple(_row(variable, text) for variable, texts in tensors.items() for text in texts),
             marks=Marks(tuple(raw["detect"]), tuple(raw.get("detect_absent", ()))),
             names=TensorNames(**_arguments(TensorNames, raw)),
             meaning=Meaning(**_arguments(Meaning, raw)),
@@ -289,11 +291,6 @@ def _json_fields(raw: dict[str, Any]) -> JsonFields:
     if unknown:
         raise ValueError(f"json.fields: the steps are {list(STEPS)[1:]}. Received: {unknown[0]!r}")
     return JsonFields(rules=rules, **{key: value for key, value in raw.items() if key != "fields"})
-
-
-def _rows(variable: str, texts: str | list[str]) -> list[Row]:
-    """Return the rows of one line; of several names each is read, and the first whose conditions hold is written."""
-    return [_row(variable, text) for text in ([texts] if isinstance(texts, str) else texts)]
 
 
 def _row(variable: str, text: str) -> Row:
