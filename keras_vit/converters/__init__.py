@@ -1,7 +1,4 @@
-"""Load and save checkpoints of every known format, by the tables in `converters/`.
-
-Names are imported on first use, because loading imports Keras.
-"""
+"""Load and save checkpoints of every known format. Names are imported on first use, because loading imports Keras."""
 
 from __future__ import annotations
 

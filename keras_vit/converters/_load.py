@@ -62,8 +62,7 @@ def load(
     Example:
 
     >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="google")
-    >>> larger = keras_vit.converters.load(path, image_size=40)
-    >>> larger.config.grid
+    >>> keras_vit.converters.load(path, image_size=40).config.grid
     (10, 10)
     """
     changes = {
@@ -94,11 +93,10 @@ def build(
 
     Example:
 
-    >>> from keras_vit.converters.source import opened
+    >>> from keras_vit.converters.source import open_checkpoint
     >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="google")
-    >>> with opened(path) as checkpoint:
-    ...     model = keras_vit.converters.build(checkpoint, {"num_classes": 3})
-    >>> model.output_shape
+    >>> with open_checkpoint(path) as checkpoint:
+    ...     keras_vit.converters.build(checkpoint, {"num_classes": 3}).output_shape
     (None, 3)
     """
     config = checkpoint.written.replace(**changes)
@@ -207,7 +205,7 @@ def _to_facts(config: ViTConfig | Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _new_layers(checkpoint: Checkpoint, config: ViTConfig) -> tuple[str, ...]:
-    """Return the layers that are not read from the file: a head of another width, or behind pre_logits left out."""
+    """Return the layers not read from the file: heads of another width, or heads after pre_logits that are left out."""
     heads = ("head/", "head_distillation/")
     if config.representation_size is None and "pre_logits/kernel" in checkpoint.match.sources:
         return (*heads, "pre_logits/")

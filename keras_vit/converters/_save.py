@@ -31,13 +31,12 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
         The path of the file.
 
     Raises:
-        CheckpointError: the format cannot express the model; the message names what it cannot, nothing is written.
+        CheckpointError: the format cannot express the model; the message says why, and nothing is written.
         TypeError: it is not a VisionTransformer.
 
     Example:
 
-    >>> model = keras_vit.zoo.load("digits")
-    >>> keras_vit.converters.save(model, "digits.npz", format="google").name
+    >>> keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="google").name
     'digits.npz'
     """
     if not isinstance(model, VisionTransformer):

@@ -1,7 +1,8 @@
-"""Put every tensor of a file into exactly one variable of a model, or change nothing; and the reverse."""
+"""Check and assign the tensors of a file to the variables of a model, and collect them for a file to write."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ import numpy as np
 from keras_vit import position
 from keras_vit._util.text import nearest
 from keras_vit.converters import layout
-from keras_vit.converters.containers import Container
 from keras_vit.converters.layout import POSITION
 from keras_vit.converters.source import Checkpoint
 from keras_vit.converters.table import Source, Table
@@ -22,10 +22,7 @@ from keras_vit.model.config import ViTConfig
 
 
 def variables_by_path(model: Any) -> dict[str, Any]:
-    """Return the variables of a model that a checkpoint holds, by path: "block_0/norm1/gamma".
-
-    A path starts with the layer's own name, wherever the model was built.
-    """
+    """Return the variables of a model that a checkpoint holds, by path from the layer on: "block_0/norm1/gamma"."""
     variables = {}
     for layer in model.layers:
         for variable in layer.weights:
@@ -43,22 +40,16 @@ def as_array(variable: Any) -> np.ndarray:
 
 def is_finite(value: np.ndarray) -> bool:
     """Return whether every number is finite."""
-    # A sum needs no temporary array. It may overflow though every value is finite: only a finite sum is an answer.
+    # The sum needs no temporary array, but may overflow though every value is finite: then each one is checked.
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(value.sum()) or np.isfinite(value).all())
 
 
 def check(checkpoint: Checkpoint, variables: Mapping[str, Any], *, skip: tuple[str, ...] = ()) -> None:
-    """Compare the tensors of a file with the variables of a model, by headers only.
+    """Raise a CheckpointError that names every tensor of a file that is missing, left over or of another shape.
 
-    Args:
-        checkpoint: the open file.
-        variables: the model's weights, by path.
-        skip: starts of the paths of variables that the file may hold and the model does not need.
-
-    Raises:
-        CheckpointError: they do not fit; the message lists every tensor that is missing, left over or of another
-            shape, each with the nearest name.
+    Only headers are read. `variables` are the model's weights by path; paths that start with one of `skip` may be in
+    the file without being in the model.
     """
     match = checkpoint.match
     misfits = [text for path, variable in variables.items() if (text := _misfit(checkpoint, path, variable))]
@@ -99,17 +90,17 @@ def _misfit(checkpoint: Checkpoint, path: str, variable: Any) -> str | None:
 def assign(checkpoint: Checkpoint, model: Any, variables: Mapping[str, Any], *, allow_nonfinite: bool = False) -> None:
     """Read every variable of a model from a file; position embeddings are interpolated to the model's grid.
 
-    Raises:
-        CheckpointError: a tensor is damaged or not finite. The model is then incomplete and must not be used.
+    After a CheckpointError (a tensor is damaged or not finite) the model is incomplete and must not be used.
     """
-    reader = _Reader(checkpoint.container)
+    # The parts of a tensor (timm's qkv) are assigned one after the other: read it once.
+    read = functools.lru_cache(maxsize=1)(checkpoint.container.read)
     for path, variable in variables.items():
         source = checkpoint.match.sources.get(path)
         if source is None:  # zero without a tensor, as `check` found
             variable.assign(np.zeros(variable.shape))
             continue
         shape = _shape_in_file(path, tuple(variable.shape), checkpoint.config)
-        value = layout.to_variable(reader.read(source.tensor), source, checkpoint.table.layout, shape)
+        value = layout.to_variable(read(source.tensor), source, checkpoint.table.layout, shape)
         if not allow_nonfinite and not is_finite(value):
             raise CheckpointError(
                 f"{checkpoint.container.path}: {source.tensor} holds values that are not finite; "
@@ -131,13 +122,7 @@ def _resized(value: np.ndarray, checkpoint: Checkpoint, config: ViTConfig) -> np
 
 
 def collect(variables: Mapping[str, Any], sources: Mapping[str, Source], table: Table) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of every tensor of a file; values are made when they are written.
-
-    Args:
-        variables: of the model, by path.
-        sources: the tensor of each.
-        table: of the format.
-    """
+    """Yield the name of every tensor of a file, and its value, which is made only when it is written."""
     parts: dict[str, list[tuple[Source, Any]]] = {}
     for path, source in sources.items():
         parts.setdefault(source.tensor, []).append((source, variables[path]))
@@ -147,12 +132,7 @@ def collect(variables: Mapping[str, Any], sources: Mapping[str, Source], table: 
 
 @dataclass(frozen=True)
 class LazyTensor:
-    """A float32 tensor that is made when NumPy asks for it, so that only one is in memory while a file is written.
-
-    Attributes:
-        shape: of the tensor.
-        make: returns its value.
-    """
+    """A float32 tensor that `make` returns when NumPy asks for it: only one is in memory while a file is written."""
 
     shape: tuple[int, ...]
     make: Callable[[], np.ndarray]
@@ -177,19 +157,6 @@ def _lazy_tensor(pieces: list[tuple[Source, Any]], table: Table) -> LazyTensor:
         return values[0] if len(values) == 1 else np.concatenate(values)
 
     return LazyTensor(shape, make)
-
-
-class _Reader:
-    """Reads tensors and keeps the last one: the parts of a tensor (timm's qkv) are read one after the other."""
-
-    def __init__(self, container: Container) -> None:
-        self.container = container
-        self.last: tuple[str, np.ndarray | None] = ("", None)
-
-    def read(self, name: str) -> np.ndarray:
-        if self.last[0] != name or self.last[1] is None:
-            self.last = (name, self.container.read(name))
-        return self.last[1]  # type: ignore[return-value]
 
 
 def _shape_in_file(path: str, shape: tuple[int, ...], file_config: ViTConfig) -> tuple[int, ...]:

@@ -22,11 +22,7 @@ _MISSING = object()
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-        CheckpointError: the file is too large, damaged, or holds something else.
-    """
+    """Return the object in a JSON file; raise a CheckpointError if it is too large, damaged, or no object."""
     size = path.stat().st_size
     if size > MAX_JSON_BYTES:
         raise CheckpointError(f"{path} has {size:,} bytes; a config.json has at most {MAX_JSON_BYTES:,}")
@@ -43,9 +39,6 @@ def read_beside(weights: Path, spelling: JsonFields) -> dict[str, Any]:
     """Return the fields of ViTConfig that the config.json beside a file of weights states; {} without one.
 
     A config.json that keras_vit wrote for another file in the folder is ignored.
-
-    Raises:
-        CheckpointError: it is damaged, or describes a model that is not read.
     """
     path = weights.parent / "config.json"
     values = read_object(path) if path.is_file() else {}
@@ -56,15 +49,7 @@ def read_beside(weights: Path, spelling: JsonFields) -> dict[str, Any]:
 
 
 def to_fields(values: Mapping[str, Any], spelling: JsonFields) -> dict[str, Any]:
-    """Convert a config.json to fields of ViTConfig (nested ones as dicts).
-
-    Args:
-        values: the object in the file.
-        spelling: of the format.
-
-    Raises:
-        CheckpointError: a value is not known, or such a model is not read.
-    """
+    """Convert the object in a config.json to fields of ViTConfig, nested ones as dicts; raise for an unknown value."""
     _check_known(values, spelling)
     fields = _fields_of_name(str(_get(values, spelling.name)), spelling)
     for path, (name, step) in spelling.rules.items():
@@ -87,15 +72,7 @@ def to_fields(values: Mapping[str, Any], spelling: JsonFields) -> dict[str, Any]
 
 
 def to_json(config: ViTConfig, spelling: JsonFields) -> dict[str, Any]:
-    """Convert a config to the object in a config.json.
-
-    Args:
-        config: of the model.
-        spelling: of the format.
-
-    Raises:
-        CheckpointError: the format has no word for some values; the message names them all.
-    """
+    """Convert a config to the object in a config.json; raise for values that the format cannot express."""
     values: dict[str, Any] = {}
     fields = config.to_dict()
     for path, value in [*spelling.constants.items(), *_kind(fields, spelling).items()]:
@@ -130,11 +107,7 @@ def save(weights: Path, values: Mapping[str, Any], spelling: JsonFields) -> None
 
 
 def check_overwrite(weights: Path, values: Mapping[str, Any], spelling: JsonFields) -> None:
-    """Check what `save` would overwrite; warn about a file that keras_vit wrote for other weights.
-
-    Raises:
-        CheckpointError: keras_vit did not write the file.
-    """
+    """Raise if `save` would overwrite a file of another program; warn if keras_vit wrote the file for other weights."""
     for path, _ in _parts(weights.parent, values, spelling):
         present = read_object(path) if path.is_file() else {_WRITTEN_BY: "keras_vit"}
         if present.get(_WRITTEN_BY) != "keras_vit":
@@ -148,7 +121,7 @@ def check_overwrite(weights: Path, values: Mapping[str, Any], spelling: JsonFiel
 
 
 def _describes_other_file(values: Mapping[str, Any], weights: Path) -> bool:
-    """Return whether a config.json is of another file that exists; a missing one was renamed to this one."""
+    """Return whether a config.json describes another file that exists (a missing one was renamed to this one)."""
     described = Path(str(values.get(_WEIGHTS, weights.name))).name
     return described != weights.name and (weights.parent / described).is_file()
 
@@ -173,7 +146,7 @@ def _fields_of_name(name: str, spelling: JsonFields) -> dict[str, Any]:
 
 
 def _check_known(values: Mapping[str, Any], spelling: JsonFields) -> None:
-    """Raise if a config.json has a key that no field of ViTConfig stands for: the model might compute another thing."""
+    """Raise if a config.json has a key that no field of ViTConfig stands for: it might change the model."""
     for path, accepted in spelling.accepts.items():
         value = _get(values, path)
         if accepted and value is not _MISSING and value not in accepted:

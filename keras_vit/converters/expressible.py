@@ -42,32 +42,19 @@ _FEATURES = {
 
 @dataclass(frozen=True)
 class WritePlan:
-    """How a model is written in a format.
+    """How a model is written in a format."""
 
-    Attributes:
-        sources: path of a variable -> its tensor.
-        json_values: the object of its config.json; None for a format without one.
-        inferred_config: the config that a reader infers from the tensors alone.
-        missing_fields: fields that a reader cannot infer from the tensors.
-        inexact: fields that the format cannot state and that change the last digits, as texts.
-    """
-
-    sources: dict[str, Source]
-    json_values: dict[str, Any] | None
-    inferred_config: ViTConfig
-    missing_fields: tuple[str, ...]
-    inexact: tuple[str, ...]
+    sources: dict[str, Source]  # path of a variable -> its tensor
+    json_values: dict[str, Any] | None  # the object in its config.json; None for a format without one
+    inferred_config: ViTConfig  # what a reader infers from the tensors alone
+    missing_fields: tuple[str, ...]  # fields that a reader cannot infer from the tensors
+    inexact: tuple[str, ...]  # fields that the format cannot state and that change the last digits, as texts
 
 
 def formats_of(config: ViTConfig) -> dict[str, bool]:
-    """Return the formats that can hold a model; nothing is built.
+    """Return the formats that can hold a model, and whether their other readers compute the same digits.
 
-    Args:
-        config: of the model.
-
-    Returns:
-        Name of a format -> whether its other readers compute the same digits. Where they do not, `converters.save`
-        writes the model with a warning: their logits differ from about the fourth digit on (another GELU or epsilon).
+    Where they do not (another GELU or epsilon), `converters.save` warns: the logits differ from about digit four.
     """
     result = {}
     for table in map(load_table, formats()):
@@ -79,15 +66,9 @@ def formats_of(config: ViTConfig) -> dict[str, bool]:
 
 
 def plan(config: ViTConfig, shapes: Shapes, table: Table) -> WritePlan:
-    """Decide how a model is written in a format.
+    """Decide how a model is written in a format; raise a CheckpointError that names all that the format cannot express.
 
-    Args:
-        config: of the model as it is written, see `layout.written_config`.
-        shapes: of its variables, by path.
-        table: of the format.
-
-    Raises:
-        CheckpointError: the format cannot express the model; the message names everything that it cannot.
+    `config` is that of `layout.written_config`; `shapes` are those of the variables by path.
     """
     sources = _check_places(config, shapes, table)
     inferred_config, missing_fields = _infer_from_tensors(config, shapes, sources, table)
@@ -132,11 +113,7 @@ def _infer_from_tensors(
 def _check_expressible(
     config: ViTConfig, inferred: ViTConfig, json_fields: Mapping[str, Any], table: Table
 ) -> tuple[str, ...]:
-    """Return the fields in which other readers differ by digits.
-
-    Raises:
-        CheckpointError: they would read another model.
-    """
+    """Return the fields in which other readers differ by digits; raise if they would read another model."""
     stated = set() if table.json is None else table.json.stated_fields
     from_tensors = {"resnet", *(name for fields in table.meaning.without.values() for name in fields)}
     ours, theirs = config.to_dict(), inferred.to_dict()

@@ -25,37 +25,21 @@ _NOT_COMPARED = {"classifier", "layer_scale", "representation_size"}
 
 @dataclass(frozen=True)
 class Hints:
-    """Fields of ViTConfig that are known of a file beside the shapes of its tensors; later ones win.
+    """Fields of ViTConfig that are known of a file beside the shapes of its tensors; later ones win."""
 
-    Attributes:
-        row_fields: implied by the presence of tensors.
-        json_fields: stated in its config.json.
-        recorded_fields: noted by keras_vit, if it wrote the file.
-        caller_fields: stated by the caller.
-        num_heads: of the architecture that the caller expects; used if nothing else states it.
-        image_size: that the caller wants; used for files that do not tell their own.
-    """
-
-    row_fields: Mapping[str, Any] = field(default_factory=dict)
-    json_fields: Mapping[str, Any] = field(default_factory=dict)
-    recorded_fields: Mapping[str, Any] = field(default_factory=dict)
-    caller_fields: Mapping[str, Any] = field(default_factory=dict)
-    num_heads: int | None = None
-    image_size: Any = None
+    row_fields: Mapping[str, Any] = field(default_factory=dict)  # implied by the presence of tensors
+    json_fields: Mapping[str, Any] = field(default_factory=dict)  # stated in its config.json
+    recorded_fields: Mapping[str, Any] = field(default_factory=dict)  # noted by keras_vit, if it wrote the file
+    caller_fields: Mapping[str, Any] = field(default_factory=dict)  # stated by the caller
+    num_heads: int | None = None  # of the architecture that the caller expects; used if nothing else states it
+    image_size: Any = None  # that the caller wants; used for files that do not state their own
 
 
 def infer(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
-    """Return the config that a file was trained with.
+    """Return the config that a file was trained with, from the shapes of its tensors as variables.
 
-    Args:
-        shapes: of the file's tensors as variables; heads are a separate axis only if the file has one.
-        table: of the file's format.
-        hints: what else is known.
-
-    Raises:
-        CheckpointError: the tensors are not those of a Vision Transformer or contradict the hints, or a fact is
-            missing that the caller must state.
-        ValueError: the caller names a field that does not exist.
+    Heads are a separate axis only if the file has one. Raise a CheckpointError if the tensors are not those of a Vision
+    Transformer, if they contradict the hints, or if the caller must state a fact.
     """
     check_fields(hints.caller_fields)
     for name, ranks in _REQUIRED.items():

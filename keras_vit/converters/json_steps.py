@@ -12,15 +12,10 @@ from keras_vit.model.config import ViTConfig
 
 
 class Step(NamedTuple):
-    """The conversion of a value, both ways. None: the path is only written, or only read.
+    """The conversion of a value in both directions; None where a path is only written, or only read."""
 
-    Attributes:
-        read: value in the config.json -> value of the field.
-        write: (value of the field, config) -> value in the config.json; None leaves the path out.
-    """
-
-    read: Callable[[Any], Any] | None
-    write: Callable[[Any, ViTConfig], Any] | None
+    read: Callable[[Any], Any] | None  # value in the config.json -> value of the field
+    write: Callable[[Any, ViTConfig], Any] | None  # (value of the field, config) -> value in the file; None omits it
 
 
 def _same(value: Any, _: Any = None) -> Any:

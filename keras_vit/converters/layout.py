@@ -87,8 +87,8 @@ def to_tensor(variable: np.ndarray, row: Row, layout: str) -> np.ndarray:
 def written_config(config: ViTConfig, table: Table) -> ViTConfig:
     """Return the config of a model as a format writes it: with or without position rows for the prefix tokens.
 
-    Google's and Hugging Face's files have a row of the position embedding for the class token; big_vision's have none
-    and add it to the token. Both compute the same, so that every model is written either way.
+    Google's and Hugging Face's files have a position row for the class token; big_vision's add it to the token instead.
+    Both compute the same, so that every model can be written either way.
     """
     has_rows = table.meaning.config.get("position_prefix", config.position_prefix)
     # Where every block adds positions, a row is not the same as a part of the token.
@@ -97,15 +97,9 @@ def written_config(config: ViTConfig, table: Table) -> ViTConfig:
 
 
 def move_prefix_rows(arrays: Mapping[str, np.ndarray], has_rows: bool) -> dict[str, np.ndarray]:
-    """Add or remove the rows of the position embedding that belong to the prefix tokens.
+    """Add or remove the prefix tokens' rows of the position embedding; return the arrays that change, by path.
 
-    Args:
-        arrays: the position embedding and the prefix tokens of a model, by path.
-        has_rows: whether the result has the rows.
-
-    Returns:
-        The arrays that change. Added rows are zero, which is exact; removed ones are added to their tokens, which is
-        one rounding.
+    Added rows are zero, which is exact; removed rows are added to their tokens, which rounds once.
     """
     table = arrays[POSITION]
     tokens = {path: arrays[path] for path in PREFIX if path in arrays}
@@ -122,11 +116,7 @@ def move_prefix_rows(arrays: Mapping[str, np.ndarray], has_rows: bool) -> dict[s
 
 
 def drop_zero_prefix(table: np.ndarray, count: int) -> np.ndarray:
-    """Return a position embedding (1, count + grid, hidden_size) without the zero rows that `move_prefix_rows` added.
-
-    Raises:
-        CheckpointError: they are not zero.
-    """
+    """Remove the zero rows that `move_prefix_rows` added to a position embedding (1, count + grid, hidden_size)."""
     if np.any(table[:, :count]):
         raise CheckpointError(f"notes that the first {count} rows of its position embedding are zero, and they are not")
     return table[:, count:]

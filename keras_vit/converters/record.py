@@ -18,12 +18,9 @@ _MAX_LENGTH = 60_000  # a zip comment holds 65,535 bytes; longer lists of labels
 
 
 def to_metadata(config: ViTConfig, inferred_config: ViTConfig, missing_fields: Collection[str] = ()) -> dict[str, str]:
-    """Return the metadata to write: every field in which the model differs from what a reader infers.
+    """Return the metadata to write: every field in which the model differs from the config that a reader infers.
 
-    Args:
-        config: of the model.
-        inferred_config: that a reader infers from the tensors.
-        missing_fields: fields that a reader cannot infer; they are noted though `inferred_config` has them.
+    `missing_fields` are fields that a reader cannot infer: they are noted even where both configs agree.
     """
     ours, theirs = config.to_dict(), inferred_config.to_dict()
     fields = {name: value for name, value in ours.items() if value != theirs[name] or name in missing_fields}
@@ -34,11 +31,7 @@ def to_metadata(config: ViTConfig, inferred_config: ViTConfig, missing_fields: C
 
 
 def from_metadata(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of ViTConfig that a file's metadata note.
-
-    Raises:
-        CheckpointError: the note is damaged.
-    """
+    """Return the fields of ViTConfig that a file's metadata note; raise a CheckpointError if the note is damaged."""
     if KEY not in metadata:
         return {}
     try:

@@ -35,21 +35,13 @@ _SPARE_WEIGHTS = 1 << 22
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An open file that holds a Vision Transformer.
-
-    Attributes:
-        container: the file.
-        table: of its format.
-        match: which tensor is which variable.
-        config: its architecture, at the image size it was trained at.
-        has_zero_rows: whether position rows of zeros for the prefix tokens were added when it was written.
-    """
+    """An open file that holds a Vision Transformer."""
 
     container: Container
     table: Table
     match: Match
-    config: ViTConfig
-    has_zero_rows: bool = False
+    config: ViTConfig  # at the image size it was trained at
+    has_zero_rows: bool = False  # whether zero position rows for the prefix tokens were added when it was written
 
     @property
     def written(self) -> ViTConfig:
@@ -66,18 +58,10 @@ def open_checkpoint(
     num_heads: int | None = None,
     wanted_size: Any = None,
 ) -> Iterator[Checkpoint]:
-    """Open a checkpoint for a `with` statement.
+    """Open a checkpoint, a file or a folder with the weights and a config.json, for a `with` statement.
 
-    Args:
-        path: of the file, or of a folder with the weights and a config.json.
-        facts: fields of ViTConfig that the file cannot state.
-        format: one of `formats()` or a path to a .toml table; None recognises it.
-        num_heads: of the architecture that the caller expects; used if nothing else states it.
-        wanted_size: image size that the caller wants; used for files that do not tell their own.
-
-    Raises:
-        CheckpointError: the file is damaged, hostile, or not a Vision Transformer.
-        FileNotFoundError: there is no such file.
+    `facts` are fields of ViTConfig that the file cannot state. `num_heads` (of the architecture the caller expects) and
+    `wanted_size` (the image size the caller wants) are used only where nothing else states them.
     """
     file = find_weights(Path(path))
     with open_container(file) as container:
@@ -109,17 +93,10 @@ def open_checkpoint(
 
 
 def check_size(container: Container, config: ViTConfig, *, is_size_given: bool = False) -> None:
-    """Compare the size of a model with that of its file, before memory is allocated for it.
+    """Raise a CheckpointError if a model is much larger than its file: a few bytes can describe a model of any size.
 
-    A few bytes can describe a model of any size. Only headers are read.
-
-    Args:
-        container: the open file.
-        config: that the file describes.
-        is_size_given: whether the caller stated the image size, and accepts the memory that it takes.
-
-    Raises:
-        CheckpointError: the model is much larger than the file.
+    Only headers are read, before memory is allocated. `is_size_given` says that the caller stated the image size and
+    accepts the memory that it takes.
     """
     held = sum(math.prod(header.shape) for header in container.headers.values() if header.bytes)
     most = 2 * held + _SPARE_WEIGHTS
@@ -142,11 +119,7 @@ def check_size(container: Container, config: ViTConfig, *, is_size_given: bool =
 
 
 def recognise(container: Container) -> Table:
-    """Return the table of an open file's format, which is recognised by the names of the tensors.
-
-    Raises:
-        CheckpointError: the names are those of no format, or of more than one; the message shows them.
-    """
+    """Return the table of an open file's format, which is recognised by the names of the tensors."""
     tables = [load_table(name) for name in formats()]
     found = [table for table in tables if table.find_prefix(container.headers) is not None]
     if len(found) == 1:
@@ -161,11 +134,7 @@ def recognise(container: Container) -> Table:
 
 
 def find_weights(path: Path) -> Path:
-    """Return the file of weights at a path: the path itself, or the file in a folder.
-
-    Raises:
-        CheckpointError: a folder holds none, or more than one.
-    """
+    """Return the file of weights at a path: the path itself, or the one such file in a folder."""
     if not path.is_dir():
         return path
     for pattern in _WEIGHTS:

@@ -42,25 +42,15 @@ _SCHEMA = {
 
 @dataclass(frozen=True)
 class Row:
-    """One variable of the model and its tensor in a file.
+    """One variable of the model and its tensor in a file."""
 
-    Attributes:
-        variable: Keras path with placeholders, such as "block_{i}/norm1/gamma".
-        tensor: name in the file with the same placeholders; {s-1} counts from one less.
-        part: (index, count): which part of the tensor's first axis; (0, 1) is all of it.
-        rank: number of axes in the file, if ones stand before the variable's own; None for the same axes.
-        only_if: (field of ViTConfig, value): the tensor's presence means this value, and it is written only for it.
-        unless: a tensor; in a file that has it, this row does not apply.
-        beside: a tensor; only in a file that has it, this row applies.
-    """
-
-    variable: str
-    tensor: str
-    part: tuple[int, int] = (0, 1)
-    rank: int | None = None
-    only_if: tuple[str, Any] | None = None
-    unless: str | None = None
-    beside: str | None = None
+    variable: str  # Keras path with placeholders, such as "block_{i}/norm1/gamma"
+    tensor: str  # name in the file with the same placeholders; {s-1} counts from one less
+    part: tuple[int, int] = (0, 1)  # (index, count) of the part of the tensor's first axis; (0, 1) is all of it
+    rank: int | None = None  # number of axes in the file, if ones stand before the variable's own
+    only_if: tuple[str, Any] | None = None  # (field of ViTConfig, value): the tensor exists only with this value
+    unless: str | None = None  # a tensor; the row is ignored in a file that has it
+    beside: str | None = None  # a tensor; the row is ignored in a file that lacks it
 
     @property
     def is_kernel(self) -> bool:
@@ -100,21 +90,13 @@ class Marks:
 
 @dataclass(frozen=True)
 class Meaning:
-    """Fields of ViTConfig that a format implies.
+    """Fields of ViTConfig that a format implies."""
 
-    Attributes:
-        config: values that all its files have, where the tensors do not say otherwise.
-        defaults: values that its users choose, such as preprocessing.
-        without: variable -> fields that its absence implies.
-        zeros: variables that are zero where a file has no tensor for them.
-        refused: combinations of values that the format cannot hold.
-    """
-
-    config: Mapping[str, Any] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    without: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    zeros: tuple[str, ...] = ()
-    refused: tuple[Mapping[str, Any], ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)  # values of all its files, unless the tensors say otherwise
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # values that its users choose, such as preprocessing
+    without: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # variable -> fields its absence implies
+    zeros: tuple[str, ...] = ()  # variables that are zero where a file has no tensor for them
+    refused: tuple[Mapping[str, Any], ...] = ()  # combinations of values that the format cannot hold
 
     def is_zero_without_tensor(self, variable: str) -> bool:
         """Return whether a variable is zero in files that have no tensor for it."""
@@ -130,29 +112,21 @@ class FieldRule(NamedTuple):
 
 @dataclass(frozen=True)
 class JsonFields:
-    """How a config.json spells the fields of ViTConfig.
+    """How a config.json spells the fields of ViTConfig."""
 
-    Attributes:
-        rules: dotted path in the file -> its field and step.
-        values: field -> {spelling: value, or a list of values of which the first is read}; the first spelling of a
-            value is written.
-        name: dotted path of the model's name.
-        names: pattern of such a name -> fields, later ones before earlier ones; or why such a model is not read.
-        accepts: dotted path -> values that are accepted though ViTConfig has no field for them; [] accepts any. Other
-            keys in the same object are refused, because they could change what the model computes.
-        constants: dotted path -> value that is always written.
-        kinds: the first one whose `when` holds and none of whose `unless` is set is written too (its `write`).
-        beside: key -> name of another .json file in the same folder, which is read as if it stood under that key.
-    """
-
-    rules: Mapping[str, FieldRule]
+    rules: Mapping[str, FieldRule]  # dotted path in the file -> its field and step
+    # Field -> {spelling: value, or a list of values of which the first is read}; a value's first spelling is written.
     values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    name: str | None = None
+    name: str | None = None  # dotted path of the model's name
+    # Pattern of such a name -> fields (those of later patterns win), or the reason why such a model is not read.
     names: Mapping[str, Mapping[str, Any] | str] = field(default_factory=dict)
+    # Dotted path that is no field of ViTConfig -> accepted values; [] accepts any. Other keys in the same object are
+    # refused, because they could change what the model computes.
     accepts: Mapping[str, list[Any]] = field(default_factory=dict)
-    constants: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)  # dotted path -> value that is always written
+    # The first one whose `when` holds and none of whose `unless` is set is written too (its `write`).
     kinds: tuple[Mapping[str, Any], ...] = ()
-    beside: Mapping[str, str] = field(default_factory=dict)
+    beside: Mapping[str, str] = field(default_factory=dict)  # key -> .json file in the same folder that holds its value
 
     @property
     def stated_fields(self) -> set[str]:
@@ -162,28 +136,16 @@ class JsonFields:
 
 @dataclass(frozen=True)
 class Table:
-    """A checkpoint format.
-
-    Attributes:
-        format: its name.
-        container: "npz", "safetensors" or "h5", as its files are written.
-        layout: "keras" or "torch", see `layout`.
-        rows: the variables and their tensors.
-        marks: tensors by which it is recognised.
-        names: how the names in a file become those of the rows.
-        meaning: the fields of ViTConfig that it implies.
-        json: how its config.json spells the fields; None without one.
-        writable: whether it is written too.
-    """
+    """A checkpoint format."""
 
     format: str
-    container: str
-    layout: str
+    container: str  # of its files: "npz", "safetensors" or "h5"
+    layout: str  # "keras" or "torch", see layout.py
     rows: tuple[Row, ...]
     marks: Marks = Marks()
     names: TensorNames = TensorNames()
     meaning: Meaning = Meaning()
-    json: JsonFields | None = None
+    json: JsonFields | None = None  # None for a format without a config.json
     writable: bool = True
 
     def find_prefix(self, names: Iterable[str]) -> str | None:
@@ -262,14 +224,7 @@ def formats() -> list[str]:
 
 
 def load_table(format: str | os.PathLike[str]) -> Table:
-    """Return the table of a format.
-
-    Args:
-        format: one of `formats()`, or a path to a .toml file of one's own.
-
-    Raises:
-        ValueError: there is no such format, or the file is not such a table; the message names what is wrong.
-    """
+    """Return the table of a format: one of `formats()`, or a path to a .toml file of one's own."""
     if os.fspath(format).endswith(".toml"):
         return _read_table(Path(format).resolve())
     if format not in formats():
@@ -301,8 +256,10 @@ def _read_table(path: Path) -> Table:
     try:
         raw["without"] = {variable: _typed(fields) for variable, fields in raw.get("without", {}).items()}
         raw |= {key: _typed(raw[key]) for key in ("config", "defaults") if key in raw}
+        # A variable may have several names: each is read, and the first whose conditions hold is written.
+        tensors = {name: [texts] if isinstance(texts, str) else texts for name, texts in raw["tensors"].items()}
         return Table(
-            rows=tuple(row for variable, texts in raw["tensors"].items() for row in _rows(variable, texts)),
+            rows=tuple(_row(variable, text) for variable, texts in tensors.items() for text in texts),
             marks=Marks(tuple(raw["detect"]), tuple(raw.get("detect_absent", ()))),
             names=TensorNames(**_arguments(TensorNames, raw)),
             meaning=Meaning(**_arguments(Meaning, raw)),
@@ -334,11 +291,6 @@ def _json_fields(raw: dict[str, Any]) -> JsonFields:
     if unknown:
         raise ValueError(f"json.fields: the steps are {list(STEPS)[1:]}. Received: {unknown[0]!r}")
     return JsonFields(rules=rules, **{key: value for key, value in raw.items() if key != "fields"})
-
-
-def _rows(variable: str, texts: str | list[str]) -> list[Row]:
-    """Return the rows of one line; of several names each is read, and the first whose conditions hold is written."""
-    return [_row(variable, text) for text in ([texts] if isinstance(texts, str) else texts)]
 
 
 def _row(variable: str, text: str) -> Row:

@@ -1,4 +1,4 @@
-"""The names of tensors: from a file's names to those in a format's table, and placeholders such as {i} in them."""
+"""Convert the names of tensors in a file to those in a format's table, which have placeholders such as {i}."""
 
 from __future__ import annotations
 
@@ -18,29 +18,18 @@ PLACEHOLDER = re.compile(r"\{(\w+)(-1)?\}")
 
 @dataclass(frozen=True)
 class TensorNames:
-    """How the names in a file become the names in a table's rows.
+    """How the names in a file become the names in a table's rows."""
 
-    Attributes:
-        prefixes: accepted before every name; the first with which the marks are found counts.
-        write_prefix: written before every name.
-        head_prefix: written before every name except the head's, if the model has a head.
-        ignore_outside: ignore tensors without the prefix: an optimizer's state, a text tower.
-        ignore: patterns of tensors that are not part of the model.
-        renumber: modules whose children are numbered together or class by class.
-        spelled: part of a name -> what it is read as.
-        stacked: start of the name of a tensor with a leading axis of blocks -> start of the names of single ones.
-        beside: other files of weights in the same folder, read with the first.
-    """
-
-    prefixes: tuple[str, ...] = ("",)
-    write_prefix: str = ""
-    head_prefix: str = ""
-    ignore_outside: bool = False
-    ignore: tuple[str, ...] = ()
-    renumber: tuple[str, ...] = ()
-    spelled: Mapping[str, str] = field(default_factory=dict)
+    prefixes: tuple[str, ...] = ("",)  # accepted before every name; the first with which the marks are found counts
+    write_prefix: str = ""  # written before every name
+    head_prefix: str = ""  # written before every name except the head's, if the model has a head
+    ignore_outside: bool = False  # ignore tensors without the prefix: an optimizer's state, a text tower
+    ignore: tuple[str, ...] = ()  # patterns of tensors that are not part of the model
+    renumber: tuple[str, ...] = ()  # modules whose children are numbered together or class by class
+    spelled: Mapping[str, str] = field(default_factory=dict)  # part of a name -> what it is read as
+    # Start of the name of a tensor with a leading axis of blocks -> start of the names of single blocks.
     stacked: Mapping[str, str] = field(default_factory=dict)
-    beside: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()  # other files of weights in the same folder, read with the first
 
     def spell(self, name: str) -> str:
         """Return a name with the parts in `spelled` replaced."""

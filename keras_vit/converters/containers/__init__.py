@@ -35,19 +35,7 @@ _SNIFFED_BYTES = 512
 
 
 def open_container(path: str | os.PathLike[str]) -> Container:
-    """Open a file of tensors and read its headers; no tensor is unpacked yet.
-
-    Args:
-        path: a .npz, .safetensors, .weights.h5 or .pth file, under any name.
-
-    Returns:
-        The container: `headers` of all tensors, `metadata`, and `read(name)`. Use it in a `with` statement.
-
-    Raises:
-        CheckpointError: the file is of another kind, is damaged, or breaks a rule of its format.
-        FileNotFoundError: there is no such file.
-        PermissionError: it may not be read.
-    """
+    """Open a file of tensors, whatever its name, for a `with` statement; only its headers are read."""
     path = Path(path)
     with reading(path):
         path.stat()

@@ -29,18 +29,10 @@ _SIZE_IN_EXTRA = 0xFFFFFFFF
 def open_archive(
     file: io.RawIOBase, size: int, check_names: Callable[[list[str]], None]
 ) -> tuple[zipfile.ZipFile, list[tuple[zipfile.ZipInfo, int]]]:
-    """Open a zip archive and check its directory; nothing is unpacked.
+    """Open a zip archive of `size` bytes and check its directory; nothing is unpacked.
 
-    Args:
-        file: the archive.
-        size: its size in bytes.
-        check_names: raises a CheckpointError when the names of the members do not fit the kind of file.
-
-    Returns:
-        The archive, and every member with the offset of its packed bytes, in the order of the file.
-
-    Raises:
-        CheckpointError: the archive is damaged, contradicts itself, or unpacks to too much.
+    Returns the archive, and every member with the offset of its packed bytes, in the order of the file. `check_names`
+    raises a CheckpointError when the names of the members do not fit the kind of file.
     """
     directory, count = find_directory(file, size)
     archive = zipfile.ZipFile(file)
@@ -62,14 +54,9 @@ def open_archive(
 
 
 def find_directory(file: io.RawIOBase, size: int) -> tuple[int, int]:
-    """Find an archive's directory and limit its size, before zipfile reads all of it.
+    """Return the offset of an archive's directory, and how many members it claims to have.
 
-    Args:
-        file: the archive; the record that ends it, with its comment, must be its last bytes.
-        size: its size in bytes.
-
-    Returns:
-        The offset of the directory, and how many members it claims to name.
+    Both are checked before zipfile reads all of it: the record that ends the archive must end at byte `size`.
     """
     end = _end_record(file, size)
     tail_bytes = _END64.size + _LOCATOR64.size + _END.size

@@ -27,17 +27,11 @@ _CHUNK_BYTES = 1 << 24  # one read() of an operating system stops at 2 GiB
 
 @dataclass(frozen=True)
 class Header:
-    """The name, shape and dtype that a file states for one tensor.
-
-    Attributes:
-        name: its name in the file.
-        shape: its shape.
-        dtype: a NumPy name or "bfloat16"; a type that cannot be read keeps the name it has in the file.
-    """
+    """The name, shape and dtype that a file states for one tensor."""
 
     name: str
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str  # a NumPy name or "bfloat16"; a type that cannot be read keeps its name in the file
 
     @property
     def bytes(self) -> int:
@@ -46,27 +40,16 @@ class Header:
 
 
 class Container(abc.ABC):
-    """A file of named tensors, open for reading. Use it in a `with` statement, or close it.
+    """A file of named tensors, open for reading: use it in a `with` statement, in one thread at a time.
 
-    Opening reads and checks every header and unpacks nothing. Every tensor is read into its own memory, so that it
-    outlives the container, and a caller that drops each one after use needs memory for one. (Mapping the file would
-    save a copy, but the process would die if another one cut the file short.) Not for two threads at once.
-
-    Attributes:
-        path: the file.
-        headers: header of every tensor by name, in the order of the file.
-        metadata: texts that the file holds beside its tensors.
+    Opening checks every header and unpacks nothing. Each tensor is read into its own memory and outlives the container.
+    (Mapping the file would save a copy, but the process would crash if another process cut the file short.)
     """
 
     def __init__(self, path: Path) -> None:
-        """Open `path` and read its headers.
-
-        Raises:
-            CheckpointError: the file is damaged or breaks a rule of its format.
-        """
         self.path = path
-        self.headers: dict[str, Header] = {}
-        self.metadata: dict[str, str] = {}
+        self.headers: dict[str, Header] = {}  # by name, in the order of the file
+        self.metadata: dict[str, str] = {}  # texts that the file holds beside its tensors
         self._joined: list[Container] = []
         self._file = io.FileIO(path)
         try:
@@ -77,17 +60,7 @@ class Container(abc.ABC):
             raise
 
     def read(self, name: str) -> np.ndarray:
-        """Read one tensor.
-
-        Args:
-            name: one of `headers`.
-
-        Returns:
-            A writable array of the header's shape and dtype in native byte order; float32 for bfloat16.
-
-        Raises:
-            CheckpointError: there is no such tensor, its type cannot be read, or its data are damaged.
-        """
+        """Read one of `headers` as a writable array of its shape in native byte order; bfloat16 becomes float32."""
         for other in self._joined:
             if name in other.headers:
                 return other.read(name)
@@ -103,11 +76,7 @@ class Container(abc.ABC):
             return self._read_tensor(header)
 
     def join(self, other: "Container") -> None:
-        """Add the tensors of another file of the same model; closing this container closes both.
-
-        Raises:
-            CheckpointError: both have a tensor of the same name.
-        """
+        """Add the tensors of another file of the same model; closing this container closes both."""
         self._joined.append(other)
         if duplicates := self.headers.keys() & other.headers.keys():
             raise CheckpointError(f"{other.path}: has tensor {quoted(min(duplicates))}, as {self.path} has.")
@@ -120,13 +89,11 @@ class Container(abc.ABC):
             other.close()
 
     def __enter__(self) -> Self:
-        """Return the container itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the file."""
         self.close()
 
     @abc.abstractmethod
@@ -160,16 +127,9 @@ def read_into(stream: io.RawIOBase | io.BufferedIOBase, count: int) -> np.ndarra
 def decoded(
     data: np.ndarray, header: Header, byteorder: Literal["<", ">"] = "<", order: Literal["C", "F"] = "C"
 ) -> np.ndarray:
-    """Return the bytes of a tensor as an array of its dtype and shape.
+    """Return the bytes of a tensor (uint8) as an array in native byte order, bfloat16 as float32; a view if possible.
 
-    Args:
-        data: uint8 array of `header.bytes`.
-        header: with a dtype of `ITEM_BYTES`.
-        byteorder: "<" or ">", that of the file.
-        order: "C" or "F", that of the file.
-
-    Returns:
-        An array in native byte order; a view of `data` if possible.
+    The dtype of `header` is one of `ITEM_BYTES`; `byteorder` and `order` are those of the file.
     """
     if header.dtype == "bfloat16":  # the upper half of a float32
         wide = data.view(f"{byteorder}u2").astype(np.uint32)

@@ -1,4 +1,4 @@
-"""Turn whatever goes wrong while a file is read into one CheckpointError that names the file."""
+"""Turn every error that occurs while a file is read into a CheckpointError that names the file."""
 
 import contextlib
 import struct
@@ -30,14 +30,9 @@ PARSER_ERRORS = (
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Replace every error that the bytes of a file can cause in a parser by a CheckpointError.
+    """Replace every error that the bytes of a file can cause in a parser by a CheckpointError that names the file.
 
-    Args:
-        path: the file being read, for the message.
-
-    Raises:
-        CheckpointError: the file is damaged or breaks a rule of its format.
-        FileNotFoundError, PermissionError: unchanged, for they are about the path.
+    FileNotFoundError and PermissionError are about the path and are raised unchanged.
     """
     try:
         yield
@@ -51,5 +46,5 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def quoted(text: str) -> str:
-    """Return a name from a file as it may stand in a message: quoted, escaped and short."""
+    """Quote, escape and shorten a name from a file for a message."""
     return repr(text if len(text) <= 120 else f"{text[:80]}...{text[-30:]}")

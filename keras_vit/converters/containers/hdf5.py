@@ -1,8 +1,8 @@
 """Read HDF5 files as Keras writes them (.weights.h5), without the HDF5 library.
 
-That library is written in C and follows every pointer in a file: a crafted file can crash the process or take all of
-its memory, and Python cannot prevent it. Keras uses a small part of the format: groups, and arrays in one piece each.
-This module reads that part, by the HDF5 File Format Specification (version 3.0), and refuses everything else.
+That C library follows every pointer in a file: a crafted file can crash the process or take all of its memory. Keras
+uses a small part of the format, groups and arrays in one piece each. Only that part is read, by the HDF5 File Format
+Specification (version 3.0); everything else is refused.
 """
 
 import struct
@@ -70,13 +70,7 @@ class Hdf5Container(Container):
     """An HDF5 file of plain arrays, open for reading; their names are their paths, "layers/dense/vars/0"."""
 
     def __init__(self, path: Path, *, start: int = 0, size: int | None = None) -> None:
-        """Open an HDF5 file, or one that lies inside another file.
-
-        Args:
-            path: the file.
-            start: offset of the HDF5 file in it.
-            size: bytes of the HDF5 file; None is all of the file.
-        """
+        """Open an HDF5 file, or one of `size` bytes that begins at offset `start` of another file."""
         self._start, self._size = start, size or path.stat().st_size
         super().__init__(path)
 

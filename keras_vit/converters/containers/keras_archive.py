@@ -15,18 +15,7 @@ _METADATA, _CONFIG, _WEIGHTS = "metadata.json", "config.json", "model.weights.h5
 
 
 def open_keras_archive(path: Path) -> tuple[dict[str, Any], Hdf5Container]:
-    """Open a .keras file.
-
-    Args:
-        path: the file.
-
-    Returns:
-        The object in its config.json, and its model.weights.h5 as an open container.
-
-    Raises:
-        CheckpointError: the file is damaged, hostile, or not as Keras writes it.
-        FileNotFoundError: there is no such file.
-    """
+    """Return the object in the config.json of a .keras file, and its model.weights.h5 as an open container."""
     with reading(path), path.open("rb", buffering=0) as file:
         archive, members = open_archive(file, path.stat().st_size, _check_names)
         places = {info.filename: (info, start) for info, start in members}

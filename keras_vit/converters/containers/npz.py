@@ -145,12 +145,6 @@ def write_npz(
         tensors: arrays by name, or pairs of both; from an iterator, only one is in memory at a time.
             bfloat16 arrays (ml_dtypes) are written as NumPy does, as two opaque bytes an element.
         metadata: texts for the archive's comment, which NumPy ignores; less than 64 KiB.
-
-    Returns:
-        `path`.
-
-    Raises:
-        ValueError: two tensors have one name, or a name or type could not be read back.
     """
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
     with replacing(Path(path)) as file, zipfile.ZipFile(file, "w") as archive:

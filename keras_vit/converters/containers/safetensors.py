@@ -125,15 +125,8 @@ def write_safetensors(
 
     Args:
         path: the file to write; it appears complete or not at all.
-        tensors: arrays by name, or pairs of both. An object with shape, dtype and nbytes that NumPy can convert (a
-            `LazyTensor`) is converted only when it is written.
+        tensors: arrays by name, or pairs of both; a `LazyTensor` is converted only when it is written.
         metadata: texts beside the tensors, such as {"format": "pt"}; may be empty.
-
-    Returns:
-        `path`.
-
-    Raises:
-        ValueError: a name occurs twice or is reserved, a type cannot be written, or metadata are not texts.
     """
     arrays = _ordered(tensors.items() if isinstance(tensors, Mapping) else tensors)
     header: dict[str, Any] = {_METADATA: _metadata(dict(metadata))} if metadata else {}

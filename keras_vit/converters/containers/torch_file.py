@@ -32,8 +32,7 @@ def is_torch(start: bytes) -> bool:
 class TorchContainer(Container):
     """A file of `torch.save`, open for reading; needs PyTorch (the optional extra `torch`).
 
-    `torch.load(weights_only=True)` reads the pickle: it refuses everything but tensors and plain values.
-    The tensors stay in the file until they are read.
+    `torch.load(weights_only=True)` refuses everything but tensors and plain values. The tensors stay in the file.
     """
 
     def _read_headers(self, size: int) -> None:
