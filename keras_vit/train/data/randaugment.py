@@ -1,11 +1,11 @@
 """RandAugment (arXiv 1909.13719) as in big_vision: sixteen stateless operations from uint8 to uint8.
 
-The operations, their order and the meaning of a magnitude are those of `distort_image_with_randaugment` in big_vision's
-`pp/autoaugment.py`. Its bugs are kept because the AugReg models were trained with them: Contrast blends with a grey
-that is not the mean, and thresholds wrap at 256.
+Operations, their order and the meaning of a magnitude follow `distort_image_with_randaugment` in big_vision's
+`pp/autoaugment.py`, with its bugs, because the AugReg models were trained with them: Contrast blends with a grey that
+is not the mean, and thresholds wrap at 256.
 
-Where possible an image is processed as (height, width * channels): broadcasting along a last axis of three, tf.where
-and slices of step -1 take TensorFlow up to ten times as long as the arithmetic around them.
+Most operations see an image as (height, width * channels): broadcasting along a last axis of three, tf.where and slices
+of step -1 take TensorFlow up to ten times as long as the arithmetic around them.
 """
 
 from __future__ import annotations
@@ -34,19 +34,9 @@ class Draws(NamedTuple):
 
 
 def randaugment(image: Any, *, layers: int, magnitude: float, seed: Any) -> Any:
-    """Apply randomly chosen operations in sequence, all equally likely.
+    """Apply `layers` operations in sequence, each drawn from all of them; one may be drawn twice.
 
-    Args:
-        image: uint8 (height, width, channels), a static shape; 3 channels or 1.
-        layers: number of operations; the same one may be chosen twice.
-        magnitude: 0 or more, for all operations. 0 also changes images: Brightness is darkest there.
-        seed: integers (2,). The result depends on the image and the seed only.
-
-    Returns:
-        uint8 of the same shape.
-
-    Raises:
-        ValueError: another dtype or number of channels, an unknown shape, or a negative magnitude.
+    The image is uint8 (height, width, 1 or 3) of static shape. Magnitude 0 changes it too: Brightness makes it dark.
     """
     _check(image, magnitude)
     shape = image.shape
@@ -213,8 +203,8 @@ def _cutout(image: Any, magnitude: float, draws: Draws) -> Any:
 def _affine(image: Any, draws: Draws, matrix: Callable[[int], tuple[float, ...]]) -> Any:
     """Apply an affine map: pixel (x, y) becomes the one nearest to (ax + by + c, dx + ey + f), or FILL outside.
 
-    Halves are rounded away from zero. `matrix` returns (a, b, c, d, e, f) for a sign. The map does not depend on the
-    image: two tables of indices, in float32 as in TensorFlow's ImageProjectiveTransformV3.
+    `matrix` returns (a, b, c, d, e, f) for a sign. Halves are rounded away from zero. There is a table of indices for each
+    sign, computed in float32 as in TensorFlow's ImageProjectiveTransformV3.
     """
     height, width, channels = image.shape
     x, y = np.arange(width, dtype=np.float32), np.arange(height, dtype=np.float32)[:, None]

@@ -1,7 +1,4 @@
-"""Open data sets prepared by tensorflow-datasets, by name or by folder, and prepare the digits.
-
-Nothing is downloaded: a data set that has not been prepared is an error at once.
-"""
+"""Open data sets that tensorflow-datasets has prepared, by name or by folder, and prepare the digits."""
 
 from __future__ import annotations
 
@@ -51,10 +48,7 @@ def tfds() -> Any:
 
 
 def builder_named(name: str, data_dir: str | None) -> Any:
-    """Return the builder of a prepared data set, such as "cifar10", "imagenet2012:5.1.0" or "name/config:version".
-
-    "digits" is prepared on first use. Arguments and errors are those of `sources.open_data`.
-    """
+    """Return the builder of a prepared data set, such as "cifar10" or "name/config:version", or of the digits."""
     package = tfds()
     if name == DIGITS:
         return _prepare_digits(data_dir)
