@@ -26,7 +26,7 @@ class Digits:
 def load() -> Digits:
     """Load the digits from scikit-learn (the test set of UCI's "Optical Recognition of Handwritten Digits").
 
-    The split is stratified and always the same (`SPLIT_SEED`). Without scikit-learn this is an ImportError.
+    The split is stratified and always the same (`SPLIT_SEED`). scikit-learn has to be installed.
 
     Example:
         >>> from keras_vit import digits

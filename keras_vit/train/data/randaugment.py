@@ -203,8 +203,8 @@ def _cutout(image: Any, magnitude: float, draws: Draws) -> Any:
 def _affine(image: Any, draws: Draws, matrix: Callable[[int], tuple[float, ...]]) -> Any:
     """Apply an affine map: pixel (x, y) becomes the one nearest to (ax + by + c, dx + ey + f), or FILL outside.
 
-    `matrix` returns (a, b, c, d, e, f) for a sign. Halves are rounded away from zero. There is a table of indices for each
-    sign, computed in float32 as in TensorFlow's ImageProjectiveTransformV3.
+    `matrix` returns (a, b, c, d, e, f) for a sign. Halves are rounded away from zero. Each sign has a table of indices,
+    computed in float32 as in TensorFlow's ImageProjectiveTransformV3.
     """
     height, width, channels = image.shape
     x, y = np.arange(width, dtype=np.float32), np.arange(height, dtype=np.float32)[:, None]

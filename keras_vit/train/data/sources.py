@@ -46,8 +46,7 @@ def open_data(
             name, except for "digits". Arrays are uint8 (n, height, width, 1 or 3); labels are integers (n,), or zeros
             and ones (n, classes). The mapping may also have "class_names" or "num_classes".
         data_dir: folder of tensorflow-datasets' prepared data; None is its default (for the digits, our cache folder).
-        train_split: the split to train on, such as "train[:90%]" or the name of a sub-folder.
-        eval_split: the split to evaluate on.
+        train_split, eval_split: such as "train[:90%]" or the name of a sub-folder; None chooses the split.
         on_bad_image: for files of a folder that cannot be decoded. "skip" leaves them out, lists them in `Split.bad`
             and replaces each by the next valid image in training; "fail" raises an error.
     """

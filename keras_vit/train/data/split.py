@@ -128,4 +128,4 @@ class Data:
     evaluation: Split | None  # held out
     num_classes: int
     class_names: tuple[str, ...]
-    multi_label: bool = False  # whether an image may have several classes or none; labels are then 0/1 rows
+    multi_label: bool = False  # whether an image may have several classes or none; labels are then rows of 0 and 1
