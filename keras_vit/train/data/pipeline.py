@@ -38,9 +38,9 @@ def training_batches(
 ) -> tf.data.Dataset:
     """Return an endless stream of augmented batches: one per local replica for each batch of `order`.
 
-    The recipe's crop, flip, shift and RandAugment come first, then the mean and deviation of `preprocessing` (its resizing
-    is used for `crop="none"` only), then mixup; the seed of `order` seeds them all. A batch has `image`, float32
-    (batch, height, width, num_channels), and `label`, float32 (batch, num_classes).
+    The recipe's crop, flip, shift and RandAugment come first, then the mean and deviation of `preprocessing` (its
+    resizing is used for `crop="none"` only), then mixup; the seed of `order` seeds them all. A batch has `image`,
+    float32 (batch, height, width, num_channels), and `label`, float32 (batch, num_classes).
     """
     prepare = preprocess.in_graph(
         image_size=image_size,
@@ -78,9 +78,9 @@ def evaluation_batches(
 ) -> tf.data.Dataset:
     """Return every valid example once, prepared as `model.preprocess` does, in batches of equal size.
 
-    `only` are the indices of the examples to read; None reads all. Black images of weight 0 fill the last batch. A batch
-    has `image`, float32 (batch, height, width, num_channels), `label`, float32 (batch, num_classes), and `weight`, float32
-    (batch,): 1 for an example, 0 for padding.
+    `only` are the indices of the examples to read; None reads all. Black images of weight 0 fill the last batch. A
+    batch has `image`, float32 (batch, height, width, num_channels), `label`, float32 (batch, num_classes), and
+    `weight`, float32 (batch,): 1 for an example, 0 for padding.
     """
     prepare = preprocess.in_graph(image_size=image_size, num_channels=num_channels, preprocessing=preprocessing)
 
