@@ -57,7 +57,9 @@ def training_batches(
         image, label = batch["image"], _label_rows(batch["label"], num_classes)
         if not recipe.mixup:
             return {"image": prepare(image), "label": label}
-        weight = augment.sample_mixup_weight(_mixup_seed(order, batch["position"][0]), parameter=recipe.mixup)
+        # The second seed is negative, so that no image has the same pair of seeds.
+        seeds = tf.stack([np.uint64(order.seed).astype(np.int64), -1 - batch["position"][0] // order.replica_batch])
+        weight = augment.sample_mixup_weight(seeds, parameter=recipe.mixup)
         return {"image": prepare_and_mix(image, weight), "label": augment.mixup(label, weight)}
 
     augmentation = _augmentation(recipe, _crop(recipe, image_size, num_channels, preprocessing), order.seed)
@@ -169,12 +171,6 @@ def _label_rows(label: Any, num_classes: int) -> Any:
     if label.shape[-1] != num_classes:
         raise ValueError(f"Expected labels of {num_classes} classes. Received: rows of {label.shape[-1]}")
     return tf.cast(label, tf.float32)
-
-
-def _mixup_seed(order: Order, position: Any) -> Any:
-    """Return the seed of the batch that begins at a position; negative, so that no image has the same seed."""
-    base = np.uint64(order.seed).astype(np.int64)
-    return tf.stack([base, -1 - position // order.replica_batch])
 
 
 def _with_options(stream: tf.data.Dataset) -> tf.data.Dataset:

@@ -38,8 +38,13 @@ def randaugment(image: Any, *, layers: int, magnitude: float, seed: Any) -> Any:
 
     The image is uint8 (height, width, 1 or 3) of static shape. Magnitude 0 changes it too: Brightness makes it dark.
     """
-    _check(image, magnitude)
     shape = image.shape
+    if image.dtype != tf.uint8 or not shape.is_fully_defined() or shape[2:] not in ((1,), (3,)):
+        raise ValueError(
+            f"RandAugment takes uint8 (height, width, 3 or 1) of a static shape. Received: {image.dtype.name} {shape}"
+        )
+    if not magnitude >= 0:
+        raise ValueError(f"The magnitude of RandAugment is 0 or more. Received: {magnitude}")
     branches = _trace_operations(shape, magnitude)
     draws = tf.random.stateless_uniform((layers, NUM_DRAWS), seed)
     for layer in range(layers):
@@ -64,16 +69,6 @@ def _trace_operations(shape: Any, magnitude: float) -> list[Any]:
         return function.get_concrete_function(tf.TensorSpec(shape, tf.uint8), *scalars)
 
     return [trace(operation) for operation in OPERATIONS.values()]
-
-
-def _check(image: Any, magnitude: float) -> None:
-    if image.dtype != tf.uint8 or not image.shape.is_fully_defined() or image.shape[2:] not in ((1,), (3,)):
-        raise ValueError(
-            "RandAugment takes uint8 (height, width, 3 or 1) of a static shape. "
-            f"Received: {image.dtype.name} {image.shape}"
-        )
-    if not magnitude >= 0:
-        raise ValueError(f"The magnitude of RandAugment is 0 or more. Received: {magnitude}")
 
 
 def _scale(magnitude: float, maximum: float) -> float:
@@ -180,9 +175,8 @@ def _sharpness(image: Any, magnitude: float, draws: Draws) -> Any:
     sums = pixels[:-2] + pixels[1:-1] + pixels[2:]
     sums = sums[:, : -2 * channels] + sums[:, channels:-channels] + sums[:, 2 * channels :]
     inner = pixels[1:-1]
-    smooth = tf.floor(
-        (sums + 4 * inner[:, channels:-channels]) / 13
-    )  # Pillow's SMOOTH kernel: 5 in the centre, 1 around
+    # Pillow's SMOOTH kernel: 5 in the centre, 1 around.
+    smooth = tf.floor((sums + 4 * inner[:, channels:-channels]) / 13)
     smooth = tf.concat([inner[:, :channels], smooth, inner[:, -channels:]], axis=1)  # the border is unchanged
     return _blend(tf.concat([pixels[:1], smooth, pixels[-1:]], axis=0), image, magnitude)
 

@@ -62,10 +62,8 @@ def open_data(
     name = os.fspath(data)
     assert isinstance(name, str)
     folder = _find_folder(name)
-    if folder:
-        builder = tfds_source.builder_in(folder)
-    else:
-        builder = tfds_source.builder_named(name, None if data_dir is None else os.fspath(data_dir))
+    prepared_in = None if data_dir is None else os.fspath(data_dir)
+    builder = tfds_source.builder_in(folder) if folder else tfds_source.builder_named(name, prepared_in)
     if builder is not None:
         opened = tfds_source.open_prepared(builder, train_split=train_split, eval_split=eval_split)
     else:

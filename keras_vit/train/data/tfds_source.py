@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import re
 import warnings
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,8 +104,7 @@ def _prepare_digits(data_dir: str | None) -> Any:
         if not (Builder(data_dir=folder).data_path / MARKER).exists():
             folder.mkdir(parents=True, exist_ok=True)
             # tensorflow-datasets announces a download, and there is none.
-            quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
-            with FileLock(folder / "digits.lock"), quiet[0], quiet[1]:
+            with FileLock(folder / "digits.lock"), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                 # Does nothing if another process has written them; writes to a temporary folder otherwise.
                 Builder(data_dir=folder).download_and_prepare(file_format="tfrecord")
     except OSError as error:
