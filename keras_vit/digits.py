@@ -17,31 +17,18 @@ TEST_SIZE = 360  # one image is 0.28 % of accuracy
 
 @dataclass(frozen=True)
 class Digits:
-    """The digits 0 to 9 as colour images, which the `preprocess` of any model takes.
+    """The digits 0 to 9 as colour images, which the `preprocess` of any model takes."""
 
-    Args:
-        train_images: uint8 (1437, 8, 8, 3), 0..255, three equal channels.
-        train_labels: int64 (1437,), 0..9.
-        test_images: uint8 (360, 8, 8, 3), held out.
-        test_labels: int64 (360,).
-    """
-
-    train_images: np.ndarray
-    train_labels: np.ndarray
-    test_images: np.ndarray
-    test_labels: np.ndarray
+    train_images: np.ndarray  # uint8 (1437, 8, 8, 3), 0..255, three equal channels
+    train_labels: np.ndarray  # int64 (1437,), 0..9
+    test_images: np.ndarray  # uint8 (360, 8, 8, 3), held out
+    test_labels: np.ndarray  # int64 (360,)
 
 
 def load() -> Digits:
     """Load the digits from scikit-learn (the test set of UCI's "Optical Recognition of Handwritten Digits").
 
-    The split is stratified and always the same (`SPLIT_SEED`).
-
-    Returns:
-        Images and labels of both splits.
-
-    Raises:
-        ImportError: scikit-learn is not installed.
+    The split is stratified and always the same (`SPLIT_SEED`). scikit-learn has to be installed.
 
     Example:
         >>> from keras_vit import digits

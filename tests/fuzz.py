@@ -24,11 +24,11 @@ from typing import Any
 
 import h5py
 import numpy as np
-from tqdm import tqdm
 
 import reference_cases as reference
 from forgery import DEFLATED, Member, archive, deflate, npy, safetensors
 from keras_vit import ViTConfig, converters
+from keras_vit._util.progress import track
 from keras_vit.converters.containers import open_container
 from keras_vit.converters.record import KEY
 
@@ -348,7 +348,7 @@ def main() -> None:
         for format in SEEDS if options.format == "all" else [options.format]:
             start, seen = time.perf_counter(), Counter[str]()
             files = fuzz(format, options.count, options.seed, Path(folder))
-            for number, result in tqdm(files, desc=format, total=options.count, disable=not sys.stderr.isatty()):
+            for number, result in track(files, format, total=options.count):
                 kind = result if result in ("read", "refused") else "failed"
                 seen[kind] += 1
                 if kind == "failed":

@@ -15,27 +15,14 @@ RANDOM_CROP = 448 / 384  # size before a random crop / size after it, as in big_
 
 
 def decode(image: Any) -> Any:
-    """Decode a JPEG or PNG file as `keras_vit.preprocess` does: in colour, a JPEG with the accurate DCT.
-
-    Args:
-        image: string scalar.
-
-    Returns:
-        uint8 (height, width, 3).
-    """
+    """Decode a JPEG or PNG file to uint8 (height, width, 3); JPEG with the accurate DCT, as `keras_vit.preprocess`."""
     return tf.io.decode_jpeg(image, channels=3, dct_method="INTEGER_ACCURATE")  # decodes PNG as well
 
 
 def inception_crop(image: Any, seed: Any, *, min_area: float) -> Any:
-    """Cut out a part of random area, aspect ratio and place.
+    """Cut out a part of random area, aspect ratio and place. `min_area` is its smallest share of the image, in (0, 1].
 
-    Args:
-        image: (height, width, channels); or a string scalar, and of a JPEG only the part is decoded.
-        seed: integers (2,).
-        min_area: smallest share of the image's area, above 0; the largest is 1.
-
-    Returns:
-        The part, (height, width, channels) with unknown sides; uint8 in colour for an encoded image.
+    The image may be encoded: the part is then in colour, and of a JPEG only the part is decoded.
     """
     if image.dtype != tf.string:
         return _cut_out(image, _sample_window(tf.shape(image), seed, min_area))
@@ -71,25 +58,16 @@ def _cut_out(image: Any, window: Any) -> Any:
 
 
 def random_crop(image: Any, draws: Any, size: tuple[int, int]) -> Any:
-    """Cut out a part of a given size; all places are equally likely.
-
-    Args:
-        image: (height, width, channels), at least as large as the part.
-        draws: uniform random numbers (2,) in [0, 1) that determine top and left.
-        size: (height, width) of the part.
-    """
+    """Cut out a part of `size`, (height, width), at a random place: two `draws` in [0, 1) give top and left."""
     places = tf.shape(image)[:2] - tf.constant(size) + 1
     top, left = tf.unstack(tf.cast(draws * tf.cast(places, tf.float32), tf.int32))
     return tf.ensure_shape(image[top : top + size[0], left : left + size[1]], (*size, image.shape[-1]))
 
 
 def random_shift(image: Any, draws: Any, *, max_share: float) -> Any:
-    """Shift the image by a random number of whole pixels and fill with black.
+    """Shift an image of static shape by whole pixels and fill with black.
 
-    Args:
-        image: (height, width, channels), a static shape.
-        draws: uniform random numbers (2,) in [0, 1).
-        max_share: largest shift as a share of each side, rounded to pixels.
+    Two `draws` in [0, 1) set the shift; `max_share` of each side, rounded to pixels, is the largest.
     """
     height, width, _ = image.shape
     margins = [(margin, margin) for margin in (round(max_share * height), round(max_share * width))]
@@ -102,12 +80,7 @@ def random_flip(image: Any, draw: Any) -> Any:
 
 
 def sample_mixup_weight(seed: Any, *, parameter: float) -> Any:
-    """Sample an image's own weight in mixup: max(a, 1 - a) with a from Beta(p, p); float32 in [0.5, 1].
-
-    Args:
-        seed: integers (2,).
-        parameter: p, above 0.
-    """
+    """Sample an image's own weight in mixup: max(a, 1 - a) with a from Beta(p, p), p > 0; float32 in [0.5, 1]."""
     # With X and Y from Gamma(p), X / (X + Y) is from Beta(p, p). A sample of Gamma(p) is one of Gamma(p + 1) times
     # u^(1/p) with uniform u, which underflows for a small p: hence logarithms, whose difference is log(a / (1 - a)).
     gamma_seed, uniform_seed = tf.unstack(tf.random.experimental.stateless_split(seed, 2))
@@ -120,8 +93,6 @@ def sample_mixup_weight(seed: Any, *, parameter: float) -> Any:
 def mixup(values: Any, weight: Any) -> Any:
     """Mix each row of a batch with the row before it, and the first with the last (arXiv 1710.09412).
 
-    Args:
-        values: floats (batch, ...): prepared images, or labels.
-        weight: of the row itself, a scalar; the other row has 1 - weight.
+    `weight` is that of the row itself; the other row has 1 - weight.
     """
     return weight * values + (1.0 - weight) * tf.roll(values, shift=1, axis=0)

@@ -1,7 +1,6 @@
 """Build the handwritten digits as a data set of tensorflow-datasets, without a download.
 
-tensorflow-datasets looks for a builder's files beside a module of this name. Importing it registers
-`tfds.load("digits")`.
+tensorflow-datasets looks for a builder in a module of this name. Importing it registers `tfds.load("digits")`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Open folders of images with one sub-folder per class.
 
 The layout is `folder/class/image.jpg` or `folder/{train,val,validation,test}/class/image.jpg`. Classes are numbered by
-the sorted names of their folders. JPEG and PNG files are read, whatever the case of their suffixes; other files and
-hidden files are ignored. Where there is no evaluation folder, a tenth of the images is held out, chosen by a hash of
-the file names: adding images does not move the others.
+the sorted names of their folders. JPEG and PNG files are read; other files and hidden files are ignored. If there is no
+evaluation folder, a tenth of the images is held out by a hash of the file names: new images do not move the others.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def open_folder(folder: str, *, train_split: str | None, eval_split: str | None,
 
 
 def _hold_out(listing: Listing) -> tuple[Listing, Listing | None]:
-    """Divide the images of a folder without an evaluation split."""
+    """Divide the images of a folder that has no evaluation split."""
     held_out = np.array([_is_held_out(file) for file in listing.files])
     if held_out.all() or not held_out.any():
         warnings.warn(

@@ -1,7 +1,7 @@
-"""List folders, and find the image files that cannot be decoded before training meets them.
+"""List folders, and find the image files that cannot be decoded before the training starts.
 
-Each file is decoded once. The cache folder keeps the name, length and modification time of those that decode, so that
-later runs decode only new, changed and damaged files.
+The cache folder keeps a fingerprint (name, length, modification time) of each file that decodes, so that later runs
+decode only new, changed and damaged files.
 """
 
 from __future__ import annotations
@@ -45,11 +45,8 @@ def list_folder(folder: str) -> list[str]:
 
 
 def is_decodable(image: tf.Tensor | bytes) -> bool:
-    """Return whether an encoded image is complete, and a JPEG or PNG file.
-
-    At an eighth of its size a JPEG decodes more than twice as fast, and the same damage is found.
-    """
-    try:
+    """Return whether an encoded image is a complete JPEG or PNG file."""
+    try:  # at an eighth of its size a JPEG decodes more than twice as fast, and the same damage is found
         return tf.io.decode_jpeg(image, channels=3, ratio=8).shape.rank == 3  # WebP decodes to 4-D
     except tf.errors.InvalidArgumentError:
         return False

@@ -1,9 +1,8 @@
-"""Compute which examples a training step reads, from the seed and the step alone, so that training can resume exactly.
+"""Compute the examples of a training step from the seed and the step alone, so that training can resume exactly.
 
 A run reads an endless sequence of positions 0, 1, 2, ... Position `p` belongs to epoch `p // count`. Its example is
-number `p % count` of the epoch's permutation, which depends on (seed, epoch). Batch `b` covers the positions
-`b * batch` to `(b + 1) * batch`, and replica `r` of `n` reads the `r`-th of its `n` equal parts. No state is kept
-between steps, and workers need not communicate.
+number `p % count` of the epoch's permutation, which depends on (seed, epoch). Batch `b` has the positions from
+`b * batch` to `(b + 1) * batch`; replica `r` of `n` reads the `r`-th of its `n` equal parts.
 """
 
 from __future__ import annotations
@@ -19,28 +18,15 @@ MAX_BATCHES = 2**40  # more than any training, and its product with a batch size
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """The part of the endless sequence of positions that one worker reads.
+    """The part of the endless sequence of positions that one worker reads."""
 
-    Args:
-        batch: examples per step on all replicas together.
-        seed: of the permutations, 0 to 2**64 - 1.
-        start: the first batch to read: as many as have been trained on.
-        replicas: number on all workers together; must divide the batch.
-        first_replica: index of this worker's first replica.
-        local_replicas: number of this worker's replicas.
-        shuffle: False reads the examples by ascending number in every epoch.
-
-    Raises:
-        ValueError: the replicas do not divide the batch, or a number is out of range.
-    """
-
-    batch: int
-    seed: int = 0
-    start: int = 0
-    replicas: int = 1
-    first_replica: int = 0
-    local_replicas: int = 1
-    shuffle: bool = True
+    batch: int  # examples per step on all replicas together
+    seed: int = 0  # of the permutations, 0 to 2**64 - 1
+    start: int = 0  # the first batch to read: as many as have been trained on
+    replicas: int = 1  # number on all workers together; must divide the batch
+    first_replica: int = 0  # index of this worker's first replica
+    local_replicas: int = 1  # number of this worker's replicas
+    shuffle: bool = True  # False reads the examples by ascending number in every epoch
 
     def __post_init__(self) -> None:
         last = self.first_replica + self.local_replicas
@@ -69,10 +55,7 @@ class Order:
 
 
 def positions(order: Order, count: int) -> tf.data.Dataset:
-    """Return the worker's endless stream of (position, index), int64 scalars with 0 <= index < count.
-
-    An epoch has `count` examples, 1 to 2**31 - 1.
-    """
+    """Return the worker's endless stream of (position, index), int64 scalars; an epoch has `count` examples."""
 
     def batch_positions(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         position = number * order.batch + tf.range(order.local.start, order.local.stop, dtype=tf.int64)
@@ -86,7 +69,7 @@ def positions(order: Order, count: int) -> tf.data.Dataset:
 
 
 def _permute(index: tf.Tensor, *, epoch: tf.Tensor, seed: int, count: int) -> tf.Tensor:
-    """Map each index by the permutation of its epoch; vectors of equal length."""
+    """Map each index by the permutation of its epoch; `index` and `epoch` are vectors of equal length."""
     words = (seed % 2**32, seed >> 32)  # the operation reads the low 32 bits of each number of its seed
     low, high = (tf.fill(tf.shape(epoch), tf.constant(word, tf.int64)) for word in words)
     # The public tf.random.experimental.index_shuffle takes one seed for all indices; here each epoch has its own.

@@ -1,7 +1,7 @@
 """Build batches for training and evaluation with tf.data: decode, augment, prepare.
 
-The augmentation of an image depends on the seed and its position only, not on threads or on where the stream started:
-a resumed run reads the same batches as one that never stopped.
+The augmentation of an image depends only on the seed and its position: a resumed run reads the same batches as one that
+never stopped.
 """
 
 from __future__ import annotations
@@ -36,25 +36,11 @@ def training_batches(
     num_classes: int,
     order: Order,
 ) -> tf.data.Dataset:
-    """Return an endless stream of augmented batches.
+    """Return an endless stream of augmented batches: one per local replica for each batch of `order`.
 
-    Args:
-        split: the examples.
-        recipe: its `crop`, `crop_resize`, `min_area`, `flip`, `shift`, `randaugment_layers`,
-            `randaugment_magnitude` and `mixup` are applied in this order.
-        image_size: (height, width) of the model.
-        num_channels: of the model.
-        preprocessing: of the model; its mean and deviation, and for `crop="none"` also its resizing.
-        num_classes: columns of the labels.
-        order: the examples to read; its seed also seeds the augmentation.
-
-    Returns:
-        Dictionaries of `image`, float32 (batch, height, width, channels), prepared, and `label`, float32
-        (batch, num_classes): one per local replica for each batch of `order`.
-
-    Raises:
-        ValueError: labels of another number of classes, `crop_resize` smaller than the image, or RandAugment of
-            images with neither 1 nor 3 channels.
+    The recipe's crop, flip, shift and RandAugment come first, then the mean and deviation of `preprocessing` (its
+    resizing is used for `crop="none"` only), then mixup; the seed of `order` seeds them all. A batch has `image`,
+    float32 (batch, height, width, num_channels), and `label`, float32 (batch, num_classes).
     """
     prepare = preprocess.in_graph(
         image_size=image_size,
@@ -71,7 +57,9 @@ def training_batches(
         image, label = batch["image"], _label_rows(batch["label"], num_classes)
         if not recipe.mixup:
             return {"image": prepare(image), "label": label}
-        weight = augment.sample_mixup_weight(_mixup_seed(order, batch["position"][0]), parameter=recipe.mixup)
+        # The second seed is negative, so that no image has the same pair of seeds.
+        seeds = tf.stack([np.uint64(order.seed).astype(np.int64), -1 - batch["position"][0] // order.replica_batch])
+        weight = augment.sample_mixup_weight(seeds, parameter=recipe.mixup)
         return {"image": prepare_and_mix(image, weight), "label": augment.mixup(label, weight)}
 
     augmentation = _augmentation(recipe, _crop(recipe, image_size, num_channels, preprocessing), order.seed)
@@ -92,19 +80,9 @@ def evaluation_batches(
 ) -> tf.data.Dataset:
     """Return every valid example once, prepared as `model.preprocess` does, in batches of equal size.
 
-    Args:
-        split: the examples.
-        only: indices of the examples to read; None reads all.
-        batch_size: of every batch; the last is padded with black images of weight 0.
-        image_size, num_channels, preprocessing: of the model.
-        num_classes: columns of the labels.
-
-    Returns:
-        Dictionaries of `image`, float32 (batch, height, width, channels), `label`, float32 (batch, num_classes), and
-        `weight`, float32 (batch,): 1 for an example, 0 for padding.
-
-    Raises:
-        ValueError: labels of another number of classes.
+    `only` are the indices of the examples to read; None reads all. Black images of weight 0 fill the last batch. A
+    batch has `image`, float32 (batch, height, width, num_channels), `label`, float32 (batch, num_classes), and
+    `weight`, float32 (batch,): 1 for an example, 0 for padding.
     """
     prepare = preprocess.in_graph(image_size=image_size, num_channels=num_channels, preprocessing=preprocessing)
 
@@ -153,10 +131,7 @@ def _augmentation(recipe: Recipe, crop: Callable[[Any, Any, Any], Any], seed: in
 def _crop(
     recipe: Recipe, image_size: tuple[int, int], num_channels: int, preprocessing: Preprocessing
 ) -> Callable[[Any, Any, Any], Any]:
-    """Return the function from an image of any size, a seed and two draws to 0..255 in the model's size and channels.
-
-    The image may be encoded.
-    """
+    """Return the function from (image, seed, two draws) to 0..255 in the model's size; the image may be encoded."""
 
     def resize(image: Any, size: tuple[int, int], method: Preprocessing = OFFICIAL_RESIZE) -> Any:
         image = _match_channels(image, num_channels)
@@ -196,12 +171,6 @@ def _label_rows(label: Any, num_classes: int) -> Any:
     if label.shape[-1] != num_classes:
         raise ValueError(f"Expected labels of {num_classes} classes. Received: rows of {label.shape[-1]}")
     return tf.cast(label, tf.float32)
-
-
-def _mixup_seed(order: Order, position: Any) -> Any:
-    """Return the seed of the batch that begins at a position; negative, so that no image has the same seed."""
-    base = np.uint64(order.seed).astype(np.int64)
-    return tf.stack([base, -1 - position // order.replica_batch])
 
 
 def _with_options(stream: tf.data.Dataset) -> tf.data.Dataset:

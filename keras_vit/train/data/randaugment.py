@@ -1,11 +1,11 @@
 """RandAugment (arXiv 1909.13719) as in big_vision: sixteen stateless operations from uint8 to uint8.
 
-The operations, their order and the meaning of a magnitude are those of `distort_image_with_randaugment` in big_vision's
-`pp/autoaugment.py`. Its bugs are kept because the AugReg models were trained with them: Contrast blends with a grey
-that is not the mean, and thresholds wrap at 256.
+Operations, their order and the meaning of a magnitude follow `distort_image_with_randaugment` in big_vision's
+`pp/autoaugment.py`, with its bugs, because the AugReg models were trained with them: Contrast blends with a grey that
+is not the mean, and thresholds wrap at 256.
 
-Where possible an image is processed as (height, width * channels): broadcasting along a last axis of three, tf.where
-and slices of step -1 take TensorFlow up to ten times as long as the arithmetic around them.
+Most operations see an image as (height, width * channels): broadcasting along a last axis of three, tf.where and slices
+of step -1 take TensorFlow up to ten times as long as the arithmetic around them.
 """
 
 from __future__ import annotations
@@ -34,22 +34,17 @@ class Draws(NamedTuple):
 
 
 def randaugment(image: Any, *, layers: int, magnitude: float, seed: Any) -> Any:
-    """Apply randomly chosen operations in sequence, all equally likely.
+    """Apply `layers` operations in sequence, each drawn from all of them; one may be drawn twice.
 
-    Args:
-        image: uint8 (height, width, channels), a static shape; 3 channels or 1.
-        layers: number of operations; the same one may be chosen twice.
-        magnitude: 0 or more, for all operations. 0 also changes images: Brightness is darkest there.
-        seed: integers (2,). The result depends on the image and the seed only.
-
-    Returns:
-        uint8 of the same shape.
-
-    Raises:
-        ValueError: another dtype or number of channels, an unknown shape, or a negative magnitude.
+    The image is uint8 (height, width, 1 or 3) of static shape. Magnitude 0 changes it too: Brightness makes it dark.
     """
-    _check(image, magnitude)
     shape = image.shape
+    if image.dtype != tf.uint8 or not shape.is_fully_defined() or shape[2:] not in ((1,), (3,)):
+        raise ValueError(
+            f"RandAugment takes uint8 (height, width, 3 or 1) of a static shape. Received: {image.dtype.name} {shape}"
+        )
+    if not magnitude >= 0:
+        raise ValueError(f"The magnitude of RandAugment is 0 or more. Received: {magnitude}")
     branches = _trace_operations(shape, magnitude)
     draws = tf.random.stateless_uniform((layers, NUM_DRAWS), seed)
     for layer in range(layers):
@@ -74,16 +69,6 @@ def _trace_operations(shape: Any, magnitude: float) -> list[Any]:
         return function.get_concrete_function(tf.TensorSpec(shape, tf.uint8), *scalars)
 
     return [trace(operation) for operation in OPERATIONS.values()]
-
-
-def _check(image: Any, magnitude: float) -> None:
-    if image.dtype != tf.uint8 or not image.shape.is_fully_defined() or image.shape[2:] not in ((1,), (3,)):
-        raise ValueError(
-            "RandAugment takes uint8 (height, width, 3 or 1) of a static shape. "
-            f"Received: {image.dtype.name} {image.shape}"
-        )
-    if not magnitude >= 0:
-        raise ValueError(f"The magnitude of RandAugment is 0 or more. Received: {magnitude}")
 
 
 def _scale(magnitude: float, maximum: float) -> float:
@@ -190,9 +175,8 @@ def _sharpness(image: Any, magnitude: float, draws: Draws) -> Any:
     sums = pixels[:-2] + pixels[1:-1] + pixels[2:]
     sums = sums[:, : -2 * channels] + sums[:, channels:-channels] + sums[:, 2 * channels :]
     inner = pixels[1:-1]
-    smooth = tf.floor(
-        (sums + 4 * inner[:, channels:-channels]) / 13
-    )  # Pillow's SMOOTH kernel: 5 in the centre, 1 around
+    # Pillow's SMOOTH kernel: 5 in the centre, 1 around.
+    smooth = tf.floor((sums + 4 * inner[:, channels:-channels]) / 13)
     smooth = tf.concat([inner[:, :channels], smooth, inner[:, -channels:]], axis=1)  # the border is unchanged
     return _blend(tf.concat([pixels[:1], smooth, pixels[-1:]], axis=0), image, magnitude)
 
@@ -213,8 +197,8 @@ def _cutout(image: Any, magnitude: float, draws: Draws) -> Any:
 def _affine(image: Any, draws: Draws, matrix: Callable[[int], tuple[float, ...]]) -> Any:
     """Apply an affine map: pixel (x, y) becomes the one nearest to (ax + by + c, dx + ey + f), or FILL outside.
 
-    Halves are rounded away from zero. `matrix` returns (a, b, c, d, e, f) for a sign. The map does not depend on the
-    image: two tables of indices, in float32 as in TensorFlow's ImageProjectiveTransformV3.
+    `matrix` returns (a, b, c, d, e, f) for a sign. Halves are rounded away from zero. Each sign has a table of indices,
+    computed in float32 as in TensorFlow's ImageProjectiveTransformV3.
     """
     height, width, channels = image.shape
     x, y = np.arange(width, dtype=np.float32), np.arange(height, dtype=np.float32)[:, None]

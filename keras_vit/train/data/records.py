@@ -1,13 +1,9 @@
-"""Read the records of a prepared tensorflow-datasets split, in one of three ways.
+"""Read the records of a prepared tensorflow-datasets split.
 
-| files | reading |
-|---|---|
-| small enough for memory | all at once, then by index |
-| ArrayRecord | by index from the files |
-| TFRecord | from front to back; (seed, epoch) determines the order of the files and the shuffle buffer |
-
-A run that resumes within an epoch of the last kind skips the records it has already used, without decoding them.
-To avoid that, prepare large data sets as ArrayRecord (`tfds build NAME --file_format=array_record`).
+ArrayRecord files are read by index; TFRecord files all at once if they are small enough for memory, otherwise from
+front to back, where (seed, epoch) determines the order of the files and the shuffle buffer. A run that resumes within
+such an epoch skips the records it has already used, without decoding them. To avoid that, prepare large data sets as
+ArrayRecord (`tfds build NAME --file_format=array_record`).
 """
 
 from __future__ import annotations

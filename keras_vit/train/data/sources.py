@@ -39,26 +39,16 @@ def open_data(
     eval_split: str | None = None,
     on_bad_image: str = "skip",
 ) -> Data:
-    """Open a data set. Nothing is downloaded, and no image is read yet.
+    """Open a data set with at least one split. Nothing is downloaded, and no image is read yet.
 
     Args:
         data: see the table above; a `Data` is returned as it is. A folder takes precedence over a data set of the same
-            name, except for "digits". Arrays are uint8 (n, height, width, channels) with 1 or 3 channels; labels are
-            integers (n,), or zeros and ones (n, classes). The mapping may also have "class_names" or "num_classes".
+            name, except for "digits". Arrays are uint8 (n, height, width, 1 or 3); labels are integers (n,), or zeros
+            and ones (n, classes). The mapping may also have "class_names" or "num_classes".
         data_dir: folder of tensorflow-datasets' prepared data; None is its default (for the digits, our cache folder).
-        train_split: the split to train on, such as "train[:90%]" or the name of a sub-folder.
-        eval_split: the split to evaluate on.
+        train_split, eval_split: such as "train[:90%]" or the name of a sub-folder; None chooses the split.
         on_bad_image: for files of a folder that cannot be decoded. "skip" leaves them out, lists them in `Split.bad`
             and replaces each by the next valid image in training; "fail" raises an error.
-
-    Returns:
-        The data set, with at least one split.
-
-    Raises:
-        FileNotFoundError: the folder, its images or the prepared data set do not exist.
-        ImportError: tensorflow-datasets is needed and not installed.
-        PermissionError: a folder may not be read.
-        TypeError, ValueError: data, split or labels are not as described.
     """
     one_of("on_bad_image", on_bad_image, ON_BAD_IMAGE)
     if isinstance(data, Data):
@@ -72,10 +62,8 @@ def open_data(
     name = os.fspath(data)
     assert isinstance(name, str)
     folder = _find_folder(name)
-    if folder:
-        builder = tfds_source.builder_in(folder)
-    else:
-        builder = tfds_source.builder_named(name, None if data_dir is None else os.fspath(data_dir))
+    prepared_in = None if data_dir is None else os.fspath(data_dir)
+    builder = tfds_source.builder_in(folder) if folder else tfds_source.builder_named(name, prepared_in)
     if builder is not None:
         opened = tfds_source.open_prepared(builder, train_split=train_split, eval_split=eval_split)
     else:

@@ -28,15 +28,10 @@ Example = dict[str, tf.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Split(abc.ABC):
-    """Examples that can be read in any order.
+    """Examples that can be read in any order."""
 
-    Args:
-        name: for messages, such as "cifar10 train[:90%]".
-        count: examples per epoch, including those whose image cannot be decoded.
-    """
-
-    name: str
-    count: int
+    name: str  # for messages, such as "cifar10 train[:90%]"
+    count: int  # examples per epoch, including those whose image cannot be decoded
 
     def __post_init__(self) -> None:
         if not 0 < self.count <= MAX_EXAMPLES:
@@ -74,18 +69,12 @@ class Split(abc.ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomAccess(Split):
-    """Examples that are read by index: files, records with an index, arrays in memory.
+    """Examples that are read by index: files, records with an index, arrays in memory."""
 
-    Args:
-        make_reader: returns a function of TensorFlow operations from an index (int64 scalar) to image and label;
-            called when the examples are first needed.
-        find_bad: returns the ascending indices of the examples that cannot be decoded; None skips the check.
-        example_name: returns the name of an example; None numbers them.
-    """
-
+    # Returns the function from an index (int64 scalar) to image and label; called when the first example is needed.
     make_reader: Callable[[], Callable[[tf.Tensor], Example]]
-    find_bad: Callable[[], Sequence[int]] | None = None
-    example_name: Callable[[int], str] | None = None
+    find_bad: Callable[[], Sequence[int]] | None = None  # returns the ascending indices of undecodable examples
+    example_name: Callable[[int], str] | None = None  # returns the name of an example; None numbers them
 
     @functools.cached_property
     def _bad_indices(self) -> np.ndarray:
@@ -132,20 +121,11 @@ class RandomAccess(Split):
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """A data set for classification.
+    """A data set for classification."""
 
-    Args:
-        name: for messages and reports.
-        train: the training split, or None.
-        evaluation: the held-out split, or None.
-        num_classes: number of classes.
-        class_names: name of each class.
-        multi_label: whether an image may have several classes or none; labels are then rows of ones and zeros.
-    """
-
-    name: str
+    name: str  # for messages and reports
     train: Split | None
-    evaluation: Split | None
+    evaluation: Split | None  # held out
     num_classes: int
     class_names: tuple[str, ...]
-    multi_label: bool = False
+    multi_label: bool = False  # whether an image may have several classes or none; labels are then rows of 0 and 1

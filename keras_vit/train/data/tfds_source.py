@@ -1,14 +1,11 @@
-"""Open data sets prepared by tensorflow-datasets, by name or by folder, and prepare the digits.
-
-Nothing is downloaded: a data set that has not been prepared is an error at once.
-"""
+"""Open data sets that tensorflow-datasets has prepared, by name or by folder, and prepare the digits."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import re
 import warnings
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,10 +48,7 @@ def tfds() -> Any:
 
 
 def builder_named(name: str, data_dir: str | None) -> Any:
-    """Return the builder of a prepared data set, such as "cifar10", "imagenet2012:5.1.0" or "name/config:version".
-
-    "digits" is prepared on first use. Arguments and errors are those of `sources.open_data`.
-    """
+    """Return the builder of a prepared data set, such as "cifar10" or "name/config:version", or of the digits."""
     package = tfds()
     if name == DIGITS:
         return _prepare_digits(data_dir)
@@ -110,8 +104,7 @@ def _prepare_digits(data_dir: str | None) -> Any:
         if not (Builder(data_dir=folder).data_path / MARKER).exists():
             folder.mkdir(parents=True, exist_ok=True)
             # tensorflow-datasets announces a download, and there is none.
-            quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
-            with FileLock(folder / "digits.lock"), quiet[0], quiet[1]:
+            with FileLock(folder / "digits.lock"), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                 # Does nothing if another process has written them; writes to a temporary folder otherwise.
                 Builder(data_dir=folder).download_and_prepare(file_format="tfrecord")
     except OSError as error:

@@ -37,8 +37,8 @@ class Evaluation:
         count: number of images in the means.
         unlabelled: number of images left out because they have no label (ReaL).
         skipped: number of images left out because they cannot be decoded.
-        images_per_second: including reading and preparing, without the first batch, in which TensorFlow compiles (of a
-            single batch, with it).
+        images_per_second: including reading and preparing; the first batch, in which TensorFlow compiles, counts only
+            where it is the only one.
 
     Example:
         >>> result = keras_vit.train.Evaluation(
@@ -174,7 +174,7 @@ def evaluate(
 
 
 def batch_sums(logits: Any, labels: Any, weights: Any) -> tf.Tensor:
-    """Return the sums that one batch adds to an evaluation, by TensorFlow operations only.
+    """Return the sums that one batch adds to an evaluation, float64 (5,), named by `SUM_NAMES`.
 
     Equal logits rank by class index, so that a head of zeros predicts one class. Logits that are NaN are never right.
 
@@ -182,9 +182,6 @@ def batch_sums(logits: Any, labels: Any, weights: Any) -> tf.Tensor:
         logits: (batch, classes).
         labels: float32 (batch, classes), 1 for each class of an image; a row of zeros has no label.
         weights: (batch,), 1 for an image, 0 for padding.
-
-    Returns:
-        float64 (5,), named by `SUM_NAMES`; add them over batches and replicas.
     """
     logits, labels = tf.cast(logits, tf.float32), tf.cast(labels, tf.float32)
     num_labels = tf.reduce_sum(labels, axis=1)
@@ -205,11 +202,7 @@ def batch_sums(logits: Any, labels: Any, weights: Any) -> tf.Tensor:
 
 
 def summarize(totals: Any, *, data: str, labels: str = "single", skipped: int = 0, speed: float = 0.0) -> Evaluation:
-    """Turn the total of `batch_sums` into means.
-
-    Raises:
-        ValueError: no image was counted.
-    """
+    """Turn the total of `batch_sums` into means, or raise a ValueError if no image was counted."""
     total = dict(zip(SUM_NAMES, map(float, totals), strict=True))
     if not total["count"]:
         raise ValueError(

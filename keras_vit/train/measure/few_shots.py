@@ -22,10 +22,8 @@ from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.data import pipeline, sources
 from keras_vit.train.measure.evaluation import ModelInput
 
-# The constant feature for the bias, so large that the regularisation hardly affects the bias.
-BIAS = 100.0
-# Added to the standard deviation of every feature, which is 0 for a constant one.
-MIN_DEVIATION = 1e-5
+BIAS = 100.0  # the constant feature for the bias, so large that the regularisation hardly affects the bias
+MIN_DEVIATION = 1e-5  # added to the standard deviation of every feature, which is 0 for a constant one
 SHOTS = (1, 5, 10, 25)
 
 
@@ -70,12 +68,9 @@ def few_shot(
     Example:
         >>> from keras_vit import digits
         >>> data, model = digits.load(), keras_vit.zoo.load("digits")
-        >>> arrays = {
-        ...     "train": (data.train_images[:50], data.train_labels[:50]),
-        ...     "evaluation": (data.test_images[:50], data.test_labels[:50]),
-        ... }
-        >>> accuracy = keras_vit.train.few_shot(model, arrays, shots=(1,))
-        >>> accuracy[1] > 0.9
+        >>> train = data.train_images[:50], data.train_labels[:50]
+        >>> held_out = data.test_images[:50], data.test_labels[:50]
+        >>> keras_vit.train.few_shot(model, {"train": train, "evaluation": held_out}, shots=(1,))[1] > 0.9
         True
     """
     counts = sorted(set(shots))
@@ -121,10 +116,7 @@ class LinearClassifier:
 
 
 def least_squares(features: npt.ArrayLike, labels: npt.ArrayLike, *, num_classes: int, l2: float) -> LinearClassifier:
-    """Fit targets of 1 for the image's class and -1 for all others by regularised least squares.
-
-    Features are (images, width), labels (images,).
-    """
+    """Fit features (images, width) to targets of 1 for the image's label (images,) and -1 for all other classes."""
     x = np.asarray(features, np.float64)
     mean, deviation = x.mean(axis=0), x.std(axis=0) + MIN_DEVIATION
     x = _append_bias((x - mean) / deviation)
@@ -143,7 +135,7 @@ def _append_bias(x: np.ndarray) -> np.ndarray:
 def draw_images(labels: npt.ArrayLike, shots: int, *, num_classes: int, seed: int) -> list[np.ndarray]:
     """Return for each class the indices of its drawn images, by permutations from one NumPy generator as big_vision.
 
-    A class with fewer images than `shots` gives all it has, with a warning; one without images is an error.
+    A class with fewer images than `shots` gives all it has, with a warning.
     """
     random, labels = np.random.default_rng(seed), np.asarray(labels)
     drawn = [random.permutation(np.flatnonzero(labels == number))[:shots] for number in range(num_classes)]

@@ -1,8 +1,8 @@
 """Estimate parameters, arithmetic, memory and time of a training run before anything is built.
 
-Parameters are counted exactly. Arithmetic is that of matrix products and convolutions. Memory is an estimate of what a
-training step stores: `_saved_by_block` and the functions below it name the tensors that TensorFlow's gradients keep for
-the backward pass; XLA fuses operations and keeps fewer. Time follows from the arithmetic and an assumed utilization.
+Parameters are exact. Arithmetic is that of matrix products and convolutions. Memory is an estimate: `_saved_by_block`
+and the functions below it add up the tensors that TensorFlow's gradients keep for the backward pass (XLA keeps fewer).
+Time follows from the arithmetic and an assumed utilization.
 """
 
 from __future__ import annotations
