@@ -1,6 +1,4 @@
-"""ResNet of a hybrid (paper, section 3.1; vit_jax/models_resnet.py): version 1 units with weight standardization
-(arXiv 1903.10520) and GroupNorm (arXiv 1803.08494).
-"""
+"""ResNet of a hybrid: version 1 units (paper, section 3.1; vit_jax/models_resnet.py)."""
 
 from __future__ import annotations
 
@@ -16,16 +14,9 @@ GROUPS = 32
 
 @keras.saving.register_keras_serializable("keras_vit")
 class StandardizedConv2D(keras.layers.Layer):
-    """Convolve with a kernel of mean 0 and standard deviation 1 for every output channel; SAME padding, no bias.
+    """Convolve with a kernel of mean 0 and standard deviation 1 for every output channel (arXiv 1903.10520).
 
-    Args:
-        filters: number of output channels.
-        kernel_size: side of the square kernel.
-        strides: in both directions.
-        epsilon: added to the standard deviation or to the variance.
-        epsilon_place: "std" (Google) or "variance" (timm).
-
-    Input: (batch, height, width, channels). Output: (batch, ceil(height / strides), ceil(width / strides), filters).
+    `epsilon` is added to the standard deviation ("std", Google) or to the variance (timm). SAME padding, no bias.
     """
 
     def __init__(
@@ -75,13 +66,9 @@ class StandardizedConv2D(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class GroupNormalization(keras.layers.Layer):
-    """Normalize 32 groups of channels. Moments of channels are averaged over groups: no tensor has more than 4 axes.
+    """Normalize 32 groups of channels (arXiv 1803.08494) of (batch, height, width, channels).
 
-    Args:
-        epsilon: added to the variance.
-        gamma_initializer: "ones"; "zeros" for the last norm of a unit, which then starts as the identity.
-
-    Input and output: (batch, height, width, channels), channels a multiple of 32.
+    Moments of channels are averaged over groups: no tensor has more than 4 axes.
     """
 
     def __init__(self, epsilon: float = 1e-6, *, gamma_initializer: str = "ones", **kwargs: Any) -> None:
@@ -117,16 +104,7 @@ class GroupNormalization(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class ResNetRoot(keras.layers.Layer):
-    """Apply the stem: 7x7 convolution with stride 2, GroupNorm, ReLU, 3x3 max pooling with stride 2.
-
-    Args:
-        width: number of output channels.
-        norm_epsilon: of GroupNorm.
-        conv_epsilon: of the weight standardization.
-        conv_epsilon_place: "std" or "variance".
-
-    Input: (batch, height, width, channels). Output: (batch, ceil(height / 4), ceil(width / 4), width).
-    """
+    """Apply the stem: 7x7 convolution with stride 2, GroupNorm, ReLU, 3x3 max pooling with stride 2."""
 
     def __init__(
         self, width: int, *, norm_epsilon: float, conv_epsilon: float, conv_epsilon_place: str, **kwargs: Any
@@ -160,17 +138,7 @@ class ResNetRoot(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class ResNetUnit(keras.layers.Layer):
-    """Apply a bottleneck: convolutions of 1x1, 3x3 (strided) and 1x1, plus the shortcut, then ReLU.
-
-    Args:
-        width: channels of the bottleneck.
-        strides: of the 3x3 convolution and of the shortcut's projection.
-        norm_epsilon: of GroupNorm.
-        conv_epsilon: of the weight standardization.
-        conv_epsilon_place: "std" or "variance".
-
-    Input: (batch, height, width, channels). Output: (batch, ceil(height / strides), ceil(width / strides), 4 * width).
-    """
+    """Apply a bottleneck of 4 * width channels: 1x1, 3x3 (strided) and 1x1, plus the shortcut, then ReLU."""
 
     def __init__(
         self,
@@ -193,6 +161,7 @@ class ResNetUnit(keras.layers.Layer):
         self._factory = factory = _LayerFactory(self.dtype_policy, **self.epsilons)
         self.conv1, self.gn1 = factory.conv("conv1", width, 1, 1), factory.norm("gn1")
         self.conv2, self.gn2 = factory.conv("conv2", width, 3, strides), factory.norm("gn2")
+        # gn3 starts at zero: a new unit adds nothing to its shortcut.
         self.conv3, self.gn3 = factory.conv("conv3", 4 * width, 1, 1), factory.norm("gn3", gamma_initializer="zeros")
         self.conv_proj: Any = None
         self.gn_proj: Any = None
