@@ -111,12 +111,7 @@ class ResNetRoot(keras.layers.Layer):
     ) -> None:
         super().__init__(**kwargs)
         self.width = width
-        self.epsilons: dict[str, Any] = {
-            "norm_epsilon": norm_epsilon,
-            "conv_epsilon": conv_epsilon,
-            "conv_epsilon_place": conv_epsilon_place,
-        }
-        factory = _LayerFactory(self.dtype_policy, **self.epsilons)
+        self._factory = factory = _LayerFactory(self.dtype_policy, norm_epsilon, conv_epsilon, conv_epsilon_place)
         self.conv = factory.conv("conv", width, 7, 2)
         self.gn = factory.norm("gn")
 
@@ -133,7 +128,7 @@ class ResNetRoot(keras.layers.Layer):
         return (batch, -(-height // 2), -(-width // 2), channels)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "width": self.width, **self.epsilons}
+        return {**super().get_config(), "width": self.width, **self._factory.epsilons}
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -153,12 +148,7 @@ class ResNetUnit(keras.layers.Layer):
         super().__init__(**kwargs)
         self.width = width
         self.strides = strides
-        self.epsilons: dict[str, Any] = {
-            "norm_epsilon": norm_epsilon,
-            "conv_epsilon": conv_epsilon,
-            "conv_epsilon_place": conv_epsilon_place,
-        }
-        self._factory = factory = _LayerFactory(self.dtype_policy, **self.epsilons)
+        self._factory = factory = _LayerFactory(self.dtype_policy, norm_epsilon, conv_epsilon, conv_epsilon_place)
         self.conv1, self.gn1 = factory.conv("conv1", width, 1, 1), factory.norm("gn1")
         self.conv2, self.gn2 = factory.conv("conv2", width, 3, strides), factory.norm("gn2")
         # gn3 starts at zero: a new unit adds nothing to its shortcut.
@@ -188,13 +178,18 @@ class ResNetUnit(keras.layers.Layer):
         return self.conv3.compute_output_shape(self.conv2.compute_output_shape(input_shape))
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "width": self.width, "strides": self.strides, **self.epsilons}
+        return {**super().get_config(), "width": self.width, "strides": self.strides, **self._factory.epsilons}
 
 
 class _LayerFactory:
     """Create convolutions and norms with the epsilons of one ResNet."""
 
-    def __init__(self, policy: Any, *, norm_epsilon: float, conv_epsilon: float, conv_epsilon_place: str) -> None:
+    def __init__(self, policy: Any, norm_epsilon: float, conv_epsilon: float, conv_epsilon_place: str) -> None:
+        self.epsilons = {
+            "norm_epsilon": norm_epsilon,
+            "conv_epsilon": conv_epsilon,
+            "conv_epsilon_place": conv_epsilon_place,
+        }
         self._norm = {"epsilon": norm_epsilon, "dtype": policy}
         self._conv = {"epsilon": conv_epsilon, "epsilon_place": conv_epsilon_place, "dtype": policy}
 
