@@ -17,8 +17,8 @@ from keras_vit.model.layers.relative import relative_scores
 class MultiHeadAttention(keras.layers.Layer):
     """Compute softmax(q k' / sqrt(head size)) v and project it to hidden_size.
 
-    Inputs are queries (batch, tokens, hidden_size), the tokens attended to if they are others, and the table of a
-    `RelativePosition` for relative attention. Kernels: (hidden_size, heads, head size), out with the heads first.
+    Inputs: queries (batch, tokens, hidden_size), other tokens to attend to, the table of a `RelativePosition`; the last
+    two may be None. Kernels: query, key, value (hidden_size, heads, head size), out (heads, head size, hidden_size).
     """
 
     def __init__(self, num_heads: int, *, use_bias: bool = True, dropout_rate: float = 0.0, **kwargs: Any) -> None:

@@ -1,6 +1,6 @@
 """Fuse the operations between two matrix products into one compiled program, in training steps that ask for it.
 
-On a CPU, TensorFlow's matrix products are faster than XLA's, and XLA's chains of elementwise operations are faster.
+On a CPU, TensorFlow is faster for matrix products, and XLA for a chain of elementwise operations.
 """
 
 from __future__ import annotations
