@@ -1,7 +1,6 @@
 """Resize position embeddings to another grid of patches, and compute fixed sin-cos embeddings.
 
-A checkpoint's embedding belongs to the grid of patches that it was trained on. Each family of checkpoints interpolates
-it in its own way, and the differences are visible in the logits. All methods are separable: one matrix for each axis.
+Each family of checkpoints interpolates in its own way, and the differences are visible in the logits.
 """
 
 import math
@@ -26,7 +25,7 @@ def resize(
 ) -> np.ndarray:
     """Interpolate a position embedding to another grid of patches.
 
-    The arithmetic is float64, rounded once to the dtype of the input. NaN and infinity are not refused; they spread.
+    The arithmetic is float64, rounded once to the dtype of the input. NaN and infinity are accepted and spread.
 
     Args:
         embedding: floats, (1, prefix_tokens + height * width, hidden_size) or the same without the 1. The patches are
@@ -175,6 +174,7 @@ def _cubic(distance: Matrix, *, a: float) -> Matrix:
     return np.select([x <= 1, x < 2], [near, far])
 
 
+# name -> function of the new and old side, whose matrix interpolates one axis: all methods are separable.
 _MATRICES: dict[str, Callable[[int, int], Matrix]] = {
     "official": _official,
     "bilinear": _bilinear,

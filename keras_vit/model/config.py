@@ -128,19 +128,16 @@ class ViTConfig:
         resnet: a ResNetConfig, or its fields as a dict, makes the model a hybrid.
         num_channels: channels of the image.
         class_token: whether there is a class token; None: if the classifier needs one.
-        distilled: whether there is DeiT's distillation token, with a head of its own (arXiv 2012.12877); the logits are
-            the mean of both heads'.
+        distilled: whether DeiT's distillation token and head exist (arXiv 2012.12877); the logits are both heads' mean.
         num_registers: number of extra tokens after the class token that no head reads (arXiv 2309.16588).
         position: "learned" (1-D), "learned2d" (one embedding of the column and one of the row, each half as wide),
             "relative" (in the attention, see `model.layers.relative`), "none" (all paper, appendix D.4), or "sincos2d"
             (fixed; MoCo v3 and big_vision).
-        position_place: "stem" adds the embedding once, behind the patch embedding; "blocks" adds an embedding of its
-            own to the input of every block; "shared" adds the same one in every block. "relative" acts in every block
-            and needs "blocks" or "shared".
+        position_place: "stem" adds the embedding once, behind the patch embedding; "blocks" adds a different one to the
+            input of every block, "shared" the same one. "relative" needs "blocks" or "shared".
         position_prefix: True: class token and registers come first and the position embedding has rows for them
             (Google, Hugging Face); False: they are put in front afterwards (big_vision, timm's no_embed_class).
-        position_method: method of `position.resize` for another grid: "official", "bilinear", "bicubic" or
-            "bicubic-antialias".
+        position_method: of `position.resize`: "official", "bilinear", "bicubic" or "bicubic-antialias".
         patch_bias: whether the patch embedding has a bias.
         pre_norm: whether a LayerNorm precedes the first block (CLIP).
         qkv_bias: whether query, key and value have biases.
@@ -346,7 +343,7 @@ class ViTConfig:
         return self.grid_of(self.size)
 
     def grid_of(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Return the number of patches, (rows, columns), of an image of another size.
+        """Return the number of patches, (rows, columns), for another image size.
 
         Args:
             image_size: (height, width) of the image in pixels.
@@ -375,8 +372,7 @@ class ViTConfig:
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed.
 
-        A changed `classifier` keeps the class token, because the weights have one. A changed `num_classes` drops the
-        labels.
+        A changed `classifier` keeps the class token of the weights. A changed `num_classes` drops the labels.
 
         Args:
             **changes: fields and their new values.

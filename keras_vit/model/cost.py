@@ -1,7 +1,6 @@
-"""Count a model's parameters, arithmetic, activation memory and file sizes from its config, without building it.
+"""Count parameters, operations, activation memory and file sizes of a model from its config, without building it.
 
-`parts` lists the model's parts; the totals are sums over them. Parameters and matrix products are exact, memory is an
-estimate.
+Parameters and matrix products are exact; memory is an estimate.
 """
 
 from __future__ import annotations
@@ -24,37 +23,22 @@ ACTIVATION_TENSORS = {"gelu_tanh": 2, "gelu_erf": 2, "gelu_quick": 2, "silu": 2,
 
 
 class Kernel(NamedTuple):
-    """Kernel of a dense layer or convolution.
+    """Kernel of a dense layer or convolution."""
 
-    Attributes:
-        inputs: number of inputs of each output.
-        outputs: number of outputs (channels).
-        positions: number of positions in an image where it is applied.
-    """
-
-    inputs: int
-    outputs: int
-    positions: int
+    inputs: int  # of each output
+    outputs: int  # channels
+    positions: int  # in one image where it is applied
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One part of a model, or several equal parts in a row.
-
-    Attributes:
-        name: for tables.
-        output: shape of its result for one image: (height, width, channels), (tokens, width) or (width,).
-        kernels: of one copy.
-        others: number of parameters of one copy outside of kernels: biases, norms, tokens, position embeddings.
-        products: number of multiply-adds of one copy between two activations.
-        copies: number of equal parts.
-    """
+    """One part of a model, or several equal parts in a row."""
 
     name: str
-    output: tuple[int, ...]
-    kernels: tuple[Kernel, ...] = ()
-    others: int = 0
-    products: int = 0
+    output: tuple[int, ...]  # shape for one image: (height, width, channels), (tokens, width) or (width,)
+    kernels: tuple[Kernel, ...] = ()  # of one copy
+    others: int = 0  # parameters of one copy outside of kernels: biases, norms, tokens, position embeddings
+    products: int = 0  # multiply-adds of one copy between two activations
     copies: int = 1
 
     @property
@@ -79,31 +63,20 @@ class Part:
 
 
 class Convolution(NamedTuple):
-    """A convolution of a hybrid's ResNet, and the norm behind it.
+    """A convolution of a hybrid's ResNet, and the norm behind it."""
 
-    Attributes:
-        name: of its part.
-        kernel: side of the square kernel.
-        inputs: number of input channels.
-        outputs: number of output channels.
-        size: (height, width) of its result.
-        input_values: number of values in its input.
-        shortcut_values: number of values of another feature map that is kept for a later sum.
-        relu: whether a ReLU follows directly.
-    """
-
-    name: str
-    kernel: int
-    inputs: int
-    outputs: int
-    size: tuple[int, int]
-    input_values: int
-    shortcut_values: int = 0
-    relu: bool = True
+    name: str  # of its part
+    kernel: int  # side of the square
+    inputs: int  # channels
+    outputs: int  # channels
+    size: tuple[int, int]  # (height, width) of its result
+    input_values: int  # numbers in its input
+    shortcut_values: int = 0  # numbers of another feature map that is kept for a later sum
+    relu: bool = True  # whether a ReLU follows directly
 
     @property
     def positions(self) -> int:
-        """Number of positions where it is applied."""
+        """Number of positions of the kernel."""
         return prod(self.size)
 
     @property
@@ -113,14 +86,14 @@ class Convolution(NamedTuple):
 
 
 def count_parameters(config: ViTConfig) -> int:
-    """Return the number of parameters, trained or frozen, as `model.count_params()` of the built model does."""
+    """Return the number of parameters, trained or frozen, as `model.count_params()` does."""
     return sum(part.parameters for part in parts(config))
 
 
 def forward_flops(config: ViTConfig) -> int:
     """Return the operations for one image: matrix products and convolutions, a multiply-add counts as two.
 
-    Papers and timm mostly print multiply-adds, which are half as many, as GFLOPs or GMACs.
+    Papers and timm mostly print multiply-adds (GFLOPs or GMACs), which are half as many.
     """
     return sum(part.flops for part in parts(config))
 
@@ -131,15 +104,10 @@ def block_flops(config: ViTConfig) -> int:
 
 
 def file_bytes(config: ViTConfig, precision: str) -> int:
-    """Return the approximate size of a LiteRT file: its weights, without the graph, which takes 20 to 50 kB.
+    """Return the approximate size of a LiteRT file, without its graph (20 to 50 kB).
 
-    Args:
-        config: of the model.
-        precision: of kernels, one of `PRECISIONS`: "float32" is what `quantize="none"` writes (and a checkpoint in
-            float32), "float16" what "float16" writes, "int8" what "dynamic" writes, with a scale for each output.
-
-    Raises:
-        ValueError: for another precision.
+    `precision` is that of the kernels, a key of `PRECISIONS`: "float32" for `quantize="none"` (and for checkpoints in
+    float32), "float16" for "float16", "int8" for "dynamic".
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision is one of {list(PRECISIONS)}. Received: {precision!r}")
@@ -149,12 +117,11 @@ def file_bytes(config: ViTConfig, precision: str) -> int:
 
 
 def inference_memory(config: ViTConfig) -> int:
-    """Return the approximate bytes of activations in the forward pass of one float32 image, without the weights.
+    """Return the approximate bytes of activations for one float32 image, without the weights.
 
-    It is the image and the largest set of tensors that exist at once. A result is freed after its last reader, and an
-    elementwise result overwrites an input that nothing else reads. For models of 192 channels and more this is what
-    TensorFlow's CPU allocator records for a frozen graph, within 1 % and one tensor of tokens. Workspace of a matrix
-    product or convolution is not counted, nor memory that a runtime keeps between calls.
+    It is the image and the largest set of tensors that exist at once, within 1 % and one tensor of tokens of what
+    TensorFlow's CPU allocator records for a frozen graph of 192 channels or more. A result is freed after its last
+    reader; an elementwise result overwrites an input that nothing else reads. Workspace and caches are not counted.
     """
     image = config.num_channels * prod(config.size)
     widest = max([_block_peak(config), _head_peak(config), *map(_convolution_peak, convolutions(config))])

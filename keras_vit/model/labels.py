@@ -10,15 +10,7 @@ from keras_vit.model.config import ViTConfig
 
 
 def names(labels: str | tuple[str, ...] | None, num_classes: int) -> list[tuple[str, str]]:
-    """The (label_id, label) of every class, in the order of the logits.
-
-    Args:
-        labels: name of a list in zoo/labels ("imagenet2012"), the names themselves, or None for plain numbers.
-        num_classes: how many there must be.
-
-    Raises:
-        ValueError: where the list is unknown or has another length.
-    """
+    """Return the (label_id, label) of every class: of a list in zoo/labels, of given names, or numbers for None."""
     if labels is None:
         return [(str(number), f"class {number}") for number in range(num_classes)]
     known = read(labels) if isinstance(labels, str) else tuple((str(i), label) for i, label in enumerate(labels))
@@ -29,7 +21,7 @@ def names(labels: str | tuple[str, ...] | None, num_classes: int) -> list[tuple[
 
 @functools.cache
 def read(name: str) -> tuple[tuple[str, str], ...]:
-    """The (label_id, label) pairs of zoo/labels/NAME.txt; a ValueError names the lists there are."""
+    """Return the (label_id, label) pairs of zoo/labels/NAME.txt."""
     folder = data_files.folder("zoo") / "labels"
     known = sorted(path.stem for path in folder.glob("*.txt"))
     if name not in known:
@@ -39,18 +31,9 @@ def read(name: str) -> tuple[tuple[str, str], ...]:
 
 
 def class_names(config: ViTConfig, labels: str | Iterable[str] | None) -> list[str] | None:
-    """Return the class names that an exported file carries, in the order of the logits.
+    """Return the class names for an exported file, in the order of the logits; None if the classes have none.
 
-    Args:
-        config: of the model.
-        labels: name of a list in zoo/labels, or the names themselves; None takes the model's own list.
-
-    Returns:
-        One name for each class; None where the classes have no names.
-
-    Raises:
-        ValueError: for an unknown list, another number of names than of classes, names that are not strings, or a
-            model without a head.
+    `labels` is the name of a list in zoo/labels, or the names themselves; None takes the model's own list.
     """
     if labels is not None and not config.num_classes:
         raise ValueError("labels name classes, and a model without a head has none. Received: num_classes=0 and labels")

@@ -15,26 +15,15 @@ from keras_vit.model.layers.relative import RelativePosition
 
 
 class Network:
-    """Connected layers of a Vision Transformer, as symbolic Keras tensors.
-
-    Args:
-        config: of the model.
-        policy: the Keras dtype policy of its layers.
-
-    Attributes:
-        images: the input.
-        output: logits, or the feature of a model without a head.
-        intermediates: name -> tensor, for `VisionTransformer.features`, in the order of computation.
-        block_inputs: name of a block -> its inputs: the tokens, and with relative positions their table.
-    """
+    """Connect the layers of a Vision Transformer as symbolic Keras tensors, under a dtype policy."""
 
     def __init__(self, config: ViTConfig, policy: Any) -> None:
         self.config = config
         self.policy = policy
         # At least float32 for logits and for the feature of a model without a head: a bfloat16 softmax has 3 digits.
         self.output_dtype = "float64" if policy.compute_dtype == "float64" else "float32"
-        self.intermediates: dict[str, Any] = {}
-        self.block_inputs: dict[str, tuple[Any, ...]] = {}
+        self.intermediates: dict[str, Any] = {}  # name -> tensor, in the order of computation
+        self.block_inputs: dict[str, tuple[Any, ...]] = {}  # block -> tokens, and the table of relative positions
         self._position_layer = functools.cache(self._new_position_layer)
         height, width = config.size
         self.images = keras.Input((height, width, config.num_channels), dtype=self.output_dtype, name="images")

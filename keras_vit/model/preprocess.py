@@ -1,8 +1,4 @@
-"""Prepare images for a model: arrays, PIL images, image files and tensors in tf.data, all by the same definition.
-
-The default is the official evaluation (vit_jax/input_pipeline.py): both sides resized to the model's size, bilinear
-without antialias, values from -1 to 1.
-"""
+"""Prepare images for a model: arrays, PIL images, image files and tensors in tf.data, all by the same definition."""
 
 from __future__ import annotations
 
@@ -17,22 +13,10 @@ from keras_vit.model.config import Preprocessing
 
 
 def prepare(images: Any, *, image_size: tuple[int, int], num_channels: int, preprocessing: Preprocessing) -> Any:
-    """Prepare one image or several of any sizes.
+    """Prepare one image or several of any sizes, in the forms that `VisionTransformer.preprocess` takes.
 
-    Args:
-        images: an array (height, width), (height, width, channels) or (batch, height, width, channels), uint8 or floats
-            from 0 to 255; a PIL image; a path to a JPEG or PNG (with Pillow also other formats); or a list of those. In
-            `tf.data`, a tensor (height, width, channels), with or without a batch axis.
-        image_size: (height, width) of the result.
-        num_channels: of the result; grey images are repeated to three channels, an alpha channel is dropped.
-        preprocessing: resize, interpolation, mean and std.
-
-    Returns:
-        float32 (batch, height, width, channels) as a NumPy array; in `tf.data` a tensor of the rank of the input.
-
-    Raises:
-        ValueError: an image has a wrong rank, number of channels, dtype or value range, or there are no images.
-        FileNotFoundError: there is no file at a path.
+    Returns float32 (batch, height, width, channels) in NumPy; a symbolic tensor (in `tf.data`) gives a tensor of its
+    rank. Grey images are repeated to three channels, an alpha channel is dropped.
     """
     import tensorflow as tf
 
@@ -48,14 +32,7 @@ def prepare(images: Any, *, image_size: tuple[int, int], num_channels: int, prep
 def in_graph(*, image_size: tuple[int, int], num_channels: int, preprocessing: Preprocessing) -> Callable[[Any], Any]:
     """Return the preparation as a function of one tensor, of TensorFlow operations only, for tf.data and exports.
 
-    Args:
-        image_size: (height, width) of the result.
-        num_channels: of the result.
-        preprocessing: resize, interpolation, mean and std.
-
-    Returns:
-        A function of a tensor (height, width, channels), with or without a batch axis, from 0 to 255; it returns
-        float32 of the same rank.
+    The function takes (height, width, channels), with or without a batch axis, from 0 to 255, and returns float32.
     """
     import tensorflow as tf
 
@@ -73,19 +50,7 @@ def in_graph(*, image_size: tuple[int, int], num_channels: int, preprocessing: P
 
 
 def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
-    """Read an image file: JPEG (with the accurate DCT, whose pixels equal Pillow's) and PNG; other formats by Pillow.
-
-    Args:
-        path: of the file.
-        num_channels: 3 for colour, 1 for grey.
-
-    Returns:
-        uint8 (height, width, num_channels).
-
-    Raises:
-        FileNotFoundError: there is no file.
-        ValueError: it is not an image, or damaged.
-    """
+    """Read an image file as uint8 (height, width, num_channels): JPEG and PNG, and what Pillow reads if installed."""
     import tensorflow as tf
 
     name = os.fspath(path)
@@ -98,7 +63,7 @@ def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
     # Decode in colour, then convert: TensorFlow's decoders compute grey in different ways for JPEG and PNG.
     try:
         if magic.startswith(b"\xff\xd8"):
-            pixels = tf.io.decode_jpeg(data, channels=3, dct_method="INTEGER_ACCURATE")
+            pixels = tf.io.decode_jpeg(data, channels=3, dct_method="INTEGER_ACCURATE")  # equal to Pillow's
             return _with_channels(pixels, num_channels)
         if magic == b"\x89PNG\r\n\x1a\n":
             return _with_channels(tf.io.decode_png(data, channels=3), num_channels)

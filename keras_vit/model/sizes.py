@@ -1,8 +1,4 @@
-"""Names of architectures and their sizes.
-
-Both follow the ViT paper (arXiv 2010.11929, table 1), google-research/vision_transformer
-(vit_jax/configs/models.py) and big_vision (models/vit.py, `decode_variant`).
-"""
+"""Names and sizes of architectures (paper, table 1; vit_jax/configs/models.py; big_vision's models/vit.py)."""
 
 from __future__ import annotations
 
@@ -42,19 +38,9 @@ DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32"
 
 
 def canonical_name(name: str) -> str:
-    """Return the canonical spelling of an architecture's name.
+    """Return the canonical spelling of an architecture's name: "ViT-B/16" for "b_16", "B16" or "vit-b/16".
 
-    Args:
-        name: upper or lower case, with any separators; "ViT" may be left out. Where only the case distinguishes two
-            sizes (g and G), the case matters.
-
-    Raises:
-        ValueError: no architecture has this name; the message has the nearest names.
-
-    Example:
-        >>> from keras_vit.model.sizes import canonical_name
-        >>> canonical_name("b_16"), canonical_name("R26_S_32")
-        ('ViT-B/16', 'R26+ViT-S/32')
+    Any case and separators are accepted. The case matters for sizes that differ only in it (g and G).
     """
     match = re.fullmatch(
         r"(?:(R\d*)[+_\- ]*)??(?:ViT[-_ ]*)?([A-Z]+(?:400m)?(?:[-_ ]?opt)?)[/_\- ]?(\d+)", name.strip(), re.I
@@ -80,11 +66,7 @@ def _known_size(size: str) -> str | None:
 
 
 def architecture(name: str) -> dict[str, Any]:
-    """Return the fields of ViTConfig for a name; "resnet" of a hybrid is a dict.
-
-    Raises:
-        ValueError: no architecture has this name; the message has the nearest names.
-    """
+    """Return the fields of ViTConfig for an architecture's name; "resnet" of a hybrid is a dict."""
     canonical = canonical_name(name)
     stem, _, vit = canonical.rpartition("+")
     size, patch = vit.removeprefix("ViT-").split("/")

@@ -120,9 +120,7 @@ class VisionTransformer(keras.Model):
         return [self.get_layer(name).attention_weights(*inputs[name]) for name in names]
 
     def preprocess(self, images: Any) -> np.ndarray:
-        """Prepare images as the weights expect them: resized, normalized, in a batch.
-
-        `config.preprocessing` says how.
+        """Prepare images as `config.preprocessing` says: resized, normalized, in a batch.
 
         Args:
             images: one image or a list of images: uint8 or float arrays from 0 to 255 of (height, width, channels), PIL

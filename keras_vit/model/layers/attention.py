@@ -15,16 +15,10 @@ from keras_vit.model.layers.relative import relative_scores
 
 @keras.saving.register_keras_serializable("keras_vit")
 class MultiHeadAttention(keras.layers.Layer):
-    """Compute softmax(q k' / sqrt(head size)) v and project it back to the width of a token.
+    """Compute softmax(q k' / sqrt(head size)) v and project it to hidden_size.
 
-    Args:
-        num_heads: number of heads; divides hidden_size.
-        use_bias: whether query, key and value have biases; the output projection always has one.
-        dropout_rate: on the attention weights, in [0, 1).
-
-    Input: queries (batch, tokens, hidden_size); the tokens attended to, (batch, attended, hidden_size), if they are
-    others; the table of a `RelativePosition` for relative attention. Output: the shape of the queries.
-    Weights: query, key, value (hidden_size, heads, head size), out (heads, head size, hidden_size).
+    Inputs: queries (batch, tokens, hidden_size), other tokens to attend to, the table of a `RelativePosition`; the last
+    two may be None. Kernels: query, key, value (hidden_size, heads, head size), out (heads, head size, hidden_size).
     """
 
     def __init__(self, num_heads: int, *, use_bias: bool = True, dropout_rate: float = 0.0, **kwargs: Any) -> None:

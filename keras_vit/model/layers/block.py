@@ -16,15 +16,7 @@ from keras_vit.model.layers.randomness import Dropout, StochasticDepth, as_one_b
 
 @keras.saving.register_keras_serializable("keras_vit")
 class MLP(keras.layers.Layer):
-    """Dense, activation, Dense, with dropout after both (paper, section 3.1).
-
-    Args:
-        mlp_dim: width of the hidden layer.
-        activation: one of `config.ACTIVATIONS`.
-        dropout_rate: after the activation and after the second Dense, in [0, 1).
-
-    Input and output: (..., hidden_size).
-    """
+    """Apply Dense, activation and Dense, with dropout after both, to (..., hidden_size) (paper, section 3.1)."""
 
     def __init__(
         self, mlp_dim: int, *, activation: str = "gelu_tanh", dropout_rate: float = 0.0, **kwargs: Any
@@ -64,11 +56,7 @@ class MLP(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class LayerScale(keras.layers.Layer):
-    """Multiply every channel by a learned factor that starts small (CaiT, arXiv 2103.17239).
-
-    Args:
-        initial: initial value of the factors.
-    """
+    """Multiply every channel by a learned factor that starts small (CaiT, arXiv 2103.17239)."""
 
     def __init__(self, initial: float = 1e-5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -90,21 +78,10 @@ class LayerScale(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class EncoderBlock(keras.layers.Layer):
-    """Compute x + attention(norm1(x)), then x + mlp(norm2(x)).
+    """Compute x + attention(norm1(x)), then x + mlp(norm2(x)), for tokens (batch, tokens, hidden_size).
 
-    Args:
-        num_heads: number of attention heads.
-        mlp_dim: width of the MLP's hidden layer.
-        activation: of the MLP, one of `config.ACTIVATIONS`.
-        norm_epsilon: of both LayerNorms.
-        qkv_bias: whether query, key and value have biases.
-        layer_scale: initial value of LayerScale on both branches; None means no LayerScale.
-        dropout_rate: after attention and in the MLP, in [0, 1).
-        attention_dropout_rate: on the attention weights, in [0, 1).
-        stochastic_depth: probability of dropping a branch, in [0, 1).
-
-    Input: tokens (batch, tokens, hidden_size); the table of a `RelativePosition` for relative attention.
-    Output: the shape of the tokens.
+    The arguments are fields of `ViTConfig`; `stochastic_depth` is the probability of dropping a branch of this block.
+    For relative attention the table of a `RelativePosition` is a second input.
     """
 
     def __init__(

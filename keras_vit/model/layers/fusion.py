@@ -1,7 +1,6 @@
 """Fuse the operations between two matrix products into one compiled program, in training steps that ask for it.
 
-On a CPU, TensorFlow's matrix products are faster than XLA's, but XLA reads and writes memory once for a chain of
-elementwise operations, and TensorFlow once for each. With `compiled_by`, a step uses each for what it does better.
+On a CPU, TensorFlow is faster for matrix products, and XLA for a chain of elementwise operations.
 """
 
 from __future__ import annotations
@@ -44,12 +43,8 @@ def product_then(
 ) -> Any:
     """Return after(layer(x), **settings). With a compiler, bias and `after` are one program, forward and backward.
 
-    Args:
-        layer: Dense, or EinsumDense whose kernel begins with the axes that it sums over.
-        x: (batch, ...), whose last axes are those.
-        after: function of one tensor, defined at module level so that it is compiled once; None for no function.
-        axes: number of axes that the product sums over.
-        settings: hashable keyword arguments of `after`.
+    The layer's kernel begins with the last `axes` axes of x, over which it sums. `after` is a function of one tensor
+    at module level, so that it is compiled once; `settings` must be hashable.
     """
     if _local.compiler is None or getattr(layer, "quantization_mode", None):
         return layer(x) if after is None else after(layer(x), **settings)

@@ -24,8 +24,7 @@ _uninitialized: ContextVar[bool] = ContextVar("uninitialized", default=False)
 def uninitialized() -> Iterator[None]:
     """Build layers with zeros inside the context, for models whose weights are loaded next.
 
-    Python's garbage collector pauses meanwhile, for the whole process: building creates little garbage, and walking all
-    of TensorFlow's objects would take a fifth of the time.
+    It pauses Python's garbage collector for the whole process, which would take a fifth of the time.
     """
     token = _uninitialized.set(True)
     collects = gc.isenabled()
@@ -39,7 +38,7 @@ def uninitialized() -> Iterator[None]:
 
 
 def initializer(name: str) -> keras.initializers.Initializer:
-    """Return the initializer of a kind of weight: a key of the table above. Inside `uninitialized` it is zeros."""
+    """Return the initializer of a kind of weight, a key of `_INITIALIZERS`; zeros inside `uninitialized`."""
     return keras.initializers.Zeros() if _uninitialized.get() else _INITIALIZERS[name]()
 
 

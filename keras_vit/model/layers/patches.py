@@ -12,16 +12,9 @@ from keras_vit.model.layers.initializers import initializer
 
 @keras.saving.register_keras_serializable("keras_vit")
 class PatchEmbedding(keras.layers.Layer):
-    """Cut an image or feature map into patches and project each to a token.
+    """Cut (batch, height, width, channels) into patches and project them to tokens, in row-major order.
 
     Pixels at the right and bottom that fill no patch are dropped.
-
-    Args:
-        hidden_size: width of a token.
-        patch_size: (height, width).
-        use_bias: whether the projection has a bias.
-
-    Input: (batch, height, width, channels). Output: (batch, rows * columns, hidden_size), in row-major order.
     """
 
     def __init__(self, hidden_size: int, patch_size: tuple[int, int], *, use_bias: bool = True, **kwargs: Any) -> None:

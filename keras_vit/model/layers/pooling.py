@@ -14,14 +14,7 @@ from keras_vit.model.layers.initializers import glorot_uniform_matrix
 
 @keras.saving.register_keras_serializable("keras_vit")
 class TokenPooling(keras.layers.Layer):
-    """Select one token, or compute the mean of all tokens behind the prefix.
-
-    Args:
-        token: index of the token; None for the mean.
-        prefix_tokens: number of tokens in front that the mean leaves out.
-
-    Input: (batch, tokens, hidden_size). Output: (batch, hidden_size).
-    """
+    """Select the token with index `token`, or compute the mean of all tokens behind the prefix if it is None."""
 
     def __init__(self, *, token: int | None = None, prefix_tokens: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -43,16 +36,9 @@ class TokenPooling(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class AttentionPooling(keras.layers.Layer):
-    """Let a learned probe attend to the patches; add an MLP of the result (big_vision's MAPHead, arXiv 2106.04560).
+    """Let a learned probe attend to the tokens behind the prefix, and add an MLP of the result.
 
-    Args:
-        num_heads: number of attention heads.
-        mlp_dim: width of the MLP's hidden layer.
-        activation: of the MLP, one of `config.ACTIVATIONS`.
-        norm_epsilon: of the LayerNorm.
-        prefix_tokens: number of tokens in front that the probe does not attend to (timm; big_vision has none).
-
-    Input: (batch, tokens, hidden_size). Output: (batch, hidden_size).
+    Source: big_vision's MAPHead (arXiv 2106.04560), which has no prefix tokens; timm leaves them out.
     """
 
     def __init__(

@@ -14,24 +14,11 @@ from keras_vit.model.layers.initializers import initializer
 
 @keras.saving.register_keras_serializable("keras_vit")
 class PositionEmbedding(keras.layers.Layer):
-    """Add a position embedding to every token.
+    """Add a position embedding to tokens (batch, prefix_tokens + rows * columns, hidden_size).
 
-    Saved weights hold the grid and the number of prefix tokens beside the embedding. Loading them (.weights.h5, .keras)
-    into a layer with another grid interpolates once, in NumPy.
-
-    Args:
-        grid: number of patches, (rows, columns).
-        prefix_tokens: number of rows in front of the grid's, for class token and registers.
-        kind: "learned", "learned2d" or "sincos2d" (fixed, without weights).
-        method: of `position.resize`.
-
-    Input and output: (batch, prefix_tokens + height * width, hidden_size).
-
-    "learned2d" concatenates a learned embedding of the patch's column and one of its row, each half as wide (paper,
-    appendix D.4). The paper does not say what prefix tokens get; here both tables have a row for each.
-
-    Weights: embedding (1, prefix_tokens + height * width, hidden_size); or x_embedding (1, prefix_tokens + width,
-    hidden_size / 2) and y_embedding (1, prefix_tokens + height, hidden_size / 2), interpolated each along its axis.
+    `kind` is "learned", "learned2d" or "sincos2d" (fixed). "learned2d" concatenates an embedding of the column and one
+    of the row, each half as wide (paper, appendix D.4); both tables have a row for each prefix token, which the paper
+    leaves open. Weights are saved with their grid, and interpolated with `method` when loaded into another one.
     """
 
     def __init__(
@@ -79,7 +66,7 @@ class PositionEmbedding(keras.layers.Layer):
         return x + ops.concatenate([along_x, along_y], axis=-1)
 
     def _repeat(self, table: Any, *, axis: int) -> Any:
-        """Return a table of columns or rows as one of all tokens, its patches repeated along the other `axis`."""
+        """Return a table of columns or rows as one of all tokens, repeated along the other `axis`."""
         prefix, line = table[:, : self.prefix_tokens], table[:, self.prefix_tokens :]
         patches = ops.broadcast_to(ops.expand_dims(line, axis), (1, *self.grid, table.shape[-1]))
         return ops.concatenate([prefix, ops.reshape(patches, (1, -1, table.shape[-1]))], axis=1)

@@ -1,8 +1,7 @@
-"""Dropout and stochastic depth, and the seeds of their random numbers.
+"""Dropout and stochastic depth; inside of `scope` all their random numbers are derived from one seed.
 
-Outside of `scope` they use Keras' seed generators, as every Keras layer does. Those keep state: all replicas of a
-distributed run draw the same mask, a block that is recomputed for its gradient draws another one, and after a restart
-the numbers depend on what was drawn before. Inside of `scope` all seeds are derived from one.
+Keras' seed generators, used elsewhere, keep state: all replicas draw the same mask, a block that is recomputed for
+its gradient draws another one, and after a restart the numbers depend on what was drawn before.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from keras import ops
 
 
 class _FixedSeed(keras.random.SeedGenerator):
-    """A seed generator that always returns one seed, a tensor: keras.random accepts no tensor by itself."""
+    """A seed generator that always returns one tensor: keras.random accepts no tensor by itself."""
 
     def __init__(self, seed: Any) -> None:  # without super(): there is no state
         self.seed_tensor = seed
@@ -28,7 +27,7 @@ class _FixedSeed(keras.random.SeedGenerator):
 
 
 class _Scope(threading.local):
-    """State of the thread that calls the layers. A distribution strategy traces each replica in its own thread."""
+    """State of the thread that calls the layers: a distribution strategy traces each replica in its own thread."""
 
     seed: Any = None
     remat = False
@@ -41,12 +40,10 @@ _scope = _Scope()
 
 @contextlib.contextmanager
 def scope(seed: Any, *, remat: bool = False) -> Iterator[None]:
-    """Derive all random numbers that layers draw inside the context from `seed` and the order of the layers.
+    """Derive all random numbers inside the context from `seed` and the order of the layers.
 
-    Args:
-        seed: int32 tensor (2,), different for every step and replica.
-        remat: whether encoder blocks keep only their input and are recomputed, with the same random numbers, for their
-            gradient (rematerialization: down to half the memory for a third more arithmetic).
+    `seed` is int32 (2,), different for every step and replica. With `remat`, encoder blocks keep only their input and
+    are recomputed for their gradient: down to half the memory for a third more arithmetic.
     """
     with _set(seed=seed, remat=remat, inside_block=False, draws=0):
         yield
@@ -101,8 +98,7 @@ class Dropout(keras.layers.Dropout):
 class StochasticDepth(keras.layers.Layer):
     """Drop a residual branch of some images in training (arXiv 1603.09382; AugReg, arXiv 2106.10270, section 3).
 
-    Args:
-        rate: probability of dropping, in [0, 1). Branches that are kept are scaled by 1 / (1 - rate).
+    `rate` is the probability of dropping; branches that are kept are scaled by 1 / (1 - rate).
     """
 
     def __init__(self, rate: float = 0.0, **kwargs: Any) -> None:

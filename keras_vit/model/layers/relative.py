@@ -13,29 +13,15 @@ from keras_vit.model.layers.initializers import initializer
 
 @keras.saving.register_keras_serializable("keras_vit")
 class RelativePosition(keras.layers.Layer):
-    """Hold an embedding for every offset of two tokens in the sequence, for the attention of one block or of all.
+    """Return a table of embeddings for the offsets between two of N tokens: (2N - 1, num_heads, head size).
 
-    The paper's relative attention is one-dimensional. Each offset between a query and a key has an embedding, which
-    acts as a second key: its product with the query is added to the attention score. The paper leaves details open;
-    here they are:
+    Row q - k + N - 1 belongs to query q and key k. It acts as a second key: its product with the query is added to the
+    attention score. The paper leaves details open. Here tokens count in raster order, class token and registers first;
+    every head has its own embeddings; no offset is clipped; these scores are scaled like the others; values have no
+    relative embedding.
 
-    - The sequence is in raster order and begins with class token and registers. N tokens have 2N - 1 offsets; none is
-      clipped.
-    - Every head has its own embeddings, of the size of a head, without a projection.
-    - These scores are scaled by 1 / sqrt(head size) like the others. Values have no relative embedding.
-    - The initial values are normal with a standard deviation of 0.02, as for other position embeddings.
-    - Every block has its own table, or all share one (`ViTConfig.position_place`).
-
-    Weights load only into the same grid. Two patches that are (y, x) apart are y * width + x apart in the sequence, and
-    so are two that are (y + 1, x - width) apart: one embedding serves both, and in another grid they differ.
-
-    Args:
-        grid: number of patches, (rows, columns).
-        num_heads: number of attention heads.
-        prefix_tokens: number of tokens in front of the patches.
-
-    Input: tokens (batch, N, hidden_size), of which only the width is read. Output: the table (2N - 1, num_heads,
-    hidden_size / num_heads) in the compute dtype; row p_query - p_key + N - 1 belongs to the offset p_query - p_key.
+    Weights load only into the same grid: offsets of (y, x) and (y + 1, x - width) patches share an embedding, and in
+    another grid they do not.
     """
 
     def __init__(self, grid: tuple[int, int], num_heads: int, *, prefix_tokens: int = 0, **kwargs: Any) -> None:
@@ -81,12 +67,7 @@ class RelativePosition(keras.layers.Layer):
 def relative_scores(query: Any, table: Any) -> Any:
     """Return the products of every query with the embeddings of its offsets to all tokens.
 
-    Args:
-        query: (batch, heads, N, head size).
-        table: (2N - 1, heads, head size), as `RelativePosition` returns it.
-
-    Returns:
-        (batch, heads, N, N), queries before keys.
+    `query` is (batch, heads, N, head size), `table` (2N - 1, heads, head size), the result (batch, heads, N, N).
     """
     tokens = (table.shape[0] + 1) // 2
     heads = table.shape[1]

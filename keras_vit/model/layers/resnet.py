@@ -1,6 +1,4 @@
-"""ResNet of a hybrid (paper, section 3.1; vit_jax/models_resnet.py): version 1 units with weight standardization
-(arXiv 1903.10520) and GroupNorm (arXiv 1803.08494).
-"""
+"""ResNet of a hybrid: version 1 units (paper, section 3.1; vit_jax/models_resnet.py)."""
 
 from __future__ import annotations
 
@@ -16,16 +14,9 @@ GROUPS = 32
 
 @keras.saving.register_keras_serializable("keras_vit")
 class StandardizedConv2D(keras.layers.Layer):
-    """Convolve with a kernel of mean 0 and standard deviation 1 for every output channel; SAME padding, no bias.
+    """Convolve with a kernel of mean 0 and standard deviation 1 for every output channel (arXiv 1903.10520).
 
-    Args:
-        filters: number of output channels.
-        kernel_size: side of the square kernel.
-        strides: in both directions.
-        epsilon: added to the standard deviation or to the variance.
-        epsilon_place: "std" (Google) or "variance" (timm).
-
-    Input: (batch, height, width, channels). Output: (batch, ceil(height / strides), ceil(width / strides), filters).
+    `epsilon` adds to the standard deviation ("std", Google) or the variance ("variance", timm). SAME padding, no bias.
     """
 
     def __init__(
@@ -75,13 +66,9 @@ class StandardizedConv2D(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class GroupNormalization(keras.layers.Layer):
-    """Normalize 32 groups of channels. Moments of channels are averaged over groups: no tensor has more than 4 axes.
+    """Normalize 32 groups of channels (arXiv 1803.08494) of (batch, height, width, channels).
 
-    Args:
-        epsilon: added to the variance.
-        gamma_initializer: "ones"; "zeros" for the last norm of a unit, which then starts as the identity.
-
-    Input and output: (batch, height, width, channels), channels a multiple of 32.
+    Moments of channels are averaged over groups: no tensor has more than 4 axes.
     """
 
     def __init__(self, epsilon: float = 1e-6, *, gamma_initializer: str = "ones", **kwargs: Any) -> None:
@@ -117,28 +104,14 @@ class GroupNormalization(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class ResNetRoot(keras.layers.Layer):
-    """Apply the stem: 7x7 convolution with stride 2, GroupNorm, ReLU, 3x3 max pooling with stride 2.
-
-    Args:
-        width: number of output channels.
-        norm_epsilon: of GroupNorm.
-        conv_epsilon: of the weight standardization.
-        conv_epsilon_place: "std" or "variance".
-
-    Input: (batch, height, width, channels). Output: (batch, ceil(height / 4), ceil(width / 4), width).
-    """
+    """Apply the stem: 7x7 convolution with stride 2, GroupNorm, ReLU, 3x3 max pooling with stride 2."""
 
     def __init__(
         self, width: int, *, norm_epsilon: float, conv_epsilon: float, conv_epsilon_place: str, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self.width = width
-        self.epsilons: dict[str, Any] = {
-            "norm_epsilon": norm_epsilon,
-            "conv_epsilon": conv_epsilon,
-            "conv_epsilon_place": conv_epsilon_place,
-        }
-        factory = _LayerFactory(self.dtype_policy, **self.epsilons)
+        self._factory = factory = _LayerFactory(self.dtype_policy, norm_epsilon, conv_epsilon, conv_epsilon_place)
         self.conv = factory.conv("conv", width, 7, 2)
         self.gn = factory.norm("gn")
 
@@ -155,22 +128,12 @@ class ResNetRoot(keras.layers.Layer):
         return (batch, -(-height // 2), -(-width // 2), channels)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "width": self.width, **self.epsilons}
+        return {**super().get_config(), "width": self.width, **self._factory.epsilons}
 
 
 @keras.saving.register_keras_serializable("keras_vit")
 class ResNetUnit(keras.layers.Layer):
-    """Apply a bottleneck: convolutions of 1x1, 3x3 (strided) and 1x1, plus the shortcut, then ReLU.
-
-    Args:
-        width: channels of the bottleneck.
-        strides: of the 3x3 convolution and of the shortcut's projection.
-        norm_epsilon: of GroupNorm.
-        conv_epsilon: of the weight standardization.
-        conv_epsilon_place: "std" or "variance".
-
-    Input: (batch, height, width, channels). Output: (batch, ceil(height / strides), ceil(width / strides), 4 * width).
-    """
+    """Apply a bottleneck of 4 * width channels: 1x1, 3x3 (strided) and 1x1, plus the shortcut, then ReLU."""
 
     def __init__(
         self,
@@ -185,14 +148,10 @@ class ResNetUnit(keras.layers.Layer):
         super().__init__(**kwargs)
         self.width = width
         self.strides = strides
-        self.epsilons: dict[str, Any] = {
-            "norm_epsilon": norm_epsilon,
-            "conv_epsilon": conv_epsilon,
-            "conv_epsilon_place": conv_epsilon_place,
-        }
-        self._factory = factory = _LayerFactory(self.dtype_policy, **self.epsilons)
+        self._factory = factory = _LayerFactory(self.dtype_policy, norm_epsilon, conv_epsilon, conv_epsilon_place)
         self.conv1, self.gn1 = factory.conv("conv1", width, 1, 1), factory.norm("gn1")
         self.conv2, self.gn2 = factory.conv("conv2", width, 3, strides), factory.norm("gn2")
+        # gn3 starts at zero: a new unit adds nothing to its shortcut.
         self.conv3, self.gn3 = factory.conv("conv3", 4 * width, 1, 1), factory.norm("gn3", gamma_initializer="zeros")
         self.conv_proj: Any = None
         self.gn_proj: Any = None
@@ -219,13 +178,18 @@ class ResNetUnit(keras.layers.Layer):
         return self.conv3.compute_output_shape(self.conv2.compute_output_shape(input_shape))
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "width": self.width, "strides": self.strides, **self.epsilons}
+        return {**super().get_config(), "width": self.width, "strides": self.strides, **self._factory.epsilons}
 
 
 class _LayerFactory:
     """Create convolutions and norms with the epsilons of one ResNet."""
 
-    def __init__(self, policy: Any, *, norm_epsilon: float, conv_epsilon: float, conv_epsilon_place: str) -> None:
+    def __init__(self, policy: Any, norm_epsilon: float, conv_epsilon: float, conv_epsilon_place: str) -> None:
+        self.epsilons = {
+            "norm_epsilon": norm_epsilon,
+            "conv_epsilon": conv_epsilon,
+            "conv_epsilon_place": conv_epsilon_place,
+        }
         self._norm = {"epsilon": norm_epsilon, "dtype": policy}
         self._conv = {"epsilon": conv_epsilon, "epsilon_place": conv_epsilon_place, "dtype": policy}
 

@@ -12,15 +12,7 @@ from keras_vit.model.layers.initializers import initializer
 
 @keras.saving.register_keras_serializable("keras_vit")
 class PrefixTokens(keras.layers.Layer):
-    """Prepend learned tokens to a sequence: class token, distillation token, registers, in this order.
-
-    Args:
-        class_token: whether there is a class token.
-        distilled: whether there is a distillation token.
-        num_registers: number of registers (arXiv 2309.16588).
-
-    Input: (batch, tokens, hidden_size). Output: (batch, prefix + tokens, hidden_size).
-    """
+    """Prepend learned tokens: class token, distillation token, registers (arXiv 2309.16588), in this order."""
 
     def __init__(
         self, *, class_token: bool = True, distilled: bool = False, num_registers: int = 0, **kwargs: Any
