@@ -15,7 +15,7 @@ ABSENT = "(not there)"
 
 
 class DamagedError(Exception):
-    """Raised for a checkpoint that differs from what was saved; the message says how."""
+    """A checkpoint differs from what was saved; the message says how."""
 
 
 def write(folder: str, content: Mapping[str, Any], files: list[str]) -> None:
@@ -27,14 +27,7 @@ def write(folder: str, content: Mapping[str, Any], files: list[str]) -> None:
 
 
 def verified(folder: str, step: int) -> dict[str, Any]:
-    """Read the manifest of a checkpoint and compare all files with it, byte for byte.
-
-    Returns:
-        The `content` that `write` was given.
-
-    Raises:
-        DamagedError: A file is missing, of another step, or differs from what was saved.
-    """
+    """Compare all files of a checkpoint with its manifest, byte for byte; return the `content` given to `write`."""
     content = _read(f"{folder}/{FILE}")
     if content["step"] != step:
         raise DamagedError(f"its files are those of step {content['step']}")
@@ -51,10 +44,7 @@ def verified(folder: str, step: int) -> dict[str, Any]:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
-    """Return a line for each dotted name whose value differs between nested mappings.
-
-    `ignored` are dotted names that may differ, with everything below them.
-    """
+    """Return a line per dotted name whose values differ, except for `ignored` names and those below them."""
     before, after = _flat(then), _flat(now)
     lines = []
     for name in sorted(before.keys() | after.keys()):

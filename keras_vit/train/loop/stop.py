@@ -7,13 +7,10 @@ from types import FrameType
 
 
 class Stop(contextlib.AbstractContextManager["Stop"]):
-    """Context in which SIGTERM and the first SIGINT (Ctrl-C) only set `requested`, so that a loop can end in order.
+    """Context in which SIGTERM and the first Ctrl-C (SIGINT) only set `requested`, so that a loop can end in order.
 
-    The second SIGINT raises KeyboardInterrupt as usual. Python lets only the main thread handle signals: in another
-    thread this context changes nothing, and `requested` stays False.
-
-    Attributes:
-        requested: whether a signal came.
+    The second Ctrl-C raises KeyboardInterrupt. Outside of the main thread, where Python cannot handle signals, this
+    context changes nothing.
     """
 
     def __init__(self) -> None:
