@@ -248,9 +248,8 @@ class Recipe:
             config: of the model that is trained.
 
         Example:
-            >>> recipe = keras_vit.train.recipe("digits", image_size=32)
-            >>> recipe.config_changes(keras_vit.ViTConfig.from_name("B/16"))["image_size"]
-            32
+            >>> keras_vit.train.recipe("digits", image_size=32).config_changes(keras_vit.ViTConfig.from_name("B/16"))
+            {'image_size': 32}
         """
         changes = {name: config.hidden_size if value == HIDDEN_SIZE else value for name, value in self.config.items()}
         return changes if self.image_size is None else {**changes, "image_size": self.image_size}
@@ -350,10 +349,7 @@ def merge_fields(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
 
 
 def read_none(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace "none" by None in fields that may be None; TOML has no other word for it.
-
-    `variant` stays: AugReg has a variant of that name.
-    """
+    """Replace "none" (TOML has no null) by None in optional fields, except `variant`: AugReg has one of that name."""
     return {
         name: None if name in _NONE_ALLOWED and isinstance(value, str) and value == "none" else value
         for name, value in fields.items()

@@ -39,8 +39,7 @@ class Result:
     """Result of a training run.
 
     Args:
-        model: with the final weights, or their moving averages if the recipe asks for them, outside of any strategy;
-            after masked_patch the encoder, without a head.
+        model: with the final weights or their moving averages, outside of any strategy; after masked_patch the encoder.
         recipe: that was used.
         metrics: of the last evaluation: "accuracy" and "top5" in [0, 1], "loss"; empty without held-out images.
         history: lines that this process logged: dicts with "step" and metrics.
@@ -107,7 +106,7 @@ def run(
 
     Example:
         >>> config = keras_vit.ViTConfig.from_name("Ti/8", image_size=16, num_layers=1, hidden_size=12)
-        >>> recipe = keras_vit.train.recipe("digits", steps=1, batch_size=8, xla=False)
+        >>> recipe = keras_vit.train.recipe("digits", steps=1, batch_size=8, optimizer="sgd", xla=False)
         >>> images, labels = np.zeros((8, 16, 16, 3), "uint8"), np.arange(8)
         >>> result = keras_vit.train.run(recipe, model=config, data={"train": (images, labels)}, progress=False)
         >>> result.steps, result.stopped

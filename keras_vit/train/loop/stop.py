@@ -9,8 +9,7 @@ from types import FrameType
 class Stop(contextlib.AbstractContextManager["Stop"]):
     """Context in which SIGTERM and the first Ctrl-C (SIGINT) only set `requested`, so that a loop can end in order.
 
-    The second Ctrl-C raises KeyboardInterrupt. Outside of the main thread, where Python cannot handle signals, this
-    context changes nothing.
+    The second Ctrl-C raises KeyboardInterrupt. Only the main thread can handle signals; in others nothing changes.
     """
 
     def __init__(self) -> None:

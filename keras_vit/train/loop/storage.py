@@ -1,7 +1,6 @@
 """Read and write files of a training run in a local folder or in a bucket, through `tf.io.gfile`.
 
-Paths are strings, because `pathlib` changes `gs://bucket/folder`. Only local files need `fsync` and atomic
-replacement: an object of a bucket is complete and durable as soon as it exists.
+Paths are strings: `pathlib` changes `gs://bucket/folder`. Objects of a bucket are complete and durable once they exist.
 """
 
 import contextlib

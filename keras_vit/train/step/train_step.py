@@ -32,10 +32,9 @@ Gradients = tuple[list[Any], Any]
 def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Callable[[Any, Any, Any], Any]:
     """Compile the training step of a state that was created in the strategy's scope.
 
-    Returns:
-        A function of an iterator over distributed batches, a number of steps (int32) and a request to stop (float32, 0
-        or 1). It returns float32 (4,), see METRICS: means over all steps, gradient_norm before clipping. "stop" is the
-        sum of all replicas' requests, so that every worker learns of them after the same step.
+    The returned function takes an iterator over distributed batches, a number of steps (int32) and a request to stop
+    (float32, 0 or 1). It returns METRICS, float32 (4,): means over all steps, gradient_norm before clipping. "stop" is
+    the sum of all replicas' requests, so that every worker learns of them after the same step.
     """
     replicas = strategy.num_replicas_in_sync
     scope = xla.jit_scope(state.recipe.xla, strategy)
