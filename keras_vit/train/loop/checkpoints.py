@@ -30,13 +30,10 @@ UNFINISHED = ".unfinished"
 
 @contextlib.contextmanager
 def exclusive(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Create and lock a folder for one training process; raise BlockingIOError if another run has locked it.
-
-    The operating system releases the lock when the process ends. Buckets (`gs://`) have no locks.
-    """
+    """Create and lock a folder for one training run; raise BlockingIOError if another run has locked it."""
     path = storage.make_folder(folder)
     with contextlib.ExitStack() as stack:
-        if storage.is_local(path):
+        if storage.is_local(path):  # buckets have no locks
             try:
                 stack.enter_context(filelock.FileLock(f"{path}/.lock", timeout=0))
             except filelock.Timeout:
