@@ -307,8 +307,7 @@ class Recipe:
             True
         """
         fields = {name: getattr(self, name) for name in FIELD_RULES}
-        json_able: dict[str, Any] = json.loads(json.dumps(fields, default=dataclasses.asdict))
-        return json_able
+        return dict(json.loads(json.dumps(fields, default=dataclasses.asdict)))
 
 
 @dataclass(frozen=True, kw_only=True)

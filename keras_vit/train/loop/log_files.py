@@ -40,7 +40,7 @@ class Log:
 
     def __init__(self, folder: str | os.PathLike[str], *, last_step: int | None = None) -> None:
         self._folder = storage.make_folder(folder)
-        self._path = f"{self._folder}/{FILE}"
+        self._path, self._events_folder = f"{self._folder}/{FILE}", f"{self._folder}/{EVENTS}"
         self._restart = 0 if last_step is None else last_step + 1
         self._pending: list[tuple[int, dict[str, float]]] = []
         self._files: tuple[Any, Any] | None = None  # opened for the first line: a finished run changes nothing
@@ -68,10 +68,6 @@ class Log:
         self.flush()
         for file in self._files or ():
             file.close()
-
-    @property
-    def _events_folder(self) -> str:
-        return f"{self._folder}/{EVENTS}"
 
     def _write_pending(self) -> None:
         if not self._pending:
@@ -158,5 +154,4 @@ def _event(step: int, values: dict[str, float]) -> bytes:
         for name, value in values.items()
     ]
     event = tf.compat.v1.Event(wall_time=time.time(), step=step, summary=tf.compat.v1.Summary(value=scalars))
-    serialized: bytes = event.SerializeToString()
-    return serialized
+    return bytes(event.SerializeToString())

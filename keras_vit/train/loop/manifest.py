@@ -11,7 +11,6 @@ from keras_vit.train.loop import storage
 
 FILE = "manifest.json"
 CHUNK = 1 << 20
-ABSENT = "(not there)"
 
 
 class DamagedError(Exception):
@@ -20,8 +19,7 @@ class DamagedError(Exception):
 
 def write(folder: str, content: Mapping[str, Any], files: list[str]) -> None:
     """Write the manifest of a checkpoint durably, after its other files; `content` has "step" and other facts."""
-    entries = {path.rpartition("/")[2]: _fingerprint(path) for path in files}
-    whole = {**content, "files": entries}
+    whole = {**content, "files": {path.rpartition("/")[2]: _fingerprint(path) for path in files}}
     text = json.dumps({"content": whole, "sha256": _digest(whole)})
     storage.replace(f"{folder}/{FILE}", text.encode() + b"\n")
 
@@ -48,7 +46,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any], ignored: Collec
     before, after = _flat(then), _flat(now)
     lines = []
     for name in sorted(before.keys() | after.keys()):
-        old, new = (json.dumps(flat[name]) if name in flat else ABSENT for flat in (before, after))
+        old, new = (json.dumps(flat[name]) if name in flat else "(not there)" for flat in (before, after))
         if old != new and not any(f"{name}.".startswith(f"{other}.") for other in ignored):
             lines.append(f"{name}: {old} then, {new} now")
     return lines

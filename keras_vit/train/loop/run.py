@@ -122,8 +122,7 @@ def run(
 
     source = prepare.opened(recipe, model, weights=weights)
     with devices.scope():
-        num_classes, class_names = dataset.num_classes, dataset.class_names
-        adapted = prepare.adapt_model(recipe, source, num_classes=num_classes, class_names=class_names)
+        adapted = prepare.adapt_model(recipe, source, num_classes=dataset.num_classes, class_names=dataset.class_names)
         state = TrainState(recipe, adapted, total_steps=recipe.resolved_steps(split.count))
     final = adapted.rebuilt(adapted.config)  # outside of the strategy
     is_chief = strategies.is_chief(devices)
