@@ -65,7 +65,7 @@ class Recipe:
         epsilon: of "adamw", added to the root of the second moment, after the bias correction of both moments.
         momentum_dtype: dtype of the stored momentum (first moment): "float32" or "bfloat16".
         weight_decay: of variables called kernel, decoupled from the gradient (AdamW).
-        weight_decay_independent: whether the schedule alone scales the decay, and not `learning_rate` (big_vision).
+        weight_decay_independent: whether the decay follows the schedule only, not also `learning_rate` (big_vision).
         clip_norm: largest global norm of the gradient; None for no limit.
         layer_decay: learning rate of a block divided by that of the next one, in (0, 1] (BEiT).
 
@@ -84,7 +84,7 @@ class Recipe:
         mixup: parameter of mixup's Beta distribution, 0 for no mixup.
 
         precision: "float32" or "mixed_bfloat16".
-        xla: True compiles the whole step, False nothing; "auto" on a CPU only what lies between matrix products.
+        xla: True compiles the whole step, False nothing, "auto" the whole step (on a CPU: between matrix products).
         remat: whether to recompute blocks in the backward pass, which halves the memory.
         steps_per_call: updates per call of the compiled function.
 
@@ -228,7 +228,7 @@ class Recipe:
         """Return the recipe with the variant that its file names for a model, unless a variant is chosen already.
 
         Args:
-            architecture: of the model, in any spelling; one that the file does not name changes nothing.
+            architecture: of the model, in any spelling; if the file does not name it, the recipe stays unchanged.
 
         Example:
             >>> keras_vit.train.recipe("augreg").for_model("B/16").variant

@@ -1,6 +1,6 @@
 """Log of a training run: JSON lines, TensorBoard events, and a picture at the end.
 
-A line of `log.jsonl` is one JSON object, such as `{"step": 10, "loss": 2.3}`; NaN and infinity, which JSON has not, are
+A line of `log.jsonl` is one JSON object, such as `{"step": 10, "loss": 2.3}`; NaN and infinity, which JSON lacks, are
 the strings "NaN", "Infinity" and "-Infinity", which `float()` reads. `tensorboard/` holds the same numbers as events.
 """
 
