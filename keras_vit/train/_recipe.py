@@ -1,7 +1,4 @@
-"""Training recipes: one frozen dataclass, checked when it is created. `train.recipe` reads one from a file.
-
-Nothing here imports Keras or TensorFlow.
-"""
+"""Training recipes: one frozen dataclass, checked when it is created. Needs neither Keras nor TensorFlow."""
 
 from __future__ import annotations
 
@@ -44,8 +41,7 @@ class Recipe:
         variant: name of the file's variant that is applied; None for none.
 
         start: initial weights where the model is given by name: "pretrained" or "scratch".
-        objective: "softmax", "sigmoid" (an independent yes or no for each class) or "masked_patch" (paper, appendix
-            B.1.2).
+        objective: "softmax", "sigmoid" (independent classes) or "masked_patch" (paper, appendix B.1.2).
         steps: number of updates; either these or `epochs`.
         epochs: number of passes over the training data, above 0; may be a fraction.
         batch_size: images per update, over all replicas.
@@ -69,8 +65,7 @@ class Recipe:
         epsilon: of "adamw", added to the root of the second moment, after the bias correction of both moments.
         momentum_dtype: dtype of the stored momentum (first moment): "float32" or "bfloat16".
         weight_decay: of variables called kernel, decoupled from the gradient (AdamW).
-        weight_decay_independent: whether the decay is multiplied by the schedule only, not also by `learning_rate`
-            (big_vision).
+        weight_decay_independent: whether the decay follows the schedule only, not also `learning_rate` (big_vision).
         clip_norm: largest global norm of the gradient; None for no limit.
         layer_decay: learning rate of a block divided by that of the next one, in (0, 1] (BEiT).
 
@@ -89,8 +84,7 @@ class Recipe:
         mixup: parameter of mixup's Beta distribution, 0 for no mixup.
 
         precision: "float32" or "mixed_bfloat16".
-        xla: True compiles the whole step with XLA, False nothing; "auto" compiles on a CPU what lies between the
-            matrix products, elsewhere the whole step.
+        xla: True compiles the whole step, False nothing, "auto" the whole step (on a CPU: between matrix products).
         remat: whether to recompute blocks in the backward pass, which halves the memory.
         steps_per_call: updates per call of the compiled function.
 
@@ -104,10 +98,7 @@ class Recipe:
         ValueError: A field is not valid; the message names all that are not.
 
     Example:
-        >>> recipe = keras_vit.train.Recipe(
-        ...     name="mine", steps=100, batch_size=32, optimizer="sgd", learning_rate=0.1
-        ... )
-        >>> recipe.momentum
+        >>> keras_vit.train.Recipe(name="mine", steps=100, batch_size=32, optimizer="sgd", learning_rate=0.1).momentum
         0.9
     """
 
@@ -208,9 +199,8 @@ class Recipe:
     def replace(self, **changes: Any) -> Recipe:
         """Return the recipe with some fields changed.
 
-        `steps` without `epochs` replace them, and the reverse; likewise `warmup_steps` and `warmup_fraction`. Fields of
-        `config` are added to those that are set. `variant` chooses one of the file's. All changes ever made in this way
-        override what a variant sets.
+        `steps` and `epochs` replace each other, as do `warmup_steps` and `warmup_fraction`. Fields of `config` are
+        added to those that are set. `variant` chooses one of the file's; earlier changes override what it sets.
 
         Args:
             **changes: fields and their new values.
@@ -238,8 +228,7 @@ class Recipe:
         """Return the recipe with the variant that its file names for a model, unless a variant is chosen already.
 
         Args:
-            architecture: of the model, in any spelling; the recipe is returned unchanged for one that the file does
-                not name.
+            architecture: of the model, in any spelling; if the file does not name it, the recipe stays unchanged.
 
         Example:
             >>> keras_vit.train.recipe("augreg").for_model("B/16").variant
@@ -259,9 +248,8 @@ class Recipe:
             config: of the model that is trained.
 
         Example:
-            >>> recipe = keras_vit.train.recipe("digits", image_size=32)
-            >>> recipe.config_changes(keras_vit.ViTConfig.from_name("B/16"))["image_size"]
-            32
+            >>> keras_vit.train.recipe("digits", image_size=32).config_changes(keras_vit.ViTConfig.from_name("B/16"))
+            {'image_size': 32}
         """
         changes = {name: config.hidden_size if value == HIDDEN_SIZE else value for name, value in self.config.items()}
         return changes if self.image_size is None else {**changes, "image_size": self.image_size}
@@ -319,25 +307,17 @@ class Recipe:
             True
         """
         fields = {name: getattr(self, name) for name in FIELD_RULES}
-        json_able: dict[str, Any] = json.loads(json.dumps(fields, default=dataclasses.asdict))
-        return json_able
+        return dict(json.loads(json.dumps(fields, default=dataclasses.asdict)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Layers that a recipe is built from, lowest first; any of them can be exchanged.
+    """Layers that a recipe is built from, lowest first; any of them can be replaced."""
 
-    Args:
-        stated: fields that hold whatever the variant.
-        variants: name of a variant -> the fields that it changes.
-        variant_of: architecture -> name of its variant.
-        changes: fields that the user changed.
-    """
-
-    stated: Mapping[str, Any]
-    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    variant_of: Mapping[str, str] = field(default_factory=dict)
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    stated: Mapping[str, Any]  # fields for every variant
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> fields that it changes
+    variant_of: Mapping[str, str] = field(default_factory=dict)  # architecture -> name of its variant
+    changes: Mapping[str, Any] = field(default_factory=dict)  # fields that the user changed
 
     def build(self, variant: str | None) -> Recipe:
         """Return the recipe with a variant, or with none."""
@@ -368,10 +348,7 @@ def merge_fields(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
 
 
 def read_none(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields with None where one that may be None is "none", which TOML has no other word for.
-
-    `variant` stays: AugReg has a variant of that name.
-    """
+    """Replace "none" (TOML has no null) by None in optional fields, except `variant`: AugReg has one of that name."""
     return {
         name: None if name in _NONE_ALLOWED and isinstance(value, str) and value == "none" else value
         for name, value in fields.items()

@@ -1,7 +1,6 @@
 """Types of recipe fields, and the checks that follow from them.
 
-A field's annotation states all that its value may be: `Share` is a number in [0, 1), `Positive | None` a number above 0
-or None, `Literal["sgd", "adamw"]` one of two names. `FieldRule.from_type` reads such an annotation.
+A field's annotation states its values: `Share` is a number in [0, 1), `Positive | None` a number above 0 or None.
 """
 
 from __future__ import annotations
@@ -24,12 +23,7 @@ Share = Annotated[float, "[0, 1)"]
 PositiveShare = Annotated[float, "(0, 1]"]
 
 # Annotation -> kind in the notation of `schema.misfits`.
-_KINDS: dict[Any, Any] = {
-    float: NUMBER,
-    tuple[str, ...]: [str],
-    tuple[int, int]: list,
-    Mapping[str, Any]: dict,
-}
+_KINDS: dict[Any, Any] = {float: NUMBER, tuple[str, ...]: [str], tuple[int, int]: list, Mapping[str, Any]: dict}
 _OPTIONAL_CONFIG_FIELDS = {f.name for f in dataclasses.fields(ViTConfig) if str(f.type).endswith(" | None")}
 # Fields of ViTConfig that a recipe's `config` may not set -> where their values come from.
 _NOT_IN_CONFIG = {
@@ -93,7 +87,7 @@ def as_python(value: Any) -> Any:
 
 
 def config_misfits(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the names in a recipe's config; ViTConfig checks the values when a model is built."""
+    """Yield what is wrong with the names of fields in a recipe's config; ViTConfig checks the values later."""
     try:
         check_fields(config)
     except ValueError as error:

@@ -1,8 +1,4 @@
-"""Find and read training recipes: zoo/recipes/*.toml, or a user's own file.
-
-A file that is not valid is refused as a whole, with all that is wrong with it in one error. Nothing here imports
-Keras or TensorFlow.
-"""
+"""Find and read training recipes: zoo/recipes/*.toml, or a user's own file. Needs neither Keras nor TensorFlow."""
 
 from __future__ import annotations
 
@@ -72,11 +68,7 @@ def _find(name_or_path: str | os.PathLike[str]) -> Path:
 
 
 def _read(path: Path) -> Origin:
-    """Read a file, and the recipe that it extends.
-
-    Raises:
-        ValueError: It is not valid TOML or no valid recipe; the message names all that is wrong.
-    """
+    """Read a file and the recipe that it extends; raise one ValueError with all that is wrong."""
     table = data_files.read_toml(path)
     wrong = list(misfits(table, _FILE, path.name))
     if not wrong:
@@ -110,7 +102,7 @@ def _extend(table: Mapping[str, Any], path: Path) -> Origin:
 
 
 def _field_misfits(origin: Origin, file_name: str) -> Iterator[str]:
-    """Yield what is wrong with the values, once for all variants that share it."""
+    """Yield each problem with the values once, even if several variants share it."""
     places: dict[str, list[str]] = {}
     for variant in (None, *origin.variants):
         try:

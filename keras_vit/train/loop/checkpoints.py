@@ -1,15 +1,13 @@
-"""Checkpoints of a training run that outlive kill -9, power cuts, full disks and flipped bits.
+"""Checkpoints of a training run that survive kill -9, power cuts, full disks and flipped bits.
 
     folder/
         step-00000500/
-            variables.index             tf.train.Checkpoint: a tensor for each variable, by its name
-            variables.data-00000-of-00001
+            variables.index, variables.data-00000-of-00001      tf.train.Checkpoint: a tensor per variable, by name
             manifest.json               step, facts, names, shapes and dtypes, sizes and SHA-256 of the other files
         step-00000600.unfinished        step 600 is being written or deleted, and is ignored
         .lock                           held by the process that trains here (local folders only)
 
-The names in the folder are the only list of checkpoints: TensorFlow's state file `checkpoint` is neither written nor
-read.
+These names are the only list of checkpoints: TensorFlow's state file `checkpoint` is neither written nor read.
 """
 
 import contextlib
@@ -32,16 +30,10 @@ UNFINISHED = ".unfinished"
 
 @contextlib.contextmanager
 def exclusive(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Lock a folder for one training process; the operating system releases the lock when the process ends.
-
-    The folder is created if it does not exist. A bucket has no locks: there two processes are not kept apart.
-
-    Raises:
-        BlockingIOError: Another process, or another run of this one, has locked the folder.
-    """
+    """Create and lock a folder for one training run; raise BlockingIOError if another run has locked it."""
     path = storage.make_folder(folder)
     with contextlib.ExitStack() as stack:
-        if storage.is_local(path):
+        if storage.is_local(path):  # buckets have no locks
             try:
                 stack.enter_context(filelock.FileLock(f"{path}/.lock", timeout=0))
             except filelock.Timeout:
@@ -52,21 +44,15 @@ def exclusive(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 class Checkpoints:
-    """Checkpoints of one run in one folder.
+    """Checkpoints of one run in one folder, which only one process at a time may use, see `exclusive`.
 
     Args:
-        folder: local path or `gs://bucket/path`; created where it does not exist. One process at a time may save in
-            it, see `exclusive`.
-        variables: variables of a checkpoint, by name; of any dtype and distribution strategy.
-        keep: number of checkpoints that are kept, the newest ones; at least 1.
-        facts: settings that a continued run must share with the one that saved (recipe, model, data), as nested
-            mappings that JSON can hold.
-        may_differ: dotted names of facts that need not be equal, such as `"recipe.log_steps"`; the name of a mapping
-            includes everything below it.
+        folder: local path or `gs://bucket/path`; created if it does not exist.
+        variables: name -> variable, of any dtype and distribution strategy.
+        keep: number of checkpoints to keep, the newest ones; at least 1.
+        facts: settings that a continued run must share with the one that saved: nested mappings that JSON can hold.
+        may_differ: dotted names of facts that may differ, such as `"recipe.log_steps"`, with all facts below them.
         writes: whether `save` saves; False on all workers except the chief.
-
-    Raises:
-        ValueError: `keep` is less than 1.
     """
 
     def __init__(
@@ -95,16 +81,10 @@ class Checkpoints:
         return sorted(self._listed("") - self._listed(UNFINISHED))
 
     def restore(self) -> int | None:
-        """Set all variables to the newest checkpoint that is not damaged. Writes nothing.
+        """Set the variables to the newest undamaged checkpoint, and return its step; None if there are no checkpoints.
 
-        Warns of each newer one that is damaged, with the reason.
-
-        Returns:
-            The step of the checkpoint; None where there are no checkpoints.
-
-        Raises:
-            CheckpointError: All are damaged, or the run that saved had other facts or variables; the message names
-                them. No variable is changed.
+        Warns of newer ones that are damaged. Raises CheckpointError, and changes nothing, if all are damaged or the run
+        that saved had other facts or variables.
         """
         reasons = []
         for step in reversed(self.steps()):
@@ -130,20 +110,10 @@ class Checkpoints:
         return None
 
     def save(self, step: int) -> str:
-        """Save all variables, verify the files, and only then delete checkpoints beyond `keep`.
+        """Save the variables after `step` steps, verify the files, delete old checkpoints; return the new one's path.
 
-        When it returns, the checkpoint survives a power cut. Saving the step of the last save or restore does nothing.
-
-        Args:
-            step: number of steps done, not less than at the last save.
-
-        Returns:
-            The checkpoint's folder, as a string: a `pathlib.Path` cannot hold `gs://`.
-
-        Raises:
-            OSError: It cannot be written (a full disk); earlier checkpoints are unchanged, and no part of this one is
-                left.
-            ValueError: The step is before the last one, or the folder holds checkpoints and `restore` was not called.
+        Does nothing for the step of the last save or restore. When it returns, the checkpoint survives a power cut;
+        when it raises OSError (a full disk), earlier checkpoints are unchanged.
         """
         if not self._writes:
             return self._path(step)
@@ -169,7 +139,7 @@ class Checkpoints:
         return self._path(step) + UNFINISHED
 
     def _listed(self, suffix: str) -> set[int]:
-        """Return the steps of all entries of the folder whose name ends in `suffix`."""
+        """Return the steps of all entries of the folder whose names end in `suffix`."""
         names = (name.rstrip("/") for name in tf.io.gfile.listdir(self.folder))  # a bucket's folders end in /
         return {
             int(m[1]) for name in names if name.endswith(suffix) and (m := STEP.fullmatch(name.removesuffix(suffix)))
@@ -209,14 +179,14 @@ class Checkpoints:
         storage.sync(self.folder)
 
     def _prune(self, newest: int) -> None:
-        """Delete checkpoints up to `newest`: all damaged ones, and others beyond `keep`."""
+        """Delete checkpoints up to `newest`: all damaged ones, and those beyond `keep`."""
         steps = [step for step in self.steps() if step <= newest]
         kept = [step for step in steps if step not in self._damaged][-self._keep :]
         for step in sorted(set(steps).difference(kept)):
             self._delete(step)
 
     def _compare(self, saved: dict[str, Any]) -> None:
-        """Raise a CheckpointError for a checkpoint of another run."""
+        """Raise CheckpointError if another run saved the checkpoint."""
         facts = manifest.differences(saved["facts"], self._facts, self._may_differ)
         shapes = manifest.differences(saved["variables"], self._shapes)
         for title, remedy, lines in (
@@ -231,7 +201,7 @@ class Checkpoints:
 
 
 def _check_tensors(prefix: str) -> None:
-    """Read every tensor, which TensorFlow compares with the CRC-32C of its values in memory."""
+    """Read every tensor, so that TensorFlow compares it with the CRC-32C of its values in memory."""
     reader = tf.compat.v1.train.NewCheckpointReader(prefix)
     for name in reader.get_variable_to_shape_map():
         reader.get_tensor(name)

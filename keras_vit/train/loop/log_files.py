@@ -1,8 +1,7 @@
 """Log of a training run: JSON lines, TensorBoard events, and a picture at the end.
 
-`log.jsonl` holds one JSON object per line, such as `{"step": 10, "loss": 2.3}`. Numbers that JSON has no form for are
-the strings "NaN", "Infinity" and "-Infinity", which Python's `float()` and JavaScript's `Number()` read. The folder
-`tensorboard` holds the same numbers as events.
+A line of `log.jsonl` is one JSON object, such as `{"step": 10, "loss": 2.3}`; NaN and infinity, which JSON lacks, are
+the strings "NaN", "Infinity" and "-Infinity", which `float()` reads. `tensorboard/` holds the same numbers as events.
 """
 
 import io
@@ -33,24 +32,15 @@ PANELS = ("loss", "accuracy", "learning_rate", "gradient_norm")
 
 
 class Log:
-    """Log of one run in one folder.
+    """Log of one run in one folder; `last_step` is the step of the restored checkpoint, None for a new run.
 
-    Opening it drops the lines of steps that will be taken again, and warns of lines that cannot be read. Nothing is
-    written twice or missing if a run writes the metrics of a step and calls `flush` before it saves the checkpoint of
-    that step. Files of events are not changed: a new one begins with a restart, at which TensorBoard itself drops the
-    events of later steps from the files before.
-
-    Args:
-        folder: local path or `gs://bucket/path`; created where it does not exist.
-        last_step: number of steps that the restored checkpoint has done; None for a run from the beginning.
-
-    Raises:
-        OSError: The files cannot be read or rewritten.
+    Opening it drops the lines of later steps, which the run will write again; no line is lost if the run calls `flush`
+    before it saves a checkpoint. Event files are not changed: TensorBoard itself drops later events at a restart.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, last_step: int | None = None) -> None:
         self._folder = storage.make_folder(folder)
-        self._path = f"{self._folder}/{FILE}"
+        self._path, self._events_folder = f"{self._folder}/{FILE}", f"{self._folder}/{EVENTS}"
         self._restart = 0 if last_step is None else last_step + 1
         self._pending: list[tuple[int, dict[str, float]]] = []
         self._files: tuple[Any, Any] | None = None  # opened for the first line: a finished run changes nothing
@@ -59,19 +49,13 @@ class Log:
                 _drop_later_records(self._path, self._restart)
 
     def write(self, step: int, **scalars: float) -> None:
-        """Add one line: numbers of Python, NumPy or TensorFlow, NaN and infinity too, after so many steps.
-
-        In a local folder it is visible at once, and survives the end of the process.
-
-        Raises:
-            OSError: It cannot be written (a full disk).
-        """
+        """Add one line of numbers (Python, NumPy or TensorFlow), visible at once in a local folder."""
         self._pending.append((int(step), {name: float(value) for name, value in scalars.items()}))
         if storage.is_local(self._path):  # in a bucket every write uploads the whole file
             self._write_pending()
 
     def flush(self) -> None:
-        """Return when everything written so far is on the disk and survives a power cut."""
+        """Write everything to the disk, so that it survives a power cut."""
         self._write_pending()
         if self._files is None:
             return
@@ -85,12 +69,7 @@ class Log:
         for file in self._files or ():
             file.close()
 
-    @property
-    def _events_folder(self) -> str:
-        return f"{self._folder}/{EVENTS}"
-
     def _write_pending(self) -> None:
-        """Write pending lines to the file system."""
         if not self._pending:
             return
         pending, self._pending = self._pending, []
@@ -109,12 +88,7 @@ class Log:
 
 
 def plot(folder: str | os.PathLike[str]) -> str:
-    """Draw loss, accuracy, learning rate and gradient norm of a run's log into `plot.png`; return its path.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: The log has none of these metrics.
-    """
+    """Draw loss, accuracy, learning rate and gradient norm of a run's log into `plot.png`; return its path."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -142,7 +116,7 @@ def plot(folder: str | os.PathLike[str]) -> str:
 
 
 def _records(path: str) -> list[dict[str, Any]]:
-    """Read the lines of a log, without those that a kill or a power cut left incomplete."""
+    """Read the lines of a log; warn of those that a kill or a power cut left incomplete, and leave them out."""
     records = []
     for number, line in enumerate(storage.read(path).splitlines(), 1):
         try:
@@ -161,11 +135,7 @@ def _drop_later_records(path: str, restart: int) -> None:
 
 
 def _open_events(folder: str, restart: int) -> Any:
-    """Open a new file of events that begins with a restart.
-
-    TensorBoard reads the files of a folder in the order of their names; at a restart it drops the events of files
-    before whose step is not below that of the restart.
-    """
+    """Open a new event file that begins with a restart: TensorBoard then drops later events of the files before."""
     tf.io.gfile.makedirs(folder)
     earlier = [int(found[1]) for path in tf.io.gfile.listdir(folder) if (found := EVENTS_TIME.search(path))]
     seconds = max([int(time.time()), *(number + 1 for number in earlier)])  # another machine's clock may be ahead
@@ -179,11 +149,9 @@ def _open_events(folder: str, restart: int) -> Any:
 
 
 def _event(step: int, values: dict[str, float]) -> bytes:
-    """Return the serialized event of one line."""
     scalars = [
         tf.compat.v1.Summary.Value(tag=name, metadata=SCALARS, tensor=tf.make_tensor_proto(value, tf.float32))
         for name, value in values.items()
     ]
     event = tf.compat.v1.Event(wall_time=time.time(), step=step, summary=tf.compat.v1.Summary(value=scalars))
-    serialized: bytes = event.SerializeToString()
-    return serialized
+    return bytes(event.SerializeToString())

@@ -11,30 +11,21 @@ from keras_vit.train.loop import storage
 
 FILE = "manifest.json"
 CHUNK = 1 << 20
-ABSENT = "(not there)"
 
 
 class DamagedError(Exception):
-    """Raised for a checkpoint that differs from what was saved; the message says how."""
+    """A checkpoint differs from what was saved; the message says how."""
 
 
 def write(folder: str, content: Mapping[str, Any], files: list[str]) -> None:
     """Write the manifest of a checkpoint durably, after its other files; `content` has "step" and other facts."""
-    entries = {path.rpartition("/")[2]: _fingerprint(path) for path in files}
-    whole = {**content, "files": entries}
+    whole = {**content, "files": {path.rpartition("/")[2]: _fingerprint(path) for path in files}}
     text = json.dumps({"content": whole, "sha256": _digest(whole)})
     storage.replace(f"{folder}/{FILE}", text.encode() + b"\n")
 
 
 def verified(folder: str, step: int) -> dict[str, Any]:
-    """Read the manifest of a checkpoint and compare all files with it, byte for byte.
-
-    Returns:
-        The `content` that `write` was given.
-
-    Raises:
-        DamagedError: A file is missing, of another step, or differs from what was saved.
-    """
+    """Compare all files of a checkpoint with its manifest, byte for byte; return the `content` given to `write`."""
     content = _read(f"{folder}/{FILE}")
     if content["step"] != step:
         raise DamagedError(f"its files are those of step {content['step']}")
@@ -51,14 +42,11 @@ def verified(folder: str, step: int) -> dict[str, Any]:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
-    """Return a line for each dotted name whose value differs between nested mappings.
-
-    `ignored` are dotted names that may differ, with everything below them.
-    """
+    """Return a line per dotted name whose values differ, except for `ignored` names and those below them."""
     before, after = _flat(then), _flat(now)
     lines = []
     for name in sorted(before.keys() | after.keys()):
-        old, new = (json.dumps(flat[name]) if name in flat else ABSENT for flat in (before, after))
+        old, new = (json.dumps(flat[name]) if name in flat else "(not there)" for flat in (before, after))
         if old != new and not any(f"{name}.".startswith(f"{other}.") for other in ignored):
             lines.append(f"{name}: {old} then, {new} now")
     return lines

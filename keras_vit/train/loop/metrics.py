@@ -14,19 +14,13 @@ from keras_vit.train.step.train_step import METRICS
 
 
 class MetricLogger:
-    """Write the means of metrics to the log, the progress bar and `history`.
+    """Write means of metrics to the log (None for no files), the progress bar and `history`.
 
-    Args:
-        log: None writes no files.
-        advance: moves the progress bar by a number of steps, and shows a text beside it.
-        batch_size: images per step.
-
-    Attributes:
-        history: all lines: dicts with "step" and metrics.
+    `advance(steps, text)` moves the progress bar and shows a text beside it; `batch_size` is in images per step.
     """
 
     def __init__(self, log: Log | None, advance: Callable[..., None], *, batch_size: int) -> None:
-        self.history: list[dict[str, float]] = []
+        self.history: list[dict[str, float]] = []  # all lines, with "step"
         self._log, self._advance, self._batch_size = log, advance, batch_size
         self._pending: list[tuple[int, Any]] = []  # tensors that the device may still compute
         self._is_compiled = False
@@ -35,9 +29,9 @@ class MetricLogger:
         self._all_steps, self._all_seconds = 0, 0.0
 
     def add(self, steps: int, metrics: Any) -> None:
-        """Add the metrics of one call of the training step, which took `steps` steps, without waiting for them.
+        """Add the metrics of a call of `steps` training steps without waiting for them.
 
-        The first call compiles: it is waited for, and does not count for the speed.
+        The first call compiles: it is waited for, and not counted in the speed.
         """
         self._pending.append((steps, metrics))
         self._advance(steps)
@@ -47,7 +41,7 @@ class MetricLogger:
             self._is_compiled, self._since, self._timed_steps = True, time.monotonic(), 0
 
     def log_means(self, done: int, *, learning_rate: float) -> dict[str, float]:
-        """Write the means since the last call as the line of step `done`, and return them by name."""
+        """Write the means since the last call as the line of step `done`; return them by name."""
         steps = [count for count, _ in self._pending]
         values = np.average([metrics.numpy() for _, metrics in self._pending], axis=0, weights=steps)
         self._pending.clear()
@@ -59,7 +53,7 @@ class MetricLogger:
         return means
 
     def log_evaluation(self, done: int, metrics: Mapping[str, float]) -> None:
-        """Write metrics on held-out images, where there are any, as one more line of step `done`."""
+        """Write metrics on held-out images, if there are any, as one more line of step `done`."""
         if metrics:
             self.log(done, {f"evaluation_{name}": value for name, value in metrics.items()})
 
@@ -70,13 +64,13 @@ class MetricLogger:
             self._log.write(done, **line)
 
     def flush(self) -> None:
-        """Return when all lines are on the disk."""
+        """Write all lines to the disk."""
         if self._log:
             self._log.flush()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not count the time of the block for the speed."""
+        """Exclude the time of the block from the speed."""
         start = time.monotonic()
         try:
             yield
@@ -85,7 +79,7 @@ class MetricLogger:
 
     @property
     def images_per_second(self) -> float:
-        """Speed of all steps except those of the first call; 0 where there are no others."""
+        """Speed of all steps after those of the first call; 0 if there are none."""
         return self._all_steps * self._batch_size / self._all_seconds if self._all_steps else 0.0
 
     def _speed(self) -> float:

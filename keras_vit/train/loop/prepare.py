@@ -1,4 +1,4 @@
-"""Prepare the model that a run trains: load it, and adapt it to the recipe's resolution, head and precision."""
+"""Prepare the model that a run trains: load it, and adapt it to the recipe."""
 
 from __future__ import annotations
 
@@ -20,16 +20,9 @@ def opened(
     *,
     weights: str | os.PathLike[str] | None = None,
 ) -> VisionTransformer:
-    """Return the model that training begins with.
+    """Return the model that training begins with: loaded, new with random weights, or `model` itself.
 
-    Args:
-        recipe: `start` decides between pretrained and random weights for a name; `seed` draws the random ones.
-        model: a name of the zoo, a path or URL of a checkpoint or .keras file, a config (random weights), or a model,
-            which is returned as it is.
-        weights: for a name: a tag of its card, a path or a URL, whatever `start` says.
-
-    Raises:
-        ValueError: weights are given with anything but a name; and as `zoo.load` and `converters.load`.
+    `model` and `weights` are as for `train.run`; the recipe's `start` decides for a name without `weights`.
     """
     if weights is not None and not isinstance(model, str):
         raise ValueError(f"weights are for a model's name. Received: weights={weights!r} and model={model!r}")
@@ -47,11 +40,7 @@ def adapt_model(
 ) -> VisionTransformer:
     """Return a new model with the source's weights and the recipe's changes. Call it in the scope of a strategy.
 
-    Args:
-        recipe: image_size, config, reset_head, precision and objective are used.
-        source: model with the weights; it is not changed.
-        num_classes: of the data. Where the source has another number, its head is replaced by a new one, of zeros.
-        class_names: of the data, for a new head.
+    If `num_classes` of the data is not the source's, a head of zeros with `class_names` replaces the source's.
     """
     config = source.config
     changes: dict[str, Any] = {}

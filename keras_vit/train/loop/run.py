@@ -39,15 +39,14 @@ class Result:
     """Result of a training run.
 
     Args:
-        model: with the final weights (their moving averages where the recipe asks for them), outside of any strategy;
-            after masked_patch the encoder, without a head.
+        model: with the final weights or their moving averages, outside of any strategy; after masked_patch the encoder.
         recipe: that was used.
-        metrics: of the evaluation at the end: "accuracy" and "top5" in [0, 1], "loss"; empty without held-out images.
+        metrics: of the last evaluation: "accuracy" and "top5" in [0, 1], "loss"; empty without held-out images.
         history: lines that this process logged: dicts with "step" and metrics.
         steps: number of steps done, those before a restart included.
         images_per_second: of training, in this process.
         skipped: number of training images that were left out because they cannot be decoded.
-        out: folder with the model, log and checkpoints; None where none was asked for, or another worker writes.
+        out: folder with the model, log and checkpoints; None if none was given, or another worker writes.
         stopped: whether a signal ended the run early; the same call continues it.
 
     Example:
@@ -83,7 +82,7 @@ def run(
 ) -> Result:
     """Train a model by a recipe; with the `out` of a run that was stopped or killed, continue that run.
 
-    The continued run ends with the weights that the run would have had, bit for bit.
+    A continued run ends with the same weights, bit for bit, as one that was not interrupted.
 
     Args:
         recipe: such as `train.recipe("finetune", steps=500)`.
@@ -106,13 +105,9 @@ def run(
         CheckpointError: `out` holds a run with another recipe, model or data, or only damaged checkpoints.
 
     Example:
-        >>> config = keras_vit.ViTConfig(
-        ...     image_size=16, patch_size=8, hidden_size=8, mlp_dim=8, num_heads=2, num_layers=1, num_channels=1
-        ... )
-        >>> recipe = keras_vit.train.Recipe(
-        ...     name="one", steps=1, batch_size=8, optimizer="sgd", learning_rate=0.1, crop="none", xla=False
-        ... )
-        >>> images, labels = np.zeros((8, 16, 16, 1), "uint8"), np.arange(8)
+        >>> config = keras_vit.ViTConfig.from_name("Ti/8", image_size=16, num_layers=1, hidden_size=12)
+        >>> recipe = keras_vit.train.recipe("digits", steps=1, batch_size=8, optimizer="sgd", xla=False)
+        >>> images, labels = np.zeros((8, 16, 16, 3), "uint8"), np.arange(8)
         >>> result = keras_vit.train.run(recipe, model=config, data={"train": (images, labels)}, progress=False)
         >>> result.steps, result.stopped
         (1, False)
@@ -127,8 +122,7 @@ def run(
 
     source = prepare.opened(recipe, model, weights=weights)
     with devices.scope():
-        num_classes, class_names = dataset.num_classes, dataset.class_names
-        adapted = prepare.adapt_model(recipe, source, num_classes=num_classes, class_names=class_names)
+        adapted = prepare.adapt_model(recipe, source, num_classes=dataset.num_classes, class_names=dataset.class_names)
         state = TrainState(recipe, adapted, total_steps=recipe.resolved_steps(split.count))
     final = adapted.rebuilt(adapted.config)  # outside of the strategy
     is_chief = strategies.is_chief(devices)

@@ -1,4 +1,4 @@
-"""Training steps of a run: the compiled step on the batches of its data."""
+"""Run the compiled training step on the batches of a data set."""
 
 from __future__ import annotations
 
@@ -17,15 +17,9 @@ from keras_vit.train.step.train_step import make_train_step
 
 
 class TrainingSteps:
-    """Steps on batches that follow from the recipe's seed and the number of the step alone.
+    """Training steps that update `state`, which was created in the strategy's scope; its step is the first to take.
 
-    Args:
-        state: that is updated; its step is the first to take.
-        data: its training images are read.
-        strategy: of tf.distribute, in whose scope the state was created.
-
-    Attributes:
-        has_workers: whether several processes train together.
+    The batches depend on nothing but the recipe's seed and the number of the step.
     """
 
     def __init__(self, state: TrainState, data: Data, *, strategy: tf.distribute.Strategy) -> None:
@@ -36,10 +30,9 @@ class TrainingSteps:
         self._train_step = make_train_step(state, strategy)
 
     def take(self, done: int, count: int, *, stop: bool) -> Any:
-        """Take `count` steps after the first `done`, and return the metrics of `make_train_step`.
+        """Take `count` steps after the first `done`; return the metrics of `make_train_step`.
 
-        Raises:
-            ValueError: An image cannot be decoded. TensorFlow does not say which; the message does.
+        If an image cannot be decoded, the ValueError names it: TensorFlow's error does not.
         """
         try:
             return self._train_step(self._batches, tf.constant(count), tf.constant(float(stop)))
@@ -76,11 +69,7 @@ class TrainingSteps:
 
 
 def training_split(data: Data) -> Split:
-    """Return the training images of a data set.
-
-    Raises:
-        ValueError: There are none.
-    """
+    """Return the training images of a data set, or raise a ValueError."""
     if data.train is None:
         raise ValueError(f"{data.name} has no training images")
     return data.train

@@ -7,13 +7,9 @@ from types import FrameType
 
 
 class Stop(contextlib.AbstractContextManager["Stop"]):
-    """Context in which SIGTERM and the first SIGINT (Ctrl-C) only set `requested`, so that a loop can end in order.
+    """Context in which SIGTERM and the first Ctrl-C (SIGINT) only set `requested`, so that a loop can end in order.
 
-    The second SIGINT raises KeyboardInterrupt as usual. Python lets only the main thread handle signals: in another
-    thread this context changes nothing, and `requested` stays False.
-
-    Attributes:
-        requested: whether a signal came.
+    The second Ctrl-C raises KeyboardInterrupt. Only the main thread can handle signals; in others nothing changes.
     """
 
     def __init__(self) -> None:

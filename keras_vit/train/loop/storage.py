@@ -1,7 +1,6 @@
-"""Read and write files of a training run in a local folder or in a bucket.
+"""Read and write files of a training run in a local folder or in a bucket, through `tf.io.gfile`.
 
-Paths are strings, because `pathlib` changes `gs://bucket/folder`. All access goes through `tf.io.gfile`. Only local
-files need `fsync` and atomic replacement: an object of a bucket is complete and durable as soon as it exists.
+Paths are strings: `pathlib` changes `gs://bucket/folder`. Objects of a bucket are complete and durable once they exist.
 """
 
 import contextlib
@@ -24,14 +23,14 @@ def is_local(path: str) -> bool:
 
 
 def make_folder(folder: str | os.PathLike[str]) -> str:
-    """Create a folder, local or `gs://bucket/path`, if it does not exist; return it without a slash at the end."""
+    """Create a folder, local or `gs://bucket/path`, if it does not exist; return its path without a final slash."""
     path = os.fspath(folder).removeprefix("file://").rstrip("/")
     tf.io.gfile.makedirs(path)
     return path
 
 
 def sync(*paths: str) -> None:
-    """Return when local files, and the lists of names of local folders, survive a power cut."""
+    """Make local files, and the lists of names in local folders, survive a power cut."""
     for path in map(Path, filter(is_local, paths)):
         if os.name == "nt" and path.is_dir():  # Windows does not open folders, and logs their changes itself
             continue
@@ -68,7 +67,7 @@ def remove(path: str) -> None:
 
 @contextlib.contextmanager
 def as_os_error(message: str) -> Iterator[None]:
-    """Convert errors of Python's and TensorFlow's file functions to an OSError: the message, the reason, what to do."""
+    """Convert errors of Python's and TensorFlow's file functions to an OSError: message, reason, what to do."""
     try:
         yield
     except (OSError, tf.errors.OpError) as error:

@@ -1,4 +1,4 @@
-"""Training loop: steps, and between them the log, evaluations and checkpoints."""
+"""Training loop: take steps, and between them log, evaluate and save checkpoints."""
 
 from __future__ import annotations
 
@@ -26,22 +26,9 @@ def train(
     evaluate: Callable[[], dict[str, float]],
     stop: Stop,
 ) -> dict[str, float] | None:
-    """Train until the last step, or until a signal asks to stop. In both cases a checkpoint is saved.
+    """Train until the last step or a signal, save a checkpoint, and return the last metrics on held-out images.
 
-    Args:
-        state: with fewer steps done than `total_steps`.
-        steps: of that state.
-        logger: of the metrics.
-        checkpoints: None saves none.
-        evaluate: returns metrics on held-out images.
-        stop: says whether a signal came.
-
-    Returns:
-        The metrics on held-out images after the last step; None where a signal came before.
-
-    Raises:
-        Diverged: Loss, gradient or weights are not finite.
-        ValueError: A training image cannot be decoded.
+    Returns None after a signal. Raises Diverged if loss, gradient or weights are not finite.
     """
     recipe, total, done = state.recipe, state.total_steps, int(state.step.numpy())
     saved_at = time.monotonic()
@@ -76,11 +63,7 @@ def train(
 
 
 def save_checkpoint(state: TrainState, done: int, checkpoints: Checkpoints | None, logger: MetricLogger) -> None:
-    """Save a checkpoint after the log: what was logged up to a step is then never missing.
-
-    Raises:
-        Diverged: A weight is not finite.
-    """
+    """Flush the log, then save a checkpoint: no logged line is missing after a restart."""
     if not state.is_finite():
         raise Diverged(_divergence_message(done, "a weight is not finite", checkpoints))
     if checkpoints is not None:

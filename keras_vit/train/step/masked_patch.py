@@ -1,7 +1,6 @@
 """Masked patch prediction, the paper's self-supervision (section 4.6, appendix B.1.2; after BERT, arXiv 1810.04805).
 
-Half of the patch embeddings are corrupted. For each of these the model predicts the mean colour of its patch, one of
-512 classes. Labels are not used. `MaskedPatchModel.encoder` is the model to fine-tune afterwards.
+Half of the patch embeddings are corrupted, and for each of them the model predicts the mean colour of its patch.
 """
 
 from __future__ import annotations
@@ -26,35 +25,18 @@ SALT = 0x6D61736B  # so that no layer draws from the same seed
 
 
 class Corruption(NamedTuple):
-    """Corruption of the patch embeddings of a batch; every field is (batch, patches), patches row by row.
+    """Corruption of the patch embeddings of a batch; every field is (batch, patches), patches row by row."""
 
-    Attributes:
-        corrupted: bool, the patches whose colour is predicted, the same number in every image.
-        masked: bool, those corrupted patches that are replaced by the [mask] embedding.
-        source: int32, the patch of the same image that the embedding is taken from: another one for swapped patches,
-            the patch itself for all others.
-    """
-
-    corrupted: Any
-    masked: Any
-    source: Any
+    corrupted: Any  # bool: the colour is predicted; the same number in every image
+    masked: Any  # bool: corrupted, and replaced by the [mask] embedding
+    source: Any  # int32: patch that the embedding is taken from, another one where it was swapped
 
 
 class MaskedPatchModel(keras.Model):
-    """Predict the colours of patches from their corrupted embeddings.
+    """Predict the colours of patches, logits (batch, patches, 8 ** channels), from corrupted patch embeddings.
 
-    The embeddings are corrupted before position embeddings are added and prefix tokens are put in front.
-
-    Args:
-        encoder: any Vision Transformer, hybrids included. This model shares the weights that its patch tokens depend
-            on; head, pre_logits and attention pooling are not used.
-        name: of the model.
-
-    Input: preprocessed images (batch, height, width, channels), and the keyword argument `corruption`.
-    Output: logits (batch, patches, 8 ** channels), float32 under every dtype policy except float64.
-
-    Raises:
-        ValueError: The encoder has a single patch, or too many channels.
+    It shares the weights of an encoder up to the last block and norm, not head and attention pooling. Embeddings are
+    corrupted before position embeddings and prefix tokens are added. Logits are float32, or float64 under that policy.
     """
 
     def __init__(self, encoder: VisionTransformer, *, name: str = "masked_patch") -> None:
@@ -91,7 +73,7 @@ class MaskedPatchModel(keras.Model):
         return self._encoder()
 
     def call(self, images: Any, *, corruption: Corruption, training: bool | None = None) -> Any:
-        """Return the logits of every patch's colour, corrupted or not."""
+        """Return the logits of every patch of preprocessed images (batch, height, width, channels)."""
         patches = self.stem(images, training=training)
         mask = tf.cast(self.mask_embedding, patches.dtype)
         patches = tf.gather(patches, corruption.source, batch_dims=1)
@@ -101,18 +83,11 @@ class MaskedPatchModel(keras.Model):
 
 
 def colour_classes(images: Any, config: ViTConfig) -> Any:
-    """Return the class of every patch: the three highest bits of its mean red, green and blue, red first.
+    """Return int32 (batch, patches): the three highest bits of each patch's mean colour, red first, 0..511 for RGB.
 
-    Preprocessing is inverted, to 0..255. The mean of each channel is rounded to a whole number (halves to even), so
-    that float errors do not decide between 31.99999 and 32. Values outside of 0..255, which augmentation and bicubic
-    resizing produce, are clipped. The padding of a hybrid's stem does not count.
-
-    Args:
-        images: float (batch, height, width, channels), preprocessed as the config says.
-        config: of the model; its stride, grid and preprocessing are used.
-
-    Returns:
-        int32 (batch, patches), 0..511 for three channels, in the order of the model's tokens.
+    Preprocessing of the images (batch, height, width, channels) is inverted to 0..255. Means are rounded to whole
+    numbers, so that float errors do not decide between 31.99999 and 32, and clipped: augmentation and bicubic resizing
+    can leave the range. The padding of a hybrid's stem does not count.
     """
     images = tf.convert_to_tensor(images)
     height, width = (cells * step for cells, step in zip(config.grid, config.stride, strict=True))
@@ -125,15 +100,10 @@ def colour_classes(images: Any, config: ViTConfig) -> Any:
 
 
 def corruption(seed: Any, *, batch: Any, patches: int) -> Corruption:
-    """Draw the corruption of a batch, the same for the same seed.
+    """Draw the corruption of `batch` images of at least 2 patches, the same for the same seed, int32 (2,).
 
-    "We corrupt 50 % of patch embeddings" (paper): exactly round(patches / 2) of every image, halves to even. Each of
-    them, independently, is masked (80 %), swapped for another patch of the image (10 %) or kept (10 %).
-
-    Args:
-        seed: int32 (2,).
-        batch: number of images.
-        patches: number of patches of an image, at least 2.
+    "We corrupt 50 % of patch embeddings" (paper): exactly round(patches / 2) per image, halves to even. Each of them is
+    independently masked (80 %), replaced by another patch of the image (10 %) or kept (10 %).
     """
     _check_patches(patches)
     which, fate, distance = tf.unstack(tf.random.stateless_uniform((3, batch, patches), seed, 0, 2**31 - 1, tf.int32))
@@ -147,13 +117,9 @@ def corruption(seed: Any, *, batch: Any, patches: int) -> Corruption:
 
 
 def objective(*, remat: bool = False) -> Objective:
-    """Return the mean cross-entropy of the colours of each image's corrupted patches.
+    """Return an objective of `MaskedPatchModel`: the mean cross-entropy of the colours of the corrupted patches.
 
-    It is an objective of a `MaskedPatchModel` on batches of "image" (batch, height, width, channels), preprocessed.
-    Accuracy is the share of an image's corrupted patches whose colour is predicted correctly.
-
-    Args:
-        remat: whether to recompute encoder blocks for their gradient.
+    Accuracy is the share of correct colours among them. `remat` recomputes encoder blocks for their gradient.
     """
 
     def masked_patch(model: Any, batch: dict[str, Any], seed: Any) -> tuple[Any, dict[str, Any]]:

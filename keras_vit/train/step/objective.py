@@ -1,4 +1,4 @@
-"""Losses that training minimises, as in the papers, one value per image."""
+"""Losses that training minimises, as in the papers; one value per image."""
 
 from __future__ import annotations
 
@@ -14,15 +14,10 @@ Objective: TypeAlias = Callable[[Any, dict[str, Any], Any], tuple[Any, dict[str,
 
 
 def classification(kind: str, *, label_smoothing: float = 0.0, remat: bool = False) -> Objective:
-    """Return the cross-entropy between logits and labels, which may be mixed, smoothed or several.
+    """Return the cross-entropy between logits and float32 labels (batch, classes), which may be mixed.
 
-    Args:
-        kind: "softmax", or "sigmoid": each class independently, summed over classes (big_vision's sigmoid_xent).
-        label_smoothing: share of the label that is spread evenly over all classes.
-        remat: whether to recompute encoder blocks for their gradient.
-
-    Returns:
-        An objective on batches of "image" (batch, height, width, channels) and "label" float32 (batch, classes).
+    "sigmoid" treats each class independently and sums over classes, as big_vision's sigmoid_xent. `label_smoothing` is
+    the share of a label that is spread over all classes. `remat` recomputes encoder blocks for their gradient.
     """
 
     def objective(model: Any, batch: dict[str, Any], seed: Any) -> tuple[Any, dict[str, Any]]:

@@ -1,8 +1,7 @@
-"""Official update rules under every strategy: SGD with momentum, and AdamW.
+"""SGD with momentum and AdamW, as optax computes them for vit_jax and big_vision, under every strategy.
 
-They compute what optax does, with which vit_jax and big_vision train: `optax.sgd`, whose momentum does not include
-the learning rate (Keras' does, which is another rule under a schedule), and `optax.scale_by_adam`, whose epsilon is
-added to the bias-corrected root (Keras adds it before the correction).
+Unlike Keras', the momentum of `optax.sgd` does not include the learning rate, which matters under a schedule, and the
+epsilon of `optax.scale_by_adam` is added to the root after the bias correction, not before.
 """
 
 from __future__ import annotations
@@ -29,17 +28,12 @@ class Optimizer:
     """State and update of one optimizer. Create it inside `strategy.scope()`.
 
     Args:
-        recipe: optimizer, learning_rate, momentum, beta1, beta2, epsilon, momentum_dtype, weight_decay,
-            weight_decay_independent, layer_decay and schedule are used.
-        variables: float32 variables that are trained; for a Keras variable, its `.value`.
+        recipe: settings of the optimizer and the schedule.
+        variables: float32 variables to train; for a Keras variable, its `.value`.
         names: their paths without the model's name, such as "block_3/mlp/dense1/kernel", in the same order.
         total_steps: number of updates of the run.
         warmup: number of updates of the warm-up.
         num_layers: of the model, for the layer-wise decay.
-
-    Attributes:
-        slots: the state by name, "momentum/block_0/norm1/gamma" or "mu/..." and "nu/...". Shapes are those of the
-            variables, dtypes float32 or the recipe's momentum_dtype.
     """
 
     def __init__(
@@ -62,7 +56,7 @@ class Optimizer:
         self._kinds = {"momentum": recipe.momentum_dtype}
         if recipe.optimizer == "adamw":
             self._kinds = {"mu": recipe.momentum_dtype, "nu": "float32"}
-        self.slots = {
+        self.slots = {  # such as "momentum/block_0/norm1/gamma", in the shape of the variable
             f"{kind}/{name}": tf.Variable(
                 tf.zeros(variable.shape, dtype), trainable=False, name=f"{kind}/{name}".replace("/", "_")
             )
@@ -77,12 +71,7 @@ class Optimizer:
     def apply(self, gradients: Sequence[tf.Tensor], step: tf.Tensor) -> None:
         """Update every variable. Call it in the context of each replica, or outside of any strategy.
 
-        Args:
-            gradients: float tensors in the order of the variables, the same on all replicas: all-reduced, clipped.
-            step: number of the step, an int64 scalar from 0.
-
-        Raises:
-            ValueError: A variable has no gradient.
+        Gradients are in the order of the variables, all-reduced and clipped; `step` is an int64 scalar from 0.
         """
         missing = [name for name, gradient in zip(self.names, gradients, strict=True) if gradient is None]
         if missing:
@@ -133,15 +122,10 @@ class Optimizer:
 
 
 def clip(gradients: Sequence[tf.Tensor], clip_norm: float | None) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Scale gradients down to a global norm, as `optax.clip_by_global_norm` does.
+    """Scale all-reduced gradients to a global norm of at most `clip_norm`, as `optax.clip_by_global_norm` does.
 
-    Args:
-        gradients: float tensors, all-reduced: the norm of one replica's share is another.
-        clip_norm: the largest norm; None for no limit.
-
-    Returns:
-        The gradients, float32, and their global norm before clipping, a float32 scalar. Gradients that are not a number
-        stay so. A norm beyond float32 is infinite and makes the gradients 0: check it before you apply them.
+    Returns float32 gradients and their norm before clipping. NaN stays NaN; a norm beyond float32 is infinite and makes
+    the gradients 0, so check it before you apply them.
     """
     dense = [tf.cast(tf.convert_to_tensor(gradient), tf.float32) for gradient in gradients]
     norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(gradient)) for gradient in dense]))
@@ -152,12 +136,9 @@ def clip(gradients: Sequence[tf.Tensor], clip_norm: float | None) -> tuple[list[
 
 
 def update_variables(updates: Sequence[Update]) -> None:
-    """Run functions that assign to variables on every copy of these, from the context of a replica.
+    """Run each function on every copy of its variable, from the context of a replica.
 
-    Args:
-        updates: for each variable: the variable, a function and its further arguments. The function gets the variable
-            and those arguments that are tensors or variables as they are on one device. It may also assign to other
-            variables that were created under the same strategy.
+    The function gets the variable, and its further tensors and variables, as they are on one device.
     """
 
     def merged(strategy: tf.distribute.Strategy, *arguments: Sequence[Any]) -> None:

@@ -11,18 +11,9 @@ from keras_vit.train._recipe import Recipe
 
 
 def factor(recipe: Recipe, total_steps: int, warmup: int) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Return the schedule: the share of the recipe's learning rate at each step, 1 at the peak.
+    """Return a function of the step (int64 from 0) to the share of the recipe's learning rate: float32, 1 at the peak.
 
-    Args:
-        recipe: its schedule, learning_rate and linear_end are used.
-        total_steps: number of updates of the run.
-        warmup: number of updates in which the rate rises linearly from 0 at step 0.
-
-    Returns:
-        A function of a step's number, an int64 scalar from 0, to a float32 scalar.
-
-    Raises:
-        ValueError: The warm-up is as long as the run.
+    The rate rises linearly from 0 for `warmup` steps, then follows the recipe's schedule up to `total_steps`.
     """
     if not 0 <= warmup < max(total_steps, 1):
         raise ValueError(f"The warm-up must be shorter than the run. Received: {warmup} of {total_steps} steps")

@@ -15,21 +15,7 @@ from keras_vit.train.step.optimizer import Optimizer
 
 
 class TrainState:
-    """Everything that changes while training. Create it in the strategy's scope, as the model.
-
-    Args:
-        recipe: how to train.
-        model: that is trained.
-        total_steps: number of steps of the whole run.
-
-    Attributes:
-        whole_model: `model` with the layers that the objective adds; argument of `objective`.
-        objective: gives the loss of every image.
-        trained: variables that are trained.
-        optimizer: of these variables, in their order.
-        averages: path of a trained variable -> its exponential moving average; empty without `ema_decay`.
-        step: int64 variable, number of steps done.
-    """
+    """Everything that changes during training. Create it in the strategy's scope, as the model."""
 
     def __init__(self, recipe: Recipe, model: VisionTransformer, *, total_steps: int) -> None:
         self.recipe, self.model, self.total_steps = recipe, model, total_steps
@@ -44,11 +30,11 @@ class TrainState:
             warmup=recipe.resolved_warmup(total_steps),
             num_layers=model.config.num_layers,
         )
-        self.averages = {
+        self.averages = {  # path of a trained variable -> its moving average
             v.path: tf.Variable(tf.convert_to_tensor(v.value), trainable=False, dtype=v.value.dtype)
             for v in (trained if recipe.ema_decay else ())
         }
-        self.step = tf.Variable(
+        self.step = tf.Variable(  # number of steps done
             0, dtype=tf.int64, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="step"
         )
 
@@ -73,18 +59,14 @@ class TrainState:
 
 
 def _with_objective(recipe: Recipe, model: VisionTransformer) -> tuple[Any, Objective]:
-    """Return the model that is called, with the layers that the objective adds, and the objective."""
+    """Return the model to call, with the layers that the objective adds, and the objective."""
     if recipe.objective == "masked_patch":
         return masked_patch.MaskedPatchModel(model), masked_patch.objective(remat=recipe.remat)
     return model, classification(recipe.objective, label_smoothing=recipe.label_smoothing, remat=recipe.remat)
 
 
 def _trained_variables(recipe: Recipe, model: Any) -> list[Any]:
-    """Return the variables that the recipe trains.
-
-    Raises:
-        ValueError: A pattern of `freeze` matches no variable, or all variables are frozen.
-    """
+    """Return the variables that the recipe trains; raise ValueError for a `freeze` pattern that matches none."""
     paths = [v.path for v in model.weights]
     matches = {pattern: fnmatch.filter(paths, pattern) for pattern in recipe.freeze}
     frozen = {path for found in matches.values() for path in found}

@@ -18,10 +18,9 @@ def strategy(name: str = "auto") -> tf.distribute.Strategy:
 
     Args:
         name: "one": the default device. "mirrored": every GPU of this machine (without any, every logical CPU).
-            "workers": the machines in the environment variable TF_CONFIG, of which this one is the task; each worker
-            uses all of its GPUs. "tpu": the TPU of this machine; "tpu:NAME": the one of that name or address.
-            "auto": "workers" where TF_CONFIG names several machines, "tpu" where TPU_NAME is set, "mirrored" where
-            there are several GPUs, else "one".
+            "workers": the machines in the environment variable TF_CONFIG, each with all of its GPUs. "tpu": the TPU of
+            this machine; "tpu:NAME": the one of that name or address. "auto": "workers" if TF_CONFIG names several
+            machines, "tpu" if TPU_NAME is set, "mirrored" if there are several GPUs, else "one".
 
     Raises:
         ValueError: The name is unknown, TF_CONFIG is missing or not valid, or there is no TPU.

@@ -1,8 +1,7 @@
 """One training step, the same on one device, on many, on several machines and on TPUs.
 
-Keras' `fit` clips gradients before it reduces them, repeats dropout masks on every replica and does not accumulate
-under tf.distribute. Here the gradients of micro-batches are summed, then summed over replicas, then clipped by their
-global norm, then applied.
+Gradients of micro-batches are summed, summed over replicas, clipped by their global norm, then applied. Keras' `fit`
+clips before the sum, repeats dropout masks on every replica, and does not accumulate under tf.distribute.
 """
 
 from __future__ import annotations
@@ -31,17 +30,11 @@ Gradients = tuple[list[Any], Any]
 
 
 def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Callable[[Any, Any, Any], Any]:
-    """Compile the training step.
+    """Compile the training step of a state that was created in the strategy's scope.
 
-    Args:
-        state: is updated; the recipe's batch_size, accumulation, clip_norm, ema_decay, seed and xla are used.
-        strategy: of tf.distribute, in whose scope the state was created.
-
-    Returns:
-        A function of an iterator over distributed batches, a number of steps (int32) and a request to stop (float32, 0
-        or 1). It returns float32 (4,), see METRICS: loss and accuracy are means over the images of all steps,
-        gradient_norm (before clipping) over the steps. stop is the sum of all replicas' requests, so that every worker
-        learns of them after the same step.
+    The returned function takes an iterator over distributed batches, a number of steps (int32) and a request to stop
+    (float32, 0 or 1). It returns METRICS, float32 (4,): means over all steps, gradient_norm before clipping. "stop" is
+    the sum of all replicas' requests, so that every worker learns of them after the same step.
     """
     replicas = strategy.num_replicas_in_sync
     scope = xla.jit_scope(state.recipe.xla, strategy)
@@ -69,10 +62,7 @@ def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Call
 
 
 def accumulate(gradients: Callable[[Batch, Any], Gradients], batch: Batch, seed: Any, *, count: int) -> Gradients:
-    """Sum the gradients of `count` micro-batches; only one of them is in memory at a time.
-
-    `count` divides the number of images. Each micro-batch derives its own seed.
-    """
+    """Sum the gradients of `count` micro-batches, one at a time in memory; `count` divides the number of images."""
     if count == 1:
         return gradients(batch, seed)
     split = {name: tf.reshape(x, (count, x.shape[0] // count, *x.shape[1:])) for name, x in batch.items()}

@@ -1,7 +1,4 @@
-"""Choose what XLA compiles of a training step, and compile the pieces between matrix products.
-
-`model.layers.fusion` says why these pieces are worth it on a CPU.
-"""
+"""Choose what XLA compiles of a training step, and compile the pieces between matrix products."""
 
 from __future__ import annotations
 
