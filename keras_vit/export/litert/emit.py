@@ -13,7 +13,7 @@ from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
 
 
-def emit(model: Any, options: Options | None = None) -> Builder:
+def build_file(model: Any, options: Options | None = None) -> Builder:
     """Build the file of a VisionTransformer, of any back end and dtype policy; the file computes in float32.
 
     Its signature is "image" -> "logits", "probabilities" or (without a head) "features", and "attention" if asked for.
@@ -22,7 +22,7 @@ def emit(model: Any, options: Options | None = None) -> Builder:
     options.check(model.config)
     builder = Builder(description=f"{model.name}, a Vision Transformer by keras_vit")
     layers = Layers(Operators(builder, options.storage), options.smoothing)
-    image = images.input(layers.ops, model.config, options)
+    image = images.add_image_input(layers.ops, model.config, options)
     tokens, attention = Encoder(layers, model).encode(image)
     head = Head(layers, model)
     second_output = {"attention": head.class_attention(attention)} if options.attention else {}

@@ -26,7 +26,7 @@ class ImageInput(NamedTuple):
     scale: Matrix | None = None  # float64 (channels,); None where the tensor is already prepared
 
 
-def input(ops: Operators, config: ViTConfig, options: Options) -> ImageInput:
+def add_image_input(ops: Operators, config: ViTConfig, options: Options) -> ImageInput:
     """Add the file's input, called "image", and the operators that turn it into an image of the model's size.
 
     Of the normalization (x - mean) / std, only the shift is computed here; the first kernel applies the scale. The

@@ -14,7 +14,7 @@ from typing import Any
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.labels import single_lines
 
-NAME = "TFLITE_METADATA"  # of the buffer
+BUFFER_NAME = "TFLITE_METADATA"
 IDENTIFIER = b"M001"
 PARSER = "1.0.0"  # lowest version of the parser that reads all of this
 LABELS = "labels.txt"
@@ -27,13 +27,13 @@ TENSOR_AXIS_LABELS = 2  # AssociatedFileType
 Table = dict[int, Any]  # field number -> string, table, list of tables, list of floats, or an int of one byte
 
 
-def metadata(
+def pack_metadata(
     *,
     dtype: str,
     preprocessing: Preprocessing,
     num_channels: int,
     outputs: Sequence[str],
-    labelled: bool,
+    has_labels: bool,
     name: str = "",
     description: str = "",
 ) -> bytes:
@@ -55,7 +55,7 @@ def metadata(
         5: {0: largest, 1: smallest},
     }
     results: list[Table] = [{0: output, 3: {0: FEATURE_PROPERTIES, 1: {}}} for output in outputs]
-    if labelled:
+    if has_labels:
         results[0][6] = [{0: LABELS, 1: "One class a line.", 2: TENSOR_AXIS_LABELS}]
     graph = {0: "main", 2: [image], 3: results}  # SubGraphMetadata: 0 name, 2 input, 3 output
     # ModelMetadata: 0 name, 1 description, 3 subgraph_metadata, 7 min_parser_version

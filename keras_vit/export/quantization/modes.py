@@ -56,7 +56,7 @@ class Rule:
     method: str = "min_max"  # one of `METHODS`
 
     @property
-    def calibrated(self) -> bool:
+    def needs_calibration(self) -> bool:
         """True if it needs calibration images: for fixed ranges, or for GPTQ's statistics of a layer's inputs."""
         return self.activations != FLOAT or self.method == "gptq"
 
@@ -88,14 +88,14 @@ class Mode:
     smoothing: Smoothing | None = None
 
     @property
-    def quantizer(self) -> bool:
+    def uses_quantizer(self) -> bool:
         """True if the quantizer rewrites the written file."""
         return bool(self.rules)
 
     @property
-    def calibrated(self) -> bool:
+    def needs_calibration(self) -> bool:
         """True if it needs calibration images."""
-        return any(rule.calibrated for rule in self.rules)
+        return any(rule.needs_calibration for rule in self.rules)
 
     @property
     def bits(self) -> tuple[int, int]:
@@ -110,23 +110,23 @@ class Mode:
         return min(bits), max(bits) if covered >= WITH_KERNELS else FLOAT
 
 
-def mode(name_or_path: str | os.PathLike[str]) -> Mode:
+def load_mode(name_or_path: str | os.PathLike[str]) -> Mode:
     """Load a mode of the package by its name, or a .toml file as converters/README.md describes it."""
-    accepted = f"quantize is one of {modes()}, or a .toml file of your own"
+    accepted = f"quantize is one of {mode_names()}, or a .toml file of your own"
     if not isinstance(name_or_path, str | os.PathLike):
         raise ValueError(f"{accepted}. Received: {name_or_path!r}")
     path = Path(name_or_path)
     if path.suffix != ".toml":
         name = os.fspath(name_or_path)
-        if name not in modes():
-            raise ValueError(f"{accepted}. Received: {name!r}" + _nearest(name, modes()))
+        if name not in mode_names():
+            raise ValueError(f"{accepted}. Received: {name!r}" + _nearest(name, mode_names()))
         path = _folder() / f"{name}.toml"
     elif not path.is_file():
-        raise FileNotFoundError(f"There is no file {path}. The modes of the package are given by name: {modes()}")
+        raise FileNotFoundError(f"There is no file {path}. The modes of the package are given by name: {mode_names()}")
     return _read(path)
 
 
-def modes() -> list[str]:
+def mode_names() -> list[str]:
     """Return the names of the modes that come with the package."""
     return sorted(path.stem for path in _folder().glob("*.toml"))
 

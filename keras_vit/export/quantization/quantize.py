@@ -46,20 +46,20 @@ def quantize(
     """Write a float32 file again, with its operators quantized by the rules of a mode; not atomic.
 
     The weights lie inside of the flatbuffer, aligned, unless it would exceed 2 GB: LiteRT and OpenVINO run such files.
-    `calibration` is for modes that are `calibrated`: (count, height, width, channels) of the input's dtype.
+    `calibration` is for modes with `needs_calibration`: (count, height, width, channels) of the input's dtype.
     """
     package = _import_quantizer()
     content = np.memmap(source, np.uint8, "c")  # copy-on-write: rounded kernels change this array, not the file
     graph = FileGraph.read(content)
     recipe = _recipe(package, graph, mode)
-    ranges = _calibrate(source, graph, mode, calibration, progress=progress) if mode.calibrated else None
+    ranges = _calibrate(source, graph, mode, calibration, progress=progress) if mode.needs_calibration else None
     quantizer = package.quantizer.Quantizer(content.data, recipe)
     with _status("Quantizing", show=progress), ignore_memory_warning():
         result = quantizer.quantize(ranges, enable_progress_bar=False, enable_progress_report=False)
     Path(target).write_bytes(_store_inline(result.quantized_model))
 
 
-def smooth(
+def smoothing_factors(
     source: str | os.PathLike[str], images: np.ndarray, smoothing: Smoothing, *, progress: bool = False
 ) -> dict[str, np.ndarray]:
     """Find factors that make activations between LayerNorm and Dense easier to quantize (arXiv 2211.10438).
