@@ -21,7 +21,7 @@ Layers = Callable[[Operators], tuple[Tensor, Tensor]]  # of the input and the ou
 
 
 def options(**changes: Any) -> Options:
-    """Options as `images.input` receives them: checked."""
+    """Options as `images.add_image_input` receives them: checked."""
     checked = Options(**changes)
     checked.check(tiny())
     return checked

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_vit.export.quantization.modes import mode, modes
+from keras_vit.export.quantization.modes import load_mode, mode_names
 from package_source import imported_packages
 
 TABLE = 'summary = "mine"\ndevices = "mine"\nleast_cosine = 0.9\nleast_agreement = 0.9\n'
@@ -51,45 +51,45 @@ def written(tmp_path: Path):
 
 
 def test_the_package_has_these_modes():
-    assert modes() == sorted(KINDS)
+    assert mode_names() == sorted(KINDS)
 
 
 @pytest.mark.parametrize(("name", "expected"), KINDS.items())
 def test_what_a_mode_of_the_package_does(name, expected):
-    read = mode(name)
-    assert (read.bits, read.quantizer, read.calibrated) == expected
+    read = load_mode(name)
+    assert (read.bits, read.uses_quantizer, read.needs_calibration) == expected
     assert read.name == name and read.summary and read.devices
     assert "\n" not in read.summary
 
 
 def test_a_file_of_ones_own_is_read(written):
-    read = mode(written(TABLE + RULE + 'names = "mlp"\n' + RULE.replace("8", "4") + 'method = "gptq"\n'))
+    read = load_mode(written(TABLE + RULE + 'names = "mlp"\n' + RULE.replace("8", "4") + 'method = "gptq"\n'))
     assert read.name == "mine"
     first, second = read.rules
-    assert (first.names, first.weights, first.calibrated) == ("mlp", 8, False)
-    assert (second.method, second.weights, second.calibrated) == ("gptq", 4, True)
+    assert (first.names, first.weights, first.needs_calibration) == ("mlp", 8, False)
+    assert (second.method, second.weights, second.needs_calibration) == ("gptq", 4, True)
     assert read.bits == (4, 32)  # nothing is said of convolutions
 
 
 def test_an_unknown_name_is_told_the_nearest():
     with pytest.raises(ValueError, match=r"quantize is one of .*Received: 'int5'; the nearest is 'int\d"):
-        mode("int5")
+        load_mode("int5")
 
 
 def test_a_missing_file_is_told(tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no file .*mine.toml"):
-        mode(tmp_path / "mine.toml")
+        load_mode(tmp_path / "mine.toml")
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG.values(), ids=WRONG)
 def test_what_does_not_fit_is_refused(written, text, message):
     with pytest.raises(ValueError, match=message):
-        mode(written(text))
+        load_mode(written(text))
 
 
 def test_all_that_is_wrong_is_told_at_once(written):
     with pytest.raises(ValueError, match=r"weights is one of .*method is one of"):
-        mode(written(TABLE + RULE.replace("8", "5") + 'method = "x"\n'))
+        load_mode(written(TABLE + RULE.replace("8", "5") + 'method = "x"\n'))
 
 
 def test_modes_are_read_without_keras_and_the_quantizer():

@@ -13,7 +13,7 @@ from format_cases import load as load_case
 from keras_vit import VisionTransformer, zoo
 from keras_vit.export.litert import folding
 from keras_vit.export.litert.builder import schema
-from keras_vit.export.litert.emit import emit
+from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.storage import Float16, Int8, quantize_int8
 from litert_graph import interpreter
@@ -53,7 +53,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:keras_vit.*no multiple")
 
 def written(model: VisionTransformer, folder: Path, **options: Any) -> Any:
     """The interpreter of a model's file."""
-    emit(model, Options(**options)).write(folder / "model.tflite")
+    build_file(model, Options(**options)).write(folder / "model.tflite")
     return interpreter.Interpreter(str(folder / "model.tflite"), num_threads=1)
 
 
@@ -188,7 +188,7 @@ def test_only_the_tokens_that_are_read_leave_the_last_block(tmp_path: Path) -> N
 def test_patches_are_rows_of_a_dense_layer_where_they_are_square_and_cover_the_image(
     changes: dict[str, Any], kind: str
 ) -> None:
-    graph = emit(built(**changes), Options())
+    graph = build_file(built(**changes), Options())
     [operator] = [row for row in graph._operators if graph._tensors[row.outputs[0]].name == b"embedding"]
     assert [code for code, _ in graph._opcodes][operator.opcodeIndex] == kind
 
@@ -197,7 +197,7 @@ def test_patches_are_rows_of_a_dense_layer_where_they_are_square_and_cover_the_i
     ("kind", "name"), [("shared positions", "embedding"), ("shared relative positions", "table_17")]
 )
 def test_what_blocks_share_is_kept_once(kind: str, name: str) -> None:
-    graph = emit(built(**VARIANTS[kind], num_layers=3), Options())
+    graph = build_file(built(**VARIANTS[kind], num_layers=3), Options())
     names = [row.name.decode() for row in graph._tensors]
     assert names.count(f"position/{name}") == 1
 
@@ -210,7 +210,7 @@ def test_every_tensor_has_a_name_of_its_own(kind: str) -> None:
     options = Options(
         dtype="uint8", source_size=(50, 41), attention=bool(model.config.class_token), output=probabilities
     )
-    names = [row.name for row in emit(model, options)._tensors]
+    names = [row.name for row in build_file(model, options)._tensors]
     assert len(set(names)) == len(names)
 
 
@@ -248,11 +248,11 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 def test_options_that_are_wrong_are_named(kind: str) -> None:
     changes, options, message = WRONG[kind]
     with pytest.raises(ValueError, match=message):
-        emit(built(**changes), Options(**options))
+        build_file(built(**changes), Options(**options))
 
 
 def test_operators_are_named_after_the_layers() -> None:
-    graph = emit(built(), Options())
+    graph = build_file(built(), Options())
     names = {row.name.decode() for row in graph._tensors}
     attention = (f"attention/{part}" for part in ("query", "key", "value", "out"))
     parts = ("norm1", *attention, "norm2", "mlp/dense1", "mlp/dense2")

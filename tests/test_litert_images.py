@@ -44,7 +44,7 @@ def received(config: ViTConfig, pixels: np.ndarray, path: Path, **changes: Any) 
     kept: list[images.ImageInput] = []
 
     def layers(ops: Operators) -> tuple[Tensor, Tensor]:
-        kept.append(images.input(ops, config, options(**changes)))
+        kept.append(images.add_image_input(ops, config, options(**changes)))
         return kept[0].image, kept[0].tensor
 
     made = run(written(layers, path / "images.tflite"), pixels)
@@ -56,7 +56,7 @@ def received(config: ViTConfig, pixels: np.ndarray, path: Path, **changes: Any) 
 def test_prepared_images_pass_as_they_are() -> None:
     ops = Operators(Builder())
     config = tiny(image_size=(24, 32))
-    given = images.input(ops, config, options(batch=None))
+    given = images.add_image_input(ops, config, options(batch=None))
     assert given.image is given.tensor
     assert given.scale is None
     assert (given.image.name, given.image.shape, given.image.dtype) == ("image", (None, 24, 32, 3), "float32")
@@ -136,7 +136,7 @@ def test_pixels_of_the_right_size_are_resized_by_nothing(tmp_path: Path) -> None
 def test_nothing_has_a_fifth_dimension_and_the_batch_stays_open(batch: int | None) -> None:
     builder = Builder()
     changes = {"batch": batch, "dtype": "uint8", "source_size": (60, 40)}
-    given = images.input(Operators(builder), tiny(), options(**changes))
+    given = images.add_image_input(Operators(builder), tiny(), options(**changes))
     assert given.tensor.shape == (batch, 32, 32, 3)
     assert max(len(row.shape) for row in builder._tensors) <= 4
 
@@ -154,7 +154,7 @@ def test_nothing_has_a_fifth_dimension_and_the_batch_stays_open(batch: int | Non
 )
 def test_what_makes_no_input_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        images.input(Operators(Builder()), tiny(), options(**changes))
+        images.add_image_input(Operators(Builder()), tiny(), options(**changes))
 
 
 def test_prepared_images_run(tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ def made(**changes: Any) -> bytes:
         "preprocessing": Preprocessing(),
         "num_channels": 3,
         "outputs": ["logits"],
-        "labelled": True,
+        "has_labels": True,
     }
-    return metadata.metadata(**{**values, **changes})
+    return metadata.pack_metadata(**{**values, **changes})
 
 
 class Table:
@@ -135,7 +135,7 @@ def test_every_output_has_its_entry_and_the_classes_have_the_labels() -> None:
     [labels] = outputs[0].tables(6)
     assert (labels.text(0), labels.byte(2)) == ("labels.txt", 2)  # TENSOR_AXIS_LABELS
     assert outputs[1].field(6) is None
-    assert graph(made(labelled=False))[1][0].field(6) is None
+    assert graph(made(has_labels=False))[1][0].field(6) is None
 
 
 def test_the_same_is_written_every_time(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_the_runtime_takes_a_file_with_both(tmp_path: Path) -> None:
     image = builder.input("image", (1, 2))
     doubled = builder.operator("ADD", [image, image], ("logits", (1, 2), "float32"), options="AddOptions")
     builder.signature({"image": image}, {"logits": doubled})
-    builder.metadata(metadata.NAME, made())
+    builder.metadata(metadata.BUFFER_NAME, made())
     builder.write(path)
     metadata.append_labels(path, LABELS)
     run = Interpreter(model_path=str(path)).get_signature_runner()

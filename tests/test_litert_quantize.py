@@ -11,13 +11,13 @@ from keras_vit import digits, zoo
 from keras_vit._util import data_files
 from keras_vit.export.check import samples
 from keras_vit.export.litert.builder import schema
-from keras_vit.export.litert.emit import emit
+from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.storage import Float16, Float32, Int8
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.gptq import gptq
 from keras_vit.export.quantization.modes import Mode, Rule, Smoothing
-from keras_vit.export.quantization.quantize import quantize, smooth
+from keras_vit.export.quantization.quantize import quantize, smoothing_factors
 from litert_graph import interpreter
 from tiny_models import built
 
@@ -35,7 +35,7 @@ def digit_files(tmp_path_factory):
     """The embedded model's float32 file, its held-out images with labels, and calibration images."""
     model, data = zoo.load("digits"), digits.load()
     path = tmp_path_factory.mktemp("digits") / "float32.tflite"
-    emit(model, Options()).write(path)
+    build_file(model, Options()).write(path)
     images, calibration = (np.asarray(model.preprocess(x)) for x in (data.test_images, data.train_images[:CALIBRATION]))
     return model, path, images, data.test_labels, calibration
 
@@ -44,7 +44,7 @@ def digit_files(tmp_path_factory):
 def tiny_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("tiny") / "float32.tflite"
     model = built()
-    emit(model, Options()).write(path)
+    build_file(model, Options()).write(path)
     return path, samples.images(model.config, 8)
 
 
@@ -71,7 +71,7 @@ def test_the_manuals_mode_works(tiny_file, tmp_path):
     (tmp_path / "mine.toml").write_text(table, encoding="utf-8")
     source, images = tiny_file
     path = tmp_path / "model.tflite"
-    quantize(source, path, modes.mode(tmp_path / "mine.toml"), calibration=images)
+    quantize(source, path, modes.load_mode(tmp_path / "mine.toml"), calibration=images)
     types = {tensor.name.decode(): tensor.type for tensor in unpacked(path).subgraphs[0].tensors}
     kept = {name for name, kind in types.items() if name.endswith("/kernel") and kind == schema().TensorType.FLOAT32}
     dense = (*(f"attention/{part}" for part in ("query", "key", "value", "out")), "mlp/dense1", "mlp/dense2")
@@ -85,11 +85,11 @@ def ruled(*rules: Rule) -> Mode:
 @pytest.mark.parametrize("name", LEAST_SQNR)
 def test_every_mode_keeps_the_digits(digit_files, tmp_path, name):
     model, source, images, labels, calibration = digit_files
-    mode, path = modes.mode(name), tmp_path / "model.tflite"
-    if mode.quantizer:
+    mode, path = modes.load_mode(name), tmp_path / "model.tflite"
+    if mode.uses_quantizer:
         quantize(source, path, mode, calibration=calibration)
     else:
-        emit(model, Options(storage=STORAGES[mode.storage])).write(path)
+        build_file(model, Options(storage=STORAGES[mode.storage])).write(path)
     received, expected = results(path, images), model.predict_on_batch(images)
     assert sqnr(received, expected) > LEAST_SQNR[name]
     lengths = np.linalg.norm(received, axis=1) * np.linalg.norm(expected, axis=1)
@@ -105,28 +105,28 @@ def test_every_mode_keeps_the_digits(digit_files, tmp_path, name):
 def test_full_integers_fit_hybrids_and_open_batches(tmp_path, variant):
     model = built(**variant)
     source, path = tmp_path / "float32.tflite", tmp_path / "model.tflite"
-    emit(model, Options(batch=None)).write(source)
+    build_file(model, Options(batch=None)).write(source)
     images = samples.images(model.config, 8)
-    quantize(source, path, modes.mode("int8-full"), calibration=images)
+    quantize(source, path, modes.load_mode("int8-full"), calibration=images)
     assert sqnr(results(path, images), model.predict_on_batch(images)) > 20  # measured 29 and 35; a wrong scale: 0
 
 
 def test_a_file_that_takes_pixels_is_calibrated_with_pixels(tmp_path):
     model = built()
     source, path = tmp_path / "float32.tflite", tmp_path / "model.tflite"
-    emit(model, Options(dtype="uint8")).write(source)
+    build_file(model, Options(dtype="uint8")).write(source)
     pixels = samples.pixels(model.config, 8)
-    quantize(source, path, modes.mode("int8"), calibration=pixels)
+    quantize(source, path, modes.load_mode("int8"), calibration=pixels)
     assert sqnr(results(path, pixels), results(source, pixels)) > 30  # measured 39
     with pytest.raises(ValueError, match=r"images are uint8 .*Received: float32"):
-        quantize(source, path, modes.mode("int8"), calibration=samples.images(model.config, 8))
+        quantize(source, path, modes.load_mode("int8"), calibration=samples.images(model.config, 8))
 
 
 @pytest.mark.parametrize("name", ["int4", "int8"])
 def test_weights_lie_inside_of_the_file_aligned_and_old_readers_find_the_operators(digit_files, tmp_path, name):
     _, source, _, _, calibration = digit_files
     path = tmp_path / "model.tflite"
-    quantize(source, path, modes.mode(name), calibration=calibration[:2])
+    quantize(source, path, modes.load_mode(name), calibration=calibration[:2])
     model = unpacked(path)
     assert not any(buffer.offset for buffer in model.buffers)
     data_files = path.read_bytes()
@@ -202,21 +202,21 @@ def with_outliers(factor: float):
 def test_smoothing_helps_where_norms_have_outliers(tmp_path):
     model = with_outliers(20)
     source, path = tmp_path / "float32.tflite", tmp_path / "model.tflite"
-    emit(model, Options()).write(source)
+    build_file(model, Options()).write(source)
     images = samples.images(model.config, 16)
-    factors = smooth(source, images[:8], Smoothing(alpha=0.5, threshold=4))
+    factors = smoothing_factors(source, images[:8], Smoothing(alpha=0.5, threshold=4))
     assert sorted(factors) == ["block_0/norm1", "block_0/norm2", "block_1/norm1", "block_1/norm2"]
     expected, measured = model.predict_on_batch(images), []
     for options in ({}, {"smoothing": factors}):
-        emit(model, Options(storage=Int8(), **options)).write(path)
+        build_file(model, Options(storage=Int8(), **options)).write(path)
         measured.append(sqnr(results(path, images)[8:], expected[8:]))
     assert measured[1] > measured[0] + 2, measured
 
 
 def test_smoothing_is_equation_four_of_the_paper(tiny_file):
     source, images = tiny_file
-    halves = smooth(source, images, Smoothing(alpha=0.5, threshold=1))
-    ends = [smooth(source, images, Smoothing(alpha=alpha, threshold=1)) for alpha in (0, 1)]
+    halves = smoothing_factors(source, images, Smoothing(alpha=0.5, threshold=1))
+    ends = [smoothing_factors(source, images, Smoothing(alpha=alpha, threshold=1)) for alpha in (0, 1)]
     for name, factors in halves.items():
         kernel, activation = ends[0][name], 1 / ends[1][name]  # the largest of each channel
         np.testing.assert_allclose(factors, np.sqrt(kernel / activation), rtol=1e-12)
@@ -224,7 +224,7 @@ def test_smoothing_is_equation_four_of_the_paper(tiny_file):
 
 def test_nothing_is_smoothed_below_the_threshold(tiny_file):
     source, images = tiny_file
-    assert smooth(source, images, Smoothing(alpha=0.5, threshold=100)) == {}
+    assert smoothing_factors(source, images, Smoothing(alpha=0.5, threshold=100)) == {}
 
 
 BAD = {
@@ -241,7 +241,7 @@ BAD = {
 def test_bad_calibration_images_are_refused_before_any_file(tiny_file, tmp_path, images, message):
     source, _ = tiny_file
     with pytest.raises(ValueError, match=message):
-        quantize(source, tmp_path / "model.tflite", modes.mode("int8"), calibration=images)
+        quantize(source, tmp_path / "model.tflite", modes.load_mode("int8"), calibration=images)
     assert not list(tmp_path.iterdir())
 
 
@@ -264,11 +264,11 @@ def test_a_missing_quantizer_says_what_to_install(tiny_file, tmp_path, monkeypat
     source, images = tiny_file
     monkeypatch.setitem(sys.modules, "ai_edge_quantizer", None)
     with pytest.raises(ImportError, match=r'pip install "keras-vit-zoo\[litert\]"'):
-        quantize(source, tmp_path / "model.tflite", modes.mode("int8"), calibration=images)
+        quantize(source, tmp_path / "model.tflite", modes.load_mode("int8"), calibration=images)
 
 
 @pytest.mark.parametrize("progress", [True, False])
 def test_the_packages_own_bar_is_not_seen(tiny_file, tmp_path, capsys, progress):
     source, images = tiny_file
-    quantize(source, tmp_path / "model.tflite", modes.mode("int4"), calibration=images, progress=progress)
+    quantize(source, tmp_path / "model.tflite", modes.load_mode("int4"), calibration=images, progress=progress)
     assert capsys.readouterr().err.strip() == ""  # ours is for terminals

@@ -52,7 +52,7 @@ def from_keras(model: VisionTransformer, batch: np.ndarray) -> np.ndarray:
 
 def file_of(model: VisionTransformer, path: Path, storage: Storage = FLOAT32, **changes: Any) -> Any:
     def layers(ops: Operators) -> tuple[Tensor, Tensor]:
-        image = images.input(ops, model.config, options(**changes))
+        image = images.add_image_input(ops, model.config, options(**changes))
         return image.image, stem(ops, model, image)
 
     return written(layers, path / "stem.tflite", storage)

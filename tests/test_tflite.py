@@ -95,7 +95,7 @@ def test_quantized_files_are_smaller(tmp_path: Path) -> None:
     model = built(hidden_size=256, mlp_dim=1024, **SMALL)
     sizes = {name: export.tflite(model, tmp_path / name, quantize=name).bytes for name in WORST_ERROR}
     for mode, size in sizes.items():
-        least, most = structure.expected_bytes(model, modes.mode(mode), (32, 32))
+        least, most = structure.expected_bytes(model, modes.load_mode(mode), (32, 32))
         assert least <= size <= most
     assert sizes["dynamic"] < 0.6 * sizes["float16"] < 0.36 * sizes["none"]
 
@@ -322,7 +322,7 @@ def test_images_of_other_channels_than_colour_are_images(channels: int, tmp_path
 def test_what_cannot_be_done_is_said_before_any_work(
     options: dict[str, Any], said: str, tmp_path: Path, model: VisionTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TFLITE, "emit", None)
+    monkeypatch.setattr(TFLITE, "build_file", None)
     with pytest.raises((ValueError, FileNotFoundError), match=said):
         export.tflite(model, tmp_path / "out.tflite", **options)
     assert nothing_but(tmp_path)
@@ -364,7 +364,8 @@ def fail_with(error: BaseException) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("stage", "mode"), [("emit", "dynamic"), ("smooth", "dynamic"), ("quantize_file", "int8"), ("verify_file", "none")]
+    ("stage", "mode"),
+    [("build_file", "dynamic"), ("smoothing_factors", "dynamic"), ("quantize_file", "int8"), ("verify_file", "none")],
 )
 @pytest.mark.parametrize(
     ("error", "said"),
@@ -435,8 +436,8 @@ def test_a_file_may_be_called_anything(name: str, tmp_path: Path, monkeypatch: p
 def test_a_file_of_another_model_is_refused_and_leaves_nothing(
     tmp_path: Path, model: VisionTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    emit, other = TFLITE.emit, built(**SMALL, num_registers=1)
-    monkeypatch.setattr(TFLITE, "emit", lambda _, options: emit(other, options))
+    build_file, other = TFLITE.build_file, built(**SMALL, num_registers=1)
+    monkeypatch.setattr(TFLITE, "build_file", lambda _, options: build_file(other, options))
     path = tmp_path / "out.tflite"
     with pytest.raises(
         export.VerificationError, match="is not what the model computes: wanted cosine >= 0.995"

@@ -23,14 +23,14 @@ from keras_vit.export.check.verify import verify as verify_file
 from keras_vit.export.litert import images as image_input
 from keras_vit.export.litert import metadata
 from keras_vit.export.litert.builder import Builder
-from keras_vit.export.litert.emit import emit
+from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.storage import FLOAT32, Float16, Int8
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
 from keras_vit.export.quantization.quantize import quantize as quantize_file
-from keras_vit.export.quantization.quantize import smooth
+from keras_vit.export.quantization.quantize import smoothing_factors
 from keras_vit.model.labels import class_names
 from keras_vit.model.vision_transformer import VisionTransformer
 
@@ -105,7 +105,7 @@ def tflite(
     """
     path = Path(path)
     _check_path(path)
-    mode = modes.mode(quantize)
+    mode = modes.load_mode(quantize)
     options = Options(
         batch=batch,
         storage=STORAGES[mode.storage],
@@ -144,7 +144,7 @@ def tflite(
     return dataclasses.replace(
         report,
         path=path,
-        calibrated_on=mode.calibrated and verify is None,
+        calibrated_on=mode.needs_calibration and verify is None,
         preprocess_error=resize_error,
         seconds=used.seconds,
         peak_bytes=used.peak_bytes if route == "direct" else None,  # the converter is another process
@@ -184,7 +184,7 @@ def _check(
 
 def _calibration_images(model: keras.Model, images: Any, options: Options, mode: Mode) -> np.ndarray | None:
     """Return calibration images as the file takes them; None if the mode does not use them."""
-    if not mode.calibrated and (mode.smoothing is None or images is None):
+    if not mode.needs_calibration and (mode.smoothing is None or images is None):
         return None
     if images is None:
         raise ValueError(
@@ -200,7 +200,7 @@ def _calibration_images(model: keras.Model, images: Any, options: Options, mode:
 
 def _verification_images(model: keras.Model, images: Any, calibration: Any, options: Options, mode: Mode) -> Any:
     """Return the images on which file and model are compared; None for the built-in ones."""
-    if images is None and mode.calibrated:
+    if images is None and mode.needs_calibration:
         images = calibration  # the file's ranges would cut off values of the built-in images
     if images is not None and options.dtype == "float32":
         images = inputs.prepared_images(model, images, "verify")
@@ -219,15 +219,15 @@ def _write(
     """Write the file from the model's weights, quantized, with its metadata and labels."""
     if mode.smoothing is not None and calibration is not None:
         floats = path.with_name("unsmoothed")
-        emit(model, dataclasses.replace(options, storage=FLOAT32)).write(floats)
-        smoothing = smooth(floats, calibration, mode.smoothing, progress=progress)
+        build_file(model, dataclasses.replace(options, storage=FLOAT32)).write(floats)
+        smoothing = smoothing_factors(floats, calibration, mode.smoothing, progress=progress)
         floats.unlink()
         options = dataclasses.replace(options, smoothing=smoothing)
-    unquantized = path.with_name("unquantized") if mode.quantizer else path
-    builder = emit(model, options)
-    builder.metadata(metadata.NAME, _metadata(model, options, mode))
+    unquantized = path.with_name("unquantized") if mode.uses_quantizer else path
+    builder = build_file(model, options)
+    builder.metadata(metadata.BUFFER_NAME, _metadata(model, options, mode))
     builder.write(unquantized)
-    if mode.quantizer:
+    if mode.uses_quantizer:
         quantize_file(unquantized, path, mode, calibration=calibration, progress=progress)
         unquantized.unlink()
     if options.labels:
@@ -240,12 +240,12 @@ def _metadata(model: VisionTransformer, options: Options, mode: Mode) -> bytes:
     outputs = [options.output if config.num_classes else "features"]
     if options.attention:
         outputs.append("attention")
-    return metadata.metadata(
+    return metadata.pack_metadata(
         dtype=options.dtype,
         preprocessing=config.preprocessing,
         num_channels=config.num_channels,
         outputs=outputs,
-        labelled=bool(options.labels),
+        has_labels=bool(options.labels),
         name=model.name,
         description=f"Vision Transformer, {mode.name}",
     )
@@ -259,7 +259,7 @@ def _resize_error(model: VisionTransformer, images: Any, options: Options, work:
     if options.source_size is None:
         return None
     ops = Operators(Builder())
-    given = image_input.input(ops, model.config, dataclasses.replace(options, batch=1))
+    given = image_input.add_image_input(ops, model.config, dataclasses.replace(options, batch=1))
     ops.builder.signature({"image": given.image}, {"prepared": given.tensor})
     ops.builder.write(work)
     file = load_exported(work)

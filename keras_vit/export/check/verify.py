@@ -73,7 +73,7 @@ def verify(
         1.0
     """
     path = Path(path)
-    mode = modes.mode(mode) if isinstance(mode, str) else mode
+    mode = modes.load_mode(mode) if isinstance(mode, str) else mode
     is_litert = path.is_file()
     if is_litert:
         _raise_problems(path, structure.find_problems(path))

@@ -1,5 +1,5 @@
 """Write LiteRT (.tflite) files directly from a model's weights, without TensorFlow.
 
-`emit.emit` builds the graph of a model. Every module imports only from those before it in this order: builder, storage,
-operators, folding, images, stem, layers, encoder, head, emit. `metadata` stands alone.
+`emit.build_file` builds the graph of a model. A module imports only from those before it in this order: builder,
+storage, operators, folding, images, stem, layers, encoder, head, emit. `metadata` stands alone.
 """

@@ -1,7 +1,6 @@
 """Write LiteRT (.tflite) files tensor by tensor, without a second copy of the weights in memory.
 
-The schema is the one that ai-edge-litert ships. The flatbuffers package serialises the small part of the file (graph,
-names, shapes); the weights follow behind it, written directly from their arrays.
+The flatbuffers package serialises the graph, which is small; the weights follow it, directly from their arrays.
 """
 
 from __future__ import annotations
@@ -28,11 +27,7 @@ _DATA, _OFFSET, _SIZE = 4, 6, 8  # vtable slots of the fields of the schema's ta
 
 
 def schema() -> Any:
-    """Return the module with the schema's Python classes.
-
-    Raises:
-        ImportError: ai-edge-litert is not installed.
-    """
+    """Return the module with the Python classes of the schema, which ai-edge-litert ships."""
     try:
         from ai_edge_litert import schema_py_generated
     except ImportError:
@@ -57,21 +52,9 @@ class Tensor:
 
 @dataclass
 class Builder:
-    """Collect tensors and operators in the order of computation, then write the file.
+    """Collect the tensors and operators of a single graph, in the order in which they run, then write the file."""
 
-    The graph is a single subgraph. Inputs of an operator exist before it: the runtime runs operators in file order.
-
-        builder = Builder()
-        image = builder.input("image", (1, 4))
-        doubled = builder.operator("ADD", [image, image], ("doubled", (1, 4), "float32"), options="AddOptions")
-        builder.signature({"image": image}, {"doubled": doubled})
-        builder.write("model.tflite")
-
-    Args:
-        description: one line of text in the file.
-    """
-
-    description: str = ""
+    description: str = ""  # one line of text in the file
     _tensors: list[Any] = field(default_factory=list)
     _operators: list[Any] = field(default_factory=list)
     _opcodes: dict[tuple[str, int], int] = field(default_factory=dict)  # (operator, version) -> index in the file
@@ -85,12 +68,9 @@ class Builder:
         return self._tensor(name, shape, dtype)
 
     def constant(self, array: np.ndarray, name: str, scale: np.ndarray | None = None) -> Tensor:
-        """Add a weight or a parameter. The array is referenced, not copied, until the file is written.
+        """Add a weight or a parameter; the array is referenced, not copied, until the file is written.
 
-        Args:
-            array: of any dtype of the schema.
-            name: of the tensor.
-            scale: of quantized values, float32 (len(array),): value = scale[i] * array[i].
+        Quantized values have a float32 `scale` (len(array),): value = scale[i] * array[i].
         """
         array = np.ascontiguousarray(array) if array.ndim else array
         key = None
@@ -114,18 +94,10 @@ class Builder:
         options: str | None = None,
         **option_values: Any,
     ) -> Tensor:
-        """Add a builtin operator of one output.
+        """Add a builtin operator of one output; the module `operators` explains code, version and options.
 
-        Args:
-            code: its name in the schema's enum BuiltinOperator, such as "FULLY_CONNECTED".
-            inputs: its arguments, in the order of the runtime's kernel; None stands for an optional one left out.
-            output: name, shape and dtype of the result. Nothing checks the shape here: the runtime does, on loading.
-            version: lowest version of the operator that supports all of its options and dtypes.
-            options: name of its options table in the schema, such as "FullyConnectedOptions"; None for none.
-            **option_values: fields of that table, by their names in the schema's Python classes.
-
-        Returns:
-            the result.
+        None in `inputs` stands for an optional input left out. `output` is name, shape and dtype: the runtime checks
+        the shape when it loads the file.
         """
         s = schema()
         result = self._tensor(*output)
@@ -154,11 +126,7 @@ class Builder:
         self._metadata[name] = len(self._buffers) - 1
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the file to `path`. This is not atomic: an interrupted call leaves a partial file.
-
-        Raises:
-            ValueError: `signature` was never called.
-        """
+        """Write the file. This is not atomic: an interrupted call leaves a partial file."""
         if not self._signatures:
             raise ValueError("A LiteRT file needs a signature. Received: none; call signature(inputs, outputs)")
         padded = (-(-array.nbytes // ALIGNMENT) * ALIGNMENT + ALIGNMENT for array in self._buffers if array is not None)
@@ -234,9 +202,8 @@ def _positions(arrays: Sequence[Array], *, start: int, header: int) -> list[int]
 def _set_positions(head: bytearray, arrays: Sequence[Array], positions: Sequence[int], *, inline: bool) -> None:
     """Overwrite the placeholders in the file's Buffer tables.
 
-    A buffer inside of the flatbuffer is a vector: its `data` counts from the field itself to the vector's length, 4
-    bytes in front of the content. Others have `offset` and `size`, which count from the start of the file and may
-    exceed 2 GB.
+    Inside of the flatbuffer, `data` counts from the field itself to the vector's length, 4 bytes in front of the
+    content. Otherwise `offset` counts from the start of the file and may exceed 2 GB.
     """
     model = schema().Model.GetRootAs(head)
     for number, (array, position) in enumerate(zip(arrays, positions, strict=True)):

@@ -1,4 +1,4 @@
-"""Write the LiteRT graph of a VisionTransformer, directly from its weights: input, encoder, head."""
+"""Write the LiteRT graph of a VisionTransformer directly from its weights."""
 
 from __future__ import annotations
 
@@ -13,26 +13,16 @@ from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
 
 
-def emit(model: Any, options: Options | None = None) -> Builder:
-    """Build the file of a model, ready for `Builder.write`. It holds the weights that the model has now.
+def build_file(model: Any, options: Options | None = None) -> Builder:
+    """Build the file of a VisionTransformer, of any back end and dtype policy; the file computes in float32.
 
-    Args:
-        model: a VisionTransformer, on any back end, of any dtype policy. The file computes in float32.
-        options: None means one prepared image, float32 kernels, logits.
-
-    Returns:
-        A file with the signature "image" -> "logits" or "probabilities" (without a head: "features"), shaped as the
-        model's output, and "attention" where `options.attention`.
-
-    Raises:
-        ValueError: options are wrong or need something that the model does not have; one error names all of them.
-        ImportError: ai-edge-litert is not installed.
+    Its signature is "image" -> "logits", "probabilities" or (without a head) "features", and "attention" if asked for.
     """
     options = options or Options()
     options.check(model.config)
     builder = Builder(description=f"{model.name}, a Vision Transformer by keras_vit")
     layers = Layers(Operators(builder, options.storage), options.smoothing)
-    image = images.input(layers.ops, model.config, options)
+    image = images.add_image_input(layers.ops, model.config, options)
     tokens, attention = Encoder(layers, model).encode(image)
     head = Head(layers, model)
     second_output = {"attention": head.class_attention(attention)} if options.attention else {}

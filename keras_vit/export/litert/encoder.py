@@ -1,4 +1,4 @@
-"""Encoder as LiteRT operators: from the image to the tokens behind the last block (paper, equations 1 to 3)."""
+"""Encoder as LiteRT operators: from the image to the tokens of the last block (paper, equations 1 to 3)."""
 
 from __future__ import annotations
 
@@ -29,11 +29,8 @@ class Encoder:
         self.centered = not (self.config.has_map_head and self.config.final_norm == "pooled")
 
     def encode(self, image: ImageInput) -> tuple[Tensor, Tensor]:
-        """Add everything from the image to the last block.
-
-        Returns:
-            The tokens that the head reads, (batch, config.num_final_tokens, hidden_size), and the attention weights of
-            the last block, (batch, heads, final tokens, tokens) or (batch, heads * final tokens, tokens).
+        """Return the tokens for the head, (batch, num_final_tokens, hidden_size), and the attention weights of the last
+        block, (batch, heads, final tokens, tokens) or (batch, heads * final tokens, tokens).
         """
         x, attention, config = self._embed(image), None, self.config
         for i in range(config.num_layers):
@@ -67,8 +64,8 @@ class Encoder:
     def _patches(self, x: Tensor, kernel: np.ndarray, bias: np.ndarray) -> Tensor:
         """Return one token for each patch, (batch, rows * columns, hidden_size).
 
-        Where patches are square and cover the image, SPACE_TO_DEPTH lays each out as a row and a dense layer embeds it:
-        its product is faster than a convolution's, and the runtime quantizes each patch by itself.
+        Square patches that cover the image go to a dense layer: it is faster than a convolution, and the runtime
+        quantizes each patch by itself.
         """
         ops, (rows, columns) = self.ops, self.config.grid
         _, height, width, _ = kernel.shape
@@ -82,7 +79,7 @@ class Encoder:
         return ops.dense(x, kernel.reshape(len(kernel), -1), bias, "embedding")
 
     def _stem_table(self) -> np.ndarray:
-        """Return prefix tokens plus position embedding, (tokens, hidden_size); `_embed` adds it to padded patches."""
+        """Return prefix tokens plus position embedding, (tokens, hidden_size), to be added to padded patches."""
         c = self.config
         table = np.zeros((c.num_tokens, c.hidden_size))
         if c.num_prefix_tokens:
@@ -128,9 +125,8 @@ class Encoder:
     def _attention(
         self, x: Tensor, affine: Affine, attention: Any, relative: Any, name: str, queries: int
     ) -> tuple[Tensor, Tensor]:
-        """Return attention before its output projection, (batch, queries, hidden_size), and the attention weights.
-
-        Only the first `queries` tokens attend. `affine` is the part of the norm that x still lacks.
+        """Return attention of the first `queries` tokens before its output projection, (batch, queries, hidden_size),
+        and its weights. `affine` is the part of the norm that x still lacks.
         """
         ops, layers, heads = self.ops, self.layers, attention.num_heads
         keys = folding.dense_weights(attention.key).fold_affine(affine)
@@ -151,12 +147,12 @@ class Encoder:
     def _attention_of_few(
         self, query: Tensor, x: Tensor, keys: DenseWeights, values: DenseWeights, heads: int, name: str
     ) -> tuple[Tensor, Tensor]:
-        """Compute attention without the keys and values of every token, which cost more than few queries do.
+        """Compute attention of few queries without the keys and values of every token, which would cost more.
 
-        With the kernels K and V of a head, q (x K)' = (q K') x' and w (x V) = (w x) V. So K is applied to the queries
-        and V to the weighted sums of tokens. To compute all heads in one product, every head has rows of its own, in
-        which the channels of other heads are set to zero before K and after V. The bias of the keys adds the same to
-        all scores of a query, which softmax ignores.
+        With the kernels K and V of a head, q (x K)' = (q K') x' and w (x V) = (w x) V: K is applied to the queries, and
+        V to the weighted sums of tokens. All heads are one product: each has its own rows, in which the channels of
+        other heads are zero before K and after V. Softmax ignores the bias of the keys, which is equal in all scores of
+        a query.
         """
         ops, (batch, queries, width) = self.ops, query.shape
         by_head = (batch, heads, queries, width)
@@ -174,8 +170,8 @@ class Encoder:
     def _relative_scores(self, query: Tensor, layer: Any, name: str) -> Tensor:
         """Return the scores of relative positions, (batch, heads, queries, tokens).
 
-        Every query is multiplied with the embeddings of all offsets. Flattening rows of one more column and cutting
-        them anew moves each query's offsets to the columns of its keys, as `relative_scores` of the layer does.
+        Every query is multiplied by the embeddings of all offsets. Cutting the flat result into rows one column shorter
+        moves each offset to the column of its key, as `relative_scores` of the layer does.
         """
         ops, (batch, heads, query_dim, _) = self.ops, query.shape
         queries, tokens = static_dim(query_dim), self.config.num_tokens

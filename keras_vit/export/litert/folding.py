@@ -1,9 +1,7 @@
 """Fold constant computations into weights, in float64, before a file is written.
 
-Two foldings shorten every block:
-- The gain and shift of a LayerNorm move into the dense layer that reads it (`DenseWeights.fold_affine`).
-- Layers that write to the residual stream write channels with mean zero (`DenseWeights.center_outputs`). Every reader
-  is a LayerNorm, which subtracts that mean anyway, so its subtraction can be left out.
+The gain and shift of a LayerNorm move into the dense layer that reads it. Layers that write to the residual stream
+write channels with mean zero, so that the LayerNorms that read it need not subtract the mean.
 """
 
 from __future__ import annotations
@@ -86,8 +84,7 @@ def query_weights(attention: Any) -> DenseWeights:
 def probe_weights(pooling: Any) -> DenseWeights:
     """Return the weights that compute the scores of an AttentionPooling's probe, (heads,) for each token.
 
-    The probe's query is the same for every image, so it is folded into the kernel of the keys. The bias of the keys
-    adds the same to all scores of a head, which softmax ignores.
+    The query is the same for every image and becomes part of the kernel. Softmax ignores the bias of the keys.
     """
     heads = pooling.attention.num_heads
     query = query_weights(pooling.attention)
@@ -122,10 +119,8 @@ def position_table(layer: Any) -> Array:
 
 
 def relative_table(layer: Any, queries: int) -> Array:
-    """Return a RelativePosition's table for the first queries of the sequence, (heads, tokens + queries, head size).
-
-    The order is reversed, so that row m belongs to the key m - (queries - 1) + q of query q, and a row of zeros is
-    appended: see `model.layers.relative.relative_scores`.
+    """Return a RelativePosition's table for the first queries, (heads, tokens + queries, head size): reversed, so that
+    row m belongs to the key m - (queries - 1) + q of query q, with a row of zeros at the end.
     """
     table = float64(layer.table)
     tokens = (len(table) + 1) // 2

@@ -19,30 +19,19 @@ Size = tuple[int, int]  # height, width
 
 
 class ImageInput(NamedTuple):
-    """An image in the graph. The prepared image is tensor * scale; the first layer's kernel applies the scale.
+    """An image in the graph. The prepared image is tensor * scale; the first layer's kernel applies the scale."""
 
-    Attributes:
-        image: the graph's input, named in the signature: float32, or uint8 pixels of any size.
-        tensor: float32 (batch, height, width, channels) of the model's size, zero where a prepared image is zero.
-        scale: float64 (channels,), or None where the tensor is already prepared.
-    """
-
-    image: Tensor
-    tensor: Tensor
-    scale: Matrix | None = None
+    image: Tensor  # the graph's input: float32, or uint8 pixels of any size
+    tensor: Tensor  # float32 (batch, height, width, channels) of the model's size, zero where a prepared image is zero
+    scale: Matrix | None = None  # float64 (channels,); None where the tensor is already prepared
 
 
-def input(ops: Operators, config: ViTConfig, options: Options) -> ImageInput:
+def add_image_input(ops: Operators, config: ViTConfig, options: Options) -> ImageInput:
     """Add the file's input, called "image", and the operators that turn it into an image of the model's size.
 
-    Of the normalization (x - mean) / std, only the shift is computed in the graph; the scale is folded into the first
-    kernel. The shift cannot be folded: a hybrid's convolution pads prepared images with zeros, and values of 0 to 255
-    would use half of the range of 8 bits (4 dB on the digits).
-
-    Args:
-        ops: the operators of the file.
-        config: of the model.
-        options: after `Options.check`; `resize="builtin"` ignores the interpolation of the model's preprocessing.
+    Of the normalization (x - mean) / std, only the shift is computed here; the first kernel applies the scale. The
+    shift cannot be folded: a hybrid's convolution pads prepared images with zeros, and values of 0 to 255 would use
+    half of the range of 8 bits (4 dB on the digits).
     """
     target = config.size
     size = options.source_size or target
@@ -64,11 +53,7 @@ def _as_float(ops: Operators, x: Tensor) -> Tensor:
 
 
 def resize_plan(source: Size, target: Size, preprocessing: Preprocessing) -> tuple[Size, Size]:
-    """Return how `preprocess` brings an image from one size to another: the arithmetic of its `_squash` and `_crop`.
-
-    Returns:
-        (height, width) to resize to, and (top, left) of the part of the target's size that is kept.
-    """
+    """Return (height, width) to resize to, and (top, left) of the part that is kept, as `preprocess` computes them."""
     if preprocessing.resize == "squash":
         return target, (0, 0)
     wanted = [math.floor(side / preprocessing.crop_fraction + 1e-6) for side in target]
@@ -80,6 +65,7 @@ def resize_plan(source: Size, target: Size, preprocessing: Preprocessing) -> tup
 
 
 def _resize_builtin(ops: Operators, x: Tensor, target: Size, preprocessing: Preprocessing) -> Tensor:
+    """Resize bilinearly and crop; the interpolation of the preprocessing is ignored."""
     size, corner = resize_plan(_size(x), target, preprocessing)
     x = ops.resize_bilinear(_as_float(ops, x), size, "image/resized")
     for axis, (start, kept) in enumerate(zip(corner, target, strict=True), start=1):
@@ -89,10 +75,9 @@ def _resize_builtin(ops: Operators, x: Tensor, target: Size, preprocessing: Prep
 
 
 def _resize_exact(ops: Operators, x: Tensor, target: Size, preprocessing: Preprocessing) -> Tensor:
-    """Multiply every channel with a matrix for the columns and one for the rows.
+    """Multiply each channel by a matrix for the columns (pixels of a row lie side by side), then by one for the rows.
 
-    Columns come first, because pixels of a row lie side by side. BATCH_MATMUL of two tensors is used instead of dense
-    layers, so that the quantizer leaves them alone.
+    These are BATCH_MATMULs of two tensors instead of dense layers, so that the quantizer leaves them alone.
     """
     matrices = []
     size, corner = resize_plan(_size(x), target, preprocessing)
@@ -119,16 +104,7 @@ _RESIZERS: dict[str, Callable[..., Tensor]] = {"exact": _resize_exact, "builtin"
 
 
 def resize_matrix(new: int, old: int, preprocessing: Preprocessing) -> Matrix:
-    """Return the matrix by which `tf.image.resize` multiplies one side of an image.
-
-    Args:
-        new: length of the result.
-        old: length of the image.
-        preprocessing: interpolation and antialias are read; "area" and "nearest" have no antialias.
-
-    Returns:
-        float64 (new, old), whose rows each sum to 1.
-    """
+    """Return the matrix, float64 (new, old), by which `tf.image.resize` multiplies one side; its rows sum to 1."""
     if new == old:
         return np.eye(old)
     method, antialias = preprocessing.interpolation, preprocessing.antialias
@@ -142,8 +118,7 @@ def resize_matrix(new: int, old: int, preprocessing: Preprocessing) -> Matrix:
 
 def _kernel_matrix(new: int, old: int, kernel: Callable[[Matrix], Matrix], radius: int, *, widening: float) -> Matrix:
     """Return the matrix of scale_and_translate_op.cc (TensorFlow): weights of pixels inside the image, of sum 1.
-
-    Bilinear without antialias repeats the border instead, which is the same: one of its two pixels is always inside.
+    Bilinear without antialias repeats the border instead, which gives the same matrix.
     """
     distance = np.abs(_centers(new, old)[:, None] - np.arange(old)) / widening
     matrix = np.where(distance < radius, kernel(distance), 0.0)

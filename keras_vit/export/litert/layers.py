@@ -16,22 +16,15 @@ from keras_vit.export.litert.operators import Operators, static_dim
 
 @dataclass
 class Layers:
-    """Add layers to a file, one for each call. Names of layers become the names of tensors, as in `block_0/norm1`.
-
-    Args:
-        ops: the operators of the file.
-        smoothing: factors (hidden_size,) for the result of a norm, by the norm's name; see `Options`.
-        norm_names: names of the norms added so far.
-    """
+    """Add layers to a file, one for each call. Names of layers become the names of tensors, as in `block_0/norm1`."""
 
     ops: Operators
-    smoothing: Mapping[str, np.ndarray] = field(default_factory=dict)
-    norm_names: list[str] = field(default_factory=list)
+    smoothing: Mapping[str, np.ndarray] = field(default_factory=dict)  # see `Options`
+    norm_names: list[str] = field(default_factory=list)  # of the norms added so far
 
     def norm(self, x: Tensor, layer: Any, name: str, *, centered: bool) -> tuple[Tensor, Affine]:
-        """Apply a LayerNormalization to x, (..., width), except gain and shift, which are returned for its reader.
-
-        With `centered`, the channels of x already have the mean zero.
+        """Apply a LayerNormalization to x, (..., width), and return the gain and shift separately, for the layer that
+        reads it. With `centered`, the channels of x already have the mean zero.
         """
         ops, factors = self.ops, self.smoothing.get(name)
         self.norm_names.append(name)
@@ -64,9 +57,8 @@ class Layers:
     def mlp(
         self, x: Tensor, affine: Affine | None, layer: Any, name: str, layer_scale: Any = None, *, centered: bool
     ) -> Tensor:
-        """Apply an MLP and its LayerScale, if any, to the result x of a norm, (..., hidden_size).
-
-        `affine` is the part of the norm that x still lacks. With `centered`, the result's channels have the mean zero.
+        """Apply an MLP and its LayerScale, if any, to the result x of a norm whose `affine` is still to be applied.
+        With `centered`, the result's channels have the mean zero.
         """
         hidden = self.dense(x, folding.dense_weights(layer.dense1).fold_affine(affine), f"{name}/dense1")
         hidden = self.activation(layer.activation, hidden, f"{name}/activation")

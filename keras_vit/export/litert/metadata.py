@@ -1,8 +1,7 @@
-"""Write TFLite Metadata into a LiteRT file: how to prepare its image, and the names of its classes.
+"""Write TFLite Metadata, which MediaPipe and Android's tools read: how to prepare the image, the names of the classes.
 
-MediaPipe and Android's tools read them. The format (tensorflow/tflite-support, metadata_schema.fbs) is a second
-flatbuffer inside of the file, and a zip archive with the list of labels appended to it. It is ten small tables, written
-here by the numbers of their fields, so no other package is needed.
+The format (tensorflow/tflite-support, metadata_schema.fbs) is a second flatbuffer inside of the file, and a zip archive
+with the labels behind it. Its ten small tables are written here by the numbers of their fields.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.labels import single_lines
 
-NAME = "TFLITE_METADATA"  # of the buffer
+BUFFER_NAME = "TFLITE_METADATA"
 IDENTIFIER = b"M001"
 PARSER = "1.0.0"  # lowest version of the parser that reads all of this
 LABELS = "labels.txt"
@@ -28,26 +27,19 @@ TENSOR_AXIS_LABELS = 2  # AssociatedFileType
 Table = dict[int, Any]  # field number -> string, table, list of tables, list of floats, or an int of one byte
 
 
-def metadata(
+def pack_metadata(
     *,
     dtype: str,
     preprocessing: Preprocessing,
     num_channels: int,
     outputs: Sequence[str],
-    labelled: bool,
+    has_labels: bool,
     name: str = "",
     description: str = "",
 ) -> bytes:
     """Return the content of the buffer TFLITE_METADATA.
 
-    Args:
-        dtype: of the file's input: "float32" for prepared images, "uint8" for pixels.
-        preprocessing: of the model; callers of a float32 file apply it themselves.
-        num_channels: 3 for colour, 1 for grey; for others the colour space is "unknown".
-        outputs: names of the outputs, the one with the classes first.
-        labelled: whether `append_labels` follows.
-        name: of the model.
-        description: of the model.
+    The input's `dtype` is "float32" (prepared images) or "uint8" (pixels). `outputs` begin with that of the classes.
     """
     if dtype == "uint8":
         mean, std, largest, smallest = [0.0], [1.0], [255.0], [0.0]
@@ -63,7 +55,7 @@ def metadata(
         5: {0: largest, 1: smallest},
     }
     results: list[Table] = [{0: output, 3: {0: FEATURE_PROPERTIES, 1: {}}} for output in outputs]
-    if labelled:
+    if has_labels:
         results[0][6] = [{0: LABELS, 1: "One class a line.", 2: TENSOR_AXIS_LABELS}]
     graph = {0: "main", 2: [image], 3: results}  # SubGraphMetadata: 0 name, 2 input, 3 output
     # ModelMetadata: 0 name, 1 description, 3 subgraph_metadata, 7 min_parser_version
@@ -71,12 +63,7 @@ def metadata(
 
 
 def append_labels(path: str | os.PathLike[str], labels: Sequence[str]) -> None:
-    """Append the labels to a written file, as the zip archive that the metadata refer to.
-
-    Args:
-        path: of the .tflite file.
-        labels: one for each class, in the order of the logits.
-    """
+    """Append the labels, in the order of the logits, to a written file, as the zip archive that its metadata expect."""
     lines = "".join(f"{label}\n" for label in single_lines(labels))
     with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
         archive.writestr(zipfile.ZipInfo(LABELS), lines.encode())  # ZipInfo has a fixed date: equal bytes every time

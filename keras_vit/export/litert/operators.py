@@ -27,15 +27,10 @@ SAME, VALID = 0, 1  # the schema's Padding
 
 @dataclass
 class Operators:
-    """Add operators to a file, one for each call. `name` is that of the result; constants are called `name/kernel` etc.
-
-    Args:
-        builder: of the file.
-        storage: how the kernels of dense layers and convolutions are stored.
-    """
+    """Add operators to a file, one for each call. `name` is the result's; constants are called `name/kernel` etc."""
 
     builder: Builder
-    storage: Storage = field(default=FLOAT32)
+    storage: Storage = field(default=FLOAT32)  # of the kernels of dense layers and convolutions
 
     def constant(self, array: np.ndarray, name: str) -> Tensor:
         """Add a float32 or integer parameter; float64 becomes float32."""
@@ -57,10 +52,7 @@ class Operators:
     def convolution(
         self, x: Tensor, kernel: np.ndarray, bias: np.ndarray, name: str, *, strides: tuple[int, int], same: bool
     ) -> Tensor:
-        """Compute a 2-D convolution, with TensorFlow's SAME padding or with VALID.
-
-        x: (batch, height, width, inputs), kernel: (outputs, height, width, inputs), bias: (outputs,).
-        """
+        """Compute a 2-D convolution, padded as SAME or VALID. kernel: (outputs, height, width, inputs)."""
         weights = self.storage.add_kernel(self.builder, kernel, f"{name}/kernel")
         sides = zip(x.shape[1:3], kernel.shape[1:3], strides, strict=True)
         height, width = (
@@ -180,16 +172,14 @@ class Operators:
         return self.builder.operator("PAD", [x, widths], (name, shape, x.dtype), options="PadOptions")
 
     def slice(self, x: Tensor, axis: int, start: int, stop: int, name: str) -> Tensor:
-        """Take start:stop along an axis, both counted from the front.
-
-        The operator is STRIDED_SLICE, whose masks leave the other axes whole: XNNPACK takes no SLICE of an open batch.
-        """
+        """Take start:stop along an axis, both counted from the front."""
         rank = len(x.shape)
         bounds = []
         for bound, value in {"begin": start, "end": stop, "strides": 1}.items():
             vector = np.array([value if at == axis else 1 for at in range(rank)], np.int32)
             bounds.append(self.constant(vector, f"{name}/{bound}"))
         shape = tuple(stop - start if at == axis else size for at, size in enumerate(x.shape))
+        # XNNPACK runs no SLICE of an open batch; the masks of STRIDED_SLICE leave the other axes whole.
         other_axes = 2**rank - 1 - 2**axis  # one bit for each
         return self.builder.operator(
             "STRIDED_SLICE",

@@ -18,28 +18,18 @@ OUTPUTS = ("logits", "probabilities")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Choices for a LiteRT file; those that are not listed here are arguments of `export.tflite`.
+    """Choices for a LiteRT file, most of them arguments of `export.tflite`; `check` tests them against a model."""
 
-    Args:
-        batch: images in a call; None for any number, which the caller sets with `resize_tensor_input`.
-        storage: how kernels are stored.
-        dtype: `input_dtype`.
-        smoothing: factors (hidden_size,) by the name of a norm, such as "block_3/norm1". The file multiplies the
-            norm's result by them and the next kernel is divided by them, which moves outliers from activations that
-            are quantized at run time into the kernel (SmoothQuant, arXiv 2211.10438).
-
-    Raises:
-        ValueError: for a source_size that is not a size. All other values are checked by `check`.
-    """
-
-    batch: int | None = 1
+    batch: int | None = 1  # None is any number, which the caller sets with `resize_tensor_input`
     storage: Storage = FLOAT32
-    dtype: str = "float32"
+    dtype: str = "float32"  # the argument input_dtype
     source_size: tuple[int, int] | None = None
     resize: str = "exact"
     output: str = "logits"
     attention: bool = False
     labels: str | Sequence[str] | None = None
+    # "block_3/norm1" -> factors (hidden_size,) above 0: the norm's result is multiplied by them and the next kernel is
+    # divided by them, which moves outliers of activations into the kernel (SmoothQuant, arXiv 2211.10438).
     smoothing: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

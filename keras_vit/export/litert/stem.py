@@ -16,10 +16,7 @@ from keras_vit.model.layers.resnet import GROUPS
 
 
 def stem(ops: Operators, model: Any, image: ImageInput) -> Tensor:
-    """Add the ResNet of a hybrid and return its feature map, float32 (batch, height, width, channels).
-
-    The scale of the image is folded into the first kernel.
-    """
+    """Add the ResNet of a hybrid and return its feature map, float32 (batch, height, width, channels)."""
     x = _root(ops, model.get_layer("root"), image)
     for stage, units in enumerate(model.config.resnet.num_layers, start=1):
         for unit in range(1, units + 1):
@@ -30,8 +27,8 @@ def stem(ops: Operators, model: Any, image: ImageInput) -> Tensor:
 def _root(ops: Operators, layer: Any, image: ImageInput) -> Tensor:
     """Add a 7x7 convolution with stride 2, GroupNorm, ReLU and a 3x3 maximum with stride 2.
 
-    The kernel stays float32 in every storage: it is small, its errors grow through all later layers (float32 has 4 dB
-    less noise in a trained hybrid), and quantizing the image takes longer than 8-bit products of three channels save.
+    The kernel is always float32: it is small, its errors grow through all later layers (4 dB in a trained hybrid), and
+    quantizing the image takes longer than 8-bit products of three channels save.
     """
     float32_ops = dataclasses.replace(ops, storage=FLOAT32)
     kernel = standardized_kernel(layer.conv)
@@ -78,14 +75,10 @@ def standardized_kernel(layer: Any) -> Array:
 
 
 def group_norm(ops: Operators, layer: Any, x: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """Add GroupNorm, except its last addition, which callers join with others.
+    """Add GroupNorm without its last addition; return x * scale and the shift to add, (batch, 1, 1, channels).
 
-    The variance is the mean of squared differences from the mean. mean(x^2) - mean(x)^2 passes over the map as often,
-    and its error was ten times as large where channels lay three deviations from zero. Everything else is computed on
-    small tensors.
-
-    Returns:
-        x * scale, (batch, height, width, channels), and the shift to be added, (batch, 1, 1, channels).
+    The variance is the mean of squared differences. mean(x^2) - mean(x)^2 is not faster, and its error was ten times as
+    large where channels lay three deviations from zero. Everything else is computed on small tensors.
     """
     gamma, beta = (float64(weight).reshape(1, 1, GROUPS, -1) for weight in (layer.gamma, layer.beta))
     groups = (x.shape[0], *gamma.shape[1:])

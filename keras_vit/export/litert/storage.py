@@ -11,17 +11,11 @@ from keras_vit.export.litert.builder import Builder, Tensor
 
 
 class Storage(abc.ABC):
-    """Storage format of the kernels of dense layers and convolutions.
+    """Storage format of the kernels of dense layers and convolutions."""
 
-    Attributes:
-        quantizes_inputs: whether the runtime quantizes the inputs of these layers, row by row, in every call.
-        dense_version: lowest version of FULLY_CONNECTED that takes such kernels.
-        convolution_version: lowest version of CONV_2D that takes such kernels.
-    """
-
-    quantizes_inputs = False
-    dense_version = 5  # keep_num_dims
-    convolution_version = 1
+    quantizes_inputs = False  # True: the runtime quantizes the inputs of these layers, row by row, in every call
+    dense_version = 5  # lowest version of FULLY_CONNECTED that takes such kernels; 5: keep_num_dims
+    convolution_version = 1  # lowest version of CONV_2D that takes such kernels
 
     @abc.abstractmethod
     def add_kernel(self, builder: Builder, array: np.ndarray, name: str) -> Tensor:

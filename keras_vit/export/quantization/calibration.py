@@ -36,19 +36,12 @@ class TensorInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class FileGraph:
-    """Graph of a LiteRT file, as far as quantization reads it.
+    """Graph of a LiteRT file, as far as quantization reads it."""
 
-    Attributes:
-        operators: in the order in which they run.
-        tensors: by index.
-        image: index of the input.
-        activations: indices of the tensors that are float32 and computed, the input included.
-    """
-
-    operators: tuple[Operator, ...]
-    tensors: tuple[TensorInfo, ...]
-    image: int
-    activations: frozenset[int]
+    operators: tuple[Operator, ...]  # in the order in which they run
+    tensors: tuple[TensorInfo, ...]  # by index
+    image: int  # index of the input
+    activations: frozenset[int]  # indices of the tensors that are float32 and computed, the input included
 
     @classmethod
     def read(cls, content: np.ndarray) -> FileGraph:
@@ -97,11 +90,7 @@ def _float_values(content: np.ndarray, buffer: Any) -> np.ndarray:
 
 
 def check_images(graph: FileGraph, images: Any, purpose: str) -> np.ndarray:
-    """Return calibration images as an array that the file takes; `purpose` (a mode's name) begins the errors.
-
-    Raises:
-        ValueError: there are no images, or their shape or dtype is another, or they hold NaN or infinity.
-    """
+    """Return calibration images as the file takes them, or raise a ValueError that begins with `purpose`."""
     shape = graph.tensors[graph.image].shape
     dtype = "float32" if graph.image in graph.activations else "uint8"
     expected = f"{purpose}: calibration images are {dtype} (count, {', '.join(map(str, shape[1:]))}), one or more"
@@ -125,16 +114,7 @@ def observe(
     names: set[str] | None = None,
     progress: bool,
 ) -> None:
-    """Run a file on images and pass its float32 activations to an observer.
-
-    Args:
-        source: the file.
-        graph: of the file.
-        images: as `check_images` returns them. Where they do not fill the last batch, they are repeated.
-        observer: is called for every activation of every batch.
-        names: of the activations to observe; None for all.
-        progress: whether to show a bar.
-    """
+    """Run a file on images and pass its activations (those in `names`, or all float32 ones) to an observer."""
     from ai_edge_litert.interpreter import Interpreter
 
     with ignore_memory_warning():
@@ -143,6 +123,7 @@ def observe(
     shape = graph.tensors[graph.image].shape
     activations = [(index, graph.tensors[index].name) for index in sorted(graph.activations)]
     observed = [(index, name) for index, name in activations if names is None or name in names]
+    # np.resize repeats the images of a last batch that they do not fill.
     batches = [np.resize(images[start : start + shape[0]], shape) for start in range(0, len(images), shape[0])]
     for batch in track(batches, "Calibrating", show=progress):
         interpreter.set_tensor(graph.image, batch)

@@ -9,19 +9,15 @@ COLUMNS = 64  # columns of a block, whose errors later blocks take at once; sect
 
 
 def gptq(kernel: np.ndarray, hessian: np.ndarray, bits: int) -> np.ndarray:
-    """Round a kernel; the error of each column is compensated by the columns that are not rounded yet.
+    """Round a kernel; the columns that are not rounded yet compensate the error of each column (Algorithm 1).
 
-    This is Algorithm 1, with the columns ordered by the size of their inputs, largest first. The largest weight of each
-    row keeps its value, so that a quantizer that derives the scale from the row's maximum finds the one used here.
+    Columns with the largest inputs come first. The largest weight of each row keeps its value, so that a quantizer that
+    derives the scale from the row's maximum finds the one used here.
 
     Args:
         kernel: float (outputs, inputs).
-        hessian: x.T @ x of the layer's inputs, summed over many rows x, float (inputs, inputs). The paper's H is twice
-            that; the factor has no effect.
-        bits: of the integers.
-
-    Returns:
-        float32 (outputs, inputs): in each row whole multiples of max |row| / (2**(bits - 1) - 1).
+        hessian: x.T @ x of the layer's inputs, summed over many rows x, (inputs, inputs); the paper's H is twice that.
+        bits: of the integers; a row of the result has multiples of max |row| / (2**(bits - 1) - 1).
     """
     largest_integer = 2 ** (bits - 1) - 1
     order = np.argsort(-np.diag(hessian), kind="stable")

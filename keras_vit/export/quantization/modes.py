@@ -1,7 +1,6 @@
-"""Quantization modes: find and read converters/exports/*.toml, or a user's own file.
+"""Find and read quantization modes: converters/exports/*.toml, or a user's own file.
 
-A file with errors is refused as a whole; one message names all of them. Nothing here imports Keras, TensorFlow or the
-quantizer, so that `keras-vit` can list the modes at once.
+Nothing here imports Keras, TensorFlow or the quantizer, so that `keras-vit` can list the modes at once.
 """
 
 from __future__ import annotations
@@ -46,26 +45,18 @@ _RANGES = {"least_cosine": (-1, 1), "least_agreement": (0, 1), "alpha": (0, 1), 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Rule of the quantizer for some operators. Of several rules that fit an operator, the last applies.
+    """Rule of the quantizer for some operators. Of several rules that fit an operator, the last applies."""
 
-    Attributes:
-        operators: names in the LiteRT schema; "*" is every operator that can be quantized, and the file's input and
-            outputs.
-        weights: bits of constant inputs: 4, 8, or 32 to leave them as they are.
-        activations: bits of the other inputs and outputs: 8 or 16, with fixed ranges from calibration images; 32: they
-            stay floats, and kernels of integers quantize them row by row in every call.
-        names: a regular expression to find in the operator's name, such as "block_0/mlp"; None fits all.
-        method: one of `METHODS`.
-    """
-
-    operators: tuple[str, ...]
-    weights: int
+    operators: tuple[str, ...]  # names in the LiteRT schema; "*" is all, with the file's input and outputs
+    weights: int  # bits of constant inputs: 4, 8, or 32 to leave them as they are
+    # Bits of the other inputs and outputs: 8 or 16, with fixed ranges from calibration images; 32 leaves them floats,
+    # which kernels of integers quantize row by row in every call.
     activations: int = FLOAT
-    names: str | None = None
-    method: str = "min_max"
+    names: str | None = None  # regular expression to find in the operator's name, as "block_0/mlp"; None fits all
+    method: str = "min_max"  # one of `METHODS`
 
     @property
-    def calibrated(self) -> bool:
+    def needs_calibration(self) -> bool:
         """True if it needs calibration images: for fixed ranges, or for GPTQ's statistics of a layer's inputs."""
         return self.activations != FLOAT or self.method == "gptq"
 
@@ -77,50 +68,34 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Smoothing:
-    """Parameters of SmoothQuant, which moves large activations into the kernel that reads them (arXiv 2211.10438).
+    """Parameters of SmoothQuant, which moves large activations into the kernel that reads them (arXiv 2211.10438)."""
 
-    Attributes:
-        alpha: 0 leaves all in the activations, 1 moves all into the kernel; equation 4.
-        threshold: smoothing is applied where the largest channel exceeds the median one this many times.
-    """
-
-    alpha: float
-    threshold: float
+    alpha: float  # 0 leaves all in the activations, 1 moves all into the kernel; equation 4
+    threshold: float  # smoothing is applied where the largest channel exceeds the median one this many times
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """Quantization mode: how a LiteRT file stores weights and computes with them.
+    """Quantization mode: how a LiteRT file stores weights and computes with them."""
 
-    Attributes:
-        name: of the mode's file, without its suffix.
-        summary: one line for users who choose.
-        devices: the devices it is meant for.
-        least_cosine: lowest cosine between the file's and the model's logits that is accepted, on every image.
-        least_agreement: lowest accepted share of images for which both have the same best class.
-        storage: how the writer stores kernels, one of `STORAGES`; "float32" where there are rules.
-        rules: applied to the written file, in this order.
-        smoothing: None for none.
-    """
-
-    name: str
-    summary: str
-    devices: str
-    least_cosine: float
-    least_agreement: float
-    storage: str = "float32"
-    rules: tuple[Rule, ...] = ()
+    name: str  # of the mode's file, without its suffix
+    summary: str  # one line for users who choose
+    devices: str  # the devices it is meant for
+    least_cosine: float  # lowest accepted cosine between the file's and the model's logits, on every image
+    least_agreement: float  # lowest accepted share of images for which both have the same best class
+    storage: str = "float32"  # of kernels in the written file, one of `STORAGES`; "float32" where there are rules
+    rules: tuple[Rule, ...] = ()  # applied to the written file, in this order
     smoothing: Smoothing | None = None
 
     @property
-    def quantizer(self) -> bool:
+    def uses_quantizer(self) -> bool:
         """True if the quantizer rewrites the written file."""
         return bool(self.rules)
 
     @property
-    def calibrated(self) -> bool:
+    def needs_calibration(self) -> bool:
         """True if it needs calibration images."""
-        return any(rule.calibrated for rule in self.rules)
+        return any(rule.needs_calibration for rule in self.rules)
 
     @property
     def bits(self) -> tuple[int, int]:
@@ -135,35 +110,23 @@ class Mode:
         return min(bits), max(bits) if covered >= WITH_KERNELS else FLOAT
 
 
-def mode(name_or_path: str | os.PathLike[str]) -> Mode:
-    """Load a mode of the package or from a file.
-
-    Args:
-        name_or_path: one of `modes()`, or a .toml file as converters/README.md describes it.
-
-    Raises:
-        ValueError: no mode has this name (the message has the nearest), or the file has errors (it has all of them).
-        FileNotFoundError: there is no such file.
-
-    Example:
-        >>> mode("int4").calibrated
-        True
-    """
-    accepted = f"quantize is one of {modes()}, or a .toml file of your own"
+def load_mode(name_or_path: str | os.PathLike[str]) -> Mode:
+    """Load a mode of the package by its name, or a .toml file as converters/README.md describes it."""
+    accepted = f"quantize is one of {mode_names()}, or a .toml file of your own"
     if not isinstance(name_or_path, str | os.PathLike):
         raise ValueError(f"{accepted}. Received: {name_or_path!r}")
     path = Path(name_or_path)
     if path.suffix != ".toml":
         name = os.fspath(name_or_path)
-        if name not in modes():
-            raise ValueError(f"{accepted}. Received: {name!r}" + _nearest(name, modes()))
+        if name not in mode_names():
+            raise ValueError(f"{accepted}. Received: {name!r}" + _nearest(name, mode_names()))
         path = _folder() / f"{name}.toml"
     elif not path.is_file():
-        raise FileNotFoundError(f"There is no file {path}. The modes of the package are given by name: {modes()}")
+        raise FileNotFoundError(f"There is no file {path}. The modes of the package are given by name: {mode_names()}")
     return _read(path)
 
 
-def modes() -> list[str]:
+def mode_names() -> list[str]:
     """Return the names of the modes that come with the package."""
     return sorted(path.stem for path in _folder().glob("*.toml"))
 

@@ -43,58 +43,34 @@ def quantize(
     calibration: np.ndarray | None = None,
     progress: bool = False,
 ) -> None:
-    """Write a float32 file again, with its operators quantized by the rules of a mode.
+    """Write a float32 file again, with its operators quantized by the rules of a mode; not atomic.
 
-    The weights lie inside of the flatbuffer, aligned, unless it would exceed 2 GB. The files of every mode of the
-    package run in LiteRT and in OpenVINO.
-
-    Args:
-        source: a .tflite file of `emit`, float32.
-        target: of the quantized file, which is not written atomically.
-        mode: a mode with rules.
-        calibration: images that the file takes, (count, height, width, channels) of its dtype, for a mode that is
-            `calibrated`; others do not read them.
-        progress: whether to show bars.
-
-    Raises:
-        ValueError: calibration images are missing, of another shape or dtype, or not finite; or a rule fits no operator
-            of the file, or the quantizer cannot apply it.
-        ImportError: ai-edge-quantizer is not installed.
+    The weights lie inside of the flatbuffer, aligned, unless it would exceed 2 GB: LiteRT and OpenVINO run such files.
+    `calibration` is for modes with `needs_calibration`: (count, height, width, channels) of the input's dtype.
     """
     package = _import_quantizer()
     content = np.memmap(source, np.uint8, "c")  # copy-on-write: rounded kernels change this array, not the file
     graph = FileGraph.read(content)
     recipe = _recipe(package, graph, mode)
-    ranges = _calibrate(source, graph, mode, calibration, progress=progress) if mode.calibrated else None
+    ranges = _calibrate(source, graph, mode, calibration, progress=progress) if mode.needs_calibration else None
     quantizer = package.quantizer.Quantizer(content.data, recipe)
     with _status("Quantizing", show=progress), ignore_memory_warning():
         result = quantizer.quantize(ranges, enable_progress_bar=False, enable_progress_report=False)
     Path(target).write_bytes(_store_inline(result.quantized_model))
 
 
-def smooth(
+def smoothing_factors(
     source: str | os.PathLike[str], images: np.ndarray, smoothing: Smoothing, *, progress: bool = False
 ) -> dict[str, np.ndarray]:
     """Find factors that make activations between LayerNorm and Dense easier to quantize (arXiv 2211.10438).
 
-    All channels of a row of activations share one scale, and so do all inputs of a kernel's output. A channel that is
-    much larger than the others takes their precision. Smoothing divides the difficulty between the two sides: x * f and
-    kernel / f, with f = max |kernel|**(1 - alpha) / max |x|**alpha for each channel. Without rounding the result is the
-    same.
+    The channels of a row of activations share one scale, as do the inputs of a kernel's output: one very large channel
+    takes the precision of all others. Smoothing divides the difficulty between x * f and kernel / f.
 
-    Args:
-        source: a float32 file of `emit`, without smoothing.
-        images: as for `quantize`; the largest activations are measured on them.
-        smoothing: alpha and the threshold.
-        progress: whether to show a bar.
+        f = max |kernel|**(1 - alpha) / max |x|**alpha  for each channel, float64 (hidden_size,)
 
-    Returns:
-        "block_3/norm1" -> float64 factors (hidden_size,) of the normalized token, for the norms where the largest
-        channel of the activations or of the kernel exceeds the median one `smoothing.threshold` times.
-
-    Raises:
-        ValueError: the images do not fit the file.
-        ImportError: ai-edge-litert is not installed.
+    Only norms such as "block_3/norm1" where a channel of x or the kernel exceeds the median one `smoothing.threshold`
+    times get factors.
     """
     graph = FileGraph.read(np.memmap(source, np.uint8, "r"))
     kernels = dict(_kernels_after_norms(graph))
@@ -205,7 +181,7 @@ def _statistics(
 
 @contextlib.contextmanager
 def _status(text: str, *, show: bool) -> Iterator[None]:
-    """Show a line on standard error while hiding what others write there: the package always draws its own bar."""
+    """Show a line on standard error and hide what others write there: the package always draws its own bar."""
     from rich.console import Console
 
     console = Console(file=sys.stderr)  # keeps the real one while it is redirected
