@@ -42,4 +42,4 @@ __all__ = [
     "zoo",
 ]
 
-__getattr__, __dir__ = lazy.names(__name__, _HOMES)
+__getattr__, __dir__ = lazy.lazy_names(__name__, _HOMES)

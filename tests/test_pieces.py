@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from keras_vit import VisionTransformer
 from keras_vit.model.layers import fusion
-from keras_vit.model.layers.fusion import compiled_by, product_then
-from keras_vit.model.layers.randomness import scope
+from keras_vit.model.layers.fusion import fuse_with, product_then
+from keras_vit.model.layers.randomness import random_scope
 from keras_vit.train.step import xla
 from tiny_models import VARIANTS, built, prepared, randomised, tiny
 
@@ -29,7 +29,7 @@ def gradients(model: VisionTransformer, compiler: Any, *, remat: bool = False) -
 
     @tf.function
     def compute() -> Any:
-        with compiled_by(compiler), scope(SEED, remat=remat), tf.GradientTape() as tape:
+        with fuse_with(compiler), random_scope(SEED, remat=remat), tf.GradientTape() as tape:
             output = model(images, training=True)
             loss = tf.reduce_sum(output * tf.cast(factors, output.dtype))
             return [output, *tape.gradient(loss, [v.value for v in model.trainable_variables])]
@@ -104,7 +104,7 @@ def counting(made: list[Any]) -> Callable[..., Callable[..., Any]]:
 def test_all_blocks_share_their_programs() -> None:
     made: list[Any] = []
     model = built(num_layers=5)
-    with compiled_by(counting(made)):
+    with fuse_with(counting(made)):
         model(prepared(model.config), training=True)
     assert len(made) == 5 * 4  # query, key, value, and what stands between the MLP's two layers
     assert len(set(made)) == 4
@@ -113,7 +113,7 @@ def test_all_blocks_share_their_programs() -> None:
 def test_nothing_is_compiled_without_a_compiler_or_after_one() -> None:
     made: list[Any] = []
     model = built()
-    with pytest.raises(RuntimeError, match="inside"), compiled_by(counting(made)):
+    with pytest.raises(RuntimeError, match="inside"), fuse_with(counting(made)):
         raise RuntimeError("inside")
     model(prepared(model.config), training=True)
     assert made == []
@@ -130,7 +130,7 @@ def test_low_rank_updates_and_missing_biases_are_part_of_the_product(axes: int, 
     layer.enable_lora(2)
     for weight in layer.weights:
         weight.assign(np.random.default_rng(1).normal(size=weight.shape))
-    with compiled_by(counting([])):
+    with fuse_with(counting([])):
         found = product_then(layer, x, keras.ops.tanh, axes=axes), product_then(layer, x, axes=axes)
     np.testing.assert_allclose(found[0], np.tanh(layer(x)), atol=1e-6)
     np.testing.assert_allclose(found[1], layer(x), rtol=1e-5, atol=1e-5)
@@ -142,7 +142,7 @@ def test_a_quantized_layer_computes_for_itself() -> None:
     layer.quantize("int8")
     made: list[Any] = []
     x = np.ones((2, 3, 8), np.float32)
-    with compiled_by(counting(made)):
+    with fuse_with(counting(made)):
         found = product_then(layer, x, keras.ops.tanh)
     np.testing.assert_array_equal(found, keras.ops.tanh(layer(x)))
     assert made == []

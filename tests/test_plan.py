@@ -95,7 +95,7 @@ def kept_bytes(config: ViTConfig, *, dtype: str = "float32", remat: bool = False
     @tf.function
     def step(images: tf.Tensor) -> list[tf.Tensor]:
         graph = tf.compat.v1.get_default_graph()
-        with tf.GradientTape() as tape, randomness.scope(tf.constant([0, 1]), remat=remat):
+        with tf.GradientTape() as tape, randomness.random_scope(tf.constant([0, 1]), remat=remat):
             loss = tf.reduce_sum(model(images, training=True))
         forward = {operation.name for operation in graph.get_operations()}
         gradients = tape.gradient(loss, [variable.value for variable in model.trainable_variables])

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_vit import position
 from keras_vit.model import layers as vit
-from keras_vit.model.layers.randomness import scope
+from keras_vit.model.layers.randomness import random_scope
 from keras_vit.model.layers.relative import RelativePosition, relative_scores
 from keras_vit.model.vision_transformer import VisionTransformer
 from model_weights import values
@@ -177,7 +177,7 @@ def test_gradients_reach_the_tables_and_are_the_same_when_blocks_are_computed_ag
     images, weights = prepared(model.config), [weight.value for weight in model.trainable_weights]
 
     def gradients(seed: Any, remat: bool) -> Any:
-        with tf.GradientTape() as tape, scope(seed, remat=remat):
+        with tf.GradientTape() as tape, random_scope(seed, remat=remat):
             loss = tf.reduce_sum(model(images, training=True) ** 2)
         return tape.gradient(loss, weights)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from PIL import Image
 
 from keras_vit.model.config import Preprocessing
-from keras_vit.model.preprocess import decode, in_graph, prepare
+from keras_vit.model.preprocess import decode, prepare, preprocessing_function
 
 sklearn_datasets = pytest.importorskip("sklearn.datasets")
 PHOTOS = sorted(Path(sklearn_datasets.__file__).parent.glob("images/*.jpg"))
@@ -176,7 +176,7 @@ def test_inside_tf_data_it_is_the_same(resize: str, batched: bool) -> None:
 
 
 def test_in_graph_is_the_same_as_a_compiled_function(photo: np.ndarray) -> None:
-    step = tf.function(in_graph(image_size=(48, 64), num_channels=3, preprocessing=Preprocessing()))
+    step = tf.function(preprocessing_function(image_size=(48, 64), num_channels=3, preprocessing=Preprocessing()))
     np.testing.assert_allclose(step(photo), prepared(photo)[0], atol=1e-6)
 
 

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit.model import layers as vit
-from keras_vit.model.layers.randomness import scope
+from keras_vit.model.layers.randomness import random_scope
 from tiny_models import built, prepared
 
 SEED, OTHER = tf.constant([3, 4]), tf.constant([3, 5])
@@ -70,7 +70,7 @@ def test_the_same_seed_gives_the_same_output_and_another_seed_another(name: str,
     made = blocks(RATES[name], count=1)
 
     def drawn(seed: Any) -> Any:
-        with scope(seed):
+        with random_scope(seed):
             return chained(made, INPUT)
 
     run = drawn if jit_compile is None else tf.function(drawn, jit_compile=jit_compile)
@@ -82,7 +82,7 @@ def test_the_same_seed_gives_the_same_output_and_another_seed_another(name: str,
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_dropout_drops_at_its_rate_and_keeps_the_mean(rate: float) -> None:
-    with scope(SEED):
+    with random_scope(SEED):
         output = np.array(vit.Dropout(rate)(ONES, training=True))
     assert deviations(int((output == 0).sum()), ONES.size, rate) < 5
     np.testing.assert_allclose(output[output != 0], 1 / (1 - rate), rtol=1e-6)
@@ -91,7 +91,7 @@ def test_dropout_drops_at_its_rate_and_keeps_the_mean(rate: float) -> None:
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_stochastic_depth_drops_whole_images_at_its_rate(rate: float) -> None:
     images = np.ones((4000, 2, 3), np.float32)
-    with scope(SEED):
+    with random_scope(SEED):
         output = np.array(vit.StochasticDepth(rate)(images, training=True)).reshape(4000, -1)
     assert (output == output[:, :1]).all()
     assert deviations(int((output[:, 0] == 0).sum()), 4000, rate) < 5
@@ -100,9 +100,9 @@ def test_stochastic_depth_drops_whole_images_at_its_rate(rate: float) -> None:
 
 def test_masks_of_two_layers_and_of_two_calls_of_one_have_nothing_to_do_with_each_other() -> None:
     one, two = vit.Dropout(0.3), vit.Dropout(0.3)
-    with scope(SEED):
+    with random_scope(SEED):
         masks = [layer(ONES, training=True) for layer in (one, one, two)]
-    with scope(tf.constant([3, 1_000_000])):
+    with random_scope(tf.constant([3, 1_000_000])):
         masks.append(one(ONES, training=True))
     for i, first in enumerate(masks):
         for second in masks[:i]:
@@ -118,7 +118,7 @@ def test_no_two_draws_of_a_model_share_a_seed(monkeypatch: pytest.MonkeyPatch) -
         return dropout(inputs, rate, seed=seed, **options)
 
     monkeypatch.setattr(keras.random, "dropout", recorded)
-    with scope(SEED):
+    with random_scope(SEED):
         model(prepared(model.config), training=True)
     # The stem; in each block attention's weights and output and two of the MLP; both branches but of the first block.
     assert len(seeds) == len(set(seeds)) == 1 + 3 * 4 + 2 * 2
@@ -129,7 +129,7 @@ def test_nothing_is_drawn_outside_of_training(rates: dict[str, Any]) -> None:
     (block,) = blocks(rates, count=1)
     quiet = np.array(block(INPUT))
     for remat in (False, True):
-        with scope(SEED, remat=remat):
+        with random_scope(SEED, remat=remat):
             np.testing.assert_array_equal(block(INPUT, training=False), quiet)
 
 
@@ -143,7 +143,7 @@ def test_blocks_that_are_computed_again_have_the_same_gradients(name: str, mode:
     def gradients(x: Any, seed: Any, remat: bool) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(x)
-            with scope(seed, remat=remat):
+            with random_scope(seed, remat=remat):
                 loss = tf.reduce_sum(chained(made, x) ** 2)
         return [loss, *tape.gradient(loss, [x, *(weight.value for weight in weights)])]
 
@@ -182,7 +182,7 @@ def test_outside_a_dropout_with_a_seed_is_keras_dropout_with_it() -> None:
 
 def test_a_scope_ends_with_its_block_even_by_an_error_and_leaves_the_layers_state_alone() -> None:
     layer, plain = vit.Dropout(0.3, seed=5), vit.Dropout(0.3, seed=5)
-    with pytest.raises(RuntimeError, match="inside"), scope(SEED):
+    with pytest.raises(RuntimeError, match="inside"), random_scope(SEED):
         layer(ONES, training=True)
         raise RuntimeError("inside")
     np.testing.assert_array_equal(layer(ONES, training=True), plain(ONES, training=True))
@@ -190,11 +190,11 @@ def test_a_scope_ends_with_its_block_even_by_an_error_and_leaves_the_layers_stat
 
 def test_scopes_nest_and_the_outer_one_goes_on_where_it_was() -> None:
     layer = vit.Dropout(0.3)
-    with scope(SEED):
+    with random_scope(SEED):
         want = [np.array(layer(ONES, training=True)) for _ in range(2)]
-    with scope(SEED):
+    with random_scope(SEED):
         got = [np.array(layer(ONES, training=True))]
-        with scope(OTHER):
+        with random_scope(OTHER):
             layer(ONES, training=True)
         got.append(np.array(layer(ONES, training=True)))
     np.testing.assert_array_equal(got, want)
@@ -202,7 +202,7 @@ def test_scopes_nest_and_the_outer_one_goes_on_where_it_was() -> None:
 
 def test_another_thread_has_no_part_in_a_scope() -> None:
     layer, plain, drawn = vit.Dropout(0.3, seed=5), vit.Dropout(0.3, seed=5), []
-    with scope(SEED):
+    with random_scope(SEED):
         thread = threading.Thread(target=lambda: drawn.append(np.array(layer(ONES, training=True))))
         thread.start()
         thread.join()
@@ -218,7 +218,7 @@ import tensorflow as tf
 (cpu,) = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 from keras_vit.model import layers as vit
-from keras_vit.model.layers.randomness import scope
+from keras_vit.model.layers.randomness import random_scope
 
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 with strategy.scope():
@@ -227,7 +227,7 @@ with strategy.scope():
 
 def masks(seed):
     replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-    with scope(tf.random.experimental.stateless_fold_in(seed, replica)):
+    with random_scope(tf.random.experimental.stateless_fold_in(seed, replica)):
         return layer(tf.ones((200, 100)), training=True), block(tokens, training=True)
 
 @tf.function

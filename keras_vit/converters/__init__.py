@@ -25,4 +25,4 @@ _HOMES = {
 
 __all__ = ["CheckpointError", "build", "convert", "detect", "formats", "load", "read_config", "save"]
 
-__getattr__, __dir__ = lazy.names(__name__, _HOMES)
+__getattr__, __dir__ = lazy.lazy_names(__name__, _HOMES)

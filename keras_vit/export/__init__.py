@@ -28,4 +28,4 @@ _HOMES = {
 
 __all__ = ["Report", "VerificationError", "runner", "saved_model", "tflite", "verify"]
 
-__getattr__, __dir__ = lazy.names(__name__, _HOMES)
+__getattr__, __dir__ = lazy.lazy_names(__name__, _HOMES)

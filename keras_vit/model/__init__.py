@@ -22,4 +22,4 @@ _HOMES = {
 
 __all__ = ["Preprocessing", "ResNetConfig", "ViTConfig", "VisionTransformer"]
 
-__getattr__, __dir__ = lazy.names(__name__, _HOMES)
+__getattr__, __dir__ = lazy.lazy_names(__name__, _HOMES)

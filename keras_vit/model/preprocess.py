@@ -20,7 +20,9 @@ def prepare(images: Any, *, image_size: tuple[int, int], num_channels: int, prep
     """
     import tensorflow as tf
 
-    prepare_batch = in_graph(image_size=image_size, num_channels=num_channels, preprocessing=preprocessing)
+    prepare_batch = preprocessing_function(
+        image_size=image_size, num_channels=num_channels, preprocessing=preprocessing
+    )
     if tf.is_tensor(images) and not isinstance(images, tf.__internal__.EagerTensor):
         return prepare_batch(images)
     batches = [prepare_batch(_check_batch(array)) for array in _arrays(images, num_channels)]
@@ -29,7 +31,9 @@ def prepare(images: Any, *, image_size: tuple[int, int], num_channels: int, prep
     return np.concatenate([batch.numpy() for batch in batches])
 
 
-def in_graph(*, image_size: tuple[int, int], num_channels: int, preprocessing: Preprocessing) -> Callable[[Any], Any]:
+def preprocessing_function(
+    *, image_size: tuple[int, int], num_channels: int, preprocessing: Preprocessing
+) -> Callable[[Any], Any]:
     """Return the preparation as a function of one tensor, of TensorFlow operations only, for tf.data and exports.
 
     The function takes (height, width, channels), with or without a batch axis, from 0 to 255, and returns float32.

@@ -41,4 +41,4 @@ __all__ = [
     "token_norms",
 ]
 
-__getattr__, __dir__ = lazy.names(__name__, _HOMES)
+__getattr__, __dir__ = lazy.lazy_names(__name__, _HOMES)

@@ -80,7 +80,7 @@ def _spec(config: ViTConfig) -> Any:
 
 def _decode_and_prepare(file: Any, is_jpeg: Any, config: ViTConfig) -> Any:
     """Decode and prepare one file with a good header."""
-    prepare = preprocess.in_graph(
+    prepare = preprocess.preprocessing_function(
         image_size=config.size, num_channels=config.num_channels, preprocessing=config.preprocessing
     )
     shape = tf.io.extract_jpeg_shape(tf.where(is_jpeg, file, _SMALL_JPEG))

@@ -31,7 +31,7 @@ def build(
     files = tf.TensorSpec((None,), tf.string, name="image_bytes")
     floats = tf.TensorSpec((None, *config.size, config.num_channels), tf.float32, name="images")
     pixels = tf.TensorSpec((None, None, None, config.num_channels), tf.uint8, name="images")
-    prepare = preprocess.in_graph(
+    prepare = preprocess.preprocessing_function(
         image_size=config.size, num_channels=config.num_channels, preprocessing=config.preprocessing
     )
     decode = functools.partial(image_files.strict, config=config)

@@ -29,7 +29,7 @@ _local = _Local()
 
 
 @contextlib.contextmanager
-def compiled_by(compiler: Compiler | None) -> Iterator[None]:
+def fuse_with(compiler: Compiler | None) -> Iterator[None]:
     """Compile what layers compute between products inside the context, also when a gradient recomputes them."""
     before, _local.compiler = _local.compiler, compiler
     try:

@@ -1,4 +1,4 @@
-"""Dropout and stochastic depth; inside of `scope` all their random numbers are derived from one seed.
+"""Dropout and stochastic depth; inside of `random_scope` all their random numbers are derived from one seed.
 
 Keras' seed generators, used elsewhere, keep state: all replicas draw the same mask, a block that is recomputed for
 its gradient draws another one, and after a restart the numbers depend on what was drawn before.
@@ -39,7 +39,7 @@ _scope = _Scope()
 
 
 @contextlib.contextmanager
-def scope(seed: Any, *, remat: bool = False) -> Iterator[None]:
+def random_scope(seed: Any, *, remat: bool = False) -> Iterator[None]:
     """Derive all random numbers inside the context from `seed` and the order of the layers.
 
     `seed` is int32 (2,), different for every step and replica. With `remat`, encoder blocks keep only their input and
@@ -50,7 +50,7 @@ def scope(seed: Any, *, remat: bool = False) -> Iterator[None]:
 
 
 def as_one_block(function: Callable[..., Any], *tensors: Any) -> Any:
-    """Return function(*tensors), with equal random numbers when `scope(remat=True)` recomputes it."""
+    """Return function(*tensors), with equal random numbers when `random_scope(remat=True)` recomputes it."""
     if _scope.seed is None:
         return function(*tensors)
 
@@ -84,7 +84,7 @@ def _generator(own: keras.random.SeedGenerator) -> keras.random.SeedGenerator:
 
 @keras.saving.register_keras_serializable("keras_vit")
 class Dropout(keras.layers.Dropout):
-    """Keras' Dropout; inside of `scope` with seeds from there."""
+    """Keras' Dropout; inside of `random_scope` with seeds from there."""
 
     def call(self, inputs: Any, training: bool | None = False) -> Any:
         if not training or not self.rate:

@@ -42,7 +42,7 @@ def training_batches(
     resizing is used for `crop="none"` only), then mixup; the seed of `order` seeds them all. A batch has `image`,
     float32 (batch, height, width, num_channels), and `label`, float32 (batch, num_classes).
     """
-    prepare = preprocess.in_graph(
+    prepare = preprocess.preprocessing_function(
         image_size=image_size,
         num_channels=num_channels,
         preprocessing=dataclasses.replace(preprocessing, resize="squash"),  # crops have the size, nothing is resized
@@ -84,7 +84,9 @@ def evaluation_batches(
     batch has `image`, float32 (batch, height, width, num_channels), `label`, float32 (batch, num_classes), and
     `weight`, float32 (batch,): 1 for an example, 0 for padding.
     """
-    prepare = preprocess.in_graph(image_size=image_size, num_channels=num_channels, preprocessing=preprocessing)
+    prepare = preprocess.preprocessing_function(
+        image_size=image_size, num_channels=num_channels, preprocessing=preprocessing
+    )
 
     def prepare_example(example: Example) -> Example:
         image = prepare(_match_channels(_decode(example["image"]), num_channels))
@@ -135,7 +137,9 @@ def _crop(
 
     def resize(image: Any, size: tuple[int, int], method: Preprocessing = OFFICIAL_RESIZE) -> Any:
         image = _match_channels(image, num_channels)
-        return preprocess.in_graph(image_size=size, num_channels=num_channels, preprocessing=method)(image)
+        return preprocess.preprocessing_function(image_size=size, num_channels=num_channels, preprocessing=method)(
+            image
+        )
 
     if recipe.crop == "inception":
         return lambda image, seed, draws: resize(
@@ -158,7 +162,7 @@ def _decode(image: Any) -> Any:
 
 
 def _match_channels(image: Any, num_channels: int) -> Any:
-    """Convert colour to grey for a model of one channel; `preprocess.in_graph` converts grey to colour."""
+    """Convert colour to grey for a model of one channel; `preprocessing_function` converts grey to colour."""
     return tf.image.rgb_to_grayscale(image) if num_channels == 1 and image.shape[-1] == 3 else image
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.layers.initializers import initializer
-from keras_vit.model.layers.randomness import scope
+from keras_vit.model.layers.randomness import random_scope
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.step.objective import Objective
 
@@ -126,7 +126,7 @@ def objective(*, remat: bool = False) -> Objective:
         classes = colour_classes(batch["image"], model.encoder.config)
         salted = tf.random.experimental.stateless_fold_in(seed, SALT)
         drawn = corruption(salted, batch=tf.shape(classes)[0], patches=classes.shape[1])
-        with scope(seed, remat=remat):
+        with random_scope(seed, remat=remat):
             logits = model(batch["image"], corruption=drawn, training=True)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits)
         is_correct = tf.equal(tf.argmax(logits, axis=-1, output_type=tf.int32), classes)

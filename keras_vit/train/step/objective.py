@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from keras_vit.model.layers.randomness import scope
+from keras_vit.model.layers.randomness import random_scope
 
 # (model, batch, seed) -> the loss of every image and further metrics of every image, each float32 (batch,).
 Objective: TypeAlias = Callable[[Any, dict[str, Any], Any], tuple[Any, dict[str, Any]]]
@@ -21,7 +21,7 @@ def classification(kind: str, *, label_smoothing: float = 0.0, remat: bool = Fal
     """
 
     def objective(model: Any, batch: dict[str, Any], seed: Any) -> tuple[Any, dict[str, Any]]:
-        with scope(seed, remat=remat):
+        with random_scope(seed, remat=remat):
             logits = model(batch["image"], training=True)
         labels = batch["label"]
         is_correct = tf.equal(tf.argmax(logits, axis=-1), tf.argmax(labels, axis=-1))

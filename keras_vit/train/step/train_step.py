@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_vit.model.layers.fusion import Compiler, compiled_by
+from keras_vit.model.layers.fusion import Compiler, fuse_with
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.step import xla
 from keras_vit.train.step.optimizer import clip, update_variables
@@ -112,7 +112,7 @@ def _local_gradients(state: TrainState, compiler: Compiler | None, batch: Batch,
 
 def _gradients(state: TrainState, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:
     """Compute the gradients of one micro-batch's share of the loss."""
-    with compiled_by(compiler):
+    with fuse_with(compiler):
         with tf.GradientTape() as tape:
             losses, metrics = state.objective(state.whole_model, batch, seed)
             loss = tf.reduce_sum(losses) / state.recipe.batch_size
