@@ -129,10 +129,10 @@ def test_weights_lie_inside_of_the_file_aligned_and_old_readers_find_the_operato
     quantize(source, path, modes.load_mode(name), calibration=calibration[:2])
     model = unpacked(path)
     assert not any(buffer.offset for buffer in model.buffers)
-    data_files = path.read_bytes()
+    content = path.read_bytes()
     for buffer in model.buffers:
         if buffer.data is not None and len(buffer.data) > 1000:
-            assert data_files.index(buffer.data.tobytes()) % 16 == 0
+            assert content.index(buffer.data.tobytes()) % 16 == 0
     assert all(code.deprecatedBuiltinCode == min(code.builtinCode, 127) for code in model.operatorCodes)
 
 

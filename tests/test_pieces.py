@@ -19,11 +19,13 @@ from keras_vit.train.step import xla
 from tiny_models import VARIANTS, built, prepared, randomised, tiny
 
 SEED = tf.constant([3, 4])
-ROUNDING = 1e-6  # of the largest gradient: below it stands nothing but rounding of float32
+# In exact arithmetic these gradients are zero: what the keys' biases add to the scores of a query is the same for all
+# tokens, and the softmax removes it. They hold nothing but rounding errors of the gradients around them.
+ZERO = "attention/key/bias"
 
 
-def gradients(model: VisionTransformer, compiler: Any, *, remat: bool = False) -> list[np.ndarray]:
-    """The output, and the gradients of all weights of a loss in which every number of the output counts."""
+def gradients(model: VisionTransformer, compiler: Any, *, remat: bool = False) -> dict[str, np.ndarray]:
+    """Return the output and, by path, the gradients of a loss in which every number of the output counts."""
     images = prepared(model.config, batch=3)
     factors = np.random.default_rng(2).normal(size=(3, *model.output_shape[1:]))
 
@@ -34,23 +36,17 @@ def gradients(model: VisionTransformer, compiler: Any, *, remat: bool = False) -
             loss = tf.reduce_sum(output * tf.cast(factors, output.dtype))
             return [output, *tape.gradient(loss, [v.value for v in model.trainable_variables])]
 
-    return [np.array(tensor, np.float64) for tensor in compute()]
+    names = ["output", *(v.path for v in model.trainable_variables)]
+    return {name: np.array(tensor, np.float64) for name, tensor in zip(names, compute(), strict=True)}
 
 
-def assert_close(found: list[np.ndarray], wanted: list[np.ndarray], tolerance: float) -> None:
-    """Compare every tensor on the scale of its largest number.
-
-    A gradient that is zero in exact arithmetic (that of the keys' biases, which cancel out of the softmax) holds
-    nothing but rounding errors of the gradients around it, so its scale is that of the whole gradient.
-    """
-    output, *gradients = wanted
-    whole = max(np.abs(tensor).max() for tensor in gradients)
-    for one, other in zip(found, wanted, strict=True):
-        own = np.abs(other).max()
-        is_zero = other is not output and own <= ROUNDING * whole
-        np.testing.assert_allclose(
-            one, other, rtol=0, atol=min(tolerance, ROUNDING) * whole if is_zero else tolerance * own
-        )
+def assert_close(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], tolerance: float) -> None:
+    """Compare every tensor on its own scale, gradients that are zero in exact arithmetic on that of all gradients."""
+    whole = max(np.abs(tensor).max() for name, tensor in wanted.items() if name != "output")
+    for name, tensor in wanted.items():
+        # 2e-8 of the largest gradient in float32 on an Intel CPU with AMX: a tenth of what is allowed.
+        scale = whole / 100 if name.endswith(ZERO) else np.abs(tensor).max()
+        np.testing.assert_allclose(found[name], tensor, rtol=0, atol=tolerance * scale, err_msg=name)
 
 
 # The variants in which attention or the MLP is another one.
@@ -83,8 +79,10 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_the_layers_are() -> None:
 
     def errors(compiler: Any) -> float:
         found = gradients(model, compiler)
-        return sum(np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(found, wanted, strict=True))
+        names = [name for name in wanted if not name.endswith(ZERO)]
+        return sum(np.linalg.norm(found[name] - wanted[name]) / np.linalg.norm(wanted[name]) for name in names)
 
+    # 1.05 on an Intel CPU with AMX.
     assert errors(xla.piece_compiler()) < 1.1 * errors(None)
 
 

@@ -40,8 +40,10 @@ MOST_AT_THE_TOP = 5
 
 def floor(module: str) -> int:
     """The number of the row of FLOORS that has the module's folder, or the module itself at the top."""
-    (number,) = [number for number, row in enumerate(FLOORS) if module.partition(".")[0] in row]
-    return number
+    folder = module.partition(".")[0]
+    numbers = [number for number, row in enumerate(FLOORS) if folder in row]
+    assert numbers, f"keras_vit/{folder} is new: add it to FLOORS, one row above the highest that it imports from"
+    return numbers[0]
 
 
 def belongs(module: str, places: tuple[str, ...]) -> bool:
@@ -55,6 +57,11 @@ def test_imports_go_down(module: str) -> None:
     others = {other for other in imported_modules(module) if other.partition(".")[0] != folder}
     upward = {other for other in others if floor(other) >= floor(module)}
     assert not upward, f"{module} stands on floor {floor(module)} and may not import {sorted(upward)}"
+
+
+def test_every_folder_has_its_floor_once() -> None:
+    folders = [folder for row in FLOORS for folder in row]
+    assert sorted(folders) == sorted({module.partition(".")[0] for module in MODULES})
 
 
 def test_export_and_visualize_take_models_and_know_no_zoo() -> None:
