@@ -142,7 +142,7 @@ def test_a_typing_error_in_a_card_is_one_clear_error(tmp_path: Path, right: str,
     with pytest.raises(CardError) as error:
         read_text(tmp_path, CARD.replace(right, wrong))
     assert said in str(error.value)
-    assert "mine.toml is no model card" in str(error.value)
+    assert "mine.toml is not a valid model card" in str(error.value)
 
 
 def test_two_errors_in_a_card_are_told_together(tmp_path: Path) -> None:

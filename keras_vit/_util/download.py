@@ -43,7 +43,7 @@ class Remote:
     cached: Path
 
     def mirror_paths(self) -> list[str]:
-        """Return the paths to search in a mirror: the whole path, without the bucket, the file name."""
+        """Return the paths to search in a mirror: the whole path, the path without the bucket, the file name."""
         ways = (self.parts, self.parts[1:] or self.parts, self.parts[-1:])
         return list(dict.fromkeys("/".join(parts) for parts in ways))
 
@@ -56,7 +56,7 @@ def cache_folder() -> Path:
 
 
 def fetch(source: str, *, sha256: str | None = None, size: int | None = None, name: str | None = None) -> Path:
-    """Return the local path of a file, after downloading and verifying it if need be.
+    """Return the local path of a file, after downloading and verifying it if needed.
 
     Args:
         source: local path, or `file://`, `https://`, `http://`, `gs://` or `hf://` URL; it may end in `#sha256=<hex>`.
@@ -94,7 +94,7 @@ def _local_path(source: str) -> Path | None:
 
 
 def _checked(path: Path, expected: Expected) -> Path:
-    """Return a local path after checking it against what is known about it."""
+    """Check a local file against `expected`, and return its path."""
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path.absolute()}.")
     if expected != Expected():

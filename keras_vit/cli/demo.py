@@ -43,7 +43,7 @@ def run(out: Path, *, open_report: bool = True) -> None:
     """
     _prepare_folder(out)
     console = Console()
-    keras.utils.set_random_seed(0)  # draws the same fresh position embeddings, and so the same table, every time
+    keras.utils.set_random_seed(0)  # so that every run draws the same new position embeddings and prints the same table
     data = digits.load()
     model = zoo.load(NAME)
     console.print(f"{NAME}: {model.count_params():,} parameters, {len(data.test_images)} held-out digits")
@@ -72,7 +72,7 @@ def run(out: Path, *, open_report: bool = True) -> None:
     )
     page = _report(model, data, out / "report.html", exports)
     console.print(f"The exported files are in {out}/, the fine-tuned model and its log in {out}/finetuned/")
-    console.print(f"What the model sees, to look at: {page}", soft_wrap=True)
+    console.print(f"Report: {page}", soft_wrap=True)
     if open_report and _has_desktop():
         webbrowser.open(page.resolve().as_uri())
 

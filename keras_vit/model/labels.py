@@ -10,7 +10,7 @@ from keras_vit.model.config import ViTConfig
 
 
 def names(labels: str | tuple[str, ...] | None, num_classes: int) -> list[tuple[str, str]]:
-    """Return the (label_id, label) of every class: of a list in zoo/labels, of given names, or numbers for None."""
+    """Return (label_id, label) for every class: from a list in zoo/labels, from given names, or numbers for None."""
     if labels is None:
         return [(str(number), f"class {number}") for number in range(num_classes)]
     known = read(labels) if isinstance(labels, str) else tuple((str(i), label) for i, label in enumerate(labels))

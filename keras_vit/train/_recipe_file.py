@@ -60,7 +60,7 @@ def _find(name_or_path: str | os.PathLike[str]) -> Path:
     path, name = Path(name_or_path), os.fspath(name_or_path)
     if path.suffix != ".toml":
         if name not in recipes():
-            raise ValueError(f"There is no recipe {name!r}, and it is no .toml file; {suggestion(name, recipes())}.")
+            raise ValueError(f"There is no recipe {name!r}, and it is not a .toml file; {suggestion(name, recipes())}.")
         return _folder() / f"{name}.toml"
     if not path.is_file():
         raise FileNotFoundError(f"There is no recipe file {path}. The recipes of the package are {recipes()}")
@@ -77,7 +77,7 @@ def _read(path: Path) -> Origin:
     if not wrong:
         wrong = [*_field_misfits(origin, path.name), *_variant_of_misfits(origin, path.name)]
     if wrong:
-        raise ValueError(f"{path} is no recipe: " + "; ".join(wrong))
+        raise ValueError(f"{path} is not a valid recipe: " + "; ".join(wrong))
     return origin
 
 

@@ -50,7 +50,7 @@ _REFUSED = {
     0xB: "is packed by a filter",
 }
 
-# IV.A.2.d: class bits, bytes, bit offset, precision, exponent at, its bits, mantissa at, its bits, exponent bias.
+# IV.A.2.d: class bits, bytes, bit offset, precision, exponent offset and bits, mantissa offset and bits, exponent bias.
 _FLOATS = {
     (0x0F20, 2, 0, 16, 10, 5, 0, 10, 15): "float16",
     (0x0F20, 2, 0, 16, 7, 8, 0, 7, 127): "bfloat16",
@@ -76,7 +76,7 @@ class Hdf5Container(Container):
 
     def _read_headers(self, size: int) -> None:
         self._directory_bytes = 0
-        self._used: dict[int, int] = {}  # start -> end of every piece of the file that something points to
+        self._used: dict[int, int] = {}  # start -> end of every piece of the file that was referred to
         self._places: dict[str, _Place] = {}
         objects = [("", self._root())]
         while objects:

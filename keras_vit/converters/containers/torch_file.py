@@ -24,7 +24,7 @@ _STATE_KEYS = ("state_dict", "model")  # under which training programs (timm, De
 
 
 def is_torch(start: bytes) -> bool:
-    """Return whether a file that starts like this is PyTorch's: a zip archive with a pickle in a folder first."""
+    """Return whether a file starts as PyTorch's do: a zip archive whose first member is a pickle in a folder."""
     length = int.from_bytes(start[26:28], "little")
     return start.startswith(b"PK\3\4") and start[30 : 30 + length].endswith(f"/{PICKLE}".encode())
 
@@ -47,7 +47,7 @@ class TorchContainer(Container):
             self._tensors[name], self.headers[name] = tensor, header
 
     def _check_archive(self, size: int) -> None:
-        """Limit what PyTorch will unpack, for it trusts the sizes that an archive claims."""
+        """Limit what PyTorch unpacks, because it trusts the sizes that an archive claims."""
         find_directory(self._file, size)
         with zipfile.ZipFile(self._file) as archive:
             members = archive.infolist()

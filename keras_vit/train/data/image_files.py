@@ -62,7 +62,7 @@ def find_damaged(folder: str, files: Sequence[str]) -> list[int]:
         checks = track(checks, "Checking images", total=len(new), show=len(new) > 0)
         damaged = new[~np.fromiter(checks, bool, len(new))]
     if len(new) > len(damaged):
-        # Loaded again: another part of the same folder may have been checked meanwhile.
+        # Loaded again, because another process may have checked other files of the folder meanwhile.
         _save_fingerprints(cache, np.union1d(_load_fingerprints(cache), np.delete(fingerprints, damaged)))
     return damaged.tolist()
 
@@ -78,7 +78,7 @@ def _check_file(path: str) -> bool:
 
 
 def _fingerprint(folder: str, file: str) -> int:
-    """Return 64 bits that change when the file does."""
+    """Return a 64-bit fingerprint, which changes when the file does."""
     with python_errors(f"{folder}/{file}"):
         stat = tf.io.gfile.stat(f"{folder}/{file}")
     text = f"{file} {stat.length} {stat.mtime_nsec}"

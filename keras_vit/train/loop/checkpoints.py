@@ -151,7 +151,7 @@ class Checkpoints:
             for unfinished in self._listed(UNFINISHED):
                 self._delete(unfinished)
             self._mark(step)
-            storage.remove(path)  # a damaged one, or it would have been restored
+            storage.remove(path)  # it is damaged, otherwise it would have been restored
             tf.io.gfile.makedirs(path)
             self._checkpoint.write(f"{path}/variables")
             _check_tensors(f"{path}/variables")

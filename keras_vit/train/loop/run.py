@@ -40,11 +40,11 @@ class Result:
 
     Args:
         model: with the final weights or their moving averages, outside of any strategy; after masked_patch the encoder.
-        recipe: that was used.
-        metrics: of the last evaluation: "accuracy" and "top5" in [0, 1], "loss"; empty without held-out images.
+        recipe: the recipe that was used.
+        metrics: results of the last evaluation: "accuracy" and "top5" in [0, 1], "loss"; empty without held-out images.
         history: lines that this process logged: dicts with "step" and metrics.
         steps: number of steps done, those before a restart included.
-        images_per_second: of training, in this process.
+        images_per_second: training speed, in this process.
         skipped: number of training images that were left out because they cannot be decoded.
         out: folder with the model, log and checkpoints; None if none was given, or another worker writes.
         stopped: whether a signal ended the run early; the same call continues it.
@@ -95,7 +95,7 @@ def run(
         strategy: name as for `train.strategy`, or its result.
         data_dir: where tensorflow-datasets keeps prepared data; None for its default folder.
         train_split: part to train on: a split such as "train[:90%]", or a folder's name.
-        eval_split: part to evaluate on, likewise.
+        eval_split: part to evaluate on, in the same form.
         on_bad_image: "skip" leaves out, and counts, files of a folder that cannot be decoded; "fail" raises an error.
         progress: whether to show a progress bar on a terminal.
 

@@ -19,7 +19,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A file's reported top-1 accuracy on ImageNet-1k without further training, and the arithmetic for it."""
+    """A file's reported top-1 accuracy on ImageNet-1k without further training, and the operations it takes."""
 
     accuracy: Accuracy
     gflops: float  # for one image of the accuracy's size; a multiply-add counts as two
@@ -56,7 +56,7 @@ class Entry:
 
     @property
     def is_hybrid(self) -> bool:
-        """True if a ResNet computes the tokens."""
+        """Whether the patches are taken from a ResNet's feature map."""
         return self.config.resnet is not None
 
     @property
