@@ -75,7 +75,7 @@ def to_json(config: ViTConfig, spelling: JsonFields) -> dict[str, Any]:
     """Convert a config to the object in a config.json; raise for values that the format cannot express."""
     values: dict[str, Any] = {}
     fields = config.to_dict()
-    for path, value in [*spelling.constants.items(), *_kind(fields, spelling).items()]:
+    for path, value in [*spelling.constants.items(), *_values_of_kind(fields, spelling).items()]:
         _put(values, path, value)
     unsupported = []
     for path, (name, step) in spelling.rules.items():
@@ -162,7 +162,7 @@ def _check_known(values: Mapping[str, Any], spelling: JsonFields) -> None:
             )
 
 
-def _kind(fields: Mapping[str, Any], spelling: JsonFields) -> Mapping[str, Any]:
+def _values_of_kind(fields: Mapping[str, Any], spelling: JsonFields) -> Mapping[str, Any]:
     """Return the values to write of the first matching row of [[json.kinds]]."""
     for kind in spelling.kinds:
         matches = all(lookup(fields, path) == value for path, value in kind.get("when", {}).items())

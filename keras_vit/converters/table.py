@@ -254,8 +254,8 @@ def _read_table(path: Path) -> Table:
     if wrong:
         raise ValueError("; ".join(wrong))
     try:
-        raw["without"] = {variable: _typed(fields) for variable, fields in raw.get("without", {}).items()}
-        raw |= {key: _typed(raw[key]) for key in ("config", "defaults") if key in raw}
+        raw["without"] = {variable: _parse_fields(fields) for variable, fields in raw.get("without", {}).items()}
+        raw |= {key: _parse_fields(raw[key]) for key in ("config", "defaults") if key in raw}
         # A variable may have several names: each is read, and the first whose conditions hold is written.
         tensors = {name: [texts] if isinstance(texts, str) else texts for name, texts in raw["tensors"].items()}
         return Table(
@@ -276,7 +276,7 @@ def _arguments(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items() if key in names}
 
 
-def _typed(fields: dict[str, Any]) -> dict[str, Any]:
+def _parse_fields(fields: dict[str, Any]) -> dict[str, Any]:
     check_fields(fields)
     types = {"resnet": ResNetConfig, "preprocessing": Preprocessing}
     return {name: types[name](**value) if name in types else value for name, value in fields.items()}

@@ -209,7 +209,7 @@ def parse_augreg(name: str) -> Weights | None:
     family = _augreg()
     grammar = family.table["grammar"]
     stem = name.removesuffix(".npz")
-    if not _resembles(stem, [*grammar["pre_trained"], *grammar["fine_tuned"]]):
+    if not _is_like_augreg(stem, [*grammar["pre_trained"], *grammar["fine_tuned"]]):
         return None
     first, dashes, second = stem.partition("--")
     values = _parse_parts(name, first, grammar["pre_trained"])
@@ -225,7 +225,7 @@ def parse_augreg(name: str) -> Weights | None:
     return make_weights(family.table, stem, architecture, stated, {"file": f"{stem}.npz"})
 
 
-def _resembles(stem: str, parts: Sequence[Mapping[str, Any]]) -> bool:
+def _is_like_augreg(stem: str, parts: Sequence[Mapping[str, Any]]) -> bool:
     # A name with two parts of the AugReg grammar is treated as an AugReg name: an error can say which part is wrong.
     known = {spelling for part in parts for spelling in _allowed(part)}
     return sum(part in known for part in re.split("-+", stem.casefold())) >= 2

@@ -176,7 +176,7 @@ class Hdf5Container(Container):
                 f"tensor {quoted(path)} claims {header.bytes} bytes (shape {str(header.shape)[:200]}, {dtype}) "
                 f"but the file holds {length} for it."
             )
-        self._claim(start, length)
+        self._mark_used(start, length)
         self.headers[path] = header
         self._places[path] = _Place(start, byteorder)
 
@@ -185,11 +185,11 @@ class Hdf5Container(Container):
         self._directory_bytes += count
         if self._directory_bytes > MAX_DIRECTORY_BYTES:
             raise CheckpointError(f"names its tensors in more than {MAX_DIRECTORY_BYTES} bytes.")
-        self._claim(start, count)
+        self._mark_used(start, count)
         self._file.seek(self._start + start if count else 0)
         return read_exactly(self._file, count)
 
-    def _claim(self, start: int, count: int) -> None:
+    def _mark_used(self, start: int, count: int) -> None:
         """Record a piece of the file as used; a second use of the same place is a loop or a false pointer."""
         if not count:  # an empty piece may be anywhere
             return

@@ -38,7 +38,7 @@ class TorchContainer(Container):
     def _read_headers(self, size: int) -> None:
         self._tensors: dict[str, Any] = {}
         self._check_archive(size)
-        for name, tensor in _state(self._load()).items():
+        for name, tensor in _state_dict(self._load()).items():
             header = _header(name, tensor)
             if header.bytes > size:  # a view that repeats its elements
                 raise CheckpointError(
@@ -88,7 +88,7 @@ class TorchContainer(Container):
         super().close()
 
 
-def _state(loaded: Any) -> dict[str, Any]:
+def _state_dict(loaded: Any) -> dict[str, Any]:
     """Return the tensors by name, under whichever key a training program saved them."""
     for key in _STATE_KEYS:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):

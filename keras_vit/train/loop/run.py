@@ -31,7 +31,7 @@ from keras_vit.train.step import strategies
 from keras_vit.train.step.state import TrainState
 
 # Fields that a continued run may change: they do not influence the weights.
-CADENCE = ("log_steps", "checkpoint_steps", "checkpoint_minutes", "keep", "eval_steps", "steps_per_call")
+CHANGEABLE_FIELDS = ("log_steps", "checkpoint_steps", "checkpoint_minutes", "keep", "eval_steps", "steps_per_call")
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _open_checkpoints(folder: str, state: TrainState, data: Data, *, is_chief: b
         state.variables,
         keep=state.recipe.keep,
         facts=facts,
-        may_differ=[f"recipe.{name}" for name in CADENCE],
+        may_differ=[f"recipe.{name}" for name in CHANGEABLE_FIELDS],
         writes=is_chief,
     )
 

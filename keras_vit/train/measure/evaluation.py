@@ -98,7 +98,7 @@ class ModelInput(NamedTuple):
 
     @classmethod
     def from_model(cls, model: keras.Model, preprocessing: Preprocessing | None = None) -> ModelInput:
-        """Read the input of a model; a model other than a VisionTransformer takes -1..1 unless `preprocessing` is given."""
+        """Read the input of a model; without `preprocessing`, other models than a VisionTransformer take -1..1."""
         if not isinstance(model, keras.Model):
             raise TypeError(f"Expected a Keras model, such as keras_vit.zoo.load returns. Received: {model!r}")
         shape = getattr(model, "input_shape", None)
