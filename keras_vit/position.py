@@ -82,7 +82,7 @@ def sincos2d(
         grid: (height, width) in patches; one number means a square.
         hidden_size: width of a token, a multiple of 4 and at least 8.
         temperature: ratio of the highest to the lowest angular frequency; the highest is one radian for each patch.
-        dtype: of the result; the angles are computed in float64.
+        dtype: dtype of the result; the angles are computed in float64.
 
     Returns:
         Array (1, height * width, hidden_size) with values in [-1, 1], patches in row-major order. The quarters of the

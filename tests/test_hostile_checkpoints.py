@@ -214,8 +214,8 @@ def test_a_tensor_too_few_or_too_many_or_of_another_shape_is_named(format: str, 
         (apply(name, lambda array: array.reshape(-1)), "has shape|is not a Vision"),
         (apply(name, lambda array: array[..., :0]), "has shape|is not a Vision|does not describe"),
         (apply(name, lambda _: np.array(1, np.float32)), "has shape|is not a Vision"),
-        (apply(name, lambda array: array.astype(np.int32)), "has type int32.*wants floats"),
-        (apply(name, lambda array: array.astype(bool)), "has type bool.*wants floats"),
+        (apply(name, lambda array: array.astype(np.int32)), "has type int32.*expects floats"),
+        (apply(name, lambda array: array.astype(bool)), "has type bool.*expects floats"),
     ]:
         refuse(changed(format, tmp_path, change), reason)
 
@@ -410,7 +410,7 @@ def test_anybodys_other_comment_is_passed_over(tmp_path: Path) -> None:
         ("keras_vit/position/embedding", np.float32(1), "."),
         ("keras_vit/prefix/cls", np.zeros((1, 1, 31), np.float32), "has shape"),
         ("keras_vit/prefix/cls", np.full((1, 1, 32), np.nan, np.float32), "not finite"),
-        ("keras_vit/prefix/cls", np.zeros((1, 1, 32), np.int64), "wants floats"),
+        ("keras_vit/prefix/cls", np.zeros((1, 1, 32), np.int64), "expects floats"),
         ("keras_vit/no/such/variable", np.zeros(3, np.float32), "keras_vit/no/such/variable is left over"),
         ("keras_vit/", np.zeros(3, np.float32), "keras_vit/ is left over"),
         ("keras_vit/../../etc/passwd", np.zeros(3, np.float32), "is a path"),

@@ -314,7 +314,7 @@ def test_image_files_are_compared_too(tmp_path: Path, monkeypatch: pytest.Monkey
             r"prepared images, float \(batch, 32, 32, 3\). Received: shape \(2, 16, 16, 3\)",
         ),
         (np.zeros((0, 32, 32, 3), np.float32), r"Received: shape \(0, 32, 32, 3\)"),
-        (np.full((2, 32, 32, 3), np.nan, np.float32), "images are finite. Received: NaN or infinity in 2 of 2"),
+        (np.full((2, 32, 32, 3), np.nan, np.float32), "images must be finite. Received: NaN or infinity in 2 of 2"),
         (np.full((2, 32, 32, 3), 200.0, np.float32), "Received: floats from 200 to 200"),
         ([], "Received: an empty list"),
     ],

@@ -161,7 +161,7 @@ def parse_size(text: str | None, option: str = "--image-size") -> Any:
 
 
 def load_model(model: str, weights: str | None, image_size: str | None) -> VisionTransformer:
-    """Load what a command was given: a name of the zoo, a path or a URL. Raises as `resolve` and `zoo.load`."""
+    """Load what a command was given: a name of the zoo, a path or a URL. Errors are those of `zoo.load`."""
     from keras_vit.zoo.pretrained import load_choice, resolve
 
     size = parse_size(image_size)

@@ -40,7 +40,7 @@ def load(
     """Load a checkpoint as a model. The architecture is read from its tensors and from a config.json beside them.
 
     Args:
-        path: of the file, of a folder with the weights and a config.json, or of a model saved as .keras.
+        path: a file, a folder with the weights and a config.json, or a model saved as .keras.
         config: facts about the *file* that it cannot state itself: `num_heads` if the format folds the heads (timm and
             Hugging Face without config.json), `classifier` "unpooled" or "token_unpooled", the `image_size` it was
             trained at if its grid is not square, `representation_size` None to leave out the file's pre_logits (and
@@ -123,7 +123,7 @@ def read_config(
     """Return the architecture of a checkpoint. Only headers are read, no weights.
 
     Args:
-        path: of the file or folder.
+        path: the file or folder.
         config: facts about the file that it cannot state itself, as for `load`.
         format: one of `formats()` or a path to a .toml table of your own; None recognises it.
 
@@ -145,7 +145,7 @@ def detect(path: str | os.PathLike[str]) -> str:
     """Return the name of the format of a file or folder.
 
     Args:
-        path: of the file, or of a folder with the weights in it.
+        path: the file, or a folder with the weights.
 
     Raises:
         CheckpointError: no known format has these tensor names; the message shows some of them.
@@ -175,7 +175,7 @@ def convert(
 
     Args:
         source: the checkpoint to read, a file or a folder.
-        path: of the file to write, or of a folder, as for `save`.
+        path: the file to write, or a folder, as for `save`.
         format: the format to write, one of `formats()` or a path to a .toml table of your own.
         image_size: wanted, int or (height, width) in pixels; None is the file's.
         num_classes: wanted; if it differs from the file's, the head is new and zero; 0 means no head.

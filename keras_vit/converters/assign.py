@@ -81,9 +81,9 @@ def _misfit(checkpoint: Checkpoint, path: str, variable: Any) -> str | None:
         return f"no tensor for {path} {shape}, such as {expected.tensor if expected else path}{hint}"
     header = checkpoint.container.headers[source.tensor]
     if not layout.fits(header.shape, source, table.layout, shape):
-        return f"{source.tensor} has shape {header.shape}, {path} wants {shape}"
+        return f"{source.tensor} has shape {header.shape}, {path} expects {shape}"
     if not header.dtype.startswith(("float", "bfloat")):
-        return f"{source.tensor} has type {header.dtype}, {path} wants floats"
+        return f"{source.tensor} has type {header.dtype}, {path} expects floats"
     return None
 
 

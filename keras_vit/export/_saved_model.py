@@ -54,7 +54,7 @@ def saved_model(
 
     Args:
         model: on Keras' TensorFlow back end.
-        path: of the folder, such as "models/vit/1" (servers take its name as the version). It appears complete and
+        path: the folder, such as "models/vit/1" (servers take its name as the version). It appears complete and
             verified, or not at all.
         labels: name of a list in zoo/labels, or the class names (also written to assets/labels.txt); None for the
             model's own list. Without any, classes are named by their numbers.

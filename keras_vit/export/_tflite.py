@@ -65,7 +65,7 @@ def tflite(
 
     Args:
         model: a VisionTransformer; with `route="converter"` any Keras model with one image input and one output.
-        path: of the file. It appears complete and verified, or not at all; an older file there is replaced.
+        path: path of the file. It appears complete and verified, or not at all; an older file there is replaced.
         quantize: name of a mode ("none", "float16", "dynamic", "int8", "int8-full", "int16x8", "int4"), or a path to
             your own .toml file (see converters/README.md).
         calibration: about a hundred typical images: prepared, float32 (batch, height, width, channels), or anything

@@ -124,10 +124,10 @@ def _check_batch(array: np.ndarray) -> np.ndarray:
         raise ValueError(f"Images are uint8 or floats from 0 to 255. {received}")
     low, high = float(array.min()), float(array.max())
     if not (low >= 0 and high <= 255):
-        raise ValueError(f"Images hold values from 0 to 255, not prepared ones. {received} with values {low}..{high}")
+        raise ValueError(f"Images are pixels from 0 to 255, not prepared ones. {received} with values {low}..{high}")
     if array.dtype.kind == "f" and 0 < high <= 1:
         raise ValueError(
-            f"Float images hold values from 0 to 255: multiply by 255. {received} with values {low}..{high}"
+            f"Float images must hold values from 0 to 255: multiply by 255. {received} with values {low}..{high}"
         )
     return array if array.dtype == np.uint8 else array.astype(np.float32)
 

@@ -36,7 +36,7 @@ class VisionTransformer(keras.Model):
     Args:
         config: the architecture.
         dtype: a Keras dtype policy or its name, such as "mixed_bfloat16"; None means the global policy.
-        name: of the model.
+        name: name of the model.
 
     Input: float32 (batch, height, width, channels), as `preprocess` returns them; float64 under the policy "float64".
     Output: logits, (batch, num_classes), or (batch, tokens, num_classes) for the unpooled classifiers. Without a head

@@ -233,7 +233,7 @@ def make_weights(
 def _check(weights: Weights, *, own: bool) -> None:
     name = weights.architecture
     if not own and name != canonical_name(name):
-        raise ValueError(f"a card writes {canonical_name(name)!r}. Received: {name!r}")
+        raise ValueError(f"a card must use the canonical name {canonical_name(name)!r}. Received: {name!r}")
     (ViTConfig() if own else ViTConfig.from_name(name)).replace(**weights.facts)
     folder = data_files.folder("zoo") / "labels"
     if weights.labels is not None and not (folder / f"{weights.labels}.txt").is_file():

@@ -58,7 +58,7 @@ def resolve(
 
     A name of the zoo is the zoo's model even if a file or folder of that name exists: "./digits" is the file. Any other
     existing path is a file, and so is any name with the suffix of a checkpoint. `weights` are for names: a tag, a path
-    or a URL; None takes `default`, which is "default" (recommended) or None (random). Raises as `load`.
+    or a URL; None takes `default`, which is "default" (recommended) or None (random). Errors are those of `load`.
     """
     if not _is_file(spec):
         return resolve_name(str(spec), default if weights is None else weights)
@@ -155,7 +155,7 @@ def load(
 def load_choice(
     choice: Choice, changes: Mapping[str, Any] | None = None, *, dtype: Any = None, **file_facts: Any
 ) -> VisionTransformer:
-    """Load the model that `resolve` found; raises as `load` or, for a file, `converters.load`.
+    """Load the model that `resolve` found. Errors are those of `load` or, for a file, of `converters.load`.
 
     `changes` are fields of ViTConfig; for a file, image_size and num_classes alone. Only a file takes `file_facts`, the
     config and format of `converters.load`.
@@ -176,7 +176,7 @@ def load_choice(
 
 
 def fetch_source(choice: Choice) -> Path:
-    """Return the local path of the weights; raises as `_util.download.fetch`.
+    """Return the local path of the weights. Errors are those of `_util.download.fetch`.
 
     A remote .safetensors file is fetched together with the config files beside it, if there are any.
     """

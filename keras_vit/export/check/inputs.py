@@ -47,7 +47,7 @@ def prepared_images(model: keras.Model, images: Any, argument: str) -> np.ndarra
     if images.ndim != 4 or images.shape[1:] != shape or not len(images):
         raise ValueError(f"{expected}. Received: shape {images.shape}")
     if broken := int((~np.isfinite(images)).any(axis=(1, 2, 3)).sum()):
-        raise ValueError(f"{argument} are finite. Received: NaN or infinity in {broken} of {len(images)} images")
+        raise ValueError(f"{argument} must be finite. Received: NaN or infinity in {broken} of {len(images)} images")
     mean, std = mean_and_std(model)
     limit = RANGE_LIMIT * float(np.max(np.maximum(mean, 1 - mean) / std))
     if np.abs(images).max() > limit:

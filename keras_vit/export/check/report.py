@@ -16,7 +16,7 @@ class Report:
     """The comparison of an exported file with its model.
 
     Args:
-        path: of the file or folder.
+        path: path of the file or folder.
         bytes: size on disk.
         images: number of images that were compared.
         max_error: largest difference of a logit, divided by the largest logit.

@@ -56,7 +56,7 @@ def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
     """Return a function that runs an exported file.
 
     Args:
-        path: of a SavedModel's folder or a .tflite file.
+        path: a SavedModel's folder or a .tflite file.
         threads: number of threads for a .tflite file.
 
     Returns:

@@ -45,7 +45,7 @@ def verify(
 
     Args:
         model: a VisionTransformer, or another Keras model with one input and one output.
-        path: of a SavedModel's folder or a .tflite file. If a SavedModel takes image files, those are compared too.
+        path: a SavedModel's folder or a .tflite file. If a SavedModel takes image files, they are compared too.
         images: prepared images, float32 (batch, height, width, channels), or anything that `model.preprocess` takes:
             pixels, PIL images, paths. None takes built-in patterns. A file that takes pixels receives these as pixels.
         mode: by which the file was quantized, a name or a path to a .toml file: sets thresholds and expected size.

@@ -50,7 +50,7 @@ def few_shot(
         data: as in `evaluate`, with a training and a held-out split.
         shots: images per class; a class with fewer gives all it has, with a warning.
         l2: strength of the L2 regularisation, above 0.
-        seed: of the choice of images.
+        seed: seed for the choice of images.
         layer: the layer whose output (batch, width) is the feature: a name in `VisionTransformer.feature_names`, or
             the name of a layer of another Keras model.
         batch_size: images per call.
