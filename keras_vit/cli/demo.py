@@ -39,7 +39,7 @@ class Row:
 def run(out: Path, *, open_report: bool = True) -> None:
     """Load, classify, change the resolution, fine-tune, export to both formats, verify, and write a report.
 
-    The folder is created, or emptied of an earlier run's files; one with other files raises a ValueError.
+    The folder is created, or an earlier run's files in it are deleted; other files in it raise a ValueError.
     """
     _prepare_folder(out)
     console = Console()

@@ -55,7 +55,7 @@ def load(
         The model. None of its weights is random.
 
     Raises:
-        CheckpointError: the file is damaged, hostile or not a Vision Transformer.
+        CheckpointError: the file is damaged, malicious or not a Vision Transformer.
         FileNotFoundError: there is no such file.
         ValueError: an argument is wrong.
 
@@ -128,7 +128,7 @@ def read_config(
         format: one of `formats()` or a path to a .toml table of your own; None recognises it.
 
     Raises:
-        CheckpointError: the file is damaged, hostile or not a Vision Transformer.
+        CheckpointError: the file is damaged, malicious or not a Vision Transformer.
         FileNotFoundError: there is no such file.
 
     Example:
@@ -186,7 +186,7 @@ def convert(
         The path of the file that was written.
 
     Raises:
-        CheckpointError: the source is damaged, hostile or not a Vision Transformer, or the format cannot express it.
+        CheckpointError: the source is damaged, malicious or not a Vision Transformer, or the format cannot express it.
         FileNotFoundError: there is no such file.
         ValueError: an argument is wrong.
 

@@ -174,7 +174,7 @@ class Recipe:
                 object.__setattr__(self, name, float(getattr(self, name)))
 
     def _contradictions(self) -> Iterator[str]:
-        """Yield what is wrong between fields that are valid by themselves."""
+        """Yield a sentence for each contradiction between fields."""
         if (self.steps is None) == (self.epochs is None):
             yield f"give either steps or epochs. Received: steps={self.steps}, epochs={self.epochs}"
         if self.warmup_steps is not None and self.warmup_fraction is not None:
@@ -200,7 +200,7 @@ class Recipe:
         """Return the recipe with some fields changed.
 
         `steps` and `epochs` replace each other, as do `warmup_steps` and `warmup_fraction`. Fields of `config` are
-        added to those that are set. `variant` chooses one of the file's; earlier changes override what it sets.
+        added to those that are set. `variant` selects a variant of the file; fields changed before keep their values.
 
         Args:
             **changes: fields and their new values.
@@ -276,8 +276,8 @@ class Recipe:
     def resolved_warmup(self, total_steps: int) -> int:
         """Return the number of updates of the warm-up.
 
-        `warmup_steps` that are not fewer than all updates are replaced, with a warning, by a fifth of these: the
-        official runs of 500 updates warm up for 100.
+        If `warmup_steps` leaves no other update, a fifth of all updates is used instead, with a warning. This is the
+        official warm-up of short runs: 100 of 500 updates.
 
         Args:
             total_steps: number of updates of the run.
@@ -312,7 +312,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Layers that a recipe is built from, lowest first; any of them can be replaced."""
+    """The parts that a recipe is merged from; later ones override earlier ones. Any part can be replaced."""
 
     stated: Mapping[str, Any]  # fields for every variant
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> fields that it changes

@@ -1,7 +1,7 @@
 """Read HDF5 files as Keras writes them (.weights.h5), without the HDF5 library.
 
 That C library follows every pointer in a file: a crafted file can crash the process or take all of its memory. Keras
-uses a small part of the format, groups and arrays in one piece each. Only that part is read, by the HDF5 File Format
+uses a small part of the format, groups and contiguous arrays. Only that part is read, by the HDF5 File Format
 Specification (version 3.0); everything else is refused.
 """
 
@@ -37,7 +37,7 @@ _MESSAGE = struct.Struct("<HHB3x")  # type, bytes, flags
 _TREE = struct.Struct("<4sBBH16x")  # III.A.1: signature, node type, level, entries
 _HEAP = struct.Struct("<4sB3xQ8xQ")  # III.D: signature, version, bytes, address
 _NODE = struct.Struct("<4sBxH")  # III.B: signature, version, entries
-_SYMBOL = struct.Struct("<QQI4x16x")  # III.C: where the name is, header of the object, kind of what is cached
+_SYMBOL = struct.Struct("<QQI4x16x")  # III.C: offset of the name, header of the object, kind of what is cached
 _SOFT_LINK = 2
 _SHARED = 0x2  # flag of a message that lies elsewhere
 
@@ -170,7 +170,7 @@ class Hdf5Container(Container):
         header = Header(path, _shape(path, messages[_SPACE]), dtype)
         version, kind, start, length = struct.unpack("<BBQQ", messages[_LAYOUT][:18].ljust(18, b"\0"))
         if (version, kind) != (3, 1):
-            raise CheckpointError(f"tensor {quoted(path)} does not lie in one piece. {_ADVICE}")
+            raise CheckpointError(f"tensor {quoted(path)} is not contiguous. {_ADVICE}")
         if dtype in ITEM_BYTES and header.bytes != length:
             raise CheckpointError(
                 f"tensor {quoted(path)} claims {header.bytes} bytes (shape {str(header.shape)[:200]}, {dtype}) "

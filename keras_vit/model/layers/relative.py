@@ -55,7 +55,7 @@ class RelativePosition(keras.layers.Layer):
             raise ValueError(
                 "Relative position embeddings belong to the offsets of one sequence and are not interpolated: "
                 f"{self.name} has a grid of {self.grid} patches and {self.prefix_tokens} tokens in front. Received: "
-                f"{grid} and {prefix_tokens}. Keep image_size, or initialize the layer again."
+                f"{grid} and {prefix_tokens}. Keep image_size, or use new weights: `rebuilt(config, fresh=...)`."
             )
         self.table.assign(store["relative_embedding"])
 

@@ -1,6 +1,6 @@
 """List folders, and find the image files that cannot be decoded before the training starts.
 
-The cache folder keeps a fingerprint (name, length, modification time) of each file that decodes, so that later runs
+The cache folder keeps a fingerprint (name, length, modification time) of each decodable file, so that later runs
 decode only new, changed and damaged files.
 """
 

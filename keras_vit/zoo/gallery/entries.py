@@ -61,7 +61,7 @@ class Entry:
 
     @property
     def file_bytes(self) -> int | None:
-        """Size of the published file, from its MiB if the exact size is not published; None if it is unknown."""
+        """Size of the published file, computed from MiB if its exact size is not published; None if unknown."""
         return self.weights.bytes or (round(self.weights.size_mib * MIB) if self.weights.size_mib else None)
 
     @functools.cached_property
