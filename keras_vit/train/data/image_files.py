@@ -62,7 +62,7 @@ def find_damaged(folder: str, files: Sequence[str]) -> list[int]:
         checks = track(checks, "Checking images", total=len(new), show=len(new) > 0)
         damaged = new[~np.fromiter(checks, bool, len(new))]
     if len(new) > len(damaged):
-        # Loaded again, because another process may have checked other files of the folder meanwhile.
+        # Loaded again, because other files of the folder may have been checked meanwhile.
         _save_fingerprints(cache, np.union1d(_load_fingerprints(cache), np.delete(fingerprints, damaged)))
     return damaged.tolist()
 
