@@ -172,7 +172,7 @@ def test_the_warm_up_has_each_batch_of_each_signature(saved: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"labels": ["one", "two"]}, "labels are 2 for 5 classes"),
+        ({"labels": ["one", "two"]}, "2 for 5 classes"),
         ({"labels": "nowhere"}, "label lists are"),
         ({"labels": [1, 2, 3, 4, 5]}, "all strings. Received: 1"),
         ({"top": 0}, "top is the number of classes"),
