@@ -1,4 +1,4 @@
-"""Vision Transformers for TensorFlow and Keras 3: the official models, exactly, in and out.
+"""Vision Transformers for TensorFlow and Keras 3: load the official models exactly, train, export.
 
 Public names are imported on first use, so `import keras_vit` is fast and starts no TensorFlow.
 

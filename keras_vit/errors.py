@@ -28,7 +28,7 @@ class KerasViTError(Exception):
 
 
 class CheckpointError(KerasViTError, ValueError):
-    """A checkpoint is damaged, hostile, not of the expected format, or cannot express the model."""
+    """A checkpoint is damaged, malicious, not of the expected format, or cannot express the model."""
 
 
 class DownloadError(KerasViTError, OSError):

@@ -25,7 +25,7 @@ def resize(
 ) -> np.ndarray:
     """Interpolate a position embedding to another grid of patches.
 
-    The arithmetic is float64, rounded once to the dtype of the input. NaN and infinity are accepted and spread.
+    The arithmetic is float64, rounded once to the dtype of the input. NaN and infinity are accepted and propagate.
 
     Args:
         embedding: floats, (1, prefix_tokens + height * width, hidden_size) or the same without the 1. The patches are
@@ -38,7 +38,7 @@ def resize(
             * `"official"`: linear, with end points aligned, as `scipy.ndimage.zoom(order=1)` in google-research's
               `vit_jax/checkpoint.py` and big_vision's `models/vit.py`. A side of one takes the first value. For some
               sizes (28 to 48, which is B/8 from 224 to 384 pixels) SciPy rounds past the edge and sets the last row and
-              column to zero; so does the official code, and so does this.
+              column to zero; the official code and this function do so too.
             * `"bilinear"`: half-pixel centres, no antialias (`tf.image.resize`, PyTorch's `interpolate`).
             * `"bicubic"`: half-pixel centres, a = -0.75, no antialias (Hugging Face ViT).
             * `"bicubic-antialias"`: half-pixel centres, a = -0.5, with antialias (timm's `resample_abs_pos_embed`).
@@ -82,7 +82,7 @@ def sincos2d(
         grid: (height, width) in patches; one number means a square.
         hidden_size: width of a token, a multiple of 4 and at least 8.
         temperature: ratio of the highest to the lowest angular frequency; the highest is one radian for each patch.
-        dtype: of the result; the angles are computed in float64.
+        dtype: dtype of the result; the angles are computed in float64.
 
     Returns:
         Array (1, height * width, hidden_size) with values in [-1, 1], patches in row-major order. The quarters of the
@@ -131,7 +131,7 @@ def _source_grid(shape: tuple[int, ...], source_grid: Grid | None, prefix_tokens
 def _official(new: int, old: int) -> Matrix:
     positions = np.arange(new, dtype=np.float64) * ((old - 1) / max(new - 1, 1))
     matrix = _linear(positions, old)
-    matrix[positions > old - 1] = 0.0  # outside for SciPy: rounding moved the last point past the end
+    matrix[positions > old - 1] = 0.0  # as in SciPy, where rounding moved the last point past the end
     return matrix
 
 
@@ -143,7 +143,7 @@ def _bicubic(new: int, old: int) -> Matrix:
     positions = _half_pixel(new, old)[:, None]
     neighbours = np.floor(positions).astype(int) + np.arange(-1, 3)
     matrix = np.zeros((new, old))
-    # Neighbours beyond the border repeat the border, so several may be the same column: add.at adds their weights.
+    # Neighbours beyond the border are clipped to it, so a column may occur several times: add.at adds the weights.
     columns = neighbours.clip(0, old - 1)
     np.add.at(matrix, (np.arange(new)[:, None], columns), _cubic(positions - neighbours, a=-0.75))
     return matrix
@@ -152,7 +152,7 @@ def _bicubic(new: int, old: int) -> Matrix:
 def _bicubic_antialias(new: int, old: int) -> Matrix:
     widening = max(old / new, 1.0)
     matrix = _cubic((_half_pixel(new, old)[:, None] - np.arange(old)) / widening, a=-0.5)
-    # There are no patches beyond the border: the weights of the others are scaled to sum to one.
+    # Patches beyond the border do not exist: the remaining weights are scaled to sum to one.
     return matrix / matrix.sum(axis=1, keepdims=True)
 
 
@@ -174,7 +174,7 @@ def _cubic(distance: Matrix, *, a: float) -> Matrix:
     return np.select([x <= 1, x < 2], [near, far])
 
 
-# name -> function of the new and old side, whose matrix interpolates one axis: all methods are separable.
+# Method -> function (new side, old side) -> matrix that interpolates one axis. All methods are separable.
 _MATRICES: dict[str, Callable[[int, int], Matrix]] = {
     "official": _official,
     "bilinear": _bilinear,

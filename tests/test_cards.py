@@ -117,7 +117,7 @@ def test_a_card_of_ones_own_is_read(tmp_path: Path) -> None:
         ("image_size = 224\n[weights", "[weights", "weights.mine lacks the key 'image_size'"),
         ("rank = 1", 'rank = "1"', "weights.mine.rank must be a whole number. Received: '1'"),
         ("ViT-B/16", "ViT-BB/16", "No architecture has this name; the nearest are"),
-        ("ViT-B/16", "B_16", "a card writes 'ViT-B/16'. Received: 'B_16'"),
+        ("ViT-B/16", "B_16", "a card must use the canonical name 'ViT-B/16'. Received: 'B_16'"),
         (
             "classifier =",
             "clasifier =",
@@ -142,7 +142,7 @@ def test_a_typing_error_in_a_card_is_one_clear_error(tmp_path: Path, right: str,
     with pytest.raises(CardError) as error:
         read_text(tmp_path, CARD.replace(right, wrong))
     assert said in str(error.value)
-    assert "mine.toml is no model card" in str(error.value)
+    assert "mine.toml is not a valid model card" in str(error.value)
 
 
 def test_two_errors_in_a_card_are_told_together(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_calibration_takes_the_same_images(tmp_path: Path, pictures: Path) -> No
     ("arguments", "said"),
     [
         (["export", "digits", "--to", "{}/missing/out.tflite"], "There is no folder for the .tflite file: {}/missing"),
-        (["export", "digits", "--to", "{}"], "{} is there already"),
+        (["export", "digits", "--to", "{}"], "{} already exists"),
         (["export", "digits", "--to", "{}/out.tflite", "--quantize", "int5"], "quantize is one of"),
         (["export", "digits", "--to", "{}/out.tflite", "--quantize", "int8"], "needs calibration images"),
         (["export", "digits", "--to", "{}/out.tflite", "--images", "{}"], "has no images"),
@@ -115,7 +115,7 @@ def test_a_file_of_another_model_is_status_1(written: Path, tmp_path: Path, monk
     head = other.get_layer("head")
     head.kernel.assign(-np.asarray(head.kernel))
     converters.save(other, tmp_path / "other.npz", format="google")
-    assert "is not what the model computes" in fails(monkeypatch, "verify", written, tmp_path / "other.npz")
+    assert "differs from the model" in fails(monkeypatch, "verify", written, tmp_path / "other.npz")
 
 
 def test_a_size_that_does_not_fit_says_what_to_do(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,8 +249,8 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
         ("write_npz", [("w", NUMBERS), ("w", NUMBERS)], "Two tensors are named 'w.npy'"),
         ("write_npz", [("../w", NUMBERS)], "is a path and not a tensor's name"),
         ("write_npz", [("w", np.array([None]))], "'w.npy' is object. Types written: float64"),
-        ("write_safetensors", [("w", NUMBERS), ("w", NUMBERS)], "name 'w' is taken"),
-        ("write_safetensors", [("__metadata__", NUMBERS)], "name '__metadata__' is taken"),
+        ("write_safetensors", [("w", NUMBERS), ("w", NUMBERS)], "must be unique.* Received: 'w'"),
+        ("write_safetensors", [("__metadata__", NUMBERS)], "not '__metadata__'. Received: '__metadata__'"),
         ("write_safetensors", [("w", np.array(["a"]))], "'w' is <U1. Types written: uint64"),
     ],
 )

@@ -34,7 +34,7 @@ WRONG = {
     "an unknown method": (TABLE + RULE + 'method = "gptk"\n', "the nearest is 'gptq'"),
     "float weights, integer inputs": (TABLE + RULE.replace("8", "32") + "activations = 8\n", "no kernel multiplies"),
     "no operators": (TABLE + RULE.replace('"FULLY_CONNECTED"', ""), "operators is empty"),
-    "no expression": (TABLE + RULE + 'names = "("\n', "no regular expression"),
+    "no expression": (TABLE + RULE + 'names = "("\n', "not a regular expression"),
     "a strange alpha": (TABLE + "[smoothing]\nalpha = 5\nthreshold = 4\n", "alpha is from 0 to 1. Received: 5"),
     "a threshold below 1": (TABLE + "[smoothing]\nalpha = 0.5\nthreshold = 0.5\n", "threshold is 1 or more"),
 }

@@ -83,8 +83,8 @@ HOSTILE: dict[str, tuple[str, Callable[[h5py.File], Any]]] = {
         "keeps its data in another file",
         lambda file: file.create_dataset("w", (4,), "f4", external=[("/etc/passwd", 0, 16)]),
     ),
-    "data in other arrays": ("does not lie in one piece", _virtual),
-    "chunks": ("does not lie in one piece", lambda file: file.create_dataset("w", data=np.zeros(9), chunks=(3,))),
+    "data in other arrays": ("is not contiguous", _virtual),
+    "chunks": ("is not contiguous", lambda file: file.create_dataset("w", data=np.zeros(9), chunks=(3,))),
     "a bomb": (
         "packed by a filter",
         lambda file: file.create_dataset("w", data=np.zeros(1 << 23), compression="gzip", chunks=(1 << 20,)),

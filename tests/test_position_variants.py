@@ -247,7 +247,7 @@ def test_relative_positions_of_another_grid_are_refused_until_they_start_anew(
     name: str, image_size: Any, tmp_path: Path
 ) -> None:
     model = built(**VARIANTS[name])
-    with pytest.raises(ValueError, match=r"not interpolated: position.* grid of .*Received: \(4, 4\) and 1.*anew"):
+    with pytest.raises(ValueError, match=r"not interpolated: position.* grid of .*Received: \(4, 4\) and 1.*fresh"):
         model.resized(image_size)
     config = model.config.replace(image_size=image_size)
     model.save_weights(tmp_path / "model.weights.h5")

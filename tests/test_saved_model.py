@@ -172,13 +172,13 @@ def test_the_warm_up_has_each_batch_of_each_signature(saved: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"labels": ["one", "two"]}, "labels are 2 for 5 classes"),
+        ({"labels": ["one", "two"]}, "2 for 5 classes"),
         ({"labels": "nowhere"}, "label lists are"),
         ({"labels": [1, 2, 3, 4, 5]}, "all strings. Received: 1"),
         ({"top": 0}, "top is the number of classes"),
         ({"top": 2.5}, "top is the number of classes"),
         ({"warmup": (0,)}, "batch sizes from 1"),
-        ({"warmup": 8}, r"batch sizes from 1, such as \(1, 8\); \(\) is none. Received: 8"),
+        ({"warmup": 8}, r"batch sizes from 1, such as \(1, 8\); \(\) means none. Received: 8"),
         ({"warmup": (1.5,)}, "batch sizes from 1"),
     ],
 )
@@ -191,7 +191,7 @@ def test_wrong_options_leave_nothing(tmp_path: Path, options: dict[str, Any], sa
 def test_weights_that_were_added_are_not_left_out(tmp_path: Path) -> None:
     model = small()
     model.get_layer("head").enable_lora(2)
-    with pytest.raises(ValueError, match="merge what was added first. Received: one with further weights"):
+    with pytest.raises(ValueError, match="merge added ones first. Received: a model with added weights"):
         export.saved_model(model, tmp_path / "1", bfloat16=True)
     assert nothing_but(tmp_path)
     report = export.saved_model(model, tmp_path / "1")
@@ -242,7 +242,7 @@ def test_a_new_heads_zeros_are_the_same_as_themselves(tmp_path: Path) -> None:
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "precious").write_text("keep")
-    with pytest.raises(FileExistsError, match="is there already"):
+    with pytest.raises(FileExistsError, match="already exists"):
         export.saved_model(small(), tmp_path / "1")
     assert nothing_but(tmp_path / "1", "precious") and nothing_but(tmp_path, "1")
 
@@ -278,7 +278,7 @@ def test_a_graph_that_answers_otherwise_is_refused(tmp_path: Path, monkeypatch: 
     real = signatures.build
     monkeypatch.setattr(signatures, "build", lambda _, **options: real(other, **options))
     other.get_layer("head").bias.assign_add([5.0, 0, 0, 0, -5])
-    with pytest.raises(export.VerificationError, match="is not what the model computes"):
+    with pytest.raises(export.VerificationError, match="differs from the model"):
         export.saved_model(small(), tmp_path / "1")
     assert nothing_but(tmp_path)
 

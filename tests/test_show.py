@@ -68,7 +68,7 @@ def test_a_summary_fits_a_terminal(name: str) -> None:
 
 
 def test_a_head_that_only_the_file_knows_is_not_counted_and_that_is_said() -> None:
-    assert "not counted: only the file tells" in run("show", KITTI)
+    assert "not counted: only the file states" in run("show", KITTI)
     said = shown(KITTI)
     assert said["num_classes"] is None
     assert said["parameters"] == OFFICIAL["ViT-B_16"][2] - 769_000

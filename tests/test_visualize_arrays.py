@@ -404,7 +404,7 @@ def test_the_one_vision_transformer_of_a_subclassed_model_is_found() -> None:
         (lambda: keras.Sequential([keras.layers.Dense(2)]), r"exactly one among its layers\. Received: Sequential$"),
         (
             lambda: Subclassed([VisionTransformer(tiny(), name=name) for name in ("student", "teacher")]),
-            r"Received: Subclassed with \['student', 'teacher'\]; pass the one to look at",
+            r"Received: Subclassed with \['student', 'teacher'\]; pass one of them",
         ),
         (lambda: "ViT-B/16", "Received: str$"),
     ],

@@ -327,11 +327,11 @@ def test_letters_on_a_bar_are_legible(scheme: int) -> None:
     ("images", "error", "said"),
     [
         (["nothing.png"], FileNotFoundError, "nothing.png"),
-        ([Path(__file__)], ValueError, "no image that can be read"),
+        ([Path(__file__)], ValueError, "not an image that can be read"),
         ([], ValueError, "1 to 16 images.*Received: 0"),
         (pictures(17), ValueError, "1 to 16 images.*Received: 17"),
         (np.zeros((17, 8, 8, 3), np.uint8), ValueError, "Received: 17"),
-        (np.full((8, 8, 3), -1.0), ValueError, "values from 0 to 255"),
+        (np.full((8, 8, 3), -1.0), ValueError, "pixels from 0 to 255"),
     ],
     ids=["missing", "no image", "none", "too many", "too large a batch", "prepared"],
 )

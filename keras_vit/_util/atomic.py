@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file beside `path` for binary writing; it replaces `path` when the block has succeeded.
+    """Open a temporary file beside `path` for binary writing; it replaces `path` if the block succeeds.
 
     After an exception, a full disk or Ctrl-C, `path` is unchanged and the temporary file is removed.
     """

@@ -6,12 +6,12 @@ from typing import Any
 
 
 def is_count(value: Any, *, least: int) -> bool:
-    """Return whether a value is an integer of at least `least`; NumPy's integers count, booleans do not."""
+    """Return whether a value is an integer of at least `least`; NumPy's integers are accepted, booleans are not."""
     return not isinstance(value, bool) and hasattr(value, "__index__") and int(value) >= least
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    """Raise a ValueError that lists the known values if `value` is none of them."""
+    """Raise a ValueError that lists the known values if `value` is not one of them."""
     if value not in known:
         raise ValueError(f"{name} is one of {list(known)}. Received: {value!r}")
 

@@ -43,7 +43,7 @@ class Remote:
     cached: Path
 
     def mirror_paths(self) -> list[str]:
-        """Return the paths to search in a mirror: the whole path, without the bucket, the file name."""
+        """Return the paths to search in a mirror: the whole path, the path without the bucket, the file name."""
         ways = (self.parts, self.parts[1:] or self.parts, self.parts[-1:])
         return list(dict.fromkeys("/".join(parts) for parts in ways))
 
@@ -56,7 +56,7 @@ def cache_folder() -> Path:
 
 
 def fetch(source: str, *, sha256: str | None = None, size: int | None = None, name: str | None = None) -> Path:
-    """Return the local path of a file, after downloading and verifying it if need be.
+    """Return the local path of a file, after downloading and verifying it if needed.
 
     Args:
         source: local path, or `file://`, `https://`, `http://`, `gs://` or `hf://` URL; it may end in `#sha256=<hex>`.
@@ -71,7 +71,7 @@ def fetch(source: str, *, sha256: str | None = None, size: int | None = None, na
     source, fragment = urldefrag(source) if "://" in source else (source, "")
     expected = Expected(_one_hash(sha256, fragment), size)
     local = _local_path(source)
-    return _fetch_remote(_locate(source, name), expected) if local is None else _checked(local, expected)
+    return _fetch_remote(_locate(source, name), expected) if local is None else _verify_local(local, expected)
 
 
 def _one_hash(sha256: str | None, fragment: str) -> str | None:
@@ -93,8 +93,8 @@ def _local_path(source: str) -> Path | None:
     return None if "://" in source else Path(source).expanduser()
 
 
-def _checked(path: Path, expected: Expected) -> Path:
-    """Return a local path after checking it against what is known about it."""
+def _verify_local(path: Path, expected: Expected) -> Path:
+    """Check a local file against `expected`, and return its path."""
     if not path.exists():
         raise FileNotFoundError(f"There is no file {path.absolute()}.")
     if expected != Expected():
@@ -143,7 +143,7 @@ def _fetch_remote(remote: Remote, expected: Expected) -> Path:
     copies = [folder / path for path in remote.mirror_paths()] if folder is not None else []
     for copy in copies:
         if copy.is_file():
-            return _checked(copy, expected)
+            return _verify_local(copy, expected)
     if is_intact(remote.cached, expected):
         return remote.cached
     if copies:
@@ -151,7 +151,7 @@ def _fetch_remote(remote: Remote, expected: Expected) -> Path:
             f"KERAS_VIT_MIRROR does not have {remote.url}. Looked for: {', '.join(map(str, copies))}."
         )
     if remote.url.startswith("hf://") and not mirror:
-        return _checked(_from_hub(remote), expected)
+        return _verify_local(_from_hub(remote), expected)
     if _offline():
         raise FileUnavailableError(_offline_message(remote))
     urls = [f"{mirror}/{path}" for path in remote.mirror_paths()] if mirror else [remote.url]

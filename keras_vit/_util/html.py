@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_vit._util.text import byte_size
 
-if TYPE_CHECKING:  # imported where it is used: most commands render nothing
+if TYPE_CHECKING:  # imported in the functions that use it, because most commands render nothing
     import jinja2
 
 COLOURS = {

@@ -1,7 +1,7 @@
 """Verify files by checksums, by checks of their own formats, and by pins.
 
-A pin is a text file beside a verified file, `<file>.sha256`, with its SHA-256, size and modification time. While size
-and time are the same, the file is not read again.
+A pin is a text file beside a verified file, `<file>.sha256`, with its SHA-256, size and modification time. If size and
+time are unchanged, the file is not read again.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ def digests(path: Path, algorithms: set[str]) -> dict[str, bytes]:
 def verify(path: Path, expected: Expected, suffix: str | None = None) -> str:
     """Check a file by size and SHA-256 or other checksums, else by its format, and return its SHA-256 (hexadecimal).
 
-    Raise a CorruptFileError if a check fails or none is possible. `suffix` replaces that of the path, such as ".npz".
+    Raise a CorruptFileError if a check fails or none is possible. `suffix`, such as ".npz", replaces the path's own.
     """
     suffix = path.suffix if suffix is None else suffix
     actual_size = path.stat().st_size
@@ -80,7 +80,7 @@ def check_zip(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
     except Exception as error:  # zipfile and its decompressors raise ten types for damage
-        raise CorruptFileError(f"it is no intact zip archive ({error})") from error
+        raise CorruptFileError(f"it is not an intact zip archive ({error})") from error
     if damaged is not None:
         raise CorruptFileError(f"its member {damaged} is damaged")
 

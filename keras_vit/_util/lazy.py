@@ -10,7 +10,7 @@ from typing import Any
 def lazy_names(package: str, homes: Mapping[str, str | None]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` for a package.
 
-    `homes` has for each public name the module that defines it, relative to the package or in full; None for a module.
+    `homes` maps each public name to the module that defines it (relative or full name), or to None for a module.
     """
     public = sorted(homes)
 

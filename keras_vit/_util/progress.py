@@ -10,7 +10,7 @@ Item = TypeVar("Item")
 
 
 def track(items: Iterable[Item], description: str, *, total: int | None = None, show: bool = True) -> Iterator[Item]:
-    """Yield the items, and advance a bar with each; None as `total` takes `len(items)` if there is one."""
+    """Yield the items, and advance a bar with each; `total` defaults to `len(items)` if they have one."""
     length = total if total is not None else len(items) if isinstance(items, Sized) else None
     with counter(description, total=length, show=show) as advance:
         for item in items:
@@ -24,7 +24,7 @@ def counter(
 ) -> Iterator[Callable[..., None]]:
     """Draw a bar from `done` to `total` (None: unknown) while the block runs.
 
-    Yields a function of a number, by which it advances the bar, and optionally of a text to show beside the bar.
+    Yields `advance(count, details=None)`: it advances the bar by `count` and shows the text `details` beside it.
     A bar of bytes also shows the speed. `show=False` draws no bar.
     """
     if not show:
@@ -39,7 +39,7 @@ def counter(
     if in_bytes:
         numbers = (progress.DownloadColumn(), progress.TransferSpeedColumn())
     bar = progress.Progress(
-        # rich would rather drop the numbers than shorten a long file name.
+        # Without a maximum width, a long file name leaves no room for the numbers.
         progress.TextColumn("{task.description}", table_column=Column(max_width=console.width // 3, no_wrap=True)),
         progress.BarColumn(bar_width=console.width // 4),
         *numbers,

@@ -29,15 +29,15 @@ TRANSIENT_STATUS = (408, 416, 425, 429, 500, 502, 503, 504)
 
 
 class TransientError(Exception):
-    """A failure that the next attempt may not meet."""
+    """A failure after which another attempt may succeed."""
 
 
 def download(url: str, part: Path, expected: Expected, name: str) -> str:
     """Download a file to `part`, verify it, flush it to disk, and return its SHA-256 (hexadecimal).
 
-    An incomplete `part` is resumed, also by a later process. What the server states is added to `expected`. The suffix
-    of `name` decides how the file is checked. The statuses 401, 403, 404 and 410 raise a FileUnavailableError at once;
-    wrong content twice, or `ATTEMPTS` failures, a DownloadError; a full disk an OSError.
+    An incomplete `part` is resumed, also by a later process. `expected` is completed by the server's length and
+    checksums. The suffix of `name` decides how the file is checked. The statuses 401, 403, 404 and 410 raise a
+    FileUnavailableError at once; `ATTEMPTS` failures or wrong content twice a DownloadError; a full disk an OSError.
     """
     suffix = Path(name).suffix
     wrong_before = False
@@ -63,7 +63,7 @@ def download(url: str, part: Path, expected: Expected, name: str) -> str:
 
 
 def _attempt(url: str, part: Path, expected: Expected, name: str) -> Expected:
-    """Request the missing bytes once, append them to `part`, and return `expected` with what the server stated."""
+    """Request the missing bytes once, append them to `part`, and return `expected` completed by the server's facts."""
     etag = _etag_file(part)
     offset = part.stat().st_size if part.exists() and etag.exists() else 0
     headers = {"Accept-Encoding": "identity"}
@@ -168,6 +168,6 @@ def _append(response: "requests.Response", part: Path, length: int | None, name:
             file.flush()
             os.fsync(file.fileno())
             return file.tell()
-    except OSError:  # of the disk, as network errors are urllib3's: a full disk needs its space back
+    except OSError:  # a disk error (network errors are urllib3's): free the space of a full disk
         _discard(part)
         raise

@@ -46,11 +46,11 @@ def _common(
         bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Vision Transformers for TensorFlow and Keras 3: the official models, exactly, in and out."""
+    """Vision Transformers for TensorFlow and Keras 3: load the official models exactly, train, export."""
 
 
 def main() -> None:
-    """Run the command. An error of the user's is one line on standard error and exit code 1."""
+    """Run the command. A user error prints one line on standard error and gives exit code 1."""
     try:
         app()
     except USER_ERRORS as error:

@@ -39,11 +39,11 @@ class Row:
 def run(out: Path, *, open_report: bool = True) -> None:
     """Load, classify, change the resolution, fine-tune, export to both formats, verify, and write a report.
 
-    The folder is created, or emptied of an earlier run's files; one with other files raises a ValueError.
+    The folder is created, or an earlier run's files in it are deleted; other files in it raise a ValueError.
     """
     _prepare_folder(out)
     console = Console()
-    keras.utils.set_random_seed(0)  # draws the same fresh position embeddings, and so the same table, every time
+    keras.utils.set_random_seed(0)  # so that every run draws the same new position embeddings and prints the same table
     data = digits.load()
     model = zoo.load(NAME)
     console.print(f"{NAME}: {model.count_params():,} parameters, {len(data.test_images)} held-out digits")
@@ -72,7 +72,7 @@ def run(out: Path, *, open_report: bool = True) -> None:
     )
     page = _report(model, data, out / "report.html", exports)
     console.print(f"The exported files are in {out}/, the fine-tuned model and its log in {out}/finetuned/")
-    console.print(f"What the model sees, to look at: {page}", soft_wrap=True)
+    console.print(f"Report: {page}", soft_wrap=True)
     if open_report and _has_desktop():
         webbrowser.open(page.resolve().as_uri())
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Errors that a user can correct: `main` prints them as one line, with exit code 1.
 USER_ERRORS = (ValueError, OSError, ImportError, ArithmeticError)
-TABLE_WIDTH = 10_000  # columns: no table is wrapped, for the lines of `list` and `show` are read by other programs too
+TABLE_WIDTH = 10_000  # columns: no table is wrapped, because other programs also read the lines of `list` and `show`
 
 
 def _starting_with(incomplete: str, names: Iterable[str]) -> list[str]:
@@ -71,7 +71,7 @@ Size = Annotated[str | None, Option("--image-size", help="Pixels: 384 or HEIGHTx
 Classes = Annotated[int | None, Option("--num-classes", help="A new head of this many classes; 0 for none.")]
 Facts = Annotated[
     list[str] | None,
-    Option("--config", help="FIELD=VALUE that the file cannot tell, such as num_heads=12; may be repeated."),
+    Option("--config", help="FIELD=VALUE that the file does not state, such as num_heads=12; may be repeated."),
 ]
 DataDir = Annotated[Path | None, Option(help="Folder in which tensorflow-datasets keeps prepared data.")]
 BadImage = Annotated[str, Option(help="What to do about a file that cannot be decoded: skip or fail.")]
@@ -161,7 +161,7 @@ def parse_size(text: str | None, option: str = "--image-size") -> Any:
 
 
 def load_model(model: str, weights: str | None, image_size: str | None) -> VisionTransformer:
-    """Load what a command was given: a name of the zoo, a path or a URL. Raises as `resolve` and `zoo.load`."""
+    """Load what a command was given: a name of the zoo, a path or a URL. Errors are those of `zoo.load`."""
     from keras_vit.zoo.pretrained import load_choice, resolve
 
     size = parse_size(image_size)

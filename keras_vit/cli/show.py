@@ -106,7 +106,7 @@ def summary(weights: Weights, config: ViTConfig) -> str:
     sizes = [f"about {byte_size(numbers['file_bytes'][precision])} {note}" for precision, note in SIZE_NOTES.items()]
     facts += zip(("weights", "", ""), sizes, strict=True)
     if weights.num_classes is None:
-        facts.append(("head", "not counted: only the file tells the number of its classes"))
+        facts.append(("head", "not counted: only the file states the number of its classes"))
     title = f"{weights.architecture} at {height} x {width}, {weights.tag}"
     return f"{title}\n\n{_parts_table(numbers, config)}\n\n{aligned(facts)}"
 

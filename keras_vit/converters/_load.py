@@ -40,13 +40,13 @@ def load(
     """Load a checkpoint as a model. The architecture is read from its tensors and from a config.json beside them.
 
     Args:
-        path: of the file, of a folder with the weights and a config.json, or of a model saved as .keras.
+        path: a file, a folder with the weights and a config.json, or a model saved as .keras.
         config: facts about the *file* that it cannot state itself: `num_heads` if the format folds the heads (timm and
             Hugging Face without config.json), `classifier` "unpooled" or "token_unpooled", the `image_size` it was
             trained at if its grid is not square, `representation_size` None to leave out the file's pre_logits (and
             its head). A dict states the fields it names; a ViTConfig states every field, its defaults included.
         image_size: *wanted*, int or (height, width) in pixels; position embeddings are interpolated once.
-        num_classes: *wanted*; if it differs from the file's, the head is new and zero; 0 is no head.
+        num_classes: *wanted*; if it differs from the file's, the head is new and zero; 0 means no head.
         format: one of `formats()` or a path to a .toml table of your own; None recognises it.
         dtype: Keras dtype policy of the model, such as "mixed_bfloat16"; None is the global one.
         allow_nonfinite: accept NaN and infinities among the weights.
@@ -55,7 +55,7 @@ def load(
         The model. None of its weights is random.
 
     Raises:
-        CheckpointError: the file is damaged, hostile or not a Vision Transformer.
+        CheckpointError: the file is damaged, malicious or not a Vision Transformer.
         FileNotFoundError: there is no such file.
         ValueError: an argument is wrong.
 
@@ -123,12 +123,12 @@ def read_config(
     """Return the architecture of a checkpoint. Only headers are read, no weights.
 
     Args:
-        path: of the file or folder.
+        path: the file or folder.
         config: facts about the file that it cannot state itself, as for `load`.
         format: one of `formats()` or a path to a .toml table of your own; None recognises it.
 
     Raises:
-        CheckpointError: the file is damaged, hostile or not a Vision Transformer.
+        CheckpointError: the file is damaged, malicious or not a Vision Transformer.
         FileNotFoundError: there is no such file.
 
     Example:
@@ -145,10 +145,10 @@ def detect(path: str | os.PathLike[str]) -> str:
     """Return the name of the format of a file or folder.
 
     Args:
-        path: of the file, or of a folder with the weights in it.
+        path: the file, or a folder with the weights.
 
     Raises:
-        CheckpointError: the tensors' names are those of no known format; the message shows some of them.
+        CheckpointError: no known format has these tensor names; the message shows some of them.
         FileNotFoundError: there is no such file.
 
     Example:
@@ -175,18 +175,18 @@ def convert(
 
     Args:
         source: the checkpoint to read, a file or a folder.
-        path: of the file to write, or of a folder, as for `save`.
-        format: to write: one of `formats()` or a path to a .toml table of your own.
+        path: the file to write, or a folder, as for `save`.
+        format: the format to write, one of `formats()` or a path to a .toml table of your own.
         image_size: wanted, int or (height, width) in pixels; None is the file's.
-        num_classes: wanted; if it differs from the file's, the head is new and zero; 0 is no head.
+        num_classes: wanted; if it differs from the file's, the head is new and zero; 0 means no head.
         config: facts about the source that it cannot state itself, as for `load`.
-        source_format: of the source; None recognises it.
+        source_format: format of the source; None recognises it.
 
     Returns:
         The path of the file that was written.
 
     Raises:
-        CheckpointError: the source is damaged, hostile or not a Vision Transformer, or the format cannot express it.
+        CheckpointError: the source is damaged, malicious or not a Vision Transformer, or the format cannot express it.
         FileNotFoundError: there is no such file.
         ValueError: an argument is wrong.
 
@@ -228,7 +228,7 @@ def _load_keras(path: Path, changes: Mapping[str, Any], *, dtype: Any, allow_non
             reason = str(error).removeprefix(f"{path}: ")
             raise CheckpointError(f"{path}: {reason}") from error
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{path}: describes no model that can be built: {str(error)[:500]}") from error
+            raise CheckpointError(f"{path}: does not describe a valid model: {str(error)[:500]}") from error
     config = model.config.replace(**changes)
     return model if config == model.config and dtype is None else model.rebuilt(config, dtype=dtype)
 
@@ -248,7 +248,7 @@ def _constructor_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _load_keras_weights(model: VisionTransformer, weights: Container, *, allow_nonfinite: bool) -> None:
-    """Load the weights of a .keras file through a copy that holds nothing but arrays, which the HDF5 library reads."""
+    """Load the weights of a .keras file through a copy that holds only arrays, which the HDF5 library reads."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "model.weights.h5"
         with h5py.File(copy, "w") as file:

@@ -15,7 +15,7 @@ from keras_vit.converters.table import OWN_PREFIX, Table, formats, load_table
 from keras_vit.errors import CheckpointError
 from keras_vit.model.vision_transformer import VisionTransformer
 
-# Container -> suffixes that readers take for another one.
+# Container -> suffixes that readers would take for another container.
 _MISLEADING_SUFFIXES = {"npz": (".safetensors",), "safetensors": (".npz",)}
 
 
@@ -24,7 +24,7 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
 
     Args:
         model: a VisionTransformer; its weights are written as float32.
-        path: of the file; for a format with a config.json also of a folder (a name without suffix) for both.
+        path: the file; for a format with a config.json, it may be a folder (a name without suffix) for both files.
         format: one of `formats()` or a path to a .toml table of your own.
 
     Returns:
@@ -32,7 +32,7 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
 
     Raises:
         CheckpointError: the format cannot express the model; the message says why, and nothing is written.
-        TypeError: it is not a VisionTransformer.
+        TypeError: `model` is not a VisionTransformer.
 
     Example:
 

@@ -22,7 +22,7 @@ from keras_vit.model.config import ViTConfig
 
 
 def variables_by_path(model: Any) -> dict[str, Any]:
-    """Return the variables of a model that a checkpoint holds, by path from the layer on: "block_0/norm1/gamma"."""
+    """Return the variables of a model that a checkpoint holds, by path in the model: "block_0/norm1/gamma"."""
     variables = {}
     for layer in model.layers:
         for variable in layer.weights:
@@ -40,7 +40,7 @@ def as_array(variable: Any) -> np.ndarray:
 
 def is_finite(value: np.ndarray) -> bool:
     """Return whether every number is finite."""
-    # The sum needs no temporary array, but may overflow though every value is finite: then each one is checked.
+    # A sum needs no temporary array. It may overflow although every value is finite; then each value is checked.
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(value.sum()) or np.isfinite(value).all())
 
@@ -81,9 +81,9 @@ def _misfit(checkpoint: Checkpoint, path: str, variable: Any) -> str | None:
         return f"no tensor for {path} {shape}, such as {expected.tensor if expected else path}{hint}"
     header = checkpoint.container.headers[source.tensor]
     if not layout.fits(header.shape, source, table.layout, shape):
-        return f"{source.tensor} has shape {header.shape}, {path} wants {shape}"
+        return f"{source.tensor} has shape {header.shape}, {path} expects {shape}"
     if not header.dtype.startswith(("float", "bfloat")):
-        return f"{source.tensor} has type {header.dtype}, {path} wants floats"
+        return f"{source.tensor} has type {header.dtype}, {path} expects floats"
     return None
 
 
@@ -122,7 +122,7 @@ def _resized(value: np.ndarray, checkpoint: Checkpoint, config: ViTConfig) -> np
 
 
 def collect(variables: Mapping[str, Any], sources: Mapping[str, Source], table: Table) -> Iterator[tuple[str, Any]]:
-    """Yield the name of every tensor of a file, and its value, which is made only when it is written."""
+    """Yield (name, value) for every tensor of a file; a value is computed only when it is written."""
     parts: dict[str, list[tuple[Source, Any]]] = {}
     for path, source in sources.items():
         parts.setdefault(source.tensor, []).append((source, variables[path]))
@@ -148,7 +148,7 @@ class LazyTensor:
 
 
 def _lazy_tensor(pieces: list[tuple[Source, Any]], table: Table) -> LazyTensor:
-    """Return the tensor that is made of these variables, one behind the other."""
+    """Return the tensor that is the concatenation of these variables."""
     shapes = [layout.tensor_shape(tuple(variable.shape), source.row, table.layout) for source, variable in pieces]
     shape = shapes[0] if len(shapes) == 1 else (sum(shape[0] for shape in shapes), *shapes[0][1:])
 

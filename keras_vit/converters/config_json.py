@@ -22,14 +22,14 @@ _MISSING = object()
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; raise a CheckpointError if it is too large, damaged, or no object."""
+    """Return the object in a JSON file; raise a CheckpointError if it is too large, damaged, or not an object."""
     size = path.stat().st_size
     if size > MAX_JSON_BYTES:
         raise CheckpointError(f"{path} has {size:,} bytes; a config.json has at most {MAX_JSON_BYTES:,}")
     try:
         values = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is no JSON: {str(error)[:200]}") from error
+        raise CheckpointError(f"{path} is not valid JSON: {str(error)[:200]}") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} holds a {type(values).__name__}, not an object")
     return values
@@ -75,7 +75,7 @@ def to_json(config: ViTConfig, spelling: JsonFields) -> dict[str, Any]:
     """Convert a config to the object in a config.json; raise for values that the format cannot express."""
     values: dict[str, Any] = {}
     fields = config.to_dict()
-    for path, value in [*spelling.constants.items(), *_kind(fields, spelling).items()]:
+    for path, value in [*spelling.constants.items(), *_values_of_kind(fields, spelling).items()]:
         _put(values, path, value)
     unsupported = []
     for path, (name, step) in spelling.rules.items():
@@ -95,7 +95,7 @@ def to_json(config: ViTConfig, spelling: JsonFields) -> dict[str, Any]:
         if value is not None and value is not _MISSING:
             _put(values, path, value)
     if unsupported:
-        raise CheckpointError(f"config.json has no word for {', '.join(unsupported)}")
+        raise CheckpointError(f"config.json cannot express {', '.join(unsupported)}")
     return values
 
 
@@ -115,7 +115,7 @@ def check_overwrite(weights: Path, values: Mapping[str, Any], spelling: JsonFiel
         if _describes_other_file(present, weights):
             warnings.warn(
                 f"keras_vit: {path} described {present[_WEIGHTS]} and now describes {weights.name}: other readers "
-                "will take one for the other. A folder of its own keeps them apart.",
+                "would load the wrong config. Write each checkpoint into its own folder.",
                 stacklevel=4,
             )
 
@@ -146,7 +146,7 @@ def _fields_of_name(name: str, spelling: JsonFields) -> dict[str, Any]:
 
 
 def _check_known(values: Mapping[str, Any], spelling: JsonFields) -> None:
-    """Raise if a config.json has a key that no field of ViTConfig stands for: it might change the model."""
+    """Raise if a config.json has an unknown key, which might change the model."""
     for path, accepted in spelling.accepts.items():
         value = _get(values, path)
         if accepted and value is not _MISSING and value not in accepted:
@@ -162,8 +162,8 @@ def _check_known(values: Mapping[str, Any], spelling: JsonFields) -> None:
             )
 
 
-def _kind(fields: Mapping[str, Any], spelling: JsonFields) -> Mapping[str, Any]:
-    """Return what the first matching row of [[json.kinds]] writes."""
+def _values_of_kind(fields: Mapping[str, Any], spelling: JsonFields) -> Mapping[str, Any]:
+    """Return the values to write of the first matching row of [[json.kinds]]."""
     for kind in spelling.kinds:
         matches = all(lookup(fields, path) == value for path, value in kind.get("when", {}).items())
         if matches and not any(lookup(fields, path) for path in kind.get("unless", ())):

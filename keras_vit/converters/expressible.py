@@ -1,4 +1,4 @@
-"""Decide which formats can hold a model, and where other readers of the file would compute other digits."""
+"""Decide which formats can hold a model, and where other readers of the file compute slightly different logits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TRAINING_FIELDS = {"dropout_rate", "attention_dropout_rate", "stochastic_depth"
 _NOT_IN_FILES = _TRAINING_FIELDS | {"image_size", "num_heads", "position_method", "preprocessing", "labels"}
 # Fields (and their values; None for all) that change only the last digits: such a model is written with a warning.
 _NUMERIC_FIELDS = {"activation": ("gelu_tanh", "gelu_erf", "gelu_quick"), "norm_epsilon": None, "resnet": None}
-# Files do not state whether their head is applied to every token: both ways of reading them are right.
+# Files do not state whether their head is applied to every token: both readings are valid.
 _READ_AS = {"unpooled": "gap", "token_unpooled": "token"}
 # Part of a variable's path -> the part of the model that it belongs to.
 _FEATURES = {
@@ -52,9 +52,9 @@ class WritePlan:
 
 
 def formats_of(config: ViTConfig) -> dict[str, bool]:
-    """Return the formats that can hold a model, and whether their other readers compute the same digits.
+    """Return the formats that can hold a model, and whether their other readers compute the same logits.
 
-    Where they do not (another GELU or epsilon), `converters.save` warns: the logits differ from about digit four.
+    If not (another GELU or epsilon), `converters.save` warns: the logits differ from about the fourth digit on.
     """
     result = {}
     for table in map(load_table, formats()):
@@ -68,7 +68,7 @@ def formats_of(config: ViTConfig) -> dict[str, bool]:
 def plan(config: ViTConfig, shapes: Shapes, table: Table) -> WritePlan:
     """Decide how a model is written in a format; raise a CheckpointError that names all that the format cannot express.
 
-    `config` is that of `layout.written_config`; `shapes` are those of the variables by path.
+    `config` is the result of `layout.written_config`; `shapes` are those of the variables by path.
     """
     sources = _check_places(config, shapes, table)
     inferred_config, missing_fields = _infer_from_tensors(config, shapes, sources, table)
@@ -113,7 +113,7 @@ def _infer_from_tensors(
 def _check_expressible(
     config: ViTConfig, inferred: ViTConfig, json_fields: Mapping[str, Any], table: Table
 ) -> tuple[str, ...]:
-    """Return the fields in which other readers differ by digits; raise if they would read another model."""
+    """Return the fields that change only other readers' last digits; raise if they would read another model."""
     stated = set() if table.json is None else table.json.stated_fields
     from_tensors = {"resnet", *(name for fields in table.meaning.without.values() for name in fields)}
     ours, theirs = config.to_dict(), inferred.to_dict()
@@ -136,7 +136,7 @@ def _check_expressible(
 
 
 def _reads_the_same(name: str, read: Any, config: ViTConfig) -> bool:
-    """Return whether a model whose field is read as this value is the same model."""
+    """Return whether the model stays the same if the value `read` replaces that of a field."""
     value = config.to_dict()[name]
     if name == "classifier":
         return _READ_AS.get(value, value) == read
@@ -150,7 +150,7 @@ def _reads_the_same(name: str, read: Any, config: ViTConfig) -> bool:
 
 
 def _typical_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of one variable for each thing that a config can say, without building the model."""
+    """Return the shapes of one variable for each option of a config, without building the model."""
     width, heads = config.hidden_size, config.num_heads
     channels = patch_values(config) // math.prod(config.patch)
     units = config.resnet.num_layers if config.resnet else ()

@@ -25,7 +25,7 @@ _NOT_COMPARED = {"classifier", "layer_scale", "representation_size"}
 
 @dataclass(frozen=True)
 class Hints:
-    """Fields of ViTConfig that are known of a file beside the shapes of its tensors; later ones win."""
+    """Fields of ViTConfig that are known about a file besides its tensors' shapes; later ones override earlier ones."""
 
     row_fields: Mapping[str, Any] = field(default_factory=dict)  # implied by the presence of tensors
     json_fields: Mapping[str, Any] = field(default_factory=dict)  # stated in its config.json
@@ -36,7 +36,7 @@ class Hints:
 
 
 def infer(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
-    """Return the config that a file was trained with, from the shapes of its tensors as variables.
+    """Return the config that a file was trained with, from the shapes that its tensors have as variables.
 
     Heads are a separate axis only if the file has one. Raise a CheckpointError if the tensors are not those of a Vision
     Transformer, if they contradict the hints, or if the caller must state a fact.
@@ -45,7 +45,7 @@ def infer(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
     for name, ranks in _REQUIRED.items():
         if len(shapes.get(name, ())) not in ranks or 0 in shapes[name]:
             raise CheckpointError(
-                f"is no Vision Transformer in {table.format} format: {name} must have {ranks} axes. "
+                f"is not a Vision Transformer in {table.format} format: {name} must have {ranks} axes. "
                 f"Received: {shapes.get(name, 'no tensor for it')}"
             )
     try:
@@ -53,7 +53,7 @@ def infer(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
     except CheckpointError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise CheckpointError(f"describes no model that can be built: {str(error)[:500]}") from error
+        raise CheckpointError(f"does not describe a valid model: {str(error)[:500]}") from error
 
 
 def _config(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
@@ -119,7 +119,7 @@ def _check_json(json_fields: Mapping[str, Any], known: Mapping[str, Any]) -> Non
 
 
 def _merge_fields(*sources: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of all sources, later ones first; preprocessing and resnet are merged field by field."""
+    """Merge fields; later sources override earlier ones. preprocessing and resnet are merged field by field."""
     merged: dict[str, Any] = {}
     for source in sources:
         for name, value in source.items():
@@ -158,7 +158,7 @@ def _resnet(shapes: Shapes, numerics: ResNetConfig | None, *, is_required: bool)
     try:
         return dataclasses.replace(numerics or ResNetConfig(), num_layers=num_layers, width_factor=width_factor)
     except ValueError as error:
-        raise CheckpointError(f"describes no ResNet that can be built: {error}") from error
+        raise CheckpointError(f"does not describe a valid ResNet: {error}") from error
 
 
 def _classifier(fields: Mapping[str, Any], *, is_stated: bool) -> str:
@@ -217,7 +217,7 @@ def _image_size(shapes: Shapes, fields: Mapping[str, Any], wanted: Any) -> Any:
 
 
 def _probe(fields: Mapping[str, Any], **changes: Any) -> ViTConfig:
-    """Return a config for its derived properties, at an image size that is large enough for every patch."""
+    """Return a config that is used for its derived properties only; its image is large enough for every patch."""
     return ViTConfig(**{**fields, "image_size": 2**20, **changes})
 
 

@@ -75,7 +75,7 @@ def tensor_shape(shape: tuple[int, ...], row: Row, layout: str) -> tuple[int, ..
 
 
 def to_tensor(variable: np.ndarray, row: Row, layout: str) -> np.ndarray:
-    """Return a variable as its (part of a) tensor in a file: the inverse of `to_variable`."""
+    """Return a variable as a file's tensor or part of one: the inverse of `to_variable`."""
     shape = tensor_shape(variable.shape, row, layout)
     if layout == "torch":
         variable = variable.reshape(_fold_heads(variable.shape, row))
@@ -91,7 +91,7 @@ def written_config(config: ViTConfig, table: Table) -> ViTConfig:
     Both compute the same, so that every model can be written either way.
     """
     has_rows = table.meaning.config.get("position_prefix", config.position_prefix)
-    # Where every block adds positions, a row is not the same as a part of the token.
+    # If every block adds positions, adding a row to the token once does not give the same model.
     is_movable = config.num_prefix_tokens and (config.position, config.position_place) == ("learned", "stem")
     return config.replace(position_prefix=has_rows) if is_movable else config
 

@@ -1,4 +1,4 @@
-"""Note in a file what its format has no place for, so that keras_vit reads back the same model.
+"""Store fields that a format has no place for in a note in the file, so that keras_vit reads back the same model.
 
 The note is in a .safetensors file's metadata or in an .npz file's archive comment, where other readers ignore it.
 """

@@ -29,7 +29,7 @@ _WEIGHTS = (
     "pytorch_model.bin",
     "*.pth",
 )
-# A model may have this many more weights than twice those of its file: then the missing tensors are named.
+# A model may have twice the weights of its file plus this many; above that it is refused without listing tensors.
 _SPARE_WEIGHTS = 1 << 22
 
 
@@ -100,7 +100,7 @@ def check_size(container: Container, config: ViTConfig, *, is_size_given: bool =
     """
     held = sum(math.prod(header.shape) for header in container.headers.values() if header.bytes)
     most = 2 * held + _SPARE_WEIGHTS
-    # Layers first: counting the parameters takes as long as a hybrid has units.
+    # Layers are checked first, because counting parameters takes time for each unit of a hybrid.
     num_layers = max(config.num_layers, sum(config.resnet.num_layers) if config.resnet else 0)
     try:
         needed = count_parameters(config) if num_layers <= MAX_LAYERS else most + 1

@@ -23,7 +23,7 @@ from keras_vit.converters.json_steps import STEPS
 from keras_vit.converters.tensor_names import PLACEHOLDER, TensorNames, fill, pattern, wildcard
 from keras_vit.model.config import Preprocessing, ResNetConfig, check_fields
 
-# Before the names of tensors that only keras_vit reads: variables as they were before the format's rules changed them.
+# Prefix of tensors that only keras_vit reads: variables as they were before the format's rules changed them.
 OWN_PREFIX = "keras_vit/"
 
 _CONTAINERS = ("npz", "safetensors", "h5")
@@ -45,9 +45,9 @@ class Row:
     """One variable of the model and its tensor in a file."""
 
     variable: str  # Keras path with placeholders, such as "block_{i}/norm1/gamma"
-    tensor: str  # name in the file with the same placeholders; {s-1} counts from one less
+    tensor: str  # name in the file with the same placeholders; {s-1} is the number less one
     part: tuple[int, int] = (0, 1)  # (index, count) of the part of the tensor's first axis; (0, 1) is all of it
-    rank: int | None = None  # number of axes in the file, if ones stand before the variable's own
+    rank: int | None = None  # number of axes in the file, if it has leading axes of length 1
     only_if: tuple[str, Any] | None = None  # (field of ViTConfig, value): the tensor exists only with this value
     unless: str | None = None  # a tensor; the row is ignored in a file that has it
     beside: str | None = None  # a tensor; the row is ignored in a file that lacks it
@@ -120,11 +120,11 @@ class JsonFields:
     name: str | None = None  # dotted path of the model's name
     # Pattern of such a name -> fields (those of later patterns win), or the reason why such a model is not read.
     names: Mapping[str, Mapping[str, Any] | str] = field(default_factory=dict)
-    # Dotted path that is no field of ViTConfig -> accepted values; [] accepts any. Other keys in the same object are
+    # Dotted path that is not a field of ViTConfig -> accepted values; [] accepts any. Other keys in the same object are
     # refused, because they could change what the model computes.
     accepts: Mapping[str, list[Any]] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)  # dotted path -> value that is always written
-    # The first one whose `when` holds and none of whose `unless` is set is written too (its `write`).
+    # Of the first row whose `when` holds and whose `unless` fields are not set, `write` is written too.
     kinds: tuple[Mapping[str, Any], ...] = ()
     beside: Mapping[str, str] = field(default_factory=dict)  # key -> .json file in the same folder that holds its value
 
@@ -224,7 +224,7 @@ def formats() -> list[str]:
 
 
 def load_table(format: str | os.PathLike[str]) -> Table:
-    """Return the table of a format: one of `formats()`, or a path to a .toml file of one's own."""
+    """Return the table of a format: one of `formats()`, or a path to your own .toml file."""
     if os.fspath(format).endswith(".toml"):
         return _read_table(Path(format).resolve())
     if format not in formats():
@@ -238,7 +238,7 @@ def fields_of_rows(rows: Iterable[Row]) -> dict[str, Any]:
 
 
 def lookup(config: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a dotted path in a config's dict, or None; tuples come as lists, as in TOML."""
+    """Return the value at a dotted path in a config's dict, or None; tuples are returned as lists, as in TOML."""
     value: Any = config
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -254,8 +254,8 @@ def _read_table(path: Path) -> Table:
     if wrong:
         raise ValueError("; ".join(wrong))
     try:
-        raw["without"] = {variable: _typed(fields) for variable, fields in raw.get("without", {}).items()}
-        raw |= {key: _typed(raw[key]) for key in ("config", "defaults") if key in raw}
+        raw["without"] = {variable: _parse_fields(fields) for variable, fields in raw.get("without", {}).items()}
+        raw |= {key: _parse_fields(raw[key]) for key in ("config", "defaults") if key in raw}
         # A variable may have several names: each is read, and the first whose conditions hold is written.
         tensors = {name: [texts] if isinstance(texts, str) else texts for name, texts in raw["tensors"].items()}
         return Table(
@@ -276,7 +276,7 @@ def _arguments(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items() if key in names}
 
 
-def _typed(fields: dict[str, Any]) -> dict[str, Any]:
+def _parse_fields(fields: dict[str, Any]) -> dict[str, Any]:
     check_fields(fields)
     types = {"resnet": ResNetConfig, "preprocessing": Preprocessing}
     return {name: types[name](**value) if name in types else value for name, value in fields.items()}

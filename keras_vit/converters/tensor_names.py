@@ -20,13 +20,13 @@ PLACEHOLDER = re.compile(r"\{(\w+)(-1)?\}")
 class TensorNames:
     """How the names in a file become the names in a table's rows."""
 
-    prefixes: tuple[str, ...] = ("",)  # accepted before every name; the first with which the marks are found counts
+    prefixes: tuple[str, ...] = ("",)  # accepted before every name; the first with which the marks are found is used
     write_prefix: str = ""  # written before every name
     head_prefix: str = ""  # written before every name except the head's, if the model has a head
     ignore_outside: bool = False  # ignore tensors without the prefix: an optimizer's state, a text tower
     ignore: tuple[str, ...] = ()  # patterns of tensors that are not part of the model
     renumber: tuple[str, ...] = ()  # modules whose children are numbered together or class by class
-    spelled: Mapping[str, str] = field(default_factory=dict)  # part of a name -> what it is read as
+    spelled: Mapping[str, str] = field(default_factory=dict)  # part of a name -> its replacement
     # Start of the name of a tensor with a leading axis of blocks -> start of the names of single blocks.
     stacked: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()  # other files of weights in the same folder, read with the first

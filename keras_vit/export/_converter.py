@@ -16,11 +16,11 @@ from keras_vit.export.check import inputs
 from keras_vit.export.litert.options import Options
 from keras_vit.export.quantization.modes import Mode
 
-MODES = ("none", "float16", "dynamic")  # those that the converter can do without calibration
-UNSUPPORTED_DTYPES = {"bfloat16", "float16", "float64"}  # their operators are not builtin ones
+MODES = ("none", "float16", "dynamic")  # modes that the converter supports without calibration
+UNSUPPORTED_DTYPES = {"bfloat16", "float16", "float64"}  # TFLite has no builtin operators for them
 TIMEOUT = 1800  # seconds
 
-# Needs TensorFlow alone: neither Keras nor the classes of the model.
+# Needs only TensorFlow, neither Keras nor the classes of the model.
 _CONVERT = """
 import sys
 
@@ -70,7 +70,7 @@ def convert(
 ) -> None:
     """Run the converter in its own process; raise a ConverterError if it fails or takes more than `timeout` seconds.
 
-    It takes about 40 times the memory of the weights and does not give it back. `batch` None is any number of images.
+    It needs about 40 times the memory of the weights and does not free it. `batch=None` means any number of images.
     """
     if keras.backend.backend() != "tensorflow":
         raise ValueError(

@@ -25,7 +25,7 @@ from keras_vit.export.server import warmup as warmup_requests
 from keras_vit.model.labels import class_names, single_lines
 from keras_vit.model.vision_transformer import VisionTransformer
 
-NUM_BFLOAT16_IMAGES = 4  # on which the bfloat16 signatures are compared
+NUM_BFLOAT16_IMAGES = 4  # number of images for comparing the bfloat16 signatures
 LEAST_BFLOAT16_COSINE = 0.99  # 0.9999 was measured; a broken cast is far below
 
 
@@ -49,12 +49,12 @@ def saved_model(
     - float_images: images, prepared float32 (B, height, width, channels) -> as serving_default, and logits (B, N).
     - uint8_images: images, pixels 0..255 of any one size -> as float_images.
 
-    All numbers are float32. A model without a head returns features everywhere. A model of other channels than grey or
-    colour, for which there are no image files, has float_images (also as serving_default) and uint8_images only.
+    All numbers are float32. A model without a head returns features everywhere. A model of other than 1 or 3
+    channels takes no image files: it has float_images (also as serving_default) and uint8_images only.
 
     Args:
         model: on Keras' TensorFlow back end.
-        path: of the folder, such as "models/vit/1" (servers take its name for the version). It appears complete and
+        path: the folder, such as "models/vit/1" (servers take its name as the version). It appears complete and
             verified, or not at all.
         labels: name of a list in zoo/labels, or the class names (also written to assets/labels.txt); None for the
             model's own list. Without any, classes are named by their numbers.
@@ -82,7 +82,7 @@ def saved_model(
     names = class_names(model.config, labels)
     path = Path(path)
     if path.exists() or path.is_symlink():
-        raise FileExistsError(f"{path} is there already: remove it, or write the next version beside it")
+        raise FileExistsError(f"{path} already exists: remove it, or write the next version beside it")
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary_path(path) as work:
         with measure_resources() as used:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from keras_vit.errors import VerificationError
 
-MAX_PREFIX = 32  # letters of the final name in the temporary one: a long name has no room for more
+MAX_PREFIX = 32  # letters of the final name in the temporary one, so that this is not too long
 
 
 @contextlib.contextmanager

@@ -65,18 +65,18 @@ def tflite(
 
     Args:
         model: a VisionTransformer; with `route="converter"` any Keras model with one image input and one output.
-        path: of the file. It appears complete and verified, or not at all; an older file there is replaced.
+        path: path of the file. It appears complete and verified, or not at all; an older file there is replaced.
         quantize: name of a mode ("none", "float16", "dynamic", "int8", "int8-full", "int16x8", "int4"), or a path to
             your own .toml file (see converters/README.md).
         calibration: about a hundred typical images: prepared, float32 (batch, height, width, channels), or anything
             that `model.preprocess` takes. Fixed ranges need them; "dynamic" gains if activations have outliers.
         verify: images, as above, on which file and model are compared. None takes built-in patterns, or in a mode that
             needs calibration the calibration images, which is optimistic: pass held-out images.
-        batch: images in a call; None for any number.
+        batch: number of images in a call; None for any number.
         image_size: int or (height, width) in pixels, if another than the model's: position embeddings are interpolated.
         input_dtype: "float32" for prepared images, "uint8" for pixels from 0 to 255, which the file scales itself.
         source_size: int or (height, width) of pixels that the file resizes itself; needs `input_dtype="uint8"`.
-        resize: "exact" as `model.preprocess` does, "builtin" for the runtime's bilinear kernel without antialias.
+        resize: "exact" as `model.preprocess`, "builtin" for the runtime's bilinear kernel without antialias.
         output: "logits" or "probabilities".
         attention: whether to add the output `attention` (batch, heads, patches): the class token's, in the last block.
         labels: name of a list in zoo/labels, or the class names, which apps read from the file; None for the model's.
@@ -110,7 +110,7 @@ def tflite(
         batch=batch,
         storage=STORAGES[mode.storage],
         dtype=input_dtype,
-        source_size=source_size,  # type: ignore[arg-type]  # Options makes a pair of it
+        source_size=source_size,  # type: ignore[arg-type]  # Options converts it to a pair
         resize=resize,
         output=output,
         attention=attention,

@@ -16,7 +16,7 @@ RESIZES = ("squash", "crop")
 INTERPOLATIONS = ("bilinear", "bicubic", "area", "nearest", "lanczos3")
 CLASSIFIERS = ("token", "gap", "map", "unpooled", "token_unpooled")
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "gelu_quick", "relu", "silu", "tanh", "linear")
-POSITION_METHODS = ("official", "bilinear", "bicubic", "bicubic-antialias")  # position.METHODS, without its NumPy
+POSITION_METHODS = ("official", "bilinear", "bicubic", "bicubic-antialias")  # as position.METHODS, which needs NumPy
 POSITIONS = ("learned", "learned2d", "sincos2d", "relative", "none")
 POSITION_PLACES = ("stem", "blocks", "shared")
 NORM_PLACES = ("tokens", "pooled")
@@ -74,8 +74,8 @@ class ResNetConfig:
     Args:
         num_layers: number of units in each stage; () is the stem alone.
         width_factor: the stem has 64 * width_factor channels, a multiple of 32.
-        norm_epsilon: of GroupNorm.
-        conv_epsilon: of the weight standardization.
+        norm_epsilon: epsilon of GroupNorm.
+        conv_epsilon: epsilon of the weight standardization.
         conv_epsilon_place: "std" divides by std + epsilon (Google), "variance" by sqrt(variance + epsilon) (timm).
 
     Raises:
@@ -127,23 +127,23 @@ class ViTConfig:
         representation_size: width of the pre_logits layer (Dense and tanh); None means no such layer.
         resnet: a ResNetConfig, or its fields as a dict, makes the model a hybrid.
         num_channels: channels of the image.
-        class_token: whether there is a class token; None: if the classifier needs one.
+        class_token: whether there is a class token; None means only if the classifier needs one.
         distilled: whether DeiT's distillation token and head exist (arXiv 2012.12877); the logits are both heads' mean.
         num_registers: number of extra tokens after the class token that no head reads (arXiv 2309.16588).
         position: "learned" (1-D), "learned2d" (one embedding of the column and one of the row, each half as wide),
-            "relative" (in the attention, see `model.layers.relative`), "none" (all paper, appendix D.4), or "sincos2d"
+            "relative" (in attention, see `model.layers.relative`), "none" (all paper, appendix D.4), or "sincos2d"
             (fixed; MoCo v3 and big_vision).
-        position_place: "stem" adds the embedding once, behind the patch embedding; "blocks" adds a different one to the
+        position_place: "stem" adds the embedding once, after the patch embedding; "blocks" adds a different one to the
             input of every block, "shared" the same one. "relative" needs "blocks" or "shared".
         position_prefix: True: class token and registers come first and the position embedding has rows for them
             (Google, Hugging Face); False: they are put in front afterwards (big_vision, timm's no_embed_class).
-        position_method: of `position.resize`: "official", "bilinear", "bicubic" or "bicubic-antialias".
+        position_method: method of `position.resize`: "official", "bilinear", "bicubic" or "bicubic-antialias".
         patch_bias: whether the patch embedding has a bias.
         pre_norm: whether a LayerNorm precedes the first block (CLIP).
         qkv_bias: whether query, key and value have biases.
-        activation: of the MLP: "gelu_tanh" (Google), "gelu_erf" (timm, Hugging Face), "gelu_quick" (OpenAI), "relu",
+        activation: in the MLP: "gelu_tanh" (Google), "gelu_erf" (timm, Hugging Face), "gelu_quick" (OpenAI), "relu",
             "silu", "tanh" or "linear".
-        norm_epsilon: of every LayerNorm.
+        norm_epsilon: epsilon of every LayerNorm.
         layer_scale: initial value of LayerScale (arXiv 2103.17239); None means no LayerScale.
         final_norm: "tokens" normalizes, then pools; "pooled" pools, then normalizes (timm's fc_norm).
         representation_activation: activation of the pre_logits layer.
@@ -372,13 +372,13 @@ class ViTConfig:
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed.
 
-        A changed `classifier` keeps the class token of the weights. A changed `num_classes` drops the labels.
+        A changed `classifier` keeps the class token. A changed `num_classes` drops the labels.
 
         Args:
             **changes: fields and their new values.
 
         Raises:
-            ValueError: a field is unknown (the message has the nearest) or wrong.
+            ValueError: a field is unknown (the message names the nearest) or wrong.
         """
         check_fields(changes)
         if changes.get("num_classes", self.num_classes) != self.num_classes:
@@ -391,14 +391,14 @@ class ViTConfig:
 
     @classmethod
     def from_name(cls, name: str, **changes: Any) -> ViTConfig:
-        """Return the official architecture of a name (vit_jax/configs/models.py, big_vision's models/vit.py).
+        """Return the official architecture with this name (vit_jax/configs/models.py, big_vision's models/vit.py).
 
         Args:
             name: such as "B/16", "ViT-B_16", "R50+ViT-B/16" or "So400m/14", in any case and with any separators.
             **changes: fields that differ from the official ones.
 
         Raises:
-            ValueError: no architecture has this name (the message has the nearest), or a field is unknown or wrong.
+            ValueError: no architecture has this name (the message names the nearest), or a field is unknown or wrong.
         """
         check_fields(changes)
         return cls(**{**architecture(name), **changes})

@@ -25,9 +25,9 @@ ACTIVATION_TENSORS = {"gelu_tanh": 2, "gelu_erf": 2, "gelu_quick": 2, "silu": 2,
 class Kernel(NamedTuple):
     """Kernel of a dense layer or convolution."""
 
-    inputs: int  # of each output
-    outputs: int  # channels
-    positions: int  # in one image where it is applied
+    inputs: int  # input values of one output
+    outputs: int  # output channels
+    positions: int  # positions in one image where it is applied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Part:
 
     name: str
     output: tuple[int, ...]  # shape for one image: (height, width, channels), (tokens, width) or (width,)
-    kernels: tuple[Kernel, ...] = ()  # of one copy
+    kernels: tuple[Kernel, ...] = ()  # kernels of one copy
     others: int = 0  # parameters of one copy outside of kernels: biases, norms, tokens, position embeddings
     products: int = 0  # multiply-adds of one copy between two activations
     copies: int = 1
@@ -63,7 +63,7 @@ class Part:
 
 
 class Convolution(NamedTuple):
-    """A convolution of a hybrid's ResNet, and the norm behind it."""
+    """A convolution of a hybrid's ResNet, and the norm after it."""
 
     name: str  # of its part
     kernel: int  # side of the square
@@ -119,9 +119,9 @@ def file_bytes(config: ViTConfig, precision: str) -> int:
 def inference_memory(config: ViTConfig) -> int:
     """Return the approximate bytes of activations for one float32 image, without the weights.
 
-    It is the image and the largest set of tensors that exist at once, within 1 % and one tensor of tokens of what
-    TensorFlow's CPU allocator records for a frozen graph of 192 channels or more. A result is freed after its last
-    reader; an elementwise result overwrites an input that nothing else reads. Workspace and caches are not counted.
+    This is the image and the largest set of tensors that exist at once. For 192 channels or more it differs from
+    TensorFlow's CPU allocator (frozen graph) by at most 1 % plus one tensor of tokens. A result is freed after its
+    last reader; an elementwise result overwrites an input without other readers. Workspace and caches are not counted.
     """
     image = config.num_channels * prod(config.size)
     widest = max([_block_peak(config), _head_peak(config), *map(_convolution_peak, convolutions(config))])

@@ -10,12 +10,12 @@ from keras_vit.model.config import ViTConfig
 
 
 def names(labels: str | tuple[str, ...] | None, num_classes: int) -> list[tuple[str, str]]:
-    """Return the (label_id, label) of every class: of a list in zoo/labels, of given names, or numbers for None."""
+    """Return (label_id, label) for every class: from a list in zoo/labels, from given names, or numbers for None."""
     if labels is None:
         return [(str(number), f"class {number}") for number in range(num_classes)]
     known = read(labels) if isinstance(labels, str) else tuple((str(i), label) for i, label in enumerate(labels))
     if len(known) != num_classes:
-        raise ValueError(f"The labels are {len(known)} for {num_classes} classes. Received: labels={labels!r}")
+        raise ValueError(f"Pass one label per class: {len(known)} for {num_classes} classes. Received: {labels!r}")
     return list(known)
 
 
@@ -36,7 +36,7 @@ def class_names(config: ViTConfig, labels: str | Iterable[str] | None) -> list[s
     `labels` is the name of a list in zoo/labels, or the names themselves; None takes the model's own list.
     """
     if labels is not None and not config.num_classes:
-        raise ValueError("labels name classes, and a model without a head has none. Received: num_classes=0 and labels")
+        raise ValueError("labels need a model with a head. Received: num_classes=0 and labels")
     chosen = config.labels if labels is None else labels
     if chosen is None or not config.num_classes:
         return None

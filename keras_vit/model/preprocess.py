@@ -1,4 +1,4 @@
-"""Prepare images for a model: arrays, PIL images, image files and tensors in tf.data, all by the same definition."""
+"""Prepare images for a model: arrays, PIL images, image files and tensors in tf.data, all in the same way."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from keras_vit.model.config import Preprocessing
 
 
 def prepare(images: Any, *, image_size: tuple[int, int], num_channels: int, preprocessing: Preprocessing) -> Any:
-    """Prepare one image or several of any sizes, in the forms that `VisionTransformer.preprocess` takes.
+    """Prepare one image or several images of any sizes, as `VisionTransformer.preprocess` takes them.
 
-    Returns float32 (batch, height, width, channels) in NumPy; a symbolic tensor (in `tf.data`) gives a tensor of its
-    rank. Grey images are repeated to three channels, an alpha channel is dropped.
+    Returns float32 (batch, height, width, channels) in NumPy; for a symbolic tensor (in `tf.data`) a tensor of the
+    same rank. Grey images are repeated to three channels, an alpha channel is dropped.
     """
     import tensorflow as tf
 
@@ -34,7 +34,7 @@ def prepare(images: Any, *, image_size: tuple[int, int], num_channels: int, prep
 def preprocessing_function(
     *, image_size: tuple[int, int], num_channels: int, preprocessing: Preprocessing
 ) -> Callable[[Any], Any]:
-    """Return the preparation as a function of one tensor, of TensorFlow operations only, for tf.data and exports.
+    """Return a function that prepares one tensor, with TensorFlow operations only, for tf.data and exports.
 
     The function takes (height, width, channels), with or without a batch axis, from 0 to 255, and returns float32.
     """
@@ -54,7 +54,7 @@ def preprocessing_function(
 
 
 def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
-    """Read an image file as uint8 (height, width, num_channels): JPEG and PNG, and what Pillow reads if installed."""
+    """Read an image file as uint8 (height, width, num_channels): JPEG, PNG, and with Pillow more formats."""
     import tensorflow as tf
 
     name = os.fspath(path)
@@ -92,7 +92,7 @@ def _decode_with_pillow(name: str, num_channels: int) -> np.ndarray:
         with Image.open(name) as image:
             return _from_pil(image, num_channels)
     except (UnidentifiedImageError, OSError, SyntaxError) as error:
-        raise ValueError(f"{name!r} is no image that can be read: {error}") from None
+        raise ValueError(f"{name!r} is not an image that can be read: {error}") from None
 
 
 def _from_pil(image: Any, num_channels: int) -> np.ndarray:
@@ -124,10 +124,10 @@ def _check_batch(array: np.ndarray) -> np.ndarray:
         raise ValueError(f"Images are uint8 or floats from 0 to 255. {received}")
     low, high = float(array.min()), float(array.max())
     if not (low >= 0 and high <= 255):
-        raise ValueError(f"Images hold values from 0 to 255, not prepared ones. {received} with values {low}..{high}")
+        raise ValueError(f"Images are pixels from 0 to 255, not prepared ones. {received} with values {low}..{high}")
     if array.dtype.kind == "f" and 0 < high <= 1:
         raise ValueError(
-            f"Float images hold values from 0 to 255: multiply by 255. {received} with values {low}..{high}"
+            f"Float images must hold values from 0 to 255: multiply by 255. {received} with values {low}..{high}"
         )
     return array if array.dtype == np.uint8 else array.astype(np.float32)
 
@@ -142,7 +142,7 @@ def _to_channels(image: Any, num_channels: int) -> Any:
         return tf.repeat(image, num_channels, axis=-1)
     if channels == 4 and num_channels == 3:
         return image[..., :3]
-    raise ValueError(f"The model wants images of {num_channels} channels. Received: {channels} in shape {image.shape}")
+    raise ValueError(f"The model takes images of {num_channels} channels. Received: {channels} in shape {image.shape}")
 
 
 def _squash(image: Any, image_size: tuple[int, int], preprocessing: Preprocessing) -> Any:

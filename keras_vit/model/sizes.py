@@ -40,7 +40,7 @@ DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32"
 def canonical_name(name: str) -> str:
     """Return the canonical spelling of an architecture's name: "ViT-B/16" for "b_16", "B16" or "vit-b/16".
 
-    Any case and separators are accepted. The case matters for sizes that differ only in it (g and G).
+    Any case and separators are accepted. Case matters only for sizes that differ in nothing else (g and G).
     """
     match = re.fullmatch(
         r"(?:(R\d*)[+_\- ]*)??(?:ViT[-_ ]*)?([A-Z]+(?:400m)?(?:[-_ ]?opt)?)[/_\- ]?(\d+)", name.strip(), re.I

@@ -31,12 +31,12 @@ class Prediction(NamedTuple):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class VisionTransformer(keras.Model):
-    """Vision Transformer (arXiv 2010.11929), pure or behind a ResNet: a functional Keras model built from one config.
+    """Vision Transformer (arXiv 2010.11929), pure or after a ResNet: a functional Keras model built from one config.
 
     Args:
         config: the architecture.
         dtype: a Keras dtype policy or its name, such as "mixed_bfloat16"; None means the global policy.
-        name: of the model.
+        name: name of the model.
 
     Input: float32 (batch, height, width, channels), as `preprocess` returns them; float64 under the policy "float64".
     Output: logits, (batch, num_classes), or (batch, tokens, num_classes) for the unpooled classifiers. Without a head
@@ -180,7 +180,7 @@ class VisionTransformer(keras.Model):
         Returns:
             For each image a list of (label_id, label, probability), most probable first.
         """
-        # predict_on_batch keeps one compiled function; predict() adds 25-40 ms of data adapter to every call.
+        # predict_on_batch keeps one compiled function; the data adapter of predict() adds 25-40 ms to every call.
         return self.decode_predictions(self.predict_on_batch(self.preprocess(images)), top)
 
     def resized(self, image_size: int | tuple[int, int], method: str | None = None) -> VisionTransformer:
@@ -188,7 +188,7 @@ class VisionTransformer(keras.Model):
 
         Args:
             image_size: int or (height, width) in pixels.
-            method: of `position.resize`; None means the model's own.
+            method: interpolation method of `position.resize`; None means the model's own.
         """
         changes = {"image_size": image_size} | ({"position_method": method} if method else {})
         return self.rebuilt(self.config.replace(**changes))
@@ -196,10 +196,10 @@ class VisionTransformer(keras.Model):
     def rebuilt(self, config: ViTConfig, *, dtype: Any = None, fresh: Sequence[str] = ()) -> VisionTransformer:
         """Return a new model with the same weights and another config: resolution, head, dropout or dtype policy.
 
-        A head with another number of classes, or behind another pre_logits layer, is new and zero.
+        A head with another number of classes, or after another pre_logits layer, is new and zero.
 
         Args:
-            config: of the new model. Position embeddings are interpolated; all other shapes must agree.
+            config: config of the new model. Position embeddings are interpolated; all other shapes must agree.
             dtype: a Keras dtype policy or its name; None means this model's.
             fresh: names of further layers that get new weights; names that the new model does not have are ignored.
         """
@@ -217,7 +217,7 @@ class VisionTransformer(keras.Model):
         """Copy the weights of a model of the same architecture. Position embeddings are interpolated.
 
         Args:
-            source: the model that has them.
+            source: the model to copy from.
             skip: names of layers that keep their own weights.
         """
         for layer in self.layers:
@@ -247,7 +247,7 @@ class VisionTransformer(keras.Model):
         return model
 
     def _frozen(self) -> list[list[Any]]:
-        """Return the layers that are not trained, also inner ones, as [outer layer, index among its inner layers]."""
+        """Return the frozen layers, inner layers included, as [outer layer, index among its inner layers]."""
         return [
             [layer.name, index]
             for layer in self.layers

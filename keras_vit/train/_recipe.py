@@ -35,10 +35,10 @@ class Recipe:
     NumPy's numbers are converted to Python's, lists to tuples.
 
     Args:
-        name: of the recipe; for a file, its name without ".toml".
-        source: where its numbers were published, and where they differ from that.
+        name: name of the recipe; for a file, its name without ".toml".
+        source: where its values were published, and which values differ from the publication.
         notes: caveats for users.
-        variant: name of the file's variant that is applied; None for none.
+        variant: name of the variant of the file that is applied; None for none.
 
         start: initial weights where the model is given by name: "pretrained" or "scratch".
         objective: "softmax", "sigmoid" (independent classes) or "masked_patch" (paper, appendix B.1.2).
@@ -46,7 +46,7 @@ class Recipe:
         epochs: number of passes over the training data, above 0; may be a fraction.
         batch_size: images per update, over all replicas.
         accumulation: number of micro-batches that an update is computed in; divides `batch_size`.
-        seed: of all random numbers, a whole number from 0.
+        seed: seed of all random numbers, a whole number from 0.
 
         image_size: int or (height, width); None keeps that of the model.
         config: other fields of ViTConfig to change, such as dropout_rate or stochastic_depth.
@@ -54,17 +54,17 @@ class Recipe:
         reset_head: whether to replace the head by zeros and remove the pre_logits layer, as the official fine-tuning.
         freeze: patterns with wildcards of variables that are not trained, such as "embedding/*".
         linear_probe: whether to train the head only.
-        ema_decay: of the moving average of the weights (Polyak; 0.9999 in the paper), in (0, 1); None for no average.
+        ema_decay: decay of the weights' moving average (Polyak; 0.9999 in the paper), in (0, 1); None for no average.
         label_smoothing: share of each label that is spread over all classes, in [0, 1).
 
         optimizer: "sgd" (with momentum) or "adamw".
         learning_rate: the highest of the schedule, above 0.
-        momentum: of "sgd", in [0, 1).
+        momentum: momentum of "sgd", in [0, 1).
         beta1: decay of the first moment of "adamw", in [0, 1).
         beta2: decay of the second moment of "adamw", in [0, 1).
-        epsilon: of "adamw", added to the root of the second moment, after the bias correction of both moments.
+        epsilon: epsilon of "adamw", added to the root of the second moment, after the bias correction of both moments.
         momentum_dtype: dtype of the stored momentum (first moment): "float32" or "bfloat16".
-        weight_decay: of variables called kernel, decoupled from the gradient (AdamW).
+        weight_decay: weight decay of variables called kernel, decoupled from the gradient (AdamW).
         weight_decay_independent: whether the decay follows the schedule only, not also `learning_rate` (big_vision).
         clip_norm: largest global norm of the gradient; None for no limit.
         layer_decay: learning rate of a block divided by that of the next one, in (0, 1] (BEiT).
@@ -80,7 +80,7 @@ class Recipe:
         flip: whether to mirror half of the images.
         shift: largest random translation, as a share of the sides, in [0, 1).
         randaugment_layers: number of RandAugment operations per image, 0 for none.
-        randaugment_magnitude: of RandAugment, on a scale of 10; the papers go up to 20.
+        randaugment_magnitude: strength of RandAugment, on a scale of 10; the papers go up to 20.
         mixup: parameter of mixup's Beta distribution, 0 for no mixup.
 
         precision: "float32" or "mixed_bfloat16".
@@ -88,14 +88,14 @@ class Recipe:
         remat: whether to recompute blocks in the backward pass, which halves the memory.
         steps_per_call: updates per call of the compiled function.
 
-        checkpoint_steps: updates from one checkpoint to the next; None for none by number.
-        checkpoint_minutes: minutes from one checkpoint to the next; None for none by time.
+        checkpoint_steps: updates from one checkpoint to the next; None saves none by steps.
+        checkpoint_minutes: minutes from one checkpoint to the next; None saves none by time.
         keep: number of checkpoints that are kept.
         eval_steps: updates from one evaluation to the next; None evaluates at the end only.
         log_steps: updates from one line of the log to the next.
 
     Raises:
-        ValueError: A field is not valid; the message names all that are not.
+        ValueError: A field is not valid; the message names all invalid fields.
 
     Example:
         >>> keras_vit.train.Recipe(name="mine", steps=100, batch_size=32, optimizer="sgd", learning_rate=0.1).momentum
@@ -160,7 +160,7 @@ class Recipe:
     eval_steps: Count | None = None
     log_steps: Count = 10
 
-    origin: Origin | None = field(default=None, repr=False, compare=False)  # no setting: what `replace` builds upon
+    origin: Origin | None = field(default=None, repr=False, compare=False)  # no setting: used by `replace`
 
     def __post_init__(self) -> None:
         for name in FIELD_RULES:
@@ -174,7 +174,7 @@ class Recipe:
                 object.__setattr__(self, name, float(getattr(self, name)))
 
     def _contradictions(self) -> Iterator[str]:
-        """Yield what is wrong between fields that are valid by themselves."""
+        """Yield a sentence for each contradiction between fields."""
         if (self.steps is None) == (self.epochs is None):
             yield f"give either steps or epochs. Received: steps={self.steps}, epochs={self.epochs}"
         if self.warmup_steps is not None and self.warmup_fraction is not None:
@@ -200,7 +200,7 @@ class Recipe:
         """Return the recipe with some fields changed.
 
         `steps` and `epochs` replace each other, as do `warmup_steps` and `warmup_fraction`. Fields of `config` are
-        added to those that are set. `variant` chooses one of the file's; earlier changes override what it sets.
+        added to those that are set. `variant` selects a variant of the file; fields changed before keep their values.
 
         Args:
             **changes: fields and their new values.
@@ -228,7 +228,7 @@ class Recipe:
         """Return the recipe with the variant that its file names for a model, unless a variant is chosen already.
 
         Args:
-            architecture: of the model, in any spelling; if the file does not name it, the recipe stays unchanged.
+            architecture: the model's, in any spelling; if the file does not name it, the recipe stays unchanged.
 
         Example:
             >>> keras_vit.train.recipe("augreg").for_model("B/16").variant
@@ -245,7 +245,7 @@ class Recipe:
         """Return the fields of a model's config that this recipe changes: its `config` and `image_size`.
 
         Args:
-            config: of the model that is trained.
+            config: config of the model that is trained.
 
         Example:
             >>> keras_vit.train.recipe("digits", image_size=32).config_changes(keras_vit.ViTConfig.from_name("B/16"))
@@ -276,8 +276,8 @@ class Recipe:
     def resolved_warmup(self, total_steps: int) -> int:
         """Return the number of updates of the warm-up.
 
-        `warmup_steps` that are not fewer than all updates are replaced, with a warning, by a fifth of these: the
-        official runs of 500 updates warm up for 100.
+        If `warmup_steps` leaves no other update, a fifth of all updates is used instead, with a warning. This is the
+        official warm-up of short runs: 100 of 500 updates.
 
         Args:
             total_steps: number of updates of the run.
@@ -312,7 +312,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Layers that a recipe is built from, lowest first; any of them can be replaced."""
+    """The parts that a recipe is merged from; later ones override earlier ones. Any part can be replaced."""
 
     stated: Mapping[str, Any]  # fields for every variant
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> fields that it changes

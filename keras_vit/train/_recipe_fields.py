@@ -58,7 +58,7 @@ class FieldRule:
 
     @property
     def is_float(self) -> bool:
-        """Return whether whole numbers are converted to float."""
+        """Whether whole numbers are converted to float."""
         return self.kind is NUMBER
 
     def misfits(self, value: Any, name: str) -> Iterator[str]:
@@ -87,7 +87,7 @@ def as_python(value: Any) -> Any:
 
 
 def config_misfits(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the names of fields in a recipe's config; ViTConfig checks the values later."""
+    """Yield a sentence for each wrong field name in a recipe's config; ViTConfig checks the values later."""
     try:
         check_fields(config)
     except ValueError as error:

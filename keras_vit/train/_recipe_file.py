@@ -28,7 +28,7 @@ def recipe(name_or_path: str | os.PathLike[str], **changes: Any) -> Recipe:
 
     Args:
         name_or_path: one of `recipes()`, or the path of a .toml file in the format that zoo/README.md describes.
-        **changes: fields to change, as for `Recipe.replace`; `variant` chooses one of the file's.
+        **changes: fields to change, as for `Recipe.replace`; `variant` selects a variant of the file.
 
     Raises:
         ValueError: No recipe has this name (the message names the nearest), or the file or a change is not valid.
@@ -60,7 +60,7 @@ def _find(name_or_path: str | os.PathLike[str]) -> Path:
     path, name = Path(name_or_path), os.fspath(name_or_path)
     if path.suffix != ".toml":
         if name not in recipes():
-            raise ValueError(f"There is no recipe {name!r}, and it is no .toml file; {suggestion(name, recipes())}.")
+            raise ValueError(f"There is no recipe {name!r}, and it is not a .toml file; {suggestion(name, recipes())}.")
         return _folder() / f"{name}.toml"
     if not path.is_file():
         raise FileNotFoundError(f"There is no recipe file {path}. The recipes of the package are {recipes()}")
@@ -77,7 +77,7 @@ def _read(path: Path) -> Origin:
     if not wrong:
         wrong = [*_field_misfits(origin, path.name), *_variant_of_misfits(origin, path.name)]
     if wrong:
-        raise ValueError(f"{path} is no recipe: " + "; ".join(wrong))
+        raise ValueError(f"{path} is not a valid recipe: " + "; ".join(wrong))
     return origin
 
 
@@ -113,7 +113,7 @@ def _field_misfits(origin: Origin, file_name: str) -> Iterator[str]:
 
 
 def _variant_of_misfits(origin: Origin, file_name: str) -> Iterator[str]:
-    """Yield what is wrong with the table from architectures to variants."""
+    """Yield a sentence for each error in the table from architectures to variants."""
     for architecture, variant in origin.variant_of.items():
         key = f"{file_name}.variant_of.{architecture!r}"
         try:

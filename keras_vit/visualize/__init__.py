@@ -1,4 +1,4 @@
-"""NumPy arrays that show what a model has learned and where it looks, and an HTML report made of them.
+"""Compute NumPy arrays that show what a model has learned and attends to, and write an HTML report of them.
 
 The public names are imported on first use. Only the report needs matplotlib.
 """

@@ -22,7 +22,7 @@ def vision_transformer(model: Any) -> VisionTransformer:
     parts = model._flatten_layers() if isinstance(model, keras.layers.Layer) else []
     found = list({id(part): part for part in parts if isinstance(part, VisionTransformer)}.values())
     if len(found) != 1:
-        names = f" with {[part.name for part in found]}; pass the one to look at" if found else ""
+        names = f" with {[part.name for part in found]}; pass one of them" if found else ""
         raise ValueError(
             "visualize takes a VisionTransformer, or a Keras model with exactly one among its layers. "
             f"Received: {type(model).__name__}{names}"

@@ -30,7 +30,7 @@ def embedding_filters(model: Any, *, num_filters: int = 28) -> np.ndarray:
         float32 (num_filters, height, width, channels), 0..1.
 
     Raises:
-        ValueError: if num_filters is no whole number from 1.
+        ValueError: if num_filters is not a whole number from 1.
 
     Example:
         >>> model = keras_vit.zoo.load("digits")

@@ -91,7 +91,7 @@ class Accuracy:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """One file of published weights with everything that its card states; None is what it does not state."""
+    """One file of published weights with the facts on its card; facts that the card does not state are None."""
 
     tag: str  # distinguishes the weights of one model
     architecture: str  # canonical name of the model
@@ -100,7 +100,7 @@ class Weights:
     image_size: int  # height and width in pixels that the position embeddings are for
     num_classes: int | None  # outputs of the head; None if only the file states it
     labels: str | None  # name of a list in zoo/labels
-    # Fields of ViTConfig that differ from the architecture; all fields if the model is no official architecture.
+    # Fields of ViTConfig that differ from the architecture; all fields if the architecture is not official.
     config: Mapping[str, Any]
     preprocessing: Preprocessing
     paper: Paper
@@ -131,7 +131,7 @@ class Weights:
 
     @property
     def states_architecture(self) -> bool:
-        """Whether the card states all sizes of the model, which is then no official architecture."""
+        """Whether the card states all sizes of the model, because it is not an official architecture."""
         return "hidden_size" in self.config
 
     def whole_config(self) -> ViTConfig:
@@ -184,7 +184,7 @@ def read_family(path: str | Path) -> Family:
     where = Path(path).name
     wrong = list(misfits(table, _FAMILY, where))
     rows: list[Weights] = []
-    places: dict[str, list[str]] = {}  # error -> rows: what is wrong in the whole family is listed once
+    places: dict[str, list[str]] = {}  # error -> its rows; an error in all rows is listed once
     if not wrong:
         wrong += _accuracy_misfits(table, where)
         for tag, stated in table["weights"].items():
@@ -196,14 +196,14 @@ def read_family(path: str | Path) -> Family:
                     places.setdefault(str(error), []).append(f"weights.{tag}.files.{architecture}")
     wrong += [f"{where}.{', '.join(found)}: {error}" for error, found in places.items()]
     if wrong:
-        raise CardError(f"{path} is no model card: " + "; ".join(wrong))
+        raise CardError(f"{path} is not a valid model card: " + "; ".join(wrong))
     return Family(table=table, weights=tuple(rows))
 
 
 def make_weights(
     family: Mapping[str, Any], tag: str, architecture: str, stated: Mapping[str, Any], row: Mapping[str, Any]
 ) -> Weights:
-    """Make one row: `family` is the whole table, `stated` holds for all files with the tag, `row` for this file."""
+    """Make one row from the table `family`, the facts `stated` for all files with the tag, and the file's own `row`."""
     reported = [
         Accuracy(value=entry["values"][architecture], **{k: v for k, v in entry.items() if k != "values"})
         for entry in stated.get("accuracy", [])
@@ -233,7 +233,7 @@ def make_weights(
 def _check(weights: Weights, *, own: bool) -> None:
     name = weights.architecture
     if not own and name != canonical_name(name):
-        raise ValueError(f"a card writes {canonical_name(name)!r}. Received: {name!r}")
+        raise ValueError(f"a card must use the canonical name {canonical_name(name)!r}. Received: {name!r}")
     (ViTConfig() if own else ViTConfig.from_name(name)).replace(**weights.facts)
     folder = data_files.folder("zoo") / "labels"
     if weights.labels is not None and not (folder / f"{weights.labels}.txt").is_file():

@@ -96,7 +96,7 @@ def card(name: str) -> Card:
     """Return the card of a model: its published weights with files, accuracies and sources.
 
     Args:
-        name: of an architecture or a model of the zoo in any spelling, or the name of an AugReg file.
+        name: an architecture or a model of the zoo, in any spelling, or an AugReg file.
 
     Returns:
         The card; for an AugReg file a card with that file alone.
@@ -129,14 +129,14 @@ def table(pattern: str = "*") -> list[dict[str, Any]]:
     Nothing is built or downloaded. AugReg files that no card recommends are not included.
 
     Args:
-        pattern: of names, as for `names`.
+        pattern: shell pattern, as for `names`.
 
     Returns:
         One dict for each model and tag:
 
         - name, weights (the tag), default (bool), image_size, file, url (None if the file comes with the package),
           paper, licence, load (a line of Python);
-        - num_classes: None if only the file states it; the counts are then without a head;
+        - num_classes: None if only the file states it; the counts then exclude the head;
         - parameters, and gflops: 1e9 operations for one image at image_size. A multiply-add counts as two operations:
           the number is twice what papers and timm print;
         - accuracy: dicts of value (percent), metric, dataset, image_size, source;
@@ -150,7 +150,7 @@ def table(pattern: str = "*") -> list[dict[str, Any]]:
 
 
 def rows(known: Card) -> list[dict[str, Any]]:
-    """Return a card's rows of `table`."""
+    """Return the rows of `table` for one card."""
     return [_row(weights) for weights in known.weights.values()]
 
 
@@ -203,13 +203,13 @@ def parse_augreg(name: str) -> Weights | None:
     """Read the name of one of about 52,000 AugReg files, with or without ".npz", by the grammar in zoo/augreg.toml.
 
     "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0" is a pre-trained file; the name of a fine-tuned one goes
-    on with "--imagenet2012-steps_20k-lr_0.03-res_384". Return a recommended file's weights as on its card, another
-    file's with its name as their tag, and None for any other name. A wrong part raises a ValueError that names it.
+    on with "--imagenet2012-steps_20k-lr_0.03-res_384". Return the card's weights for a recommended file, weights with
+    the file's name as tag for another file, and None for other names. A wrong part raises a ValueError that names it.
     """
     family = _augreg()
     grammar = family.table["grammar"]
     stem = name.removesuffix(".npz")
-    if not _resembles(stem, [*grammar["pre_trained"], *grammar["fine_tuned"]]):
+    if not _is_like_augreg(stem, [*grammar["pre_trained"], *grammar["fine_tuned"]]):
         return None
     first, dashes, second = stem.partition("--")
     values = _parse_parts(name, first, grammar["pre_trained"])
@@ -225,8 +225,8 @@ def parse_augreg(name: str) -> Weights | None:
     return make_weights(family.table, stem, architecture, stated, {"file": f"{stem}.npz"})
 
 
-def _resembles(stem: str, parts: Sequence[Mapping[str, Any]]) -> bool:
-    # A name with two parts that only AugReg files have is meant as one: an error can say which part is wrong.
+def _is_like_augreg(stem: str, parts: Sequence[Mapping[str, Any]]) -> bool:
+    # A name with two parts of the AugReg grammar is treated as an AugReg name: an error can say which part is wrong.
     known = {spelling for part in parts for spelling in _allowed(part)}
     return sum(part in known for part in re.split("-+", stem.casefold())) >= 2
 

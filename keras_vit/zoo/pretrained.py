@@ -45,7 +45,7 @@ class Choice:
         return self.card is not None and self.source == self.card.location
 
     def config(self, **changes: Any) -> ViTConfig:
-        """Return the config of the name: official at 224 pixels, or as the card of a model of our own states it."""
+        """Return the config of the name: the official one at 224 pixels, or the card's if it states all sizes."""
         if self.card is not None and self.card.states_architecture:
             return ViTConfig(**self.card.facts).replace(**changes)
         return ViTConfig.from_name(self.card.architecture if self.card else self.name or "", **changes)
@@ -54,11 +54,11 @@ class Choice:
 def resolve(
     spec: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None, *, default: str | None = "default"
 ) -> Choice:
-    """Find what a name, path or URL stands for: the one rule of all commands and of `train.run`.
+    """Find the model that a name, path or URL stands for, as all commands and `train.run` do.
 
     A name of the zoo is the zoo's model even if a file or folder of that name exists: "./digits" is the file. Any other
-    existing path is a file, and so is what ends in the suffix of a checkpoint. `weights` are for names: a tag, a path
-    or a URL; None takes `default`, which is "default" (recommended) or None (random). Raises as `load`.
+    existing path is a file, and so is any name with the suffix of a checkpoint. `weights` are for names: a tag, a path
+    or a URL; None takes `default`, which is "default" (recommended) or None (random). Errors are those of `load`.
     """
     if not _is_file(spec):
         return resolve_name(str(spec), default if weights is None else weights)
@@ -155,7 +155,7 @@ def load(
 def load_choice(
     choice: Choice, changes: Mapping[str, Any] | None = None, *, dtype: Any = None, **file_facts: Any
 ) -> VisionTransformer:
-    """Load the model that `resolve` found; raises as `load` or, for a file, `converters.load`.
+    """Load the model that `resolve` found. Errors are those of `load` or, for a file, of `converters.load`.
 
     `changes` are fields of ViTConfig; for a file, image_size and num_classes alone. Only a file takes `file_facts`, the
     config and format of `converters.load`.
@@ -176,7 +176,7 @@ def load_choice(
 
 
 def fetch_source(choice: Choice) -> Path:
-    """Return the local path of the weights; raises as `_util.download.fetch`.
+    """Return the local path of the weights. Errors are those of `_util.download.fetch`.
 
     A remote .safetensors file is fetched together with the config files beside it, if there are any.
     """
@@ -211,14 +211,14 @@ def _card_defaults(row: Weights | None, config: ViTConfig) -> dict[str, Any]:
     defaults: dict[str, Any] = {}
     if row is not None and config.preprocessing == Preprocessing():
         defaults["preprocessing"] = row.preprocessing
-    # A list of another length names other classes.
+    # A list of another length belongs to other classes.
     if row is not None and row.labels and config.labels is None and len(labels.read(row.labels)) == config.num_classes:
         defaults["labels"] = row.labels
     return defaults
 
 
 def _check_architecture(path: Path, config: ViTConfig, expected: ViTConfig) -> None:
-    """Raise a ValueError if a file holds another architecture than its name says."""
+    """Raise a ValueError if a file's architecture is not that of the name it is loaded by."""
     wrong = [
         f"{field} {getattr(config, field)} instead of {getattr(expected, field)}"
         for field in _ARCHITECTURE_FIELDS

@@ -52,7 +52,7 @@ def _container_class(start: bytes) -> type[Container]:
         return TorchContainer
     if start.startswith(_ZIP_MARKS):
         return NpzContainer
-    if start[8:9] == b"{":  # after the eight bytes of length, which may look like anything
+    if start[8:9] == b"{":  # after the eight bytes of length, which can have any value
         return SafetensorsContainer
     if start.startswith(MAGIC):
         return Hdf5Container

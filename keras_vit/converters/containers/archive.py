@@ -1,4 +1,4 @@
-"""Validate untrusted zip files: check everything that an archive says about itself before acting on it."""
+"""Validate untrusted zip files: check everything that an archive's directory states before using it."""
 
 import io
 import struct
@@ -81,7 +81,7 @@ def find_directory(file: io.RawIOBase, size: int) -> tuple[int, int]:
 
 
 def _end_record(file: io.RawIOBase, size: int) -> int:
-    """Return the offset of the record that ends an archive: the one that zipfile finds, with nothing behind it."""
+    """Return the offset of the record that ends an archive: the one that zipfile finds, with nothing after it."""
     window = min(size, _END.size + _MAX_COMMENT)
     file.seek(size - window)
     tail = read_exactly(file, window)

@@ -43,7 +43,7 @@ class Container(abc.ABC):
     """A file of named tensors, open for reading: use it in a `with` statement, in one thread at a time.
 
     Opening checks every header and unpacks nothing. Each tensor is read into its own memory and outlives the container.
-    (Mapping the file would save a copy, but the process would crash if another process cut the file short.)
+    (Memory-mapping would save a copy, but the process would crash if another process cut the file short.)
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,7 +102,7 @@ class Container(abc.ABC):
 
     @abc.abstractmethod
     def _read_tensor(self, header: Header) -> np.ndarray:
-        """Read the tensor of a header whose type can be read."""
+        """Read one tensor; its dtype has been checked."""
 
 
 def read_exactly(stream: io.RawIOBase | io.BufferedIOBase, count: int) -> bytes:

@@ -1,7 +1,7 @@
 """Read HDF5 files as Keras writes them (.weights.h5), without the HDF5 library.
 
 That C library follows every pointer in a file: a crafted file can crash the process or take all of its memory. Keras
-uses a small part of the format, groups and arrays in one piece each. Only that part is read, by the HDF5 File Format
+uses a small part of the format, groups and contiguous arrays. Only that part is read, by the HDF5 File Format
 Specification (version 3.0); everything else is refused.
 """
 
@@ -37,7 +37,7 @@ _MESSAGE = struct.Struct("<HHB3x")  # type, bytes, flags
 _TREE = struct.Struct("<4sBBH16x")  # III.A.1: signature, node type, level, entries
 _HEAP = struct.Struct("<4sB3xQ8xQ")  # III.D: signature, version, bytes, address
 _NODE = struct.Struct("<4sBxH")  # III.B: signature, version, entries
-_SYMBOL = struct.Struct("<QQI4x16x")  # III.C: where the name is, header of the object, kind of what is cached
+_SYMBOL = struct.Struct("<QQI4x16x")  # III.C: offset of the name, header of the object, kind of what is cached
 _SOFT_LINK = 2
 _SHARED = 0x2  # flag of a message that lies elsewhere
 
@@ -50,7 +50,7 @@ _REFUSED = {
     0xB: "is packed by a filter",
 }
 
-# IV.A.2.d: class bits, bytes, bit offset, precision, exponent at, its bits, mantissa at, its bits, exponent bias.
+# IV.A.2.d: class bits, bytes, bit offset, precision, exponent offset and bits, mantissa offset and bits, exponent bias.
 _FLOATS = {
     (0x0F20, 2, 0, 16, 10, 5, 0, 10, 15): "float16",
     (0x0F20, 2, 0, 16, 7, 8, 0, 7, 127): "bfloat16",
@@ -76,7 +76,7 @@ class Hdf5Container(Container):
 
     def _read_headers(self, size: int) -> None:
         self._directory_bytes = 0
-        self._used: dict[int, int] = {}  # start -> end of every piece of the file that something points to
+        self._used: dict[int, int] = {}  # start -> end of every piece of the file that was referred to
         self._places: dict[str, _Place] = {}
         objects = [("", self._root())]
         while objects:
@@ -170,13 +170,13 @@ class Hdf5Container(Container):
         header = Header(path, _shape(path, messages[_SPACE]), dtype)
         version, kind, start, length = struct.unpack("<BBQQ", messages[_LAYOUT][:18].ljust(18, b"\0"))
         if (version, kind) != (3, 1):
-            raise CheckpointError(f"tensor {quoted(path)} does not lie in one piece. {_ADVICE}")
+            raise CheckpointError(f"tensor {quoted(path)} is not contiguous. {_ADVICE}")
         if dtype in ITEM_BYTES and header.bytes != length:
             raise CheckpointError(
                 f"tensor {quoted(path)} claims {header.bytes} bytes (shape {str(header.shape)[:200]}, {dtype}) "
                 f"but the file holds {length} for it."
             )
-        self._claim(start, length)
+        self._mark_used(start, length)
         self.headers[path] = header
         self._places[path] = _Place(start, byteorder)
 
@@ -185,11 +185,11 @@ class Hdf5Container(Container):
         self._directory_bytes += count
         if self._directory_bytes > MAX_DIRECTORY_BYTES:
             raise CheckpointError(f"names its tensors in more than {MAX_DIRECTORY_BYTES} bytes.")
-        self._claim(start, count)
+        self._mark_used(start, count)
         self._file.seek(self._start + start if count else 0)
         return read_exactly(self._file, count)
 
-    def _claim(self, start: int, count: int) -> None:
+    def _mark_used(self, start: int, count: int) -> None:
         """Record a piece of the file as used; a second use of the same place is a loop or a false pointer."""
         if not count:  # an empty piece may be anywhere
             return

@@ -22,7 +22,7 @@ from keras_vit.errors import CheckpointError
 
 _MAX_NPY_HEADER = 10_000  # NumPy's own limit; a longer literal could exhaust Python's parser
 
-# Last part of a member's name -> what a zip archive with such a member is.
+# Last part of a member's name -> kind of zip archive that has such a member.
 _FOREIGN_MEMBERS = {
     "data.pkl": "a PyTorch file of an unknown kind (a pickle, which is never read): save its tensors as .safetensors",
     "model.weights.h5": "a .keras file, which is a model: converters.load opens it by its suffix .keras",
@@ -90,7 +90,7 @@ def _npy_header(
     """Read a .npy header (numpy.lib.format): type, order, shape, and the header's own length."""
     magic = read_exactly(stream, 8)
     if magic[:6] != b"\x93NUMPY" or magic[6:] not in (b"\1\0", b"\2\0", b"\3\0"):
-        raise CheckpointError(f"member {quoted(name)} is no .npy array. {DOWNLOAD_AGAIN}")
+        raise CheckpointError(f"member {quoted(name)} is not a .npy array. {DOWNLOAD_AGAIN}")
     length_format = "<H" if magic[6] == 1 else "<I"
     length_bytes = struct.calcsize(length_format)
     (length,) = struct.unpack(length_format, read_exactly(stream, length_bytes))
@@ -115,7 +115,7 @@ def _check_names(names: list[str]) -> None:
 
 
 def _check_name(name: str) -> None:
-    """Refuse a member that no .npz has. (No name is used as a path here, but other programs may unpack the file.)"""
+    """Raise for a name that no .npz has. (No name is used as a path here, but other programs may unpack the file.)"""
     if not name.endswith(".npy"):
         raise CheckpointError(f"has a member {quoted(name)}, which is not a .npy array, so the file is not an .npz.")
     if name.startswith("/") or "\\" in name or not name.isprintable() or ".." in name.split("/"):
@@ -138,12 +138,12 @@ def write_npz(
     *,
     metadata: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write an uncompressed .npz as `numpy.savez` does; the same tensors always make the same bytes.
+    """Write an uncompressed .npz as `numpy.savez` does; the same tensors always give the same bytes.
 
     Args:
         path: the file to write; it appears complete or not at all.
         tensors: arrays by name, or pairs of both; from an iterator, only one is in memory at a time.
-            bfloat16 arrays (ml_dtypes) are written as NumPy does, as two opaque bytes an element.
+            bfloat16 arrays (ml_dtypes) are written as NumPy does, as two opaque bytes per element.
         metadata: texts for the archive's comment, which NumPy ignores; less than 64 KiB.
     """
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
@@ -164,7 +164,7 @@ def _write_member(archive: zipfile.ZipFile, name: str, array: np.ndarray) -> Non
         raise ValueError(f"Tensor {quoted(name)} is {array.dtype}. Types written: {', '.join(ITEM_BYTES)}.")
     info = zipfile.ZipInfo(name)  # dated 1980-01-01: the same tensors make the same file
     info.create_system, info.external_attr = 3, 0o600 << 16  # on any system as numpy.savez does on Unix
-    info.file_size = array.nbytes + _MAX_NPY_HEADER  # a bound by which zipfile chooses 32 or 64 bits
+    info.file_size = array.nbytes + _MAX_NPY_HEADER  # an upper bound; zipfile chooses 32 or 64 bits by it
     with archive.open(info, "w") as stream:
         raw = array.view("V2") if array.dtype.name == "bfloat16" else array
         np.lib.format.write_array(stream, raw, allow_pickle=False)

@@ -151,7 +151,7 @@ def _ordered(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     for name, value in pairs:
         array = value if hasattr(value, "nbytes") else np.asarray(value)
         if name in arrays or name == _METADATA:
-            raise ValueError(f"The tensor name {quoted(name)} is taken.")
+            raise ValueError(f"Tensor names must be unique and not {_METADATA!r}. Received: {quoted(name)}")
         if array.dtype.name not in _CODES:
             raise ValueError(f"Tensor {quoted(name)} is {array.dtype}. Types written: {', '.join(_CODES)}.")
         arrays[name] = array

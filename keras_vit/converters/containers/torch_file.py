@@ -24,7 +24,7 @@ _STATE_KEYS = ("state_dict", "model")  # under which training programs (timm, De
 
 
 def is_torch(start: bytes) -> bool:
-    """Return whether a file that starts like this is PyTorch's: a zip archive with a pickle in a folder first."""
+    """Return whether a file starts as PyTorch's do: a zip archive whose first member is a pickle in a folder."""
     length = int.from_bytes(start[26:28], "little")
     return start.startswith(b"PK\3\4") and start[30 : 30 + length].endswith(f"/{PICKLE}".encode())
 
@@ -38,7 +38,7 @@ class TorchContainer(Container):
     def _read_headers(self, size: int) -> None:
         self._tensors: dict[str, Any] = {}
         self._check_archive(size)
-        for name, tensor in _state(self._load()).items():
+        for name, tensor in _state_dict(self._load()).items():
             header = _header(name, tensor)
             if header.bytes > size:  # a view that repeats its elements
                 raise CheckpointError(
@@ -47,7 +47,7 @@ class TorchContainer(Container):
             self._tensors[name], self.headers[name] = tensor, header
 
     def _check_archive(self, size: int) -> None:
-        """Limit what PyTorch will unpack, for it trusts the sizes that an archive claims."""
+        """Limit what PyTorch unpacks, because it trusts the sizes that an archive claims."""
         find_directory(self._file, size)
         with zipfile.ZipFile(self._file) as archive:
             members = archive.infolist()
@@ -88,7 +88,7 @@ class TorchContainer(Container):
         super().close()
 
 
-def _state(loaded: Any) -> dict[str, Any]:
+def _state_dict(loaded: Any) -> dict[str, Any]:
     """Return the tensors by name, under whichever key a training program saved them."""
     for key in _STATE_KEYS:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):

@@ -13,7 +13,7 @@ from keras_vit.model import preprocess
 from keras_vit.model.config import Preprocessing
 
 NUM_SAMPLES = 8  # built-in images: each kind in two contrasts
-RANGE_LIMIT = 10  # times the range of prepared images: larger values are something else, such as pixels
+RANGE_LIMIT = 10  # times the range of prepared images: larger values are not prepared, but for example pixels
 
 
 def image_shape(model: keras.Model) -> tuple[int, int, int]:
@@ -47,7 +47,7 @@ def prepared_images(model: keras.Model, images: Any, argument: str) -> np.ndarra
     if images.ndim != 4 or images.shape[1:] != shape or not len(images):
         raise ValueError(f"{expected}. Received: shape {images.shape}")
     if broken := int((~np.isfinite(images)).any(axis=(1, 2, 3)).sum()):
-        raise ValueError(f"{argument} are finite. Received: NaN or infinity in {broken} of {len(images)} images")
+        raise ValueError(f"{argument} must be finite. Received: NaN or infinity in {broken} of {len(images)} images")
     mean, std = mean_and_std(model)
     limit = RANGE_LIMIT * float(np.max(np.maximum(mean, 1 - mean) / std))
     if np.abs(images).max() > limit:
@@ -59,7 +59,7 @@ def prepared_images(model: keras.Model, images: Any, argument: str) -> np.ndarra
 
 
 def comparison_images(model: keras.Model, file: ExportedModel, images: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images for a file (prepared, or uint8 pixels), and the same for its model; None for built-in ones."""
+    """Return images for a file (prepared, or uint8 pixels) and for its model; `images=None` takes built-in ones."""
     model_shape = image_shape(model)
     shape: Any = tuple(side or default for side, default in zip(file.shape, model_shape, strict=True))
     if file.dtype == "uint8":
@@ -103,5 +103,5 @@ def _preprocessing(model: keras.Model) -> Preprocessing:
 
 def _is_prepared(images: Any) -> bool:
     dtype = getattr(images, "dtype", "")
-    name = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]  # PyTorch's have no name
+    name = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]  # PyTorch's dtypes have no name
     return name in ("float16", "float32", "float64", "bfloat16") and len(getattr(images, "shape", ())) != 3

@@ -16,7 +16,7 @@ class Report:
     """The comparison of an exported file with its model.
 
     Args:
-        path: of the file or folder.
+        path: path of the file or folder.
         bytes: size on disk.
         images: number of images that were compared.
         max_error: largest difference of a logit, divided by the largest logit.
@@ -32,7 +32,7 @@ class Report:
             a head, of a feature, divided by the largest.
         bfloat16_cosine: lowest cosine similarity of the bfloat16 signatures, if a SavedModel has them.
         seconds: duration of the export without the comparison.
-        peak_bytes: memory of the export above that in use before; None where the system does not report it.
+        peak_bytes: peak memory of the export above that in use before it; None where the system does not report it.
 
     Example:
         >>> print(keras_vit.export.tflite(keras_vit.zoo.load("digits"), "digits.tflite"))

@@ -22,7 +22,7 @@ class Resources:
 
 @contextlib.contextmanager
 def measure_resources() -> Iterator[Resources]:
-    """Measure the block; the yielded Resources are complete when it has ended."""
+    """Measure the block; the yielded Resources are complete after the block."""
     used = Resources()
     has_ended = threading.Event()
     before = resident_bytes()

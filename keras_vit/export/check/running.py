@@ -56,7 +56,7 @@ def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
     """Return a function that runs an exported file.
 
     Args:
-        path: of a SavedModel's folder or a .tflite file.
+        path: a SavedModel's folder or a .tflite file.
         threads: number of threads for a .tflite file.
 
     Returns:
@@ -99,7 +99,7 @@ def _load_saved_model(path: Path) -> ExportedModel:
     try:
         loaded = tf.saved_model.load(str(path))
     except (OSError, ValueError, tf.errors.OpError) as error:
-        raise ValueError(f"{path} is no SavedModel that can be loaded: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"{path} is not a SavedModel that can be loaded: {str(error).splitlines()[0]}") from None
     images = _find_signature(loaded, IMAGE_SIGNATURES, rank=4, is_text=False)
     if images is None:
         raise ValueError(
@@ -146,7 +146,7 @@ def _load_litert(path: Path, threads: int) -> ExportedModel:
         raise ValueError(f"{path} cannot be run: {error}") from None
     signatures = list(interpreter.get_signature_list())
     if not signatures:
-        raise ValueError(f"{path} has no signature, by which inputs and outputs are found")
+        raise ValueError(f"{path} has no signature, which names the inputs and outputs")
     signature = interpreter.get_signature_runner(signatures[0])
     arguments, results = signature.get_input_details(), signature.get_output_details()
     if len(arguments) != 1:
@@ -185,4 +185,4 @@ def _interpreter(path: Path, threads: int) -> Any:
     try:
         return Interpreter(model_path=str(path), num_threads=threads)
     except ValueError as error:
-        raise ValueError(f"{path} is no LiteRT file that can be run: {error}") from None
+        raise ValueError(f"{path} is not a LiteRT file that can be run: {error}") from None

@@ -8,9 +8,9 @@ import numpy as np
 
 from keras_vit.model.config import Preprocessing, ViTConfig
 
-GRID = 5  # points across the smooth fields: their structures are larger than a patch, as objects are
+GRID = 5  # points per side of the smooth patterns: their structures are larger than a patch, as objects are
 CONTRASTS = (1.0, 0.5, 0.2)  # share of the range of values in an image
-SQUARES = (8, 3)  # across a checkerboard
+SQUARES = (8, 3)  # squares per side of a checkerboard
 
 Pattern = Callable[[np.random.Generator, int, int, int], np.ndarray]
 

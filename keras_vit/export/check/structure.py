@@ -31,19 +31,19 @@ class Structure:
 
 
 def read_structure(path: str | os.PathLike[str]) -> Structure:
-    """Read a .tflite file without its weights; raise a ValueError if it is no such file, or damaged."""
+    """Read a .tflite file without its weights; raise a ValueError if it is another kind of file, or damaged."""
     size = Path(path).stat().st_size
     if size < 8:
-        raise ValueError(f"{path} is no LiteRT file: it has {size} bytes")
+        raise ValueError(f"{path} is not a LiteRT file: it has {size} bytes")
     litert_schema = schema()
     with Path(path).open("rb") as file:
         content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     if content[4:8] != IDENTIFIER:
-        raise ValueError(f"{path} is no LiteRT file: it lacks the mark {IDENTIFIER.decode()}")
+        raise ValueError(f"{path} is not a LiteRT file: it lacks the identifier {IDENTIFIER.decode()}")
     try:
         return _parse(litert_schema, content)
     except (struct.error, IndexError, OverflowError, UnicodeDecodeError):
-        raise ValueError(f"{path} is no LiteRT file that can be read: it is cut off or damaged") from None
+        raise ValueError(f"{path} is not a LiteRT file that can be read: it is cut off or damaged") from None
 
 
 def _parse(litert_schema: Any, content: memoryview) -> Structure:
@@ -102,7 +102,7 @@ def find_size_problems(path: Path, model: keras.Model, mode: Mode | None, size: 
     found = path.stat().st_size - _archive_bytes(path)
     if least <= found <= most:
         return []
-    return [f"has {found:,} bytes, where the model's weights explain {least:,} to {most:,}"]
+    return [f"has {found:,} bytes, expected {least:,} to {most:,} for the model's weights"]
 
 
 def _archive_bytes(path: Path) -> int:

@@ -24,8 +24,8 @@ from keras_vit.model.vision_transformer import VisionTransformer
 
 LEAST_COSINE = 0.99  # of a file of unknown mode: 8-bit weights measure 0.999 and better, a broken file far less
 NUM_IMAGE_FILES = 4  # sent to a SavedModel that takes image files
-# Largest difference between a graph's answers to an image file and to the same pixels prepared here, by compute dtype.
-# The images differ in the last place, which makes 1e-6 of a probability; in bfloat16 every layer may round otherwise.
+# Largest difference between a graph's outputs for an image file and for its pixels prepared here, by compute dtype.
+# The images differ in the last place, which changes a probability by 1e-6; in bfloat16 every layer may add to it.
 MAX_FILES_ERROR = {"float32": 1e-5, "float64": 1e-5}
 MAX_FILES_ERROR_LOW_PRECISION = 0.05
 
@@ -45,13 +45,13 @@ def verify(
 
     Args:
         model: a VisionTransformer, or another Keras model with one input and one output.
-        path: of a SavedModel's folder or a .tflite file. If a SavedModel takes image files, those are compared too.
+        path: a SavedModel's folder or a .tflite file. If a SavedModel takes image files, they are compared too.
         images: prepared images, float32 (batch, height, width, channels), or anything that `model.preprocess` takes:
             pixels, PIL images, paths. None takes built-in patterns. A file that takes pixels receives these as pixels.
         mode: by which the file was quantized, a name or a path to a .toml file: sets thresholds and expected size.
         least_cosine: lowest accepted cosine similarity, -1 to 1. None for the mode's, or 0.99 without a mode.
         least_agreement: least share of images with the same best class, 0 to 1. None for the mode's, or 0 on the
-            built-in patterns: how a classifier ranks those says little.
+            built-in patterns, whose classes mean little.
         threads: number of threads for a .tflite file.
         progress: whether to show a progress bar.
 
@@ -60,7 +60,7 @@ def verify(
 
     Raises:
         VerificationError: outputs are not finite or too far from the model's, a .tflite file has unexpected operators,
-            dimensions or size, or a SavedModel prepares image files otherwise than `model.preprocess`.
+            dimensions or size, or a SavedModel prepares image files differently from `model.preprocess`.
         FileNotFoundError: there is nothing at `path`.
         ValueError: the file cannot be loaded, or images do not fit.
         ImportError: for a .tflite file without ai-edge-litert.
@@ -97,7 +97,7 @@ def verify(
     missed = [f"{name} >= {least}" for name, least in wanted.items() if not getattr(report, name) >= least]
     if missed:
         raise VerificationError(
-            f"{path} is not what the model computes: wanted {' and '.join(missed)}. {'; '.join(report.lines()[1:])}"
+            f"{path} differs from the model: wanted {' and '.join(missed)}. {'; '.join(report.lines()[1:])}"
         )
     return dataclasses.replace(report, files_error=_files_error(model, path, file))
 
@@ -152,9 +152,9 @@ def _model_outputs(model: keras.Model, images: np.ndarray, names: list[str]) -> 
 
 
 def _files_error(model: keras.Model, path: Path, file: ExportedModel) -> float | None:
-    """Return the largest difference of the answers to PNG files from the model's; None if the file takes none.
+    """Return the largest difference between a file's outputs for PNG files and the model's; None if it takes none.
 
-    A VerificationError says if it prepares them otherwise than `model.preprocess`.
+    Raise a VerificationError if it prepares them differently from `model.preprocess`.
     """
     if file.call_files is None or file.dtype != "float32" or not isinstance(model, VisionTransformer):
         return None
@@ -168,8 +168,8 @@ def _files_error(model: keras.Model, path: Path, file: ExportedModel) -> float |
     limit = MAX_FILES_ERROR.get(model.get_layer("embedding").compute_dtype, MAX_FILES_ERROR_LOW_PRECISION)
     if not error <= limit:  # NaN fails too
         raise VerificationError(
-            f"{path} prepares image files otherwise than the model: wanted answers within {limit} of those to their "
-            f"prepared pixels. Received: {error:.1e}"
+            f"{path} prepares image files differently from the model: wanted outputs within {limit} of the "
+            f"model's. Received: {error:.1e}"
         )
     return _difference(_model_outputs(model, prepared, [name])[name], received)
 

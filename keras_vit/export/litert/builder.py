@@ -19,7 +19,7 @@ Shape = tuple[int | None, ...]  # None is a dimension of any size; only the batc
 Array = np.ndarray | None  # the content of a buffer
 
 ALIGNMENT = 64  # bytes, of every weight; the schema requires 16, wide vector units read 64 at once
-MAX_FLATBUFFER_BYTES = 2**31 - 1  # weights of larger files lie behind the flatbuffer
+MAX_FLATBUFFER_BYTES = 2**31 - 1  # weights of larger files follow the flatbuffer
 IDENTIFIER = b"TFL3"
 _GRAPH_BYTES = 2**24  # upper bound for everything in a file but its weights
 _SMALL_BYTES = 64  # equal constants up to this size are stored once
@@ -36,7 +36,7 @@ def schema() -> Any:
 
 
 def fits_flatbuffer(weight_bytes: int) -> bool:
-    """Return whether weights of this many bytes can lie inside of the flatbuffer."""
+    """Return whether weights of this many bytes fit inside the flatbuffer."""
     return weight_bytes + _GRAPH_BYTES < MAX_FLATBUFFER_BYTES
 
 
@@ -96,7 +96,7 @@ class Builder:
     ) -> Tensor:
         """Add a builtin operator of one output; the module `operators` explains code, version and options.
 
-        None in `inputs` stands for an optional input left out. `output` is name, shape and dtype: the runtime checks
+        None in `inputs` stands for an omitted optional input. `output` is name, shape and dtype: the runtime checks
         the shape when it loads the file.
         """
         s = schema()

@@ -126,7 +126,7 @@ class Encoder:
         self, x: Tensor, affine: Affine, attention: Any, relative: Any, name: str, queries: int
     ) -> tuple[Tensor, Tensor]:
         """Return attention of the first `queries` tokens before its output projection, (batch, queries, hidden_size),
-        and its weights. `affine` is the part of the norm that x still lacks.
+        and its weights. `affine`: the norm's gain and shift, not applied yet.
         """
         ops, layers, heads = self.ops, self.layers, attention.num_heads
         keys = folding.dense_weights(attention.key).fold_affine(affine)
@@ -170,7 +170,7 @@ class Encoder:
     def _relative_scores(self, query: Tensor, layer: Any, name: str) -> Tensor:
         """Return the scores of relative positions, (batch, heads, queries, tokens).
 
-        Every query is multiplied by the embeddings of all offsets. Cutting the flat result into rows one column shorter
+        Every query is multiplied by the embeddings of all offsets. Reshaping the flat result to rows one column shorter
         moves each offset to the column of its key, as `relative_scores` of the layer does.
         """
         ops, (batch, heads, query_dim, _) = self.ops, query.shape

@@ -29,7 +29,7 @@ class DenseWeights(NamedTuple):
     bias: Array
 
     def fold_affine(self, affine: Affine | None) -> Self:
-        """Return the weights that compute the same from a norm's result before its gain and shift."""
+        """Return weights that take a norm's result before its gain and shift and give the same output."""
         if affine is None:
             return self
         return self._replace(kernel=self.kernel * affine.gain, bias=self.bias + self.kernel @ affine.shift)

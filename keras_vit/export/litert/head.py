@@ -52,7 +52,7 @@ class Head:
         return ops.reshape(weights, (batch, c.num_heads, c.num_tokens - c.num_prefix_tokens), "attention")
 
     def _pooled(self, tokens: Tensor) -> tuple[Tensor, Affine | None]:
-        """Return what one head reads, (batch, width) or unpooled (batch, tokens, width), and the affine to apply."""
+        """Return what one head reads, (batch, width) or unpooled (batch, tokens, width), and the norm to apply."""
         c = self.config
         affine: Affine | None = None
         if c.final_norm == "tokens":

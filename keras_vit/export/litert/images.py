@@ -77,7 +77,7 @@ def _resize_builtin(ops: Operators, x: Tensor, target: Size, preprocessing: Prep
 def _resize_exact(ops: Operators, x: Tensor, target: Size, preprocessing: Preprocessing) -> Tensor:
     """Multiply each channel by a matrix for the columns (pixels of a row lie side by side), then by one for the rows.
 
-    These are BATCH_MATMULs of two tensors instead of dense layers, so that the quantizer leaves them alone.
+    These are BATCH_MATMULs of two tensors instead of dense layers, because the quantizer does not change these.
     """
     matrices = []
     size, corner = resize_plan(_size(x), target, preprocessing)

@@ -20,7 +20,7 @@ class Layers:
 
     ops: Operators
     smoothing: Mapping[str, np.ndarray] = field(default_factory=dict)  # see `Options`
-    norm_names: list[str] = field(default_factory=list)  # of the norms added so far
+    norm_names: list[str] = field(default_factory=list)  # names of the norms added so far
 
     def norm(self, x: Tensor, layer: Any, name: str, *, centered: bool) -> tuple[Tensor, Affine]:
         """Apply a LayerNormalization to x, (..., width), and return the gain and shift separately, for the layer that
@@ -40,7 +40,7 @@ class Layers:
         return normalized, folding.norm_affine(layer, factors)
 
     def apply_affine(self, x: Tensor, affine: Affine | None, name: str) -> Tensor:
-        """Apply a norm's gain and shift where no dense layer follows that could take them."""
+        """Apply a norm's gain and shift where no dense layer follows into which they could be folded."""
         if affine is None:
             return x
         x = self.ops.multiply(x, self.ops.constant(affine.gain, f"{name}/gain"), f"{name}/scaled")

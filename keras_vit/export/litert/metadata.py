@@ -1,4 +1,4 @@
-"""Write TFLite Metadata, which MediaPipe and Android's tools read: how to prepare the image, the names of the classes.
+"""Write TFLite Metadata, which MediaPipe and Android's tools read: how to prepare the image, and the class names.
 
 The format (tensorflow/tflite-support, metadata_schema.fbs) is a second flatbuffer inside of the file, and a zip archive
 with the labels behind it. Its ten small tables are written here by the numbers of their fields.
@@ -39,7 +39,7 @@ def pack_metadata(
 ) -> bytes:
     """Return the content of the buffer TFLITE_METADATA.
 
-    The input's `dtype` is "float32" (prepared images) or "uint8" (pixels). `outputs` begin with that of the classes.
+    The input's `dtype` is "float32" (prepared images) or "uint8" (pixels). The classes are those of the first output.
     """
     if dtype == "uint8":
         mean, std, largest, smallest = [0.0], [1.0], [255.0], [0.0]

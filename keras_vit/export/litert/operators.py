@@ -6,7 +6,7 @@ To add an operator, write a method that computes the shape of its result and cal
 - its inputs in the order of the runtime's kernel; axes, shapes and sizes are int32 constants,
 - its version: the lowest that supports the options and dtypes used (tensorflow/lite/tools/versioning/op_version.cc).
 
-Two rules hold for all of them, and tests/test_litert.py checks both. XNNPACK must run it, also where the batch is open.
+Two rules hold for all of them, and tests/test_litert.py checks both. XNNPACK must run it, also with batch None.
 No tensor has more than four dimensions: GPU delegates refuse more (LiteRT issue 2540).
 """
 
@@ -145,7 +145,7 @@ class Operators:
         )
 
     def space_to_depth(self, x: Tensor, size: int, name: str) -> Tensor:
-        """Join cells of size x size places, row by row, into channels. x: (batch, height, width, channels)."""
+        """Move each cell of size x size pixels, row by row, into channels. x: (batch, height, width, channels)."""
         batch, *sides, channels = x.shape
         height, width = (static_dim(side) // size for side in sides)
         output = (name, (batch, height, width, static_dim(channels) * size * size), x.dtype)

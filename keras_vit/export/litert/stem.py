@@ -25,7 +25,7 @@ def stem(ops: Operators, model: Any, image: ImageInput) -> Tensor:
 
 
 def _root(ops: Operators, layer: Any, image: ImageInput) -> Tensor:
-    """Add a 7x7 convolution with stride 2, GroupNorm, ReLU and a 3x3 maximum with stride 2.
+    """Add a 7x7 convolution with stride 2, GroupNorm, ReLU and 3x3 max pooling with stride 2.
 
     The kernel is always float32: it is small, its errors grow through all later layers (4 dB in a trained hybrid), and
     quantizing the image takes longer than 8-bit products of three channels save.

@@ -19,7 +19,7 @@ Observer = Callable[[str, np.ndarray], None]  # takes the name and the values of
 
 @dataclass(frozen=True)
 class Operator:
-    """A node of the graph: the schema's name of its kind, and the indices of its tensors; -1 is an input left out."""
+    """A node of the graph: the schema's name of its kind, and the indices of its tensors; -1 is an omitted input."""
 
     kind: str
     inputs: tuple[int, ...]
@@ -80,7 +80,7 @@ class FileGraph:
         """Return the kernel of a dense layer, float32 (outputs, inputs)."""
         name, shape, values = self.tensors[operator.inputs[1]]
         if values is None:
-            raise ValueError(f"The kernel {name!r} {shape} is no float32 constant; quantize a float32 file")
+            raise ValueError(f"The kernel {name!r} {shape} is not a float32 constant; quantize a float32 file")
         return values
 
 
@@ -123,7 +123,7 @@ def observe(
     shape = graph.tensors[graph.image].shape
     activations = [(index, graph.tensors[index].name) for index in sorted(graph.activations)]
     observed = [(index, name) for index, name in activations if names is None or name in names]
-    # np.resize repeats the images of a last batch that they do not fill.
+    # np.resize repeats images to fill the last batch.
     batches = [np.resize(images[start : start + shape[0]], shape) for start in range(0, len(images), shape[0])]
     for batch in track(batches, "Calibrating", show=progress):
         interpreter.set_tensor(graph.image, batch)

@@ -17,7 +17,7 @@ def gptq(kernel: np.ndarray, hessian: np.ndarray, bits: int) -> np.ndarray:
     Args:
         kernel: float (outputs, inputs).
         hessian: x.T @ x of the layer's inputs, summed over many rows x, (inputs, inputs); the paper's H is twice that.
-        bits: of the integers; a row of the result has multiples of max |row| / (2**(bits - 1) - 1).
+        bits: number of bits of the integers; a row of the result has multiples of max |row| / (2**(bits - 1) - 1).
     """
     largest_integer = 2 ** (bits - 1) - 1
     order = np.argsort(-np.diag(hessian), kind="stable")

@@ -50,7 +50,7 @@ class Rule:
     operators: tuple[str, ...]  # names in the LiteRT schema; "*" is all, with the file's input and outputs
     weights: int  # bits of constant inputs: 4, 8, or 32 to leave them as they are
     # Bits of the other inputs and outputs: 8 or 16, with fixed ranges from calibration images; 32 leaves them floats,
-    # which kernels of integers quantize row by row in every call.
+    # which integer kernels quantize row by row in every call.
     activations: int = FLOAT
     names: str | None = None  # regular expression to find in the operator's name, as "block_0/mlp"; None fits all
     method: str = "min_max"  # one of `METHODS`
@@ -139,7 +139,7 @@ def _read(path: Path) -> Mode:
     table = data_files.read_toml(path)
     errors = list(misfits(table, _FILE, path.name)) or list(_value_errors(table, path.name))
     if errors:
-        raise ValueError(f"{path} is no quantization mode: " + "; ".join(errors))
+        raise ValueError(f"{path} is not a valid quantization mode: " + "; ".join(errors))
     smoothing = table.pop("smoothing", None)
     rules = [{**rule, "operators": tuple(rule["operators"])} for rule in table.pop("rules", [])]
     return Mode(
@@ -170,7 +170,7 @@ def _rule_errors(rule: dict[str, Any], where: str) -> Iterator[str]:
     try:
         re.compile(rule.get("names", ""))
     except re.error as error:
-        yield f"{where}.names is no regular expression: {error}. Received: {rule['names']!r}"
+        yield f"{where}.names is not a regular expression: {error}. Received: {rule['names']!r}"
 
 
 def _choice_and_range_errors(table: dict[str, Any], where: str) -> Iterator[str]:

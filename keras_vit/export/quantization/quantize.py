@@ -1,6 +1,6 @@
 """Quantize a float32 LiteRT file by the rules of a mode, and find the factors of SmoothQuant.
 
-ai-edge-quantizer finds scales and integers and rewrites the graph. Three things of its version 0.10 are replaced here:
+ai-edge-quantizer finds scales and integers and rewrites the graph. Three parts of its version 0.10 are replaced here:
 - It merges the ranges of images by a moving average, which cuts off rare large values. True minima and maxima are 13 dB
   better in int8 with fixed ranges.
 - Its GPTQ has neither the Cholesky factor nor the order of columns; with them int4 is 7 dB better.
@@ -181,7 +181,7 @@ def _statistics(
 
 @contextlib.contextmanager
 def _status(text: str, *, show: bool) -> Iterator[None]:
-    """Show a line on standard error and hide what others write there: the package always draws its own bar."""
+    """Show a line on standard error and hide other output there, because ai-edge-quantizer always draws its own bar."""
     from rich.console import Console
 
     console = Console(file=sys.stderr)  # keeps the real one while it is redirected

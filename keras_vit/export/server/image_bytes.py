@@ -46,7 +46,7 @@ def strict(files: Any, config: ViTConfig) -> Any:
 
 
 def tolerant(files: Any, config: ViTConfig) -> tuple[Any, Any]:
-    """Decode and prepare files like `strict`, with zeros for a bad file; return also bool (batch,): which are good."""
+    """Decode and prepare files like `strict`, with zeros for a bad file; return also bool (batch,): True if good."""
     is_jpeg, is_png, fits = _read_headers(files)
     numbers = tf.where((is_jpeg | is_png) & fits)[:, 0]
     stream = tf.data.Dataset.from_tensor_slices(numbers).map(
@@ -66,7 +66,7 @@ def tolerant(files: Any, config: ViTConfig) -> tuple[Any, Any]:
 
 
 def _stream_options() -> Any:
-    """Return options without tuning, which TensorFlow would start anew at each call."""
+    """Return options without tuning, which TensorFlow would start again at each call."""
     options = tf.data.Options()
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
@@ -89,7 +89,7 @@ def _decode_and_prepare(file: Any, is_jpeg: Any, config: ViTConfig) -> Any:
     checks = [
         _require(_fits(sides), _TOO_LARGE, sides),
         _require(
-            is_readable, "A CMYK JPEG without the mark of Adobe: save it as RGB, for readers differ in its colours"
+            is_readable, "A CMYK JPEG without the mark of Adobe: save it as RGB, because readers differ in its colours"
         ),
     ]
     with tf.control_dependencies(checks):
@@ -116,5 +116,5 @@ def _fits(sides: Any) -> Any:
 
 
 def _require(condition: Any, *words: Any) -> Any:
-    """Return an operation that fails with these words if the condition is false, without the branch of tf.debugging."""
+    """Return an operation that fails with this message if the condition is false, without tf.debugging's branch."""
     return tf.raw_ops.Assert(condition=condition, data=[tf.convert_to_tensor(word) for word in words])

@@ -29,12 +29,12 @@ def float32_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
 
         return all_tokens
     block = model.get_layer(f"block_{config.num_layers - 1}")
-    # The name stands before every operator's name in the graph: a short one keeps the file small.
+    # The name is a prefix of every operator's name in the graph: a short one keeps the file small.
     front = keras.Model(model.inputs[0], block.input, name=model.name)
 
     def final_tokens(images: Any) -> Outputs:
         tokens = _last_block(block, front(images, training=False), count=config.num_final_tokens)
-        tokens = model.get_layer("encoder_norm")(tokens)  # acts on each token alone: before or after pooling
+        tokens = model.get_layer("encoder_norm")(tokens)  # acts on each token separately: before or after pooling
         return _heads(model, [tokens[:, index] for index in range(config.num_final_tokens)])
 
     return final_tokens
@@ -46,8 +46,8 @@ def bfloat16_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
         bfloat16_model = VisionTransformer(model.config, dtype="mixed_bfloat16", name=model.name)
     if len(bfloat16_model.variables) != len(model.variables):
         raise ValueError(
-            "bfloat16=True is for models as their config has them: merge what was added first. "
-            "Received: one with further weights, such as LoRA's"
+            "bfloat16=True needs a model with only the weights of its config: merge added ones first. "
+            "Received: a model with added weights, such as LoRA's"
         )
     run = float32_function(bfloat16_model)
     pairs = list(zip(bfloat16_model.variables, model.variables, strict=True))

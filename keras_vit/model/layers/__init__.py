@@ -1,4 +1,4 @@
-"""Layers of a Vision Transformer, one concept in each file. Only `keras.ops`, so every Keras back end runs them."""
+"""Layers of a Vision Transformer, one concept in each file. They use `keras.ops` only, so every back end runs them."""
 
 from keras_vit.model.layers.attention import MultiHeadAttention
 from keras_vit.model.layers.block import MLP, EncoderBlock, LayerScale

@@ -1,4 +1,4 @@
-"""Fuse the operations between two matrix products into one compiled program, in training steps that ask for it.
+"""Fuse the operations between two matrix products into one compiled program, in training steps that enable it.
 
 On a CPU, TensorFlow is faster for matrix products, and XLA for a chain of elementwise operations.
 """
@@ -30,7 +30,7 @@ _local = _Local()
 
 @contextlib.contextmanager
 def fuse_with(compiler: Compiler | None) -> Iterator[None]:
-    """Compile what layers compute between products inside the context, also when a gradient recomputes them."""
+    """Compile the operations between matrix products inside the context, also when a gradient recomputes them."""
     before, _local.compiler = _local.compiler, compiler
     try:
         yield

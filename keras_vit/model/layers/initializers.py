@@ -24,7 +24,7 @@ _uninitialized: ContextVar[bool] = ContextVar("uninitialized", default=False)
 def uninitialized() -> Iterator[None]:
     """Build layers with zeros inside the context, for models whose weights are loaded next.
 
-    It pauses Python's garbage collector for the whole process, which would take a fifth of the time.
+    Python's garbage collector, which would take a fifth of the time, is paused for the whole process.
     """
     token = _uninitialized.set(True)
     collects = gc.isenabled()

@@ -14,7 +14,7 @@ from keras_vit.model.layers.initializers import glorot_uniform_matrix
 
 @keras.saving.register_keras_serializable("keras_vit")
 class TokenPooling(keras.layers.Layer):
-    """Select the token with index `token`, or compute the mean of all tokens behind the prefix if it is None."""
+    """Select the token with index `token`, or compute the mean of all tokens after the prefix if it is None."""
 
     def __init__(self, *, token: int | None = None, prefix_tokens: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -36,7 +36,7 @@ class TokenPooling(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class AttentionPooling(keras.layers.Layer):
-    """Let a learned probe attend to the tokens behind the prefix, and add an MLP of the result.
+    """Let a learned probe attend to the tokens after the prefix, and add an MLP of the result.
 
     Source: big_vision's MAPHead (arXiv 2106.04560), which has no prefix tokens; timm leaves them out.
     """

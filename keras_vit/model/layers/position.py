@@ -18,7 +18,7 @@ class PositionEmbedding(keras.layers.Layer):
 
     `kind` is "learned", "learned2d" or "sincos2d" (fixed). "learned2d" concatenates an embedding of the column and one
     of the row, each half as wide (paper, appendix D.4); both tables have a row for each prefix token, which the paper
-    leaves open. Weights are saved with their grid, and interpolated with `method` when loaded into another one.
+    does not say. Weights are saved with their grid, and interpolated with `method` when loaded into another one.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PositionEmbedding(keras.layers.Layer):
         if self.kind == "sincos2d":
             dtype = "float64" if self.compute_dtype == "float64" else "float32"
             fixed = position.sincos2d(self.grid, hidden_size, dtype=dtype)
-            # Prefix tokens that are already there get zeros, as the class tokens of big_vision and MoCo v3.
+            # Prefix tokens that precede this layer get zeros, as the class tokens of big_vision and MoCo v3.
             self.fixed = np.pad(fixed, ((0, 0), (self.prefix_tokens, 0), (0, 0)))
         grids = self._table_grids(self.grid)
         for name, (height, width) in grids.items():
@@ -66,7 +66,7 @@ class PositionEmbedding(keras.layers.Layer):
         return x + ops.concatenate([along_x, along_y], axis=-1)
 
     def _repeat(self, table: Any, *, axis: int) -> Any:
-        """Return a table of columns or rows as one of all tokens, repeated along the other `axis`."""
+        """Repeat a table of columns or rows along the other `axis`, so that it covers all tokens."""
         prefix, line = table[:, : self.prefix_tokens], table[:, self.prefix_tokens :]
         patches = ops.broadcast_to(ops.expand_dims(line, axis), (1, *self.grid, table.shape[-1]))
         return ops.concatenate([prefix, ops.reshape(patches, (1, -1, table.shape[-1]))], axis=1)

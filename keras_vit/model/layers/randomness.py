@@ -16,7 +16,7 @@ from keras import ops
 
 
 class _FixedSeed(keras.random.SeedGenerator):
-    """A seed generator that always returns one tensor: keras.random accepts no tensor by itself."""
+    """A seed generator that always returns the same tensor: keras.random does not accept a bare tensor as seed."""
 
     def __init__(self, seed: Any) -> None:  # without super(): there is no state
         self.seed_tensor = seed
@@ -58,7 +58,7 @@ def as_one_block(function: Callable[..., Any], *tensors: Any) -> Any:
         with _set(seed=seed, remat=False, inside_block=True, draws=0):
             return function(*tensors)
 
-    # All tensors are arguments: the recomputation treats what a closure holds as constant.
+    # All tensors are arguments, because the recomputation treats tensors in a closure as constants.
     return (keras.remat(call_with_seed) if _scope.remat else call_with_seed)(_next_seed(), *tensors)
 
 
@@ -84,7 +84,7 @@ def _generator(own: keras.random.SeedGenerator) -> keras.random.SeedGenerator:
 
 @keras.saving.register_keras_serializable("keras_vit")
 class Dropout(keras.layers.Dropout):
-    """Keras' Dropout; inside of `random_scope` with seeds from there."""
+    """Keras' Dropout, which takes its seeds from `random_scope` inside of it."""
 
     def call(self, inputs: Any, training: bool | None = False) -> Any:
         if not training or not self.rate:

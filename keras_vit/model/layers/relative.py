@@ -16,7 +16,7 @@ class RelativePosition(keras.layers.Layer):
     """Return a table of embeddings for the offsets between two of N tokens: (2N - 1, num_heads, head size).
 
     Row q - k + N - 1 belongs to query q and key k. It acts as a second key: its product with the query is added to the
-    attention score. The paper leaves details open. Here tokens count in raster order, class token and registers first;
+    attention score. The paper omits details. Here tokens count in raster order, class token and registers first;
     every head has its own embeddings; no offset is clipped; these scores are scaled like the others; values have no
     relative embedding.
 
@@ -55,7 +55,7 @@ class RelativePosition(keras.layers.Layer):
             raise ValueError(
                 "Relative position embeddings belong to the offsets of one sequence and are not interpolated: "
                 f"{self.name} has a grid of {self.grid} patches and {self.prefix_tokens} tokens in front. Received: "
-                f"{grid} and {prefix_tokens}. Keep image_size, or start the layer anew."
+                f"{grid} and {prefix_tokens}. Keep image_size, or use new weights: `rebuilt(config, fresh=...)`."
             )
         self.table.assign(store["relative_embedding"])
 
@@ -71,8 +71,8 @@ def relative_scores(query: Any, table: Any) -> Any:
     """
     tokens = (table.shape[0] + 1) // 2
     heads = table.shape[1]
-    # In reversed order, column m of row q belongs to the key m - (N - 1) + q: each row begins one column further left
-    # than the one before. With one more column, the keys of consecutive rows are 2N - 1 apart in the flat array, which
+    # In reversed order, column m of row q belongs to the key m - (N - 1) + q: each row begins one column to the left
+    # of the row before it. With one more column, the keys of consecutive rows are 2N - 1 apart in the flat array, which
     # a reshape aligns (the skewing of the Music Transformer, arXiv 1809.04281).
     reversed_table = ops.pad(ops.flip(table, axis=0), ((0, 1), (0, 0), (0, 0)))
     scores = ops.reshape(ops.einsum("bhqd,rhd->bhqr", query, reversed_table), (-1, heads, 2 * tokens * tokens))

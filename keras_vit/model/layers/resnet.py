@@ -16,7 +16,7 @@ GROUPS = 32
 class StandardizedConv2D(keras.layers.Layer):
     """Convolve with a kernel of mean 0 and standard deviation 1 for every output channel (arXiv 1903.10520).
 
-    `epsilon` adds to the standard deviation ("std", Google) or the variance ("variance", timm). SAME padding, no bias.
+    Adds `epsilon` to the standard deviation ("std", Google) or the variance ("variance", timm). SAME padding, no bias.
     """
 
     def __init__(

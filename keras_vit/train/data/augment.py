@@ -20,7 +20,7 @@ def decode(image: Any) -> Any:
 
 
 def inception_crop(image: Any, seed: Any, *, min_area: float) -> Any:
-    """Cut out a part of random area, aspect ratio and place. `min_area` is its smallest share of the image, in (0, 1].
+    """Cut out a part of random area, aspect ratio, position. `min_area` is its smallest share of the image, in (0, 1].
 
     The image may be encoded: the part is then in colour, and of a JPEG only the part is decoded.
     """
@@ -58,7 +58,7 @@ def _cut_out(image: Any, window: Any) -> Any:
 
 
 def random_crop(image: Any, draws: Any, size: tuple[int, int]) -> Any:
-    """Cut out a part of `size`, (height, width), at a random place: two `draws` in [0, 1) give top and left."""
+    """Cut out a part of `size`, (height, width), at a random position: two `draws` in [0, 1) give top and left."""
     places = tf.shape(image)[:2] - tf.constant(size) + 1
     top, left = tf.unstack(tf.cast(draws * tf.cast(places, tf.float32), tf.int32))
     return tf.ensure_shape(image[top : top + size[0], left : left + size[1]], (*size, image.shape[-1]))

@@ -2,7 +2,7 @@
 
 The layout is `folder/class/image.jpg` or `folder/{train,val,validation,test}/class/image.jpg`. Classes are numbered by
 the sorted names of their folders. JPEG and PNG files are read; other files and hidden files are ignored. If there is no
-evaluation folder, a tenth of the images is held out by a hash of the file names: new images do not move the others.
+evaluation folder, a tenth of the images is held out, by a hash of each image's file name alone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def open_folder(folder: str, *, train_split: str | None, eval_split: str | None,
     """Return the data set in a local or remote folder; arguments and errors as in `sources.open_data`."""
     subfolders = _subfolders(folder)
     found = [name for name in (TRAIN, *HELD_OUT) if name in subfolders and _subfolders(f"{folder}/{name}")]
-    # Without "train", a folder such as "test" may be a class: it is a split only where no other folders are beside it.
+    # Without "train", a folder such as "test" may be a class: it is a split only if all folders are splits.
     has_splits = bool(train_split or eval_split) or TRAIN in found or set(found) == set(subfolders) != set()
     train = train_split or (TRAIN if TRAIN in found else None)
     held_out = eval_split or next((name for name in HELD_OUT if name in found and name != train), None)
@@ -65,9 +65,7 @@ def _hold_out(listing: Listing) -> tuple[Listing, Listing | None]:
     """Divide the images of a folder that has no evaluation split."""
     held_out = np.array([_is_held_out(file) for file in listing.files])
     if held_out.all() or not held_out.any():
-        warnings.warn(
-            f"{listing.folder} has too few images to hold some out: there is no evaluation split.", stacklevel=4
-        )
+        warnings.warn(f"{listing.folder} has too few images for an evaluation split, so it has none.", stacklevel=4)
         return listing, None
     warnings.warn(
         f"{listing.folder} has no evaluation split (val, validation or test, beside train):"

@@ -1,6 +1,6 @@
 """List folders, and find the image files that cannot be decoded before the training starts.
 
-The cache folder keeps a fingerprint (name, length, modification time) of each file that decodes, so that later runs
+The cache folder keeps a fingerprint (name, length, modification time) of each decodable file, so that later runs
 decode only new, changed and damaged files.
 """
 
@@ -62,7 +62,7 @@ def find_damaged(folder: str, files: Sequence[str]) -> list[int]:
         checks = track(checks, "Checking images", total=len(new), show=len(new) > 0)
         damaged = new[~np.fromiter(checks, bool, len(new))]
     if len(new) > len(damaged):
-        # Loaded again: another part of the same folder may have been checked meanwhile.
+        # Loaded again, because other files of the folder may have been checked meanwhile.
         _save_fingerprints(cache, np.union1d(_load_fingerprints(cache), np.delete(fingerprints, damaged)))
     return damaged.tolist()
 
@@ -78,7 +78,7 @@ def _check_file(path: str) -> bool:
 
 
 def _fingerprint(folder: str, file: str) -> int:
-    """Return 64 bits that change when the file does."""
+    """Return a 64-bit fingerprint, which changes when the file does."""
     with python_errors(f"{folder}/{file}"):
         stat = tf.io.gfile.stat(f"{folder}/{file}")
     text = f"{file} {stat.length} {stat.mtime_nsec}"

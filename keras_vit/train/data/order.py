@@ -13,7 +13,7 @@ import tensorflow as tf
 
 # TensorFlow permutes 32-bit numbers (tensorflow/core/kernels/random_index_shuffle.cc); larger sets repeat examples.
 MAX_EXAMPLES = 2**31 - 1
-MAX_BATCHES = 2**40  # more than any training, and its product with a batch size still fits int64
+MAX_BATCHES = 2**40  # more than any run needs; times a batch size, it still fits int64
 
 
 @dataclass(frozen=True, kw_only=True)

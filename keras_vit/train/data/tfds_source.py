@@ -93,7 +93,7 @@ def _not_prepared_message(package: Any, name: str, data_dir: str | None) -> str:
 
 
 def _prepare_digits(data_dir: str | None) -> Any:
-    """Return the digits' builder and write the data set on first use; a lock keeps other processes waiting."""
+    """Return the digits' builder and write the data set on first use; a lock makes other processes wait."""
     from filelock import FileLock
 
     from keras_vit.train.data.digits_dataset_builder import Builder
@@ -103,7 +103,7 @@ def _prepare_digits(data_dir: str | None) -> Any:
     try:
         if not (Builder(data_dir=folder).data_path / MARKER).exists():
             folder.mkdir(parents=True, exist_ok=True)
-            # tensorflow-datasets announces a download, and there is none.
+            # tensorflow-datasets prints that it downloads, although nothing is downloaded.
             with FileLock(folder / "digits.lock"), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                 # Does nothing if another process has written them; writes to a temporary folder otherwise.
                 Builder(data_dir=folder).download_and_prepare(file_format="tfrecord")
@@ -191,7 +191,7 @@ def _make_parser(features: Any, schema: Schema, title: str) -> Parse:
         message = f"label outside 0..{num_classes - 1}: {{}} in example {{}} of {title}"
         with tf.control_dependencies([tf.Assert(in_range, [tf.strings.format(message, (labels, index))])]):
             labels = tf.identity(labels)
-        if schema.multi_label:  # no label at all is valid, and the same may come twice
+        if schema.multi_label:  # an image may have no label, or the same label twice
             labels = tf.clip_by_value(tf.reduce_sum(tf.one_hot(labels, num_classes), axis=0), 0.0, 1.0)
         return {"image": example[schema.image], "label": labels}
 

@@ -50,7 +50,7 @@ class Checkpoints:
         folder: local path or `gs://bucket/path`; created if it does not exist.
         variables: name -> variable, of any dtype and distribution strategy.
         keep: number of checkpoints to keep, the newest ones; at least 1.
-        facts: settings that a continued run must share with the one that saved: nested mappings that JSON can hold.
+        facts: settings that must be the same when a run is continued: nested mappings that JSON can hold.
         may_differ: dotted names of facts that may differ, such as `"recipe.log_steps"`, with all facts below them.
         writes: whether `save` saves; False on all workers except the chief.
     """
@@ -151,7 +151,7 @@ class Checkpoints:
             for unfinished in self._listed(UNFINISHED):
                 self._delete(unfinished)
             self._mark(step)
-            storage.remove(path)  # a damaged one, or it would have been restored
+            storage.remove(path)  # it is damaged, otherwise it would have been restored
             tf.io.gfile.makedirs(path)
             self._checkpoint.write(f"{path}/variables")
             _check_tensors(f"{path}/variables")

@@ -22,7 +22,7 @@ from keras_vit.train.loop import storage
 FILE = "log.jsonl"
 EVENTS = "tensorboard"
 EVENTS_TIME = re.compile(r"tfevents\.(\d+)")  # in the name of a file
-# As `tf.summary.scalar` writes it, which needs the package tensorboard.
+# The same as `tf.summary.scalar` writes; that function needs the package tensorboard.
 SCALARS = tf.compat.v1.SummaryMetadata(
     plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars"), data_class="DATA_CLASS_SCALAR"
 )

@@ -31,7 +31,7 @@ class MetricLogger:
     def add(self, steps: int, metrics: Any) -> None:
         """Add the metrics of a call of `steps` training steps without waiting for them.
 
-        The first call compiles: it is waited for, and not counted in the speed.
+        Only the first call, which compiles, is waited for; it is excluded from the speed.
         """
         self._pending.append((steps, metrics))
         self._advance(steps)

@@ -31,7 +31,7 @@ from keras_vit.train.step import strategies
 from keras_vit.train.step.state import TrainState
 
 # Fields that a continued run may change: they do not influence the weights.
-CADENCE = ("log_steps", "checkpoint_steps", "checkpoint_minutes", "keep", "eval_steps", "steps_per_call")
+CHANGEABLE_FIELDS = ("log_steps", "checkpoint_steps", "checkpoint_minutes", "keep", "eval_steps", "steps_per_call")
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Result:
 
     Args:
         model: with the final weights or their moving averages, outside of any strategy; after masked_patch the encoder.
-        recipe: that was used.
-        metrics: of the last evaluation: "accuracy" and "top5" in [0, 1], "loss"; empty without held-out images.
+        recipe: the recipe that was used.
+        metrics: results of the last evaluation: "accuracy" and "top5" in [0, 1], "loss"; empty without held-out images.
         history: lines that this process logged: dicts with "step" and metrics.
         steps: number of steps done, those before a restart included.
-        images_per_second: of training, in this process.
+        images_per_second: training speed, in this process.
         skipped: number of training images that were left out because they cannot be decoded.
         out: folder with the model, log and checkpoints; None if none was given, or another worker writes.
         stopped: whether a signal ended the run early; the same call continues it.
@@ -95,7 +95,7 @@ def run(
         strategy: name as for `train.strategy`, or its result.
         data_dir: where tensorflow-datasets keeps prepared data; None for its default folder.
         train_split: part to train on: a split such as "train[:90%]", or a folder's name.
-        eval_split: part to evaluate on, likewise.
+        eval_split: part to evaluate on, in the same form.
         on_bad_image: "skip" leaves out, and counts, files of a folder that cannot be decoded; "fail" raises an error.
         progress: whether to show a progress bar on a terminal.
 
@@ -193,7 +193,7 @@ def _open_checkpoints(folder: str, state: TrainState, data: Data, *, is_chief: b
         state.variables,
         keep=state.recipe.keep,
         facts=facts,
-        may_differ=[f"recipe.{name}" for name in CADENCE],
+        may_differ=[f"recipe.{name}" for name in CHANGEABLE_FIELDS],
         writes=is_chief,
     )
 

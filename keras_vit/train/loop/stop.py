@@ -1,4 +1,4 @@
-"""Requests to stop a run: SIGTERM from a cluster, Ctrl-C from a person."""
+"""Handle requests to stop a run: SIGTERM from a cluster, Ctrl-C from a person."""
 
 import contextlib
 import signal
@@ -7,7 +7,7 @@ from types import FrameType
 
 
 class Stop(contextlib.AbstractContextManager["Stop"]):
-    """Context in which SIGTERM and the first Ctrl-C (SIGINT) only set `requested`, so that a loop can end in order.
+    """Context in which SIGTERM and the first Ctrl-C (SIGINT) only set `requested`, so that a loop can finish its step.
 
     The second Ctrl-C raises KeyboardInterrupt. Only the main thread can handle signals; in others nothing changes.
     """

@@ -30,7 +30,7 @@ def make_folder(folder: str | os.PathLike[str]) -> str:
 
 
 def sync(*paths: str) -> None:
-    """Make local files, and the lists of names in local folders, survive a power cut."""
+    """Flush local files and folders to the disk, so that they survive a power cut."""
     for path in map(Path, filter(is_local, paths)):
         if os.name == "nt" and path.is_dir():  # Windows does not open folders, and logs their changes itself
             continue

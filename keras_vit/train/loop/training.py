@@ -41,7 +41,7 @@ def train(
         is_last = done == total
         is_logged = is_last or _is_due(recipe.log_steps, done)
 
-        # Workers learn from the metrics that one was asked to stop, and all look at them after the same step.
+        # The metrics tell all workers that one was asked to stop, and all read them after the same step.
         if is_logged or (is_asked and not steps.has_workers):
             means = logger.log_means(done, learning_rate=float(state.optimizer.rate(tf.constant(done - 1, tf.int64))))
             _check_finite(means, done, checkpoints)
@@ -89,5 +89,5 @@ def _check_finite(means: dict[str, float], done: int, checkpoints: Checkpoints |
 
 def _divergence_message(done: int, problem: str, checkpoints: Checkpoints | None) -> str:
     steps = checkpoints.steps() if checkpoints else []
-    kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no checkpoint from before"
+    kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no earlier checkpoint"
     return f"Training diverged before step {done}: {problem}; {kept}. Lower learning_rate, or set clip_norm."

@@ -31,14 +31,14 @@ class Evaluation:
     Attributes:
         data: name of the data set.
         labels: "single" or "real".
-        top1: share of the images whose best class is right, 0..1. With ReaL labels: is any of the image's labels.
+        top1: share of the images whose best class is right, 0..1. With ReaL labels, any label of the image is right.
         top5: share of the images with a right class among the best five, 0..1.
         loss: mean cross-entropy in nats; the target of an image with several labels is uniform over them.
         count: number of images in the means.
         unlabelled: number of images left out because they have no label (ReaL).
         skipped: number of images left out because they cannot be decoded.
         images_per_second: including reading and preparing; the first batch, in which TensorFlow compiles, counts only
-            where it is the only one.
+            if there is no other batch.
 
     Example:
         >>> result = keras_vit.train.Evaluation(
@@ -98,7 +98,7 @@ class ModelInput(NamedTuple):
 
     @classmethod
     def from_model(cls, model: keras.Model, preprocessing: Preprocessing | None = None) -> ModelInput:
-        """Read the input of a model; without preprocessing a model that is no VisionTransformer takes -1..1."""
+        """Read the input of a model; without `preprocessing`, other models than a VisionTransformer take -1..1."""
         if not isinstance(model, keras.Model):
             raise TypeError(f"Expected a Keras model, such as keras_vit.zoo.load returns. Received: {model!r}")
         shape = getattr(model, "input_shape", None)
@@ -142,7 +142,7 @@ def evaluate(
         The measurements.
 
     Raises:
-        TypeError: `model` is no Keras model.
+        TypeError: `model` is not a Keras model.
         ValueError: model and data have different numbers of classes or kinds of labels, there is no such split, or no
             image to measure on.
 

@@ -42,15 +42,15 @@ def few_shot(
 ) -> dict[int, float]:
     """Measure a linear classifier on held-out images after fitting it to a few training images of each class.
 
-    The images are drawn without replacement; more shots include those of fewer. Published figures are means over
+    Images are drawn without replacement; more shots include the images of fewer. Published figures are means over
     several seeds, because accuracy from one image per class varies much between draws.
 
     Args:
         model: its features are used, its head is not.
         data: as in `evaluate`, with a training and a held-out split.
-        shots: images per class; a class with fewer gives all it has, with a warning.
+        shots: images per class; if a class has fewer, all are used, with a warning.
         l2: strength of the L2 regularisation, above 0.
-        seed: of the choice of images.
+        seed: seed for the choice of images.
         layer: the layer whose output (batch, width) is the feature: a name in `VisionTransformer.feature_names`, or
             the name of a layer of another Keras model.
         batch_size: images per call.
@@ -135,7 +135,7 @@ def _append_bias(x: np.ndarray) -> np.ndarray:
 def draw_images(labels: npt.ArrayLike, shots: int, *, num_classes: int, seed: int) -> list[np.ndarray]:
     """Return for each class the indices of its drawn images, by permutations from one NumPy generator as big_vision.
 
-    A class with fewer images than `shots` gives all it has, with a warning.
+    If a class has fewer images than `shots`, all are used, with a warning.
     """
     random, labels = np.random.default_rng(seed), np.asarray(labels)
     drawn = [random.permutation(np.flatnonzero(labels == number))[:shots] for number in range(num_classes)]

@@ -46,15 +46,15 @@ class Plan:
     """The requirements of a training run, as `plan` estimates them. Bytes are those of one device.
 
     Attributes:
-        name: of the model.
+        name: name of the model.
         image_size: (height, width) in pixels.
         batch_size: images per step on all devices together.
         devices: number of devices.
         micro_batch: images that one device processes at once.
         setting: devices, optimizer, precision and options, in words.
         parameters: exact number.
-        forward_flops: of one image; a multiply-add counts as two.
-        step_flops: of a training step; the backward pass costs twice the forward pass.
+        forward_flops: operations for one image; a multiply-add counts as two.
+        step_flops: operations of a training step; the backward pass costs twice the forward pass.
         weights, gradients, optimizer, ema, casts: bytes; casts are the weights in bfloat16.
         activations: bytes saved from the forward to the backward pass of one micro-batch.
         working: bytes of temporary tensors in the backward pass of one block.
@@ -161,7 +161,7 @@ def plan(
         precision: "float32" or "mixed_bfloat16".
         remat: whether the backward pass recomputes the blocks instead of storing their activations.
         ema: whether a moving average of the weights is stored.
-        peak_tflops: of one device at this precision, as its maker states it; a multiply-add counts as two.
+        peak_tflops: peak of one device at this precision, as its maker states it; a multiply-add counts as two.
         utilization: share of the peak that training reaches, in (0, 1]. 0.4 is usual on a large accelerator.
 
     Returns:
@@ -231,7 +231,7 @@ def _split_batch(batch_size: int, devices: int, accumulation: int) -> int:
 
 
 def _activations(config: ViTConfig, size: int, *, remat: bool) -> tuple[int, int]:
-    """Return the bytes per image saved for the backward pass, and those that the backward pass of a block adds.
+    """Return the bytes per image saved for the backward pass, and the bytes that a block's backward pass adds.
 
     A value has `size` bytes. With remat a block saves its input only, and everything else while it is recomputed.
     """

@@ -51,7 +51,7 @@ class MaskedPatchModel(keras.Model):
         _check_patches(config.grid[0] * config.grid[1])
         # A function, because Keras would count the encoder's unused weights as this model's.
         self._encoder = lambda: encoder
-        # A last norm that comes after pooling is applied here to every patch.
+        # A final norm that follows pooling is applied here to every patch.
         self.norm = encoder.get_layer("encoder_norm") if config.final_norm == "pooled" else None
         patches = encoder.get_layer("embedding").output
         tokens = encoder.get_layer(f"block_{config.num_layers - 1}" if self.norm else "encoder_norm").output

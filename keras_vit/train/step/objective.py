@@ -1,4 +1,4 @@
-"""Losses that training minimises, as in the papers; one value per image."""
+"""Compute the losses that training minimises, as in the papers; one value per image."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Optimizer:
         names: their paths without the model's name, such as "block_3/mlp/dense1/kernel", in the same order.
         total_steps: number of updates of the run.
         warmup: number of updates of the warm-up.
-        num_layers: of the model, for the layer-wise decay.
+        num_layers: number of the model's blocks, for the layer-wise decay.
     """
 
     def __init__(

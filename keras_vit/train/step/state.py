@@ -15,7 +15,7 @@ from keras_vit.train.step.optimizer import Optimizer
 
 
 class TrainState:
-    """Everything that changes during training. Create it in the strategy's scope, as the model."""
+    """Everything that changes during training. Create it in the strategy's scope, like the model."""
 
     def __init__(self, recipe: Recipe, model: VisionTransformer, *, total_steps: int) -> None:
         self.recipe, self.model, self.total_steps = recipe, model, total_steps

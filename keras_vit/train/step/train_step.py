@@ -20,8 +20,8 @@ from keras_vit.train.step.state import TrainState
 
 METRICS = ("loss", "accuracy", "gradient_norm", "stop")  # what a call of the step returns, in this order
 
-# What XLA compiles of a step, and whether there are several replicas -> the function that it compiles as a whole. With
-# several replicas it is only the work of each one alone: a collective operation cannot be part of an XLA program.
+# (result of `jit_scope`, whether there are several replicas) -> the function that XLA compiles as a whole. With several
+# replicas it has no collective operation, because that cannot be part of an XLA program.
 XLA_FUNCTIONS = {("step", False): "replica_step", ("step", True): "gradients", ("pieces", False): "apply"}
 
 Batch = dict[str, Any]
@@ -94,11 +94,11 @@ def _replica_step(
     """Take one step on one replica: compute the gradients, sum them over the replicas, apply them."""
     context = tf.distribute.get_replica_context()
     step = tf.convert_to_tensor(state.step)
-    # With several workers TensorFlow forgets how many images a batch has: it may not be the same on all.
+    # With several workers TensorFlow does not know the static batch size, because it could differ between them.
     size = state.recipe.batch_size // replicas
     batch = {name: tf.ensure_shape(value, (size, *value.shape[1:])) for name, value in batch.items()}
     gradients, sums = local_gradients(batch, replica_seed(state.recipe, step, context.replica_id_in_sync_group))
-    # identity: what is reduced must have been computed on the replica.
+    # tf.identity, because all_reduce needs tensors that were computed on the replica.
     *gradients, sums, stop = context.all_reduce("SUM", [*gradients, sums, tf.identity(stop)])
     norm = apply(gradients, step)
     return tf.stack([sums[0], sums[1], norm, stop])

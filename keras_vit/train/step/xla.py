@@ -29,7 +29,7 @@ def piece_compiler() -> Compiler:
 
 
 def _with_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile two programs; that of the gradient recomputes the function, so that only its inputs are kept."""
+    """Compile a function and its gradient; the gradient recomputes the function, so that only inputs are kept."""
     forward = tf.function(function, jit_compile=True)
 
     @tf.function(jit_compile=True)

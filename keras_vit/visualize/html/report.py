@@ -44,8 +44,8 @@ def report(
     """Write a report of a model and some images as one HTML file without links to other files. Needs matplotlib.
 
     It shows predictions, attention over the images, figures 6 and 7 of the paper (arXiv 2010.11929), norms and rank
-    of the tokens, and the logit lens; the card and the exported files if they are given. What does not apply to the
-    model is left out with the reason. Of a model that contains a VisionTransformer, that part alone is shown.
+    of the tokens, and the logit lens; the card and the exported files if they are given. Sections that do not apply to
+    the model give the reason instead. Of a model that contains a VisionTransformer, only that part is shown.
 
     Args:
         model: a VisionTransformer or a Keras model that contains one.
@@ -106,7 +106,7 @@ def _prepare(model: VisionTransformer, images: Any) -> tuple[list[str], np.ndarr
     items = list(_flatten(images))
     count = sum(len(item) if getattr(item, "ndim", 0) == 4 else 1 for item in items)
     if not 0 < count <= MAX_IMAGES:
-        raise ValueError(f"A report shows 1 to {MAX_IMAGES} images: pass the most telling ones. Received: {count}")
+        raise ValueError(f"A report shows 1 to {MAX_IMAGES} images: pass fewer, or at least one. Received: {count}")
     names: list[str] = []
     batches = []
     for item in items:

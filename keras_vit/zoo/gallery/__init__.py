@@ -1,4 +1,4 @@
-"""Write the zoo as one HTML page that needs no other file: all cards, searchable, and accuracy against arithmetic."""
+"""Write the zoo as one self-contained HTML page: all cards, with search, and a plot of accuracy against FLOPs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["write"]
 
 
 def write(out: str | os.PathLike[str]) -> Path:
-    """Write the gallery's index.html into a folder, which is created if need be, and return its path.
+    """Write the gallery's index.html into a folder, which is created if needed, and return its path.
 
-    An existing one is replaced when the new one is complete. Other files in the folder stay.
+    An existing page is replaced when the new one is complete. Other files in the folder stay.
     """
     folder = Path(out)
     if folder.exists() and not folder.is_dir():

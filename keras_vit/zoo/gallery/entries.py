@@ -19,7 +19,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A file's reported top-1 accuracy on ImageNet-1k without further training, and the arithmetic for it."""
+    """A file's reported top-1 accuracy on ImageNet-1k without further training, and the operations it takes."""
 
     accuracy: Accuracy
     gflops: float  # for one image of the accuracy's size; a multiply-add counts as two
@@ -56,12 +56,12 @@ class Entry:
 
     @property
     def is_hybrid(self) -> bool:
-        """True if a ResNet computes the tokens."""
+        """Whether the patches are taken from a ResNet's feature map."""
         return self.config.resnet is not None
 
     @property
     def file_bytes(self) -> int | None:
-        """Size of the published file, from its MiB if the exact size is not published; None if it is unknown."""
+        """Size of the published file, computed from MiB if its exact size is not published; None if unknown."""
         return self.weights.bytes or (round(self.weights.size_mib * MIB) if self.weights.size_mib else None)
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""Lay out the plot of accuracy against arithmetic; templates/plot.svg draws it."""
+"""Lay out the plot of accuracy against FLOPs; templates/plot.svg draws it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Box:
     bottom: float
 
     def overlaps(self, other: Box) -> bool:
-        """Return whether the rectangles have a common point inside."""
+        """Return whether the rectangles overlap; rectangles that only touch do not."""
         return (
             self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
         )
@@ -41,7 +41,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Label:
-    """A model's name near its dot; `anchor` is the end of the text that is at x: start, middle or end."""
+    """A model's name near its dot; `anchor` is the part of the text that is at x: start, middle or end."""
 
     text: str
     x: float
@@ -51,7 +51,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Plot:
-    """Places of everything in a plot; a unit is a pixel at the drawing's full size."""
+    """Positions of all elements of a plot, in pixels of the full-size drawing."""
 
     width: int
     height: int
