@@ -64,14 +64,14 @@ def test_blocks_that_need_something_are_python_too(page: str) -> None:
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_commands_of_a_page_are_commands(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)  # where zoo/recipes/finetune.toml is
+    monkeypatch.chdir(ROOT)  # the folder with zoo/recipes/finetune.toml
     known: Any = typer.main.get_command(_app.app)
     for name, *rest in doc_blocks.commands(page.read_text(encoding="utf-8")):
         if name.startswith("-"):
             known.make_context("keras-vit", [name, *rest], resilient_parsing=True)
             continue
         assert name in known.commands, name
-        context = known.commands[name].make_context(name, rest)  # reads the arguments, and does nothing
+        context = known.commands[name].make_context(name, rest)  # only parses the arguments
         if name == "train":
             train.recipe(context.params["recipe"], **options.parse_fields(context.params["changes"], "--set"))
 

@@ -1,4 +1,4 @@
-"""The examples in the docstrings run and print what they show, and no public name is without one."""
+"""The examples in the docstrings run and print what they show, and every public name has one."""
 
 from __future__ import annotations
 

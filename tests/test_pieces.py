@@ -1,4 +1,4 @@
-"""What a step has compiled between products of matrices computes what the layers compute, and so do its gradients."""
+"""The operations that are compiled between matrix products give the outputs and gradients of the layers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from keras_vit.train.step import xla
 from tiny_models import VARIANTS, built, prepared, randomised, tiny
 
 SEED = tf.constant([3, 4])
-ROUNDING = 1e-6  # of the largest gradient: below it stands nothing but rounding of float32
+ROUNDING = 1e-6  # relative to the largest gradient: float32 rounding
 
 
 def gradients(model: VisionTransformer, compiler: Any, *, remat: bool = False) -> list[np.ndarray]:
-    """The output, and the gradients of all weights of a loss in which every number of the output counts."""
+    """Return the output, and the gradients of all weights for a loss that depends on every number of the output."""
     images = prepared(model.config, batch=3)
     factors = np.random.default_rng(2).normal(size=(3, *model.output_shape[1:]))
 
@@ -53,11 +53,11 @@ def assert_close(found: list[np.ndarray], wanted: list[np.ndarray], tolerance: f
         )
 
 
-# The variants in which attention or the MLP is another one.
+# The variants of attention and of the MLP.
 @pytest.mark.parametrize("variant", ["pure", "map", "no biases", "relative positions"])
 def test_in_float64_the_model_has_the_gradients_that_its_layers_have(variant: str) -> None:
     model = built("float64", **VARIANTS[variant])
-    # Up to 1.4e-13 here: 1e-16 a rounding, and some thousand terms in a gradient of weights as large as these.
+    # Measured 1.4e-13: 1e-16 for a rounding, and some thousand terms in a gradient of such large weights.
     assert_close(gradients(model, xla.piece_compiler()), gradients(model, None), 1e-12)
 
 
@@ -88,11 +88,11 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_the_layers_are() -> None:
     assert errors(xla.piece_compiler()) < 1.1 * errors(None)
 
 
-# ---- the layers' side
+# ---- the layers
 
 
 def counting(made: list[Any]) -> Callable[..., Callable[..., Any]]:
-    """A compiler that compiles nothing and keeps what it is asked for."""
+    """Return a stand-in for the compiler that compiles nothing and records the functions it gets."""
 
     def compiler(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
         made.append((function, *sorted(settings.items(), key=lambda item: item[0])))
@@ -106,7 +106,7 @@ def test_all_blocks_share_their_programs() -> None:
     model = built(num_layers=5)
     with fuse_with(counting(made)):
         model(prepared(model.config), training=True)
-    assert len(made) == 5 * 4  # query, key, value, and what stands between the MLP's two layers
+    assert len(made) == 5 * 4  # query, key, value, and the activation between the MLP's two layers
     assert len(set(made)) == 4
 
 
@@ -148,7 +148,7 @@ def test_a_quantized_layer_computes_for_itself() -> None:
     assert made == []
 
 
-# ---- the step's side
+# ---- the training step
 
 
 def test_what_is_compiled() -> None:
