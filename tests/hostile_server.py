@@ -33,10 +33,9 @@ GOOD = npz()
 class Served:
     """One file, and how its requests are answered.
 
-    Each request uses up the first of `faults`; when none is left, `always` holds (None: a good answer). A
-    fault is a status ("503"), "cut" (half of what is due, then the end), "stall" (half, then silence),
-    "wrong" (inverted bytes), or "shifted" (the range begins one byte before what was asked for). Who accepts
-    gzip gets gzip, though no file is what it should be then.
+    Each request takes the next of `faults`; after the last one `always` holds (None: a good answer). A fault is a
+    status ("503"), "cut" (half of the data, then the end), "stall" (half, then nothing), "wrong" (inverted bytes),
+    or "shifted" (the range begins one byte too early). A client that accepts gzip gets gzip, which is wrong here.
     """
 
     body: bytes

@@ -175,7 +175,7 @@ def _constraints() -> tuple[Path, Path]:
 @pytest.fixture
 def lower_step(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for name in ("TF_CPP_MIN_LOG_LEVEL", "TPU_SKIP_MDS_QUERY"):
-        monkeypatch.setenv(name, "1")  # put back what the script sets
+        monkeypatch.setenv(name, "1")  # restore the variables that the script sets
     spec = importlib.util.spec_from_file_location("lower_step", TPU / "lower_step.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -187,7 +187,7 @@ def lower_step(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_what_is_lowered_for_tpus_is_the_training_step(recipe: str, lower_step: ModuleType) -> None:
     fields = {"batch_size": 8, "accumulation": 2, "image_size": 16, "warmup_steps": 500, "xla": False}
     config = {"dropout_rate": 0.1}
-    chosen = train.recipe(recipe, steps=10_000, config=config, **fields)  # as many as the script says
+    chosen = train.recipe(recipe, steps=10_000, config=config, **fields)  # the script's number of steps
     source = built(num_classes=lower_step.CLASSES)
     training = TrainState(
         chosen, adapt_model(chosen, source, num_classes=lower_step.CLASSES), total_steps=chosen.resolved_steps(8)

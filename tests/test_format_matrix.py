@@ -1,4 +1,4 @@
-"""Every model in every format has the same bits after writing and reading, or gives an error; other readers agree."""
+"""Every model in every format has the same bits after writing and reading, or gives an error that names the cause."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_transformers_reads_what_we_write(tmp_path: Path, name: str) -> None:
     converters.save(model, tmp_path / "ours", format="huggingface")
     kind = CLASSIFIER if config.num_classes else MODEL
     plain = not config.num_classes and config.representation_size is None
-    options = {"add_pooling_layer": False} if plain else {}  # otherwise its weights would be missing
+    options = {"add_pooling_layer": False} if plain else {}  # else its weights would be missing
     theirs = peers.loaded_by_transformers(tmp_path / "ours", kind, **options)
     images = prepared(config)
     assert distance(peers.outputs(theirs, images), np.asarray(model(images))) < TOLERANCE

@@ -40,8 +40,8 @@ def gradients(model: VisionTransformer, compiler: Any, *, remat: bool = False) -
 def assert_close(found: list[np.ndarray], wanted: list[np.ndarray], tolerance: float) -> None:
     """Compare every tensor on the scale of its largest number.
 
-    A gradient that is zero in exact arithmetic (that of the keys' biases, which cancel out of the softmax) holds
-    nothing but rounding errors of the gradients around it, so its scale is that of the whole gradient.
+    The keys' biases cancel out of the softmax. Their gradient is zero in exact arithmetic and has only rounding errors
+    of other gradients, so its scale is that of the whole gradient.
     """
     output, *gradients = wanted
     whole = max(np.abs(tensor).max() for tensor in gradients)

@@ -54,7 +54,7 @@ def test_with_antialias_it_is_pillows(
     plain = Preprocessing(interpolation=interpolation, antialias=True, mean=(0,), std=(1 / 255,))
     want = np.asarray(Image.fromarray(photo).resize(size[::-1], pillow), np.float32)
     # Pillow rounds to whole values after each of its two passes: half a value each. After the first it also clips
-    # to 0..255 what the cubic overshoots, so that hard edges differ by a value or two more.
+    # the cubic's overshoot to 0..255, so that hard edges differ by one or two values more.
     got = np.clip(prepared(photo, size, preprocessing=plain)[0], 0, 255)
     assert np.abs(got - want).max() <= (1.01 if interpolation == "bilinear" else 4)
     assert np.abs(got - want).mean() < 0.35
