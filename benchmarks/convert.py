@@ -1,10 +1,10 @@
-"""Time and memory of converting ViT-B/16 from and to every format, beside timm's and transformers' own loading.
+"""Measure time and memory of converting ViT-B/16 between all formats, and of timm's and transformers' own loading.
 
     python benchmarks/convert.py                    keras_vit alone
     python benchmarks/convert.py --peers PYTHON     PYTHON has torch, timm and transformers
 
-Every figure comes from a fresh process of its own; the contenders take turns. Seconds are those of the work, without
-imports and without a process's start. Memory is the most the process held at once, and how much of it the work added.
+Each measurement is a new process; the rows alternate. Seconds do not include imports and the start of the process.
+Memory is the peak of the process, and the part of it that the work added.
 """
 
 import argparse
@@ -23,14 +23,14 @@ import time
 from pathlib import Path
 
 SCRIPT = Path(__file__).resolve()
-# What is converted from; the folder that holds it, or the file.
+# Source: its folder or file.
 SOURCES = {"google": "google.npz", "big_vision": "big_vision.npz", "timm": "timm", "huggingface": "huggingface"}
 OURS = "from keras_vit import converters"
 DIRECTIONS = [
     *(("google", target) for target in ("timm", "huggingface", "big_vision")),
     *((source, "google") for source in ("timm", "huggingface", "big_vision")),
 ]
-# A contender's row: what is imported, and what is timed.
+# Row: the import, and the timed function.
 CONTENDERS: dict[str, tuple[str, str]] = {
     **{
         f"keras_vit: {source} -> {target}": (
@@ -44,9 +44,9 @@ CONTENDERS: dict[str, tuple[str, str]] = {
         for source in ("google", "timm", "huggingface")
     },
 }
-# PyTorch's loaders may map the file and leave the reading to the first use, which is now.
+# PyTorch's loaders may only map the file; this first use reads it.
 USED = "; sum(float(weight.detach().sum()) for weight in model.parameters())"
-# torchvision, which timm imports and loads no weights with, need not be there.
+# timm imports torchvision, but does not need it to load weights.
 TIMM = "sys.path.append(str(tests)); from torch_peers import import_timm; timm = import_timm()"
 PEERS: dict[str, tuple[str, str]] = {
     "timm: load timm": (TIMM, "model = timm.create_model(f'local-dir:{folder / \"timm\"}', pretrained=True)" + USED),
@@ -62,7 +62,7 @@ PEERS: dict[str, tuple[str, str]] = {
 
 
 def prepare(folder: Path) -> None:
-    """Writes a ViT-B/16 with random weights in every format."""
+    """Write a ViT-B/16 with random weights in every format."""
     import warnings
 
     import numpy as np
@@ -74,12 +74,12 @@ def prepare(folder: Path) -> None:
     for variable in model.weights:
         variable.assign(variable + rng.normal(0, 0.02, variable.shape).astype(np.float32))
     for format, name in SOURCES.items():
-        with warnings.catch_warnings(action="ignore"):  # the formats have other GELUs and epsilons
+        with warnings.catch_warnings(action="ignore"):  # the formats have different GELUs and epsilons
             keras_vit.converters.save(model, folder / name, format=format)
 
 
 def measure(name: str, folder: Path) -> None:
-    """Does a contender's work once, in a process that does nothing else, and prints the figures as JSON."""
+    """Do the work of one row once, in this process alone, and print the figures as JSON."""
     setup, work = {**CONTENDERS, **PEERS}[name]
     scope = {"folder": folder, "tests": SCRIPT.parents[1] / "tests", "sys": sys}
     exec(setup, scope)
@@ -94,7 +94,7 @@ def measure(name: str, folder: Path) -> None:
 
 
 def child(python: str, step: str, *arguments: object) -> str:
-    """Runs a step in a process of its own and returns what it printed."""
+    """Run a step in a new process and return its output."""
     given = {"PYTHONPATH": str(SCRIPT.parents[1]), "TF_CPP_MIN_LOG_LEVEL": "3", "HF_HUB_OFFLINE": "1"}
     command = [python, "-W", "ignore", str(SCRIPT), "--child", step, *map(str, arguments)]
     run = subprocess.run(command, env=os.environ | given, capture_output=True, text=True)
@@ -104,7 +104,7 @@ def child(python: str, step: str, *arguments: object) -> str:
 
 
 def versions(python: str) -> str:
-    """The packages that were measured."""
+    """Return the measured packages with their versions."""
     code = (
         "import importlib.metadata as m\n"
         "for name in ('tensorflow', 'keras', 'numpy', 'torch', 'timm', 'transformers'):\n"
@@ -115,7 +115,7 @@ def versions(python: str) -> str:
 
 
 def report(results: dict[str, list[dict[str, float]]], size: int, rounds: int, pythons: list[str]) -> None:
-    """Prints the medians, where and with what they were measured."""
+    """Print the medians, the machine and the versions."""
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     print(f"ViT-B/16 at 224, 1000 classes, float32, {size / 1e6:.0f} MB: medians of {rounds} fresh processes each")
     print(
@@ -134,7 +134,7 @@ def report(results: dict[str, list[dict[str, float]]], size: int, rounds: int, p
 
 
 def main() -> None:
-    """Reads the command line; runs the comparison, or as a child of it one step."""
+    """Read the command line; run the comparison, or one step as its child process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", metavar="PYTHON", help="the interpreter that has torch, timm and transformers")
     parser.add_argument("--rounds", type=int, default=3)
@@ -153,7 +153,7 @@ def main() -> None:
         folder = Path(directory) / "files"
         folder.mkdir()
         child(sys.executable, "prepare", folder)
-        for turn in range(options.rounds + 1):  # the first, which warms the page cache, is not counted
+        for turn in range(options.rounds + 1):  # the first one warms the page cache and is not counted
             for name in order.sample(list(python), len(python)):
                 row = json.loads(child(python[name], "measure", name, folder).splitlines()[-1])
                 print(f"round {turn}: {name} {row['seconds']:.2f} s", file=sys.stderr)

@@ -1,9 +1,9 @@
-"""What training on the digits comes to: from scratch, at another resolution, and fine-tuned the official way.
+"""Measure the accuracy on digits: from scratch, at another resolution, and after the official fine-tuning.
 
     python benchmarks/digits.py [--seeds 3] [--output benchmarks/results/digits.txt]
 
-Each figure is the accuracy on the 360 held-out images, of which one is .0028, after the last step: nothing is chosen
-by it. The seeds are 0, 1, 2 ..., fixed beforehand; a seed draws the weights, the order and the shifts.
+Each figure is the accuracy on the 360 held-out images after the last step; one image is .0028. No setting was chosen by
+it. The seeds are 0, 1, 2 ..., fixed in advance. A seed determines the weights, the order and the shifts.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ FINE_TUNED = 200  # steps
 
 
 def config(image_size: int) -> ViTConfig:
-    """The embedded model's architecture."""
+    """Return the embedded model's architecture."""
     return ViTConfig(
         image_size=image_size, patch_size=PATCH, hidden_size=64, mlp_dim=128, num_heads=4, num_layers=4, num_classes=10
     )
 
 
 def from_scratch(image_size: int, seed: int) -> train.Result:
-    """The recipe `digits`: AdamW."""
+    """Train by the recipe `digits`: AdamW."""
     return train.run(train.recipe("digits", seed=seed), model=config(image_size), progress=False)
 
 
 def fresh_positions(model: VisionTransformer) -> VisionTransformer:
-    """The same weights with position embeddings as a new model draws them."""
+    """Return a model with the same weights but new random position embeddings."""
     return model.rebuilt(model.config, fresh=["position"])
 
 
 def fine_tuned(model: VisionTransformer | ViTConfig, image_size: int, seed: int) -> train.Result:
-    """The official update rule: a new head of zeros, SGD, 200 steps."""
+    """Fine-tune by the official rule: a new head of zeros, SGD, 200 steps."""
     recipe = train.recipe("finetune-digits", image_size=image_size, steps=FINE_TUNED, seed=seed)
     return train.run(recipe, model=model, progress=False)
 
 
 def measured(seed: int) -> dict[str, float]:
-    """One seed's accuracies by name."""
+    """Return the accuracies of one seed, by name."""
     found: dict[str, float] = {}
     for side in (24, 32):
         trained = from_scratch(side, seed)
@@ -65,7 +65,7 @@ def measured(seed: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Trains, and prints a row for each figure."""
+    """Train, and print one row for each figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--output", type=Path)

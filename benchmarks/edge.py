@@ -1,10 +1,10 @@
-"""Exported files beside the peers': milliseconds, megabytes, exactness, and what the export takes.
+"""Compare exported files with those of other packages: milliseconds, megabytes, error, and cost of the export.
 
-    python benchmarks/edge.py                          ours alone, and TensorFlow's converter for the hybrids
-    python benchmarks/edge.py --peers DIR --setup      and the peers, each in an environment of its own under DIR
+    python benchmarks/edge.py                          ours, and TensorFlow's converter for the hybrids
+    python benchmarks/edge.py --peers DIR --setup      and the other packages, each in its own environment under DIR
 
-All files of a model hold the same random weights. They are timed in one process, in turns, in an order that is shuffled
-in each round. Exports are fresh processes, one at a time. Linux only (/proc).
+All files of a model have the same random weights. They are timed in one process, in a new random order in each round.
+Each export is a new process, one at a time. Linux only (/proc).
 """
 
 import argparse
@@ -35,14 +35,14 @@ MODELS = {
     "R26+S/32": ("R26+S/32", 224),
     "R50+B/16": ("R50+B/16", 224),
 }
-IMAGES = 8  # that files and Keras are compared on
-TIMEOUT = 1800  # seconds of a child
-# TensorFlow's converter takes so many times the weights; a conversion waits so many seconds until they are free.
+IMAGES = 8  # to compare files with Keras
+TIMEOUT = 1800  # seconds for a child process
+# Memory that TensorFlow's converter needs, as a multiple of the weights; seconds to wait until it is free.
 CONVERTER_MEMORY, PATIENCE = 12, 3600
 
 
 def config(name: str) -> Any:
-    """The architecture with timm's GELU and epsilons, which the Keras peers share."""
+    """Return the architecture with timm's GELU and epsilons, which the other Keras packages have too."""
     import dataclasses
 
     from keras_vit import ViTConfig
@@ -56,7 +56,7 @@ def config(name: str) -> Any:
 
 
 def seeded(name: str) -> Any:
-    """A model of which no weight has a value that it might start from."""
+    """Return a model in which no weight has its initial value."""
     import keras
 
     import keras_vit
@@ -69,7 +69,7 @@ def seeded(name: str) -> Any:
 
 
 def prepare(name: str, folder: Path) -> None:
-    """Writes a seeded model in the formats of all that read it, and what Keras says of some images in float64."""
+    """Write a seeded model in all formats that the packages read, and Keras' float64 logits of some images."""
     import warnings
 
     import keras_vit
@@ -80,7 +80,7 @@ def prepare(name: str, folder: Path) -> None:
     hybrid = model.config.resnet is not None
     for format, file in {"timm": "timm", "google": "google.npz", "huggingface": "huggingface"}.items():
         if not (hybrid and format == "huggingface"):
-            with warnings.catch_warnings(action="ignore"):  # the official files have another GELU
+            with warnings.catch_warnings(action="ignore"):  # the official files have the tanh GELU
                 keras_vit.converters.save(model, folder / file, format=format)
     images = samples.images(model.config, IMAGES)
     wide = keras_vit.VisionTransformer(model.config, dtype="float64")
@@ -95,7 +95,7 @@ def prepare(name: str, folder: Path) -> None:
 
 
 def export_ours(folder: Path, mode: str, target: Path) -> dict[str, Any]:
-    """Our file, and what its export took without its verification."""
+    """Write our file; return it and the cost of the export without verification."""
     from keras_vit import converters, export
 
     model = converters.load(folder / "timm")
@@ -105,7 +105,7 @@ def export_ours(folder: Path, mode: str, target: Path) -> dict[str, Any]:
 
 
 def export_converter(folder: Path, mode: str, target: Path) -> dict[str, Any]:
-    """The same model with Keras' own GroupNormalization, by TensorFlow's converter."""
+    """Convert the same model with Keras' own GroupNormalization by TensorFlow's converter."""
     import keras
     from edge_peers import to_tflite
 
@@ -119,7 +119,7 @@ def export_converter(folder: Path, mode: str, target: Path) -> dict[str, Any]:
 
 
 def export_large(name: str, folder: Path) -> dict[str, Any]:
-    """A large model's dynamic int8 file, and the most memory that its process ever had."""
+    """Export a large model in dynamic int8 and print the peak memory of the process."""
     from keras_vit import export
 
     target = folder / "large.tflite"
@@ -130,7 +130,7 @@ def export_large(name: str, folder: Path) -> dict[str, Any]:
 
 
 def sgemm() -> dict[str, float]:
-    """GFLOP/s of TensorFlow's float32 matrix products, by their shape."""
+    """Measure GFLOP/s of TensorFlow's float32 matrix products, by shape."""
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(THREADS)
@@ -147,7 +147,7 @@ def sgemm() -> dict[str, float]:
 
 
 def digits(folder: Path) -> dict[str, float]:
-    """Accuracy of the embedded model and of its dynamic int8 file on the held-out digits, and how often they agree."""
+    """Measure the accuracy of the embedded model and of its int8 file on the held-out digits, and their agreement."""
     from keras_vit import digits as data
     from keras_vit import export, zoo
 
@@ -163,7 +163,7 @@ def digits(folder: Path) -> dict[str, float]:
 
 
 def child(python: str | Path, script: Path, *arguments: object) -> Any:
-    """What a step in a process of its own printed as JSON on its last line, or why there is none, as text."""
+    """Run a step in a new process; return the JSON of its last line, or the reason for a failure as text."""
     given = {"PYTHONPATH": str(SCRIPT.parents[1]), "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
     given |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     command = [str(python), "-W", "ignore", str(script), *map(str, arguments)]
@@ -177,19 +177,19 @@ def child(python: str | Path, script: Path, *arguments: object) -> Any:
 
 
 def set_up(peers: Path) -> None:
-    """Creates an environment for every peer."""
+    """Create an environment for every other package."""
     for name, requirements in ENVIRONMENTS.items():
         subprocess.run([sys.executable, "-m", "venv", peers / name], check=True)
         subprocess.run([peers / name / "bin" / "pip", "install", "--quiet", *requirements], check=True)
 
 
 def python_of(name: str, peers: Path) -> Path:
-    """The interpreter of a peer's environment."""
+    """Return the interpreter of a package's environment."""
     return peers.absolute() / name / "bin" / "python"
 
 
 def short_of_memory(folder: Path) -> str:
-    """Waits until TensorFlow's converter can have what it takes; after a while, what is missing."""
+    """Wait until there is enough memory for TensorFlow's converter; after a timeout, return what is missing."""
     needed = CONVERTER_MEMORY * (folder / "timm" / "model.safetensors").stat().st_size + 2e9
     for _ in range(PATIENCE // 10):
         available = re.search(r"MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text())
@@ -201,7 +201,7 @@ def short_of_memory(folder: Path) -> str:
 
 
 def export(contender: str, mode: str, folder: Path, peers: Path | None) -> dict[str, Any] | str:
-    """A contender's file and what the export took, or why there is none. A peer's file is made once."""
+    """Return a package's file and the cost of its export, or the reason for a failure. Others' files are made once."""
     target = folder / f"{contender}-{mode}.{'onnx' if contender == ONNX else 'tflite'}"
     noted = target.with_suffix(".json")
     if contender != OURS and target.exists() and noted.exists():
@@ -221,7 +221,7 @@ def export(contender: str, mode: str, folder: Path, peers: Path | None) -> dict[
 
 
 def measure(name: str, folder: Path, peers: Path | None, rounds: int) -> dict[str, Any]:
-    """All of one model: its files, what their exports took, their times, and what could not be made."""
+    """Measure one model: its files, the cost of their exports, their times, and the failures."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "model.json").exists():
         required(child(sys.executable, SCRIPT, "--child", "prepare", name, folder))
@@ -244,11 +244,11 @@ def measure(name: str, folder: Path, peers: Path | None, rounds: int) -> dict[st
 
 
 def required(received: Any) -> Any:
-    """What a child gave; without it there is no report."""
+    """Return the result of a child process, or exit with its error."""
     return sys.exit(received) if isinstance(received, str) else received
 
 
-# What a child of this script does in this environment, with the arguments of the command line.
+# Steps that child processes of this script run, by their name on the command line.
 CHILDREN: dict[str, Callable[..., Any]] = {
     "prepare": lambda name, folder: prepare(name, Path(folder)),
     OURS: lambda mode, folder, target: export_ours(Path(folder), mode, Path(target)),
@@ -260,7 +260,7 @@ CHILDREN: dict[str, Callable[..., Any]] = {
 
 
 def run(options: argparse.Namespace, work: Path) -> None:
-    """Measures the models chosen and reports."""
+    """Measure the chosen models and print the report."""
     this = functools.partial(child, sys.executable, SCRIPT, "--child")
     peak = [required(this("sgemm"))]
     results = {
@@ -273,7 +273,7 @@ def run(options: argparse.Namespace, work: Path) -> None:
 
 
 def main() -> None:
-    """Reads the command line: the whole comparison, or as a child of it one step."""
+    """Read the command line; run the comparison, or one step as its child process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path, metavar="DIR", help="where the environments of the peers are")
     parser.add_argument("--setup", action="store_true", help="create them first")

@@ -1,10 +1,10 @@
-"""The peers of edge.py: their environments, their models with the weights that they are given, their files; the timing.
+"""Build, export and time the models of other packages for edge.py.
 
-    python edge_peers.py PEER MODE FOLDER TARGET      run by edge.py with the interpreter of the peer's environment
-    python edge_peers.py time FOLDER ROUNDS           with the one that has the runtimes
+    python edge_peers.py PEER MODE FOLDER TARGET      run by edge.py with the interpreter of the package's environment
+    python edge_peers.py time FOLDER ROUNDS           run with the interpreter of the environment with the runtimes
 
-FOLDER holds one model's weights: google.npz, timm/ and, without a ResNet, huggingface/; and all files, images.npy and
-logits.npy when it is timed. Imports nothing of keras_vit.
+FOLDER has one model's weights: google.npz, timm/ and, without a ResNet, huggingface/. For the timing it also has all
+files, images.npy and logits.npy. This script does not import keras_vit.
 """
 
 import functools
@@ -24,9 +24,9 @@ import numpy as np
 
 ONNX = "onnxruntime"
 FRAMEWORK = ("tensorflow==2.21.0", "keras==3.15.1")
-# Where the files are timed: both runtimes in one process. torch and timm write the ONNX files.
+# The environment of the timing: both runtimes in one process. torch and timm write the ONNX files.
 RUNTIMES = ("ai-edge-litert==2.3.0", "onnxruntime", "onnx", "onnxscript", "torch", "timm", "pytest")
-# Environment: what pip installs there. The first three are Keras peers.
+# Environment: packages that pip installs. The first three are Keras packages.
 ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "keras-hub": (*FRAMEWORK, "keras-hub==0.32.0", "safetensors"),
     "vit-keras": (*FRAMEWORK, "vit-keras==0.2.0", "opencv-python-headless"),
@@ -34,19 +34,19 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     ONNX: RUNTIMES,
 }
 THREADS = 2
-REPEATS = 3  # of a file in its turn, after one that is not counted: the file before it left its own data in the caches
-MODES = ("none", "dynamic")  # float32, and weights of int8 with what enters a matrix product quantized as it comes
+REPEATS = 3  # calls of a file in a round, after one that is not counted: the caches hold the previous file's data
+MODES = ("none", "dynamic")  # float32; int8 weights, with the inputs of matrix products quantized at run time
 
 
 def keras_hub(folder: Path) -> Any:
-    """Its own reader of Hugging Face's files."""
+    """Load a Hugging Face file with the package's own reader."""
     from keras_hub.models import ViTImageClassifier
 
     return ViTImageClassifier.from_preset(str(folder / "huggingface"), activation=None, preprocessor=None)
 
 
 def vit_keras(folder: Path) -> Any:
-    """Its own reader of the official files."""
+    """Load an official file with the package's own reader."""
     from vit_keras import utils, vit
 
     arguments = timm_config(folder)
@@ -66,10 +66,10 @@ def vit_keras(folder: Path) -> Any:
 
 
 def zeromodels(folder: Path) -> Any:
-    """Its own reader of timm's weights."""
+    """Load timm's weights with the package's own reader."""
     from safetensors.numpy import load_file
 
-    # It asks each array and the model whether they are PyTorch's, which need not be there for that.
+    # The reader tests whether arrays and model are PyTorch's; an empty stand-in for PyTorch is enough for this.
     stand_in = types.SimpleNamespace(Tensor=(), nn=types.SimpleNamespace(Module=()))
     sys.modules.setdefault("torch", stand_in)  # type: ignore[arg-type]
     from zeromodels.models.vit import ViTImageClassify
@@ -82,27 +82,27 @@ def zeromodels(folder: Path) -> Any:
 
 
 def timm_model(folder: Path) -> Any:
-    """PyTorch's model."""
+    """Build timm's PyTorch model."""
     sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-    from torch_peers import import_timm  # torchvision need not be there, or may be for another PyTorch
+    from torch_peers import import_timm  # torchvision may be missing, or built for another PyTorch
 
     return import_timm().create_model(f"local-dir:{folder / 'timm'}", pretrained=True).eval()
 
 
 def timm_config(folder: Path) -> dict[str, Any]:
-    """The architecture, in timm's words."""
+    """Return the architecture as arguments of timm."""
     arguments: dict[str, Any] = json.loads((folder / "timm" / "config.json").read_text())["model_args"]
     return arguments
 
 
 def to_tflite(model: Any, mode: str, target: Path) -> None:
-    """A Keras model's file by TensorFlow's converter, one image a call, builtin operators only."""
+    """Convert a Keras model by TensorFlow's converter: one image per call, builtin operators only."""
     import tensorflow as tf
 
     module = tf.Module()
     module.weights = [
         variable.value for variable in model.variables
-    ]  # given the model itself, the converter loses them
+    ]  # if it gets the model itself, the converter loses them
     image = tf.TensorSpec((1, *model.input_shape[1:]), tf.float32, name="image")
     serve = tf.function(lambda image: {"logits": model(image, training=False)}, input_signature=[image])
     converter = tf.lite.TFLiteConverter.from_concrete_functions([serve.get_concrete_function()], module)
@@ -113,7 +113,7 @@ def to_tflite(model: Any, mode: str, target: Path) -> None:
 
 
 def to_onnx(model: Any, mode: str, target: Path) -> None:
-    """PyTorch's export, one image a call; matrix products in int8 with a scale for each output channel."""
+    """Export by PyTorch: one image per call; matrix products in int8 with a scale for each output channel."""
     import onnx
     import torch
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -122,12 +122,12 @@ def to_onnx(model: Any, mode: str, target: Path) -> None:
     torch.onnx.export(model, (image,), target, dynamo=True, external_data=False, verbose=False)
     if mode == "dynamic":
         exported = onnx.load(target)
-        del exported.graph.value_info[:]  # shapes from before the exporter turned weights, which the quantizer refuses
+        del exported.graph.value_info[:]  # has old shapes of transposed weights, which the quantizer refuses
         products = {"op_types_to_quantize": ["MatMul", "Gemm"], "weight_type": QuantType.QInt8}
         quantize_dynamic(exported, target, per_channel=True, **products)
 
 
-# Environment: what builds the model, and what writes the file.
+# Environment: the function that builds the model, and the one that writes the file.
 PEERS: dict[str, tuple[Callable[[Path], Any], Callable[[Any, str, Path], None]]] = {
     "keras-hub": (keras_hub, to_tflite),
     "vit-keras": (vit_keras, to_tflite),
@@ -137,22 +137,22 @@ PEERS: dict[str, tuple[Callable[[Path], Any], Callable[[Any, str, Path], None]]]
 
 
 def memory(name: str) -> int:
-    """Bytes this process has resident now ("VmRSS") or had at most ("VmHWM")."""
+    """Return the resident bytes of this process: now ("VmRSS") or at the peak ("VmHWM")."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status[name].removesuffix("kB")) * 1024
 
 
 def worked() -> float:
-    """Seconds that all processors together have worked for anybody, ours and others."""
+    """Return the busy seconds of all processors, for all processes of the machine."""
     user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
     return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
 
 
 def measured(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-    """What the work gives; its seconds, the most memory that it added at once to what was resident before, and how many
-    processors others took meanwhile.
+    """Return the result of the work, its seconds, the peak of the memory that it added, and the number of processors
+    that other programs used.
     """
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew from what is resident
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM to VmRSS
     before, everybody, cpu, start = memory("VmRSS"), worked(), time.process_time(), time.perf_counter()
     result = work()
     seconds, added = time.perf_counter() - start, memory("VmHWM") - before
@@ -161,7 +161,7 @@ def measured(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def versions(*names: str) -> dict[str, str]:
-    """Of those packages that are installed."""
+    """Return the versions of the packages that are installed."""
     installed = {}
     for name in names:
         try:
@@ -172,13 +172,13 @@ def versions(*names: str) -> dict[str, str]:
 
 
 def runner(path: Path) -> Callable[[np.ndarray], np.ndarray]:
-    """What runs a file on one image (1, height, width, 3)."""
+    """Return a function that runs a file on one image (1, height, width, 3)."""
     if path.suffix == ".onnx":
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = THREADS
-        # Its threads would go on spinning and take the processors from whichever file comes next.
+        # Spinning threads would slow the next file.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         name = session.get_inputs()[0].name
@@ -198,7 +198,7 @@ def runner(path: Path) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def time_files(folder: Path, rounds: int) -> dict[str, Any]:
-    """Runs all files of a model in turns; milliseconds of each round, and how far their logits are from Keras'."""
+    """Run all files of a model alternately; return the milliseconds of each round and the errors of the logits."""
     images, expected = np.load(folder / "images.npy"), np.load(folder / "logits.npy").astype(np.float64)
     runners = {path.name: runner(path) for path in sorted(folder.iterdir()) if path.suffix in (".tflite", ".onnx")}
     files: dict[str, dict[str, Any]] = {}
@@ -226,7 +226,7 @@ def time_files(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Builds one peer's model and writes its file, or times all files; prints the figures as JSON."""
+    """Build one package's model and write its file, or time all files; print the figures as JSON."""
     step, *arguments = sys.argv[1:]
     if step == "time":
         figures = time_files(Path(arguments[0]), int(arguments[1]))

@@ -1,4 +1,4 @@
-"""What edge.py prints: a table for each model, and the targets with what they came to."""
+"""Print the results of edge.py: a table for each model, and the targets with their results."""
 
 import datetime
 import os
@@ -25,8 +25,8 @@ model, without verification; ~: others took processors. %: of TensorFlow's rate 
 of the model.
 """
 NOT_JUDGED = "not judged, others took processors"
-DISTURBED = 0.2  # processors that others may take on average before a comparison of times says nothing
-# Ours is to be so many times as fast as each of the others.
+DISTURBED = 0.2  # mean number of processors that other programs may use; above it no target of time is judged
+# Target: how many times as fast ours should be as each other file.
 SPEED_TARGETS = [
     ("Ti/16", "none", (*KERAS_PEERS, ONNX), 1.15),
     ("Ti/16", "dynamic", (*KERAS_PEERS, ONNX), 1.15),
@@ -35,19 +35,19 @@ SPEED_TARGETS = [
     ("B/16", "dynamic", (ONNX,), 1.3),
     *((model, mode, (CONVERTER,), 1.8) for model in ("R26+S/32", "R50+B/16") for mode in MODES),
 ]
-ERROR, COSINE = 1e-5, 0.999  # of every float32 file, relative to the largest logit; of B/16 in dynamic int8
+ERROR, COSINE = 1e-5, 0.999  # error of every float32 file, relative to the largest logit; error of B/16 in dynamic int8
 EXPORT_SECONDS, EXPORT_BYTES = 5, 1.5e9  # of B/16
-LARGE = {"L/16": 12e9, "H/14": None}  # bytes of the whole process that exports and verifies in dynamic int8
-AGREEMENT, ACCURACY = 0.995, 0.002  # of the digits model: same best class at least, loss of accuracy at most
+LARGE = {"L/16": 12e9, "H/14": None}  # peak bytes of the process that exports and verifies in dynamic int8
+AGREEMENT, ACCURACY = 0.995, 0.002  # of the digits model: lowest agreement of the best class, largest loss of accuracy
 
 
 def times(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """How many times as long the one takes: the median over rounds, each with what ran next to it."""
+    """Return the ratio of two times: the median of the ratios in each round."""
     return statistics.median(a / b for a, b in zip(one["ms"], other["ms"], strict=True))
 
 
 def report(results: dict[str, dict[str, Any]], peak: dict[str, float], rounds: int) -> None:
-    """Prints where and with what it was measured, and a table for each model."""
+    """Print the machine and the versions, and a table for each model."""
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     installed = {f"Python {platform.python_version()}"}
     for result in results.values():
@@ -77,12 +77,12 @@ def report(results: dict[str, dict[str, Any]], peak: dict[str, float], rounds: i
 
 
 def fill(text: str) -> str:
-    """A paragraph."""
+    """Print a paragraph."""
     return textwrap.fill(" ".join(text.split()), 120, break_on_hyphens=False)
 
 
 def line(name: str, row: dict[str, Any], ours: dict[str, Any] | None, flops: int, peak: dict[str, float]) -> str:
-    """A file's line of the table."""
+    """Return a file's line of the table."""
     middle = statistics.median(row["ms"])
     figures = f"{LABELS.get(name, name):32}{middle:10.2f}{min(row['ms']):10.2f}"
     figures += f"{times(row, ours):9.2f}x" if ours else f"{'-':>10}"
@@ -93,7 +93,7 @@ def line(name: str, row: dict[str, Any], ours: dict[str, Any] | None, flops: int
 
 
 def verdicts(results: dict[str, dict[str, Any]], digit: dict[str, float] | str, large: dict[str, Any]) -> None:
-    """Prints every target that this run can judge."""
+    """Print every target that this run can judge."""
     print()
     for name, mode, others, least in SPEED_TARGETS:
         rows = results[name]["rows"] if name in results else {}
@@ -122,7 +122,7 @@ def verdicts(results: dict[str, dict[str, Any]], digit: dict[str, float] | str, 
 
 
 def other_verdicts(digit: dict[str, float] | str, large: dict[str, Any]) -> None:
-    """The targets of other models."""
+    """Print the targets of the other models."""
     if isinstance(digit, str):
         print(f"digits: not judged: {digit}")
     else:
@@ -141,10 +141,10 @@ def other_verdicts(digit: dict[str, float] | str, large: dict[str, Any]) -> None
 
 
 def disturbed(measured: dict[str, Any]) -> bool:
-    """Whether other programs took processors while something was measured."""
+    """Return whether other programs used processors during a measurement."""
     return bool(measured["others"] > DISTURBED)
 
 
 def met(whether: bool) -> str:
-    """What stands behind a target."""
+    """Return the verdict that is printed after a target."""
     return "met" if whether else "MISSED"

@@ -1,10 +1,10 @@
-"""Images a second of the training input: keras_vit's pipeline beside Keras' own augmentation layers.
+"""Measure images per second of the training input: keras_vit's pipeline and Keras' own augmentation layers.
 
     python benchmarks/input_pipeline.py [--rounds 3]
 
-From JPEGs of 375x500 pixels to prepared batches of 224x224 with RandAugment (2 operations, magnitude 15) and mixup. The
-contenders take turns in one process and decode, crop and mirror alike; what differs is what comes after. The photos are
-cut from scikit-learn's two sample images into a temporary folder.
+From JPEGs of 375x500 pixels to prepared batches of 224x224 with RandAugment (2 operations, magnitude 15) and mixup. All
+rows run alternately in one process, with the same decoding, crops and flips. The photos are parts of scikit-learn's two
+sample images, in a temporary folder.
 """
 
 import argparse
@@ -44,7 +44,7 @@ MAIN = "keras_vit: RandAugment + mixup"
 
 
 def write_photos(folder: Path, count: int) -> None:
-    """Writes JPEGs, quality 90, in folders of classes: random parts of two photographs, half of them mirrored."""
+    """Write JPEGs of quality 90 in folders of classes: random parts of two photographs, half of them mirrored."""
     from PIL import Image
     from sklearn.datasets import load_sample_images
 
@@ -60,7 +60,7 @@ def write_photos(folder: Path, count: int) -> None:
 
 
 def ours(split: Split, **changes: Any) -> tf.data.Dataset:
-    """keras_vit's pipeline with some augmentations."""
+    """Return keras_vit's pipeline with some augmentations."""
     return pipeline.training_batches(
         split,
         recipe("augreg", **(WITHOUT | changes)),
@@ -73,22 +73,22 @@ def ours(split: Split, **changes: Any) -> tf.data.Dataset:
 
 
 def with_layers(split: Split, layers: list[Callable[[], keras.layers.Layer]]) -> tf.data.Dataset:
-    """keras_vit's crops and flips, then layers of Keras on whole batches."""
+    """Return keras_vit's crops and flips, followed by Keras' layers on whole batches."""
     made = [layer() for layer in layers]
 
     def augmented(batch: dict[str, Any]) -> dict[str, Any]:
-        # The layers want 0..255 where they are told so, and another name for labels.
+        # The layers expect 0..255 and another key for the labels.
         data = {"images": batch["image"] * 127.5 + 127.5, "labels": batch["label"]}
         for layer in made:
             data = layer(data, training=True)
         return {"image": (data["images"] - 127.5) / 127.5, "label": data["labels"]}
 
-    # Their random numbers may come in any order: Keras promises none here.
+    # Keras does not fix the order of its random numbers here.
     return ours(split).map(augmented, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
 
 def contenders(split: Split) -> dict[str, tuple[Callable[[], tf.data.Dataset], int]]:
-    """Name: what makes the batches, and how many of them one measurement takes."""
+    """Return, by row, the function that makes batches, and the number of batches of one measurement."""
     rand = lambda: keras.layers.RandAugment(value_range=(0, 255), num_ops=2, factor=min(MAGNITUDE / 10, 1.0))  # noqa: E731
     mix = lambda: keras.layers.MixUp(alpha=MIXUP)  # noqa: E731
     return {
@@ -103,7 +103,7 @@ def contenders(split: Split) -> dict[str, tuple[Callable[[], tf.data.Dataset], i
 
 
 def measure(made: tf.data.Dataset, batches: int) -> tuple[float, float]:
-    """Wall and processor seconds an image, after two batches that fill the buffers."""
+    """Return wall-clock and processor seconds per image, after two batches that fill the buffers."""
     stream = iter(made)
     for _ in range(2):
         next(stream)
@@ -115,7 +115,7 @@ def measure(made: tf.data.Dataset, batches: int) -> tuple[float, float]:
 
 
 def report(results: dict[str, list[tuple[float, float]]], rounds: int) -> None:
-    """Prints the medians, where and with what they were measured."""
+    """Print the medians, the machine and the versions."""
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("tensorflow", "keras", "numpy"))
     print(f"JPEG 375x500 to {SIZE[0]}x{SIZE[1]}, batches of {BATCH}: medians of {rounds} turns each")
@@ -133,7 +133,7 @@ def report(results: dict[str, list[tuple[float, float]]], rounds: int) -> None:
 
 
 def main() -> None:
-    """Reads the command line, takes turns and reports."""
+    """Read the command line, measure all rows alternately and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--photos", type=int, default=200)

@@ -1,9 +1,9 @@
-"""Time and memory of building ViT-B/16 at 224 and loading its weights: keras_vit against its Keras peers.
+"""Measure time and memory of building ViT-B/16 at 224 px and loading its weights, with all Keras packages.
 
     python benchmarks/load.py                         keras_vit and numpy.load, in this environment
-    python benchmarks/load.py --peers DIR --setup     all of load.toml, each package in an environment of its own
+    python benchmarks/load.py --peers DIR --setup     all of load.toml, each package in its own environment
 
-Every figure comes from a fresh process. The contenders take turns, in an order that is shuffled in each round.
+Each measurement is a new process. The packages alternate, in a new random order in each round.
 """
 
 import argparse
@@ -31,13 +31,14 @@ TABLE = tomllib.loads(SCRIPT.with_suffix(".toml").read_text())
 FRAMEWORK: list[str] = TABLE.pop("framework")
 HUGGING_FACE = TABLE.pop("hugging_face")
 FLOOR, OURS = "floor", "keras_vit"
-# Of the largest logit: a tensor left unread moves it by 6e-4 or more, save the keys' biases, which softmax cancels.
+# Relative to the largest logit. A tensor that was not read changes it by 6e-4 or more, except the keys' biases, which
+# softmax cancels.
 TOLERANCE = 1e-4
-FASTER, LARGER = 1.5, 2.2  # the targets: against the fastest peer, and in memory against the bytes of the file
+FASTER, LARGER = 1.5, 2.2  # targets: time against the fastest other package, memory against the file's size
 
 
 def perturbed(model: Any) -> Any:
-    """The model with every weight moved by seeded noise, so that none has a value it might start from."""
+    """Return the model with seeded noise added to every weight, so that none has its initial value."""
     rng = np.random.default_rng(0)
     for variable in model.weights:
         if "seed_generator" not in variable.path:
@@ -46,13 +47,13 @@ def perturbed(model: Any) -> Any:
 
 
 def logits(model: Any) -> np.ndarray:
-    """What a model says of one seeded image, (1, 1000)."""
+    """Return a model's logits of one seeded image, (1, 1000)."""
     image = np.random.default_rng(1).uniform(-1, 1, (1, 224, 224, 3)).astype(np.float32)
     return np.asarray(model(image, training=False))
 
 
 def write_hugging_face(npz: Path, folder: Path) -> None:
-    """Writes an official ViT-B/16 as the two files of a Hugging Face repository of ViTForImageClassification."""
+    """Write an official ViT-B/16 as the two files of a Hugging Face repository of ViTForImageClassification."""
     from safetensors.numpy import save_file
 
     names = {key.format(i=i): name.format(i=i) for key, name in HUGGING_FACE["names"].items() for i in range(12)}
@@ -64,9 +65,9 @@ def write_hugging_face(npz: Path, folder: Path) -> None:
         for official, name in names.items():
             tensors[f"{name}.bias"] = file[f"{official}/bias"].ravel()
             weight = file[f"{official}/{'scale' if 'norm' in official.lower() else 'kernel'}"]
-            if weight.ndim == 4:  # the patches' (height, width, in, out)
+            if weight.ndim == 4:  # the patch kernel: (height, width, in, out)
                 weight = weight.transpose(3, 2, 0, 1)
-            elif weight.ndim > 1:  # (in, out); one of them may be split into heads
+            elif weight.ndim > 1:  # (in, out), one of them possibly split into heads
                 weight = weight.reshape(-1, 768) if official.endswith("out") else weight.reshape(len(weight), -1)
                 weight = weight.T
             tensors[f"{name}.weight"] = np.ascontiguousarray(weight)
@@ -77,7 +78,7 @@ def write_hugging_face(npz: Path, folder: Path) -> None:
 
 
 def prepare(name: str, folder: Path) -> None:
-    """Writes a contender's file, and what the model that it was written from says."""
+    """Write a package's file, and the logits of the model that it was written from."""
     scope = globals() | {"folder": folder}
     exec(TABLE[name]["setup"], scope)
     exec(TABLE[name]["prepare"], scope)
@@ -85,7 +86,7 @@ def prepare(name: str, folder: Path) -> None:
 
 
 def measure(name: str, folder: Path) -> None:
-    """Measures a contender once, in a process that does nothing else, and prints the result as JSON."""
+    """Measure a package once, in this process alone, and print the result as JSON."""
     contender, scope = TABLE[name], {"folder": folder}
     load = compile(contender["load"], name, "exec")
     exec(contender["setup"], scope)
@@ -105,7 +106,7 @@ def measure(name: str, folder: Path) -> None:
 
 
 def set_up(peers: Path) -> None:
-    """Creates an environment for every package."""
+    """Create an environment for every package."""
     for package in {contender["package"] for contender in TABLE.values()}:
         rows = [contender for contender in TABLE.values() if contender["package"] == package]
         requires = [requirement for row in rows for requirement in row.get("requires", [])]
@@ -114,7 +115,7 @@ def set_up(peers: Path) -> None:
 
 
 def child(step: str, name: str, folder: Path, peers: Path | None) -> str:
-    """Runs one step of one contender in the environment of its package, and gives what it printed."""
+    """Run one step in the environment of a package and return its output."""
     python = peers.absolute() / TABLE[name]["package"] / "bin" / "python" if peers else sys.executable
     given = {"PYTHONPATH": str(SCRIPT.parents[1]), "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
     command = [python, SCRIPT, "--child", step, name, folder]
@@ -125,7 +126,7 @@ def child(step: str, name: str, folder: Path, peers: Path | None) -> str:
 
 
 def compare(names: list[str], folder: Path, peers: Path | None, rounds: int) -> dict[str, list[dict[str, Any]]]:
-    """Measures every contender once a round. A first round, which warms the page cache, is not counted."""
+    """Measure every package once per round. The first round warms the page cache and is not counted."""
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     order = random.Random(0)
     for turn in range(rounds + 1):
@@ -137,7 +138,7 @@ def compare(names: list[str], folder: Path, peers: Path | None, rounds: int) -> 
 
 
 def report(results: dict[str, list[dict[str, Any]]], size: int, rounds: int) -> None:
-    """Prints what was measured, where and with what, and how it stands to the targets."""
+    """Print the measurements, the machine and the versions, and whether the targets are met."""
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     versions = sorted({f"{package} {v}" for rows in results.values() for package, v in rows[0]["versions"].items()})
     absent = [row["row"] for name, row in TABLE.items() if "load" in row and name not in results]
@@ -166,7 +167,7 @@ def report(results: dict[str, list[dict[str, Any]]], size: int, rounds: int) -> 
 
 
 def run(peers: Path | None, rounds: int) -> None:
-    """Prepares the files, measures and reports; without `peers` only what this environment can load."""
+    """Prepare the files, measure and print the report; without `peers` only the rows of this environment."""
     names = [name for name in TABLE if peers or TABLE[name]["package"] == TABLE[OURS]["package"]]
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
@@ -178,7 +179,7 @@ def run(peers: Path | None, rounds: int) -> None:
 
 
 def main() -> None:
-    """Reads the command line: the whole comparison, or as a child of it one step of one contender."""
+    """Read the command line; run the comparison, or one step of one package as its child process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path, metavar="DIR", help="where the environments of the packages are")
     parser.add_argument("--setup", action="store_true", help="create them first")

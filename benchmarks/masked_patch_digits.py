@@ -1,12 +1,12 @@
-"""Does masked patch prediction help where labels are few? Pre-training then fine-tuning, against training from scratch.
+"""Measure whether masked patch prediction helps with few labels: pre-training and fine-tuning against random weights.
 
     python benchmarks/masked_patch_digits.py
 
-The 1,437 training digits without their labels are what is pre-trained on; 10 or 50 labelled ones of each class are then
-fine-tuned on, by the same recipe, as many steps and from the same seeds, from the pre-trained encoder and from random
-weights. The models, these budgets, the recipe and three seeds were fixed before the first run. After its first results
-a third contender joined: from random weights as many steps as pre-training and fine-tuning have together, to tell a
-better start from mere practice.
+The encoder is pre-trained on the 1,437 training digits without labels. Then 10 or 50 labelled images of each class are
+used for fine-tuning: from the pre-trained encoder and from random weights, with the same recipe, steps and seeds. The
+models, these budgets, the recipe and three seeds were fixed before the first run. After its results a third row was
+added: random weights, with as many steps as pre-training and fine-tuning together. It shows whether pre-training gives
+a better start or only more steps.
 """
 
 import argparse
@@ -27,13 +27,13 @@ from keras_vit import ViTConfig, digits, train
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.step.masked_patch import colour_classes
 
-# The size of the model that comes with the package.
+# The architecture of the embedded model.
 CONFIG = ViTConfig(image_size=32, patch_size=4, hidden_size=64, mlp_dim=128, num_heads=4, num_layers=4, num_classes=0)
-SEEDS = (0, 1, 2)  # of the weights, the order, the shifts, the corruption and the choice of labelled images
+SEEDS = (0, 1, 2)  # for the weights, the order, the shifts, the corruption and the choice of labelled images
 LABELS_PER_CLASS = (10, 50)
-EPOCHS = 40  # of pre-training
-STEPS = 200  # of fine-tuning, 64 images each
-# The digits' own recipe: AdamW, 2e-3 at most, random shifts. So few steps take less time than compiling them.
+EPOCHS = 40  # steps of pre-training
+STEPS = 200  # steps of fine-tuning, with 64 images each
+# The recipe `digits`: AdamW, peak rate 2e-3, random shifts. Compiling takes longer than these few steps.
 CHANGES: dict[str, Any] = {"steps_per_call": 20, "log_steps": 100, "xla": False}
 
 
@@ -41,11 +41,11 @@ SCRATCH, LONGER, PRETRAINED = "from scratch", "from scratch, as long in all", "m
 
 
 class Outcome(NamedTuple):
-    """What one seed came to.
+    """The results of one seed.
 
     Attributes:
-        accuracy: (labels per class, contender) -> share of the held-out images.
-        colours: share of the corrupted patches that was right at the end of pre-training.
+        accuracy: (labels per class, row) -> share of the held-out images.
+        colours: share of the corrupted patches predicted correctly at the end of pre-training.
     """
 
     accuracy: dict[tuple[int, str], float]
@@ -53,13 +53,13 @@ class Outcome(NamedTuple):
 
 
 def few(labels: np.ndarray, per_class: int, seed: int) -> np.ndarray:
-    """Indices of as many images of every class, drawn from the seed."""
+    """Return the indices of `count` images of every class, drawn from the seed."""
     random = np.random.default_rng(seed)
     return np.concatenate([random.choice(np.flatnonzero(labels == k), per_class, replace=False) for k in range(10)])
 
 
 def of_seed(data: digits.Digits, seed: int, *, epochs: int, steps: int) -> Outcome:
-    """Pre-trains once, then trains every contender with every number of labels."""
+    """Pre-train once, then train every row with every number of labels."""
     unlabelled = {"train": (data.train_images, np.zeros_like(data.train_labels))}
     self_supervised = train.recipe("digits", objective="masked_patch", epochs=epochs, seed=seed, **CHANGES)
     first = train.run(self_supervised, model=CONFIG, data=unlabelled, strategy="one", progress=False)
@@ -73,7 +73,7 @@ def of_seed(data: digits.Digits, seed: int, *, epochs: int, steps: int) -> Outco
 
 
 def fine_tuned(data: digits.Digits, per_class: int, seed: int, *, start: Any, steps: int) -> float:
-    """The held-out accuracy after training a model, or a config's random weights, on a few labelled images."""
+    """Return the held-out accuracy after training a model, or random weights of a config, on a few labelled images."""
     chosen = few(data.train_labels, per_class, seed)
     labelled = {
         "train": (data.train_images[chosen], data.train_labels[chosen]),
@@ -86,13 +86,13 @@ def fine_tuned(data: digits.Digits, per_class: int, seed: int, *, start: Any, st
 
 
 def commonest_colour(data: digits.Digits) -> float:
-    """The share of the patches that have the commonest colour: what an answer without looking would get."""
+    """Return the share of patches that have the most frequent colour: the accuracy of a constant prediction."""
     images = VisionTransformer(CONFIG).preprocess(data.train_images)
     return float(np.bincount(np.ravel(colour_classes(images, CONFIG))).max() / (len(images) * 64))
 
 
 def report(outcomes: list[Outcome], guess: float, *, epochs: int, steps: int) -> None:
-    """Prints the accuracies, of each seed and on average, and by how much the two starts differ."""
+    """Print the accuracies of each seed, their means, and the differences between the rows."""
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     print(f"Masked patch prediction on 1,437 digits, {epochs} epochs, then {steps} steps of 64 images with few labels")
     print(f"{datetime.date.today()}, {cpu[1] if cpu else 'CPU unknown'}, {os.cpu_count()} CPUs")
@@ -111,7 +111,7 @@ def report(outcomes: list[Outcome], guess: float, *, epochs: int, steps: int) ->
 
 
 def main() -> None:
-    """Reads the command line, runs everything and reports."""
+    """Read the command line, run everything and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"of pre-training ({EPOCHS})")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"of fine-tuning ({STEPS})")

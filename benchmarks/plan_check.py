@@ -1,8 +1,8 @@
-"""What `keras_vit.train.planner` says a training step needs, against the memory that steps took on this machine's CPU.
+"""Compare the memory that `keras_vit.train.plan` predicts for a training step with the memory that CPU steps used.
 
     python benchmarks/plan_check.py
 
-Every figure is the peak of a fresh process that took one whole training step. Linux only (it reads /proc).
+Each measurement is the peak of a new process with one whole training step. Linux only (it reads /proc).
 """
 
 import argparse
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 SCRIPT = Path(__file__).resolve()
-sys.path.insert(0, str(SCRIPT.parents[1]))  # the checkout that this file is in
-# model, what its recipe says, batch sizes
+sys.path.insert(0, str(SCRIPT.parents[1]))  # this checkout
+# model, fields of the recipe, batch sizes
 SETTINGS: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
     *((name, {"remat": remat}, (8, 16, 32)) for name in ("Ti/16", "S/16") for remat in (False, True)),
     *(("Ti/16", {"remat": remat, "precision": "mixed_bfloat16"}, (8, 32)) for remat in (False, True)),
@@ -29,7 +29,7 @@ TARGET = 0.25
 
 
 def measure(name: str, batch_size: int, changes: dict[str, Any]) -> None:
-    """Takes a step of AdamW in this process, which does nothing else, and prints the peak of its memory."""
+    """Run a step of AdamW in this process alone, and print the peak of its memory."""
     import tensorflow as tf
 
     from keras_vit.model.config import ViTConfig
@@ -54,7 +54,7 @@ def measure(name: str, batch_size: int, changes: dict[str, Any]) -> None:
 
 
 def measured(name: str, batch_size: int, changes: dict[str, Any]) -> int:
-    """Bytes at the peak of a fresh process."""
+    """Return the peak bytes of a new process."""
     given = {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
     command = [sys.executable, SCRIPT, "--child", json.dumps([name, batch_size, changes])]
     ended = subprocess.run(command, env=os.environ | given, capture_output=True, text=True)
@@ -64,7 +64,7 @@ def measured(name: str, batch_size: int, changes: dict[str, Any]) -> int:
 
 
 def planned(name: str, batch_size: int, changes: dict[str, Any]) -> int:
-    """Bytes of the plan of the same step."""
+    """Return the bytes of the plan of the same step."""
     from keras_vit.train.measure.planner import plan
 
     of_the_plan = {field: value for field, value in changes.items() if field != "xla"}
@@ -72,7 +72,7 @@ def planned(name: str, batch_size: int, changes: dict[str, Any]) -> int:
 
 
 def report(rows: list[tuple[str, dict[str, Any], dict[int, int]]]) -> None:
-    """Prints where it was measured, and for each setting what more images took, beside what the plan says of them."""
+    """Print the machine, and for each setting the memory of more images, measured and planned."""
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     versions = ", ".join(f"{package} {importlib.metadata.version(package)}" for package in ("tensorflow", "keras"))
     print("A training step (AdamW, clipped) at 224 pixels, 1000 classes: peak resident memory against the plan, MB")
@@ -98,7 +98,7 @@ def report(rows: list[tuple[str, dict[str, Any], dict[int, int]]]) -> None:
 
 
 def main() -> None:
-    """Measures all settings, or as a child one of them."""
+    """Measure all settings, or one of them as a child process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()

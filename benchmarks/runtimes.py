@@ -1,9 +1,9 @@
-"""Exported files in other runtimes: the same answers as Keras gives?
+"""Check that other runtimes give the same outputs as Keras with the exported files.
 
-    python benchmarks/runtimes.py write DIR       where keras_vit is: files of the digits model, images, Keras' logits
-    python benchmarks/runtimes.py run DIR         where OpenVINO, MediaPipe or tflite-runtime is: what is there
+    python benchmarks/runtimes.py write DIR       with keras_vit: write files of the digits model, images, logits
+    python benchmarks/runtimes.py run DIR         with OpenVINO, MediaPipe or tflite-runtime: run those installed
 
-The second imports nothing of keras_vit. It exits with 1 where a runtime answers otherwise.
+The second command does not import keras_vit. Its exit status is 1 if a runtime gives other outputs.
 """
 
 import importlib.metadata
@@ -21,12 +21,12 @@ FLOATS = ("none", "float16")
 MODES = (*FLOATS, "dynamic", "int4", "int8", "int8-full", "int16x8")
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 IMAGES = 50
-# Share of the images whose best class is Keras'. int8-full lost one image of 360 in LiteRT itself.
+# Lowest share of images with Keras' best class. With int8-full, LiteRT itself differs for one image of 360.
 LEAST_AGREEMENT = 0.96
 
 
 def write(folder: Path) -> None:
-    """All modes from prepared images to logits; two from pixels, which they resize, to probabilities."""
+    """Write all modes for prepared images and logits, and two for pixels, which they resize, and probabilities."""
     from keras_vit import digits, export, zoo
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def write(folder: Path) -> None:
 
 
 def openvino(folder: Path, cases: Any) -> Iterator[tuple[str, float, float]]:
-    """Every mode."""
+    """Run the files of every mode."""
     import openvino as runtime
 
     core = runtime.Core()
@@ -54,7 +54,7 @@ def openvino(folder: Path, cases: Any) -> Iterator[tuple[str, float, float]]:
 
 
 def tflite_runtime(folder: Path, cases: Any) -> Iterator[tuple[str, float, float]]:
-    """The float files: its last release, 2.14, has no int8 products of float activations as they are written today."""
+    """Run the float files: the last release, 2.14, does not know the current version of int8 products of floats."""
     from tflite_runtime.interpreter import Interpreter
 
     for mode in FLOATS:
@@ -64,7 +64,7 @@ def tflite_runtime(folder: Path, cases: Any) -> Iterator[tuple[str, float, float
 
 
 def mediapipe(folder: Path, cases: Any) -> Iterator[tuple[str, float, float]]:
-    """Its ImageClassifier, which reads metadata and class names, on pixels."""
+    """Run MediaPipe's ImageClassifier, which reads metadata and class names, on pixels."""
     import mediapipe as runtime
     from mediapipe.tasks.python import BaseOptions, vision
 
@@ -90,13 +90,13 @@ RUNTIMES: dict[str, Callable[[Path, Any], Iterator[tuple[str, float, float]]]] =
 
 
 def compared(found: np.ndarray, logits: np.ndarray) -> tuple[float, float]:
-    """Largest error over the largest logit, and the share of images of the same best class."""
+    """Return the largest error relative to the largest logit, and the share of images with the same best class."""
     error = np.abs(found - logits).max() / np.abs(logits).max()
     return float(error), float(np.mean(found.argmax(axis=1) == logits.argmax(axis=1)))
 
 
 def run(folder: Path) -> int:
-    """Prints a line for each file and runtime; how many answered otherwise."""
+    """Print a line for each file and runtime; return the number that gave other outputs."""
     cases, wrong, ran = dict(np.load(folder / "cases.npz")), 0, 0
     for name, files in RUNTIMES.items():
         if importlib.util.find_spec(name.replace("-", "_")) is None:

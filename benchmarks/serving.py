@@ -1,9 +1,9 @@
-"""SavedModels of ViT-B/16: ours, Keras' own export of the same model, peers'; bytes, cold start and time of each call.
+"""Measure SavedModels of ViT-B/16 (ours, Keras' export of ours, other packages'): size, cold start, time of a call.
 
     python benchmarks/serving.py [--model B/16] [--rounds 7] [--peer keras_hub=FOLDER ...]
 
-A peer's folder is a SavedModel, one float32 (batch, 224, 224, 3) in (benchmarks/README.md says how to make one). Cold
-starts are fresh processes; the calls take turns in one process, in an order that is shuffled in each round.
+A peer's folder is a SavedModel that takes float32 (batch, 224, 224, 3); benchmarks/README.md says how to make one. Each
+cold start is a new process. The calls alternate in one process, in a new random order in each round.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import numpy as np
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 SCRIPT = Path(__file__).resolve()
-sys.path.insert(0, str(SCRIPT.parents[1]))  # the checkout that this file is in
+sys.path.insert(0, str(SCRIPT.parents[1]))  # this checkout
 
 THREADS = 2
 OURS, KERAS, FUNCTION = "keras_vit", "Keras' export", "tf.function, no file"
@@ -37,7 +37,7 @@ PHOTO = (480, 640)  # of the JPEG files
 
 
 def write(folder: Path, name: str) -> dict[str, Path]:
-    """Exports a model with random weights both ways; the folders."""
+    """Export a model with random weights in both ways; return the folders."""
     import keras
 
     from keras_vit import VisionTransformer, ViTConfig, export
@@ -54,7 +54,7 @@ def write(folder: Path, name: str) -> dict[str, Path]:
 
 
 def inputs(size: int, batch: int) -> dict[str, Any]:
-    """What the signatures take, by the name of their argument and dtype."""
+    """Return the inputs of the signatures, by name of the argument and dtype."""
     import tensorflow as tf
 
     rng = np.random.default_rng(1)
@@ -68,7 +68,7 @@ def inputs(size: int, batch: int) -> dict[str, Any]:
 
 
 def signatures(folder: Path) -> dict[str, Callable[[Any], Any]]:
-    """A SavedModel's signatures as functions of their one input, with its dtype behind the name."""
+    """Return a SavedModel's signatures as functions of their one input, with the input's dtype after the name."""
     import tensorflow as tf
 
     loaded = tf.saved_model.load(str(folder))
@@ -80,7 +80,7 @@ def signatures(folder: Path) -> dict[str, Callable[[Any], Any]]:
 
 
 def threads() -> None:
-    """Holds TensorFlow to THREADS processors."""
+    """Limit TensorFlow to THREADS threads."""
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(THREADS)
@@ -88,7 +88,7 @@ def threads() -> None:
 
 
 def cold(folder: Path, size: int) -> None:
-    """Loads a SavedModel in this process, calls its float signature once, and prints how long each took."""
+    """Load a SavedModel in this process, call its float signature once, and print both times."""
     threads()
     value = inputs(size, 1)["float32"]
     start = time.perf_counter()
@@ -100,7 +100,7 @@ def cold(folder: Path, size: int) -> None:
 
 
 def cold_starts(folders: dict[str, Path], size: int, rounds: int) -> dict[str, tuple[float, float]]:
-    """Median seconds of loading and of the first call, in fresh processes that take turns."""
+    """Return the median seconds of loading and of the first call, in new processes that alternate."""
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in folders}
     for _ in range(rounds):
         for name, folder in folders.items():
@@ -112,7 +112,7 @@ def cold_starts(folders: dict[str, Path], size: int, rounds: int) -> dict[str, t
 
 
 def calls(folders: dict[str, Path], work: Path) -> dict[str, tuple[Callable[[Any], Any], str]]:
-    """Every contender: a function of one input, and the input's dtype."""
+    """Return for each row a function of one input, and the input's dtype."""
     import tensorflow as tf
 
     from keras_vit import converters
@@ -129,7 +129,7 @@ def calls(folders: dict[str, Path], work: Path) -> dict[str, tuple[Callable[[Any
 
 
 def measure(made: dict[str, tuple[Callable[[Any], Any], str]], size: int, batch: int, rounds: int) -> dict[str, float]:
-    """Median milliseconds of a call."""
+    """Return the median milliseconds of a call."""
     given = inputs(size, batch)
     times: dict[str, list[float]] = {name: [] for name in made}
     order = random.Random(0)
@@ -145,7 +145,7 @@ def measure(made: dict[str, tuple[Callable[[Any], Any], str]], size: int, batch:
 
 
 def report(name: str, folders: dict[str, Path], starts: Any, times: dict[int, dict[str, float]], rounds: int) -> None:
-    """Prints where and with what it was measured, then the tables and the targets."""
+    """Print the machine and the versions, the tables and the targets."""
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in ("tensorflow", "keras", "numpy"))
     print(f"SavedModels of {name}, random weights, {THREADS} threads: medians of {rounds} turns")
@@ -171,7 +171,7 @@ def report(name: str, folders: dict[str, Path], starts: Any, times: dict[int, di
 
 
 def main() -> None:
-    """Reads the command line; exports, measures, reports."""
+    """Read the command line, export, measure, and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="B/16")
     parser.add_argument("--rounds", type=int, default=7)

@@ -1,10 +1,10 @@
-"""Time and memory of a training step of Ti/16: keras_vit beside Keras' `fit` and PyTorch.
+"""Measure time and memory of a training step of Ti/16 with keras_vit, Keras' `fit` and PyTorch.
 
-    python benchmarks/train_step.py                        PyTorch takes part where torch and timm are installed
+    python benchmarks/train_step.py                        with PyTorch if torch and timm are installed
     python benchmarks/train_step.py --rounds 1 --steps 3 --only torch --only keras_vit
 
-224 pixels, 1000 classes, batches of 32, AdamW behind a limit of the gradient's global norm; one batch over and over, so
-that no input is waited for. Every measurement is a fresh process; the contenders take turns. Linux only (/proc).
+224 pixels, 1000 classes, batches of 32, AdamW with clipping by the global norm. One batch repeats, so that no step
+waits for input. Each measurement is a new process; the rows alternate. Linux only (/proc).
 """
 
 import argparse
@@ -31,14 +31,14 @@ MODEL, TORCH_MODEL, SIZE, CLASSES, BATCH = "Ti/16", "vit_tiny_patch16_224", 224,
 RATE, DECAY, CLIP = 1e-4, 0.05, 1.0
 WARM_UP = 2  # steps not timed; the first compiles
 THREADS = 2
-FLOAT, BFLOAT = "keras_vit", "keras_vit: bfloat16"  # ours, as recipes have it, that the others are measured by
+FLOAT, BFLOAT = "keras_vit", "keras_vit: bfloat16"  # ours with the defaults of recipes: the reference
 PLAIN, REMAT = "keras_vit: without XLA", "keras_vit: remat without XLA"
-# What takes a step and gives the loss, made before the clock and the memory count begin.
+# A function that runs one step and returns the loss; it is built before time and memory are measured.
 Step = Callable[[], float]
 
 
 def batch() -> tuple[Any, Any]:
-    """Random images, float32 (32, 224, 224, 3), and classes, int64 (32,)."""
+    """Return random images, float32 (32, 224, 224, 3), and classes, int64 (32,)."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -46,7 +46,7 @@ def batch() -> tuple[Any, Any]:
 
 
 def keras_batches() -> Any:
-    """The batch without end, as a tf.data.Dataset of images and one-hot labels."""
+    """Return the batch, repeated without end, as a tf.data.Dataset of images and one-hot labels."""
     import numpy as np
     import tensorflow as tf
 
@@ -58,7 +58,7 @@ def keras_batches() -> Any:
 
 
 def ours(**changes: Any) -> tuple[Step, int]:
-    """A step of keras_vit.train, one call each, and the number of the model's parameters."""
+    """Return a function that runs one step of keras_vit.train, and the model's number of parameters."""
     batches = keras_batches()
     import tensorflow as tf
 
@@ -82,7 +82,7 @@ def ours(**changes: Any) -> tuple[Step, int]:
 
 
 def fit(jit_compile: Any = "auto", dtype: str = "float32") -> tuple[Step, int]:
-    """A step of Keras' `fit` on the same model, which runs in a thread and meets us after every step."""
+    """Return the same for Keras' `fit`, which runs in a thread and waits after every step."""
     batches = keras_batches()
     import keras
 
@@ -98,7 +98,7 @@ def fit(jit_compile: Any = "auto", dtype: str = "float32") -> tuple[Step, int]:
 
 
 def steps_of_fit(model: Any, batches: Any) -> Iterator[float]:
-    """The loss after each step. `fit` goes on only when it is asked for the next."""
+    """Pass on the loss after each step; `fit` continues when the next one is requested."""
     import threading
 
     import keras
@@ -125,7 +125,7 @@ def steps_of_fit(model: Any, batches: Any) -> Iterator[float]:
 
 
 def torch(compiled: bool = False, bfloat16: bool = False) -> tuple[Step, int]:
-    """A step as PyTorch's users write it, on timm's model of the same architecture."""
+    """Return the same for a usual training loop in PyTorch, with timm's model of the same architecture."""
     import timm
     import torch
 
@@ -154,7 +154,7 @@ def torch(compiled: bool = False, bfloat16: bool = False) -> tuple[Step, int]:
     return step, sum(p.numel() for p in parameters)
 
 
-# Name: what makes the step, and whether it computes in bfloat16.
+# Name: the function that makes the step, and whether it computes in bfloat16.
 CONTENDERS: dict[str, tuple[Callable[[], tuple[Step, int]], bool]] = {
     FLOAT: (ours, False),
     "keras_vit: all XLA": (functools.partial(ours, xla=True), False),
@@ -173,26 +173,26 @@ CONTENDERS: dict[str, tuple[Callable[[], tuple[Step, int]], bool]] = {
     "torch: eager bfloat16": (functools.partial(torch, bfloat16=True), True),
     "torch: compile bfloat16": (functools.partial(torch, compiled=True, bfloat16=True), True),
 }
-# Ours is to be so many times as fast as the other.
+# Target: how many times as fast ours should be as the other.
 TARGETS = [(FLOAT, "torch: eager", 1.3), (FLOAT, "fit", 1.1), (BFLOAT, "torch: eager bfloat16", 1.1)]
-DISTURBED = 0.2  # processors that others may take on average before a comparison of times says nothing
-MEMORY_TARGET = 0.55  # with remat, of what it takes without
+DISTURBED = 0.2  # mean number of processors that other programs may use; above it no target of time is judged
+MEMORY_TARGET = 0.55  # memory with remat, as a share of the memory without
 
 
 def memory(name: str) -> int:
-    """Bytes this process has resident now ("VmRSS") or had at most ("VmHWM")."""
+    """Return the resident bytes of this process: now ("VmRSS") or at the peak ("VmHWM")."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status[name].removesuffix("kB")) * 1024
 
 
 def worked() -> float:
-    """Seconds that all processors together have worked for anybody, ours and others."""
+    """Return the busy seconds of all processors, for all processes of the machine."""
     user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
     return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(name: str, steps: int) -> None:
-    """Takes a contender's steps in a process that does nothing else, and prints the figures as JSON."""
+    """Run the steps of one row in this process alone, and print the figures as JSON."""
     step, parameters = CONTENDERS[name][0]()
     before = memory("VmRSS")
     start = time.perf_counter()
@@ -219,7 +219,7 @@ def measure(name: str, steps: int) -> None:
 
 
 def measured(name: str, steps: int) -> dict[str, Any] | str:
-    """The figures of a fresh process, or why there are none."""
+    """Return the figures of a new process, or the reason for a failure."""
     given = {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow", "OMP_NUM_THREADS": str(THREADS)}
     given |= {"PYTHONPATH": str(SCRIPT.parents[1]), "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-W", "ignore", str(SCRIPT), "--child", name, "--steps", str(steps)]
@@ -234,7 +234,7 @@ def measured(name: str, steps: int) -> dict[str, Any] | str:
 
 
 def chosen(only: list[str]) -> tuple[list[str], dict[str, str]]:
-    """The contenders that run, and those that cannot with the reason."""
+    """Return the rows that can run, and the others with the reason."""
     names = [name for name in CONTENDERS if not only or any(part in name for part in only)]
     missing = [package for package in ("torch", "timm") if importlib.util.find_spec(package) is None]
     left_out = {name: f"{' and '.join(missing)} not installed" for name in names if missing and "torch" in name}
@@ -242,13 +242,13 @@ def chosen(only: list[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def times(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> float:
-    """How many times as long the one takes: the median over rounds, each with what ran next to it."""
+    """Return the ratio of two times: the median of the ratios in each round."""
     medians = ([statistics.median(row["seconds"]) for row in rows] for rows in (one, other))
     return statistics.median(a / b for a, b in zip(*medians, strict=True))
 
 
 def report(results: dict[str, list[dict[str, Any]]], left_out: dict[str, str], steps: int) -> None:
-    """Prints where and with what it was measured, then the table and the targets."""
+    """Print the machine and the versions, the table and the targets."""
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     packages = ("tensorflow", "keras", "numpy", "torch", "timm")
     versions = [f"{p} {importlib.metadata.version(p)}" for p in packages if importlib.util.find_spec(p)]
@@ -277,7 +277,7 @@ def report(results: dict[str, list[dict[str, Any]]], left_out: dict[str, str], s
 
 
 def line(name: str, rows: list[dict[str, Any]], reference: list[dict[str, Any]] | None) -> str:
-    """A contender's line of the table; without the reference's rows, "-" for what compares with them."""
+    """Return one line of the table; comparisons are "-" if our row is missing."""
     best, of_reference = (
         min((second for row in them for second in row["seconds"]), default=0.0) for them in (rows, reference or [])
     )
@@ -291,7 +291,7 @@ def line(name: str, rows: list[dict[str, Any]], reference: list[dict[str, Any]] 
 
 
 def verdicts(results: dict[str, list[dict[str, Any]]]) -> None:
-    """Prints every target of which both sides ran."""
+    """Print every target of which both rows ran."""
     print()
     for mine, other, least in TARGETS:
         if mine in results and other in results:
@@ -307,12 +307,12 @@ def verdicts(results: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def met(whether: bool) -> str:
-    """What stands behind a target."""
+    """Return the verdict that is printed after a target."""
     return "met" if whether else "MISSED"
 
 
 def main() -> None:
-    """Reads the command line; runs the comparison, or as a child of it one contender."""
+    """Read the command line; run the comparison, or one row as its child process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10, help="timed, in each process")

@@ -40,15 +40,15 @@ BACKGROUND = -1.0  # black, prepared
 
 
 def batches(images: np.ndarray, labels: np.ndarray, *, epochs: int, seed: int) -> tf.data.Dataset:
-    """Shuffled batches without end of an epoch, every image shifted at random.
+    """Yield shuffled batches over all epochs, with every image shifted at random.
 
-    What is drawn for an image follows from its place in the stream and the seed alone.
+    The random numbers of an image depend only on its position in the stream and on the seed.
 
     Args:
         images: float32 (n, height, width, channels), prepared.
         labels: int (n,).
-        epochs: how often every image comes by.
-        seed: of the order and the shifts.
+        epochs: how often every image is used.
+        seed: for the order and the shifts.
     """
     margin = ((MAX_SHIFT, MAX_SHIFT), (MAX_SHIFT, MAX_SHIFT), (0, 0))
 
@@ -63,7 +63,7 @@ def batches(images: np.ndarray, labels: np.ndarray, *, epochs: int, seed: int) -
 
 
 def optimizer(model: keras.Model, steps: int) -> keras.optimizers.Optimizer:
-    """AdamW that warms up over a tenth of the steps, then falls to zero as a cosine; only kernels decay."""
+    """Return AdamW with a warm-up over a tenth of the steps and a cosine to zero; only kernels decay."""
     warmup = steps // 10
     rate = keras.optimizers.schedules.CosineDecay(
         0.0, decay_steps=steps - warmup, warmup_target=LEARNING_RATE, warmup_steps=warmup
@@ -75,7 +75,7 @@ def optimizer(model: keras.Model, steps: int) -> keras.optimizers.Optimizer:
 
 
 def train(data: digits.Digits, *, epochs: int, seed: int) -> VisionTransformer:
-    """The model, trained from scratch on the training part of the digits."""
+    """Train the model from scratch on the training part of the digits."""
     keras.utils.set_random_seed(seed)
     model = VisionTransformer(CONFIG)
     steps = len(data.train_images) // BATCH_SIZE
@@ -91,13 +91,13 @@ def train(data: digits.Digits, *, epochs: int, seed: int) -> VisionTransformer:
 
 
 def accuracy(model: VisionTransformer, images: np.ndarray, labels: np.ndarray) -> float:
-    """The share of raw images whose most likely class is their label."""
+    """Return the share of raw images whose most likely class is their label."""
     logits = model.predict(model.preprocess(images), batch_size=len(images), verbose=0)
     return float(np.mean(logits.argmax(axis=1) == labels))
 
 
 def main() -> None:
-    """Reads the command line, trains, measures and writes."""
+    """Read the command line, train, measure and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("digits.npz"), help="where the weights go, official .npz")
     parser.add_argument("--seed", type=int, default=0, help="of initialisation, order and shifts (0)")

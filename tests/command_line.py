@@ -1,4 +1,4 @@
-"""Running `keras-vit` commands inside of a test."""
+"""Run `keras-vit` commands inside a test."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from keras_vit.cli import app, main
 
 
 def run(*arguments: object) -> str:
-    """What a command prints that succeeds."""
+    """Run a command that must succeed, and return its output."""
     result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def fails(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> str:
-    """The one line that a command fails with."""
+    """Run a command that must fail, and return its one line of error."""
     monkeypatch.setattr(sys, "argv", ["keras-vit", *map(str, arguments)])
     with pytest.raises(SystemExit) as caught:
         main()

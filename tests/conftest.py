@@ -1,4 +1,4 @@
-"""The same quiet, seeded start for every test."""
+"""Settings of all tests: quiet logs, the same seed, long files first."""
 
 import os
 import random
@@ -11,8 +11,8 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
-# Files that take a minute or more. A file is one process' from its first test to its last, so these begin first: at the
-# end nobody waits for one.
+# Files that take a minute or more. One process runs all tests of a file, so these start first: then no process runs
+# long after the others have ended.
 LONGEST = ("test_train_parity.py", "test_docs.py", "test_resume.py", "test_visualize_arrays.py", "test_readme.py")
 
 
@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def seeds() -> None:
-    """Random numbers start from the same place in every test, whichever tests run before it."""
+    """Seed every test alike, whichever tests run before it."""
     random.seed(0)
     np.random.seed(0)
     if "keras" in sys.modules:

@@ -1,4 +1,4 @@
-"""Fixtures for the tests that download; a test module has them that names this one in `pytest_plugins`."""
+"""Fixtures for the tests of downloads; a test module lists this module in `pytest_plugins`."""
 
 import threading
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def server() -> Iterator[HostileServer]:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder, no settings of the user's, and a client that tries again at once."""
+    """Set an empty cache folder, remove the user's settings, and let the client retry at once."""
     for name in ("KERAS_VIT_OFFLINE", "HF_HUB_OFFLINE", "KERAS_VIT_MIRROR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

@@ -57,7 +57,7 @@ def _mark(holds: bool) -> str:
 
 
 def _fits(row: Row, variable: str, classes: int) -> bool:
-    """Whether a row of a format's table is for this variable, in a model with so many classes."""
+    """Return whether a row of a format's table is for this variable, in a model with this number of classes."""
     if row.beside and not classes:  # such rows need a head
         return False
     if row.only_if and row.only_if[0] == "num_classes" and row.only_if[1] != classes:
@@ -66,7 +66,7 @@ def _fits(row: Row, variable: str, classes: int) -> bool:
 
 
 def _allows(table: Table, field: str, values: set[object]) -> bool:
-    """Whether the format has one of the values by default, by its tensors or by its config.json."""
+    """Return whether the format has one of the values by default, by its tensors or by its config.json."""
     if field in ("final_norm",) and any(row.only_if == ("final_norm", "pooled") for row in table.rows):
         return True
     spelled = {} if table.json is None else table.json.values.get(field, {})

@@ -33,7 +33,7 @@ CONTENT = {
 }
 COLUMN, ROW = 240, 82  # pixels from one box to the next
 WIDTH, HEIGHT = 212, 46  # of a box
-APART = 10  # lines leave a side so far below its middle, and arrive so far above
+APART = 10  # pixels: lines leave a side this far below its middle, and arrive this far above
 
 
 class Box(NamedTuple):
@@ -55,7 +55,7 @@ def boxes() -> dict[str, Box]:
 
 
 def imports() -> set[tuple[str, str]]:
-    """Return every pair of folders of which the first imports from the second."""
+    """Return all pairs of folders in which the first imports from the second."""
     pairs = {
         (module.partition(".")[0], other.partition(".")[0]) for module in MODULES for other in imported_modules(module)
     }

@@ -30,7 +30,7 @@ class Member:
 
 
 def archive(*members: Member) -> bytes:
-    """Write a zip archive with everything that the members state."""
+    """Write a zip archive with all statements of the members."""
     data, directory = b"", b""
     for member in members:
         honest = member.method == DEFLATED and member.size is None
@@ -75,8 +75,8 @@ def bomb(mebibytes: int, *, told: int | None = None) -> bytes:
     """Make an .npz that unpacks to many zeros: one compressed mebibyte, repeated.
 
     Args:
-        mebibytes: What it unpacks to.
-        told: How many float32 it says there are; by default the truth.
+        mebibytes: size of the unpacked data.
+        told: number of float32 that its header states; by default the true one.
     """
     told = mebibytes << 18 if told is None else told
     header = claim(shape=f"({told},)")

@@ -1,4 +1,4 @@
-"""The reference cases as their users have them, and the name in our model of each official output."""
+"""The reference cases as files of users, and the name in our model of each official output."""
 
 from __future__ import annotations
 

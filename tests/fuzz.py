@@ -69,7 +69,7 @@ FIELDS = tuple(ViTConfig.__dataclass_fields__)
 
 @dataclass
 class Forged:
-    """A checkpoint to be written: bytes, or the tensors and texts that they are made of."""
+    """A checkpoint to be written: bytes, or the tensors and texts that it is made of."""
 
     tensors: dict[str, np.ndarray]
     container: str
@@ -82,7 +82,7 @@ class Forged:
     config_damage: list[Callable[[bytes], bytes]] = field(default_factory=list)
 
     def write(self, folder: Path) -> Path:
-        """The file, and those beside it."""
+        """Write the file and those beside it, and return its path."""
         for old in folder.iterdir():
             old.unlink()
         data = {"npz": self._npz, "safetensors": self._safetensors, "h5": self._h5}[self.container]()

@@ -1,4 +1,4 @@
-"""Drives a headless Chromium over its pipe (Chrome DevTools Protocol), with nothing but the standard library."""
+"""Control a headless Chromium over its pipe (Chrome DevTools Protocol), with the standard library only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-# A fresh profile, no errands of its own, and no address but this machine's: what a page needs, its folder has.
+# A new profile, no background requests, and no address except this machine's: a page may use only its own folder.
 FLAGS = (
     "--headless",
     "--remote-debugging-pipe",
@@ -36,10 +36,10 @@ FLAGS = (
 
 
 def executable() -> str:
-    """Where Chromium is.
+    """Return the path of Chromium.
 
     Raises:
-        FileNotFoundError: where there is none.
+        FileNotFoundError: there is none.
     """
     for found in filter(None, map(shutil.which, NAMES)):
         return found
@@ -48,7 +48,7 @@ def executable() -> str:
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The address of a server of the folder on a free port of this machine."""
+    """Serve the folder on a free port of this machine; yield the address."""
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: Any) -> None:
@@ -63,7 +63,7 @@ def served(folder: Path) -> Iterator[str]:
 
 
 class Page:
-    """A page of a browser of its own, which ends with the `with` block.
+    """Open a page in a new browser, which is closed at the end of the `with` block.
 
     Args:
         profile: an empty folder for the browser's profile.
@@ -73,9 +73,9 @@ class Page:
     def __init__(self, profile: Path, *flags: str) -> None:
         command_read, self._write = os.pipe()
         self._read, answer_write = os.pipe()
-        # Chromium takes commands on descriptor 3 and answers on 4; the shell puts the pipes there and becomes Chromium.
+        # Chromium reads commands from descriptor 3 and answers on 4. The shell connects the pipes, then runs Chromium.
         shell = f'exec "$@" 3<&{command_read} 4>&{answer_write}'
-        root = ("--no-sandbox",) if os.geteuid() == 0 else ()  # as root, as in a container, there is no sandbox
+        root = ("--no-sandbox",) if os.geteuid() == 0 else ()  # root, as in a container, cannot use the sandbox
         browser = (executable(), *FLAGS, *root, *flags, f"--user-data-dir={profile}")
         self._process = subprocess.Popen(
             ["bash", "-c", shell, "bash", *browser],
@@ -110,7 +110,7 @@ class Page:
             os.close(self._read)
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """The answer to a command of the protocol (https://chromedevtools.github.io/devtools-protocol)."""
+        """Send a command of the protocol (https://chromedevtools.github.io/devtools-protocol) and return the answer."""
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": parameters, **self._session}
         os.write(self._write, json.dumps(message).encode() + b"\0")
@@ -127,14 +127,14 @@ class Page:
         self.call("Page.navigate", url=address)
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression, awaited where it is a promise."""
+        """Return the value of a JavaScript expression; a promise is awaited."""
         answer = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(f"{expression}: {answer['exceptionDetails']['exception'].get('description')}")
         return answer["result"].get("value")
 
     def until(self, expression: str, seconds: float = 60) -> Any:
-        """Waits until the expression is true, and gives its value."""
+        """Wait until the expression is true, and return its value."""
         end = time.monotonic() + seconds
         while not (value := self.evaluate(expression)):
             if time.monotonic() > end:
@@ -143,23 +143,23 @@ class Page:
         return value
 
     def choose(self, selector: str, file: Path) -> None:
-        """Gives a file to an <input type="file">."""
+        """Choose a file in an <input type="file">."""
         root = self.call("DOM.getDocument")["root"]["nodeId"]
         node = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
         self.call("DOM.setFileInputFiles", nodeId=node, files=[str(file)])
 
     def resize(self, width: int, height: int = 900) -> None:
-        """Makes the window so large; below 600 pixels, a phone."""
+        """Set the size of the window; below 600 pixels it is a phone."""
         size = {"width": width, "height": height, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", deviceScaleFactor=1, **size)
 
     def dark(self, on: bool) -> None:
-        """Asks for dark or light colours."""
+        """Set the preferred colours: dark or light."""
         feature = {"name": "prefers-color-scheme", "value": "dark" if on else "light"}
         self.call("Emulation.setEmulatedMedia", features=[feature])
 
     def screenshot(self, path: Path) -> None:
-        """Writes the whole page as a PNG file."""
+        """Write the whole page as a PNG file."""
         picture = self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
         path.write_bytes(base64.b64decode(picture))
 

@@ -1,4 +1,4 @@
-"""A web server on this machine that does to a download whatever a bad network or a bad server may do."""
+"""A web server on this machine that simulates faults of networks and servers."""
 
 import gzip
 import hashlib
@@ -33,10 +33,9 @@ GOOD = npz()
 class Served:
     """One file, and how its requests are answered.
 
-    Each request uses up the first of `faults`; when none is left, `always` holds (None: a good answer). A
-    fault is a status ("503"), "cut" (half of what is due, then the end), "stall" (half, then silence),
-    "wrong" (inverted bytes), or "shifted" (the range begins one byte before what was asked for). Who accepts
-    gzip gets gzip, though no file is what it should be then.
+    Each request takes the next of `faults`; after the last one `always` holds (None: a good answer). A fault is a
+    status ("503"), "cut" (half of the data, then the end), "stall" (half, then nothing), "wrong" (inverted bytes),
+    or "shifted" (the range begins one byte too early). A client that accepts gzip gets gzip, which is wrong here.
     """
 
     body: bytes
@@ -44,12 +43,12 @@ class Served:
     always: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
     ranges: bool = True
-    stated_length: int | None = None  # instead of the true one
+    stated_length: int | None = None  # instead of the correct one
     no_length: bool = False
 
 
 class HostileServer(ThreadingHTTPServer):
-    """Serves `files` (path to Served) and notes in `requests` each path with the Range it was asked for."""
+    """Serve `files` (path to Served) and record each path and its Range in `requests`."""
 
     daemon_threads = True
     block_on_close = False
@@ -85,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send_head(served, start)
         if fault == "wrong":
             body = bytes(255 - byte for byte in body)
-        with suppress(ConnectionError):  # the client has had enough
+        with suppress(ConnectionError):  # the client has closed the connection
             self.wfile.write(body[: len(body) // 2] if fault in ("cut", "stall") else body)
             self.wfile.flush()
             if fault == "stall":
@@ -109,4 +108,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Keep the tests' output quiet."""
+        """Log nothing."""

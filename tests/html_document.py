@@ -1,4 +1,4 @@
-"""An HTML file as a test looks at it."""
+"""Parse an HTML file for a test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ VOID = {"br", "hr", "img", "input", "link", "meta"}
 
 
 class Document(HTMLParser):
-    """The elements of a page and its words; an assertion fails where tags do not match."""
+    """The elements and the text of a page; an assertion fails if tags do not match."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -36,14 +36,14 @@ class Document(HTMLParser):
         self.words.append(data)
 
     def all(self, tag: str) -> list[dict[str, str]]:
-        """The attributes of all elements of a kind."""
+        """Return the attributes of all elements with a tag."""
         return [attributes for name, attributes in self.tags if name == tag]
 
     def values(self, attribute: str) -> list[str]:
-        """Of an attribute, of all elements that have it."""
+        """Return the values of an attribute, of all elements that have it."""
         return [attributes[attribute] for _, attributes in self.tags if attributes.get(attribute)]
 
     @property
     def text(self) -> str:
-        """Without markup, runs of white space as one space."""
+        """Return the text without markup, with single spaces."""
         return re.sub(r"\s+", " ", " ".join(self.words))

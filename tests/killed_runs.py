@@ -1,7 +1,7 @@
-"""A small run that may be killed at any moment, and the script that kills it.
+"""A small training run, and a script that kills it at random moments and compares the weights.
 
-python tests/killed_runs.py [TIMES] [SEED]     kill -9 at random moments, each time: does it end the same?
-python tests/killed_runs.py train FOLDER        the run itself, in a process of its own
+python tests/killed_runs.py [TIMES] [SEED]     kill runs with kill -9 at random moments
+python tests/killed_runs.py train FOLDER        the run itself
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 TESTS = Path(__file__).parent
 STEPS = 48
-# Everything that draws random numbers or keeps state is on. XLA only makes it start later.
+# Everything that uses random numbers or state is on. XLA is off because it only makes the start slower.
 FIELDS = {
     "steps": STEPS,
     "batch_size": 16,
@@ -38,7 +38,7 @@ FIELDS = {
 
 
 def train(folder: str) -> None:
-    """The run."""
+    """Train."""
     from keras_vit import train
     from tiny_models import tiny
 
@@ -46,7 +46,7 @@ def train(folder: str) -> None:
 
 
 def started(folder: Path) -> subprocess.Popen[bytes]:
-    """The run in a process of its own."""
+    """Start the run in a new process."""
     path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
     environment = os.environ | {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
     with (folder.parent / f"{folder.name}.stderr").open("ab") as errors:
@@ -54,7 +54,7 @@ def started(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def finished(folder: Path) -> dict[str, np.ndarray]:
-    """Starts the run, or goes on with it, to its end; what its model weighs then."""
+    """Run or continue the run to its end; return the weights of its model."""
     process = started(folder)
     if process.wait(timeout=600):
         raise RuntimeError((folder.parent / f"{folder.name}.stderr").read_text(errors="replace")[-3000:])
@@ -62,7 +62,7 @@ def finished(folder: Path) -> dict[str, np.ndarray]:
 
 
 def weights(folder: Path) -> dict[str, np.ndarray]:
-    """The weights of the finished model by their paths."""
+    """Return the weights of the finished model, by path."""
     from keras_vit import converters
 
     model = converters.load(folder / "model.keras")
@@ -70,13 +70,13 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
 
 
 def logged(folder: Path) -> list[str]:
-    """The lines of the log so far."""
+    """Return the lines of the log so far."""
     log = folder / "log.jsonl"
     return log.read_text().splitlines() if log.exists() else []
 
 
 def killed(folder: Path, line: int, delay: float) -> None:
-    """Starts the run, and kills it `delay` seconds after its log has so many lines, whatever it then does."""
+    """Start the run, and kill it `delay` seconds after its log has this number of lines."""
     process = started(folder)
     while len(logged(folder)) < line and process.poll() is None:
         time.sleep(0.01)
@@ -86,7 +86,7 @@ def killed(folder: Path, line: int, delay: float) -> None:
 
 
 def main(times: int, seed: int) -> None:
-    """Kills `times` runs, each once or more often, and compares their ends with one that was left alone."""
+    """Kill `times` runs, each at least once, and compare their final weights with those of an undisturbed run."""
     moments = random.Random(seed)
     with tempfile.TemporaryDirectory() as temporary:
         expected = finished(Path(temporary) / "alone")

@@ -1,4 +1,4 @@
-"""Parts of a LiteRT graph, written and run by themselves."""
+"""Write and run single parts of a LiteRT graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tiny_models import tiny
 
 interpreter = pytest.importorskip("ai_edge_litert.interpreter")
 
-Layers = Callable[[Operators], tuple[Tensor, Tensor]]  # of the input and the output
+Layers = Callable[[Operators], tuple[Tensor, Tensor]]  # names of the input and the output
 
 
 def options(**changes: Any) -> Options:
@@ -28,7 +28,7 @@ def options(**changes: Any) -> Options:
 
 
 def written(layers: Layers, path: Path, storage: Storage = FLOAT32) -> Any:
-    """The interpreter of a file with these layers."""
+    """Return the interpreter of a file with these layers."""
     builder = Builder()
     image, output = layers(Operators(builder, storage))
     builder.signature({"image": image}, {"output": output})
@@ -37,7 +37,7 @@ def written(layers: Layers, path: Path, storage: Storage = FLOAT32) -> Any:
 
 
 def run(graph: Any, images: np.ndarray) -> np.ndarray:
-    """What a file computes; where its batch is open it takes that of the images."""
+    """Return the output of a file; if its batch size is open, it is that of the images."""
     (image,), (output,) = graph.get_input_details(), graph.get_output_details()
     if -1 in image["shape_signature"]:
         graph.resize_tensor_input(image["index"], images.shape, strict=True)

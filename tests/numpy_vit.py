@@ -1,7 +1,7 @@
-"""A Vision Transformer in plain NumPy and float64, from a model's weights: what the arrays of visualize are met with.
+"""A Vision Transformer in NumPy and float64, from a model's weights, to check the arrays of `keras_vit.visualize`.
 
-To be read beside the paper, and with nothing of keras_vit's own computation. Of a hybrid the ResNet alone is the
-model's: the tokens start from its "embedding".
+It follows the paper and does not use keras_vit's computation, except for a hybrid's ResNet: the tokens start from the
+model's "embedding".
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Run:
-    """What was computed on the way, a list entry for every block."""
+    """Intermediate results, with one entry for every block."""
 
-    tokens: list[Array]  # (batch, tokens, hidden_size), behind the block
+    tokens: list[Array]  # (batch, tokens, hidden_size), after the block
     attention: list[Array]  # (batch, heads, tokens, tokens)
-    probe: Array | None  # (batch, heads, patches), of a map head
-    logits: list[Array]  # (batch, classes) or (batch, tokens, classes): the model's end on the block's tokens
+    probe: Array | None  # (batch, heads, patches), of attention pooling
+    logits: list[Array]  # (batch, classes) or (batch, tokens, classes): norm, pooling and head of the block's tokens
 
 
 class NumpyViT:
@@ -81,7 +81,7 @@ class NumpyViT:
         return np.stack(cells, axis=1) @ kernel.reshape(-1, kernel.shape[-1]) + self.weights.get("embedding/bias", 0.0)
 
     def position(self, place: int | str) -> Array | float:
-        """What is added to the tokens at a place: "stem", or a block."""
+        """Return the position embeddings that are added at a place: "stem", or a block."""
         c = self.config
         if (c.position_place == "stem") != (place == "stem") or c.position in ("none", "relative"):
             return 0.0
@@ -121,7 +121,7 @@ class NumpyViT:
         return x + scale2 * self.mlp(f"{name}/mlp", self.norm(f"{name}/norm2", x)), weights
 
     def attention(self, name: str, x: Array, others: Array, relative: Array | None = None) -> tuple[Array, Array]:
-        """Head by head: (batch, queries, hidden_size), and the weights (batch, heads, queries, others)."""
+        """Compute attention head by head: (batch, queries, hidden_size), and weights (batch, heads, queries, keys)."""
         w = self.weights
         out, all_weights = w[f"{name}/out/bias"], []
         for head in range(self.config.num_heads):
@@ -141,7 +141,7 @@ class NumpyViT:
         return out, np.stack(all_weights, axis=1)
 
     def end(self, x: Array) -> tuple[Array, Array | None]:
-        """The logits (the feature of a headless model) of one block's tokens, and the probe's attention."""
+        """Return the logits of one block's tokens (the features without a head), and the attention of the pooling."""
         c, probe = self.config, None
         prefix = c.num_prefix_tokens
         if c.final_norm == "tokens":

@@ -26,7 +26,7 @@ CASES = {
     "adamw, independent decay": {"optimizer": "adamw", "learning_rate": 1e-2, "weight_decay": 1e-3}
     | {"weight_decay_independent": True, "layer_decay": 0.65},
 }
-# Those that are compiled and replicated too, which takes seconds each: both rules, both dtypes, with and without decay.
+# These are also compiled and replicated, which takes seconds each: both rules, both dtypes, with and without decay.
 CHOSEN = ["sgd, linear, bfloat16 momentum", "adamw, linear", "adamw, bfloat16 moment, layer-wise"]
 
 
@@ -41,7 +41,7 @@ def start() -> list[np.ndarray]:
 
 
 def gradients(scale: float = 1.0) -> list[list[np.ndarray]]:
-    """A list of one gradient for each variable, for each step."""
+    """Return for each step a list with one gradient for each variable."""
     random = np.random.default_rng(2)
     return [
         [np.float32(scale) * random.standard_normal(shape).astype("float32") for shape in SHAPES.values()]
@@ -50,7 +50,7 @@ def gradients(scale: float = 1.0) -> list[list[np.ndarray]]:
 
 
 def trained(optimizer, variables, given, step_fn=None):
-    """The variables' values after one update for each list of gradients."""
+    """Return the variables' values after one update for each list of gradients."""
     import tensorflow as tf
 
     apply = step_fn or optimizer.apply

@@ -1,4 +1,4 @@
-"""Trains `optimizer_cases` on two virtual CPUs, which must be made before TensorFlow starts: a process of its own."""
+"""Train `optimizer_cases` on two virtual CPUs, which must be created before TensorFlow starts: in a new process."""
 
 import sys
 
@@ -11,7 +11,7 @@ from optimizer_cases import CASES, CHOSEN, NAMES, NUM_LAYERS, STEPS, WARMUP, gra
 
 
 def run(strategy: tf.distribute.Strategy, case: str) -> dict[str, np.ndarray]:
-    """Every copy of every variable after all steps, by kind, number and replica."""
+    """Return every copy of every variable after all steps, by kind, number and replica."""
     given = [tf.constant(np.stack(each)) for each in zip(*gradients(), strict=True)]
     with strategy.scope():
         make = tf.Variable if "linear" in case else lambda value: keras.Variable(value).value
@@ -25,7 +25,7 @@ def run(strategy: tf.distribute.Strategy, case: str) -> dict[str, np.ndarray]:
 
     def replica(step: tf.Tensor) -> None:
         context = tf.distribute.get_replica_context()
-        # Each replica has a gradient of its own: a quarter and three quarters of the whole.
+        # The replicas have different gradients: a quarter and three quarters of the sum.
         share = 0.25 + 0.5 * tf.cast(context.replica_id_in_sync_group, tf.float32)
         clipped, _ = clip(context.all_reduce("SUM", [share * each[step] for each in given]), 5.0)
         optimizer.apply(clipped, step)

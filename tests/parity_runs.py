@@ -1,8 +1,8 @@
-"""Trains a tiny model 24 steps in each of several ways and writes the weights; test_train_parity.py compares them.
+"""Train a tiny model for 24 steps in several ways and write the weights; test_train_parity.py compares them.
 
     python tests/parity_runs.py one|mirrored|workers OUT.npz
 
-A process of its own: virtual devices and clusters must be set up before TensorFlow starts.
+It runs in a new process, because virtual devices and clusters must be set up before TensorFlow starts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from keras_vit.train.step.train_step import make_train_step
 from tiny_models import tiny
 
 STEPS = 24
-IMAGES = 16  # of a step, on all replicas together
+IMAGES = 16  # images of a step, on all replicas together
 SGD: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.05}
 ADAMW: dict[str, Any] = {"optimizer": "adamw", "learning_rate": 1e-3, "weight_decay": 0.1}
 # name: fields of the recipe. The limits of the norm are far below the norms: every step is clipped.
@@ -40,7 +40,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def trained(fields: dict[str, Any], strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]:
-    """All that a checkpoint would hold after the last step."""
+    """Return everything that a checkpoint would have after the last step."""
     recipe = Recipe(name="parity", steps=STEPS, batch_size=IMAGES, warmup_steps=4, start="scratch", **fields)
     with strategy.scope():
         state = TrainState(recipe, adapt_model(recipe, _model(), num_classes=5), total_steps=STEPS)
@@ -58,7 +58,7 @@ def _model() -> VisionTransformer:
 
 
 def initial() -> dict[str, np.ndarray]:
-    """The weights that every way begins with."""
+    """Return the initial weights of every run."""
     return {f"weights/{v.path}": v.numpy() for v in _model().weights}
 
 
@@ -75,7 +75,7 @@ def _batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
 
 
 def main(kind: str, out: str) -> None:
-    """Trains in every way and writes what came out."""
+    """Train in every way and write the results."""
     if kind == "mirrored":
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)

@@ -1,4 +1,4 @@
-"""What timm and transformers write and what we write for them: arguments, by what is special about them."""
+"""Cases for timm and transformers: arguments of their models and of ours, by what is special about them."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ OURS: dict[str, dict[str, Any]] = {
     "CLIP's epsilon": {"norm_epsilon": 1e-5},
     "tanh": {"activation": "tanh"},
 }
-# Of other depth or width than timm's hybrids: its own code in Python takes them, none of its entry points does.
+# Depths and widths that timm's Python code accepts, but that none of its entry points has.
 WITHOUT_ENTRY_POINT = ("hybrid", "stem only")
 REFUSED_BY_BOTH = {
     **{name: "no place for" for name in VARIANTS if "positions" in name},

@@ -27,12 +27,12 @@ class PublicName(NamedTuple):
 
     @property
     def is_property(self) -> bool:
-        """Whether it is read like an attribute."""
+        """Return whether it is read like an attribute."""
         return isinstance(self.value, property | functools.cached_property)
 
     @property
     def overrides_foreign(self) -> bool:
-        """Whether a base class outside of the package has a method of this name, and documents it."""
+        """Return whether a base class outside of the package has a method of this name, and documents it."""
         foreign = [base for base in getattr(self.owner, "__mro__", ()) if not base.__module__.startswith("keras_vit")]
         return any(hasattr(base, getattr(self.value, "__name__", "")) for base in foreign)
 

@@ -23,7 +23,7 @@ def rendered() -> str:
 def _cells(recipe: train.Recipe) -> list[str]:
     loss = "" if recipe.objective == "softmax" else f", {recipe.objective.replace('_', ' ')}"
     rate = f"{recipe.learning_rate:g}"
-    independent = " of its own" if recipe.weight_decay_independent else ""
+    independent = ", independent" if recipe.weight_decay_independent else ""
     warmup = f"{recipe.warmup_fraction:.0%}" if recipe.warmup_steps is None else f"{recipe.warmup_steps:,}"
     return [
         f"`{recipe.name}`",

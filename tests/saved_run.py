@@ -1,4 +1,4 @@
-"""The model and the run of tests/data/saved, for the script that wrote them and the tests that read them."""
+"""The model and the run in tests/data/saved, for the script that wrote them and the tests that read them."""
 
 from __future__ import annotations
 

@@ -133,8 +133,8 @@ class ModelServer:
         self, folder: str | os.PathLike[str], *, name: str = "vit", rest: int = 0, grpc_port: int = 0, poll: float = 0.1
     ) -> None:
         self.folder, self.name, self.poll = Path(folder), name, poll
-        self.states: dict[int, States] = {}  # of every version that was ever seen
-        self.history: list[tuple[int, int]] = []  # version and state, in the order of time
+        self.states: dict[int, States] = {}  # of all versions seen so far
+        self.history: list[tuple[int, int]] = []  # (version, state) in order of time
         self._loaded: dict[int, Version] = {}
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -231,7 +231,7 @@ class ModelServer:
         self._set(number, States.LOADING)
         try:
             version = Version(self.name, self.folder / str(number))
-        except Exception as error:  # whatever is in that folder, what is loaded goes on
+        except Exception as error:  # a bad folder must not stop the loaded version
             self._set(number, States.END, error=str(error) or repr(error))
             return False
         with self._changed:

@@ -133,7 +133,7 @@ def _predict(models: ModelServer, spec: model_pb2.ModelSpec, body: bytes) -> dic
             (only,) = inputs
             columns = {only: columns}
         for key, value in columns.items():
-            if key in inputs:  # what is left over or missing, the version says
+            if key in inputs:  # the version reports missing and unknown inputs
                 request.inputs[key].CopyFrom(_tensor(value, inputs[key]))
     except (TypeError, ValueError, OverflowError, binascii.Error) as error:
         raise invalid(f"Failed to process the values of '{'/'.join(inputs)}'. Error: {error}") from error

@@ -1,4 +1,4 @@
-"""What is counted from a config, against what TensorFlow allocates and what exported files weigh."""
+"""The counts of a config agree with TensorFlow's allocations and the sizes of exported files."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def test_every_variant_has_parts_with_names_and_shapes(variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_last_part_gives_what_the_model_gives(variant: str) -> None:
     model = VisionTransformer(tiny(**VARIANTS[variant]))
-    # A class token is no part of its own: without a head what leaves is the norm's first row.
+    # The class token is not counted separately: without a head the output is the first row of the norm.
     expected = {"headless": (17, 32)}.get(variant, model.output_shape[1:])
     assert parts(model.config)[-1].output == expected
 
 
 def allocated(config: ViTConfig) -> int:
-    """The most bytes that TensorFlow's allocator has out while a frozen model computes one image, by its own record."""
+    """Return the peak bytes of TensorFlow's allocator while a frozen model computes one image."""
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     images = prepared(config, batch=1)
@@ -49,12 +49,12 @@ def allocated(config: ViTConfig) -> int:
     with tf.Graph().as_default(), v1.Session(config=one_by_one) as session:
         tf.import_graph_def(frozen.graph.as_graph_def(), name="")
         fetched, fed = frozen.outputs[0].name, {frozen.inputs[0].name: images}
-        session.run(fetched, fed)  # what is allocated once is no activation
+        session.run(fetched, fed)  # memory that is allocated once is no activation
         session.run(fetched, fed, options=options, run_metadata=record)
     nodes = [node for device in record.step_stats.dev_stats for node in device.node_stats]
     events = [event for node in nodes for memory in node.memory for event in memory.allocation_records]
     changes = [event.alloc_bytes for event in sorted(events, key=lambda event: (event.alloc_micros, event.alloc_bytes))]
-    return int(np.cumsum(changes).max()) + images.nbytes  # the image is the caller's
+    return int(np.cumsum(changes).max()) + images.nbytes  # the image belongs to the caller
 
 
 SMALL = {"num_layers": 2, "num_classes": 10}
@@ -74,14 +74,14 @@ RUN: dict[str, dict[str, Any]] = {
 def test_memory_is_what_tensorflow_allocates(case: str) -> None:
     config = ViTConfig.from_name(case.replace(" ", ",").partition(",")[0], **{**SMALL, **RUN[case]})
     measured = allocated(config)
-    # Left out are a number for each token (means, deviations) and a row for the head: 0.4 % at most was measured. Which
-    # of two operations that do not wait for each other comes first changes from run to run: one tensor of the tokens.
-    # Relative scores wait for neither keys nor values: in 8 of 140 runs both were there before them.
+    # The count leaves out one number for each token (means, deviations) and a row for the head: at most 0.4 %. The
+    # order of independent operations changes from run to run, by one tensor of the tokens. Relative scores depend on
+    # neither keys nor values: in 8 of 140 runs both were computed first.
     tensors = 4 * config.num_tokens * config.hidden_size * (2 if config.position == "relative" else 1)
     assert inference_memory(config) == pytest.approx(measured, abs=0.01 * measured + tensors)
 
 
-# Beside weights a file holds its graph, names and all: 19 to 21 kB here, 48 kB in a hybrid with a float16 kernel each.
+# A file also has its graph with names: 19 to 21 kB here, 48 kB in a hybrid with float16 kernels.
 GRAPH = 15_000, 30_000
 
 

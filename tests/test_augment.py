@@ -1,4 +1,4 @@
-"""The training augmentations: the distributions they sample from, and that they change nothing else."""
+"""The training augmentations sample from the right distributions and change nothing else."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_jpeg_decoded_in_part_is_the_part_of_a_jpeg_decoded_whole(quality: int
             augment.inception_crop(image, (3, number), min_area=0.05).numpy() for image in (tf.constant(jpeg), whole)
         )
         assert of_file.shape == of_array.shape
-        # At the edge of the part chroma upsampling lacks neighbours, so that only the border may differ.
+        # Chroma upsampling has no neighbours at the edge of the part, so only the border may differ.
         np.testing.assert_array_equal(of_file[2:-2, 2:-2], of_array[2:-2, 2:-2])
 
 

@@ -1,4 +1,4 @@
-"""The page of examples/browser, in a headless Chromium that reaches nothing but its folder, computes what Python does.
+"""The page of examples/browser gives Python's results in a headless Chromium without internet.
 
 `make test-browser` runs it: it needs Chromium and `npm ci` in examples/browser.
 """
@@ -22,11 +22,11 @@ from keras_vit.model import preprocess
 pytestmark = pytest.mark.browser
 EXAMPLE = Path(__file__).parents[1] / "examples" / "browser"
 SAMPLE = EXAMPLE / "sample.png"
-SKLEARN = importlib.util.find_spec("sklearn")  # found, not imported: the photo's path is all that is wanted
+SKLEARN = importlib.util.find_spec("sklearn")  # not imported: only the path of its photo is needed
 PHOTO = Path(str(SKLEARN and SKLEARN.origin)).parent / "datasets" / "images" / "china.jpg"  # 640x427 pixels
-# Options of each file and the largest error of a logit against ai-edge-litert on this machine. float32: another order
-# of additions, measured 2e-6. dynamic: where that puts an activation on the other side of a rounding, it moves by one
-# of 255 steps: measured 1e-6 to 1e-2; at most as much as the int8 file is off from the model (0.1).
+# Options of each file, and the largest accepted error of a logit against ai-edge-litert on this machine. float32:
+# another order of additions, measured 2e-6. dynamic: this may round an activation to the next of 255 steps; measured
+# 1e-6 to 1e-2, and the limit is the int8 file's own error against the model (0.1).
 FILES: dict[str, tuple[dict[str, Any], float]] = {
     "none": ({"quantize": "none", "attention": True}, 1e-4),
     "dynamic": ({"quantize": "dynamic", "attention": True}, 0.1),
@@ -44,7 +44,7 @@ def model() -> VisionTransformer:
 
 @pytest.fixture(scope="module")
 def folder(model: VisionTransformer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a user would serve: the example and exported files."""
+    """Create the folder that a user would serve: the example and exported files."""
     if not (EXAMPLE / "node_modules").is_dir():
         pytest.fail("LiteRT.js is missing: `npm ci --prefix examples/browser`")
     site = tmp_path_factory.mktemp("site")
@@ -69,25 +69,25 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 
 def load(page: Page, address: str, file: str) -> None:
-    """Opens the page with a model beside it."""
+    """Open the page with a model in its folder."""
     page.open(f"{address}index.html?model={file}.tflite")
     page.until("document.getElementById('status')?.textContent.startsWith('Ready')")
 
 
 def choose(page: Page, selector: str, file: Path) -> str:
-    """What the page says after a file was chosen."""
+    """Choose a file and return the page's message."""
     page.evaluate(f"{STATUS}.className = 'asked'")
     page.choose(selector, file)
     return str(page.until(f"['done', 'error'].includes({STATUS}.className) && {STATUS}.textContent"))
 
 
 def result(page: Page, name: str) -> np.ndarray:
-    """Numbers of the last result, such as "logits" or "attention.values"."""
+    """Return numbers of the last result, such as "logits" or "attention.values"."""
     return np.array(page.evaluate(f"import('./app.js').then((app) => Array.from(app.page.result.{name}))"), np.float32)
 
 
 def python(file: Path, images: np.ndarray) -> dict[str, np.ndarray]:
-    """The outputs of ai-edge-litert, from nothing but the file and the images."""
+    """Return the outputs of ai-edge-litert, from the file and the images alone."""
     from ai_edge_litert.interpreter import Interpreter
 
     return Interpreter(str(file)).get_signature_runner()(image=images)
@@ -97,7 +97,7 @@ def prepared(model: VisionTransformer, image: Path, file: str) -> np.ndarray:
     if file != "uint8":
         return model.preprocess(image)
     pixels = tf.image.resize(preprocess.decode(image)[None], model.config.image_size)
-    return np.floor(pixels.numpy() + 0.5).astype(np.uint8)  # a half upwards, as Math.round
+    return np.floor(pixels.numpy() + 0.5).astype(np.uint8)  # rounds halves up, as Math.round does
 
 
 @pytest.mark.parametrize("image", [SAMPLE, PHOTO], ids=lambda path: path.stem)
@@ -174,7 +174,7 @@ def test_what_is_wrong_is_said_in_a_sentence(page: Page, address: str, tmp_path:
     load(page, address, "none")
     assert sentence in choose(page, selector, tmp_path / "wrong")
     assert page.evaluate(f"{STATUS}.className") == "error"
-    assert "three" in choose(page, "#image-file", SAMPLE)  # the model that was there still works
+    assert "three" in choose(page, "#image-file", SAMPLE)  # the previous model still works
 
 
 def test_without_a_model_the_page_asks_for_one(page: Page, address: str) -> None:
@@ -200,7 +200,7 @@ def test_nothing_overlaps_or_leaves_the_page(page: Page, address: str, tmp_path:
         assert box["left"] >= 0
         assert box["right"] <= WIDTHS[width]
     for one, other in itertools.combinations(boxes, 2):
-        apart = one["right"] <= other["left"] + 1 or other["right"] <= one["left"] + 1  # a pixel for rounding
+        apart = one["right"] <= other["left"] + 1 or other["right"] <= one["left"] + 1  # one pixel for rounding
         assert apart or one["bottom"] <= other["top"] + 1 or other["bottom"] <= one["top"] + 1, (one, other)
 
 
@@ -215,7 +215,7 @@ def test_every_control_has_a_name(page: Page, address: str) -> None:
 
 
 def test_webgpu_gives_the_same_logits(address: str, folder: Path, model: VisionTransformer, tmp_path: Path) -> None:
-    # SwiftShader is a graphics card in software: it shows that the operators run there, not how fast.
+    # SwiftShader is a GPU in software: it shows that the operators run, not how fast they are.
     flags = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader", "--enable-unsafe-swiftshader")
     with Page(tmp_path, *flags) as page:
         load(page, address, "none")

@@ -86,8 +86,8 @@ def test_the_published_size_is_that_of_the_parameters_stated(weights: Weights) -
         + features * config.num_classes
         + config.num_classes
     )
-    # Published to a MiB or to 0.01 GiB (0.4 % of 1.2 GiB), and a file has a header for each tensor. What
-    # shows is a wrong head or patch size, and a pre_logits layer of the B models (0.57 %).
+    # Published sizes are rounded to a MiB or 0.01 GiB (0.4 % of 1.2 GiB), and a file has a header for each tensor.
+    # This finds a wrong head or patch size, and a pre_logits layer of the B models (0.57 %).
     assert weights.size_mib == pytest.approx(4 * parameters / 2**20, rel=0.005, abs=0.6)
 
 

@@ -258,8 +258,8 @@ def test_a_row_says_what_the_card_says(row: dict[str, Any]) -> None:
     assert catalogue.find(name, **chosen) is weights
 
 
-# Files whose numbers are published beside the official code (tests/test_parameter_counts.py says of which): without a
-# class token, with a pre_logits layer, at another resolution, a model of our own.
+# Files whose parameter counts are published with the official code (see tests/test_parameter_counts.py): without a
+# class token, with a pre_logits layer, at another resolution, and a model of our own.
 @pytest.mark.parametrize(
     ("name", "tag", "parameters"),
     [

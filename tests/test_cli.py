@@ -1,4 +1,4 @@
-"""The command line: what it prints and writes, and one line for an error of the user's."""
+"""The command line prints and writes the right things, and a user's error is one line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DIGITS = data_files.folder("zoo") / "weights" / "digits.npz"
 
 
 def process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own, with none of the tests' settings."""
+    """Run a command in a new process, without the tests' settings."""
     environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
@@ -56,7 +56,7 @@ def process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def digit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A picture of a zero: a black hole in a white ring, drawn by no one who drew scikit-learn's."""
+    """Draw a zero that is not in scikit-learn's data: a white ring with a black hole."""
     path = tmp_path_factory.mktemp("pictures") / "zero.png"
     y, x = np.mgrid[:64, :64] - 31.5
     ring = np.abs(np.hypot(x / 0.75, y) - 22) < 5

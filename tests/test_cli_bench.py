@@ -1,4 +1,4 @@
-"""`keras-vit bench`: what it runs, what it prints, what it refuses."""
+"""`keras-vit bench` runs models and files, prints times, and refuses other input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tiny_models import built
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model as a checkpoint, a SavedModel, and LiteRT files of prepared images and of pixels."""
+    """Write a tiny model as a checkpoint, a SavedModel, and LiteRT files for prepared images and for pixels."""
     folder = tmp_path_factory.mktemp("files")
     model = built(num_layers=1)
     converters.save(model, folder / "tiny.npz", format="google")
@@ -62,7 +62,7 @@ def test_slow_first_calls_are_told_apart() -> None:
 
     found = bench.timed(call, np.zeros((4, 1)), rounds=10)
     assert found["first_ms"] >= 200
-    # A sleep is at least as long as asked for; on a busy machine it is longer.
+    # A sleep is at least as long as requested; on a busy machine it is longer.
     assert 10 <= found["median_ms"] <= found["p90_ms"]
     assert found["images_per_second"] == pytest.approx(4000 / found["median_ms"])
     assert len(calls) - 1 - 10 >= bench.WARM_UP[0]

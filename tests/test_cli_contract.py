@@ -1,4 +1,4 @@
-"""What all commands have in common: help, exit codes, one line for an error of the user's, JSON and nothing else."""
+"""All commands have help, exit codes, one line for a user's error, and JSON without other output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GROUP: Any = typer.main.get_command(_app.app)
 COMMANDS = sorted(GROUP.commands)
 OFFLINE = {"KERAS_VIT_OFFLINE": "1", "COLUMNS": "100"}
 
-# An error of the user's for each command, found before any model is loaded.
+# A user's error for each command, found before any model is loaded.
 WRONG = {
     "bench": ["digits", "--rounds", "0"],
     "convert": ["nothing.npz", "out.npz", "--to", "google"],
@@ -42,8 +42,8 @@ WRONG = {
     "verify": ["out.tflite", "digits", "nothing.png"],
     "visualize": ["digits", "nothing.png"],
 }
-UNFAILING = {"list"}  # any pattern is one
-# Commands that print figures, with the least that makes them do it.
+UNFAILING = {"list"}  # every pattern is valid
+# Commands that print figures, with as few arguments as possible.
 FIGURES: dict[str, list[str]] = {
     "bench": ["digits", "--rounds", "1", "--threads", "1"],
     "evaluate": ["digits", "--split", "test[:16]"],
@@ -76,7 +76,7 @@ def test_an_option_that_is_none_is_a_usage_error(command: str) -> None:
 def test_every_command_has_its_row() -> None:
     assert set(COMMANDS) - UNFAILING == set(WRONG)
     with_json = {name for name in COMMANDS if any("--json" in p.opts for p in GROUP.commands[name].params)}
-    assert with_json == set(FIGURES) | {"train"}  # which tests/test_cli_train.py runs
+    assert with_json == set(FIGURES) | {"train"}  # tests/test_cli_train.py runs it
 
 
 @pytest.mark.parametrize("command", WRONG)
@@ -93,17 +93,17 @@ def test_an_error_of_the_user_is_one_line_on_standard_error(
 
 
 def test_that_line_is_on_standard_error_and_the_status_is_1() -> None:
-    done = process(["convert", "nothing.npz", "out.npz", "--to", "google"])  # which has started TensorFlow by then
+    done = process(["convert", "nothing.npz", "out.npz", "--to", "google"])  # TensorFlow has started by then
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(r"keras-vit: .*nothing\.npz.*\n", done.stderr)
 
 
 def test_json_is_all_there_is_on_standard_output_and_standard_error_is_quiet(tmp_path: Path) -> None:
-    """In one process of its own, as TensorFlow and LiteRT write to the descriptors when they first start."""
+    """Run commands in a new process: TensorFlow and LiteRT write to the descriptors when they first start."""
     from PIL import Image
 
     Image.new("RGB", (16, 16)).save(tmp_path / "digit.png")
-    order = sorted(FIGURES, key=lambda command: (command == "verify", command))  # of what export has written
+    order = sorted(FIGURES, key=lambda command: (command == "verify", command))  # of the file that export has written
     lines = [[command, *FIGURES[command], "--json"] for command in order]
     done = process(*lines, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -131,7 +131,7 @@ for number, arguments in enumerate({{lines}}):
 def process(
     *lines: list[str], folder: Path | None = None, given: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Commands in a process of its own, one after the other, with none of the tests' settings."""
+    """Run commands one after the other in a new process, without the tests' settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "KERAS_"))}
     environment = {**kept, **OFFLINE, "PYTHONPATH": str(data_files.PACKAGE.parent), **(given or {})}
     return subprocess.run(
@@ -163,7 +163,7 @@ WITH_MODEL = {
 @pytest.mark.parametrize(
     ("model", "source"),
     [
-        ("digits", str(data_files.folder("zoo") / "weights" / "digits.npz")),  # though there is a folder of that name
+        ("digits", str(data_files.folder("zoo") / "weights" / "digits.npz")),  # although there is a folder of that name
         ("./digits", "./digits"),
         ("mine", "mine"),
         ("mine.npz", "mine.npz"),
@@ -184,7 +184,7 @@ def test_all_commands_agree_whether_a_text_is_a_name_a_path_or_a_url(
         raise ValueError(f"loads {choice.source}")
 
     monkeypatch.setattr(pretrained, "fetch_source", fetched)
-    commands = WITH_MODEL.keys() - {"bench"} if model in ("./digits", "mine") else WITH_MODEL  # it runs SavedModels
+    commands = WITH_MODEL.keys() - {"bench"} if model in ("./digits", "mine") else WITH_MODEL  # also runs SavedModels
     for command in commands:
         arguments = [argument.format(model) for argument in WITH_MODEL[command]]
         assert fails(monkeypatch, command, *arguments) == f"keras-vit: loads {source}", command
@@ -192,14 +192,14 @@ def test_all_commands_agree_whether_a_text_is_a_name_a_path_or_a_url(
 
 def test_every_command_with_a_model_is_in_that_table() -> None:
     taking = {name for name in COMMANDS if {"model", "source"} & {p.name for p in GROUP.commands[name].params}}
-    assert taking - {"plan"} == set(WITH_MODEL)  # which plans architectures
+    assert taking - {"plan"} == set(WITH_MODEL)  # plans architectures, not files
 
 
 # ---- completion
 
 
 def completed(line: str) -> list[str]:
-    """What bash is offered at the end of a line."""
+    """Return the completions that bash gets at the end of a line."""
     words = line.split(" ")
     given = {"_KERAS_VIT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     return process([], given=given).stdout.split()
@@ -227,7 +227,7 @@ def test_all_models_are_offered_in_well_under_a_second() -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert completed("keras-vit show ") == catalogue.names()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # Of the processor, which another process does not take from it: 0.3 s here. Starting TensorFlow takes 3 s and more.
+    # Processor time, which other processes do not change: 0.3 s here. Starting TensorFlow takes 3 s and more.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
 
 
@@ -238,7 +238,7 @@ VARIABLE = re.compile(r"(?:KERAS|HF|TF|TPU|CUDA)_[A-Z_]+")
 
 
 def variables(module: str) -> set[str]:
-    """Names of variables in a module that looks at its environment; those that it gives to others are keys of dicts."""
+    """Return the names of environment variables that a module reads; those it sets for others are keys of dicts."""
     tree = TREES[module]
     if "os.environ" not in ast.unparse(tree):
         return set()

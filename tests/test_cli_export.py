@@ -1,4 +1,4 @@
-"""`keras-vit export` and `keras-vit verify`: what they write and print, and how they fail."""
+"""`keras-vit export` and `keras-vit verify` write and print the right things, and fail with clear errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keras_vit.export.litert import metadata
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of folders of digits, as PNG files, and something beside them."""
+    """Create a folder of folders of digits as PNG files, with another file beside them."""
     folder = tmp_path_factory.mktemp("pictures")
     data = digits.load()
     for number, (image, label) in enumerate(zip(data.test_images[:20], data.test_labels, strict=False)):
@@ -30,7 +30,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The digits model as a file, by the command."""
+    """Export the digits model by the command."""
     path = tmp_path_factory.mktemp("written") / "digits.tflite"
     printed = run("export", "digits", "--to", path)
     assert printed.startswith(f"{path}: {byte_size(path.stat().st_size)}, dynamic\n  on 8 images: cosine 0.99")

@@ -27,7 +27,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three classes of twelve pictures, one of which is cut off in the middle."""
+    """Create three classes of twelve images, one of which is truncated."""
     folder = tmp_path_factory.mktemp("pictures")
     random = np.random.default_rng(0)
     for name in ("cats", "dogs", "owls"):

@@ -1,4 +1,4 @@
-"""ViTConfig: what it holds, derives and refuses."""
+"""ViTConfig stores, derives and validates its fields."""
 
 import dataclasses
 import json
@@ -83,7 +83,7 @@ def test_numpy_numbers_are_numbers() -> None:
     ],
 )
 def test_a_wrong_field_is_one_error_that_names_it(field: str, wrong: Any) -> None:
-    # Of a nested config it names the field inside.
+    # For a nested config the error names the inner field.
     name = next(iter(wrong)) if isinstance(wrong, dict) else field
     with pytest.raises(ValueError, match="Received: ") as caught:
         tiny(**{field: wrong})
@@ -167,7 +167,7 @@ def test_prefix_tokens_are_counted(changes: dict[str, Any], prefix: int, rows: i
     [
         ("ViT-B/16", 224, (14, 14), (16, 16)),
         ("ViT-H/14", 384, (27, 27), (14, 14)),  # 378 pixels are used
-        ("R+ViT-Ti/16", 224, (7, 7), (32, 32)),  # named /16, strides 32
+        ("R+ViT-Ti/16", 224, (7, 7), (32, 32)),  # named /16, but has stride 32
         ("R50+ViT-B/16", 224, (14, 14), (16, 16)),
         ("R50+ViT-B/16", (384, 250), (24, 16), (16, 16)),  # SAME padding rounds up
         ("R26+ViT-S/32", 225, (8, 8), (32, 32)),

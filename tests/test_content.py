@@ -14,7 +14,7 @@ TABLES = [path for name in FOLDERS for path in sorted(data_files.folder(name).rg
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty package in an empty folder."""
+    """Create an empty package in an empty folder."""
     package = tmp_path / "keras_vit"
     package.mkdir()
     monkeypatch.setattr(data_files, "PACKAGE", package)

@@ -129,7 +129,7 @@ def test_an_interrupt_ends_the_converter_and_leaves_nothing(tmp_path: Path, monk
 
 
 def test_the_converters_file_without_weights_is_refused_by_name(tmp_path: Path) -> None:
-    # Given the Keras model beside its function, the converter does not find the variables, and says nothing.
+    # If the converter also gets the Keras model, it does not find the variables, and gives no error.
     import tensorflow as tf
 
     model = built(num_layers=1)

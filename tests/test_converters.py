@@ -133,7 +133,7 @@ def at_target(name: str, target: str, **options: Any) -> tuple[Any, dict[str, np
 @pytest.mark.parametrize(("name", "target"), TARGETS)
 def test_position_embeddings_go_to_another_resolution_as_the_official_code_takes_them(name: str, target: str) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a dropped pre_logits leaves a zero head
+        warnings.simplefilter("ignore")  # without its pre_logits the head is new and zero
         model, want = at_target(name, target)
     bound = reference.tolerance(name)
     assert reference.distance(values(model)["position/embedding"], want["posemb"]) <= bound
@@ -189,7 +189,7 @@ def test_equal_numbers_of_tokens_on_another_grid_are_interpolated() -> None:
 def test_a_file_with_a_grid_that_is_not_square_is_read_when_its_size_is_told(tmp_path: Path) -> None:
     model = built(image_size=(16, 48))
     path = converters.save(model, tmp_path / "noted.npz", format="google")
-    assert_same_bits(values(converters.load(path)), values(model))  # it notes its size
+    assert_same_bits(values(converters.load(path)), values(model))  # the file states its size
     np.savez(tmp_path / "wide.npz", **reference.arrays(path))
     path = tmp_path / "wide.npz"  # as others write it
     with pytest.raises(converters.CheckpointError, match="fills no square grid"):
@@ -302,7 +302,7 @@ def test_the_weights_are_found_inside_a_wrapper(tmp_path: Path, prefix: str) -> 
     assert_same_bits(values(converters.load(tmp_path / "wrapped.npz")), values(converters.load(path)))
 
 
-# ---- the way back
+# ---- saving
 
 
 def published(name: str) -> dict[str, np.ndarray]:

@@ -15,7 +15,7 @@ from keras_vit.zoo import catalogue
 CARD = catalogue.find("ViT-digits")
 SCRIPT = Path(__file__).parents[1] / "examples" / "train_digits.py"
 HELD_OUT = "e61346609b6b015fad5e5839bb40cb5b4199d1d9e0acafe2d882975c4ae03c80"
-LARGER = 48  # 1.5 times what it was trained at
+LARGER = 48  # 1.5 times the training size
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def script() -> SimpleNamespace:
 
 
 def right(model: VisionTransformer, data: digits.Digits) -> int:
-    """How many held-out images get their own label."""
+    """Return the number of held-out images that are classified correctly."""
     logits = model.predict_on_batch(model.preprocess(data.test_images))
     return int(np.sum(logits.argmax(axis=1) == data.test_labels))
 
@@ -46,7 +46,7 @@ def test_the_split_is_of_all_images_and_stratified(data: digits.Digits) -> None:
 
 
 def test_the_split_is_always_the_same(data: digits.Digits) -> None:
-    # Of the images the weights were not trained on: any other split would have some of the rest among them.
+    # The images that the weights were not trained on; another split would contain training images.
     held_out = data.test_images.tobytes() + data.test_labels.astype("<i8").tobytes()
     assert hashlib.sha256(held_out).hexdigest() == HELD_OUT
 
@@ -80,7 +80,7 @@ def test_the_embedded_model_is_as_accurate_as_its_card_says(data: digits.Digits)
     (reported,) = CARD.accuracy
     model = converters.load(CARD.location)
     assert model.config.image_size == (reported.image_size,) * 2
-    # One image may lie on the border between two classes, where another processor rounds to the other side.
+    # One image may lie between two classes, so that another processor rounds to the other one.
     assert right(model, data) == pytest.approx(reported.value / 100 * len(data.test_labels), abs=1.02)
 
 
@@ -106,7 +106,7 @@ def test_training_batches_follow_from_the_seed(script: SimpleNamespace) -> None:
     np.testing.assert_array_equal(first[0], again[0])
     assert (first[1] != other[1]).any()
     assert (np.bincount(first[1]) == 2).all()  # every image comes once an epoch
-    # 8 pixels in are seen wherever the shift, at most 4, puts them.
+    # Pixels 8 from the edge stay visible for every shift (at most 4).
     centre = images[first[1], 8:24, 8:24]
     shifts = {
         (dy, dx)
@@ -123,7 +123,7 @@ def test_only_kernels_decay(script: SimpleNamespace) -> None:
     for variable in model.trainable_variables:
         variable.assign(keras.ops.ones_like(variable))
     adamw = script.optimizer(model, steps=10)
-    for _ in range(2):  # the warm-up's first step is none
+    for _ in range(2):  # the first step of the warm-up has rate zero
         adamw.apply([keras.ops.zeros_like(v) for v in model.trainable_variables], model.trainable_variables)
     shrunk = {v.path for v in model.trainable_variables if (keras.ops.convert_to_numpy(v) < 1).any()}
     assert shrunk == {v.path for v in model.trainable_variables if v.path.endswith("/kernel")}
@@ -136,5 +136,5 @@ def test_the_script_makes_such_a_model_again(
     path = tmp_path / "again.npz"
     monkeypatch.setattr(sys, "argv", ["train_digits.py", "--output", str(path)])
     script.main()
-    # The band that the script states: another processor sums in another order and ends in another model.
+    # The range that the script states: another processor sums in another order and gives another model.
     assert right(converters.load(path), data) >= 0.98 * len(data.test_labels)

@@ -64,14 +64,14 @@ def test_blocks_that_need_something_are_python_too(page: str) -> None:
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_commands_of_a_page_are_commands(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)  # where zoo/recipes/finetune.toml is
+    monkeypatch.chdir(ROOT)  # the folder with zoo/recipes/finetune.toml
     known: Any = typer.main.get_command(_app.app)
     for name, *rest in doc_blocks.commands(page.read_text(encoding="utf-8")):
         if name.startswith("-"):
             known.make_context("keras-vit", [name, *rest], resilient_parsing=True)
             continue
         assert name in known.commands, name
-        context = known.commands[name].make_context(name, rest)  # reads the arguments, and does nothing
+        context = known.commands[name].make_context(name, rest)  # only parses the arguments
         if name == "train":
             train.recipe(context.params["recipe"], **options.parse_fields(context.params["changes"], "--set"))
 
@@ -175,7 +175,7 @@ def _constraints() -> tuple[Path, Path]:
 @pytest.fixture
 def lower_step(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for name in ("TF_CPP_MIN_LOG_LEVEL", "TPU_SKIP_MDS_QUERY"):
-        monkeypatch.setenv(name, "1")  # put back what the script sets
+        monkeypatch.setenv(name, "1")  # restore the variables that the script sets
     spec = importlib.util.spec_from_file_location("lower_step", TPU / "lower_step.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -187,7 +187,7 @@ def lower_step(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_what_is_lowered_for_tpus_is_the_training_step(recipe: str, lower_step: ModuleType) -> None:
     fields = {"batch_size": 8, "accumulation": 2, "image_size": 16, "warmup_steps": 500, "xla": False}
     config = {"dropout_rate": 0.1}
-    chosen = train.recipe(recipe, steps=10_000, config=config, **fields)  # as many as the script says
+    chosen = train.recipe(recipe, steps=10_000, config=config, **fields)  # the script's number of steps
     source = built(num_classes=lower_step.CLASSES)
     training = TrainState(
         chosen, adapt_model(chosen, source, num_classes=lower_step.CLASSES), total_steps=chosen.resolved_steps(8)

@@ -1,4 +1,4 @@
-"""The examples in the docstrings run and print what they show, and no public name is without one."""
+"""The examples in the docstrings run and print what they show, and every public name has one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_private_example_runs(module: str, text: str) -> None:
 
 
 def needs_example(public: PublicName) -> bool:
-    """Whether a name must have an example: functions, classes and their own methods.
+    """Return whether a name must have an example: functions, classes and their own methods.
 
     Exceptions are raised and not called, properties are read, and Keras documents the methods that override its own.
     """

@@ -1,4 +1,4 @@
-"""Downloads: where files come from, where they are kept, and what offline use and mirrors do."""
+"""Downloads use the right sources, cache and mirrors, and none when offline."""
 
 import os
 import re

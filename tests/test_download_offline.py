@@ -1,4 +1,4 @@
-"""Without the network, or with a mirror in its place."""
+"""Downloads without a network, or from a mirror."""
 
 import os
 from pathlib import Path

@@ -68,7 +68,7 @@ def test_a_file_of_ones_own_is_read(written):
     first, second = read.rules
     assert (first.names, first.weights, first.needs_calibration) == ("mlp", 8, False)
     assert (second.method, second.weights, second.needs_calibration) == ("gptq", 4, True)
-    assert read.bits == (4, 32)  # nothing is said of convolutions
+    assert read.bits == (4, 32)  # no rule for convolutions
 
 
 def test_an_unknown_name_is_told_the_nearest():

@@ -132,7 +132,7 @@ def test_another_keras_model_gives_a_layer_of_its_own() -> None:
     images = keras.Input((8, 8, 3))
     flat = keras.layers.Flatten(name="flat")(images)
     model = keras.Model(images, keras.layers.Dense(3)(flat))
-    assert few_shot(model, arrays(), shots=(10,), layer="flat")[10] > 0.8  # raw pixels of digits go that far
+    assert few_shot(model, arrays(), shots=(10,), layer="flat")[10] > 0.8  # the range of raw pixels of digits
 
 
 @functools.cache

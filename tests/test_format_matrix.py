@@ -1,4 +1,4 @@
-"""Every model in every format: the same bits after writing and reading, or refused by name; what other readers see."""
+"""Every model in every format has the same bits after writing and reading, or gives an error that names the cause."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from model_weights import assert_same_bits, values
 from tiny_models import VARIANTS, built, prepared
 
 FORMATS = ("big_vision", "google", "huggingface", "timm")
-# "yes": as it is; "told": with a warning that other readers' last digits differ; else a part of the error.
+# "yes": unchanged; "told": with a warning that other readers' last digits differ; else a part of the error.
 CASES = {
     # case: big_vision | google | huggingface | timm
     "vit_token": "yes | yes | yes | yes",
@@ -168,7 +168,7 @@ def check(model: Any, cells: str, folder: Path) -> None:
         assert outcome == cell, format
         assert converters.detect(path) == format
         assert converters.read_config(path) == model.config, format
-        alone = shutil.move(path, folder / f"{format}.anything")  # without its config.json: the note states the rest
+        alone = shutil.move(path, folder / f"{format}.anything")  # without config.json: the file's note has the rest
         again = converters.load(alone)
         assert again.config == model.config, format
         assert_same_bits(values(again), want)

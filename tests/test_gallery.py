@@ -1,4 +1,4 @@
-"""The gallery: what the page says, that it says it safely, and, in headless Chromium, that it can be used."""
+"""The gallery has the right content, escapes all text, and works in headless Chromium."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_ticks_are_round_numbers_inside_the_axis(low: float, high: float, wanted
 
 @pytest.mark.parametrize("case", PROPERTIES)
 def test_formats_are_those_that_save_writes(case: str) -> None:
-    # tests/test_format_matrix.py saves each of these models in each format; here they are told from the config alone.
+    # tests/test_format_matrix.py saves these models in each format; here the config alone decides.
     verdicts = dict(zip(FORMATS, map(str.strip, MODELS[case].split("|")), strict=True))
     wanted = {name: verdict == "yes" for name, verdict in verdicts.items() if verdict in ("yes", "told")}
     assert expressible.formats_of(tiny(**PROPERTIES[case])) == wanted
@@ -234,7 +234,7 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 @pytest.fixture
 def page(window: Page, address: str) -> Iterator[Page]:
-    """The gallery, opened anew in a wide window; what it writes to the console is an error."""
+    """Open the gallery in a new wide window; any output on its console is an error."""
     window.resize(WIDTHS["desktop"])
     load(window, address)
     yield window
@@ -253,13 +253,13 @@ def press(page: Page, key: str, code: int) -> None:
 
 
 def enter(page: Page, text: str) -> None:
-    """Types into the search in place of what stands there."""
+    """Replace the text in the search field."""
     page.evaluate("document.getElementById('search').select()")
     page.call("Input.insertText", text=text) if text else press(page, "Backspace", 8)
 
 
 def ordered(column: str, *, descending: bool = False) -> list[str]:
-    """The anchors as a column sorts them: the unknown last, equals in the order of the catalogue."""
+    """Return the anchors sorted by a column: unknown values last, equal ones in the order of the catalogue."""
     key = KEYS[column]
     known = sorted((entry for entry in ENTRIES if key(entry) is not None), key=key, reverse=descending)
     return [entry.anchor for entry in [*known, *(entry for entry in ENTRIES if key(entry) is None)]]
@@ -303,7 +303,7 @@ def test_a_heading_sorts_one_way_and_then_the_other(page: Page, column: str) -> 
         states.append(page.evaluate(f"{head}.getAttribute('aria-sort')"))
         assert page.evaluate(NAMES) == ordered(column, descending=states[-1] == "descending")
         assert page.evaluate("document.querySelectorAll('th[aria-sort]').length") == 1
-    first = "descending" if column == "Model" else COLUMNS[column]  # by the names it is sorted already
+    first = "descending" if column == "Model" else COLUMNS[column]  # it is sorted by name at first
     assert states == [first, "ascending" if first == "descending" else "descending"]
 
 
@@ -332,7 +332,7 @@ def test_a_card_opens_in_a_window_and_closes_by_keyboard(page: Page) -> None:
     assert page.evaluate("document.querySelectorAll('dialog .weights').length") == len(zoo.card(entry.name).weights)
     assert page.evaluate("location.hash") == f"#{entry.anchor}"
     top = page.evaluate(f"document.getElementById({entry.anchor!r}).getBoundingClientRect().top")
-    assert 0 < top < 200  # these very weights are scrolled to
+    assert 0 < top < 200  # the page scrolls to these weights
     press(page, "Escape", 27)
     page.until("!document.getElementById('window').open && location.hash === ''")
     assert page.evaluate(f"document.activeElement === {link}")
@@ -434,10 +434,10 @@ def test_no_label_of_the_plot_covers_another_or_a_dot(page: Page, width: str) ->
         "[...document.querySelectorAll('.plot :is(.label, .tick, .mark)')].filter((one) => one.checkVisibility())"
         ".map((one) => ({name: one.textContent, ...one.getBoundingClientRect().toJSON()}))"
     )
-    assert len([box for box in boxes if "/" in box["name"]]) >= len(MEASURED) - 3  # the plot is not left bare
+    assert len([box for box in boxes if "/" in box["name"]]) >= len(MEASURED) - 3  # the plot is not empty
     for one, other in itertools.combinations(boxes, 2):
         if not one["name"] and not other["name"]:
-            continue  # dots lie where they lie
+            continue  # dots do not move
         # 3 pixels of a line's height are above and below its letters.
         apart = one["right"] <= other["left"] or other["right"] <= one["left"]
         assert apart or one["bottom"] <= other["top"] + 3 or other["bottom"] <= one["top"] + 3, (one, other)

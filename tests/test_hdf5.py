@@ -112,7 +112,7 @@ def test_what_keras_does_not_write_is_refused_and_says_why(
         read_all(path)
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
-    assert "download it again" not in message  # one of our rules refuses it, not an error of a parser
+    assert "download it again" not in message  # our own check refuses it, not a parser's error
     assert len(message) < 700
     assert message.isprintable()
 

@@ -1,4 +1,4 @@
-"""Any file is read or refused with a CheckpointError, in no more memory than its size."""
+"""Any file is read or refused with a CheckpointError, and needs no more memory than its size."""
 
 import contextlib
 import os

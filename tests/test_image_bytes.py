@@ -115,7 +115,7 @@ def test_of_a_thousand_files_every_answer_is_pillows_or_a_refusal() -> None:
         kinds, files = zip(*(image_kinds.drawn(random) for _ in range(20)), strict=True)
         images, valid = (tensor.numpy() for tensor in graph("tolerant", config)(tf.constant(files)))
         for kind, file, image, good in zip(kinds, files, images, valid, strict=True):
-            # A damaged file that Pillow takes may be refused; what is whole and a JPEG or PNG must not be.
+            # A damaged file that Pillow accepts may be refused; an intact JPEG or PNG must not be.
             if not readable(file):
                 assert not good, kind
             elif kind.startswith(("JPEG", "PNG")) and not kind.endswith("damaged"):

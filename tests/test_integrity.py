@@ -1,4 +1,4 @@
-"""Integrity: files that check themselves, and what damage they notice."""
+"""Integrity checks of files, and the damage that they find."""
 
 import io
 from pathlib import Path
@@ -17,7 +17,7 @@ def test_files_that_check_themselves(tmp_path: Path, suffix: str, data: bytes, d
     path.write_bytes(data)
     assert integrity.verify(path, integrity.Expected()) == sha256(data)
     flipped = bytearray(data)
-    flipped[len(data) // 2 if suffix == ".npz" else 9] ^= 0xFF  # a safetensors file guards its header only
+    flipped[len(data) // 2 if suffix == ".npz" else 9] ^= 0xFF  # a safetensors file has a check of its header only
     path.write_bytes({"truncated": data[:-1], "flipped": bytes(flipped), "empty": b""}[damage])
     with pytest.raises(integrity.CorruptFileError):
         integrity.verify(path, integrity.Expected())

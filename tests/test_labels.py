@@ -11,7 +11,7 @@ LISTS = sorted(path.stem for path in (data_files.folder("zoo") / "labels").glob(
 @pytest.mark.parametrize(
     ("name", "classes", "rows"),
     [
-        # The first and last WordNet ids of ILSVRC 2012 in the order that every model of it uses.
+        # The first and last WordNet ids of ILSVRC 2012, in the order that all models use.
         (
             "imagenet2012",
             1000,

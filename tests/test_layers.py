@@ -1,4 +1,4 @@
-"""Every layer against Keras, NumPy, SciPy or TensorFlow doing the same by other means."""
+"""Every layer agrees with an independent computation in Keras, NumPy, SciPy or TensorFlow."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def drawn(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
 
 
 def filled(layer: keras.layers.Layer, shape: tuple[int, ...], seed: int = 5) -> keras.layers.Layer:
-    """The layer, built, every weight random."""
+    """Return the layer, built, with random weights."""
     layer.build(shape)
     for number, weight in enumerate(layer.weights):
         weight.assign(drawn(tuple(weight.shape), seed + number) * 0.3)
@@ -148,7 +148,7 @@ def test_gradients_flow_to_every_weight_and_to_the_input(case: Any) -> None:
     for gradient, name in zip(gradients, ["input", *(weight.path for weight in layer.trainable_weights)], strict=True):
         assert gradient is not None, name
         assert np.isfinite(gradient).all(), name
-        # The bias of the keys shifts a whole row of scores, which softmax does not see.
+        # The bias of the keys adds the same number to a whole row of scores, which softmax cancels.
         assert np.abs(gradient).max() > 0 or name.endswith("key/bias"), name
 
 
@@ -157,7 +157,7 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def numpy_attention(layer: Any, queries: np.ndarray, attended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Attention after the paper's appendix A, one head at a time, in float64."""
+    """Compute attention as in the paper's appendix A, one head at a time, in float64."""
     kernels = {name: np.array(getattr(layer, name).kernel, np.float64) for name in ("query", "key", "value", "out")}
     biases = {name: np.array(getattr(layer, name).bias, np.float64) for name in kernels}
     weights, output = [], biases["out"]
@@ -257,7 +257,7 @@ def test_stochastic_depth_drops_whole_images_at_its_rate_and_keeps_the_mean(rank
     output = np.array(vit.StochasticDepth(0.3)(np.ones(shape, np.float32), training=True)).reshape(4000, -1)
     assert (output == output[:, :1]).all()
     np.testing.assert_allclose(np.unique(output), [0, 1 / 0.7], rtol=1e-6)
-    # The share of 4000 draws deviates by sqrt(.3 * .7 / 4000) = .0072; five times that is never seen.
+    # The share of 4000 draws has a standard deviation of sqrt(.3 * .7 / 4000) = .0072; the limit is five of them.
     assert abs((output[:, 0] == 0).mean() - 0.3) < 0.036
 
 
@@ -287,7 +287,7 @@ def test_patches_are_keras_convolution_row_by_row() -> None:
     conv.build(x.shape)
     conv.set_weights([kernel, bias])
     np.testing.assert_allclose(layer(x), np.reshape(conv(x), (2, 2 * 3, 16)), **CLOSE)
-    # By hand: the second row's first patch is token 3, and what fills no patch is not seen.
+    # By hand: the second row's first patch is token 3, and incomplete patches are left out.
     np.testing.assert_allclose(layer(x)[:, 3], np.einsum("bhwc,hwcd->bd", x[:, 4:8, :3], kernel) + bias, **CLOSE)
     x[:, 8:], x[:, :, 9:] = 1e6, 1e6
     assert np.abs(layer(x)).max() < 100
@@ -323,7 +323,7 @@ def test_group_norm_is_keras_own(channels: int, epsilon: float) -> None:
     theirs.set_weights(ours.get_weights())
     for offset in (0, 50):
         x = drawn(shape) + offset
-        # An offset of 50 leaves 50 * 6e-8 = 3e-6 of precision to values of size 1, and Keras' variance takes more.
+        # With an offset of 50, values of size 1 have a precision of 50 * 6e-8 = 3e-6, and Keras' variance loses more.
         np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-4, atol=1e-4 if offset else 1e-5)
 
 
@@ -331,7 +331,7 @@ def test_group_norm_keeps_its_precision_far_from_zero() -> None:
     x = drawn((2, 8, 8, 32)) + 3000
     layer = vit.GroupNormalization(dtype="float32")
     exact = vit.GroupNormalization(dtype="float64")(x.astype(np.float64)).numpy()
-    # The input itself holds 3000 * 6e-8 = 2e-4; E[x^2] - E[x]^2 would be off by 0.5.
+    # The input itself has a precision of 3000 * 6e-8 = 2e-4; E[x^2] - E[x]^2 would have an error of 0.5.
     assert np.abs(np.array(layer(x)) - exact).max() < 2e-3
 
 
@@ -358,7 +358,7 @@ def test_a_unit_projects_where_the_shape_changes_and_starts_as_its_shortcut(
     y = np.array(unit(x))
     assert (unit.conv_proj is not None) == projects
     shortcut = unit.gn_proj(unit.conv_proj(x)) if projects else x
-    # gn3's scale starts at zero, so the branch does not count yet.
+    # gn3's scale starts at zero, so the branch has no effect yet.
     np.testing.assert_array_equal(y, np.maximum(shortcut, 0))
 
 
@@ -397,7 +397,7 @@ def test_attention_pooling_is_big_visions_map_head() -> None:
 
 
 class Store(dict[str, Any]):
-    """What Keras hands to save_own_variables."""
+    """Stand-in for the store that Keras passes to save_own_variables."""
 
 
 @pytest.mark.parametrize("method", position.METHODS)
@@ -433,7 +433,7 @@ def test_a_sincos_embedding_is_fixed_and_leaves_the_prefix_alone() -> None:
 
 
 # The initialisers of vit_jax/models_vit.py and models_resnet.py, by the end of a weight's path:
-# the deviation wanted, and the largest value possible (None where there is no bound).
+# the expected deviation, and the largest possible value (None: no bound).
 WIDTH, MLP, HEADS = 192, 768, 3
 INITIAL = {
     # flax's lecun_normal is cut at two deviations of a normal that is 1 / .8796 wider
@@ -475,7 +475,7 @@ def test_a_weight_starts_as_in_the_papers_code(path: str, fresh: dict[str, np.nd
     values = fresh[path]
     if channels:  # a patch of 2x2 cells of the stem's 256 channels
         assert values.shape == (2, 2, channels, WIDTH)
-    # 768 values or more: their deviation is known to 1 / sqrt(2 * 768) = 2.6 %; four times that.
+    # 768 values or more: the estimate of their deviation has an error of 1 / sqrt(2 * 768) = 2.6 %; four times that.
     assert values.std() == pytest.approx(deviation, rel=0.1)
     assert abs(values.mean()) <= 5 * deviation / values.size**0.5
     if bound is not None:

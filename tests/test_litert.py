@@ -1,4 +1,4 @@
-"""A LiteRT file computes what its model computes, and what the official code computes from the same weights."""
+"""A LiteRT file gives the outputs of its model, and of the official code with the same weights."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from litert_graph import interpreter
 from package_source import MODULES, imported_packages
 from tiny_models import VARIANTS, built, prepared
 
-# Float32 against float64: two blocks gave up to 9e-7, Keras' own float32 up to 6e-7. What is asked of the export is
-# 1e-5. GELU with erf for tanh costs 3e-4, a writer that is not centred 0.3.
+# Float32 against float64: two blocks gave up to 9e-7, Keras' own float32 up to 6e-7. The limit for the export is 1e-5.
+# GELU by erf instead of tanh gives 3e-4, patches that are not centred 0.3.
 NOISE = 2e-6
 # Eight bits for kernels and activations of tiny random models: up to 3e-2 over all of them.
 EIGHT_BITS = 6e-2
@@ -52,13 +52,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:keras_vit.*no multiple")
 
 
 def written(model: VisionTransformer, folder: Path, **options: Any) -> Any:
-    """The interpreter of a model's file."""
+    """Return the interpreter of a model's file."""
     build_file(model, Options(**options)).write(folder / "model.tflite")
     return interpreter.Interpreter(str(folder / "model.tflite"), num_threads=1)
 
 
 def outputs(graph: Any, images: np.ndarray) -> dict[str, np.ndarray]:
-    """What a file gives for images, by the signature's names, one call for each of its batch."""
+    """Return the outputs of a file for images, by the signature's names, one call per batch."""
     [image] = graph.get_input_details()
     size = image["shape"][0]
     if -1 in image["shape_signature"]:
@@ -92,7 +92,7 @@ def test_a_file_computes_what_its_model_does(tmp_path: Path, kind: str) -> None:
         graph = written(model, tmp_path, batch=batch)
         assert reference.distance(output(graph, images), want) < NOISE, batch
         assert max(len(row["shape"]) for row in graph.get_tensor_details()) <= 4
-        # XNNPACK took all: one delegate, whose inputs and outputs are the graph's.
+        # XNNPACK runs everything: one delegate with the inputs and outputs of the graph.
         assert operators(graph).count("DELEGATE") == 1
         assert not FOREIGN.intersection(operators(graph))
 
@@ -128,7 +128,7 @@ def test_the_digits_model_stays_right(tmp_path: Path, digits: VisionTransformer)
     want = wanted(digits, images)
     assert reference.distance(output(written(digits, tmp_path, batch=32), images), want) < NOISE
     eight = output(written(digits, tmp_path, batch=32, storage=Int8()), images)
-    assert np.mean(eight.argmax(axis=1) == want.argmax(axis=1)) > 0.9  # noise, not digits: margins are small
+    assert np.mean(eight.argmax(axis=1) == want.argmax(axis=1)) > 0.9  # noise instead of digits has small margins
 
 
 def test_the_policy_of_the_model_does_not_matter(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_only_the_tokens_that_are_read_leave_the_last_block(tmp_path: Path) -> N
         shapes = {row["name"]: tuple(row["shape"]) for row in graph.get_tensor_details()}
         assert shapes["block_1/mlp/dense1"] == (1, count, 64)
         assert shapes["block_0/mlp/dense1"][1] > 2
-        # Keys and values of every token only where they are the lesser work: for 4 heads times `count` queries.
+        # Keys and values of every token are computed only if this is less work: for 4 heads times `count` queries.
         assert shapes["block_1/attention/key"][1] == (16 if count == 16 else 4 * count)
 
 
@@ -204,7 +204,7 @@ def test_what_blocks_share_is_kept_once(kind: str, name: str) -> None:
 
 @pytest.mark.parametrize("kind", VARIANTS)
 def test_every_tensor_has_a_name_of_its_own(kind: str) -> None:
-    # The quantizer refuses others, and what calibration sees goes by them.
+    # The quantizer refuses others, and calibration finds tensors by these names.
     model = built(**VARIANTS[kind])
     probabilities = "probabilities" if model.config.num_classes else "logits"
     options = Options(
@@ -230,7 +230,7 @@ def test_smoothing_moves_factors_and_changes_nothing(tmp_path: Path, kind: str) 
     kernel = graph.get_tensor(whole["block_0/mlp/dense1/kernel"]["index"])
     layer = model.get_layer("block_0")
     want = np.asarray(layer.mlp.dense1.kernel) * (np.asarray(layer.norm2.gamma) / factors["block_0/norm2"])[:, None]
-    np.testing.assert_allclose(kernel, want.T, rtol=1e-6)  # of one rounding to float32
+    np.testing.assert_allclose(kernel, want.T, rtol=1e-6)  # one rounding to float32
 
 
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {

@@ -1,4 +1,4 @@
-"""The writer of LiteRT files, against the runtime that reads them."""
+"""The runtime reads what the writer of LiteRT files writes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KERNEL, BIAS = RANDOM.normal(size=(5, 24)), RANDOM.normal(size=5)
 
 
 def file_of(folder: Path, *, outside: bool = False, **changes: Any) -> Path:
-    """A file of one dense layer, by the name of "image" -> "logits"."""
+    """Write a file with one dense layer from "image" to "logits"."""
     builder = Builder(description="one dense layer")
     ops = Operators(builder, changes.get("storage", Float32()))
     image = builder.input("image", (changes.get("batch", 1), 24))

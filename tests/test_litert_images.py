@@ -1,4 +1,4 @@
-"""A file that prepares its images does it as `preprocess` does, within the noise of float32."""
+"""A file that prepares its images gives the pixels of `preprocess`, to float32 noise."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tiny_models import prepared, tiny
 sklearn_datasets = pytest.importorskip("sklearn.datasets")
 PHOTO = sklearn_datasets.load_sample_images().images[0]
 
-# Of prepared values, which lie in -2..3. TensorFlow's places are float32, where the last bit of one near 500 is 3e-5 of
-# a pixel; measured 4e-5 at most. A matrix that is half a pixel off is off by 0.1 and more on random pixels.
+# Error of prepared values, which are in -2..3. TensorFlow's positions are float32: near 500 the last bit is 3e-5 of a
+# pixel; measured at most 4e-5. A matrix that is shifted by half a pixel gives 0.1 and more on random pixels.
 NOISE = 1e-4
 INEXACT = 1e-5  # of 255: TensorFlow's own products are float32; measured 1.4e-6
 SIDES = [(480, 224), (37, 64), (53, 48), (5, 33), (1, 16), (640, 384), (225, 224), (448, 224), (672, 224)]
@@ -39,7 +39,7 @@ def wanted(config: ViTConfig, batch: np.ndarray) -> Any:
 
 
 def received(config: ViTConfig, pixels: np.ndarray, path: Path, **changes: Any) -> np.ndarray:
-    """What the file makes of pixels, scale applied as the first layer would."""
+    """Return the pixels as the file prepares them, with the scale that the first layer would apply."""
 
     kept: list[images.ImageInput] = []
 
@@ -80,7 +80,7 @@ def test_a_resize_matrix_is_tensorflows(old: int, new: int, interpolation: str, 
     matrix = images.resize_matrix(new, old, Preprocessing(interpolation=interpolation, antialias=antialias))
     want = tf.image.resize(column, (new, 1), method=interpolation, antialias=antialias).numpy()
     np.testing.assert_allclose(matrix @ column[:, 0], want[:, 0], atol=255 * INEXACT)
-    np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-4)  # the edges of areas are float32's
+    np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-4)  # the edges of areas are float32
 
 
 @pytest.mark.parametrize("resize", ["squash", "crop"])
@@ -115,7 +115,7 @@ def test_the_centre_is_cut_out_where_preprocess_cuts_it(
     given = pixels(*source)
     made = {kind: received(config, given, tmp_path, dtype="uint8", source_size=source, resize=kind) for kind in RESIZES}
     np.testing.assert_allclose(made["exact"], wanted(config, given), atol=NOISE)
-    # The runtime rounds a pixel's place in its own way; the difference is a few ten-thousandths of a pixel.
+    # The runtime rounds positions differently, by a few ten-thousandths of a pixel.
     np.testing.assert_allclose(made["builtin"], wanted(config, given), atol=1e-3)
 
 

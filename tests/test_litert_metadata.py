@@ -1,4 +1,4 @@
-"""What MediaPipe and Android's tools read in a file: written by hand, compared with the schema byte by field."""
+"""The metadata that MediaPipe and Android's tools read, compared with their schema field by field."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def made(**changes: Any) -> bytes:
 
 
 class Table:
-    """A table of a flatbuffer, read by the format's own rules (flatbuffers' internals.md) instead of a schema."""
+    """A table of a flatbuffer, read by the rules of the format (flatbuffers' internals.md), without a schema."""
 
     def __init__(self, data: bytes, place: int | None = None) -> None:
         self.data = data
         self.place = struct.unpack_from("<I", data)[0] if place is None else place
 
     def field(self, number: int) -> int | None:
-        """Where a field's value stands."""
+        """Return the position of a field's value."""
         vtable = self.place - struct.unpack_from("<i", self.data, self.place)[0]
         size = struct.unpack_from("<H", self.data, vtable)[0]
         slot = 4 + 2 * number
@@ -75,7 +75,7 @@ class Table:
 
 
 def graph(data: bytes) -> tuple[Table, list[Table]]:
-    """The tables of the input and of the outputs."""
+    """Return the tables of the input and of the outputs."""
     [main] = Table(data).tables(3)
     [image] = main.tables(2)
     return image, main.tables(3)

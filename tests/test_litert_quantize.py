@@ -1,4 +1,4 @@
-"""Quantized files: how near each mode comes on real images, how kernels are rounded, and what is refused."""
+"""Quantized files: the error of each mode on real images, the rounding of kernels, and invalid input."""
 
 import re
 import sys
@@ -24,15 +24,15 @@ from tiny_models import built
 pytest.importorskip("ai_edge_quantizer")
 
 STORAGES = {"float32": Float32(), "float16": Float16(), "int8": Int8()}
-# dB that each mode must keep on the digits, three below what it measured with so few images: calibration draws
-# and kernels of another machine move it by less than two.
+# Lowest SQNR in dB of each mode on the digits, three below the measured one with these few images: other calibration
+# images or another machine's kernels change it by less than two.
 LEAST_SQNR = {"none": 100, "float16": 70, "dynamic": 39, "int8": 34, "int8-full": 28, "int16x8": 33, "int4": 30}
 CALIBRATION = 64  # images
 
 
 @pytest.fixture(scope="module")
 def digit_files(tmp_path_factory):
-    """The embedded model's float32 file, its held-out images with labels, and calibration images."""
+    """Return the embedded model's float32 file, held-out images with labels, and calibration images."""
     model, data = zoo.load("digits"), digits.load()
     path = tmp_path_factory.mktemp("digits") / "float32.tflite"
     build_file(model, Options()).write(path)
@@ -97,7 +97,7 @@ def test_every_mode_keeps_the_digits(digit_files, tmp_path, name):
     agreement = (received.argmax(axis=1) == expected.argmax(axis=1)).mean()
     assert agreement >= max(mode.least_agreement, 0.995 if name == "dynamic" else 0)
     accuracies = [(logits.argmax(axis=1) == labels).mean() for logits in (received, expected)]
-    # Issue: 0.2 points for the default mode. One image is 0.28 points; the others may lose three.
+    # The default mode may lose 0.2 points, less than one image (0.28 points); the others may lose three.
     assert abs(accuracies[0] - accuracies[1]) <= (0.002 if name in ("none", "float16", "dynamic") else 0.0084)
 
 
@@ -150,8 +150,9 @@ def test_of_several_rules_the_last_that_fits_counts(tiny_file, tmp_path):
 
 
 def textbook(kernel: np.ndarray, squares: np.ndarray, bits: int) -> np.ndarray:
-    """Optimal Brain Quantization, columns in a fixed order (GPTQ, section 3, equation 2): the inverse of what is left
-    is computed anew for every column."""
+    """Quantize by Optimal Brain Quantization with a fixed order of columns (GPTQ, section 3, equation 2).
+
+    The inverse of the remaining matrix is computed again for every column."""
     most = 2 ** (bits - 1) - 1
     order = np.argsort(-np.diag(squares), kind="stable")
     damped = squares + 0.01 * np.diag(squares).mean() * np.eye(len(squares))
@@ -174,7 +175,7 @@ def test_gptq_is_the_papers_across_blocks_of_columns(monkeypatch):
     inputs = random.normal(size=(100, 20)) @ random.normal(size=(20, 20))
     kernel = random.normal(size=(50, 20)).astype(np.float32)
     received = gptq(kernel, inputs.T @ inputs, 4)
-    # Results are multiples of the scale, so that they differ by float32's rounding or by a whole step (0.2 or more).
+    # Results are multiples of the scale, so they differ by float32 rounding or by a whole step (0.2 or more).
     assert np.abs(received - textbook(kernel, inputs.T @ inputs, 4)).max() < 1e-5
     scale = np.abs(kernel).max(axis=1, keepdims=True) / 7
     nearest = np.rint(kernel / scale) * scale
@@ -188,7 +189,7 @@ def test_gptq_takes_inputs_that_are_never_used_and_kernels_of_zeros():
 
 
 def with_outliers(factor: float):
-    """A tiny model, some of whose norms' gammas are larger."""
+    """Return a tiny model in which some gammas of the norms are larger."""
     model = built()
     for number in range(model.config.num_layers):
         block = model.get_layer(f"block_{number}")

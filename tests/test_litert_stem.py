@@ -1,4 +1,4 @@
-"""A hybrid's ResNet in a LiteRT file computes what the Keras layers and the official code compute."""
+"""A hybrid's ResNet in a LiteRT file gives the outputs of the Keras layers and of the official code."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from litert_graph import options, run, written
 from reference_cases import checkpoint, distance, expected, tolerance
 from tiny_models import built, prepared
 
-# float32 through up to 12 convolutions and norms; measured 3e-6 at most against float64. An epsilon in the wrong place
-# costs 1e-4 and more (test below), a wrong border 1e-2.
+# float32 through up to 12 convolutions and norms: measured at most 3e-6 against float64. An epsilon in the wrong place
+# gives 1e-4 and more (test below), a wrong border 1e-2.
 NOISE = 1e-5
 STEMS: dict[str, dict[str, Any]] = {
     "root": {"image_size": 32},
@@ -93,7 +93,7 @@ def test_pixels_are_normalised_before_the_border_is_padded(tmp_path: Path, chann
 
 
 def test_a_large_mean_costs_no_accuracy(tmp_path: Path) -> None:
-    # mean(x^2) - mean(x)^2 loses what the squares have in common: with a mean of 100 deviations all but three digits.
+    # mean(x^2) - mean(x)^2 cancels: with a mean of 100 deviations only three digits remain.
     x = np.random.default_rng(0).normal(100, 1, (1, 28, 28, 64)).astype(np.float32)
     norm = GroupNormalization()
     norm.build(x.shape)
@@ -105,7 +105,7 @@ def test_a_large_mean_costs_no_accuracy(tmp_path: Path) -> None:
     made = run(written(layers, tmp_path / "norm.tflite"), x)
     groups = x.astype(np.float64).reshape(28 * 28, 32, 2)
     want = (groups - groups.mean((0, 2), keepdims=True)) / np.sqrt(groups.var((0, 2), keepdims=True) + norm.epsilon)
-    # The last bit of a value near 100 is 8e-6, in x * scale, in the mean and again in the sum; of one pass: 5e-4.
+    # The last bit of a value near 100 is 8e-6, in x * scale, the mean and the sum. The one-pass formula gives 5e-4.
     assert distance(made, want.reshape(x.shape)) < 3e-5
 
 

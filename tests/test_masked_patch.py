@@ -29,18 +29,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "grey": {"num_channels": 1},
     "hybrid": VARIANTS["hybrid"],
 }
-# What does not mask and does not swap, for two images of 16 patches.
+# A corruption without masks and swaps, for two images of 16 patches.
 OWN = np.broadcast_to(np.arange(16, dtype=np.int32), (2, 16))
 NOTHING = np.zeros((2, 16), bool)
 
 
 def wrapped(dtype: str | None = None, **changes: Any) -> MaskedPatchModel:
-    """A masked patch model around a tiny encoder, every weight random."""
+    """Return a masked patch model around a tiny encoder, with random weights."""
     return randomised(MaskedPatchModel(VisionTransformer(tiny(**changes), dtype=dtype)))
 
 
 def uint8_images(config: ViTConfig, seed: int = 0) -> np.ndarray:
-    """Images whose regions of 8 pixels differ in colour, so that every class of brightness comes up."""
+    """Return images whose regions of 8 pixels differ in colour, so that every class of brightness occurs."""
     random = np.random.default_rng(seed)
     height, width = np.broadcast_to(config.image_size, 2)
     base = random.integers(0, 256, (4, -(-height // 8), -(-width // 8), config.num_channels))
@@ -51,7 +51,7 @@ def uint8_images(config: ViTConfig, seed: int = 0) -> np.ndarray:
 
 
 def numpy_classes(images: np.ndarray, grid: tuple[int, int], stride: tuple[int, int]) -> np.ndarray:
-    """The three high bits of each patch's mean colour, from the pixels as they were."""
+    """Compute the three high bits of each patch's mean colour, from the original pixels."""
     found = np.zeros((len(images), *grid), np.int32)
     for image, row, column in np.ndindex(found.shape):
         top, left = row * stride[0], column * stride[1]
@@ -79,7 +79,7 @@ def test_a_rest_that_fills_no_patch_counts_for_none() -> None:
 
 
 def test_where_a_stem_pads_the_image_its_pixels_alone_count() -> None:
-    # 28 pixels are two tokens of 16: TensorFlow's SAME puts two pixels of nothing on either side.
+    # 28 pixels are two tokens of 16: TensorFlow's SAME adds two zero pixels on either side.
     config = tiny(**VARIANTS["hybrid"] | {"image_size": 28, "resnet": {"num_layers": (1, 1, 1), "width_factor": 0.5}})
     assert config.grid == (2, 2) and config.stride == (16, 16)
     images = np.zeros((1, 28, 28, 3), np.uint8)
@@ -121,7 +121,7 @@ def test_the_shares_are_those_of_the_paper() -> None:
         # Five deviations of a binomial of 16,000: once in two million seeds.
         bound = 5 * (share * (1 - share) / corrupted.sum()) ** 0.5
         assert abs(happened.sum() / corrupted.sum() - share) < bound
-    # Every place is corrupted in half of the images, and every other patch is as likely to step in.
+    # Every position is corrupted in half of the images, and all other patches replace it equally often.
     assert np.abs(corrupted.mean(axis=0) - 0.5).max() < 5 * (0.25 / batch) ** 0.5
     distances = np.bincount(((source - np.arange(patches)) % patches)[swapped], minlength=patches)[1:]
     expected = swapped.sum() / (patches - 1)
@@ -179,7 +179,7 @@ def test_of_a_masked_patch_nothing_is_seen_and_all_others_are() -> None:
 
 
 def step(model: MaskedPatchModel, images: Any, seed: Any = SEED, *, remat: bool = False) -> tuple[Any, list[Any]]:
-    """The mean loss, and its gradients for all that is trained."""
+    """Return the mean loss, and its gradients for all trained weights."""
     with tf.GradientTape() as tape:
         losses, _ = masked_patch.objective(remat=remat)(model, {"image": images}, seed)
         loss = tf.reduce_mean(losses)
@@ -191,7 +191,7 @@ def test_every_variable_has_a_gradient(variant: str) -> None:
     model = wrapped(**VARIANTS[variant])
     _, grads = step(model, prepared(model.encoder.config))
     for variable, gradient in zip(model.trainable_variables, grads, strict=True):
-        # The bias of the keys moves all scores of a query alike: its gradient is nothing but rounding.
+        # The bias of the keys adds the same number to all scores of a query, so its gradient is only rounding.
         assert gradient is not None and (variable.path.endswith("key/bias") or np.any(gradient)), variable.path
     names = {variable.path.partition("/")[0] for variable in model.trainable_variables}
     assert names.isdisjoint({"head", "pool", "pre_logits"})
@@ -260,7 +260,7 @@ def test_it_learns_the_colours_of_digits_and_the_encoder_goes_on_to_classes() ->
         loss, grads = graph(model, images, tf.constant([0, number], tf.int32))
         optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
         losses.append(float(loss))
-    # ln 512 = 6.24 at first; digits have eight greys, whose own shares alone give less than ln 8.
+    # ln 512 = 6.24 at first. Digits have eight greys: predicting their frequencies alone gives less than ln 8.
     assert losses[0] == pytest.approx(np.log(512), rel=1e-5) and losses[-1] < np.log(8)
     assert all(np.any(variable.numpy() != before[variable.path]) for variable in model.encoder.trainable_weights)
     classifier = VisionTransformer(config.replace(num_classes=10))

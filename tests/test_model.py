@@ -1,4 +1,4 @@
-"""VisionTransformer as a Keras model: saved, cloned, nested, trained, looked into."""
+"""VisionTransformer as a Keras model: saving, cloning, nesting, training, features."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_summary_can_be_read() -> None:
 
 
 def test_a_model_saved_as_keras_comes_back(model: VisionTransformer, tmp_path: Path) -> None:
-    model.features(prepared(model.config))  # what was looked at is not saved
+    model.features(prepared(model.config))  # computed features are not saved
     model.save(tmp_path / "model.keras")
     other = keras.saving.load_model(tmp_path / "model.keras")
     assert type(other) is VisionTransformer
@@ -146,7 +146,7 @@ def test_weights_alone_go_into_the_same_architecture(model: VisionTransformer, t
     same_weights(model, other)
 
 
-@pytest.mark.filterwarnings("ignore:Skipping nested container:UserWarning")  # Keras', before its error
+@pytest.mark.filterwarnings("ignore:Skipping nested container:UserWarning")  # Keras' warning, before its error
 def test_weights_of_another_architecture_are_refused(tmp_path: Path) -> None:
     built().save_weights(tmp_path / "model.weights.h5")
     with pytest.raises(ValueError):
@@ -230,7 +230,7 @@ def test_equal_numbers_of_tokens_on_another_grid_are_interpolated() -> None:
     before, after = (np.array(m.get_layer("position").embedding) for m in (model, flat))
     assert np.abs(before - after)[0, 1:].max() > 0.1
     np.testing.assert_array_equal(before[0, 0], after[0, 0])  # the class token's row stays
-    # The first row of the new grid starts where the old one starts and ends where it ends.
+    # The first row of the new grid has the end points of the old one.
     np.testing.assert_array_equal(after[0, [1, 8]], before[0, [1, 4]])
 
 
@@ -274,7 +274,7 @@ def caught() -> Iterator[list[warnings.WarningMessage]]:
         ({"patch_size": (8, 5)}, 40, None),
         ({"patch_size": (8, 5)}, 42, "42x42.* 8x5.*40x40"),
         ({}, 32, None),
-        (VARIANTS["hybrid"], 37, None),  # the stem pads: nothing is lost
+        (VARIANTS["hybrid"], 37, None),  # the stem pads, so no pixel is lost
         (VARIANTS["stem only"], 36, "36x36.* 8x8.*32x32"),
         (VARIANTS["stem only"], 32, None),
     ],
@@ -290,7 +290,7 @@ def test_a_size_that_is_no_multiple_warns_once(
     assert len(ours) == (used is not None)
     if used:
         assert ours[0].category is UserWarning
-        assert ours[0].filename == __file__  # it points at the user's own line
+        assert ours[0].filename == __file__  # it shows the user's own line
         assert re.search(used, str(ours[0].message))
 
 
@@ -314,7 +314,7 @@ def test_logits_are_float32_under_any_policy_and_float64_under_float64(policy: s
     x = prepared(model.config)
     output, want = model(x), np.array(exact(x))
     assert output.dtype == ("float64" if policy == "float64" else "float32")
-    # bfloat16 has 8 bits, float16 11; two blocks and a stem of random weights leave some ten roundings.
+    # bfloat16 has 8 bits, float16 has 11; two blocks and a stem with random weights round about ten times.
     tolerance = {"float64": 1e-12, "float32": 1e-4, "mixed_float16": 0.02, "float16": 0.02}.get(policy, 0.1)
     assert np.abs(np.array(output) - want).max() <= tolerance * np.abs(want).max()
 
@@ -326,7 +326,7 @@ def test_a_models_own_policy_wins_over_the_global_one() -> None:
     try:
         model = built(dtype="float32")
         assert VisionTransformer(tiny()).get_layer("block_0").compute_dtype == "bfloat16"
-        # Only float32's own noise; bfloat16 would be off by a per cent.
+        # Only float32 noise; bfloat16 would give errors of one per cent.
         np.testing.assert_allclose(model(x), want, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(model.predict(x, verbose=0), want, rtol=1e-4, atol=1e-5)
     finally:
@@ -339,7 +339,7 @@ def test_a_compiled_graph_gives_the_same_logits(name: str, jit_compile: bool) ->
     x = prepared(model.config)
     want = np.array(model(x))
     compiled = tf.function(model, jit_compile=jit_compile)
-    # Another order of summation: float32 noise, which a ResNet's many norms of random weights amplify.
+    # Another order of summation: float32 noise, amplified by a ResNet's many norms with random weights.
     np.testing.assert_allclose(
         compiled(x), want, rtol=0, atol=(1e-4 if name == "hybrid" else 1e-5) * np.abs(want).max()
     )
@@ -365,7 +365,7 @@ def learns(model: VisionTransformer, *, run_eagerly: bool) -> None:
     x, y = prepared(model.config, 10), np.arange(10) % 5
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(5e-3), loss, run_eagerly=run_eagerly)
-    # Eager steps: tracing a graph costs more than these few.
+    # Eager, because tracing a graph takes longer than these few steps.
     losses = model.fit(x, y, batch_size=10, epochs=6, verbose=0).history["loss"]
     assert losses[0] == pytest.approx(np.log(5), rel=1e-3)  # the head is zero
     assert float(loss(y, model(x))) < 0.8 * np.log(5)
@@ -398,7 +398,7 @@ def test_a_model_is_built_and_trained_under_a_distribution_strategy() -> None:
     assert model.predict(x, verbose=0).shape == (8, 5)
 
 
-# What the model computes on its way
+# Intermediate outputs
 
 
 def test_features_are_by_default_the_blocks_tokens_and_the_heads_input(model: VisionTransformer) -> None:
@@ -464,7 +464,7 @@ def test_attention_maps_are_the_softmax_of_the_scores(name: str) -> None:
         np.testing.assert_allclose(weights, want, rtol=1e-3, atol=1e-4)
 
 
-# From images to names
+# From images to class names
 
 
 def test_predictions_are_the_softmax_best_first() -> None:
@@ -472,7 +472,7 @@ def test_predictions_are_the_softmax_best_first() -> None:
     logits = np.array([[0, 2, 1, -1, 5], [3, 3, 0, 0, 0]], np.float32)
     (first, second), probabilities = model.decode_predictions(logits, top=3), scipy.special.softmax(logits, axis=1)
     assert [prediction.label for prediction in first] == ["elk", "bee", "cat"]
-    assert [prediction.label for prediction in second] == ["ant", "bee", "cat"]  # equals in the order of the classes
+    assert [prediction.label for prediction in second] == ["ant", "bee", "cat"]  # ties by class
     np.testing.assert_allclose([p.probability for p in first], probabilities[0, [4, 1, 2]], rtol=1e-6)
     label_id, label, probability = first[0]
     assert (label_id, label) == ("4", "elk") and isinstance(probability, float)
@@ -501,7 +501,7 @@ def test_classify_is_the_manual_path(policy: str) -> None:
     images = [np.random.default_rng(i).integers(0, 256, (20 + i, 30, 3), np.uint8) for i in range(3)]
     manual = model.decode_predictions(model(model.preprocess(images)), top=2)
     classified = model.classify(images, top=2)
-    tolerance = 1e-5 if policy == "float32" else 1e-2  # a graph may fuse what eager rounds to bfloat16
+    tolerance = 1e-5 if policy == "float32" else 1e-2  # a graph may round less often
     for ours, theirs in zip(classified, manual, strict=True):
         for mine, other in zip(ours, theirs, strict=True):
             assert mine.probability == pytest.approx(other.probability, abs=tolerance)

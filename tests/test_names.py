@@ -1,4 +1,4 @@
-"""The names people write for an architecture, and what they stand for."""
+"""The spellings of an architecture's name, and the configs that they stand for."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The update rules against their formulas in NumPy's float64, and the same numbers under every way of running them."""
+"""The update rules agree with their formulas in float64 NumPy, in every way of running them."""
 
 import os
 import subprocess
@@ -15,21 +15,21 @@ from keras_vit.train.step import schedule
 from keras_vit.train.step.optimizer import Optimizer, clip, update_variables
 from optimizer_cases import CASES, CHOSEN, NAMES, NUM_LAYERS, STEPS, WARMUP, gradients, make_recipe, start, trained
 
-# Values stay below 8 and each of 60 updates rounds to float32, 2**-24 of a value: at worst 60 * 8 / 2**24 = 3e-5, all
-# one way; roundings go both ways, so their sum is sqrt(60) of one.
+# Values stay below 8, and each of 60 updates rounds to float32, 2**-24 of a value: at worst 60 * 8 / 2**24 = 3e-5, if
+# all roundings had one sign. They have both signs, so their sum is about sqrt(60) of one.
 FLOAT32 = {"rtol": 0, "atol": 4e-6}
-# 1 - beta2 ** t in float32 is off by 1e-5 of itself while t is small, its root by half of that, and the first updates
-# move a variable by 0.1 in all.
+# For small t, 1 - beta2 ** t in float32 has a relative error of 1e-5, and its root half of that. The first updates
+# together change a variable by 0.1.
 ADAM = {"rtol": 0, "atol": 6e-6}
 BFLOAT16_CASES = [name for name in CASES if "bfloat16" in name]
-# Rounded the other way, a bfloat16 momentum of up to 8 differs by 2**-6 once in a while; rates are at most 0.03.
+# A bfloat16 momentum of up to 8 that is rounded the other way differs by 2**-6; rates are at most 0.03.
 BFLOAT16 = {"rtol": 0, "atol": 3e-3}
 # XLA keeps the product of a momentum and a number in float32 where TensorFlow, and JAX by itself, round it to bfloat16:
 # by 2**-9 of up to 4, at each of 60 steps, remembered for 10, times a rate of 0.03: sqrt(60) * 10 * 0.03 * 0.008. JAX's
 # XLA does the same, and test_optimizers_optax.py finds no difference to that.
 XLA_BFLOAT16 = {"rtol": 0, "atol": 2e-2}
 
-# By layer-wise decay, how many times: BEiT's numbers for two blocks.
+# Powers of the layer-wise decay: BEiT's numbers for two blocks.
 DEPTHS = {"embedding/kernel": 3, "block_0/norm1/gamma": 2, "block_1/mlp/dense1/kernel": 1}
 
 
@@ -38,7 +38,7 @@ def make(recipe, variables):
 
 
 def shares(recipe) -> np.ndarray:
-    """The schedule as its formula reads, float64."""
+    """Compute the schedule by its formula, in float64."""
     step = np.arange(STEPS)
     progress = np.clip((step - WARMUP) / (STEPS - WARMUP), 0, 1)
     end = recipe.linear_end / recipe.learning_rate
@@ -47,7 +47,7 @@ def shares(recipe) -> np.ndarray:
 
 
 def expected(recipe, values, given):
-    """The rules as the papers and optax's documentation write them, float64; a bfloat16 slot is rounded to that."""
+    """Compute the rules of the papers and of optax in float64; bfloat16 slots are rounded to bfloat16."""
     values = [value.astype("float64") for value in values]
     rounded = (lambda a: a.astype(bfloat16).astype("float64")) if recipe.momentum_dtype == "bfloat16" else (lambda a: a)
     beta1, beta2 = recipe.beta1, recipe.beta2
@@ -119,7 +119,7 @@ def test_the_buffer_does_not_hold_the_learning_rate():
 
 
 def test_adam_of_tiny_gradients_has_the_textbook_epsilon():
-    # Where the gradient is as small as epsilon, the first step is half of a whole one; Keras' is a fortieth.
+    # If the gradient is as small as epsilon, the first step is half of a full one; Keras' is a fortieth.
     recipe = make_recipe(optimizer="adamw", schedule="constant", learning_rate=1.0)
     variable = tf.Variable([0.0])
     optimizer = Optimizer(recipe, [variable], ["head/kernel"], total_steps=9, warmup=0, num_layers=1)
@@ -233,7 +233,7 @@ def test_other_variables_are_updated_in_the_same_way():
 
 @pytest.fixture(scope="module")
 def two_replicas(tmp_path_factory):
-    """What 60 steps on two virtual CPUs give, which must be made before TensorFlow starts."""
+    """Return the results of 60 steps on two virtual CPUs, which must be created before TensorFlow starts."""
     path = tmp_path_factory.mktemp("replicas") / "found.npz"
     here = Path(__file__).parent
     command = [sys.executable, here / "optimizer_replicas.py", path]
@@ -260,7 +260,7 @@ def test_two_replicas_give_the_same_as_one(name, two_replicas):
             one, two = (two_replicas[f"{name}/{kind}/{number}/{copy}"] for copy in range(2))
             np.testing.assert_array_equal(one, two)
             value = tf.cast(variable, tf.float32)
-            # A quarter and three quarters of a gradient add up to it but for a rounding, which may turn a bfloat16.
+            # A quarter and three quarters of a gradient add up to it except for rounding, which may change a bfloat16.
             step_of_bfloat16 = kind == "slots" and variable.dtype == tf.bfloat16
             tolerance = {"rtol": 2**-7, "atol": 1e-3} if step_of_bfloat16 else BFLOAT16
             np.testing.assert_allclose(one, value, **(tolerance if name in BFLOAT16_CASES else FLOAT32))

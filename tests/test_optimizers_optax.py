@@ -1,4 +1,4 @@
-"""The update rules against optax, with which both official codes train: 60 scheduled steps."""
+"""The update rules agree with optax, which both official codes use, over 60 scheduled steps."""
 
 import numpy as np
 import pytest
@@ -12,14 +12,14 @@ optax = pytest.importorskip("optax")
 
 pytestmark = pytest.mark.jax
 
-# Both compute in float32 what optax prescribes; values are below 4, where float32 has steps of 2.4e-7, and few of the
-# 60 updates round to another side.
+# Both compute in float32. Values are below 4, where float32 has steps of 2.4e-7, and few of the 60 updates round
+# differently.
 SAME = {"rtol": 0, "atol": 1e-6}
 KERNELS = [name.endswith("kernel") for name in NAMES]
 
 
 def course(recipe, base):
-    """The recipe's learning rate in optax's own schedules, with `base` for its peak."""
+    """Return the recipe's learning rate as a schedule of optax, with the peak `base`."""
     decay = {
         "cosine": optax.cosine_decay_schedule(base, STEPS - WARMUP),
         "linear": optax.linear_schedule(base, base * recipe.linear_end / recipe.learning_rate, STEPS - WARMUP),
@@ -29,21 +29,21 @@ def course(recipe, base):
 
 
 def sgd(recipe):
-    """As vit_jax/train.py."""
+    """Return the optimizer of vit_jax/train.py."""
     dtype = None if recipe.momentum_dtype == "float32" else recipe.momentum_dtype
     rate = course(recipe, recipe.learning_rate)
     return optax.sgd(rate, momentum=recipe.momentum, accumulator_dtype=dtype)
 
 
 def adamw(recipe):
-    """With the decay on kernels alone."""
+    """Return AdamW with decay of kernels only."""
     rate = course(recipe, recipe.learning_rate)
     moments = {"b1": recipe.beta1, "b2": recipe.beta2, "eps": recipe.epsilon, "mu_dtype": recipe.momentum_dtype}
     return optax.adamw(rate, weight_decay=recipe.weight_decay, mask=KERNELS, **moments)
 
 
 def big_vision(recipe):
-    """The chain of big_vision/optax.py: the decay comes behind the learning rate, before the schedule."""
+    """Return the chain of big_vision/optax.py: the decay is after the learning rate and before the schedule."""
     return optax.chain(
         optax.scale_by_adam(recipe.beta1, recipe.beta2, recipe.epsilon, mu_dtype=recipe.momentum_dtype),
         optax.scale(recipe.learning_rate),
@@ -88,7 +88,7 @@ def optax_values(chain, recipe, given, *, compiled):
 @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "XLA"])
 @pytest.mark.parametrize("name", CASES)
 def test_sixty_scheduled_steps_are_optaxs(name, compiled):
-    # XLA does not round what it computes in bfloat16 on the way: compiled is compared with compiled.
+    # XLA does not round intermediate bfloat16 results, so both sides are compiled.
     chain, changes = CASES[name]
     recipe, given = make_recipe(**changes), gradients(1e-8 if "tiny" in name else 1.0)
     variables = [tf.Variable(value) for value in start()]

@@ -23,7 +23,7 @@ from package_source import MODULES, PACKAGE, ROOT, imported_packages
 SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
 DATA = ["zoo", "converters"]
-# Packages that are imported by another name than they are installed by.
+# Packages whose import name differs from their distribution's.
 DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}
 # Modules that are imported only if these packages are installed, because they define subclasses of their classes.
 ON_TOP = {"train.data.digits_dataset_builder": {"tensorflow-datasets"}}
@@ -177,7 +177,7 @@ def test_every_kind_of_install_works(kind: str, built: dict[str, Path], environm
     where = output(environment / "python", "-c", code, folder=folder)
     assert (Path(where.strip()) == built[kind] / "keras_vit") == (kind == "editable")
 
-    # The environment has no extras: importing a module must not need one, with the exceptions above.
+    # The environment has no extras: no module may need one to be imported, with the exceptions above.
     alone = MODULES.keys() - ON_TOP.keys() - {"__main__"}
     modules = [f"keras_vit.{module}".removesuffix(".__init__") for module in sorted(alone)]
     output(environment / "python", "-c", f"import {', '.join(modules)}", folder=folder)

@@ -1,4 +1,4 @@
-"""The number of parameters of every official model, to the unit: facts of the published files."""
+"""The exact number of parameters of every official model, as in the published files."""
 
 import functools
 
@@ -42,7 +42,7 @@ def of_one_block(name: str) -> int:
 
 
 def count(name: str, **changes: int | str) -> int:
-    """The first block and what is around it, built; every other block has as many: no gigabytes of zeros."""
+    """Count a model's parameters from one block, because all blocks are equal and large models need gigabytes."""
     config = ViTConfig.from_name(name, **changes)
     return built_count(config.replace(num_layers=1)) + (config.num_layers - 1) * of_one_block(name)
 

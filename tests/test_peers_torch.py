@@ -1,9 +1,9 @@
-"""timm and transformers read what we write and we read what they write, with the same numbers.
+"""timm and transformers read our files and we read theirs, with the same outputs.
 
     python -m pip install "torch==2.13.0" "timm==1.0.31" "transformers==5.23.0"
     python -m pytest tests/test_peers_torch.py
 
-Where there is no torchvision for one's build of PyTorch: pip install --no-deps timm, then huggingface_hub and pyyaml.
+If there is no torchvision for your build of PyTorch: pip install --no-deps timm, then huggingface_hub and pyyaml.
 transformers 4.57.1 passes too. Without these packages the tests are skipped.
 """
 
@@ -75,7 +75,7 @@ def test_transformers_reads_what_we_write(tmp_path: Path, name: str) -> None:
     converters.save(model, tmp_path / "ours", format="huggingface")
     kind = CLASSIFIER if config.num_classes else MODEL
     plain = not config.num_classes and config.representation_size is None
-    options = {"add_pooling_layer": False} if plain else {}  # its weights would be missing
+    options = {"add_pooling_layer": False} if plain else {}  # else its weights would be missing
     theirs = peers.loaded_by_transformers(tmp_path / "ours", kind, **options)
     images = prepared(config)
     assert distance(peers.outputs(theirs, images), np.asarray(model(images))) < TOLERANCE

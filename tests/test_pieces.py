@@ -1,4 +1,4 @@
-"""What a step has compiled between products of matrices computes what the layers compute, and so do its gradients."""
+"""The operations that are compiled between matrix products give the outputs and gradients of the layers."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def assert_close(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], to
         np.testing.assert_allclose(found[name], tensor, rtol=0, atol=tolerance * scale, err_msg=name)
 
 
-# The variants in which attention or the MLP is another one.
+# The variants of attention and of the MLP.
 @pytest.mark.parametrize("variant", ["pure", "map", "no biases", "relative positions"])
 def test_in_float64_the_model_has_the_gradients_that_its_layers_have(variant: str) -> None:
     model = built("float64", **VARIANTS[variant])
-    # Up to 1.4e-13 here: 1e-16 a rounding, and some thousand terms in a gradient of weights as large as these.
+    # Measured 1.4e-13: 1e-16 for a rounding, and some thousand terms in a gradient of such large weights.
     assert_close(gradients(model, xla.piece_compiler()), gradients(model, None), 1e-12)
 
 
@@ -86,11 +86,11 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_the_layers_are() -> None:
     assert errors(xla.piece_compiler()) < 1.1 * errors(None)
 
 
-# ---- the layers' side
+# ---- the layers
 
 
 def counting(made: list[Any]) -> Callable[..., Callable[..., Any]]:
-    """A compiler that compiles nothing and keeps what it is asked for."""
+    """Return a stand-in for the compiler that compiles nothing and records the functions it gets."""
 
     def compiler(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
         made.append((function, *sorted(settings.items(), key=lambda item: item[0])))
@@ -104,7 +104,7 @@ def test_all_blocks_share_their_programs() -> None:
     model = built(num_layers=5)
     with fuse_with(counting(made)):
         model(prepared(model.config), training=True)
-    assert len(made) == 5 * 4  # query, key, value, and what stands between the MLP's two layers
+    assert len(made) == 5 * 4  # query, key, value, and the activation between the MLP's two layers
     assert len(set(made)) == 4
 
 
@@ -146,7 +146,7 @@ def test_a_quantized_layer_computes_for_itself() -> None:
     assert made == []
 
 
-# ---- the step's side
+# ---- the training step
 
 
 def test_what_is_compiled() -> None:

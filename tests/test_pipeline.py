@@ -1,4 +1,4 @@
-"""Batches for training and evaluation are the same in every run and prepared as by the model."""
+"""Batches for training and evaluation are the same in every run, and prepared as the model does it."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_another_seed_and_another_epoch_are_drawn_anew() -> None:
     )
     assert_equal(first, again)
     assert (first[0]["image"] != first[1]["image"]).any() and (first[0]["image"] != other[0]["image"]).any()
-    assert training(files(2), recipe(), 1, order=Order(seed=2**64 - 1, **same_order))  # the largest there is
+    assert training(files(2), recipe(), 1, order=Order(seed=2**64 - 1, **same_order))  # the largest possible seed
 
 
 def test_replicas_share_out_the_batch_of_one() -> None:
@@ -165,7 +165,7 @@ def test_resizing_is_the_official_one_whatever_the_models() -> None:
     split = arrays(pictures(1)[0][None], [0])
     (seen,) = training(split, recipe(), 1, preprocessing=OTHER, order=Order(batch=1))
     want = (tf.image.resize(pictures(1)[0], SIZE) / 255 - OTHER.mean) / OTHER.std
-    np.testing.assert_allclose(seen["image"][0], want, rtol=1e-5, atol=1e-5)  # scaled by 255 before, not after
+    np.testing.assert_allclose(seen["image"][0], want, rtol=1e-5, atol=1e-5)  # scaled by 255 before resizing
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -219,7 +219,7 @@ def test_mixup_mixes_images_and_labels_by_the_same_share() -> None:
         assert (label.argmax(axis=1) == range(4)).all() and ((label > 0).sum(axis=1) == 2).all()
         assert (np.roll(label, (-1, -1), axis=(0, 1)) == label).all()  # one share, and the row before, for all
         shares.append(label.max())
-    assert len(set(shares)) == 4  # each batch draws its own
+    assert len(set(shares)) == 4  # each batch draws new numbers
 
 
 # Labels

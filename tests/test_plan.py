@@ -89,7 +89,7 @@ def test_relative_positions_let_each_query_meet_every_offset() -> None:
 def kept_bytes(config: ViTConfig, *, dtype: str = "float32", remat: bool = False) -> float:
     """Return the bytes per image that the forward pass computes and the gradient reads in TensorFlow's graph."""
     model = VisionTransformer(config, dtype=dtype)
-    batch = 7  # divides no other size, which distinguishes activations from weights
+    batch = 7  # no other size is a multiple of it, so it distinguishes activations from weights
     sizes: list[int] = []
 
     @tf.function
@@ -110,7 +110,7 @@ def kept_bytes(config: ViTConfig, *, dtype: str = "float32", remat: bool = False
     return sum(size for size in sizes if size % batch == 0) / batch
 
 
-SHAPES = ("Shape", "ShapeN", "ZerosLike", "OnesLike")  # they read no values
+SHAPES = ("Shape", "ShapeN", "ZerosLike", "OnesLike")  # these operations read no values
 ALIASES = ("Reshape", "Identity", "ExpandDims", "Squeeze")  # the same bytes under another shape
 
 
@@ -183,7 +183,7 @@ def test_time_is_arithmetic_over_the_share_of_the_peak() -> None:
 
 def test_computing_blocks_again_costs_their_forward_pass() -> None:
     plain, again = (plan("B/16", batch_size=2, remat=remat) for remat in (False, True))
-    # All but the patch embedding (116e6 of 17.56e9 multiply-adds) and the head is in the blocks.
+    # The blocks have everything except the patch embedding (116e6 of 17.56e9 multiply-adds) and the head.
     assert again.step_flops / plain.step_flops == pytest.approx(4 / 3, rel=0.01)
 
 

@@ -1,11 +1,11 @@
-"""Every method against the library it names, and against embeddings that the official codes have resized.
+"""Every method agrees with its library, and with embeddings that the official code has resized.
 
-`data/position.npz` holds tiny random embeddings ("<case>/source") and those ("<case>/<height>x<width>") that
-came of them in google-research/vision_transformer's `load_pretrained` (interp_*; 3x5 is not square, so by the
-same zoom with one factor an axis), big_vision's `resample_posemb` (bv_tok_rep), Hugging Face transformers
+`data/position.npz` has tiny random embeddings ("<case>/source") and the results ("<case>/<height>x<width>") of
+google-research/vision_transformer's `load_pretrained` (interp_*; 3x5 is not square, so by the same zoom with
+one factor per axis), big_vision's `resample_posemb` (bv_tok_rep), Hugging Face transformers
 4.57.1's `interpolate_pos_encoding` (hf_cls_v4) and timm 1.0.31's `set_input_size` (timm_token).
 "bv_gap_sincos" is what a big_vision model with `posemb="sincos2d"` added to its patches: tokens after the
-embedding less tokens before it.
+embedding minus tokens before it.
 """
 
 import math
@@ -21,8 +21,8 @@ from keras_vit import position
 
 DATA = Path(__file__).parent / "data" / "position.npz"
 
-# The other side may compute in float32: a position on the grid is then off by up to 28 patches x 6e-8, and
-# the slope between two neighbouring normal values is below 10. In float64 the same bound is 28 x 1e-16 x 10.
+# The other library may compute in float32: a position on the grid then has an error of up to 28 patches x 6e-8,
+# and the slope between two neighbouring normal values is below 10. In float64 this is 28 x 1e-16 x 10.
 FLOAT32_NOISE = {"rtol": 0, "atol": 2e-5}
 FLOAT64_NOISE = {"rtol": 0, "atol": 1e-13}
 
@@ -38,7 +38,7 @@ OFFICIAL_CASES = [
     ("timm_token", "6x6", "bicubic-antialias", 1),
     ("timm_token", "3x5", "bicubic-antialias", 1),
 ]
-# (source grid, target grid): up, down, one of each, as many patches in another shape, sides of one patch.
+# (source grid, target grid): larger, smaller, one of each, equal numbers of patches, sides of one patch.
 GRIDS = [
     ((14, 14), (24, 24)),
     ((24, 24), (14, 14)),
@@ -55,12 +55,12 @@ GRIDS = [
 
 
 def patches(grid, hidden=3, dtype=np.float64):
-    """Normal random numbers, (height, width, hidden)."""
+    """Return normal random numbers, (height, width, hidden)."""
     return np.random.default_rng(7).standard_normal((*grid, hidden)).astype(dtype)
 
 
 def resize_patches(values, target, method):
-    """`position.resize` seen as an operation on (height, width, hidden)."""
+    """Call `position.resize` for an array (height, width, hidden)."""
     height, width, hidden = values.shape
     flat = values.reshape(1, height * width, hidden)
     resized = position.resize(flat, target, source_grid=(height, width), prefix_tokens=0, method=method)
@@ -79,8 +79,8 @@ def test_resized_embeddings_equal_those_of_the_official_code(case, target, metho
     grid = tuple(map(int, target.split("x")))
     resized = position.resize(source, grid, prefix_tokens=prefix_tokens, method=method)
     assert resized.dtype == expected.dtype
-    # SciPy computes in float64 as we do: one float32 rounding of values below 2. The others compute in
-    # float32, on grids of up to 6: sums of 16 products, rounded and taken at positions that are rounded.
+    # SciPy computes in float64 like us: one float32 rounding of values below 2. The others compute in float32,
+    # on grids of up to 6: sums of 16 products at rounded positions.
     tolerance = {"rtol": 0, "atol": 2e-7} if method == "official" else {"rtol": 0, "atol": 3e-6}
     np.testing.assert_allclose(resized, expected, **tolerance)
 
@@ -126,7 +126,7 @@ def test_bilinear_is_tensorflow_image_resize(source, target):
 def test_half_pixel_methods_are_torch_interpolate(source, target, method, mode, antialias, dtype, tolerance):
     torch = pytest.importorskip("torch")
     values = patches(source, dtype=dtype)
-    # PyTorch 2.13's antialiasing repeats the first row of images one pixel wide: those it gets lying down.
+    # PyTorch 2.13's antialiasing repeats the first row of images one pixel wide, so these are transposed first.
     axes, size = ((2, 1, 0), target[::-1]) if target[1] == 1 else ((2, 0, 1), target)
     images = torch.from_numpy(values).permute(axes)[None]
     resized = torch.nn.functional.interpolate(images, size=size, mode=mode, align_corners=False, antialias=antialias)
@@ -211,7 +211,7 @@ def test_integers_are_refused_rather_than_truncated():
 sides = st.integers(1, 9)
 grids = st.tuples(sides, sides)
 methods = st.sampled_from(position.METHODS)
-# No deadline: a busy machine may stall any example.
+# No deadline, because a busy machine may delay any example.
 unhurried = settings(deadline=None, max_examples=60)
 
 
@@ -226,7 +226,7 @@ def test_constants_stay_constant(source, target, method, value):
 @given(source=grids, target=grids, slopes=st.tuples(st.floats(-9, 9), st.floats(-9, 9)))
 def test_official_keeps_a_linear_ramp_and_its_corners(source, target, slopes):
     def ramp(grid):
-        # One row or column takes the first value, on either side.
+        # A side of one patch, in source or target, takes the first value.
         ends = [(side > 1) * (old - 1) for side, old in zip(grid, source, strict=True)]
         y, x = (np.linspace(0, end, side) for end, side in zip(ends, grid, strict=True))
         return (slopes[0] * y[:, None] + slopes[1] * x)[..., None]
@@ -247,7 +247,7 @@ def test_sincos2d_is_what_big_vision_adds_to_its_patches():
         added = data["bv_gap_sincos/4x4"]
     embedding = position.sincos2d(4, 32)
     assert (embedding.dtype, embedding.shape) == (np.float32, (1, 16, 32))
-    # The difference of two float32 values below 3 is off by their rounding, 2 x 1.2e-7.
+    # The difference of two float32 values below 3 has their rounding errors, 2 x 1.2e-7.
     np.testing.assert_allclose(embedding, added, rtol=0, atol=3e-7)
 
 

@@ -1,4 +1,4 @@
-"""The position embeddings of the paper's ablation (appendix D.4), each against a whole model written in NumPy."""
+"""The position embeddings of the paper's ablation (appendix D.4) agree with a whole model in NumPy."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ ABLATION: dict[str, dict[str, Any]] = {
     "relative, distilled": {"position": "relative", "position_place": "blocks", "num_registers": 2},
     "relative, no class token": {"position": "relative", "position_place": "shared", "classifier": "gap"},
 }
-WIDE: dict[str, Any] = {"image_size": (16, 40)}  # height and width cannot be taken for each other
+WIDE: dict[str, Any] = {"image_size": (16, 40)}  # height and width differ, so that they cannot be exchanged
 RELATIVE: dict[str, Any] = {"position": "relative", "position_place": "blocks"}
 
 
-# ---- the model in NumPy, float64, token by token where positions are concerned
+# ---- the model in float64 NumPy; positions are computed token by token
 
 
 def norm(x: np.ndarray, w: dict[str, np.ndarray], name: str) -> np.ndarray:
@@ -43,7 +43,7 @@ def norm(x: np.ndarray, w: dict[str, np.ndarray], name: str) -> np.ndarray:
 
 
 def positions(w: dict[str, np.ndarray], config: Any, name: str, prefix: int) -> np.ndarray:
-    """The embedding of every token in turn: those in front, then the patches row by row."""
+    """Return the embedding of every token: prefix tokens, then patches row by row."""
     if config.position == "learned":
         return w[f"{name}/embedding"][0]
     x, y = w[f"{name}/x_embedding"][0], w[f"{name}/y_embedding"][0]
@@ -54,7 +54,7 @@ def positions(w: dict[str, np.ndarray], config: Any, name: str, prefix: int) -> 
 
 
 def attention(x: np.ndarray, w: dict[str, np.ndarray], block: str, table: np.ndarray | None) -> tuple[np.ndarray, ...]:
-    """The paper's appendix A, one head and one pair of tokens at a time where the pair's offset counts."""
+    """Compute attention as in the paper's appendix A, head by head, and pair by pair for relative positions."""
     parts = {name: (w[f"{block}/attention/{name}/kernel"], w[f"{block}/attention/{name}/bias"]) for name in "qkv"}
     tokens, (_, heads, size) = x.shape[1], parts["q"][0].shape
     output, maps = np.zeros_like(x) + w[f"{block}/attention/out/bias"], []
@@ -70,7 +70,7 @@ def attention(x: np.ndarray, w: dict[str, np.ndarray], block: str, table: np.nda
 
 
 def in_numpy(model: VisionTransformer, images: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The logits and the attention maps."""
+    """Return the logits and the attention maps."""
     c = model.config
     w = {path: np.array(value, np.float64) for path, value in values(model).items()}
     w |= {path.replace(f"/{name}/", f"/{name[0]}/"): w[path] for path in w for name in ("query", "key", "value")}
@@ -108,7 +108,7 @@ def test_every_variant_is_the_model_in_numpy(name: str) -> None:
     model = built("float64", **WIDE, **ABLATION[name])
     images = prepared(model.config).astype(np.float64)
     logits, maps = in_numpy(model, images)
-    # float64 holds 1e-16 of a value; sums of 64 products in two blocks, which norms and softmax amplify, stay below.
+    # float64 rounds at 1e-16; sums of 64 products in two blocks, amplified by norms and softmax, stay below this.
     assert np.abs(np.array(model(images)) - logits).max() <= 1e-12 * np.abs(logits).max()
     for got, want in zip(model.attention_maps(images), maps, strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
@@ -133,13 +133,13 @@ def test_a_variant_has_the_weights_that_the_paper_describes(name: str, weights: 
     layers = {layer.name: layer for layer in model.layers if layer.name.startswith("position")}
     assert {name: layer.count_params() for name, layer in layers.items()} == weights
     for layer in layers.values():
-        for weight in layer.weights:  # 80 or more draws: their deviation is known to 8 %; four times that
+        for weight in layer.weights:  # 80 or more draws: the estimated deviation has an error of 8 %; four times that
             assert np.std(weight) == pytest.approx(0.02, rel=0.32)
 
 
 def test_without_positions_the_patches_are_a_bag_and_with_every_kind_they_are_not() -> None:
     images = prepared(tiny()).astype(np.float64)
-    moved = np.roll(images, 8, axis=1)  # whole patches change places
+    moved = np.roll(images, 8, axis=1)  # whole patches are exchanged
     for name, changes in ABLATION.items():
         model = built("float64", **changes)
         difference = np.abs(np.array(model(images)) - np.array(model(moved))).max()
@@ -162,7 +162,7 @@ def test_equal_content_attends_by_distance_alone() -> None:
     model = built("float64", **WIDE, **RELATIVE, classifier="gap")
     images = np.zeros((1, 16, 40, 3))
     first, _ = model.attention_maps(images)
-    ratio = np.log(np.array(first)[0])  # up to what each query's softmax divides by
+    ratio = np.log(np.array(first)[0])  # except for the factor that each query's softmax removes
     for i in range(1, 10):
         np.testing.assert_allclose(np.diff(ratio[:, i, 1:]), np.diff(ratio[:, i - 1, :-1]), atol=1e-12)
 
@@ -185,7 +185,7 @@ def test_gradients_reach_the_tables_and_are_the_same_when_blocks_are_computed_ag
     kept, again = gradients(seed, False), tf.function(gradients, jit_compile=jit_compile)(seed, True)
     for weight, want, got in zip(model.trainable_weights, kept, again, strict=True):
         largest = np.abs(want).max()
-        # The bias of the keys shifts a whole row of scores, which softmax does not see: rounding is all it gets.
+        # The bias of the keys adds the same number to a whole row of scores, so its gradient is only rounding.
         assert largest > 1e-3 or weight.path.endswith("key/bias"), weight.path
         # Another order of additions: float32's 6e-8, over some hundred terms that partly cancel.
         np.testing.assert_allclose(got, want, rtol=0, atol=max(1e-4 * largest, 1e-3), err_msg=weight.path)
@@ -205,7 +205,7 @@ def test_a_variant_learns_in_mixed_precision_and_its_weights_stay_wide(name: str
         assert not path.startswith("position") or np.any(value != before[path]), path
 
 
-# ---- saved, and at another resolution
+# ---- saving, and another resolution
 
 
 def test_tables_of_columns_and_rows_are_interpolated_along_their_own_axis(tmp_path: Path) -> None:
@@ -236,11 +236,11 @@ def test_interpolated_tables_make_the_embedding_that_interpolating_it_would(meth
 
     model = built(**WIDE, position="learned2d")
     want = position.resize(embedding(model), (3, 7), source_grid=(2, 5), method=method)
-    # One of the two was rounded to float32 before the sum of weights that is 1, values of size 1.
+    # One of the two was rounded to float32 before a weighted sum (weights add up to 1) of values of size 1.
     np.testing.assert_allclose(embedding(model.resized((24, 56), method=method)), want, rtol=0, atol=3e-7)
 
 
-@pytest.mark.filterwarnings("ignore:Skipping nested container:UserWarning")  # Keras', before its error
+@pytest.mark.filterwarnings("ignore:Skipping nested container:UserWarning")  # Keras' warning, before its error
 @pytest.mark.parametrize("name", ["relative positions", "shared relative positions"])
 @pytest.mark.parametrize("image_size", [48, (16, 64)], ids=["larger", "as many patches, otherwise laid out"])
 def test_relative_positions_of_another_grid_are_refused_until_they_start_anew(
@@ -280,7 +280,7 @@ def test_relative_positions_behind_other_prefix_tokens_are_refused() -> None:
         target.copy_weights_from(source, skip=["prefix"])
 
 
-# ---- as layers
+# ---- the layers alone
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "float64"])

@@ -1,4 +1,4 @@
-"""From images to a model's input, against the official formula, Pillow and itself."""
+"""Preparing images agrees with the official formula, with Pillow, and for all kinds of input."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def photo() -> np.ndarray:
     return np.asarray(Image.open(PHOTOS[0]))
 
 
-# Against others
+# Against other code
 
 
 @pytest.mark.parametrize("size", [(384, 384), (224, 224), (500, 700)])
@@ -54,7 +54,7 @@ def test_with_antialias_it_is_pillows(
     plain = Preprocessing(interpolation=interpolation, antialias=True, mean=(0,), std=(1 / 255,))
     want = np.asarray(Image.fromarray(photo).resize(size[::-1], pillow), np.float32)
     # Pillow rounds to whole values after each of its two passes: half a value each. After the first it also clips
-    # to 0..255 what the cubic overshoots, so that hard edges differ by a value or two more.
+    # the cubic's overshoot to 0..255, so that hard edges differ by one or two values more.
     got = np.clip(prepared(photo, size, preprocessing=plain)[0], 0, 255)
     assert np.abs(got - want).max() <= (1.01 if interpolation == "bilinear" else 4)
     assert np.abs(got - want).mean() < 0.35
@@ -107,7 +107,7 @@ def test_every_kind_of_file_is_read_as_pillow_reads_it(
     assert np.abs(got.astype(int) - want).max() <= (0 if channels == 3 else 1)
 
 
-# Whatever is given
+# Every kind of input
 
 
 def test_paths_strings_pil_images_and_arrays_are_the_same(photo: np.ndarray) -> None:
@@ -212,7 +212,7 @@ def test_a_crop_has_the_size_whatever_the_image(height: int, width: int) -> None
     assert prepared(pixels(height, width), (30, 31), preprocessing=cropping).shape == (1, 30, 31, 3)
 
 
-# What is refused
+# Invalid input
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""RandAugment's operations against results of the official code and against Pillow, and the random choice of them."""
+"""RandAugment's operations agree with the official code and with Pillow, and are chosen with the right frequencies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIGNS = {1: Draws(sign=0.1), -1: Draws(sign=0.9)}
 # and 20, run with the libraries of its time: TensorFlow 2.12, TensorFlow Addons 0.20, NumPy 1.23. Where a direction is
 # drawn, the second row is the negative one.
 SAME = "c59a4059"  # the image as it was
-GREY = "3877d4b0"  # 128 everywhere: it has 61 x 83 pixels, and 100 are moved or cut out
+GREY = "3877d4b0"  # 128 everywhere: the image has 61 x 83 pixels, and 100 are moved or cut out
 OFFICIAL = {
     "AutoContrast": ["11cba381 11cba381 11cba381 11cba381 11cba381"],
     "Equalize": ["9112a4ab 9112a4ab 9112a4ab 9112a4ab 9112a4ab"],
@@ -78,8 +78,8 @@ def from_grey(image: Image.Image, factor: float) -> Image.Image:
     [
         ("Brightness", lambda image, factor: ImageEnhance.Brightness(image).enhance(factor), 0),
         ("Contrast", from_grey, 0),
-        # What is blended with may be off by one: weights (2989, 5870, 1140) rounded down, and Pillow's (299, 587, 114)
-        # to the nearest; the smooth image rounded down, and Pillow's to the nearest.
+        # The image that is blended in may differ by one. Ours is rounded down, Pillow's to the nearest; our grey
+        # weights are (2989, 5870, 1140), and Pillow's (299, 587, 114).
         ("Color", lambda image, factor: ImageEnhance.Color(image).enhance(factor), 1),
         ("Sharpness", sharpened, 1),
     ],
@@ -89,8 +89,7 @@ def test_enhancements_are_pillows(
 ) -> None:
     factor = magnitude / 10 * 1.8 + 0.1
     difference = np.abs(applied(name, PHOTO, magnitude).astype(int) - np.asarray(pillow(PHOTO, factor)))
-    # One for the blend's own rounding, between a product in float32 and Pillow's; at most in one value of a hundred
-    # where nothing else differs.
+    # One level for rounding the blend, a float32 product here; if nothing else differs, at most one value of a hundred.
     assert difference.max() <= 1 + start_off * np.ceil(abs(1 - factor))
     assert start_off or np.mean(difference > 0) < 0.01
 
@@ -132,14 +131,14 @@ def test_operations_on_places_are_pillows(name: str, magnitude: float, sign: int
         PHOTO.size, Image.Transform.AFFINE, halves, Image.Resampling.NEAREST, fillcolor=(module.FILL,) * 3
     )
     got = applied(name, PHOTO, magnitude, SIGNS[sign])
-    # Pillow reckons in 1/65536 of a pixel, which adds up to 1/600 over 111 of them: so many pixels, in two
-    # directions, may be taken from the one beside; none where whole pixels are moved.
+    # Pillow computes in 1/65536 of a pixel, which adds up to 1/600 over 111 pixels: this share of pixels, in two
+    # directions, may come from the neighbour; none if whole pixels are moved.
     assert np.mean((got != np.asarray(want)).any(axis=-1)) <= (0 if name.startswith("T") or not magnitude else 2 / 600)
 
 
 def test_color_blends_with_tensorflows_grey() -> None:
-    # Of every colour in steps of 5: in the official code's own order of roundings. At magnitude 0, a tenth of the
-    # image is left: the grey may differ by one where it comes to a whole number.
+    # All colours in steps of 5, rounded in the official code's order. At magnitude 0 a tenth of the image is left, and
+    # the grey may differ by one where it is a whole number.
     image = np.stack(np.meshgrid(*[np.arange(0, 256, 5)] * 3), axis=-1).reshape(52, -1, 3).astype(np.uint8)
     grey = tf.image.rgb_to_grayscale(image).numpy().astype(np.float32)
     want = (grey + np.float32(0.1) * (image - grey)).astype(np.uint8)
@@ -181,7 +180,7 @@ def test_a_flat_image_stays_as_it_is(name: str) -> None:
     np.testing.assert_array_equal(applied(name, flat, 10), flat)
 
 
-# The choice
+# The random choice
 
 
 def test_operations_and_directions_are_equally_likely(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +213,7 @@ def test_a_seed_decides_whatever_else_runs() -> None:
 
     first = outcomes(1)
     np.testing.assert_array_equal(first, outcomes(8))
-    assert len({one.tobytes() for one in first}) > 20  # on a small image several operations leave nothing but grey
+    assert len({one.tobytes() for one in first}) > 20  # on a small image several operations leave only grey
 
 
 @pytest.mark.parametrize(

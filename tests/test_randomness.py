@@ -1,4 +1,4 @@
-"""Random numbers of layers: all from one seed inside `scope`, and Keras' own outside of it."""
+"""Random numbers of layers come from one seed inside `random_scope`, and from Keras outside of it."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ ONES = np.ones((200, 100), np.float32)
 
 
 def deviations(count: float, draws: int, chance: float) -> float:
-    """How many standard deviations of the binomial distribution a count is off. Five are never seen."""
+    """Return how many standard deviations of the binomial distribution a count is from its mean; five do not occur."""
     return abs(count - draws * chance) / (draws * chance * (1 - chance)) ** 0.5
 
 
 def independent(first: Any, second: Any, rate: float) -> bool:
-    """Whether two masks agree as often as masks do that have nothing to do with each other."""
+    """Return whether two masks agree as often as independent masks."""
     agreeing = int(((np.array(first) == 0) == (np.array(second) == 0)).sum())
     return deviations(agreeing, np.size(first), rate**2 + (1 - rate) ** 2) < 5
 
 
 def blocks(rates: dict[str, Any], count: int = 2) -> list[Any]:
-    """Blocks that have random weights; the policy does not matter here."""
+    """Return blocks with random weights; the dtype policy does not matter here."""
     random = np.random.default_rng(0)
     made = [vit.EncoderBlock(2, 12, layer_scale=1.0, **rates) for _ in range(count)]
     for block in made:
         block.build((None, 5, 8))
         for weight in block.weights:
-            if weight.dtype == "float32":  # not the state of a seed generator
+            if weight.dtype == "float32":  # except the state of a seed generator
                 weight.assign(random.normal(scale=0.5, size=weight.shape))
     return made
 
@@ -75,7 +75,7 @@ def test_the_same_seed_gives_the_same_output_and_another_seed_another(name: str,
 
     run = drawn if jit_compile is None else tf.function(drawn, jit_compile=jit_compile)
     first = np.array(run(SEED))
-    run(OTHER)  # what was drawn before does not count
+    run(OTHER)  # earlier draws have no effect
     np.testing.assert_array_equal(run(SEED), first)
     assert np.abs(np.array(run(OTHER)) - first).max() > 0.1
 
@@ -120,7 +120,7 @@ def test_no_two_draws_of_a_model_share_a_seed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(keras.random, "dropout", recorded)
     with random_scope(SEED):
         model(prepared(model.config), training=True)
-    # The stem; in each block attention's weights and output and two of the MLP; both branches but of the first block.
+    # The stem; in each block attention's weights and output and two of the MLP; both branches except block 0's.
     assert len(seeds) == len(set(seeds)) == 1 + 3 * 4 + 2 * 2
 
 
@@ -151,8 +151,8 @@ def test_blocks_that_are_computed_again_have_the_same_gradients(name: str, mode:
     kept, again = (run(tf.constant(INPUT), SEED, remat) for remat in (False, True))
     for path, want, got in zip(["loss", "input", *(weight.path for weight in weights)], kept, again, strict=True):
         assert np.any(want), path
-        # Bit for bit where operations run one by one. Compilers fuse the two programs otherwise: float32's 6e-8 over
-        # sums of 80 terms that partly cancel. One other mask would be off by its size.
+        # Equal bits if operations run one by one. Compilers fuse the two programs differently: float32's 6e-8 over
+        # sums of 80 terms that partly cancel. Another mask would give large errors.
         tolerance = 0 if mode == "eager" else 1e-5 * np.abs(want).max() + 1e-4
         np.testing.assert_allclose(got, want, rtol=0, atol=tolerance, err_msg=path)
 
@@ -251,7 +251,7 @@ def test_two_replicas_draw_different_masks_and_the_same_ones_again(tmp_path: Pat
     with np.load(tmp_path / "masks.npz") as file:
         drawn = dict(file)
     assert independent(drawn["0_0"], drawn["0_1"], 0.3)
-    assert np.abs(drawn["1_0"] - drawn["1_1"]).max() > 0.1  # inside of a block
+    assert np.abs(drawn["1_0"] - drawn["1_1"]).max() > 0.1  # inside a block
     for first, again in (("0", "2"), ("1", "3")):
         for replica in "01":
             np.testing.assert_array_equal(drawn[f"{first}_{replica}"], drawn[f"{again}_{replica}"])

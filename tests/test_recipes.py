@@ -1,4 +1,4 @@
-"""Recipes: what the zoo's say, how one is changed, and every way in which one is refused."""
+"""The zoo's recipes have the published values; recipes can be changed; invalid ones are refused."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from keras_vit.train._recipe_file import Recipe, recipe, recipes
 SMALL = {"name": "mine", "steps": 10, "batch_size": 8, "optimizer": "sgd", "learning_rate": 0.1}
 TABLE = 'source = "here"\nsteps = 10\nbatch_size = 8\noptimizer = "sgd"\nlearning_rate = 0.1\n'
 
-# The official configs and the papers' tables, typed once more from there: vit_jax/configs/common.py and augreg.py,
+# Values copied by hand from the official configs and the papers' tables: vit_jax/configs/common.py and augreg.py,
 # big_vision/configs/vit_i21k.py, vit_i1k.py and vit_s16_i1k.py; arXiv 2010.11929, tables 3 and 4 and appendix B.1.2.
 OFFICIAL = {
     "finetune": {"steps": 20_000, "batch_size": 512, "accumulation": 8, "optimizer": "sgd", "momentum": 0.9}

@@ -1,4 +1,4 @@
-"""A run that is killed, stopped or cut off goes on and ends as if nothing had been."""
+"""A run that is killed or stopped continues and ends with the weights of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def assert_same_end(folder: Path, undisturbed: Path) -> None:
 
 
 def test_killed_at_random_moments_it_ends_the_same_bit_for_bit(tmp_path: Path, undisturbed: Path) -> None:
-    # One folder, three kills: each start goes on from what the one before left.
+    # One folder, three kills: each start continues from the previous one's checkpoint.
     folder, moments = tmp_path / "run", random.Random(0)
     for lines in (8, 20, 35):
         killed_runs.killed(folder, lines, moments.uniform(0, 0.3))

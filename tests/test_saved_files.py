@@ -58,5 +58,5 @@ def test_a_run_of_an_earlier_version_continues(tmp_path: Path) -> None:
     assert steps == list(range(1, FIELDS["steps"] + 1))
     with np.load(SAVED / "ended.npz") as ended:
         for v in result.model.weights:
-            # Six steps of 0.002 at most: a weight moves by 1e-2, rounding of another processor by 1e-6.
+            # Six steps of at most 0.002 change a weight by 1e-2; another processor's rounding changes it by 1e-6.
             np.testing.assert_allclose(v.numpy(), ended[v.path], atol=2e-5, err_msg=v.path)

@@ -1,4 +1,4 @@
-"""SavedModels answer as the model does: in Python, in TensorFlow's C++ loader, and without Keras."""
+"""SavedModels give the model's results: in Python, in TensorFlow's C++ loader, and without Keras."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tiny_models import VARIANTS, built, prepared
 TESTS = Path(__file__).parent
 # Largest error of a logit over the largest logit: float32 noise of another order of additions, 1e-7 to 2e-6.
 NOISE = 1e-5
-# A graph of five signatures; the weights of tiny models are less.
+# The size of a graph with five signatures; the weights of tiny models are smaller.
 GRAPH_BYTES = 1_200_000
 FILE_SIGNATURES = ("serving_default", "tolerant", "features")
 
@@ -70,7 +70,7 @@ def test_the_served_graph_computes_the_model(kind: str) -> None:
     assert error(found["logits" if model.config.num_classes else "features"], model(images)) < NOISE
     assert error(found["features"], model.features(images, ["pre_logits"])["pre_logits"]) < NOISE
     half = inference.bfloat16_function(model)(images)
-    assert error(half["features"], found["features"]) < 0.05  # 8 bits, a few roundings one after the other
+    assert error(half["features"], found["features"]) < 0.05  # 8 bits, a few roundings
     assert all(value.dtype == tf.float32 for value in [*found.values(), *half.values()])
 
 
@@ -128,7 +128,7 @@ def test_bfloat16_signatures_are_near(saved: Any) -> None:
 
 @pytest.mark.parametrize("name", FILE_SIGNATURES)
 def test_every_output_has_a_row_for_each_image(saved: Any, name: str) -> None:
-    # A server that joins requests cuts the answers apart along the first axis.
+    # A server that joins requests splits the results along the first axis.
     model, _, call, _ = saved
     for count in (0, 1, 3):
         files = pngs(model, count)[0] if count else tf.constant([], tf.string)
@@ -248,7 +248,7 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_version_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A server that polls the folder takes every name that is a number for a version.
+    # A server that polls the folder treats every numeric name as a version.
     seen = []
     real = warmup.write
 
@@ -259,7 +259,7 @@ def test_a_version_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(warmup, "write", write)
     export.saved_model(small(), tmp_path / "1")
     assert seen == [[]] and nothing_but(tmp_path, "1")
-    assert (tmp_path / "1").stat().st_mode & 0o555 == 0o555  # a server runs as somebody else
+    assert (tmp_path / "1").stat().st_mode & 0o555 == 0o555  # a server runs as another user
 
 
 @pytest.mark.parametrize("broken", [OSError(28, "No space left on device"), KeyboardInterrupt()])
@@ -309,7 +309,7 @@ def test_it_runs_without_keras_and_this_package(saved: Any, tmp_path: Path) -> N
 
 
 def test_the_command_line_of_tensorflow_runs_it(saved: Any, tmp_path: Path) -> None:
-    # It restores by the graph's own names as servers do: a folder may load well in Python and still fail there.
+    # Servers restore by the graph's names: a folder may load in Python and still fail there.
     model, folder, _, _ = saved
     images = prepared(model.config, batch=2)
     np.save(tmp_path / "images.npy", images)
@@ -343,7 +343,7 @@ def in_c(program: Path, folder: Path, name: str, value: np.ndarray, scratch: Pat
     """Return a signature's outputs, computed without Python.
 
     Raises:
-        RuntimeError: with the program's words.
+        RuntimeError: with the program's message.
     """
     from tensorflow.python.tools import saved_model_utils  # the graph's names for a signature's
 
@@ -416,7 +416,7 @@ def test_a_saved_folder_answers_a_thousand_files_as_pillow_and_keras_do_or_refus
         np.testing.assert_allclose(strict, answer["probabilities"][valid], rtol=0, atol=NOISE)
         pictures = [np.asarray(Image.open(io.BytesIO(file)).convert("RGB")) for file in whole]
         expected = keras.ops.softmax(model(np.concatenate([model.preprocess(picture) for picture in pictures])))
-        # CMYK is a level of 255 off in the pixels (test_image_bytes.py): what that does to classes is the model's.
+        # CMYK pixels differ by one of 255 levels (test_image_bytes.py), which may change the classes.
         exact = ["CMYK" not in kind for kind, good in zip(kinds, valid, strict=True) if good]
         np.testing.assert_allclose(strict[exact], np.asarray(expected)[exact], rtol=0, atol=NOISE)
     assert seen["good"] > 600 and seen["refused"] > 200

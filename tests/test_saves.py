@@ -1,4 +1,4 @@
-"""Checkpoints of training: whatever happens to them or to the process, what is restored is whole."""
+"""Training checkpoints: whatever happens to the files or the process, the restored state is complete."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ INDEX, DATA = "variables.index", "variables.data-00000-of-00001"
 
 
 def variables() -> dict[str, tf.Variable]:
-    """One of each kind that training has, under names that need escaping somewhere."""
+    """Return one variable of each kind that training has, with names that need escaping."""
     with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
         mirrored = tf.Variable(tf.zeros((4, 4)))
     return {
@@ -45,7 +45,7 @@ def variables() -> dict[str, tf.Variable]:
 
 
 def fill(held: dict[str, tf.Variable], step: int) -> None:
-    """Values that tell steps apart in every tensor, and are no ordinary numbers in some."""
+    """Set values that differ between steps in every tensor; in some tensors with NaN and infinity."""
     numbers = np.random.default_rng(step)
     for name, variable in held.items():
         values = numbers.normal(size=variable.shape) * 100
@@ -79,7 +79,7 @@ def saved(folder: Path | str, *steps: int, **options: Any) -> tuple[Checkpoints,
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the steps 10, 20 and 30; to be copied, not changed."""
+    """Write a folder with the steps 10, 20 and 30; tests copy it."""
     folder = tmp_path_factory.mktemp("three")
     saved(folder, 10, 20, 30)
     return folder
@@ -161,12 +161,12 @@ def swap(one: Path, other: Path) -> None:
 
 
 def move_up(run: Path, *, files: tuple[str, ...]) -> None:
-    """Step 20's files in the place of step 30's."""
+    """Replace step 30's files by step 20's."""
     for file in files:
         shutil.copy(at(run, 20, file), at(run, 30, file))
 
 
-# What happens to the folder, the step that is restored, and what is said of each newer one.
+# Damage to the folder, the step that is restored, and the warning about each newer one.
 DAMAGES: dict[str, tuple[Callable[[Path], object], int, list[str]]] = {
     "data truncated": (lambda run: truncate(at(run, 30, DATA)), 20, ["DATA has .* bytes, .* were saved"]),
     "data empty": (lambda run: at(run, 30, DATA).write_bytes(b""), 20, ["DATA has 0 bytes"]),
@@ -288,7 +288,7 @@ def test_damaged_ones_do_not_take_the_place_of_whole_ones(run: Path) -> None:
     with pytest.warns(UserWarning, match="from step 10, the one before"):
         saves.restore()
     saves.save(15)
-    assert saves.steps() == [10, 15, 20, 30]  # what lies ahead is left alone
+    assert saves.steps() == [10, 15, 20, 30]  # later checkpoints are not touched
     saves.save(35)
     assert saves.steps() == [15, 35]
 
@@ -305,7 +305,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(run: Path) -> None:
                 read = manifest.verified(folder, 30)
             except manifest.DamagedError:
                 continue
-            assert file == manifest.FILE  # where JSON has several spellings of the same
+            assert file == manifest.FILE  # JSON can write these in several ways
             assert read == good
         path.write_bytes(content)
 
@@ -379,7 +379,7 @@ def test_other_variables_are_refused_by_every_name(run: Path) -> None:
 
 @contextlib.contextmanager
 def files_up_to(size: int) -> Iterator[None]:
-    """A disk that is full, for this process: files cannot grow beyond `size` bytes."""
+    """Simulate a full disk for this process: files cannot grow beyond `size` bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -388,7 +388,7 @@ def files_up_to(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("size", [0, 100, 600, 900])  # too little for: all, index, data, manifest
+@pytest.mark.parametrize("size", [0, 100, 600, 900])  # too small for: everything, index, data, manifest
 def test_a_full_disk_harms_no_earlier_checkpoint(run: Path, size: int) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert all(path.stat().st_size > size for path in run.rglob("manifest.json"))
@@ -399,16 +399,16 @@ def test_a_full_disk_harms_no_earlier_checkpoint(run: Path, size: int) -> None:
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert saves.steps() == [10, 20, 30]
     fill(held, 40)
-    saves.save(40)  # once there is room
+    saves.save(40)  # when there is space again
     assert saves.steps() == [20, 30, 40]
 
 
 class KilledError(BaseException):
-    """The process ends here."""
+    """Raised where the process would end."""
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
-    """After `last` changes of files everything that changes files raises, as if the process were no more."""
+    """Let all functions that change files raise after `last` changes, as if the process had ended."""
     done = 0
 
     def counted(function: Callable[..., Any], halfway: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -442,7 +442,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_death_between_any_two_changes_leaves_one_whole_state(run: Path, tmp_path: Path, damaged: bool) -> None:
-    if damaged:  # then step 30 is written over
+    if damaged:  # then step 30 is overwritten
         truncate(at(run, 30, DATA))
     ended = []
     for last in range(1, 100):
@@ -464,13 +464,13 @@ def test_death_between_any_two_changes_leaves_one_whole_state(run: Path, tmp_pat
             step = again.restore()
         assert step in (start, start + 10)
         for listed in set(again.steps()) - ({30} if damaged else set()):
-            manifest.verified(str(at(copy, listed)), listed)  # none is half deleted
+            manifest.verified(str(at(copy, listed)), listed)  # none is partly deleted
         assert bits(held) == bits_at(step)
         again.save(step + 20)
         assert again.steps() == [step + 20]
         assert not list(copy.glob("*.unfinished"))
         ended.append(step)
-    assert ended == sorted(ended)  # first the old state, from some point on the new one
+    assert ended == sorted(ended)  # at first the old state, later the new one
     assert len(set(ended)) == 2
 
 
@@ -505,7 +505,7 @@ def test_files_are_on_the_disk_before_anything_is_deleted(run: Path, monkeypatch
 
 
 def test_a_bucket_works_as_a_folder() -> None:
-    # TensorFlow's file system in memory goes the ways of gs://: no fsync, no renaming, no lock.
+    # TensorFlow's in-memory file system uses the same code as gs://: no fsync, no renaming, no lock.
     saves, _ = saved("ram://bucket/run", 10, 20, 30, 40)
     assert saves.steps() == [20, 30, 40]
     assert saves.save(40) == "ram://bucket/run/step-00000040"
@@ -552,7 +552,7 @@ def mirrored(count: int) -> dict[str, tf.Variable]:
 
 
 def endless(folder: str) -> None:
-    """Restores, checks, and saves until it is killed; on two virtual devices. Run in a process of its own."""
+    """Restore, check, and save until the process is killed, on two virtual devices. Run in a new process."""
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     held = mirrored(2)
@@ -565,11 +565,11 @@ def endless(folder: str) -> None:
             for variable in held.values():
                 variable.assign(tf.fill(variable.shape, float(step)))
             saves.save(step)
-            print("ready", flush=True)  # the first is there, however slow the machine; later ones nobody reads
+            print("ready", flush=True)  # the first checkpoint exists; later lines are not read
 
 
 def killed_often(folder: str, *milliseconds: str) -> None:
-    """Forks `endless` and kills it, again and again: TensorFlow is imported once."""
+    """Fork `endless` and kill it repeatedly, so that TensorFlow is imported only once."""
     for delay in milliseconds:
         read, write = os.pipe()
         if not (child := os.fork()):
@@ -589,7 +589,7 @@ def test_what_is_restored_after_kill_9_is_whole(tmp_path: Path) -> None:
     code = "import sys, test_saves; test_saves.killed_often(*sys.argv[1:])"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     subprocess.run([sys.executable, "-c", code, str(tmp_path), *delays], env=environment, check=True, timeout=120)
-    held = mirrored(1)  # what two replicas saved, one restores
+    held = mirrored(1)  # one replica restores the state of two
     saves = Checkpoints(tmp_path, held, facts={})
     with no_warnings():
         step = saves.restore()

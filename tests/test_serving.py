@@ -43,14 +43,14 @@ from tensorflow_serving.apis import (  # noqa: E402
 
 from serving_lookalike import WARM_UP, ModelServer, States  # noqa: E402
 
-# Of a probability: the same pixels and weights in float32, added up in another order (1e-7 to 1e-6).
+# Error of a probability: the same pixels and weights in float32, added in another order (1e-7 to 1e-6).
 NOISE = 1e-5
 FILES = [
     image_kinds.encoded(image_kinds.photo(60, 45, 1), "JPEG", quality=90),
     image_kinds.encoded(image_kinds.photo(33, 71, 2), "PNG"),
     image_kinds.encoded(image_kinds.photo(200, 150, 3), "JPEG"),
 ]
-# A corrupt file, and what the sentence about it has.
+# A corrupt file, and a part of its error message.
 CORRUPT = {
     "text": (b"This is no image at all, but long enough to look at.", "Not a JPEG or PNG file"),
     "half a PNG": (FILES[1][: len(FILES[1]) // 2], "Invalid PNG"),
@@ -287,7 +287,7 @@ def test_a_new_version_takes_over_under_load_without_a_lost_request(model: Any, 
     for count in counts:
         assert not count.failures, str(count)
         assert len(count.times) > 20 and count.refused
-    # The watcher looked 100 times a second while the version was written: it never saw less than all of it.
+    # The watcher looked 100 times per second while the version was written, and never saw a part of it.
     assert running.history[:6] == [
         (1, States.LOADING),
         (1, States.AVAILABLE),
@@ -300,7 +300,7 @@ def test_a_new_version_takes_over_under_load_without_a_lost_request(model: Any, 
 
 
 def test_a_folder_with_half_a_version_is_seen_as_such(folder: Path, tmp_path: Path) -> None:
-    # What the test above relies on: the look-alike tries whatever has a number for a name.
+    # The test above relies on this: the look-alike tries every numeric name.
     (tmp_path / "1").symlink_to(folder / "1")
     with ModelServer(tmp_path, poll=0.01) as running:
         running.wait_for(1)

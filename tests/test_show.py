@@ -1,4 +1,4 @@
-"""`keras-vit show` and what notebooks show."""
+"""`keras-vit show`, and the tables in notebooks."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def test_json_has_the_rows_of_the_table() -> None:
     assert shown("B/16")["weights"] == json.loads(json.dumps(zoo.table("B/16")))
 
 
-# What Swin's table 1 (arXiv 2103.14030) prints for 384 pixels, in 1e9 multiply-adds. It counts 17.5 where torchvision
-# counts 17.56 (DeiT-B at 224), so that its last digit is no rounding: 0.3 % of 55.4 is two of them.
+# Swin's table 1 (arXiv 2103.14030) for 384 pixels, in 1e9 multiply-adds. It has 17.5 where torchvision counts 17.56
+# (DeiT-B at 224), so its last digit is not rounded exactly: 0.3 % of 55.4 is two units of it.
 @pytest.mark.parametrize(("name", "published"), [("B/16", 55.4), ("L/16", 190.7)])
 def test_arithmetic_at_another_resolution_is_what_is_published(name: str, published: float) -> None:
     assert shown(name, "--image-size", "384")["flops"] / 2e9 == pytest.approx(published, rel=0.003)
 
 
-# ---- what a notebook shows
+# ---- notebooks
 
 EVALUATION = Evaluation(
     data="<b>",
@@ -114,7 +114,7 @@ REPORT = Report(
 
 
 def cells(html: str) -> list[list[str]]:
-    """The text of a table, row by row; it is to be well-formed."""
+    """Return the text of a well-formed table, row by row."""
     rows = ElementTree.fromstring(f"<div>{html}</div>").iter("tr")
     return [["".join(cell.itertext()) for cell in row] for row in rows]
 

@@ -38,7 +38,7 @@ def encoded(photo: int = 0, kind: str = "JPEG") -> bytes:
 
 
 class Tiny(tfds.core.GeneratorBasedBuilder):
-    """Images of one colour each; the attributes vary features, labels and splits."""
+    """A data set of images of one colour each; the attributes vary features, labels and splits."""
 
     name = "tiny"
     pkg_dir_path = epath.Path(__file__).parent
@@ -74,7 +74,7 @@ def prepare(folder: Path, file_format: str = "tfrecord", shards: int = 4, **chan
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The same examples in both formats."""
+    """Write the same examples in both formats."""
     return {kind: prepare(tmp_path_factory.mktemp(kind), kind) for kind in ("tfrecord", "array_record")}
 
 
@@ -89,7 +89,7 @@ def sequential(folder: str, split: str = "train") -> Split:
 
 @pytest.fixture(params=["arrays", "in memory", "array_record", "sequential"])
 def split(request: pytest.FixtureRequest, prepared: dict[str, str]) -> Split:
-    """Each kind of source."""
+    """Open each kind of source."""
     if request.param == "arrays":
         arrays = (np.stack(Tiny.images), np.array(Tiny.labels))
         opened = sources.open_data({"train": arrays}).train
@@ -125,7 +125,7 @@ def test_another_seed_is_another_permutation(other: int) -> None:
 
 
 def test_permutations_are_those_of_tensorflows_index_shuffle() -> None:
-    # index_shuffle puts this constant before the two numbers of its seed.
+    # index_shuffle adds this constant before the two numbers of its seed.
     ours = indices(Order(batch=5, seed=498247692), COUNT, 2 * COUNT)
     theirs = [
         tf.random.experimental.index_shuffle(tf.constant(i, tf.int64), [0, epoch], COUNT - 1).numpy()
@@ -237,7 +237,7 @@ def test_digits_prepare_themselves_and_are_the_digits(cache: Path) -> None:
 
 
 def test_those_who_prepare_the_digits_together_do_not_disturb_each_other() -> None:
-    with ThreadPoolExecutor(3) as pool:  # a file lock excludes threads like processes
+    with ThreadPoolExecutor(3) as pool:  # a file lock excludes threads as well as processes
         opened = list(pool.map(lambda _: sources.open_data("digits"), range(3)))
     assert [data.evaluation and data.evaluation.count for data in opened] == [360] * 3
 
@@ -438,7 +438,7 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pyt
 
 @pytest.fixture
 def thousand(tmp_path: Path) -> Path:
-    """1,000 photos to train on, number 500 of them cut short; and a broken one held out."""
+    """Write 1,000 photos for training, number 500 truncated, and a damaged held-out one."""
     folder = tmp_path / "photos"
     fill(folder / "train", cat=500, dog=500)
     fill(folder / "val", dog=3)

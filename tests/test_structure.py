@@ -1,4 +1,4 @@
-"""The shape of the code: what may import what, and what no file may hold."""
+"""The structure of the code: allowed imports, forbidden calls, sizes of files and folders."""
 
 import ast
 import collections
@@ -9,7 +9,7 @@ import pytest
 
 from package_source import MODULES, PACKAGE, TREES, imported_modules, imported_packages, imports
 
-# Rows are floors, from the ground up: a module imports only from the rows below its own, and from its own folder.
+# Each row is a floor, the lowest first: a module imports only from lower floors and from its own folder.
 FLOORS = (
     {"errors"},
     {"_util"},
@@ -18,11 +18,11 @@ FLOORS = (
     {"converters", "export", "visualize"},
     {"zoo"},
     {"train"},
-    {"__init__"},  # the public names; what stands above uses the package as its users do
+    {"__init__"},  # the public names; higher floors use the package like its users
     {"cli"},
     {"__main__"},
 )
-# Importing these starts neither Keras nor TensorFlow: `keras-vit list` answers at once.
+# Importing these does not start Keras or TensorFlow, so that `keras-vit list` is fast.
 LIGHT = (
     *("__init__", "__main__", "_util", "cli", "errors", "position", "zoo"),
     *("model.__init__", "model.config", "model.cost", "model.labels", "model.sizes"),
@@ -30,8 +30,8 @@ LIGHT = (
     *("converters.infer", "converters.json_steps", "converters.layout", "converters.table", "converters.tensor_names"),
     *("export.__init__", "train.__init__", "visualize.__init__"),
 )
-HEAVY = ("cli.demo",)  # runs models, and is imported by its command alone
-# What holds the mathematics runs on each of Keras' back ends.
+HEAVY = ("cli.demo",)  # runs models; only its command imports it
+# The mathematics of the model runs on all of Keras' back ends.
 BACKEND_FREE = ("model.layers",)
 LONGEST_FILE = 500  # lines
 MOST_MODULES = 15  # of one folder
@@ -39,7 +39,7 @@ MOST_AT_THE_TOP = 5
 
 
 def floor(module: str) -> int:
-    """The number of the row of FLOORS that has the module's folder, or the module itself at the top."""
+    """Return the row of FLOORS with the module's folder, or with the module if it is at the top."""
     folder = module.partition(".")[0]
     numbers = [number for number, row in enumerate(FLOORS) if folder in row]
     assert numbers, f"keras_vit/{folder} is new: add it to FLOORS, one row above the highest that it imports from"
@@ -47,7 +47,7 @@ def floor(module: str) -> int:
 
 
 def belongs(module: str, places: tuple[str, ...]) -> bool:
-    """Whether a module is one of the places, or lies in one that is a folder."""
+    """Return whether a module is one of the places, or is in one of them."""
     return any(f"{module}.".startswith(f"{place}.") for place in places)
 
 
@@ -76,7 +76,7 @@ def test_no_folder_is_crowded() -> None:
 
 def test_there_are_no_cycles() -> None:
     graph = {module: imported_modules(module, at_import=True) for module in MODULES}
-    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
+    graphlib.TopologicalSorter(graph).prepare()  # raises a CycleError that names the cycle
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_every_module_says_what_it_is(module: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_no_model_carries_code_and_no_pickle_is_read(module: str) -> None:
-    # A Lambda layer saves Python byte code inside the model; NumPy's pickles run code when they are read.
+    # A Lambda layer saves Python byte code in the model; NumPy's pickles run code when they are read.
     attributes = {ast.unparse(node) for node in ast.walk(TREES[module]) if isinstance(node, ast.Attribute)}
     keywords = {ast.unparse(node) for node in ast.walk(TREES[module]) if isinstance(node, ast.keyword)}
     names = attributes.union(imports(module))

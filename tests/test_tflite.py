@@ -1,4 +1,4 @@
-"""LiteRT files compute what the model computes in every mode, are complete or not there, and errors say why."""
+"""LiteRT files give the model's outputs in every mode; a failed export leaves no file and a clear error."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from keras_vit.model.config import Preprocessing
 from tiny_models import VARIANTS, built, prepared
 
 TFLITE = importlib.import_module("keras_vit.export._tflite")
-# Largest error of a logit over the largest logit. float32: another order of additions, measured 1e-7 to 2e-6, a
-# hundredfold below what the wrong activation costs (2e-4). float16: weights keep 11 bits, 2.4e-4 of each, and errors
-# of many weights partly cancel. dynamic: weights keep 8 bits (4e-3 of a channel's largest) and so do activations.
+# Largest error of a logit, relative to the largest logit. float32: another order of additions, measured 1e-7 to 2e-6,
+# a hundredth of the error of a wrong activation (2e-4). float16: weights have 11 bits, 2.4e-4 of each, and errors of
+# many weights partly cancel. dynamic: weights and activations have 8 bits (4e-3 of a channel's largest).
 WORST_ERROR = {"none": 1e-5, "float16": 5e-3, "dynamic": 0.15}
 WORST_COSINE = {"none": 0.999999, "float16": 0.99999, "dynamic": 0.99}
 SMALL = {"num_layers": 1}
@@ -43,7 +43,7 @@ def nothing_but(folder: Path, *expected: str) -> bool:
     return sorted(path.name for path in folder.iterdir()) == sorted(expected)
 
 
-# ---- what is computed
+# ---- outputs
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_file_gives_the_models_logits(tmp_path: Path, kind: str, mode: str) ->
     model = built(**SMALL, **VARIANTS[kind])
     images = prepared(model.config, batch=4)
     path = tmp_path / "tiny.tflite"
-    # Thresholds are for trained models; random ones have classes that lie close to each other.
+    # Thresholds are for trained models; the classes of random ones are close to each other.
     report = export.tflite(model, path, quantize=mode, verify=images, least_cosine=0.9, least_agreement=0)
     received, want = export.runner(path)(images), np.asarray(model(images))
     assert received.shape == want.shape
@@ -195,7 +195,7 @@ def test_a_trained_model_keeps_its_answers(tmp_path: Path, digits: VisionTransfo
 
     data = load()
     report = export.tflite(digits, tmp_path / "digits.tflite", verify=data.test_images)
-    # What the issue of 8-bit kernels allows: 99.5 % of the 360 images the same.
+    # The requirement for 8-bit kernels: the same class for 99.5 % of the 360 images.
     assert report.agreement >= 0.995
     assert report.cosine >= 0.999
 
@@ -248,7 +248,7 @@ def test_calibration_smoothes_what_has_outliers(tmp_path: Path) -> None:
 def test_labels_and_preparation_lie_in_the_file(tmp_path: Path, digits: VisionTransformer) -> None:
     path = tmp_path / "digits.tflite"
     export.tflite(digits, path)
-    # Without a list of its own a model's classes have no names: an app shows their numbers.
+    # Without labels the classes have no names, and an app shows their numbers.
     assert len(metadata.read_labels(path)) == (10 if digits.config.labels else 0)
     assert b"M001" in path.read_bytes()
 
@@ -285,7 +285,7 @@ def test_images_of_other_channels_than_colour_are_images(channels: int, tmp_path
     assert export.tflite(model, tmp_path / "out.tflite", quantize="none", **options).cosine > 0.99999
 
 
-# ---- what is refused
+# ---- errors
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path: Path, model: VisionTra
     assert nothing_but(tmp_path)
 
 
-# ---- whole or not there
+# ---- complete or absent
 
 
 def fail_with(error: BaseException) -> Any:
@@ -419,7 +419,7 @@ def test_a_new_file_takes_the_place_of_the_old_one(tmp_path: Path, model: Vision
     path.write_bytes(b"yesterday's")
     report = export.tflite(model, path)
     assert path.stat().st_size == report.bytes > 1000
-    assert path.stat().st_mode & 0o444 == 0o444  # an app's build may run as somebody else
+    assert path.stat().st_mode & 0o444 == 0o444  # an app's build may run as another user
     assert nothing_but(tmp_path, "out.tflite")
 
 
@@ -441,7 +441,7 @@ def test_a_file_of_another_model_is_refused_and_leaves_nothing(
     path = tmp_path / "out.tflite"
     with pytest.raises(export.VerificationError, match="differs from the model: wanted cosine >= 0.995") as told:
         export.tflite(model, path)
-    assert str(told.value).startswith(f"{path} ")  # and not of the temporary one
+    assert str(told.value).startswith(f"{path} ")  # and not the temporary path
     assert nothing_but(tmp_path)
 
 

@@ -34,7 +34,7 @@ def tensors(tmp_path: Path) -> dict[str, np.ndarray]:
 
 
 class Trap:
-    """Runs code when it is unpickled."""
+    """Run code when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (Path(__file__).with_suffix(".sprung"),)

@@ -1,4 +1,4 @@
-"""What a run writes down: nothing twice, nothing lost, readable by everyone; and how it is asked to stop."""
+"""The log of a run has no duplicates and no gaps, and other programs read it; signals stop a run."""
 
 import contextlib
 import json
@@ -29,10 +29,10 @@ def event_files(folder: Path | str) -> list[str]:
 
 
 def events(folder: Path | str) -> list[tuple[int, str, float]]:
-    """Step, name and value of all events, read as TensorBoard does.
+    """Return step, name and value of all events, read as TensorBoard does.
 
-    It reads the files in the order of their names, each as far as it is whole. At a restart it drops the events read so
-    far whose step is not below the restart's: `_Purge` in backend/event_processing/event_accumulator.py.
+    It reads the files in the order of their names, each up to the first damaged record. At a restart it drops the
+    events so far whose step is not below the restart's: `_Purge` in backend/event_processing/event_accumulator.py.
     """
     found: list[tuple[int, str, float]] = []
     for path in event_files(folder):
@@ -42,7 +42,7 @@ def events(folder: Path | str) -> list[tuple[int, str, float]]:
                 if event.HasField("file_version"):
                     version = int(event.file_version.removeprefix("brain.Event:"))
                 if event.HasField("session_log") and event.session_log.status == tf.compat.v1.SessionLog.START:
-                    assert version >= 2  # of older files TensorBoard ignores restarts
+                    assert version >= 2  # TensorBoard ignores restarts in older files
                     found = [earlier for earlier in found if earlier[0] < event.step]
                 found += [(event.step, v.tag, float(tf.make_ndarray(v.tensor))) for v in event.summary.value]
     return sorted(found)
@@ -65,10 +65,10 @@ def is_exactly(folder: Path, *steps: int) -> bool:
 
 
 def test_a_run_that_is_interrupted_again_and_again_has_each_record_once(tmp_path: Path) -> None:
-    # What was written up to, and the checkpoint (None: none yet) from which the next process goes on.
+    # The last written step, and the checkpoint (None: none yet) from which the next process continues.
     start = 0
     for end, checkpoint in ((3, None), (7, 5), (9, 5), (12, 10), (12, 12), (20, 20)):
-        log = Log(tmp_path, last_step=start or None)  # the one before is not closed: it died
+        log = Log(tmp_path, last_step=start or None)  # the previous log is not closed: its process died
         write(log, *range(start + 1, end + 1))
         log.flush()
         assert is_exactly(tmp_path, *range(1, end + 1))
@@ -154,7 +154,7 @@ def test_torn_events_are_left_out_wherever_the_file_ends(tmp_path: Path) -> None
 
 
 def test_events_of_an_earlier_version_are_continued(tmp_path: Path) -> None:
-    # It wrote with tf.summary, and rewrote its files when a run went on.
+    # The earlier version wrote with tf.summary, and rewrote its files when a run continued.
     writer = tf.summary.create_file_writer(str(tmp_path / "tensorboard"))
     metadata = tf.compat.v1.SummaryMetadata(plugin_data={"plugin_name": "scalars"})
     with writer.as_default():
@@ -218,7 +218,7 @@ def test_the_events_of_a_machine_whose_clock_is_ahead_come_first(tmp_path: Path)
 
 
 def test_a_run_from_the_beginning_drops_everything(tmp_path: Path) -> None:
-    # The process before died before its first checkpoint.
+    # The previous process died before its first checkpoint.
     write(Log(tmp_path), 1, 2, 3)
     log = Log(tmp_path, last_step=None)
     write(log, 1)
@@ -234,7 +234,7 @@ def test_records_are_there_for_others_at_once(tmp_path: Path) -> None:
 
 
 def test_a_bucket_works_as_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    # TensorFlow's file system in memory goes the ways of gs://, but appends to a file that is written anew.
+    # TensorFlow's in-memory file system uses the same code as gs://, but appends to a file that is written again.
     replace = storage.replace
     monkeypatch.setattr(storage, "replace", lambda path, data: (storage.remove(path), replace(path, data)))
     log = Log("ram://bucket/log")
@@ -291,7 +291,7 @@ def test_without_matplotlib_the_picture_says_what_to_install(tmp_path: Path, mon
         plot(tmp_path)
 
 
-# ---- being asked to stop ----------------------------------------------------------------------------------
+# ---- signals ----------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

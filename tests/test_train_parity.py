@@ -16,10 +16,10 @@ import pytest
 import parity_runs
 
 TESTS = Path(__file__).parent
-# Replicas sum in another order: SGD adds up float32's noise (1.5e-8 was seen), AdamW divides small gradients by
-# themselves (1.5e-6).
+# Replicas add in another order: SGD adds up float32 noise (measured 1.5e-8), AdamW divides small gradients by
+# their own size (1.5e-6).
 TOLERANCES = {"sgd": 2e-7, "adamw": 2e-6}
-# It cancels out of the softmax: its gradient is zero but for rounding, which AdamW divides by its own size.
+# It cancels out of the softmax: its gradient is only rounding, which AdamW divides by its own size.
 WITHOUT_EFFECT = "attention/key/bias"
 Runs = dict[str, dict[str, np.ndarray]]
 
@@ -81,12 +81,12 @@ def test_two_replicas_train_what_one_does(runs: dict[str, Runs], kind: str, name
             np.testing.assert_allclose(
                 two[variable], one[variable], rtol=0, atol=TOLERANCES[name.partition(",")[0]], err_msg=variable
             )
-    np.testing.assert_allclose(two["figures"], one["figures"], rtol=1e-4)  # loss, accuracy and norm, not shares of them
+    np.testing.assert_allclose(two["figures"], one["figures"], rtol=1e-4)  # loss, accuracy and norm of the whole batch
 
 
 @pytest.mark.parametrize("name", parity_runs.RUNS)
 def test_every_weight_but_the_keys_biases_was_trained(runs: dict[str, Runs], name: str) -> None:
-    # What all have in common they have not by standing still.
+    # Weights that agree must also have changed.
     start = parity_runs.initial()
     moved = {v: np.abs(array - start[v]).max() for v, array in runs["one"][name].items() if v in start}
     assert len(moved) == len(start)

@@ -1,4 +1,4 @@
-"""The functions that a training step is made of, one by one."""
+"""Tests of the single functions of a training step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEED = tf.constant([5, 7])
 
 
 def sums(batch: dict[str, Any], seed: Any) -> tuple[list[Any], Any]:
-    """Gradients that show which images and which seeds they are of."""
+    """Return gradients that show their images and seeds."""
     return [tf.reduce_sum(batch["image"], axis=0)], tf.cast(seed, tf.float32)
 
 

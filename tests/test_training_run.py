@@ -1,4 +1,4 @@
-"""Whole runs: what they give back, what they leave on the disk, and how they refuse what cannot be."""
+"""Whole training runs: their results, their files, and errors for invalid settings."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def arrays(count: int = 16, classes: int = 5) -> dict[str, Any]:
 
 
 def test_the_digits_model_fine_tunes_at_another_resolution() -> None:
-    # The official fine-tuning: fresh zero head, SGD. Thirty steps are a start; the demo takes two hundred.
+    # The official fine-tuning: new zero head, SGD. Thirty steps are enough here; the demo takes two hundred.
     result = train.run(train.recipe("finetune-digits", steps=30, log_steps=10), model="digits", progress=False)
     assert result.model.config.image_size == (48, 48)
-    assert result.metrics["accuracy"] > 0.8  # 36 of 360 by chance; a zero head begins there
+    assert result.metrics["accuracy"] > 0.8  # a zero head begins with 36 of 360, by chance
     assert [line["step"] for line in result.history] == [10, 20, 30, 30]
     assert {"loss", "accuracy", "gradient_norm", "learning_rate", "images_per_second"} < result.history[0].keys()
     before = zoo.load("digits", image_size=48)
@@ -130,7 +130,7 @@ def test_masked_patches_then_labels(tmp_path: Path) -> None:
     ids=lambda changes: ",".join(changes),
 )
 def test_the_whole_step_compiles_under_xla(changes: dict[str, Any]) -> None:
-    # What a TPU needs, as far as it can be seen without one: no operation that XLA has no kernel for.
+    # A requirement of TPUs that can be tested without one: XLA has a kernel for every operation.
     result = run(short(xla=True, **changes), data=arrays())
     assert np.isfinite(result.history[0]["loss"])
 
@@ -138,9 +138,9 @@ def test_the_whole_step_compiles_under_xla(changes: dict[str, Any]) -> None:
 def test_compiled_in_pieces_a_run_is_the_plain_one_and_repeats_bit_for_bit() -> None:
     changes = {"accumulation": 2, "config": {"dropout_rate": 0.1, "stochastic_depth": 0.1}, "log_steps": 1}
     plain, *twice = (run(short(xla=xla, **changes), data=arrays()) for xla in (False, "auto", "auto"))
-    # Masks are drawn outside of what is compiled: the same numbers, which XLA's own would not be.
+    # Masks are drawn outside of the compiled part, so their numbers are the same; XLA's own would differ.
     losses = [[line["loss"] for line in result.history if "loss" in line] for result in (plain, twice[0])]
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)  # with other masks 1e-2
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)  # other masks give 1e-2
     first, second = (values(result.model) for result in twice)
     assert all(np.array_equal(first[path], second[path]) for path in first)
 

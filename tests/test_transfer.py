@@ -1,4 +1,4 @@
-"""Transfers: whatever the server does, what comes is the whole and right file, or there is an error."""
+"""Transfers: whatever the server does, the result is the complete and correct file, or an error."""
 
 import re
 import signal
@@ -21,7 +21,7 @@ ETAG = {"ETag": '"v1"'}
 
 
 def kept(folder: Path) -> list[Path]:
-    """The files under their final names: all but pins, locks and what may be resumed."""
+    """Return the files under their final names: all except pins, locks and partial downloads."""
     side = (".sha256", ".lock", ".part", ".etag")
     return [path for path in folder.rglob("*") if path.is_file() and path.suffix not in side]
 
@@ -35,7 +35,7 @@ def kept(folder: Path) -> list[Path]:
         (
             Served(GOOD, ["cut"]),
             [None] * 2,
-        ),  # nothing tells whether the rest is of the same version: from zero
+        ),  # the rest may be of another version, so the download starts again
         (Served(GOOD, ["cut"], headers={"ETag": 'W/"v1"'}), [None] * 2),
         (Served(GOOD, ["cut"], headers=ETAG), [None, "bytes=R-"]),
         (Served(GOOD, ["cut"] * 4, headers=ETAG), [None] + ["bytes=R-"] * 4),
@@ -94,7 +94,7 @@ def test_a_range_beyond_the_end_starts_again(server: HostileServer, cache: Path)
     server.files |= {"/x.bin": Served(GOOD, ["cut"] * 5, headers=ETAG)}
     with pytest.raises(DownloadError):
         fetch(f"{server.url}/x.bin")
-    server.files["/x.bin"] = Served(b"shorter", headers=ETAG)  # under the same ETag, which must not happen
+    server.files["/x.bin"] = Served(b"shorter", headers=ETAG)  # a server error: another file with the same ETag
     assert fetch(f"{server.url}/x.bin").read_bytes() == b"shorter"
 
 
@@ -158,7 +158,7 @@ def test_nothing_bad_is_returned(
     server.files[f"/{file}"] = served
     with pytest.raises(DownloadError, match=message) as caught:
         fetch(f"{server.url}/{file}", **known)  # type: ignore[arg-type]
-    assert "KERAS_VIT_CACHE" not in str(caught.value)  # which is the advice for full disks
+    assert "KERAS_VIT_CACHE" not in str(caught.value)  # the advice for full disks
     assert kept(cache) == []
     if served.always in ("404", "403", "400"):
         assert len(server.requests) == 1
@@ -180,7 +180,7 @@ def test_a_server_that_is_not_there_is_given_up(server: HostileServer) -> None:
         fetch(f"{server.url}/x.npz")
 
 
-# crc32c's published check value is that of these digits, e3069283; the other is what md5sum prints.
+# crc32c's published check value for these digits is e3069283; the other is the output of md5sum.
 DIGITS = b"123456789"
 MD5, CRC32C = "JfnnlDI7RTiF9RgfG2JNCw==", "4waSgw=="
 NO_MD5, NO_CRC32C = "A" + MD5[1:], "5" + CRC32C[1:]

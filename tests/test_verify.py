@@ -1,4 +1,4 @@
-"""Verification measures differences, rejects files that are not the model, and rejects unusable images."""
+"""Verification measures differences, and rejects files of another model and unusable images."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def linear() -> keras.Model:
 
 
 def file(path: Path, kernel: np.ndarray = KERNEL, *, batch: int | None = 1, ballast: int = 0) -> Path:
-    """Write the linear model as a file; `ballast` adds a constant of so many bytes that no operator reads."""
+    """Write the linear model as a file; `ballast` adds an unused constant of this number of bytes."""
     ops = Operators(Builder())
     image = ops.builder.input("image", (batch, 2, 2, 3))
     flat = ops.reshape(image, (batch, 12), "flat")
@@ -50,7 +50,7 @@ def file(path: Path, kernel: np.ndarray = KERNEL, *, batch: int | None = 1, ball
     return path
 
 
-# ---- what is measured
+# ---- measurements
 
 
 def test_the_figures_are_those_of_their_definitions() -> None:
@@ -83,7 +83,7 @@ def test_tokens_are_classified_each_for_itself() -> None:
 
 
 def test_equals_have_no_noise_and_are_json_all_the_same() -> None:
-    want = {"logits": np.zeros((2, 3))}  # a new head's: without a direction
+    want = {"logits": np.zeros((2, 3))}  # logits of a new head: without a direction
     report = VERIFY._compare(Path(__file__), want, want, milliseconds=1.0)
     assert (report.cosine, report.agreement, report.sqnr) == (1.0, 1.0, math.inf)
     row = json.loads(json.dumps(report.to_dict(), allow_nan=False))
@@ -138,12 +138,12 @@ def test_memory_in_use_is_counted_in_bytes() -> None:
     size, before = 256 * 2**20, resident_bytes()
     ballast = np.ones(size, np.uint8)
     assert before is not None
-    # What else the process gave back or took meanwhile was 19 MB once; a wrong unit is a thousand times off.
+    # Other memory of the process changed by 19 MB once; a wrong unit would be an error of a thousand times.
     assert 0.5 * size < resident_bytes() - before < 2 * size
     del ballast
 
 
-# ---- what is refused
+# ---- errors
 
 
 def test_the_models_own_file_passes(tmp_path: Path, linear: keras.Model) -> None:
@@ -207,7 +207,7 @@ def test_a_file_with_something_beside_its_weights_is_refused(tmp_path: Path, lin
         (structure.Structure(frozenset({"ADD"}), 5), "has tensors of 5 dimensions"),
         (structure.Structure(frozenset({"VAR_HANDLE"}), 2), r"not in it \(VAR_HANDLE\)"),
     ],
-    ids=["a foreign operator", "too many dimensions", "a variable"],  # a set is written in another order each time
+    ids=["a foreign operator", "too many dimensions", "a variable"],  # the order of a set changes
 )
 def test_what_does_not_run_everywhere_is_refused(
     made: structure.Structure, said: str, tmp_path: Path, linear: keras.Model, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""Every array of visualize equals an independent computation: loops over a float64 NumPy Vision Transformer."""
+"""Every array of visualize equals an independent computation, with loops over a float64 NumPy Vision Transformer."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ REFERENCE: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("timm_reg", "timm_gap_fcnorm", "timm_clip_prenorm", "timm_noqkvbias_ls"), {}),
     "interp_token": {"image_size": (24, 40)},
 }
-# What these have, others have too.
+# These have all kinds of parts.
 SLOW = {
     *("vit_unpooled", "vit_not_multiple", "hybrid_r50", "hybrid_stem_only", "bv_tok_rep", "bv_siglip_img"),
     *("timm_gap_fcnorm", "timm_clip_prenorm", "timm_noqkvbias_ls"),
 }
-# What no reference case has.
+# Variants that no reference case has.
 OURS: dict[str, dict[str, Any]] = {
     "distilled, not square": {"distilled": True, "image_size": (24, 48), "patch_size": (8, 16)},
     "map behind registers": {"classifier": "map", "num_registers": 2, "final_norm": "pooled"},
     "grey": {"num_channels": 1, "position": "learned2d"},
     **{name: VARIANTS[name] for name in ("norm after the mean", "2-D positions at every block", "relative positions")},
 }
-# float32 noise of the models is up to 5e-7 of the largest value (see the manifest); the arrays add as little.
+# float32 noise of the models is up to 5e-7 of the largest value (see the manifest); the arrays add about the same.
 BOUND = 1e-5
 
 pytestmark = [
@@ -52,7 +52,7 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Case:
-    """A model, its images, and what NumPy computes from both."""
+    """A model, its images, and the NumPy computation for both."""
 
     model: VisionTransformer
     images: np.ndarray
@@ -89,7 +89,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def pooled_tokens(config: Any) -> list[int]:
-    """The tokens that the head reads."""
+    """Return the tokens that the head reads."""
     if config.classifier in ("token", "token_unpooled"):
         return [0, 1] if config.distilled else [0]
     return list(range(config.num_prefix_tokens, config.num_tokens))
@@ -126,7 +126,7 @@ def test_attention_distance(case: Case) -> None:
 
 
 def naive_flow(matrix: np.ndarray, fusion: Callable[..., float], ratio: float, prefix: int) -> np.ndarray:
-    """(heads, queries, keys) to (queries, keys): fused, the lowest patches of each row thrown out."""
+    """Fuse (heads, queries, keys) to (queries, keys) and remove the lowest patches of each row."""
     fused = np.array([[fusion(matrix[:, q, k]) for k in range(matrix.shape[2])] for q in range(matrix.shape[1])])
     for row in fused:
         patches = range(prefix, len(row))
@@ -207,7 +207,7 @@ def test_logit_lens(case: Case) -> None:
 
 
 def naive_kernel(case: Case) -> np.ndarray:
-    """(height, width, channels, filters) of the first layer; a hybrid's standardised."""
+    """Return the first kernel (height, width, channels, filters); a hybrid's is standardised."""
     if case.config.resnet is None:
         return case.numpy.weights["embedding/kernel"]
     kernel = case.numpy.weights["root/conv/kernel"].copy()
@@ -245,7 +245,7 @@ def test_position_similarity(case: Case) -> None:
         assert np.abs(got).max() <= 1
 
 
-# Answers known without computing
+# Results known in advance
 
 
 def test_attention_that_is_the_same_everywhere_is_measured_as_the_mean_of_all_distances() -> None:
@@ -269,7 +269,7 @@ def test_a_components_sign_does_not_hang_on_the_weights_sign() -> None:
     np.testing.assert_allclose(visualize.embedding_filters(model), before, atol=1e-6)
 
 
-@pytest.mark.parametrize(("asked", "given"), [(3, 3), (28, 28), (1000, 31)])  # 32 filters less their mean
+@pytest.mark.parametrize(("asked", "given"), [(3, 3), (28, 28), (1000, 31)])  # 32 filters minus their mean
 def test_there_are_as_many_filters_as_asked_for_or_as_there_are(asked: int, given: int) -> None:
     filters = visualize.embedding_filters(built(), num_filters=asked)
     assert filters.shape == (given, 8, 8, 3)
@@ -309,7 +309,7 @@ def test_an_embedding_of_zeros_is_like_no_other() -> None:
     np.testing.assert_allclose(similarity[3, 3].ravel()[1:], 1, atol=1e-6)
 
 
-# Models as people have them
+# Models of users
 
 
 ARRAYS: dict[str, Callable[..., np.ndarray]] = {
@@ -344,7 +344,7 @@ def test_models_saved_and_wrapped_give_the_same_arrays(name: str, tmp_path: Path
     augmented = keras.layers.RandomCrop(32, 32)(keras.layers.Rescaling(1 / 127.5, offset=-1)(pixels))
     outer = keras.Model(pixels, keras.layers.Dense(3)(inside(augmented)))
     assert_same_arrays(all_arrays(outer, images), want)
-    assert_same_arrays(all_arrays(model, images), want)  # being called by another has changed nothing
+    assert_same_arrays(all_arrays(model, images), want)  # a call inside another model has changed nothing
     outer.save(tmp_path / "outer.keras")
     assert_same_arrays(all_arrays(keras.saving.load_model(tmp_path / "outer.keras"), images), want)
     model.save(tmp_path / "model.keras")
@@ -386,7 +386,7 @@ def test_a_model_fine_tuned_at_another_size_is_seen_as_it_now_is() -> None:
 
 
 class Subclassed(keras.Model):
-    """A user's own model around ours."""
+    """Return a user's own model around ours."""
 
     def __init__(self, parts: list[Any]) -> None:
         super().__init__()
@@ -423,7 +423,7 @@ def test_a_bfloat16_model_gives_float32_arrays_near_those_of_float32(name: str) 
     want = all_arrays(model, images)
     for array, got in all_arrays(low, images).items():
         assert got.dtype == np.float32
-        # 8 bits of mantissa through two blocks; a wrong axis or a missed norm is off by the size of the values.
+        # 8 bits of mantissa through two blocks; a wrong axis or a missing norm gives errors as large as the values.
         assert np.abs(got - want[array]).mean() < 0.05 * np.abs(want[array]).max(), array
     np.testing.assert_allclose(visualize.attention_maps(low, images).sum(axis=-1), 1, atol=2e-3)
     np.testing.assert_allclose(visualize.attention_rollout(low, images).sum(axis=(1, 2)), 1, atol=1e-5)
@@ -435,7 +435,7 @@ def test_a_float64_model_gives_float32_arrays_too() -> None:
     assert {array.dtype for array in arrays.values()} == {np.dtype(np.float32)}
 
 
-# What is refused
+# Invalid input
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The report of what a model sees: one file, complete, escaped, legible."""
+"""The report is one file, complete, escaped and readable."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def small() -> VisionTransformer:
 
 @pytest.fixture(scope="module")
 def path(model: VisionTransformer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report with everything in it."""
+    """Write a report with all sections."""
     target = tmp_path_factory.mktemp("report") / "report.html"
     card = zoo.card("digits")
     images = digits.load().test_images[:4]
@@ -113,8 +113,8 @@ def test_every_picture_says_what_it_shows(document: Document) -> None:
     assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in drawings)
     # Distance, filters, similarity, norms, ranks.
     assert len(drawings) == 5
-    # Of each digit: itself, rollout, the last block, its four heads.
-    assert len(document.all("img")) == 4 * 7 + 1  # and the scale of the maps' colours
+    # Pictures of each digit: the image, rollout, the last block, its four heads.
+    assert len(document.all("img")) == 4 * 7 + 1  # the colour scale of the maps
 
 
 def test_headings_go_down_by_one_level(document: Document) -> None:
@@ -135,7 +135,7 @@ def test_names_in_the_drawings_are_unique_and_found(document: Document) -> None:
 def test_drawings_take_the_colours_of_the_page(document: Document) -> None:
     drawings = "".join(re.findall(r"<svg.*?</svg>", document.source, re.DOTALL))
     assert "var(--text)" in drawings and "var(--accent)" in drawings and "var(--other)" in drawings
-    # Black, which a dark page would swallow, among them.
+    # Among them black, which a dark page would hide.
     assert not set(re.findall(r"#[0-9a-f]{6}\b", drawings))
 
 
@@ -148,7 +148,7 @@ def test_it_is_small(path: Path) -> None:
     assert path.stat().st_size < 300_000
 
 
-# What it says
+# Text
 
 
 def test_it_begins_with_the_model_in_one_line(document: Document, model: VisionTransformer) -> None:
@@ -199,7 +199,7 @@ def test_card_and_exports_may_be_dicts_and_may_be_missing(small: VisionTransform
 RELATIVE = VARIANTS["relative positions"]
 NO_HEAD = "Left out: this model has no head."
 SENTENCES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    # what: changes of the config, what the report says of it
+    # case: changes of the config, and a text in the report
     "hybrid": (
         VARIANTS["hybrid"],
         ["7 × 7 filters of the ResNet's first convolution", "ResNet and Vision Transformer"],
@@ -257,7 +257,7 @@ def test_a_map_covers_the_patches_and_not_the_rest(tmp_path: Path) -> None:
     assert styles == {"width: 100%; height: 88.89%"}  # 32 of 36 rows
 
 
-# What is hostile stays text
+# Hostile text is escaped
 
 
 def test_labels_and_file_names_are_escaped(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_letters_on_a_bar_are_legible(scheme: int) -> None:
     assert (light + 0.05) / (dark + 0.05) >= 4.5
 
 
-# What goes wrong leaves what was there
+# After an error the old file is still there
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_a_file_is_replaced_only_when_the_new_one_is_complete(
 
 
 class Broken:
-    """A page that fails while it is written."""
+    """Let the page fail while it is written."""
 
     def __call__(self, *_: Any, **__: Any) -> Broken:
         return self
@@ -425,7 +425,7 @@ def test_images_are_of_the_size_that_a_page_shows(tmp_path: Path) -> None:
         with Image.open(io.BytesIO(base64.b64decode(data))) as picture:
             assert picture.format is not None and picture.format.lower() in kind
             sizes.add(picture.size)
-    assert sizes == {(299, 448), (4, 6), (64, 1)}  # the picture, maps of a pixel a patch, their scale
+    assert sizes == {(299, 448), (4, 6), (64, 1)}  # the picture, maps with one pixel per patch, their scale
 
 
 def test_the_distances_are_dots_at_their_blocks() -> None:
@@ -463,17 +463,17 @@ def test_filters_of_any_number_of_channels_are_shown(channels: int) -> None:
     [axes] = figures.draw_filters(np.random.default_rng(0).random((9, 5, 4, channels), np.float32)).axes
     mosaic = np.asarray(axes.images[0].get_array())
     assert mosaic.shape == (2 * 6 - 1, 7 * 5 - 1, 4)
-    assert mosaic[..., 3].sum() == 9 * 5 * 4  # what is no filter is transparent
+    assert mosaic[..., 3].sum() == 9 * 5 * 4  # cells without a filter are transparent
 
 
 def test_a_patch_is_as_dense_as_it_is_above_the_average() -> None:
     weights = np.ones((4, 5), np.float32)
-    assert not figures.heat(weights)[..., 3].any()  # nothing stands out
+    assert not figures.heat(weights)[..., 3].any()  # no patch differs
     assert not figures.heat(0 * weights)[..., 3].any()
     weights.ravel()[:5] = 0.5, 2, 3, 90, 0
     sheet = figures.heat(weights * 20 / weights.sum())
     assert sheet.dtype == np.uint8 and sheet.shape == (4, 5, 4)
-    assert (figures.heat(weights) == sheet).all()  # only ratios count
+    assert (figures.heat(weights) == sheet).all()  # only ratios matter
     assert sheet[0, 3, 3] == round(255 * figures.MAX_OPACITY)
     steps = figures.heat_scale()[0, :, 3].astype(int)
     assert steps[0] == 0 and steps[-1] == round(255 * figures.MAX_OPACITY) and (np.diff(steps) > 0).all()

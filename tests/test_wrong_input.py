@@ -1,4 +1,4 @@
-"""One clear error for each kind of wrong input, and nothing half done."""
+"""Each kind of wrong input gives one clear error and changes nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Tensors = dict[str, np.ndarray]
 
 @pytest.fixture
 def assigned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Grows when weights are put into a model."""
+    """Record each assignment of weights to a model."""
     seen: list[str] = []
     assign_all = assign.assign
 
@@ -45,7 +45,7 @@ def assigned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def changed(folder: Path, change: Callable[[Tensors], Any], name: str = "changed.npz") -> Path:
-    """A good checkpoint with something changed."""
+    """Write a good checkpoint with a change."""
     tensors = reference.arrays(TOKEN)
     change(tensors)
     np.savez(folder / name, **tensors)
@@ -53,7 +53,7 @@ def changed(folder: Path, change: Callable[[Tensors], Any], name: str = "changed
 
 
 def misfits(path: Path, **options: Any) -> list[str]:
-    """The lines of the one error that loading gives."""
+    """Return the lines of the error that loading gives."""
     with pytest.raises(converters.CheckpointError) as caught:
         converters.load(path, **options)
     first, *lines = str(caught.value).splitlines()
@@ -78,7 +78,7 @@ def misfits(path: Path, **options: Any) -> list[str]:
 )
 def test_one_tensor_missing_is_named(tmp_path: Path, assigned: list[str], missing: str) -> None:
     lines = misfits(changed(tmp_path, lambda tensors: tensors.pop(missing)))
-    # Without its kernel there is no head: then it is the bias that has no place.
+    # Without its kernel there is no head, so the bias is left over.
     said = "head/bias" if missing == "head/kernel" else missing.rpartition("/")[0].rpartition("/")[2]
     keras_names = {"LayerNorm_0": "block_2/norm1/gamma", "query": "block_1/attention/query/kernel"}
     keras_names["value"] = "block_1/attention/value/bias"
@@ -199,7 +199,7 @@ def test_weights_that_are_not_finite_are_refused_unless_they_are_meant(tmp_path:
 
 
 def test_large_weights_are_finite(tmp_path: Path) -> None:
-    # Their sum is infinite in float32, and they are not.
+    # Their sum is infinite in float32, but the values are finite.
     huge = np.full(32, 3e38, np.float32)
     path = changed(tmp_path, lambda tensors: tensors.update({SCALE: huge}))
     assert np.array_equal(converters.load(path).get_layer("block_2").norm1.gamma, huge)
@@ -225,7 +225,7 @@ def test_a_file_without_its_first_matrices_is_no_vision_transformer(tmp_path: Pa
         converters.load(path)
 
 
-# ---- files that are damaged or lie
+# ---- damaged and false files
 
 
 def test_a_truncated_file_is_refused(tmp_path: Path, assigned: list[str]) -> None:
@@ -246,7 +246,7 @@ def test_a_flipped_bit_in_a_weight_is_refused(tmp_path: Path) -> None:
 
 
 class Trap:
-    """Unpickling it touches a file."""
+    """Create a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -267,7 +267,7 @@ def test_a_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
 
 
 def lying(folder: Path, name: str, lie: forgery.Member) -> Path:
-    """A good checkpoint in which one member is another."""
+    """Write a good checkpoint with one other member."""
     tensors = reference.arrays(TOKEN)
     members = [forgery.Member(f"{key}.npy", forgery.npy(value)) for key, value in tensors.items() if key != name]
     (folder / "lying.npz").write_bytes(forgery.archive(*members, lie))
@@ -275,7 +275,7 @@ def lying(folder: Path, name: str, lie: forgery.Member) -> Path:
 
 
 def memory_of(call: Callable[[], Any]) -> int:
-    """The most memory that Python and NumPy took while something ran, in bytes."""
+    """Return the peak memory of Python and NumPy during a block, in bytes."""
     tracemalloc.start()
     try:
         call()
@@ -296,7 +296,7 @@ def test_a_tensor_that_claims_800_gigabytes_is_refused_before_it_is_read(tmp_pat
 
 
 def test_a_bomb_under_a_tensors_own_name_is_refused_before_it_is_read(tmp_path: Path, assigned: list[str]) -> None:
-    zeros = forgery.npy(np.zeros(1 << 26, np.float32))  # 256 MiB that pack into 0.3
+    zeros = forgery.npy(np.zeros(1 << 26, np.float32))  # 256 MiB, compressed 0.3 MiB
     packed = forgery.deflate(zeros)
     path = lying(tmp_path, SCALE, forgery.Member(f"{SCALE}.npy", packed, forgery.DEFLATED, size=len(zeros), checksum=0))
     del zeros, packed

@@ -1,4 +1,4 @@
-"""Models by their names, with the files their authors published; a folder stands in for the network."""
+"""Models by their names, with files as their authors published them; a folder replaces the network."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ ISSUE = "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0--imagenet2012
 
 
 def noise(path: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A weight's random values: the same for the same name, so that nothing needs to be kept to compare with."""
+    """Return random values of a weight, always the same for a name, so that they need not be stored."""
     return np.random.default_rng(zlib.crc32(path.encode())).random(shape, np.float32) - np.float32(0.4)
 
 
 def filled(config: ViTConfig) -> VisionTransformer:
-    """A model of any size, full of noise."""
+    """Return a model of any size with random weights."""
     with layers.uninitialized():
         model = VisionTransformer(config)
     for path, variable in weights_of(model).items():
@@ -56,7 +56,7 @@ def filled(config: ViTConfig) -> VisionTransformer:
 
 
 def published(config: ViTConfig) -> dict[str, tuple[int, ...]]:
-    """The tensors of an official file as its authors' code names them, and their shapes."""
+    """Return the tensors of an official file with the names of its authors' code, and their shapes."""
     width, heads, mlp = config.hidden_size, config.num_heads, config.mlp_dim
     head = (heads, width // heads)
     patch, channels = tuple(config.patch_size), 3
@@ -102,7 +102,7 @@ def published(config: ViTConfig) -> dict[str, tuple[int, ...]]:
 
 
 def headers(path: Path) -> dict[str, tuple[int, ...]]:
-    """The names and shapes in an .npz."""
+    """Return the names and shapes in an .npz."""
     with np.load(path) as file:
         return {name: file[name].shape for name in file.files}
 
@@ -148,7 +148,7 @@ def test_the_name_of_an_augreg_file_alone_loads_it(
 
 @pytest.fixture
 def crowded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current folder with files and folders that are called like models."""
+    """Change to a folder with files and folders that are named like models."""
     for folder in ("digits", "b16", "Ti", "B_16-i21k-300ep-mine"):
         (tmp_path / folder).mkdir()
     for file in (f"{TI}.npz", "mine.npz", "sam", "Ti/32"):
@@ -163,7 +163,7 @@ PUBLISHED = f"gs://vit_models/augreg/{TI}.npz"
 @pytest.mark.parametrize(
     ("spec", "name", "source"),
     [
-        ("digits", "ViT-digits", catalogue.find("digits").location),  # the model, though there is such a folder
+        ("digits", "ViT-digits", catalogue.find("digits").location),  # the model, although there is such a folder
         ("b16", "ViT-B/16", catalogue.find("B/16").location),
         ("./digits", None, "./digits"),
         ("digits/", None, "digits/"),
@@ -192,10 +192,10 @@ def test_a_name_of_the_zoo_comes_before_a_path_and_a_path_before_any_other_name(
 @pytest.mark.parametrize(
     ("weights", "source"),
     [
-        ("sam", "gs://vit_models/sam/ViT-B_16.npz"),  # a tag, though there is such a file
+        ("sam", "gs://vit_models/sam/ViT-B_16.npz"),  # a tag, although there is such a file
         ("./sam", "./sam"),
         (Path("sam"), "sam"),
-        ("digits", "digits"),  # no tag of this card, but a folder
+        ("digits", "digits"),  # a folder, not a tag of this card
         ("mine.npz", "mine.npz"),
         ("hf://org/repo/model.safetensors", "hf://org/repo/model.safetensors"),
         (None, None),
@@ -236,12 +236,12 @@ def test_a_url_alone_is_loaded(web: str, hundred: Path) -> None:
     assert (model.config.num_classes, model.config.size) == (100, (48, 48))
 
 
-# ---- what load does with a file
+# ---- loading files
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A mirror with two AugReg files of Ti/16, the recommended one and another."""
+    """Create a mirror with two AugReg files of Ti/16, the recommended one and another."""
     folder = tmp_path_factory.mktemp("mirror")
     model = filled(ViTConfig.from_name("Ti/16", image_size=384))
     converters.save(model, folder / f"{TUNED}.npz", format="google")
@@ -252,21 +252,21 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hundred(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of the embedded model's architecture with a hundred classes."""
+    """Write a file of the embedded model's architecture with a hundred classes."""
     config = zoo.load("digits").config.replace(num_classes=100, labels=None)
     return converters.save(filled(config), tmp_path_factory.mktemp("own") / "own head.npz", format="google")
 
 
 @pytest.fixture
 def mirror(files: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same as what the package takes its files from."""
+    """Let the package take its files from this mirror."""
     monkeypatch.setenv("KERAS_VIT_MIRROR", str(files))
     return files
 
 
 @pytest.fixture
 def web(files: Path, hundred: Path, cache: Path) -> Iterator[str]:
-    """A web server with all of these files."""
+    """Start a web server with all of these files."""
 
     class Silent(SimpleHTTPRequestHandler):
         def log_message(self, *_: Any) -> None: ...
@@ -307,7 +307,7 @@ def test_a_path_or_url_is_loaded_by_the_name_of_its_architecture(
     }
     model = zoo.load("ViT-digits", weights=sources[kind])
     assert model.config.num_classes == 100
-    assert model.config.labels is None  # a hundred classes are no digits
+    assert model.config.labels is None  # a hundred classes are not the digits
     assert np.array_equal(model.get_layer("head").bias, noise("head/bias", (100,)))
 
 
@@ -397,7 +397,7 @@ def test_the_embedded_model_loads_without_any_network(cache: Path, monkeypatch: 
     assert not cache.exists()
 
 
-# ---- what load refuses
+# ---- errors
 
 
 @pytest.mark.parametrize(

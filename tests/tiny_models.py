@@ -1,4 +1,4 @@
-"""Models small enough to build in a blink, one for each thing that a config can say."""
+"""Small models that are built quickly, one for each option of a config."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def tiny(**changes: Any) -> ViTConfig:
-    """A config of two blocks, 32 wide, for images of 32 pixels."""
+    """Return a config with two blocks of width 32, for images of 32 pixels."""
     return ViTConfig(**{**TINY, **changes})
 
 
 def randomised(model: VisionTransformer, seed: int = 0) -> VisionTransformer:
-    """The model with every weight drawn anew: nothing is zero or one, so that nothing can hide."""
+    """Give every weight a random value, none of them zero or one, so that each weight changes the outputs."""
     random = np.random.default_rng(seed)
     for variable in model.weights:
         variable.assign(random.normal(scale=0.3, size=variable.shape))
@@ -59,11 +59,11 @@ def randomised(model: VisionTransformer, seed: int = 0) -> VisionTransformer:
 
 
 def built(dtype: str | None = None, **changes: Any) -> VisionTransformer:
-    """A tiny model whose weights are all random."""
+    """Return a tiny model with random weights."""
     return randomised(VisionTransformer(tiny(**changes), dtype=dtype))
 
 
 def prepared(config: ViTConfig, batch: int = 2, seed: int = 1) -> np.ndarray:
-    """Random images as the config's model takes them, float32 in [-1, 1]."""
+    """Return random images for the config's model, float32 in [-1, 1]."""
     shape = (batch, *np.broadcast_to(config.image_size, 2), config.num_channels)
     return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)

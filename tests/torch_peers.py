@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 
 class _Module(types.ModuleType):
-    """A module in which every name is an empty class."""
+    """A module in which every attribute is an empty class."""
 
     __path__: list[str] = []
 
@@ -33,7 +33,7 @@ class _Module(types.ModuleType):
 
 
 class _StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Provides an empty torchvision: timm imports it for its image pipeline, which models do not need."""
+    """Provide an empty torchvision: timm imports it for its image pipeline, which models do not need."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name.split(".")[0] == "torchvision":

@@ -21,17 +21,17 @@ def classify(
     signature: str = "serving_default",
     outputs: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """What the server says of the files: arrays, whose first axis is the file.
+    """Return the server's outputs for the files: arrays whose first axis is the file.
 
     Args:
-        stub: of a channel to the server; any number of threads may use it.
+        stub: for a channel to the server; any number of threads may use it.
         files: contents of JPEG or PNG files.
         model: its name on the server.
         signature: "tolerant" adds "valid"; with the others one bad file fails the call.
-        outputs: the names of those that are wanted, "classes" and "scores" for instance; none is all.
+        outputs: names of the wanted outputs, for example "classes" and "scores"; all if it is empty.
 
     Raises:
-        grpc.RpcError: whose code() is INVALID_ARGUMENT for what is no good image.
+        grpc.RpcError: its code() is INVALID_ARGUMENT if a file is not a valid image.
     """
     request = PredictRequest(output_filter=outputs)
     request.model_spec.name, request.model_spec.signature_name = model, signature
@@ -41,7 +41,7 @@ def classify(
 
 
 def main() -> None:
-    """Prints the best classes of each file."""
+    """Print the best classes of each file."""
     parser = argparse.ArgumentParser()
     parser.add_argument("address")
     parser.add_argument("images", nargs="+", type=Path)

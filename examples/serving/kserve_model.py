@@ -21,7 +21,7 @@ class ImageClassifier(Model):
         self.ready = True
 
     def predict(self, payload: dict[str, Any], headers: Any = None, response_headers: Any = None) -> dict[str, Any]:
-        """Answers {"instances": [{"b64": ...}]}, and says 400 to what is no image."""
+        """Answer {"instances": [{"b64": ...}]}; a file that is not an image gives status 400."""
         signature = payload.get("signature_name", "serving_default")
         try:
             files = [base64.b64decode(instance["b64"], validate=True) for instance in payload["instances"]]
@@ -33,7 +33,7 @@ class ImageClassifier(Model):
 
 
 def as_text(value: Any) -> Any:
-    """JSON has no bytes."""
+    """Return a value as JSON can hold it: bytes become text."""
     if isinstance(value, list):
         return [as_text(item) for item in value]
     return value.decode() if isinstance(value, bytes) else value

@@ -20,13 +20,13 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# Of image files: for each of them whether it is valid. Raises ValueError where the server refuses them.
+# Sends image files; returns for each whether it is valid. Raises ValueError if the server refuses them.
 Send = Callable[[list[bytes]], list[bool]]
 
 
 @dataclasses.dataclass
 class Counts:
-    """What happened to all requests; times are in seconds."""
+    """Counts and times of all requests, in seconds."""
 
     images: int = 0
     corrupt: int = 0
@@ -35,7 +35,7 @@ class Counts:
     failures: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     def add(self, good: list[bool], taken: float, *, refused: bool, failure: str) -> None:
-        """One request more."""
+        """Add one request."""
         self.images += len(good)
         self.corrupt += good.count(False)
         self.refused += refused
@@ -44,7 +44,7 @@ class Counts:
             self.failures[failure[:300]] += 1
 
     def quantile(self, share: float) -> float:
-        """The time in which this share of the requests was answered."""
+        """Return the time within which this share of the requests was answered."""
         times = sorted(self.times)
         return times[min(len(times) - 1, int(share * len(times)))] if times else float("nan")
 
@@ -59,14 +59,14 @@ class Counts:
 
 
 def _misjudged(good: list[bool], answered: list[bool], tolerant: bool) -> str:
-    """What is wrong with an answer to images that are good, or corrupt; nothing, as a rule."""
+    """Return what is wrong with the answer to good or corrupt images; empty if nothing is."""
     right = answered == good and (tolerant or all(good))
     return "" if right else f"{good.count(False)} of {len(good)} corrupt, and the answer says: {answered}"
 
 
 @contextlib.contextmanager
 def over_rest(url: str, *, model: str, signature: str) -> Iterator[Send]:
-    """Sends over one connection, which stays open meanwhile."""
+    """Send requests over one connection that stays open."""
     import rest_client
 
     def send(files: list[bytes]) -> list[bool]:
@@ -79,7 +79,7 @@ def over_rest(url: str, *, model: str, signature: str) -> Iterator[Send]:
 
 @contextlib.contextmanager
 def over_grpc(address: str, *, model: str, signature: str) -> Iterator[Send]:
-    """Sends over a channel of its own."""
+    """Send requests over one gRPC channel."""
     import grpc
     import grpc_client
 
@@ -110,20 +110,20 @@ def run(
     corrupt: float = 0.0,
     seed: int = 0,
 ) -> Counts:
-    """Sends requests one after the other from each thread.
+    """Send requests from several threads, one after the other in each.
 
     Args:
-        make: makes a thread's `Send`.
+        make: creates the `Send` of a thread.
         images: contents of good files.
-        going: asked before every request; False is the end.
+        going: called before every request; False ends the thread.
         tolerant: whether corrupt images are marked instead of refused.
-        threads: how many.
-        batch: images of a request.
-        corrupt: share of the images that are cut in half.
-        seed: of the choice of images.
+        threads: their number.
+        batch: images per request.
+        corrupt: share of the images that are truncated to half.
+        seed: for the choice of images.
 
     Returns:
-        the sum over the threads.
+        The sum over all threads.
     """
     counts, lock = Counts(), threading.Lock()
 
@@ -141,7 +141,7 @@ def run(
                 except ValueError as error:
                     refused = not tolerant and not all(good)
                     failure = "" if refused else f"refused good images: {error}"
-                except Exception as error:  # whatever is in the way of an answer is what is counted here
+                except Exception as error:  # every kind of failure is counted
                     failure = f"{type(error).__name__}: {error}"
                     send = opened.enter_context(make())
                 taken = time.perf_counter() - start
@@ -157,7 +157,7 @@ def run(
 
 
 def main() -> None:
-    """Prints what happened."""
+    """Print the counts and times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("server", help="http://host:8501, or host:8500 for gRPC")
     parser.add_argument("images", nargs="+", type=Path)

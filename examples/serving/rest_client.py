@@ -20,7 +20,7 @@ def classify(
     model: str = "vit",
     signature: str = "serving_default",
 ) -> list[dict[str, Any]]:
-    """What the server says of each file: "classes" and their "scores", best first, and "probabilities".
+    """Return for each file "classes" and their "scores", best first, and "probabilities".
 
     Args:
         connection: to the server; it stays open for the next call, and one thread at a time uses it.
@@ -29,8 +29,8 @@ def classify(
         signature: "tolerant" adds "valid"; with the others one bad file fails the call.
 
     Raises:
-        ValueError: for what the server refuses as a wrong request, such as a corrupt image.
-        RuntimeError: for other answers than an answer.
+        ValueError: the server refuses the request, for example because of a corrupt image.
+        RuntimeError: the server answers with another error.
     """
     instances = [{"b64": base64.b64encode(file).decode()} for file in files]
     body = json.dumps({"signature_name": signature, "instances": instances})
@@ -44,7 +44,7 @@ def classify(
 
 
 def main() -> None:
-    """Prints the best classes of each file."""
+    """Print the best classes of each file."""
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
     parser.add_argument("images", nargs="+", type=Path)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # libtpu does not ask the cloud for this machine's TPU
+os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # libtpu must not ask the cloud for this machine's TPU
 
 import keras
 import tensorflow as tf
@@ -33,22 +33,22 @@ from keras_vit.train.step import train_step
 from keras_vit.train.step.objective import classification
 
 CLASSES = 1000
-# An operation's name stands behind its type and in front of its arguments: %x = bf16[64,768]{1,0} add(...)
+# An operation's name is between its type and its arguments: %x = bf16[64,768]{1,0} add(...)
 OPERATION = re.compile(r"^ *(?:ROOT )?%?[\w.-]+ = \(?(\w+)\[.*? ([a-z][a-z0-9-]*)\(", re.MULTILINE)
 
 
 class Held:
-    """A tensor that can be assigned to, as far as `Optimizer` asks: a variable inside of one function."""
+    """A tensor with the assignments that `Optimizer` uses: a variable inside one function."""
 
     def __init__(self, tensor: tf.Tensor) -> None:
         self.tensor, self.dtype, self.shape = tensor, tensor.dtype, tensor.shape
 
     def assign(self, value: tf.Tensor) -> None:
-        """Takes another value."""
+        """Set another value."""
         self.tensor = value
 
     def assign_sub(self, value: tf.Tensor) -> None:
-        """Takes the difference."""
+        """Subtract a value."""
         self.tensor -= value
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
@@ -60,23 +60,23 @@ tf.register_tensor_conversion_function(Held, lambda held, *_, **__: held.tensor)
 
 
 def lowered(function: Callable[..., Any], *specs: Any) -> str:
-    """The function as the HLO text that TensorFlow would hand to a TPU's compiler.
+    """Return the function as the HLO text that TensorFlow would pass to a TPU's compiler.
 
     Args:
-        function: of tensors, holding no variables.
-        specs: its arguments, tf.TensorSpec.
+        function: takes tensors and has no variables.
+        specs: tf.TensorSpec of its arguments.
 
     Raises:
-        ValueError: naming an operation that TPUs do not have.
+        ValueError: an operation has no TPU kernel; the message names it.
     """
     compiled = tf.function(function, jit_compile=True, autograph=False)
     return compiled.experimental_get_compiler_ir(*specs)(stage="hlo", platform_name="TPU")
 
 
 def training_step(recipe: train.Recipe, model: Any) -> tuple[Callable[..., Any], list[Any]]:
-    """The step, and what it takes: step number, images, labels, then the weights and the optimizer's state.
+    """Return the step and the specs of its arguments: step number, images, labels, weights, optimizer state.
 
-    It gives the new weights and state, the loss and the gradient's norm.
+    The step returns the new weights and state, the loss and the gradient's norm.
     """
     weights = model.trainable_variables
     names = [v.path for v in weights]
@@ -117,7 +117,7 @@ def training_step(recipe: train.Recipe, model: Any) -> tuple[Callable[..., Any],
 
 
 def statistics(text: str) -> str:
-    """What a program is made of: operations, most frequent first, and what the matrix unit works in."""
+    """Count a program's operations, the most frequent first, and the dtypes of its matrix products."""
     found = OPERATION.findall(text)
     operations = Counter(name for _, name in found)
     products = Counter(dtype for dtype, name in found if name in ("dot", "convolution"))
@@ -128,7 +128,7 @@ def statistics(text: str) -> str:
 
 
 def told_of_unsupported() -> str:
-    """What is said of an operation that no TPU has. That something is said shows that this check can fail."""
+    """Return the error for an operation without a TPU kernel, which shows that this check can fail."""
 
     def turned(images: tf.Tensor) -> tf.Tensor:
         return tf.raw_ops.ImageProjectiveTransformV3(
@@ -148,7 +148,7 @@ def told_of_unsupported() -> str:
 
 
 def main() -> None:
-    """Reads the command line, lowers, and prints what the program is made of."""
+    """Read the command line, lower the step, and print its operations."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="ViT-B/16", help="an architecture (ViT-B/16)")
     parser.add_argument("--recipe", default="pretrain-i1k", help="a recipe (pretrain-i1k: AdamW, clip 1, dropout 0.1)")

@@ -47,6 +47,8 @@ class Evaluation:
         ... )
         >>> print(result)
         photos: top-1 75.00% (3 of 4), top-5 100.00%, cross-entropy 0.5000; 100 images/s
+        >>> result.to_dict()["top1"]
+        0.75
     """
 
     data: str
