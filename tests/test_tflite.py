@@ -353,7 +353,7 @@ def test_what_cannot_be_done_is_said_before_any_work(
         ),
         (
             {"quantize": "int3", "route": "converter", "labels": ["a"], "image_size": 0},
-            ("Received: 'int3'", "writes plain files", "labels", "image_size is"),
+            ("quantize is one of", "writes plain files", "labels", "image_size is"),
         ),
     ],
     ids=str,
