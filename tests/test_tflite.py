@@ -305,6 +305,10 @@ def test_images_of_other_channels_than_colour_are_images(channels: int, tmp_path
         ({"source_size": 64}, "source_size needs input_dtype='uint8': only pixels are resized. Received: 'float32'"),
         ({"source_size": (0, 3), "input_dtype": "uint8"}, "source_size"),
         ({"image_size": 3}, "smaller than one patch"),
+        ({"least_cosine": 5.0}, "least_cosine is from -1 to 1. Received: 5.0"),
+        ({"least_cosine": float("nan")}, "least_cosine is from -1 to 1. Received: nan"),
+        ({"least_agreement": -0.1}, "least_agreement is from 0 to 1. Received: -0.1"),
+        ({"least_agreement": "all"}, "least_agreement is from 0 to 1. Received: 'all'"),
         ({"quantize": "int8"}, "quantize='int8' needs calibration images.*Received: None"),
         ({"quantize": "int8", "calibration": []}, "an empty list"),
         ({"quantize": "int8", "calibration": np.zeros((0, 32, 32, 3), np.float32)}, r"shape \(0, 32, 32, 3\)"),
@@ -322,10 +326,52 @@ def test_images_of_other_channels_than_colour_are_images(channels: int, tmp_path
 def test_what_cannot_be_done_is_said_before_any_work(
     options: dict[str, Any], said: str, tmp_path: Path, model: VisionTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TFLITE, "build_file", None)
+    monkeypatch.setattr(TFLITE, "build_checked_file", None)
     with pytest.raises((ValueError, FileNotFoundError), match=said):
         export.tflite(model, tmp_path / "out.tflite", **options)
     assert nothing_but(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"quantize": "int8", "threads": 0}, ("threads is", "quantize='int8' needs calibration images")),
+        ({"quantize": "nomode", "threads": 0}, ("threads is", "quantize is one of", "Received: 'nomode'")),
+        (
+            {"source_size": "x", "resize": "y", "image_size": "abc", "labels": "nolist"},
+            (
+                "resize is one of",
+                "source_size is a whole number",
+                "source_size needs",
+                "The label lists",
+                "image_size is",
+            ),
+        ),
+        (
+            {"labels": ["a"], "image_size": 3, "least_cosine": 5.0, "route": "onnx"},
+            ("route is one of", "least_cosine is", "The labels are 1 for 5 classes", "smaller than one patch"),
+        ),
+        (
+            {"quantize": "int3", "route": "converter", "labels": ["a"], "image_size": 0},
+            ("quantize is one of", "writes plain files", "labels", "image_size is"),
+        ),
+    ],
+    ids=str,
+)
+def test_everything_that_is_wrong_is_one_message(
+    options: dict[str, Any], said: tuple[str, ...], tmp_path: Path, model: VisionTransformer
+) -> None:
+    with pytest.raises(ValueError, match="^tflite: " + ".*".join(said)):
+        export.tflite(model, tmp_path / "out.tflite", **options)
+    assert nothing_but(tmp_path)
+
+
+def test_options_are_checked_once(tmp_path: Path, model: VisionTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, calls = importlib.import_module("keras_vit.export.litert.options").Options, []
+    misfits = options.misfits
+    monkeypatch.setattr(options, "misfits", lambda self: calls.append(self) or misfits(self))
+    export.tflite(model, tmp_path / "out.tflite", calibration=samples.images(model.config, 2))
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize(
@@ -365,7 +411,12 @@ def fail_with(error: BaseException) -> Any:
 
 @pytest.mark.parametrize(
     ("stage", "mode"),
-    [("build_file", "dynamic"), ("smoothing_factors", "dynamic"), ("quantize_file", "int8"), ("verify_file", "none")],
+    [
+        ("build_checked_file", "dynamic"),
+        ("smoothing_factors", "dynamic"),
+        ("quantize_file", "int8"),
+        ("verify_file", "none"),
+    ],
 )
 @pytest.mark.parametrize(
     ("error", "said"),
@@ -436,8 +487,8 @@ def test_a_file_may_be_called_anything(name: str, tmp_path: Path, monkeypatch: p
 def test_a_file_of_another_model_is_refused_and_leaves_nothing(
     tmp_path: Path, model: VisionTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build_file, other = TFLITE.build_file, built(**SMALL, num_registers=1)
-    monkeypatch.setattr(TFLITE, "build_file", lambda _, options: build_file(other, options))
+    build, other = TFLITE.build_checked_file, built(**SMALL, num_registers=1)
+    monkeypatch.setattr(TFLITE, "build_checked_file", lambda _, options: build(other, options))
     path = tmp_path / "out.tflite"
     with pytest.raises(export.VerificationError, match="differs from the model: wanted cosine >= 0.995") as told:
         export.tflite(model, path)

@@ -13,7 +13,6 @@ import keras
 
 from keras_vit.errors import ConverterError
 from keras_vit.export.check import inputs
-from keras_vit.export.litert.options import Options
 from keras_vit.export.quantization.modes import Mode
 
 MODES = ("none", "float16", "dynamic")  # modes that the converter supports without calibration
@@ -38,18 +37,14 @@ with open(target, "wb") as file:
 """
 
 
-def misfits(model: keras.Model, options: Options, mode: Mode) -> Iterator[str]:
-    """Yield one sentence for each reason why the converter cannot write the file."""
-    direct_only = {
-        f"input_dtype={options.dtype!r}": options.dtype != "float32",
-        "source_size": options.source_size is not None,
-        f"output={options.output!r}": options.output != "logits",
-        "attention": options.attention,
-        "labels": options.labels is not None,
-    }
-    if received := [name for name, is_set in direct_only.items() if is_set]:
-        yield f'route="converter" writes plain files; use route="direct" for {", ".join(received)}'
-    if mode.name not in MODES:
+def misfits(model: keras.Model, mode: Mode | None) -> Iterator[str]:
+    """Yield one sentence for each reason why the converter cannot write the model; None is an unknown mode."""
+    if keras.backend.backend() != "tensorflow":
+        yield (
+            f'route="converter" needs Keras\' TensorFlow back end. Received: {keras.backend.backend()!r}; '
+            'route="direct" works on every one'
+        )
+    if mode is not None and mode.name not in MODES:
         yield f'route="converter" knows the modes {list(MODES)}. Received: {mode.name!r}'
     if not isinstance(model, keras.Model):
         yield f"model is a Keras model. Received: {type(model).__name__}"
@@ -72,11 +67,6 @@ def convert(
 
     It needs about 40 times the memory of the weights and does not free it. `batch=None` means any number of images.
     """
-    if keras.backend.backend() != "tensorflow":
-        raise ValueError(
-            f'route="converter" needs Keras\' TensorFlow back end. Received: {keras.backend.backend()!r}; '
-            'route="direct" works on every one'
-        )
     path = Path(path).absolute()
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         _save(model, folder, batch)

@@ -12,8 +12,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit._util.checks import is_count
 from keras_vit.export import _converter
+from keras_vit.export._options import ExportOptions
 from keras_vit.export._temporary import temporary_path
 from keras_vit.export.check import inputs
 from keras_vit.export.check.report import Report
@@ -23,19 +23,14 @@ from keras_vit.export.check.verify import verify as verify_file
 from keras_vit.export.litert import images as image_input
 from keras_vit.export.litert import metadata
 from keras_vit.export.litert.builder import Builder
-from keras_vit.export.litert.emit import build_file
+from keras_vit.export.litert.emit import build_checked_file
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
-from keras_vit.export.litert.storage import FLOAT32, Float16, Int8
-from keras_vit.export.quantization import modes
+from keras_vit.export.litert.storage import FLOAT32
 from keras_vit.export.quantization.modes import Mode
 from keras_vit.export.quantization.quantize import quantize as quantize_file
 from keras_vit.export.quantization.quantize import smoothing_factors
-from keras_vit.model.labels import class_names
 from keras_vit.model.vision_transformer import VisionTransformer
-
-ROUTES = ("direct", "converter")
-STORAGES = {"float32": FLOAT32, "float16": Float16(), "int8": Int8()}
 
 
 def tflite(
@@ -92,7 +87,7 @@ def tflite(
     Raises:
         ValueError: options are wrong or do not go together (all in one message), or images do not fit.
         VerificationError: the file does not compute what the model does.
-        FileNotFoundError, IsADirectoryError: `path` cannot be a file.
+        FileNotFoundError, IsADirectoryError: `path` cannot be a file, or there is no .toml file of the mode.
         ImportError: the packages of `pip install "keras-vit-zoo[litert]"` are missing.
         ConverterError: TensorFlow's converter failed or timed out.
 
@@ -105,22 +100,23 @@ def tflite(
     """
     path = Path(path)
     _check_path(path)
-    mode = modes.load_mode(quantize)
-    options = Options(
-        batch=batch,
-        storage=STORAGES[mode.storage],
-        dtype=input_dtype,
-        source_size=source_size,  # type: ignore[arg-type]  # Options converts it to a pair
-        resize=resize,
-        output=output,
-        attention=attention,
-        labels=labels,
+    file = Options(
+        batch=batch, dtype=input_dtype, source_size=source_size, resize=resize, output=output, attention=attention
     )
-    _check(model, options, mode, route=route, image_size=image_size, threads=threads)
+    thresholds = {"least_cosine": least_cosine, "least_agreement": least_agreement}
+    given = ExportOptions(
+        quantize=quantize,
+        has_calibration=calibration is not None,
+        file=file,
+        image_size=image_size,
+        labels=labels,
+        route=route,
+        thresholds=thresholds,
+        threads=threads,
+    )
+    mode, options = given.check(model)
     if image_size is not None:
         model = model.resized(image_size)
-    if isinstance(model, VisionTransformer):
-        options = dataclasses.replace(options, labels=class_names(model.config, labels))
     calibration_images = _calibration_images(model, calibration, options, mode)
     verification_images = _verification_images(model, verify, calibration, options, mode)
     with temporary_path(path) as work:
@@ -130,14 +126,7 @@ def tflite(
             else:
                 _converter.convert(model, work, mode=mode.name, batch=batch)
         report = verify_file(
-            model,
-            work,
-            verification_images,
-            mode=mode,
-            least_cosine=least_cosine,
-            least_agreement=least_agreement,
-            threads=threads,
-            progress=progress,
+            model, work, verification_images, mode=mode, threads=threads, progress=progress, **thresholds
         )
         resize_error = _resize_error(model, verification_images, options, work.with_name("resize"))
         work.replace(path)
@@ -159,42 +148,14 @@ def _check_path(path: Path) -> None:
         raise FileNotFoundError(errno.ENOENT, "There is no folder for the .tflite file", str(path.parent))
 
 
-def _check(
-    model: keras.Model, options: Options, mode: Mode, *, route: str, image_size: object, threads: object
-) -> None:
-    """Raise one ValueError with everything that is wrong or does not go together."""
-    is_ours = isinstance(model, VisionTransformer)
-    misfits = list(options.misfits())
-    if route not in ROUTES:
-        misfits.append(f"route is one of {list(ROUTES)}. Received: {route!r}")
-    if not is_count(threads, least=1):
-        misfits.append(f"threads is a whole number from 1. Received: {threads!r}")
-    if route == "converter":
-        misfits += _converter.misfits(model, options, mode)
-    elif is_ours:
-        misfits += options.model_misfits(model.config)
-    else:
-        name = type(model).__name__
-        misfits.append(f'route="direct" writes VisionTransformers; use route="converter". Received: {name}')
-    if image_size is not None and not is_ours:
-        misfits.append(f"image_size is for VisionTransformers. Received: {type(model).__name__}")
-    if misfits:
-        raise ValueError("tflite: " + "; ".join(misfits))
-
-
 def _calibration_images(model: keras.Model, images: Any, options: Options, mode: Mode) -> np.ndarray | None:
     """Return calibration images as the file takes them; None if the mode does not use them."""
     if not mode.needs_calibration and (mode.smoothing is None or images is None):
         return None
-    if images is None:
-        raise ValueError(
-            f"quantize={mode.name!r} needs calibration images: a hundred or more as the model will meet them, "
-            "calibration=model.preprocess(...). Received: None"
-        )
     prepared = inputs.prepared_images(model, images, "calibration")
     if options.dtype == "float32":
         return prepared
-    height, width = options.source_size or model.input_shape[1:3]
+    height, width = options.source_sides or model.input_shape[1:3]
     return inputs.to_pixels(model, images, (height, width, model.input_shape[-1]))
 
 
@@ -219,12 +180,12 @@ def _write(
     """Write the file from the model's weights, quantized, with its metadata and labels."""
     if mode.smoothing is not None and calibration is not None:
         floats = path.with_name("unsmoothed")
-        build_file(model, dataclasses.replace(options, storage=FLOAT32)).write(floats)
+        build_checked_file(model, dataclasses.replace(options, storage=FLOAT32)).write(floats)
         smoothing = smoothing_factors(floats, calibration, mode.smoothing, progress=progress)
         floats.unlink()
         options = dataclasses.replace(options, smoothing=smoothing)
     unquantized = path.with_name("unquantized") if mode.uses_quantizer else path
-    builder = build_file(model, options)
+    builder = build_checked_file(model, options)
     builder.metadata(metadata.BUFFER_NAME, _metadata(model, options, mode))
     builder.write(unquantized)
     if mode.uses_quantizer:

@@ -36,7 +36,7 @@ def class_names(config: ViTConfig, labels: str | Iterable[str] | None) -> list[s
     `labels` is the name of a list in zoo/labels, or the names themselves; None takes the model's own list.
     """
     if labels is not None and not config.num_classes:
-        raise ValueError("labels need a model with a head. Received: num_classes=0 and labels")
+        raise ValueError("labels need a head. Received: a model of num_classes=0")
     chosen = config.labels if labels is None else labels
     if chosen is None or not config.num_classes:
         return None

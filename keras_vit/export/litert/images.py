@@ -34,7 +34,7 @@ def add_image_input(ops: Operators, config: ViTConfig, options: Options) -> Imag
     half of the range of 8 bits (4 dB on the digits).
     """
     target = config.size
-    size = options.source_size or target
+    size = options.source_sides or target
     image = ops.builder.input("image", (options.batch, *size, config.num_channels), options.dtype)
     if options.dtype == "float32":
         return ImageInput(image, image)

@@ -1,4 +1,4 @@
-"""Options of a LiteRT file, checked in one place."""
+"""Options of a LiteRT file, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ class Options:
     batch: int | None = 1  # None is any number, which the caller sets with `resize_tensor_input`
     storage: Storage = FLOAT32
     dtype: str = "float32"  # the argument input_dtype
-    source_size: tuple[int, int] | None = None
+    source_size: int | tuple[int, int] | None = None
     resize: str = "exact"
     output: str = "logits"
     attention: bool = False
-    labels: str | Sequence[str] | None = None
+    labels: Sequence[str] | None = None  # class names, in the order of the logits
     # "block_3/norm1" -> factors (hidden_size,) above 0: the norm's result is multiplied by them and the next kernel is
     # divided by them, which moves outliers of activations into the kernel (SmoothQuant, arXiv 2211.10438).
     smoothing: Mapping[str, np.ndarray] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.source_size is not None:
-            object.__setattr__(self, "source_size", pair(self.source_size, "source_size"))
+    @property
+    def source_sides(self) -> tuple[int, int] | None:
+        """`source_size` as (height, width)."""
+        return None if self.source_size is None else pair(self.source_size, "source_size")
 
     def check(self, config: ViTConfig) -> None:
         """Raise one ValueError with everything that is wrong with the options or impossible for the model."""
@@ -53,6 +54,10 @@ class Options:
                 yield f"{name} is one of {list(known)}. Received: {value!r}"
         if self.batch is not None and not is_count(self.batch, least=1):
             yield f"batch is a whole number from 1, or None for any. Received: {self.batch!r}"
+        try:
+            _ = self.source_sides
+        except ValueError as error:
+            yield str(error)
 
     def model_misfits(self, config: ViTConfig) -> Iterator[str]:
         """Yield one sentence for each option that a file of this model cannot have."""
@@ -60,8 +65,6 @@ class Options:
             yield f"source_size needs input_dtype='uint8': only pixels are resized. Received: {self.dtype!r}"
         if self.output == "probabilities" and not config.num_classes:
             yield "output='probabilities' needs a head. Received: a model of num_classes=0"
-        if self.labels is not None and not config.num_classes:
-            yield "labels need a head. Received: a model of num_classes=0"
         if self.attention and not config.class_token:
             yield "attention=True needs a class token. Received: a model without one"
         wrong = {

@@ -6,6 +6,7 @@ Nothing here imports Keras, TensorFlow or the quantizer, so that `keras-vit` can
 from __future__ import annotations
 
 import math
+import numbers
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -178,10 +179,17 @@ def _choice_and_range_errors(table: dict[str, Any], where: str) -> Iterator[str]
         if key in _CHOICES and value not in _CHOICES[key]:
             known = list(_CHOICES[key])
             yield f"{where}.{key} is one of {known}. Received: {value!r}" + _nearest(str(value), map(str, known))
-        least, most = _RANGES.get(key, (-math.inf, math.inf))
-        if key in _RANGES and not least <= value <= most:
-            bounds = f"from {least} to {most}" if most < math.inf else f"{least} or more"
-            yield f"{where}.{key} is {bounds}. Received: {value!r}"
+        if key in _RANGES:
+            yield from range_misfits(key, value, f"{where}.")
+
+
+def range_misfits(name: str, value: Any, where: str = "") -> Iterator[str]:
+    """Yield a sentence if a number of a mode, such as "least_cosine", is outside of its range."""
+    least, most = _RANGES[name]
+    is_number = isinstance(value, numbers.Real)
+    if not (is_number and least <= value <= most):
+        bounds = f"from {least} to {most}" if most < math.inf else f"{least} or more"
+        yield f"{where}{name} is {bounds}. Received: {value!r}"
 
 
 def _nearest(value: str, known: Iterable[str]) -> str:
