@@ -96,7 +96,7 @@ def _local_path(source: str) -> Path | None:
 def _checked(path: Path, expected: Expected) -> Path:
     """Return a local path after checking it against what is known about it."""
     if not path.exists():
-        raise FileNotFoundError(f"There is no file {path.absolute()}.")
+        raise FileNotFoundError(f"There is no file or folder {path.absolute()}.")
     if expected != Expected():
         try:
             verify(path, expected)
