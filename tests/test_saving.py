@@ -171,6 +171,12 @@ def test_a_keras_file_is_loaded_as_keras_loads_it(tmp_path: Path, dtype: str | N
         np.testing.assert_array_equal(np.asarray(ours, "float64"), np.asarray(theirs, "float64"))
 
 
+def test_the_suffix_of_a_keras_file_is_recognised_in_any_case(tmp_path: Path) -> None:
+    built().save(tmp_path / "vit.keras")
+    (tmp_path / "vit.keras").rename(tmp_path / "C.KERAS")
+    assert converters.load(tmp_path / "C.KERAS").config == built().config
+
+
 def test_a_damaged_keras_file_is_one_clear_error(tmp_path: Path) -> None:
     built().save(tmp_path / "vit.keras")
     (tmp_path / "cut.keras").write_bytes((tmp_path / "vit.keras").read_bytes()[:1000])

@@ -397,6 +397,13 @@ def test_a_card_with_a_typo_is_refused_where_it_stands(tmp_path: Path) -> None:
         assert "mine.toml" in str(caught.value)
 
 
+def test_a_model_that_is_no_official_architecture_states_its_sizes(tmp_path: Path) -> None:
+    text = (data_files.folder("zoo") / "digits.toml").read_text(encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(text.replace("hidden_size = 64\n", ""))
+    with pytest.raises(CardError, match="No architecture has this name.*'ViT-digits'"):
+        read_family(tmp_path / "mine.toml")
+
+
 def test_unknown_models_are_refused_with_the_nearest() -> None:
     for name in ("ViT-B/17x", "Vit-X/16", "R51+ViT-B/16"):
         with pytest.raises(zoo.UnknownModel, match="nearest are .*ViT-B") as caught:

@@ -186,7 +186,7 @@ def test_a_name_of_the_zoo_comes_before_a_path_and_a_path_before_any_other_name(
 ) -> None:
     choice = pretrained.resolve(spec)
     assert (choice.name, choice.source, choice.is_file) == (name, source, name is None)
-    assert choice.is_published == (name is not None)
+    assert (choice.published is not None) == (name is not None)
 
 
 @pytest.mark.parametrize(
@@ -205,17 +205,17 @@ def test_a_name_of_the_zoo_comes_before_a_path_and_a_path_before_any_other_name(
 def test_a_tag_of_the_card_comes_before_a_path(crowded: Path, weights: Any, source: str | None) -> None:
     choice = pretrained.resolve_name("B/16", weights)
     assert (choice.name, choice.source) == ("ViT-B/16", source)
-    assert choice.is_published == (weights == "sam")
+    assert (choice.published is not None) == (weights == "sam")
 
 
 def test_a_name_without_weights_takes_the_callers_default(crowded: Path) -> None:
     assert pretrained.resolve("B/16", default=None).source is None
     assert pretrained.resolve("B/16", "sam", default=None).source == "gs://vit_models/sam/ViT-B_16.npz"
-    assert pretrained.resolve("g/14", default=None).config() == ViTConfig.from_name("g/14")
+    assert pretrained.resolve("g/14", default=None).expected_config == ViTConfig.from_name("g/14")
 
 
 def test_neither_a_name_nor_a_path_is_an_error(crowded: Path) -> None:
-    for spec in ("ViT-B/17x", "nothing", "nowhere/digits", ""):
+    for spec in ("ViT-B/17x", "nothing", "nowhere/digits", "runs/nothing"):
         with pytest.raises(zoo.UnknownModel, match=f"Received: '{spec}'"):
             pretrained.resolve(spec)
     with pytest.raises(ValueError, match="augmentation.*aug_heavy"):
@@ -224,6 +224,66 @@ def test_neither_a_name_nor_a_path_is_an_error(crowded: Path) -> None:
         pretrained.resolve("./digits", "sam")
     with pytest.raises(FileNotFoundError, match=r"absent\.npz"):
         pretrained.load_choice(pretrained.resolve("absent.npz"))
+
+
+@pytest.mark.parametrize("spec", ["", " "])
+def test_an_empty_text_is_no_model(crowded: Path, spec: str) -> None:
+    for call in (pretrained.resolve, zoo.load):
+        with pytest.raises(
+            zoo.UnknownModel, match=f"Expected the name of a model, a path or a URL. Received: '{spec}'"
+        ):
+            call(spec)
+    with pytest.raises(ValueError, match="has the weights .*Received: weights=''"):
+        zoo.load("B/16", weights="")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("./nothing", "../x", "/no/such/folder", "runs/nothing/", "~/x", ".\\B_16", "./B_16"),
+        f"./{TI}",  # would be the name of an AugReg file without the dot
+        f"./{TI.replace('none', 'heavy')}",
+    ],
+)
+def test_what_is_written_as_a_path_is_a_file_that_may_be_missing(
+    crowded: Path, monkeypatch: pytest.MonkeyPatch, spec: str
+) -> None:
+    monkeypatch.setenv("HOME", str(crowded / "home"))
+    expected = spec.replace("~", str(crowded / "home"))
+    for choice in (pretrained.resolve(spec), pretrained.resolve("B/16", spec)):
+        with pytest.raises(FileNotFoundError, match="There is no file or folder") as caught:
+            pretrained.load_choice(choice)
+        assert str(Path(expected).absolute()) in str(caught.value)
+
+
+def test_a_path_begins_in_the_folder_of_the_user(crowded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(crowded))
+    assert pretrained.fetch_source(pretrained.resolve("~/mine.npz")) == crowded / "mine.npz"
+    assert pretrained.fetch_source(pretrained.resolve("B/16", "~/sam")) == crowded / "sam"
+
+
+def test_a_choice_states_the_config_and_the_defaults_of_its_card(crowded: Path) -> None:
+    card = catalogue.find("B/16", "gsam")
+    choice = pretrained.resolve("B/16", "gsam")
+    assert choice.published == card
+    assert choice.expected_config == card.whole_config()
+    assert (choice.expected_config.classifier, choice.expected_config.class_token) == ("gap", False)
+    assert choice.defaults == {"preprocessing": card.preprocessing, "labels": card.labels}
+    own = pretrained.resolve("B/16", "mine.npz")
+    assert own.expected_config == ViTConfig.from_name("B/16")
+    assert own.defaults == pretrained.resolve("B/16").defaults
+    assert pretrained.resolve("digits", default=None).expected_config == catalogue.find("digits").whole_config()
+    assert (pretrained.resolve("g/14", default=None).defaults, pretrained.resolve("mine.npz").defaults) == ({}, {})
+
+
+def test_a_name_is_looked_up_once(crowded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(pretrained, "card", lambda name: asked.append(name) or catalogue.card(name))
+    for spec in ("digits", "Ti/32", "B_16-i21k-300ep-mine", "absent.npz", "B/16"):
+        pretrained.resolve(spec)
+    assert asked == ["digits", "Ti/32", "B_16-i21k-300ep-mine", "absent.npz", "B/16"]
+    pretrained.resolve("./digits")
+    assert len(asked) == 5
 
 
 def test_what_describes_a_file_is_refused_with_a_name() -> None:

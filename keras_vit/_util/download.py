@@ -96,7 +96,7 @@ def _local_path(source: str) -> Path | None:
 def _verify_local(path: Path, expected: Expected) -> Path:
     """Check a local file against `expected`, and return its path."""
     if not path.exists():
-        raise FileNotFoundError(f"There is no file {path.absolute()}.")
+        raise FileNotFoundError(f"There is no file or folder {path.absolute()}.")
     if expected != Expected():
         try:
             verify(path, expected)

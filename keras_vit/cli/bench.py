@@ -71,9 +71,15 @@ def timed(call: Callable[[Any], Any], images: Any, rounds: int) -> dict[str, Any
 
 
 def _is_exported(model: str) -> bool:
+    """Return whether this is an exported file: a .tflite file or a SavedModel, which `resolve` cannot load.
+
+    No name ends in ".tflite". A folder with a SavedModel may have a name of the zoo, which is then the zoo's model.
+    """
     from keras_vit.zoo.pretrained import resolve
 
-    return model.endswith(".tflite") or ((Path(model) / "saved_model.pb").exists() and resolve(model).is_file)
+    if model.casefold().endswith(".tflite"):
+        return True
+    return (Path(model) / "saved_model.pb").exists() and resolve(model).is_file
 
 
 def _set_threads(threads: int | None) -> None:

@@ -29,5 +29,5 @@ def visualize(
         choice = resolve(model, weights)
         loaded = load_choice(choice, changes)
     title = choice.name or Path(model).name
-    card = f"{title}, {choice.card.tag}\n\n{choice.card}" if choice.card and choice.is_published else None
+    card = f"{title}, {choice.published.tag}\n\n{choice.published}" if choice.published else None
     typer.echo(str(report(loaded, images, out, top=top, title=title, card=card, progress=True)))

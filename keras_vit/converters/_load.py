@@ -68,7 +68,7 @@ def load(
     changes = {
         name: value for name, value in (("image_size", image_size), ("num_classes", num_classes)) if value is not None
     }
-    if Path(path).suffix == _KERAS_SUFFIX:
+    if Path(path).suffix.casefold() == _KERAS_SUFFIX:
         if config is not None or format is not None:
             raise ValueError(f"A .keras file states everything itself. Received: config={config!r}, format={format!r}")
         return _load_keras(Path(path), changes, dtype=dtype, allow_nonfinite=allow_nonfinite)

@@ -14,7 +14,7 @@ from typing import Any
 from keras_vit._util import data_files
 from keras_vit._util.schema import NUMBER, misfits
 from keras_vit.errors import CardError
-from keras_vit.model.config import Preprocessing, ViTConfig
+from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
 from keras_vit.model.sizes import canonical_name
 
 NOT_PUBLISHED = "not published"
@@ -129,15 +129,18 @@ class Weights:
         stated = {name: getattr(self, name) for name in ("image_size", "num_classes", "labels", "preprocessing")}
         return {**{name: value for name, value in stated.items() if value is not None}, **self.config}
 
-    @property
-    def states_architecture(self) -> bool:
-        """Whether the card states all sizes of the model, because it is not an official architecture."""
-        return "hidden_size" in self.config
+    def base_config(self, **fields: Any) -> ViTConfig:
+        """Return the config of the model without these weights, with some fields in place of its own.
+
+        It is the official one, or the card's if the card states all sizes: then the model is no official architecture.
+        """
+        if "hidden_size" in self.config:
+            return ViTConfig(**{**self.facts, **fields})
+        return ViTConfig.from_name(self.architecture, **fields)
 
     def whole_config(self) -> ViTConfig:
         """Return the config of the published model; without a head if only the file states the number of classes."""
-        facts = {"num_classes": 0, **self.facts}
-        return ViTConfig(**facts) if self.states_architecture else ViTConfig.from_name(self.architecture, **facts)
+        return self.base_config(**{"num_classes": 0, **self.facts})
 
     @property
     def size_words(self) -> str:
@@ -234,7 +237,8 @@ def _check(weights: Weights, *, own: bool) -> None:
     name = weights.architecture
     if not own and name != canonical_name(name):
         raise ValueError(f"a card must use the canonical name {canonical_name(name)!r}. Received: {name!r}")
-    (ViTConfig() if own else ViTConfig.from_name(name)).replace(**weights.facts)
+    check_fields(weights.facts)
+    weights.whole_config()
     folder = data_files.folder("zoo") / "labels"
     if weights.labels is not None and not (folder / f"{weights.labels}.txt").is_file():
         known = sorted(path.stem for path in folder.glob("*.txt"))

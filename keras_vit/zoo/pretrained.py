@@ -6,14 +6,16 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_vit.errors import FileUnavailableError, UnknownModel
+from keras_vit.model import labels
 from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
+from keras_vit.model.sizes import canonical_name
 from keras_vit.zoo.cards import Weights
-from keras_vit.zoo.catalogue import card, select
+from keras_vit.zoo.catalogue import Card, card, select
 
 if TYPE_CHECKING:
     from keras_vit.model.vision_transformer import VisionTransformer
@@ -31,24 +33,15 @@ class Choice:
     """The model that a name, a path or a URL stands for."""
 
     source: str | None  # path or URL of the weights; None for random weights
-    name: str | None = None  # None for a file without a name, whose architecture is read from it
-    card: Weights | None = None  # the published weights; the recommended ones if `source` is the user's own file
+    name: str | None = None  # canonical; None for a file without a name, whose architecture is read from it
+    expected_config: ViTConfig | None = None  # of the name: random weights take it, a file must agree with it
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # fields of the card, for a file that does not state them
+    published: Weights | None = None  # the published weights whose file `source` is
 
     @property
     def is_file(self) -> bool:
         """Whether this is a file without a name."""
         return self.name is None
-
-    @property
-    def is_published(self) -> bool:
-        """Whether the weights are the card's own file."""
-        return self.card is not None and self.source == self.card.location
-
-    def config(self, **changes: Any) -> ViTConfig:
-        """Return the config of the name: the official one at 224 pixels, or the card's if it states all sizes."""
-        if self.card is not None and self.card.states_architecture:
-            return ViTConfig(**self.card.facts).replace(**changes)
-        return ViTConfig.from_name(self.card.architecture if self.card else self.name or "", **changes)
 
 
 def resolve(
@@ -56,12 +49,15 @@ def resolve(
 ) -> Choice:
     """Find the model that a name, path or URL stands for, as all commands and `train.run` do.
 
-    A name of the zoo is the zoo's model even if a file or folder of that name exists: "./digits" is the file. Any other
-    existing path is a file, and so is any name with the suffix of a checkpoint. `weights` are for names: a tag, a path
-    or a URL; None takes `default`, which is "default" (recommended) or None (random). Errors are those of `load`.
+    A URL is a file, and so is a path that begins with "/", "." or "~", ends with "/" or contains a backslash, whether
+    it exists or not. A name of the zoo comes before any other path: "./digits" is the file. What is no such name is a
+    file if it exists or ends in the suffix of a checkpoint. `weights` are for names: a tag, a path or a URL; None takes
+    `default`, which is "default" (recommended) or None (random). Raises as `load`; `fetch_source` looks for the file.
     """
-    if not _is_file(spec):
-        return resolve_name(str(spec), default if weights is None else weights)
+    if isinstance(spec, str) and not _is_written_as_path(spec):
+        found = _look_up(spec)
+        if not _is_file(spec, found):
+            return _choose_weights(spec, found, default if weights is None else weights)
     if weights is not None:
         raise ValueError(f"weights are for a model's name. Received: weights={weights!r} and the file {spec!r}")
     return Choice(source=os.fspath(spec))
@@ -69,41 +65,68 @@ def resolve(
 
 def resolve_name(name: str, weights: str | os.PathLike[str] | None) -> Choice:
     """Find the weights of a name; arguments and errors as for `load`."""
-    path = None if weights is None else os.fspath(weights)
+    return _choose_weights(name, _look_up(name), weights)
+
+
+def _look_up(name: str) -> Card | ValueError:
+    """Return the card of a name, or the error that says why there is none."""
+    if not name.strip():
+        return UnknownModel(f"Expected the name of a model, a path or a URL. Received: {name!r}")
     try:
-        known = card(name)
-    except UnknownModel:
-        if not _is_own(weights, ["default"]):
-            raise
-        ViTConfig.from_name(name)  # raises an error that lists the nearest architectures
-        return Choice(source=path, name=name)
-    if _is_own(weights, ["default", *known.weights]):
-        return Choice(source=path, name=known.name, card=select(known))
-    row = select(known, path or "")
-    return Choice(source=row.location, name=known.name, card=row)
+        return card(name)
+    except ValueError as error:
+        return error
 
 
-def _is_file(spec: str | os.PathLike[str]) -> bool:
-    if not isinstance(spec, str) or "://" in spec:
-        return True
-    exists, has_suffix = bool(spec) and Path(spec).exists(), spec.casefold().endswith(_FILE_SUFFIXES)
-    if exists == has_suffix:
-        return exists
-    try:
-        card(spec)
-    except UnknownModel:
-        return True
-    except ValueError:  # almost the name of an AugReg file; if there is no such file, the caller gets this error
-        return exists
-    return False
+def _choose_weights(name: str, found: Card | ValueError, weights: str | os.PathLike[str] | None) -> Choice:
+    """Return the choice of a name with a tag, a path or URL, or None for random weights."""
+    source = None if weights is None else os.fspath(weights)
+    if isinstance(found, Card):
+        tag = weights if isinstance(weights, str) and not _is_weights_file(weights, found) else None
+        row = select(found, tag if tag is not None else "default")
+        source = source if tag is None else row.location
+        published = row if source == row.location else None
+        return Choice(
+            source=source,
+            name=found.name,
+            expected_config=row.whole_config() if published else row.base_config(),
+            defaults={"preprocessing": row.preprocessing} | ({"labels": row.labels} if row.labels else {}),
+            published=published,
+        )
+    if not isinstance(found, UnknownModel) or (isinstance(weights, str) and not _is_weights_file(weights)):
+        raise found
+    # Raises an error that lists the nearest architectures.
+    return Choice(source=source, name=canonical_name(name), expected_config=ViTConfig.from_name(name))
 
 
-def _is_own(weights: str | os.PathLike[str] | None, tags: list[str]) -> bool:
-    """Return whether weights are random, a path or a URL. A tag stays a tag if a file has its name."""
-    if not isinstance(weights, str):
-        return True
-    path = Path(weights)
-    return weights not in tags and ("/" in weights or os.sep in weights or bool(path.suffix) or path.exists())
+def _is_file(spec: str, found: Card | ValueError) -> bool:
+    """Return whether a text that may be a name is a file; `found` is what `_look_up` returns."""
+    if isinstance(found, Card):  # the name of an AugReg file may end in .npz: that file in the current folder
+        return _has_file_suffix(spec) and Path(spec).exists()
+    if isinstance(found, UnknownModel):
+        return _is_path(spec)
+    return Path(spec).exists()  # almost the name of an AugReg file; if there is no such file, the caller gets `found`
+
+
+def _is_weights_file(weights: str, found: Card | None = None) -> bool:
+    """Return whether weights are a path or a URL. A tag stays a tag if a file has its name."""
+    if weights == "default" or (found and weights in found.weights):
+        return False
+    return _is_path(weights) or "/" in weights or bool(Path(weights).suffix)  # no tag has a slash
+
+
+def _is_path(text: str) -> bool:
+    """Return whether a text that is neither a known name nor a tag is a path or a URL."""
+    return _is_written_as_path(text) or _has_file_suffix(text) or (bool(text) and Path(text).exists())
+
+
+def _is_written_as_path(text: str) -> bool:
+    """Return whether a text can only be a path or a URL: no name and no tag is written like this."""
+    return "://" in text or text.startswith(("/", ".", "~")) or text.endswith("/") or "\\" in text
+
+
+def _has_file_suffix(text: str) -> bool:
+    return text.casefold().endswith(_FILE_SUFFIXES)
 
 
 def load(
@@ -161,18 +184,19 @@ def load_choice(
     config and format of `converters.load`.
     """
     changes = dict(changes or {})
-    if choice.is_file:
+    if choice.expected_config is None:
         from keras_vit import converters
 
         return converters.load(fetch_source(choice), **changes, **file_facts, dtype=dtype)
     stated = {name: value for name, value in file_facts.items() if value is not None}
     if stated:
         raise ValueError(f"{choice.name} is a model of the zoo: {list(stated)} describe a file. Received: {stated}")
-    if choice.source is None:
-        from keras_vit.model.vision_transformer import VisionTransformer
+    if choice.source is not None:
+        return _build(fetch_source(choice), choice.expected_config, choice.defaults, changes, dtype)
+    from keras_vit.model.vision_transformer import VisionTransformer
 
-        return VisionTransformer(choice.config(**changes), dtype=dtype)
-    return _build(fetch_source(choice), choice, changes, dtype)
+    # Without weights a changed classifier decides whether there is a class token.
+    return VisionTransformer(choice.expected_config.replace(**{"class_token": None, **changes}), dtype=dtype)
 
 
 def fetch_source(choice: Choice) -> Path:
@@ -183,8 +207,8 @@ def fetch_source(choice: Choice) -> Path:
     from keras_vit._util.download import fetch
 
     source = choice.source or ""
-    if choice.card is not None and choice.is_published:
-        return fetch(source, sha256=choice.card.sha256, size=choice.card.bytes)
+    if choice.published is not None:
+        return fetch(source, sha256=choice.published.sha256, size=choice.published.bytes)
     path = fetch(source)
     if match := _REMOTE_SAFETENSORS.fullmatch(source):
         for name in _CONFIG_FILES:
@@ -193,28 +217,29 @@ def fetch_source(choice: Choice) -> Path:
     return path
 
 
-def _build(path: Path, choice: Choice, changes: dict[str, Any], dtype: Any) -> VisionTransformer:
+def _build(
+    path: Path, expected: ViTConfig, defaults: Mapping[str, Any], changes: Mapping[str, Any], dtype: Any
+) -> VisionTransformer:
+    """Build the model of a file that a name stands for, after checking its architecture."""
     from keras_vit.converters import build
     from keras_vit.converters.source import open_checkpoint
 
-    expected = choice.config()
     with open_checkpoint(path, num_heads=expected.num_heads, wanted_size=changes.get("image_size")) as checkpoint:
         _check_architecture(path, checkpoint.config, expected)
-        defaults = _card_defaults(choice.card, checkpoint.config.replace(**changes))
-        return build(checkpoint, defaults | changes, dtype=dtype)
+        unstated = _unstated(defaults, checkpoint.config.replace(**changes))
+        return build(checkpoint, {**unstated, **changes}, dtype=dtype)
 
 
-def _card_defaults(row: Weights | None, config: ViTConfig) -> dict[str, Any]:
-    """Return the preprocessing and the labels that a card states, for a file that does not state them itself."""
-    from keras_vit.model import labels
-
-    defaults: dict[str, Any] = {}
-    if row is not None and config.preprocessing == Preprocessing():
-        defaults["preprocessing"] = row.preprocessing
-    # A list of another length belongs to other classes.
-    if row is not None and row.labels and config.labels is None and len(labels.read(row.labels)) == config.num_classes:
-        defaults["labels"] = row.labels
-    return defaults
+def _unstated(defaults: Mapping[str, Any], config: ViTConfig) -> dict[str, Any]:
+    """Return those of the card's defaults that the file's config does not state itself."""
+    unstated = dict(defaults)
+    if config.preprocessing != Preprocessing():
+        unstated.pop("preprocessing", None)
+    # A list of another length names other classes.
+    names = unstated.get("labels")
+    if names and (config.labels is not None or len(labels.read(names)) != config.num_classes):
+        del unstated["labels"]
+    return unstated
 
 
 def _check_architecture(path: Path, config: ViTConfig, expected: ViTConfig) -> None:

@@ -11,28 +11,39 @@ import keras
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train._recipe import Recipe
-from keras_vit.zoo import pretrained
+from keras_vit.zoo.pretrained import Choice, load_choice, resolve
 
 
-def opened(
+def choose_model(
     recipe: Recipe,
     model: str | os.PathLike[str] | ViTConfig | VisionTransformer,
-    *,
     weights: str | os.PathLike[str] | None = None,
-) -> VisionTransformer:
-    """Return the model that training begins with: loaded, new with random weights, or `model` itself.
+) -> tuple[Recipe, Choice | ViTConfig | VisionTransformer]:
+    """Find what `model` stands for; return it with the recipe's variant for the model's name.
 
     `model` and `weights` are as for `train.run`; the recipe's `start` decides for a name without `weights`.
     """
-    if weights is not None and not isinstance(model, str):
-        raise ValueError(f"weights are for a model's name. Received: weights={weights!r} and model={model!r}")
+    if isinstance(model, ViTConfig | VisionTransformer):
+        if weights is not None:
+            raise ValueError(f"weights are for a model's name. Received: weights={weights!r} and model={model!r}")
+        return recipe, model
+    choice = _resolve(recipe, model, weights)
+    chosen = recipe.for_model(choice.name) if choice.name else recipe
+    return chosen, choice if chosen.start == recipe.start else _resolve(chosen, model, weights)
+
+
+def _resolve(recipe: Recipe, model: str | os.PathLike[str], weights: str | os.PathLike[str] | None) -> Choice:
+    return resolve(model, weights, default="default" if recipe.start == "pretrained" else None)
+
+
+def load_model(recipe: Recipe, model: Choice | ViTConfig | VisionTransformer) -> VisionTransformer:
+    """Return the model that training begins with: loaded, new with random weights, or `model` itself."""
     if isinstance(model, VisionTransformer):
         return model
     keras.utils.set_random_seed(recipe.seed % 2**32)  # so that the same random weights are drawn every time
     if isinstance(model, ViTConfig):
         return VisionTransformer(model, dtype="float32")
-    default = "default" if recipe.start == "pretrained" else None
-    return pretrained.load_choice(pretrained.resolve(model, weights, default=default), dtype="float32")
+    return load_choice(model, dtype="float32")
 
 
 def adapt_model(

@@ -113,14 +113,14 @@ def run(
         (1, False)
     """
     devices = strategies.strategy(strategy) if isinstance(strategy, str) else strategy
-    recipe = recipe.for_model(model) if isinstance(model, str) else recipe
+    recipe, chosen = prepare.choose_model(recipe, model, weights)
     _check_devices(recipe, devices)
     dataset = open_data(
         data, data_dir=data_dir, train_split=train_split, eval_split=eval_split, on_bad_image=on_bad_image
     )
     split = training_split(dataset)
 
-    source = prepare.opened(recipe, model, weights=weights)
+    source = prepare.load_model(recipe, chosen)
     with devices.scope():
         adapted = prepare.adapt_model(recipe, source, num_classes=dataset.num_classes, class_names=dataset.class_names)
         state = TrainState(recipe, adapted, total_steps=recipe.resolved_steps(split.count))
