@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import inspect
 import pickle
 import re
 import tracemalloc
@@ -22,7 +21,7 @@ from keras_vit._util import data_files
 from keras_vit.converters import assign
 from keras_vit.errors import CardError
 from keras_vit.zoo.cards import read_family
-from test_public import public
+from public_names import public_names
 
 TOKEN = reference.checkpoint("vit_token")
 Q = "Transformer/encoderblock_1/MultiHeadDotProductAttention_1/query/kernel"
@@ -173,7 +172,7 @@ def test_all_misfits_are_said_at_once(tmp_path: Path, assigned: list[str]) -> No
 def test_a_misspelt_tensor_is_found_by_the_name_it_should_have(tmp_path: Path) -> None:
     wrong = SCALE.replace("scale", "scail")
     lines = misfits(changed(tmp_path, lambda tensors: tensors.update({wrong: tensors.pop(SCALE)})))
-    assert any("the nearest is " + wrong in line for line in lines)
+    assert any(f"the nearest is {wrong!r}" in line for line in lines)
 
 
 def test_a_hundred_misfits_stay_one_screen(tmp_path: Path) -> None:
@@ -221,7 +220,7 @@ def test_a_mixer_of_the_same_authors_is_no_vision_transformer(tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["embedding/kernel", "Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel"])
 def test_a_file_without_its_first_matrices_is_no_vision_transformer(tmp_path: Path, name: str) -> None:
     path = changed(tmp_path, lambda tensors: tensors.pop(name))
-    with pytest.raises(converters.CheckpointError, match=r"changed.npz.*no Vision Transformer in google format"):
+    with pytest.raises(converters.CheckpointError, match=r"changed.npz.*is not a Vision Transformer in google format"):
         converters.load(path)
 
 
@@ -417,7 +416,7 @@ PROMISED = re.compile(r"\b(?:[A-Z]\w*Error|UnknownModel|Diverged)\b")
 
 
 def test_errors_that_are_promised_can_be_imported() -> None:
-    docstrings = [inspect.getdoc(parameters.values[0]) or "" for parameters in public()]
+    docstrings = [public.docstring for public in public_names()]
     sections = [re.search(r"^Raises:\n((?: .*\n?|\n)+)", text, re.MULTILINE) for text in docstrings]
     promised = {name for section in sections if section for name in PROMISED.findall(section[1])}
     assert {"DownloadError", "CheckpointError", "UnknownModel", "ValueError"} <= promised
