@@ -22,7 +22,7 @@ from keras_vit._util import data_files
 from keras_vit.converters import assign
 from keras_vit.errors import CardError
 from keras_vit.zoo.cards import read_family
-from test_public import public
+from public_names import public_names
 
 TOKEN = reference.checkpoint("vit_token")
 Q = "Transformer/encoderblock_1/MultiHeadDotProductAttention_1/query/kernel"
@@ -417,7 +417,7 @@ PROMISED = re.compile(r"\b(?:[A-Z]\w*Error|UnknownModel|Diverged)\b")
 
 
 def test_errors_that_are_promised_can_be_imported() -> None:
-    docstrings = [inspect.getdoc(parameters.values[0]) or "" for parameters in public()]
+    docstrings = [inspect.getdoc(public.value) or "" for public in public_names()]
     sections = [re.search(r"^Raises:\n((?: .*\n?|\n)+)", text, re.MULTILINE) for text in docstrings]
     promised = {name for section in sections if section for name in PROMISED.findall(section[1])}
     assert {"DownloadError", "CheckpointError", "UnknownModel", "ValueError"} <= promised
