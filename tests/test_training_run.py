@@ -226,7 +226,7 @@ def test_a_recipe_takes_the_variant_of_the_resolved_name(model: Any, variant: st
 
 def test_a_variant_decides_which_weights_a_name_starts_with(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
-        'extends = "finetune"\n[variants.new]\nstart = "scratch"\n[variant_of]\n"ViT-B/16" = "new"\n'
+        'extends = "finetune"\nsource = "a test"\n[variants.new]\nstart = "scratch"\n[variant_of]\n"ViT-B/16" = "new"\n'
     )
     recipe = train.recipe(tmp_path / "mine.toml")
     assert prepare.choose_model(recipe, "B/16")[1].source is None

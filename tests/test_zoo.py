@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import warnings
@@ -228,7 +229,7 @@ def test_neither_a_name_nor_a_path_is_an_error(crowded: Path) -> None:
 
 @pytest.mark.parametrize("spec", ["", " "])
 def test_an_empty_text_is_no_model(crowded: Path, spec: str) -> None:
-    for call in (pretrained.resolve, zoo.load):
+    for call in (pretrained.resolve, zoo.load, functools.partial(pretrained.resolve, default=None)):
         with pytest.raises(
             zoo.UnknownModel, match=f"Expected the name of a model, a path or a URL. Received: '{spec}'"
         ):

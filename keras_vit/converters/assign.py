@@ -76,9 +76,10 @@ def _misfit(checkpoint: Checkpoint, path: str, variable: Any) -> str | None:
         if table.meaning.is_zero_without_tensor(path):
             return None
         expected = table.tensor_of(path, checkpoint.config.to_dict())
-        similar = nearest(path, match.unknown, cutoff=0.5)
+        tensor = expected.tensor if expected else path
+        similar = nearest(tensor, match.unknown, cutoff=0.5)
         hint = f" (the nearest is {similar[0]})" if similar else ""
-        return f"no tensor for {path} {shape}, such as {expected.tensor if expected else path}{hint}"
+        return f"no tensor for {path} {shape}, such as {tensor}{hint}"
     header = checkpoint.container.headers[source.tensor]
     if not layout.fits(header.shape, source, table.layout, shape):
         return f"{source.tensor} has shape {header.shape}, {path} expects {shape}"

@@ -135,7 +135,7 @@ class Weights:
         It is the official one, or the card's if the card states all sizes: then the model is no official architecture.
         """
         if "hidden_size" in self.config:
-            return ViTConfig(**{**self.facts, **fields})
+            return ViTConfig(**self.facts).replace(**fields)
         return ViTConfig.from_name(self.architecture, **fields)
 
     def whole_config(self) -> ViTConfig:

@@ -50,9 +50,10 @@ def resolve(
     """Find the model that a name, path or URL stands for, as all commands and `train.run` do.
 
     A URL is a file, and so is a path that begins with "/", "." or "~", ends with "/" or contains a backslash, whether
-    it exists or not. A name of the zoo comes before any other path: "./digits" is the file. What is no such name is a
-    file if it exists or ends in the suffix of a checkpoint. `weights` are for names: a tag, a path or a URL; None takes
-    `default`, which is "default" (recommended) or None (random). Raises as `load`; `fetch_source` looks for the file.
+    it exists or not. A name of the zoo comes before any other path: "./digits" is the file. Any other text is a file if
+    it exists or ends in the suffix of a checkpoint. `weights` are for names: a tag, a path or a URL; None takes
+    `default`, which is "default" (recommended) or None (random). Errors are those of `load`; it is `fetch_source` that
+    raises a FileNotFoundError.
     """
     if isinstance(spec, str) and not _is_written_as_path(spec):
         found = _look_up(spec)
@@ -69,9 +70,9 @@ def resolve_name(name: str, weights: str | os.PathLike[str] | None) -> Choice:
 
 
 def _look_up(name: str) -> Card | ValueError:
-    """Return the card of a name, or the error that says why there is none."""
+    """Return the card of a name, or the error that says why there is none; an empty name raises it."""
     if not name.strip():
-        return UnknownModel(f"Expected the name of a model, a path or a URL. Received: {name!r}")
+        raise UnknownModel(f"Expected the name of a model, a path or a URL. Received: {name!r}")
     try:
         return card(name)
     except ValueError as error:
@@ -235,7 +236,7 @@ def _unstated(defaults: Mapping[str, Any], config: ViTConfig) -> dict[str, Any]:
     unstated = dict(defaults)
     if config.preprocessing != Preprocessing():
         unstated.pop("preprocessing", None)
-    # A list of another length names other classes.
+    # A list of another length belongs to other classes.
     names = unstated.get("labels")
     if names and (config.labels is not None or len(labels.read(names)) != config.num_classes):
         del unstated["labels"]
