@@ -349,7 +349,7 @@ def test_what_cannot_be_done_is_said_before_any_work(
         ),
         (
             {"labels": ["a"], "image_size": 3, "least_cosine": 5.0, "route": "onnx"},
-            ("route is one of", "least_cosine is", "The labels are 1 for 5 classes", "smaller than one patch"),
+            ("route is one of", "least_cosine is", "one label per class: 1 for 5 classes", "smaller than one patch"),
         ),
         (
             {"quantize": "int3", "route": "converter", "labels": ["a"], "image_size": 0},
