@@ -42,7 +42,7 @@ _FEATURES = {
 
 @dataclass(frozen=True)
 class WritePlan:
-    """How a model is written in a format."""
+    """The decisions about writing a model in a format."""
 
     sources: dict[str, Source]  # path of a variable -> its tensor
     json_values: dict[str, Any] | None  # the object in its config.json; None for a format without one

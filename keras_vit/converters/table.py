@@ -54,12 +54,12 @@ class Row:
 
     @property
     def is_kernel(self) -> bool:
-        """Whether the variable is a matrix or a convolution."""
+        """Return whether the variable is a matrix or a convolution."""
         return self.variable.endswith("/kernel")
 
     @property
     def is_bias(self) -> bool:
-        """Whether the variable is a bias."""
+        """Return whether the variable is a bias."""
         return self.variable.endswith("/bias")
 
 
@@ -112,7 +112,7 @@ class FieldRule(NamedTuple):
 
 @dataclass(frozen=True)
 class JsonFields:
-    """How a config.json spells the fields of ViTConfig."""
+    """The spelling of ViTConfig's fields in a config.json."""
 
     rules: Mapping[str, FieldRule]  # dotted path in the file -> its field and step
     # Field -> {spelling: value, or a list of values of which the first is read}; a value's first spelling is written.

@@ -18,7 +18,7 @@ PLACEHOLDER = re.compile(r"\{(\w+)(-1)?\}")
 
 @dataclass(frozen=True)
 class TensorNames:
-    """How the names in a file become the names in a table's rows."""
+    """The rules that turn the names in a file into those of a table's rows."""
 
     prefixes: tuple[str, ...] = ("",)  # accepted before every name; the first with which the marks are found is used
     write_prefix: str = ""  # written before every name

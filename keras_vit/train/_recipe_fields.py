@@ -58,7 +58,7 @@ class FieldRule:
 
     @property
     def is_float(self) -> bool:
-        """Whether whole numbers are converted to float."""
+        """Return whether whole numbers are converted to float."""
         return self.kind is NUMBER
 
     def misfits(self, value: Any, name: str) -> Iterator[str]:

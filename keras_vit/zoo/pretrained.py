@@ -40,7 +40,7 @@ class Choice:
 
     @property
     def is_file(self) -> bool:
-        """Whether this is a file without a name."""
+        """Return whether this is a file without a name."""
         return self.name is None
 
 

@@ -56,7 +56,7 @@ class Entry:
 
     @property
     def is_hybrid(self) -> bool:
-        """Whether the patches are taken from a ResNet's feature map."""
+        """Return whether the patches are taken from a ResNet's feature map."""
         return self.config.resnet is not None
 
     @property
