@@ -258,8 +258,11 @@ def test_what_does_not_fit_is_said_before_anything_is_read(split: Split, own: An
 
 
 @pytest.mark.parametrize("batch_size", [3, 5, 16])
-def test_evaluation_counts_every_example_once_in_batches_of_one_size(batch_size: int) -> None:
-    everything = evaluation(files(), batch_size)
+@pytest.mark.parametrize("shards", [1, 3])
+def test_evaluation_counts_every_example_once_in_batches_of_one_size(batch_size: int, shards: int) -> None:
+    per_shard = [evaluation(files(), batch_size, shard=(number, shards)) for number in range(shards)]
+    assert len({len(batches) for batches in per_shard}) == 1  # workers take the same number of steps
+    everything = [batch for batches in per_shard for batch in batches]
     assert all(batch["image"].shape == (batch_size, *SIZE, 3) for batch in everything)
     images, labels, weights = (
         np.concatenate([batch[name] for batch in everything]) for name in ("image", "label", "weight")

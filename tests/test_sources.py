@@ -180,8 +180,10 @@ def test_examples_are_the_same_whichever_way_they_are_read(split: Split) -> None
         assert again["label"] == each["label"]
 
 
-def test_iterate_once_is_every_example_in_order(split: Split) -> None:
-    assert [index for _, index in pairs(split.iterate_once())] == list(range(COUNT))
+@pytest.mark.parametrize("shards", [1, 3])
+def test_iterate_once_is_every_example_in_order_divided_among_workers(split: Split, shards: int) -> None:
+    read = [[index for _, index in pairs(split.iterate_once(shard=shard, shards=shards))] for shard in range(shards)]
+    assert read == [list(range(shard, COUNT, shards)) for shard in range(shards)]
 
 
 def test_a_stream_of_records_does_not_depend_on_tensorflows_seed(prepared: dict[str, str]) -> None:

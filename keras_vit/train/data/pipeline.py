@@ -72,6 +72,7 @@ def evaluation_batches(
     split: Split,
     *,
     only: npt.NDArray[np.int64] | None = None,
+    shard: tuple[int, int] = (0, 1),
     batch_size: int,
     image_size: tuple[int, int],
     num_channels: int,
@@ -80,9 +81,10 @@ def evaluation_batches(
 ) -> tf.data.Dataset:
     """Return every valid example once, prepared as `model.preprocess` does, in batches of equal size.
 
-    `only` are the indices of the examples to read; None reads all. Black images of weight 0 fill the last batch. A
-    batch has `image`, float32 (batch, height, width, num_channels), `label`, float32 (batch, num_classes), and
-    `weight`, float32 (batch,): 1 for an example, 0 for padding.
+    `only` are the indices of the examples to read; None reads all. `shard` is a worker's number and the number of
+    workers: all get equally many batches. Black images of weight 0 fill the last batches. A batch has `image`, float32
+    (batch, height, width, num_channels), `label`, float32 (batch, num_classes), and `weight`, float32 (batch,): 1 for
+    an example, 0 for padding.
     """
     prepare = preprocess.preprocessing_function(
         image_size=image_size, num_channels=num_channels, preprocessing=preprocessing
@@ -92,15 +94,17 @@ def evaluation_batches(
         image = prepare(_match_channels(_decode(example["image"]), num_channels))
         return {"image": image, "label": _label_rows(example["label"], num_classes), "weight": tf.constant(1.0)}
 
-    examples, count = split.iterate_once(), split.num_valid
+    number, shards = shard
+    examples, count = split.iterate_once(shard=number, shards=shards), split.num_valid
     if only is not None:
+        assert shards == 1  # the chosen examples need not be divided evenly
         mask = tf.constant(np.isin(np.arange(split.count), only))
         examples, count = examples.filter(lambda example: mask[example["index"]]), len(only)
     prepared = examples.map(prepare_example, num_parallel_calls=tf.data.AUTOTUNE)
     padding = tf.data.Dataset.from_tensors(
         tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), prepared.element_spec)
     )
-    padded = prepared.concatenate(padding.repeat()).take(-(-count // batch_size) * batch_size)
+    padded = prepared.concatenate(padding.repeat()).take(-(-count // (batch_size * shards)) * batch_size)
     return _with_options(padded.batch(batch_size, drop_remainder=True))
 
 

@@ -103,9 +103,10 @@ class RecordStream(Split):
 
         return self._parse_all(stream.filter(is_local))
 
-    def iterate_once(self) -> tf.data.Dataset:
+    def iterate_once(self, *, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
         """See `Split`."""
-        return self._parse_all(self.files.stream(None).map(lambda index, record: (index, (index, record))))
+        stream = self.files.stream(None).filter(lambda index, _: index % shards == shard)
+        return self._parse_all(stream.map(lambda index, record: (index, (index, record))))
 
     def _epoch(self, order: Order, number: tf.Tensor) -> tf.data.Dataset:
         if not order.shuffle:

@@ -52,8 +52,8 @@ class Split(abc.ABC):
         """Return an endless stream of examples; the next valid one replaces one that cannot be decoded."""
 
     @abc.abstractmethod
-    def iterate_once(self) -> tf.data.Dataset:
-        """Return every valid example once, by ascending index."""
+    def iterate_once(self, *, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
+        """Return every valid example once, by ascending index; a shard has every `shards`-th example."""
 
     def name_of(self, index: int) -> str:
         """Return the name of an example for messages."""
@@ -98,9 +98,9 @@ class RandomAccess(Split):
             stream = stream.map(lambda position, index: (position, replacement[index]))
         return self._read(stream)
 
-    def iterate_once(self) -> tf.data.Dataset:
+    def iterate_once(self, *, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
         """See `Split`."""
-        indices = tf.data.Dataset.from_tensor_slices(self._valid_indices())
+        indices = tf.data.Dataset.from_tensor_slices(self._valid_indices()[shard::shards])
         return self._read(indices.map(lambda index: (index, index)))
 
     def name_of(self, index: int) -> str:
