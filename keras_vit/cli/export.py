@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from keras_vit.cli.options import Json, Model, Size, Weights, complete_mode, load_model, parse_size, print_result, quiet
+from keras_vit._util.image_paths import image_files
+from keras_vit.cli.options import (
+    Json,
+    Model,
+    Size,
+    Weights,
+    check_counts,
+    complete_mode,
+    find_model,
+    parse_size,
+    print_result,
+    quiet,
+)
+
+if TYPE_CHECKING:
+    from keras_vit.model.config import ViTConfig
 
 LeastCosine = Annotated[float | None, Option(help="Least cosine similarity; default: the mode's.")]
 LeastAgreement = Annotated[
     float | None, Option(help="Least share of images with the same best class; default: the mode's.")
 ]
 Threads = Annotated[int, Option(help="Threads for timing the file.")]
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 OTHER_FORMATS = (".onnx", ".pb", ".keras", ".h5", ".npz", ".safetensors", ".pth", ".lite", ".zip")
 MAX_IMAGES = 256  # of one folder: calibration does not gain from more
 # Options that only one of the two kinds of export takes.
@@ -36,7 +51,8 @@ def export(
     weights: Weights = None,
     image_size: Size = None,
     images: Annotated[
-        list[str] | None, Option(help="Image files and folders for calibration and comparison; may be repeated.")
+        list[str] | None,
+        Option(help="Image files, folders and patterns for calibration and comparison; may be repeated."),
     ] = None,
     batch: Annotated[int, Option(help="Images per call; 0: any number.")] = 1,
     input_dtype: Annotated[str, Option("--input", help="float32 (preprocessed images) or uint8 (pixels).")] = "float32",
@@ -59,42 +75,82 @@ def export(
     if to.suffix.lower() in OTHER_FORMATS:
         raise ValueError(f"--to is a .tflite file, or a folder for a SavedModel such as vit/1. Received: {to}")
     _check_options(context, to, is_saved_model)
-    files = _image_files(images or [])
+    files = image_files(images or [], most=MAX_IMAGES) or None
     names = Path(labels).read_text("utf-8").splitlines() if labels and Path(labels).is_file() else labels
-    with quiet():
-        from keras_vit import export as exports
-
-        loaded = load_model(model, weights, image_size)
-        if is_saved_model:
-            report = exports.saved_model(loaded, to, labels=names, top=top, warmup=warmup, bfloat16=bfloat16)
-            print_result(report, as_json)
-            return
-        report = exports.tflite(
-            loaded,
+    found = find_model(model, weights, image_size)
+    if is_saved_model:
+        write = _saved_model(found.config, to, labels=names, top=top, warmup=warmup, bfloat16=bfloat16)
+    else:
+        write = _tflite(
+            found.config,
             to,
-            quantize=quantize,
-            calibration=files or None,
-            verify=files or None,
-            batch=batch or None,
+            file={
+                "batch": batch or None,
+                "source_size": parse_size(source_size, "--source-size"),
+                "resize": resize,
+                "output": output,
+                "attention": attention,
+            },
             input_dtype=input_dtype,
-            source_size=parse_size(source_size, "--source-size"),
-            resize=resize,
-            output=output,
-            attention=attention,
-            labels=names,
-            route=route,
-            least_cosine=least_cosine,
-            least_agreement=least_agreement,
-            threads=threads,
+            images=files,
+            thresholds={"least_cosine": least_cosine, "least_agreement": least_agreement},
+            given={"quantize": quantize, "labels": names, "route": route, "threads": threads},
             progress=not as_json,
         )
+    with quiet():
+        report = write(found.load())
     print_result(report, as_json)
+
+
+def _saved_model(config: ViTConfig, to: Path, *, labels: Any, top: int, **options: Any) -> Callable[[Any], Any]:
+    """Check what can be checked without TensorFlow, and return the function that writes the SavedModel of a model."""
+    from keras_vit import export as exports
+    from keras_vit.export._temporary import check_folder_path
+    from keras_vit.model.labels import class_names
+
+    check_folder_path(to)
+    check_counts(top=top)
+    class_names(config, labels)
+    return lambda model: exports.saved_model(model, to, labels=labels, top=top, **options)
+
+
+def _tflite(
+    config: ViTConfig,
+    to: Path,
+    *,
+    file: dict[str, Any],
+    input_dtype: str,
+    images: list[str] | None,
+    thresholds: dict[str, Any],
+    given: dict[str, Any],
+    progress: bool,
+) -> Callable[[Any], Any]:
+    """Check what can be checked without TensorFlow, and return the function that writes the .tflite file of a model."""
+    from keras_vit import export as exports
+    from keras_vit.export._options import ExportOptions
+    from keras_vit.export._temporary import check_file_path
+    from keras_vit.export.litert.options import Options
+
+    check_file_path(to)
+    checked = Options(dtype=input_dtype, **file)
+    ExportOptions(
+        file=checked, has_calibration=images is not None, image_size=None, thresholds=thresholds, **given
+    ).check_config(config)
+    arguments: dict[str, Any] = {
+        "input_dtype": input_dtype,
+        "calibration": images,
+        "verify": images,
+        "progress": progress,
+    }
+    return lambda model: exports.tflite(model, to, **file, **thresholds, **given, **arguments)
 
 
 def verify(
     file: Annotated[Path, Argument(help="A .tflite file or a SavedModel's folder.")],
     model: Model,
-    images: Annotated[list[str] | None, Argument(help="Image files and folders; default: a built-in set.")] = None,
+    images: Annotated[
+        list[str] | None, Argument(help="Image files, folders and patterns; default: a built-in set.")
+    ] = None,
     weights: Weights = None,
     image_size: Size = None,
     quantize: Annotated[
@@ -106,15 +162,22 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Compare an exported file with its model. The exit code is 1 if their outputs differ too much."""
-    files = _image_files(images or [])
+    if not file.exists():
+        raise FileNotFoundError(f"There is no exported file {file}")
+    files = image_files(images or [], most=MAX_IMAGES) or None
+    if quantize is not None:
+        from keras_vit.export.quantization.modes import load_mode
+
+        load_mode(quantize)
+    check_counts(threads=threads)
+    found = find_model(model, weights, image_size)
     with quiet():
         from keras_vit import export as exports
 
-        loaded = load_model(model, weights, image_size)
         report = exports.verify(
-            loaded,
+            found.load(),
             file,
-            files or None,
+            files,
             mode=quantize,
             least_cosine=least_cosine,
             least_agreement=least_agreement,
@@ -140,19 +203,3 @@ def _check_options(context: typer.Context, to: Path, is_saved_model: bool) -> No
 def _is_given(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _image_files(paths: list[str]) -> list[str]:
-    """Return the image files among files and folders, at most MAX_IMAGES of each folder and its sub-folders."""
-    found: list[str] = []
-    for path in map(Path, paths):
-        if not path.exists():
-            raise FileNotFoundError(f"There is no image file or folder {str(path)!r}")
-        files = [path]
-        if path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
-            if not files:
-                raise ValueError(f"The folder {str(path)!r} has no images ({', '.join(IMAGE_SUFFIXES)})")
-        step = -(-len(files) // MAX_IMAGES)  # evenly chosen
-        found.extend(map(str, files[::step]))
-    return found

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from keras_vit.model.vision_transformer import VisionTransformer
 
 # Endings that only files have. AugReg names may end in .npz too.
-_FILE_SUFFIXES = (".keras", ".npz", ".safetensors", ".h5", ".pth", ".pt", ".bin")
+_FILE_SUFFIXES = (".keras", ".npz", ".safetensors", ".h5", ".hdf5", ".pth", ".pt", ".bin", ".ckpt", ".tflite", ".onnx")
+_NAME_WITH_SLASH = re.compile(r"[^/]+/\d\w*")  # "ViT-B/16", or almost
 _REMOTE_SAFETENSORS = re.compile(r"(?P<folder>(?:https?|gs|hf)://.+/)[^/]+\.safetensors(?P<revision>@[^#]+)?(?:#.*)?")
 _CONFIG_FILES = ("config.json", "preprocessor_config.json")
 # The fields in which a file must agree with the name that it is loaded by.
@@ -51,9 +52,9 @@ def resolve(
 
     A URL is a file, and so is a path that begins with "/", "." or "~", ends with "/" or contains a backslash, whether
     it exists or not. A name of the zoo comes before any other path: "./digits" is the file. Any other text is a file if
-    it exists or ends in the suffix of a checkpoint. `weights` are for names: a tag, a path or a URL; None takes
-    `default`, which is "default" (recommended) or None (random). Errors are those of `load`; it is `fetch_source` that
-    raises a FileNotFoundError.
+    it exists, ends in the suffix of a checkpoint, or has a slash where no model's name has one
+    ("runs/mine"). `weights` are for names: a tag, a path or a URL; None takes `default`, which is "default"
+    (recommended) or None (random). Errors are those of `load`; it is `fetch_source` that raises a FileNotFoundError.
     """
     if isinstance(spec, str) and not _is_written_as_path(spec):
         found = _look_up(spec)
@@ -118,7 +119,8 @@ def _is_weights_file(weights: str, found: Card | None = None) -> bool:
 
 def _is_path(text: str) -> bool:
     """Return whether a text that is neither a known name nor a tag is a path or a URL."""
-    return _is_written_as_path(text) or _has_file_suffix(text) or (bool(text) and Path(text).exists())
+    has_folder = "/" in text and not _NAME_WITH_SLASH.fullmatch(text)
+    return _is_written_as_path(text) or _has_file_suffix(text) or has_folder or (bool(text) and Path(text).exists())
 
 
 def _is_written_as_path(text: str) -> bool:
@@ -189,15 +191,46 @@ def load_choice(
         from keras_vit import converters
 
         return converters.load(fetch_source(choice), **changes, **file_facts, dtype=dtype)
-    stated = {name: value for name, value in file_facts.items() if value is not None}
-    if stated:
-        raise ValueError(f"{choice.name} is a model of the zoo: {list(stated)} describe a file. Received: {stated}")
+    _check_no_facts(choice, file_facts)
     if choice.source is not None:
         return _build(fetch_source(choice), choice.expected_config, choice.defaults, changes, dtype)
     from keras_vit.model.vision_transformer import VisionTransformer
 
+    return VisionTransformer(_random_config(choice.expected_config, changes), dtype=dtype)
+
+
+def read_config(choice: Choice, changes: Mapping[str, Any] | None = None, **file_facts: Any) -> ViTConfig:
+    """Return the config of the model that `load_choice` would load, from headers; TensorFlow is not imported.
+
+    Arguments and errors are those of `load_choice`, except the errors of single tensors.
+    """
+    changes, expected = changes or {}, choice.expected_config
+    if expected is not None:
+        _check_no_facts(choice, file_facts)
+        if choice.source is None:
+            return _random_config(expected, changes)
+    path = fetch_source(choice)
+    from keras_vit.converters.source import read_wanted_config  # imports NumPy: not for a path that is missing
+
+    hints: dict[str, Any] = {
+        "num_heads": expected.num_heads if expected else None,
+        "wanted_size": changes.get("image_size"),
+    }
+    config = read_wanted_config(path, **file_facts, **hints)
+    if expected is not None:
+        _check_architecture(path, config, expected)
+    return config.replace(**changes)
+
+
+def _check_no_facts(choice: Choice, file_facts: Mapping[str, Any]) -> None:
+    stated = {name: value for name, value in file_facts.items() if value is not None}
+    if stated:
+        raise ValueError(f"{choice.name} is a model of the zoo: {list(stated)} describe a file. Received: {stated}")
+
+
+def _random_config(config: ViTConfig, changes: Mapping[str, Any]) -> ViTConfig:
     # Without weights a changed classifier decides whether there is a class token.
-    return VisionTransformer(choice.expected_config.replace(**{"class_token": None, **changes}), dtype=dtype)
+    return config.replace(**{"class_token": None, **changes})
 
 
 def fetch_source(choice: Choice) -> Path:
@@ -222,9 +255,13 @@ def _build(
     path: Path, expected: ViTConfig, defaults: Mapping[str, Any], changes: Mapping[str, Any], dtype: Any
 ) -> VisionTransformer:
     """Build the model of a file that a name stands for, after checking its architecture."""
-    from keras_vit.converters import build
-    from keras_vit.converters.source import open_checkpoint
+    from keras_vit.converters import build, load
+    from keras_vit.converters.source import find_weights, is_keras_file, open_checkpoint
 
+    if is_keras_file(find_weights(path)):  # states everything itself
+        model = load(path, dtype=dtype)
+        _check_architecture(path, model.config, expected)
+        return model.rebuilt(model.config.replace(**changes)) if changes else model
     with open_checkpoint(path, num_heads=expected.num_heads, wanted_size=changes.get("image_size")) as checkpoint:
         _check_architecture(path, checkpoint.config, expected)
         unstated = _unstated(defaults, checkpoint.config.replace(**changes))
