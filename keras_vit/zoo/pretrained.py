@@ -14,8 +14,10 @@ from keras_vit.errors import FileUnavailableError, UnknownModel
 from keras_vit.model import labels
 from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
 from keras_vit.model.sizes import canonical_name
+from keras_vit.zoo import spellings
 from keras_vit.zoo.cards import Weights
-from keras_vit.zoo.catalogue import Card, card, select
+from keras_vit.zoo.catalogue import Card, card, names, select
+from keras_vit.zoo.spellings import Spelling
 
 if TYPE_CHECKING:
     from keras_vit.model.vision_transformer import VisionTransformer
@@ -67,7 +69,10 @@ def resolve(
 
 def resolve_name(name: str, weights: str | os.PathLike[str] | None) -> Choice:
     """Find the weights of a name; arguments and errors as for `load`."""
-    return _choose_weights(name, _look_up(name), weights)
+    found = _look_up(name)
+    if isinstance(found, UnknownModel) and _is_path(name):
+        raise UnknownModel(f"zoo.load takes names; keras_vit.converters.load({name!r}) loads a file or a folder.")
+    return _choose_weights(name, found, weights)
 
 
 def _look_up(name: str) -> Card | ValueError:
@@ -83,6 +88,9 @@ def _look_up(name: str) -> Card | ValueError:
 def _choose_weights(name: str, found: Card | ValueError, weights: str | os.PathLike[str] | None) -> Choice:
     """Return the choice of a name with a tag, a path or URL, or None for random weights."""
     source = None if weights is None else os.fspath(weights)
+    spelled = spellings.read(name)
+    if spelled is not None and weights == "default":
+        _check_named_weights(name, found, spelled)
     if isinstance(found, Card):
         tag = weights if isinstance(weights, str) and not _is_weights_file(weights, found) else None
         row = select(found, tag if tag is not None else "default")
@@ -91,20 +99,42 @@ def _choose_weights(name: str, found: Card | ValueError, weights: str | os.PathL
         return Choice(
             source=source,
             name=found.name,
-            expected_config=row.whole_config() if published else row.base_config(),
+            expected_config=row.whole_config() if published else row.base_config(**_named_size(spelled, source)),
             defaults={"preprocessing": row.preprocessing} | ({"labels": row.labels} if row.labels else {}),
             published=published,
         )
     if not isinstance(found, UnknownModel) or (isinstance(weights, str) and not _is_weights_file(weights)):
         raise found
     # Raises an error that lists the nearest architectures.
-    return Choice(source=source, name=canonical_name(name), expected_config=ViTConfig.from_name(name))
+    architecture = canonical_name(spelled.architecture if spelled else name)
+    config = ViTConfig.from_name(architecture, **_named_size(spelled, source))
+    return Choice(source=source, name=architecture, expected_config=config)
+
+
+def _named_size(spelled: Spelling | None, source: str | None) -> dict[str, int]:
+    """Return the image size that a name of another package states, for random weights."""
+    return {"image_size": spelled.image_size} if spelled and spelled.image_size and source is None else {}
+
+
+def _check_named_weights(name: str, found: Card | ValueError, spelled: Spelling) -> None:
+    """Raise a ValueError if a name of another package does not stand for the recommended weights of the card."""
+    if spelled.source is not None:
+        model, other = spelled.architecture, ""
+        if isinstance(found, Card):
+            other = f", or {model!r} alone for the weights that this package recommends, {found.default}"
+        raise ValueError(
+            f"{name!r} is a name of {spelled.publisher}. Write {model!r} with weights={spelled.source!r} for the "
+            f"weights of that name{other}."
+        )
+    if spelled.is_guess and isinstance(found, Card):
+        raise ValueError(f"{name!r} does not state the patch size: write one of {names(name)}.")
 
 
 def _is_file(spec: str, found: Card | ValueError) -> bool:
     """Return whether a text that may be a name is a file; `found` is what `_look_up` returns."""
-    if isinstance(found, Card):  # the name of an AugReg file may end in .npz: that file in the current folder
-        return _has_file_suffix(spec) and Path(spec).exists()
+    if isinstance(found, Card):
+        # The name of an AugReg file may end in .npz, and that of another package may be a folder's: if they are there.
+        return (_has_file_suffix(spec) or spellings.read(spec) is not None) and Path(spec).exists()
     if isinstance(found, UnknownModel):
         return _is_path(spec)
     return Path(spec).exists()  # almost the name of an AugReg file; if there is no such file, the caller gets `found`
@@ -146,7 +176,8 @@ def load(
     Published weights are downloaded once, verified and kept in the cache folder (`KERAS_VIT_CACHE`).
 
     Args:
-        name: "ViT-B/16", "B_16", "R50+ViT-B/16", "R26+S/32", "digits", or the name of an AugReg file.
+        name: "ViT-B/16", "B_16", "R50+ViT-B/16", "R26+S/32", "digits", or the name of an AugReg file. A name of timm's
+            or Hugging Face's weights ("vit_base_patch16_224") needs `weights`: the error says which are its own.
         weights: "default" (the card's recommended file), a tag of the card ("imagenet21k", "sam", ...), a path or URL
             (https, gs, hf, file) of a checkpoint in any known format, or None for random weights.
         image_size: int or (height, width) in pixels. None takes the size that the weights were trained at, or 224
@@ -162,7 +193,7 @@ def load(
 
     Raises:
         UnknownModel: no card has this name; the message lists the nearest.
-        ValueError: unknown weights or fields, or weights of another architecture.
+        ValueError: unknown weights or fields, weights of another architecture, or a name of another package's weights.
         FileNotFoundError: the path does not exist.
         DownloadError: the file could not be downloaded completely and verified.
         CheckpointError: the file is damaged or holds no such model.
