@@ -120,10 +120,10 @@ def test_files_folders_and_patterns_are_images(photos: Path, monkeypatch: pytest
     ("path", "said"),
     [
         ("nothing.png", "There is no image file or folder 'nothing.png'"),
-        ("*.xyz", r"The pattern '\*.xyz' has no images \(.jpg"),
-        ("empty", r"The folder 'empty' has no images \(.jpg"),
+        ("*.xyz", r"'\*.xyz' has no images \(.jpg"),
+        ("empty", r"'empty' has no images \(.jpg"),
         ("http://host/x.jpg", "download this one first"),
-        ("pipe", "which is neither"),
+        ("pipe", "'pipe' has no images"),
     ],
 )
 def test_what_has_no_images_is_an_error(path: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 # Files of a folder with these suffixes are images. Formats that cannot be decoded are listed too: such a file is an
@@ -22,8 +22,7 @@ def image_files(paths: Iterable[str | os.PathLike[str]], *, most: int | None = N
     found: list[str] = []
     for path in paths:
         files = _expand(os.fspath(path))
-        step = -(-len(files) // most) if most else 1
-        found.extend(files[::step])
+        found.extend(files[:: -(-len(files) // most) if most else 1])
     return found
 
 
@@ -36,40 +35,25 @@ def readable_images(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
 
 
 def _expand(path: str) -> list[str]:
-    if "://" in path:
-        if path.startswith(("http://", "https://")):
-            raise ValueError(f"Images are files: download this one first. Received: {path!r}")
-        return [path]
+    if path.startswith(("http://", "https://")):
+        raise ValueError(f"Images are files: download this one first. Received: {path!r}")
     place = Path(path).expanduser()
-    if place.is_file():
+    if "://" in path or place.is_file():
         return [path]
-    if place.is_dir():
-        files = sorted(_images_in([place]))
-    elif place.exists():
-        raise ValueError(f"Expected an image file or a folder. Received: {path!r}, which is neither")
-    elif glob.has_magic(path):
-        matches = glob.iglob(str(place), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns
-        files = sorted(_images_in(map(Path, matches)))
-    else:
+    if not place.exists() and not glob.has_magic(path):
         raise FileNotFoundError(f"There is no image file or folder {path!r}")
+    # Path.glob takes no absolute patterns.
+    matches = [place] if place.exists() else map(Path, glob.iglob(str(place), recursive=True))  # noqa: PTH207
+    files = sorted(
+        {
+            str(file)
+            for match in matches
+            for file in (match.rglob("*") if match.is_dir() else [match])
+            if file.suffix.lower() in SUFFIXES
+            and file.is_file()
+            and not any(part.startswith(".") for part in file.relative_to(match).parts)
+        }
+    )
     if not files:
-        kind = "folder" if place.is_dir() else "pattern"
-        raise FileNotFoundError(f"The {kind} {path!r} has no images ({', '.join(SUFFIXES)})")
+        raise FileNotFoundError(f"{path!r} has no images ({', '.join(SUFFIXES)})")
     return files
-
-
-def _images_in(places: Iterable[Path]) -> Iterator[str]:
-    for place in places:
-        if place.is_dir():
-            inside = (file for file in place.rglob("*") if not _is_hidden(file.relative_to(place)))
-            yield from (str(file) for file in inside if _is_image(file))
-        elif _is_image(place):
-            yield str(place)
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and path.is_file()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
+from keras_vit._util.checks import one_of
 from keras_vit._util.image_paths import image_files
 from keras_vit.cli.options import (
     Json,
@@ -39,6 +39,12 @@ TFLITE_OPTIONS = (
     *("least_cosine", "least_agreement", "threads"),
 )
 SAVED_MODEL_OPTIONS = ("top", "warmup", "bfloat16")
+
+
+CHOICES = {
+    **{"--input": ("float32", "uint8"), "--resize": ("exact", "builtin"), "--output": ("logits", "probabilities")},
+    "--route": ("direct", "converter"),
+}
 
 
 def export(
@@ -77,72 +83,56 @@ def export(
     _check_options(context, to, is_saved_model)
     files = image_files(images or [], most=MAX_IMAGES) or None
     names = Path(labels).read_text("utf-8").splitlines() if labels and Path(labels).is_file() else labels
+    for option, value in {"--input": input_dtype, "--resize": resize, "--output": output, "--route": route}.items():
+        one_of(option, value, CHOICES[option])
+    check_counts(threads=threads, top=top)
     found = find_model(model, weights, image_size)
-    if is_saved_model:
-        write = _saved_model(found.config, to, labels=names, top=top, warmup=warmup, bfloat16=bfloat16)
-    else:
-        write = _tflite(
-            found.config,
+    _check_target(to, quantize, found.config, names, is_saved_model=is_saved_model, has_images=files is not None)
+    with quiet():
+        from keras_vit import export as exports
+
+        loaded = found.load()
+        if is_saved_model:
+            report = exports.saved_model(loaded, to, labels=names, top=top, warmup=warmup, bfloat16=bfloat16)
+            print_result(report, as_json)
+            return
+        report = exports.tflite(
+            loaded,
             to,
-            file={
-                "batch": batch or None,
-                "source_size": parse_size(source_size, "--source-size"),
-                "resize": resize,
-                "output": output,
-                "attention": attention,
-            },
+            quantize=quantize,
+            calibration=files,
+            verify=files,
+            batch=batch or None,
             input_dtype=input_dtype,
-            images=files,
-            thresholds={"least_cosine": least_cosine, "least_agreement": least_agreement},
-            given={"quantize": quantize, "labels": names, "route": route, "threads": threads},
+            source_size=parse_size(source_size, "--source-size"),
+            resize=resize,
+            output=output,
+            attention=attention,
+            labels=names,
+            route=route,
+            least_cosine=least_cosine,
+            least_agreement=least_agreement,
+            threads=threads,
             progress=not as_json,
         )
-    with quiet():
-        report = write(found.load())
     print_result(report, as_json)
 
 
-def _saved_model(config: ViTConfig, to: Path, *, labels: Any, top: int, **options: Any) -> Callable[[Any], Any]:
-    """Check what can be checked without TensorFlow, and return the function that writes the SavedModel of a model."""
-    from keras_vit import export as exports
-    from keras_vit.export._temporary import check_folder_path
+def _check_target(
+    to: Path, quantize: str, config: ViTConfig, labels: Any, *, is_saved_model: bool, has_images: bool
+) -> None:
+    """Raise the errors of an export that can be found without TensorFlow."""
+    from keras_vit.export._temporary import check_file_path, check_folder_path
+    from keras_vit.export.quantization.modes import load_mode
     from keras_vit.model.labels import class_names
 
-    check_folder_path(to)
-    check_counts(top=top)
     class_names(config, labels)
-    return lambda model: exports.saved_model(model, to, labels=labels, top=top, **options)
-
-
-def _tflite(
-    config: ViTConfig,
-    to: Path,
-    *,
-    file: dict[str, Any],
-    input_dtype: str,
-    images: list[str] | None,
-    thresholds: dict[str, Any],
-    given: dict[str, Any],
-    progress: bool,
-) -> Callable[[Any], Any]:
-    """Check what can be checked without TensorFlow, and return the function that writes the .tflite file of a model."""
-    from keras_vit import export as exports
-    from keras_vit.export._options import ExportOptions
-    from keras_vit.export._temporary import check_file_path
-    from keras_vit.export.litert.options import Options
-
+    if is_saved_model:
+        check_folder_path(to)
+        return
     check_file_path(to)
-    checked = Options(dtype=input_dtype, **file)
-    ExportOptions(
-        file=checked, has_calibration=images is not None, image_size=None, thresholds=thresholds, **given
-    ).check_config(config)
-    arguments: dict[str, Any] = {
-        "input_dtype": input_dtype,
-        "calibration": images,
-        "verify": images,
-        "progress": progress,
-    }
-    return lambda model: exports.tflite(model, to, **file, **thresholds, **given, **arguments)
+    if load_mode(quantize).needs_calibration and not has_images:
+        raise ValueError(f"--quantize {quantize} needs calibration images: --images FOLDER with a hundred or more")
 
 
 def verify(

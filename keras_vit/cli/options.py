@@ -10,9 +10,8 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 
 import typer
 from typer import Argument, Option
@@ -164,8 +163,7 @@ def parse_size(text: str | None, option: str = "--image-size") -> Any:
     return sides[0] if len(sides) == 1 else tuple(sides)
 
 
-@dataclass(frozen=True)
-class FoundModel:
+class FoundModel(NamedTuple):
     """A model that a command was given, checked but not loaded."""
 
     choice: Choice

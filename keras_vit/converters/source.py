@@ -97,7 +97,12 @@ def open_checkpoint(
 
 
 def read_config(
-    path: str | os.PathLike[str], *, config: ViTConfig | Mapping[str, Any] | None = None, format: str | None = None
+    path: str | os.PathLike[str],
+    *,
+    config: ViTConfig | Mapping[str, Any] | None = None,
+    format: str | None = None,
+    num_heads: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
 ) -> ViTConfig:
     """Return the architecture of a checkpoint. Only headers are read, no weights.
 
@@ -105,6 +110,8 @@ def read_config(
         path: the file or folder.
         config: facts about the file that it cannot state itself, as for `load`.
         format: one of `formats()` or a path to a .toml table of your own; None recognises it.
+        num_heads: number of attention heads that is expected, where nothing else states it.
+        image_size: size in pixels that is wanted, where the file does not state its own.
 
     Raises:
         CheckpointError: the file is damaged, malicious or not a Vision Transformer.
@@ -116,7 +123,15 @@ def read_config(
     >>> keras_vit.converters.read_config(path).num_layers
     4
     """
-    return read_wanted_config(path, config=config, format=format)
+    file = find_weights(Path(path))
+    if not is_keras_file(file):
+        hints: dict[str, Any] = {"num_heads": num_heads, "wanted_size": image_size}
+        with open_checkpoint(file, facts=to_facts(config), format=format, **hints) as checkpoint:
+            return checkpoint.written
+    check_keras_facts(config=config, format=format)
+    values, weights = open_keras_archive(file)
+    with weights, keras_errors(file):
+        return ViTConfig(**saved_arguments(values)["config"])
 
 
 def detect(path: str | os.PathLike[str]) -> str:
@@ -137,24 +152,6 @@ def detect(path: str | os.PathLike[str]) -> str:
     """
     with open_container(find_weights(Path(path))) as container:
         return recognise(container).format
-
-
-def read_wanted_config(
-    path: str | os.PathLike[str],
-    *,
-    config: ViTConfig | Mapping[str, Any] | None = None,
-    format: str | None = None,
-    **hints: Any,
-) -> ViTConfig:
-    """Return the config as `read_config` does; `hints` are num_heads and wanted_size of `open_checkpoint`."""
-    file = find_weights(Path(path))
-    if not is_keras_file(file):
-        with open_checkpoint(file, facts=to_facts(config), format=format, **hints) as checkpoint:
-            return checkpoint.written
-    check_keras_facts(config=config, format=format)
-    values, weights = open_keras_archive(file)
-    with weights, keras_errors(file):
-        return ViTConfig(**saved_arguments(values)["config"])
 
 
 def to_facts(config: ViTConfig | Mapping[str, Any] | None) -> dict[str, Any]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+import keras
 
 from keras_vit._util.checks import is_count
+from keras_vit.export import _converter
 from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.storage import FLOAT32, Float16, Int8
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
-from keras_vit.model.config import ViTConfig
 from keras_vit.model.labels import class_names
-
-if TYPE_CHECKING:
-    import keras
+from keras_vit.model.vision_transformer import VisionTransformer
 
 ROUTES = ("direct", "converter")
 STORAGES = {"float32": FLOAT32, "float16": Float16(), "int8": Int8()}
@@ -42,26 +42,7 @@ class ExportOptions:
         One ValueError has everything that is wrong with the options, does not go together or is impossible for the
         model. A FileNotFoundError names a missing .toml file.
         """
-        from keras_vit.export import _converter
-        from keras_vit.model.vision_transformer import VisionTransformer
-
-        if isinstance(model, VisionTransformer) and self.route != "converter":
-            return self.check_config(model.config)
-        misfits: list[str] = []
-        name = type(model).__name__
-        if self.route == "converter":
-            misfits += _converter.misfits(model, _attempt(lambda: modes.load_mode(self.quantize), []))
-        else:
-            misfits.append(f'route="direct" writes VisionTransformers; use route="converter". Received: {name}')
-        if self.image_size is not None and not isinstance(model, VisionTransformer):
-            misfits.append(f"image_size is for VisionTransformers. Received: {name}")
-        return self.check_config(getattr(model, "config", None), misfits)
-
-    def check_config(self, config: ViTConfig | None, others: Sequence[str] = ()) -> tuple[Mode, Options]:
-        """Return and raise the same for a VisionTransformer of this config; Keras is not imported.
-
-        None is another model. `others` are found to be wrong already.
-        """
+        is_ours = isinstance(model, VisionTransformer)
         misfits = [*self.file.misfits(), *self._misfits()]
         mode = _attempt(lambda: modes.load_mode(self.quantize), misfits)
         names = None
@@ -71,13 +52,17 @@ class ExportOptions:
                 "calibration=model.preprocess(...). Received: None"
             )
         if self.route == "converter":
-            misfits += self._direct_only()
-        elif isinstance(config, ViTConfig):
-            misfits += self.file.model_misfits(config)
-            names = _attempt(lambda: class_names(config, self.labels), misfits)
-        if self.image_size is not None and isinstance(config, ViTConfig):
-            _attempt(lambda: config.replace(image_size=self.image_size), misfits)
-        misfits += others
+            misfits += [*self._direct_only(), *_converter.misfits(model, mode)]
+        elif is_ours:
+            misfits += self.file.model_misfits(model.config)
+            names = _attempt(lambda: class_names(model.config, self.labels), misfits)
+        else:
+            name = type(model).__name__
+            misfits.append(f'route="direct" writes VisionTransformers; use route="converter". Received: {name}')
+        if self.image_size is not None and is_ours:
+            _attempt(lambda: model.config.replace(image_size=self.image_size), misfits)
+        elif self.image_size is not None:
+            misfits.append(f"image_size is for VisionTransformers. Received: {type(model).__name__}")
         if misfits or mode is None:
             raise ValueError("tflite: " + "; ".join(misfits))
         return mode, dataclasses.replace(self.file, storage=STORAGES[mode.storage], labels=names)

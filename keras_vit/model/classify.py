@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,58 +22,41 @@ IMAGE_ERRORS = (OSError, ValueError, ArithmeticError)  # of one image that canno
 def classify_each(
     model: VisionTransformer, images: Any, *, top: int, batch_size: int = BATCH
 ) -> Iterator[list[Prediction] | Exception]:
-    """Yield for each image its predictions, or the error of an image that cannot be read, in the order of the images.
+    """Yield for each image its predictions, or the error of an image that cannot be read.
 
     Arguments are those of `VisionTransformer.classify`.
     """
     for name, value in (("top", top), ("batch_size", batch_size)):
         if not is_count(value, least=1):
             raise ValueError(f"{name} is a whole number from 1. Received: {value!r}")
-    results: list[Exception | None] = []  # of the images that were not yielded yet; None for those in `prepared`
-    prepared: list[np.ndarray] = []
-    size = None  # of the calls; known after the first full one
-    for part in _parts(images, batch_size):
-        try:
-            batch = model.preprocess(part)
-        except IMAGE_ERRORS as error:
-            results.append(error)
-        else:
-            if results.count(None) + len(batch) > batch_size:
-                size = batch_size
-                yield from _predict(model, prepared, results, top, size)
-            prepared.append(batch)
-            results += [None] * len(batch)
-    yield from _predict(model, prepared, results, top, size)
+    single, size = _single_images(images), 0
+    while group := list(itertools.islice(single, batch_size)):
+        size = size or len(group)  # the first group's: smaller ones are padded
+        prepared = [_prepare(model, image) for image in group]
+        readable = [each for each in prepared if not isinstance(each, Exception)]
+        rankings: Iterator[list[Prediction]] = iter(())
+        if readable:
+            batch = np.concatenate(readable + readable[-1:] * (size - len(readable)))
+            # predict_on_batch keeps one compiled function; the data adapter of predict() adds 25-40 ms to every call.
+            rankings = iter(model.decode_predictions(model.predict_on_batch(batch)[: len(readable)], top))
+        yield from (each if isinstance(each, Exception) else next(rankings) for each in prepared)
 
 
-def _parts(images: Any, size: int) -> Iterator[Any]:
-    """Yield single images and arrays of at most `size` images; folders and patterns are searched for files."""
+def _prepare(model: VisionTransformer, image: Any) -> np.ndarray | Exception:
+    try:
+        return model.preprocess(image)
+    except IMAGE_ERRORS as error:
+        return error
+
+
+def _single_images(images: Any) -> Iterator[Any]:
+    """Yield the images of nested lists, batches, folders and patterns one by one."""
     if isinstance(images, str | os.PathLike):
         yield from image_files([images])
     elif isinstance(images, list | tuple):
         for image in images:
-            yield from _parts(image, size)
+            yield from _single_images(image)
     elif len(getattr(images, "shape", ())) == 4:
-        yield from (images[start : start + size] for start in range(0, len(images), size))
+        yield from images
     else:
         yield images
-
-
-def _predict(
-    model: VisionTransformer,
-    prepared: list[np.ndarray],
-    results: list[Exception | None],
-    top: int,
-    size: int | None,
-) -> Iterator[list[Prediction] | Exception]:
-    """Run the model on the prepared images, padded to `size`; yield the results, and empty both lists."""
-    rankings: Iterator[list[Prediction]] = iter(())
-    if prepared:
-        batch = np.concatenate(prepared)
-        missing = max(0, (size or 0) - len(batch))
-        padded = np.concatenate([batch, batch[-1:].repeat(missing, axis=0)])
-        # predict_on_batch keeps one compiled function; the data adapter of predict() adds 25-40 ms to every call.
-        rankings = iter(model.decode_predictions(model.predict_on_batch(padded)[: len(batch)], top))
-    yield from (next(rankings) if error is None else error for error in results)
-    prepared.clear()
-    results.clear()

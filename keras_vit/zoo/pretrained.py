@@ -241,13 +241,10 @@ def read_config(choice: Choice, changes: Mapping[str, Any] | None = None, **file
         if choice.source is None:
             return _random_config(expected, changes)
     path = fetch_source(choice)
-    from keras_vit.converters.source import read_wanted_config  # imports NumPy: not for a path that is missing
+    from keras_vit import converters
 
-    hints: dict[str, Any] = {
-        "num_heads": expected.num_heads if expected else None,
-        "wanted_size": changes.get("image_size"),
-    }
-    config = read_wanted_config(path, **file_facts, **hints)
+    heads = expected.num_heads if expected else None
+    config = converters.read_config(path, **file_facts, num_heads=heads, image_size=changes.get("image_size"))
     if expected is not None:
         _check_architecture(path, config, expected)
     return config.replace(**changes)
