@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -23,9 +23,6 @@ from keras_vit.cli.options import (
     quiet,
 )
 
-if TYPE_CHECKING:
-    from keras_vit.model.config import ViTConfig
-
 LeastCosine = Annotated[float | None, Option(help="Least cosine similarity; default: the mode's.")]
 LeastAgreement = Annotated[
     float | None, Option(help="Least share of images with the same best class; default: the mode's.")
@@ -39,12 +36,6 @@ TFLITE_OPTIONS = (
     *("least_cosine", "least_agreement", "threads"),
 )
 SAVED_MODEL_OPTIONS = ("top", "warmup", "bfloat16")
-
-
-CHOICES = {
-    **{"--input": ("float32", "uint8"), "--resize": ("exact", "builtin"), "--output": ("logits", "probabilities")},
-    "--route": ("direct", "converter"),
-}
 
 
 def export(
@@ -77,17 +68,33 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a LiteRT (.tflite) file or a SavedModel, run it, and compare it with the model."""
+    from keras_vit.export._temporary import check_file_path, check_folder_path
+    from keras_vit.export.litert.options import Options
+    from keras_vit.export.quantization.modes import load_mode
+    from keras_vit.model.labels import class_names
+
     is_saved_model = to.suffix.lower() != ".tflite"
     if to.suffix.lower() in OTHER_FORMATS:
         raise ValueError(f"--to is a .tflite file, or a folder for a SavedModel such as vit/1. Received: {to}")
     _check_options(context, to, is_saved_model)
     files = image_files(images or [], most=MAX_IMAGES) or None
     names = Path(labels).read_text("utf-8").splitlines() if labels and Path(labels).is_file() else labels
-    for option, value in {"--input": input_dtype, "--resize": resize, "--output": output, "--route": route}.items():
-        one_of(option, value, CHOICES[option])
     check_counts(threads=threads, top=top)
+    one_of("--route", route, ("direct", "converter"))
+    file: dict[str, Any] = {
+        "batch": batch or None,
+        "source_size": parse_size(source_size, "--source-size"),
+        **{"resize": resize, "output": output, "attention": attention},
+    }
     found = find_model(model, weights, image_size)
-    _check_target(to, quantize, found.config, names, is_saved_model=is_saved_model, has_images=files is not None)
+    class_names(found.config, names)
+    if is_saved_model:
+        check_folder_path(to)
+    else:
+        check_file_path(to)
+        Options(dtype=input_dtype, **file).check(found.config)
+        if load_mode(quantize).needs_calibration and not files:
+            raise ValueError(f"--quantize {quantize} needs calibration images: --images FOLDER, a hundred or more")
     with quiet():
         from keras_vit import export as exports
 
@@ -102,12 +109,8 @@ def export(
             quantize=quantize,
             calibration=files,
             verify=files,
-            batch=batch or None,
             input_dtype=input_dtype,
-            source_size=parse_size(source_size, "--source-size"),
-            resize=resize,
-            output=output,
-            attention=attention,
+            **file,
             labels=names,
             route=route,
             least_cosine=least_cosine,
@@ -116,23 +119,6 @@ def export(
             progress=not as_json,
         )
     print_result(report, as_json)
-
-
-def _check_target(
-    to: Path, quantize: str, config: ViTConfig, labels: Any, *, is_saved_model: bool, has_images: bool
-) -> None:
-    """Raise the errors of an export that can be found without TensorFlow."""
-    from keras_vit.export._temporary import check_file_path, check_folder_path
-    from keras_vit.export.quantization.modes import load_mode
-    from keras_vit.model.labels import class_names
-
-    class_names(config, labels)
-    if is_saved_model:
-        check_folder_path(to)
-        return
-    check_file_path(to)
-    if load_mode(quantize).needs_calibration and not has_images:
-        raise ValueError(f"--quantize {quantize} needs calibration images: --images FOLDER with a hundred or more")
 
 
 def verify(
