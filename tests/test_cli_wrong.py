@@ -58,6 +58,7 @@ WRONG = {
     "train finetune --model digits --image-size 3": "smaller than one patch",
     "train finetune --model digits --data photos/train": "There is no folder of images or of prepared data",
     "evaluate digits --data nowhere/at/all": "'nowhere/at/all'",
+    "evaluate digits --on-bad-image ignore": "--on-bad-image is one of ['skip', 'fail']",
     "evaluate digits --batch-size 0": "--batch-size is a whole number from 1",
     "evaluate mispelt": "No model has this name",
     "plan mispelt --batch 8": "Received: 'mispelt'",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,10 +54,12 @@ def resize(
         raise ValueError(f"{file.name} is resized into another .keras file. Received: {target}")
     _check_target(target, format)
     with quiet():
-        if format is None:
-            found.load().save(target)
+        if format is not None:
+            target = converters.save(found.load(), target, format=format)
         else:
-            converters.save(found.load(), target, format=format)
+            with tempfile.TemporaryDirectory(dir=target.parent) as folder:  # the file appears complete or not at all
+                found.load().save(Path(folder) / target.name)
+                (Path(folder) / target.name).replace(target)
     typer.echo(str(target))
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 import typer
 from typer import Argument, Option
 
+from keras_vit._util.checks import one_of
 from keras_vit.cli.messages import is_user_error
 
 if TYPE_CHECKING:
@@ -201,8 +202,9 @@ def check_counts(**counts: int | None) -> None:
             raise ValueError(f"--{name.replace('_', '-')} is a whole number from 1. Received: {value}")
 
 
-def check_data(data: str) -> None:
-    """Raise a FileNotFoundError for a folder of training data that does not exist; TensorFlow finds the data sets."""
+def check_data(data: str, on_bad_image: str) -> None:
+    """Raise an error for a folder of data that does not exist; the names of data sets are checked later."""
+    one_of("--on-bad-image", on_bad_image, ("skip", "fail"))
     if "://" not in data and ("/" in data or data.startswith((".", "~"))) and not Path(data).expanduser().is_dir():
         raise FileNotFoundError(f"There is no folder of images or of prepared data {data!r}")
 

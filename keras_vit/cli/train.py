@@ -71,12 +71,12 @@ def train(
     default = "default" if chosen.start == "pretrained" else None
     found = find_model(model, weights, default=default)
     found.config.replace(**chosen.config_changes(found.config))
-    check_data(data)
+    check_data(data, on_bad_image)
     with quiet():
-        import keras  # noqa: F401
+        run = training.run
 
     folder = out or Path("runs") / _slug(f"{chosen.name}-{model}-{data}")
-    result = training.run(
+    result = run(
         chosen,
         model=model,
         data=data,
@@ -134,7 +134,7 @@ def evaluate(
     for shots in few_shot or ():
         check_counts(few_shot=shots)
     found = find_model(model, weights, image_size)
-    check_data(data)
+    check_data(data, on_bad_image)
     with quiet():
         loaded = found.load()
     source: dict[str, Any] = {"data_dir": data_dir, "on_bad_image": on_bad_image}

@@ -70,7 +70,7 @@ def resolve(
 def resolve_name(name: str, weights: str | os.PathLike[str] | None) -> Choice:
     """Find the weights of a name; arguments and errors as for `load`."""
     found = _look_up(name)
-    if isinstance(found, UnknownModel) and _is_path(name):
+    if isinstance(found, UnknownModel) and weights == "default" and _is_path(name):
         raise UnknownModel(f"zoo.load takes names; keras_vit.converters.load({name!r}) loads a file or a folder.")
     return _choose_weights(name, found, weights)
 
