@@ -52,8 +52,8 @@ def in_options(text: str, options: Mapping[str, str]) -> str:
     arguments = {**_OPTIONS, **options}
     names = "|".join(arguments)
     text = re.sub(rf"(?<!--config )\b({names})=({_VALUE})?", lambda match: _option(arguments[match[1]], match[2]), text)
-    subject = rf"(^|[:;] )({names})(?= (?:is|are|has|needs|lies|must) )"
-    return re.sub(subject, lambda match: match[1] + (arguments[match[2]] if match[2] != "format" else match[2]), text)
+    subject = rf"(^|[:;] )({'|'.join(['input_dtype', *options])})(?= (?:is|are|has|needs|lies|must) )"
+    return re.sub(subject, lambda match: match[1] + arguments[match[2]], text)
 
 
 def _option(option: str, value: str | None) -> str:

@@ -250,11 +250,11 @@ def find_weights(path: Path) -> Path:
             raise CheckpointError(f"{path} holds more than one file of weights: name one of {names}")
         if files:
             return files[0]
-    names = sorted(file.name for file in path.iterdir())[:10]
-    if _CHECKPOINTS in names:
-        best = f", or name {path / _BEST}, its best model so far" if _BEST in names else ""
+    if (path / _CHECKPOINTS).is_dir():
+        best = f", or name {path / _BEST}, its best model so far" if (path / _BEST).exists() else ""
         raise CheckpointError(
             f"{path} is a training run that has not finished: it has no {_WEIGHTS[0]} yet. Start the run again with "
             f"the same arguments to finish it{best}."
         )
+    names = sorted(file.name for file in path.iterdir())[:10]
     raise CheckpointError(f"{path} holds none of {list(_WEIGHTS)}. It holds {names}")
