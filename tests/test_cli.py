@@ -113,6 +113,16 @@ def test_a_pattern_that_nothing_matches_lists_nothing() -> None:
     assert json.loads(run("list", "X*", "--json")) == []
 
 
+@pytest.mark.parametrize("command", ["list", "show"])
+def test_the_name_of_another_package_finds_the_model_and_says_where_its_weights_are(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "vit_base_patch16_224"])
+    assert result.exit_code == 0
+    assert result.stdout.startswith("ViT-B/16 ")
+    source = "hf://timm/vit_base_patch16_224.augreg2_in21k_ft_in1k/model.safetensors"
+    assert result.stderr.strip().endswith(f"ViT-B/16 --weights {source}")
+    assert CliRunner().invoke(app, [command, "b16"]).stderr == ""
+
+
 def test_the_version_is_told() -> None:
     assert run("--version").strip() == __version__
 
@@ -198,14 +208,17 @@ def test_resize_keeps_the_format_and_the_head(tmp_path: Path) -> None:
         (["show", "ViT-B/61"], "nearest"),
         (["predict", "ViT-B/61", "x.png"], "nearest"),
         (["predict", "digits", "nothing.png"], "nothing.png"),
-        (["predict", "ViT-B/16", "nothing.png"], "There is no image file 'nothing.png'"),
+        (["predict", "ViT-B/16", "nothing.png"], "There is no image file or folder 'nothing.png'"),
         (["predict", "digits", "x.png", "--weights", "nothing.npz"], "nothing.npz"),
         (["predict", "digits", "x.png", "--weights", "imagenet21k"], "digits"),
         (["predict", "digits", "x.png", "--image-size", "big"], "HEIGHTxWIDTH. Received: 'big'"),
         (["predict", "digits", "x.png", "--image-size", "3"], "smaller than one patch"),
         (["convert", "nothing.npz", "out.npz", "--to", "google"], "nothing.npz"),
         (["convert", TOKEN, "out.npz", "--to", "gogle"], "google"),
-        (["convert", TOKEN, "out.npz", "--to", "google", "--num-classes", "-1"], "num_classes"),
+        (
+            ["convert", TOKEN, "out.npz", "--to", "google", "--num-classes", "-1"],
+            "--num-classes is a whole number from 0",
+        ),
         (["resize", TOKEN, "out.npz", "32x32x3"], "HEIGHTxWIDTH"),
         (["resize", TOKEN, "out.npz", "0"], "image_size"),
         (["convert", "text.npz", "out.npz", "--to", "google"], "text.npz"),

@@ -92,7 +92,7 @@ def test_calibration_takes_the_same_images(tmp_path: Path, pictures: Path) -> No
             "no image file or folder 'nothing.png'",
         ),
         (["export", "digits", "--to", "{}/out.tflite", "--source-size", "big"], "--source-size is a number of pixels"),
-        (["export", "digits", "--to", "{}/out.tflite", "--input", "int8"], "input_dtype is one of"),
+        (["export", "digits", "--to", "{}/out.tflite", "--input", "int8"], "--input is one of"),
         (["export", "digits", "--to", "{}/out.tflite", "--least-cosine", "1"], "wanted cosine >= 1.0"),
         (["export", "nothing", "--to", "{}/out.tflite"], "nothing"),
         (["verify", "{}/nothing.tflite", "digits"], "There is no exported file {}/nothing.tflite"),

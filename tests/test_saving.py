@@ -182,7 +182,7 @@ def test_a_damaged_keras_file_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "cut.keras").write_bytes((tmp_path / "vit.keras").read_bytes()[:1000])
     with pytest.raises(CheckpointError, match="cut.keras: does not end as a zip archive does: it was cut short"):
         converters.load(tmp_path / "cut.keras")
-    with pytest.raises(FileNotFoundError, match="There is no model file"):
+    with pytest.raises(FileNotFoundError, match="There is no file or folder"):
         converters.load(tmp_path / "none.keras")
     with pytest.raises(ValueError, match="states everything itself"):
         converters.load(tmp_path / "vit.keras", format="google")

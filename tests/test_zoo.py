@@ -216,15 +216,19 @@ def test_a_name_without_weights_takes_the_callers_default(crowded: Path) -> None
 
 
 def test_neither_a_name_nor_a_path_is_an_error(crowded: Path) -> None:
-    for spec in ("ViT-B/17x", "nothing", "nowhere/digits", "runs/nothing"):
+    for spec in ("ViT-B/17x", "nothing"):
         with pytest.raises(zoo.UnknownModel, match=f"Received: '{spec}'"):
             pretrained.resolve(spec)
     with pytest.raises(ValueError, match="augmentation.*aug_heavy"):
         pretrained.resolve(f"{TI.replace('none', 'heavy')}.npz")
     with pytest.raises(ValueError, match="weights are for a model's name.*'sam'.*'./digits'"):
         pretrained.resolve("./digits", "sam")
-    with pytest.raises(FileNotFoundError, match=r"absent\.npz"):
-        pretrained.load_choice(pretrained.resolve("absent.npz"))
+    for spec in ("absent.npz", "absent.tflite", "nowhere/digits", "runs/nothing", "runs/nothing/model.h5"):
+        with pytest.raises(FileNotFoundError, match=f"There is no file or folder .*{spec}"):
+            pretrained.load_choice(pretrained.resolve(spec))
+    for spec in ("mine.npz", "runs/nothing"):
+        with pytest.raises(zoo.UnknownModel, match=f"converters.load\\('{spec}'\\) loads a file"):
+            zoo.load(spec)
 
 
 @pytest.mark.parametrize("spec", ["", " "])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from typer import Option
 
 import keras_vit
 from keras_vit.cli import bench, convert, export, predict, show, train, visualize
-from keras_vit.cli.options import USER_ERRORS
+from keras_vit.cli.messages import command_options, error_line, is_user_error, show_warning
 
 app = typer.Typer(add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False)
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -51,11 +52,14 @@ def _common(
 
 def main() -> None:
     """Run the command. A user error prints one line on standard error and gives exit code 1."""
-    try:
-        app()
-    except USER_ERRORS as error:
-        message = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else error
-        sys.exit(f"keras-vit: {message}")
+    with warnings.catch_warnings():
+        warnings.showwarning = show_warning
+        try:
+            app()
+        except Exception as error:
+            if not is_user_error(error):
+                raise
+            sys.exit(f"keras-vit: {error_line(error, command_options())}")
 
 
 if __name__ == "__main__":

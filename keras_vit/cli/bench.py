@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from keras_vit.cli.options import Json, Model, Size, Weights, load_model, quiet
+from keras_vit.cli.options import Json, Model, Size, Weights, check_counts, find_model, quiet
 
 WARM_UP = (3, 0.5)  # least calls and least seconds before the timed calls
 
@@ -27,17 +27,19 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Time a model, a checkpoint, a .tflite file or a SavedModel on this machine, without preprocessing."""
-    for name, value in (("--batch", batch), ("--rounds", rounds), ("--threads", threads)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} is a whole number from 1. Received: {value}")
+    check_counts(batch=batch, rounds=rounds, threads=threads)
+    is_exported = _is_exported(model)
+    if is_exported and (weights is not None or image_size is not None):
+        raise ValueError(f"{model} has its weights and its size: --weights and --image-size are for models")
+    if is_exported and not Path(model).exists():
+        raise FileNotFoundError(f"There is no exported file {model}")
+    found = None if is_exported else find_model(model, weights, image_size)
     with quiet():
-        if _is_exported(model):
-            if weights is not None or image_size is not None:
-                raise ValueError(f"{model} has its weights and its size: --weights and --image-size are for models")
+        if found is None:
             call, images = _exported_call(model, batch, threads)
         else:
             _set_threads(threads)
-            loaded = load_model(model, weights, image_size)
+            loaded = found.load()
             call, images = loaded.predict_on_batch, _images(loaded.input_shape[1:], "float32", batch or 1)
         times = timed(call, images, rounds)
     row = {"model": model, "image_size": images.shape[1:3], "batch": len(images), **times}

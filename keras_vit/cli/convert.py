@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from keras_vit.cli.options import Classes, Facts, Model, Size, complete_format, given, parse_fields, parse_size, quiet
+from keras_vit.cli.options import Classes, Facts, Model, Size, complete_format, find_model, parse_fields, quiet
 
 
 def convert(
@@ -25,14 +26,13 @@ def convert(
     ] = None,
 ) -> None:
     """Convert a checkpoint to another format, resolution or number of classes."""
-    changes = given(image_size=parse_size(image_size), num_classes=num_classes)
+    facts: dict[str, Any] = {"config": parse_fields(config) or None, "format": source_format}
+    _check_target(target, to)
+    found = find_model(source, image_size=image_size, num_classes=num_classes, **facts)
     with quiet():
         from keras_vit import converters
-        from keras_vit.zoo.pretrained import load_choice, resolve
 
-        facts = parse_fields(config) or None
-        model = load_choice(resolve(source), changes, config=facts, format=source_format)
-        path = converters.save(model, target, format=to)
+        path = converters.save(found.load(), target, format=to)
     typer.echo(str(path))
 
 
@@ -43,12 +43,30 @@ def resize(
     config: Facts = None,
 ) -> None:
     """Interpolate the position embeddings of a checkpoint to another resolution."""
-    with quiet():
-        from keras_vit import converters
-        from keras_vit.zoo.pretrained import fetch_source, load_choice, resolve
+    from keras_vit import converters
+    from keras_vit.converters.source import find_weights, is_keras_file
+    from keras_vit.zoo.pretrained import fetch_source
 
-        choice = resolve(source)
-        format = converters.detect(fetch_source(choice))
-        model = load_choice(choice, {"image_size": parse_size(image_size)}, config=parse_fields(config) or None)
-        path = converters.save(model, target, format=format)
-    typer.echo(str(path))
+    found = find_model(source, image_size=image_size, config=parse_fields(config) or None)
+    file = find_weights(fetch_source(found.choice))
+    format = None if is_keras_file(file) else converters.detect(file)
+    if format is None and not is_keras_file(target):
+        raise ValueError(f"{file.name} is resized into another .keras file. Received: {target}")
+    _check_target(target, format)
+    with quiet():
+        if format is not None:
+            target = converters.save(found.load(), target, format=format)
+        else:
+            with tempfile.TemporaryDirectory(dir=target.parent) as folder:  # the file appears complete or not at all
+                found.load().save(Path(folder) / target.name)
+                (Path(folder) / target.name).replace(target)
+    typer.echo(str(target))
+
+
+def _check_target(target: Path, format: str | None) -> None:
+    """Raise an error if the format is not known, or the file cannot be written."""
+    from keras_vit.converters.table import load_table
+
+    is_file = format is None or load_table(format).json is None or target.suffix
+    if is_file and not target.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder {str(target.parent)!r} for the file {target.name!r}")

@@ -19,11 +19,11 @@ from rich.table import Table
 
 from keras_vit import digits, export, train, visualize, zoo
 from keras_vit._util.progress import track
+from keras_vit.cli.predict import DEMO_OUTPUTS
 from keras_vit.model.vision_transformer import VisionTransformer
 
 NAME = "ViT-digits"
 TIMED_IMAGES = 50  # classified one by one for the median
-OUTPUTS = ("1", "digits.tflite", "finetuned", "report.html")  # files and folders that an earlier run has left
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Row:
 def run(out: Path, *, open_report: bool = True) -> None:
     """Load, classify, change the resolution, fine-tune, export to both formats, verify, and write a report.
 
-    The folder is created, or an earlier run's files in it are deleted; other files in it raise a ValueError.
+    The folder is created, or an earlier run's files in it are deleted.
     """
-    _prepare_folder(out)
+    _empty_folder(out)
     console = Console()
     keras.utils.set_random_seed(0)  # so that every run draws the same new position embeddings and prints the same table
     data = digits.load()
@@ -77,15 +77,12 @@ def run(out: Path, *, open_report: bool = True) -> None:
         webbrowser.open(page.resolve().as_uri())
 
 
-def _prepare_folder(out: Path) -> None:
+def _empty_folder(out: Path) -> None:
     """Create the folder, and remove what an earlier run has left in it."""
     out.mkdir(parents=True, exist_ok=True)
-    found = sorted(path for path in out.iterdir() if not path.name.startswith("."))
-    others = [path.name for path in found if path.name not in OUTPUTS]
-    if others:
-        raise ValueError(f"The demo needs a folder of its own: name another than {out}. Received: one with {others[0]}")
-    for path in found:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in out.iterdir():
+        if path.name in DEMO_OUTPUTS:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _report(model: VisionTransformer, data: digits.Digits, path: Path, exports: list[export.Report]) -> Path:

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from keras_vit.cli.options import Json, Model, Size, Weights, complete_mode, load_model, parse_size, print_result, quiet
+from keras_vit._util.checks import one_of
+from keras_vit._util.image_paths import image_files
+from keras_vit.cli.options import (
+    Json,
+    Model,
+    Size,
+    Weights,
+    check_counts,
+    complete_mode,
+    find_model,
+    parse_size,
+    print_result,
+    quiet,
+)
 
 LeastCosine = Annotated[float | None, Option(help="Least cosine similarity; default: the mode's.")]
 LeastAgreement = Annotated[
     float | None, Option(help="Least share of images with the same best class; default: the mode's.")
 ]
 Threads = Annotated[int, Option(help="Threads for timing the file.")]
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 OTHER_FORMATS = (".onnx", ".pb", ".keras", ".h5", ".npz", ".safetensors", ".pth", ".lite", ".zip")
 MAX_IMAGES = 256  # of one folder: calibration does not gain from more
 # Options that only one of the two kinds of export takes.
@@ -36,7 +48,8 @@ def export(
     weights: Weights = None,
     image_size: Size = None,
     images: Annotated[
-        list[str] | None, Option(help="Image files and folders for calibration and comparison; may be repeated.")
+        list[str] | None,
+        Option(help="Image files, folders and patterns for calibration and comparison; may be repeated."),
     ] = None,
     batch: Annotated[int, Option(help="Images per call; 0: any number.")] = 1,
     input_dtype: Annotated[str, Option("--input", help="float32 (preprocessed images) or uint8 (pixels).")] = "float32",
@@ -55,16 +68,37 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a LiteRT (.tflite) file or a SavedModel, run it, and compare it with the model."""
+    from keras_vit.export._temporary import check_file_path, check_folder_path
+    from keras_vit.export.litert.options import Options
+    from keras_vit.export.quantization.modes import load_mode
+    from keras_vit.model.labels import class_names
+
     is_saved_model = to.suffix.lower() != ".tflite"
     if to.suffix.lower() in OTHER_FORMATS:
         raise ValueError(f"--to is a .tflite file, or a folder for a SavedModel such as vit/1. Received: {to}")
     _check_options(context, to, is_saved_model)
-    files = _image_files(images or [])
+    files = image_files(images or [], most=MAX_IMAGES) or None
     names = Path(labels).read_text("utf-8").splitlines() if labels and Path(labels).is_file() else labels
+    check_counts(threads=threads, top=top)
+    one_of("--route", route, ("direct", "converter"))
+    file: dict[str, Any] = {
+        "batch": batch or None,
+        "source_size": parse_size(source_size, "--source-size"),
+        **{"resize": resize, "output": output, "attention": attention},
+    }
+    found = find_model(model, weights, image_size)
+    class_names(found.config, names)
+    if is_saved_model:
+        check_folder_path(to)
+    else:
+        check_file_path(to)
+        Options(dtype=input_dtype, **file).check(found.config)
+        if load_mode(quantize).needs_calibration and not files:
+            raise ValueError(f"--quantize {quantize} needs calibration images: --images FOLDER, a hundred or more")
     with quiet():
         from keras_vit import export as exports
 
-        loaded = load_model(model, weights, image_size)
+        loaded = found.load()
         if is_saved_model:
             report = exports.saved_model(loaded, to, labels=names, top=top, warmup=warmup, bfloat16=bfloat16)
             print_result(report, as_json)
@@ -73,14 +107,10 @@ def export(
             loaded,
             to,
             quantize=quantize,
-            calibration=files or None,
-            verify=files or None,
-            batch=batch or None,
+            calibration=files,
+            verify=files,
             input_dtype=input_dtype,
-            source_size=parse_size(source_size, "--source-size"),
-            resize=resize,
-            output=output,
-            attention=attention,
+            **file,
             labels=names,
             route=route,
             least_cosine=least_cosine,
@@ -94,7 +124,9 @@ def export(
 def verify(
     file: Annotated[Path, Argument(help="A .tflite file or a SavedModel's folder.")],
     model: Model,
-    images: Annotated[list[str] | None, Argument(help="Image files and folders; default: a built-in set.")] = None,
+    images: Annotated[
+        list[str] | None, Argument(help="Image files, folders and patterns; default: a built-in set.")
+    ] = None,
     weights: Weights = None,
     image_size: Size = None,
     quantize: Annotated[
@@ -106,15 +138,22 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Compare an exported file with its model. The exit code is 1 if their outputs differ too much."""
-    files = _image_files(images or [])
+    if not file.exists():
+        raise FileNotFoundError(f"There is no exported file {file}")
+    files = image_files(images or [], most=MAX_IMAGES) or None
+    if quantize is not None:
+        from keras_vit.export.quantization.modes import load_mode
+
+        load_mode(quantize)
+    check_counts(threads=threads)
+    found = find_model(model, weights, image_size)
     with quiet():
         from keras_vit import export as exports
 
-        loaded = load_model(model, weights, image_size)
         report = exports.verify(
-            loaded,
+            found.load(),
             file,
-            files or None,
+            files,
             mode=quantize,
             least_cosine=least_cosine,
             least_agreement=least_agreement,
@@ -140,19 +179,3 @@ def _check_options(context: typer.Context, to: Path, is_saved_model: bool) -> No
 def _is_given(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _image_files(paths: list[str]) -> list[str]:
-    """Return the image files among files and folders, at most MAX_IMAGES of each folder and its sub-folders."""
-    found: list[str] = []
-    for path in map(Path, paths):
-        if not path.exists():
-            raise FileNotFoundError(f"There is no image file or folder {str(path)!r}")
-        files = [path]
-        if path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
-            if not files:
-                raise ValueError(f"The folder {str(path)!r} has no images ({', '.join(IMAGE_SUFFIXES)})")
-        step = -(-len(files) // MAX_IMAGES)  # evenly chosen
-        found.extend(map(str, files[::step]))
-    return found

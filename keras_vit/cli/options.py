@@ -11,18 +11,22 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 
 import typer
 from typer import Argument, Option
 
+from keras_vit._util.checks import one_of
+from keras_vit.cli.messages import is_user_error
+
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from keras_vit.model.config import ViTConfig
     from keras_vit.model.vision_transformer import VisionTransformer
+    from keras_vit.zoo.pretrained import Choice
 
-# Errors that a user can correct: `main` prints them as one line, with exit code 1.
-USER_ERRORS = (ValueError, OSError, ImportError, ArithmeticError)
+_PYTHON_VALUES = {"True": True, "False": False, "None": None}
 TABLE_WIDTH = 10_000  # columns: no table is wrapped, because other programs also read the lines of `list` and `show`
 
 
@@ -78,9 +82,9 @@ BadImage = Annotated[str, Option(help="What to do about a file that cannot be de
 ZooModel = Annotated[
     str, Argument(help="A model of the zoo, or the name of an AugReg file.", autocompletion=complete_model)
 ]
-Model = Annotated[
-    str, Argument(help="A model of the zoo, or the path or URL of a checkpoint.", autocompletion=complete_model)
-]
+MODEL_HELP = "A model of the zoo, a file, a folder of a checkpoint or of a training run, or a URL."
+Model = Annotated[str, Argument(help=MODEL_HELP, autocompletion=complete_model)]
+Images = Annotated[list[str], Argument(help='Image files, folders and patterns such as "photos/*.jpg".')]
 Weights = Annotated[
     str | None, Option(help="For a name: a tag of the model's card, a path or a URL.", autocompletion=complete_weights)
 ]
@@ -106,7 +110,7 @@ def quiet() -> Iterator[None]:
             with contextlib.redirect_stderr(python_stderr):
                 yield
         except BaseException as error:
-            is_users = isinstance(error, (*USER_ERRORS, SystemExit)) and imported
+            is_users = (is_user_error(error) or isinstance(error, SystemExit)) and imported
             if not is_users and not isinstance(error, KeyboardInterrupt):
                 hidden.seek(0)
                 os.write(original, hidden.read())
@@ -137,14 +141,14 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def parse_fields(texts: Iterable[str] | None, option: str = "--config") -> dict[str, Any]:
-    """Return ["num_heads=12", "classifier=gap"] as a dict; values are JSON, or else text."""
+    """Return ["num_heads=12", "classifier=gap"] as a dict; values are JSON, True, False or None, or else text."""
     fields: dict[str, Any] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals:
             raise ValueError(f"{option} is FIELD=VALUE. Received: {text!r}")
         try:
-            fields[name] = json.loads(value)
+            fields[name] = _PYTHON_VALUES[value] if value in _PYTHON_VALUES else json.loads(value)
         except ValueError:
             fields[name] = value
     return fields
@@ -160,19 +164,49 @@ def parse_size(text: str | None, option: str = "--image-size") -> Any:
     return sides[0] if len(sides) == 1 else tuple(sides)
 
 
-def load_model(model: str, weights: str | None, image_size: str | None) -> VisionTransformer:
-    """Load what a command was given: a name of the zoo, a path or a URL. Errors are those of `zoo.load`."""
-    from keras_vit.zoo.pretrained import load_choice, resolve
+class FoundModel(NamedTuple):
+    """A model that a command was given, checked but not loaded."""
 
-    size = parse_size(image_size)
-    return load_choice(resolve(model, weights), given(image_size=size))
+    choice: Choice
+    config: ViTConfig
+    load: Callable[[], VisionTransformer]
 
 
-def check_images(paths: Iterable[str]) -> None:
-    """Raise a FileNotFoundError that names the first missing image file. URLs are not checked."""
-    for path in paths:
-        if "://" not in path and not Path(path).is_file():
-            raise FileNotFoundError(f"There is no image file {path!r}")
+def find_model(
+    model: str,
+    weights: str | None = None,
+    image_size: str | None = None,
+    *,
+    default: str | None = "default",
+    num_classes: int | None = None,
+    **file_facts: Any,
+) -> FoundModel:
+    """Find what a command was given and check it, without TensorFlow.
+
+    `model` is a name of the zoo, a file, a folder of a checkpoint or of a training run, or a URL, which is fetched;
+    `default` and `file_facts` are those of `resolve` and `load_choice`. Errors are those of `zoo.load` or, for a file,
+    of `converters.load`.
+    """
+    from keras_vit.zoo.pretrained import load_choice, read_config, resolve
+
+    changes = given(image_size=parse_size(image_size), num_classes=num_classes)
+    choice = resolve(model, weights, default=default)
+    config = read_config(choice, changes, **file_facts)
+    return FoundModel(choice, config, functools.partial(load_choice, choice, changes, **file_facts))
+
+
+def check_counts(**counts: int | None) -> None:
+    """Raise a ValueError for a number below 1; the names are those of options, with "_" for "-"."""
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} is a whole number from 1. Received: {value}")
+
+
+def check_data(data: str, on_bad_image: str) -> None:
+    """Raise an error for a folder of data that does not exist; the names of data sets are checked later."""
+    one_of("--on-bad-image", on_bad_image, ("skip", "fail"))
+    if "://" not in data and ("/" in data or data.startswith((".", "~"))) and not Path(data).expanduser().is_dir():
+        raise FileNotFoundError(f"There is no folder of images or of prepared data {data!r}")
 
 
 def print_result(result: Any, as_json: bool) -> None:

@@ -26,11 +26,14 @@ RULED_BOX = "    \n    \n -- \n    \n -- \n    \n    \n    \n"  # of a rich.box.
 OPERATIONS = (" ", " k", " M", " G", " T")
 
 
-def list_models(pattern: Annotated[str, Argument(help='Such as "B*" or "R50*".')] = "*", as_json: Json = False) -> None:
+def list_models(
+    pattern: Annotated[str, Argument(help='Such as "B*", "R50*", b16 or vit_base.')] = "*", as_json: Json = False
+) -> None:
     """List the models of the zoo and their weights."""
     from keras_vit.zoo import catalogue
 
     cards = [catalogue.card(name) for name in catalogue.names(pattern)]
+    _print_named_weights(pattern)
     if as_json:
         rows = [{"name": card.name, "default": card.default, "weights": list(card.weights)} for card in cards]
         typer.echo(json.dumps(rows, indent=2))
@@ -46,6 +49,7 @@ def show(name: ZooModel, image_size: Size = None, as_json: Json = False) -> None
     from keras_vit.zoo import catalogue
 
     card = catalogue.card(name)
+    _print_named_weights(name)
     weights = catalogue.select(card)
     config = weights.whole_config()
     if image_size is not None:
@@ -63,6 +67,16 @@ def gallery(
     from keras_vit.zoo import gallery as pages
 
     typer.echo(str(pages.write(out)))
+
+
+def _print_named_weights(name: str) -> None:
+    """Say on standard error where the weights of another package's name are, which may not be those of the card."""
+    from keras_vit.zoo import spellings
+
+    spelled = spellings.read(name)
+    if spelled and spelled.source:
+        its_own = f"{spelled.architecture} --weights {spelled.source}"
+        typer.echo(f"keras-vit: {name} is a name of {spelled.publisher}. Its own weights: {its_own}", err=True)
 
 
 def describe(weights: Weights, config: ViTConfig) -> dict[str, Any]:

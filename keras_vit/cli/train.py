@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 from typer import Argument, Option
 
 from keras_vit.cli.options import (
+    MODEL_HELP,
     BadImage,
     DataDir,
     Json,
@@ -18,11 +20,13 @@ from keras_vit.cli.options import (
     Size,
     Weights,
     aligned,
+    check_counts,
+    check_data,
     complete_model,
     complete_recipe,
     complete_weights,
+    find_model,
     given,
-    load_model,
     parse_fields,
     parse_size,
     print_result,
@@ -37,9 +41,7 @@ def train(
     recipe: Annotated[
         str, Argument(help="A recipe's name, or a .toml file of your own.", autocompletion=complete_recipe)
     ],
-    model: Annotated[
-        str, Option(help="A model of the zoo, or the path or URL of a checkpoint.", autocompletion=complete_model)
-    ],
+    model: Annotated[str, Option(help=MODEL_HELP, autocompletion=complete_model)],
     data: Annotated[
         str, Option(help="A data set of tensorflow-datasets, or a folder of folders of images.")
     ] = "digits",
@@ -62,13 +64,19 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a model. After an interruption the same command resumes the run exactly."""
-    with quiet():
-        from keras_vit import train as training
+    from keras_vit import train as training
 
     fields = given(image_size=parse_size(image_size), steps=steps, variant=variant) | parse_fields(changes, "--set")
     chosen = training.recipe(recipe, **fields)
+    default = "default" if chosen.start == "pretrained" else None
+    found = find_model(model, weights, default=default)
+    found.config.replace(**chosen.config_changes(found.config))
+    check_data(data, on_bad_image)
+    with quiet():
+        run = training.run
+
     folder = out or Path("runs") / _slug(f"{chosen.name}-{model}-{data}")
-    result = training.run(
+    result = run(
         chosen,
         model=model,
         data=data,
@@ -120,10 +128,15 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Measure a model: top-1, top-5, cross-entropy and images per second; or few-shot accuracy of its features."""
-    with quiet():
-        from keras_vit import train as training
+    from keras_vit import train as training
 
-        loaded = load_model(model, weights, image_size)
+    check_counts(batch_size=batch_size)
+    for shots in few_shot or ():
+        check_counts(few_shot=shots)
+    found = find_model(model, weights, image_size)
+    check_data(data, on_bad_image)
+    with quiet():
+        loaded = found.load()
     source: dict[str, Any] = {"data_dir": data_dir, "on_bad_image": on_bad_image}
     if few_shot:
         accuracies = training.few_shot(loaded, data, shots=tuple(few_shot), **source).items()
@@ -139,7 +152,7 @@ def evaluate(
 
 
 def plan(
-    model: Annotated[str, Argument(help="An architecture, such as ViT-L/16.", autocompletion=complete_model)],
+    model: Model,
     batch: Annotated[int, Option(help="Images per step, over all devices.")],
     image_size: Size = None,
     devices: Annotated[int, Option(help="GPUs or TPU cores.")] = 1,
@@ -154,9 +167,9 @@ def plan(
     """Estimate memory and arithmetic of training before anything is built."""
     from keras_vit import train as training
 
+    found = find_model(model, image_size=image_size, default=None)
     planned = training.plan(
-        model,
-        image_size=parse_size(image_size),
+        found.config,
         batch_size=batch,
         devices=devices,
         accumulation=accumulation,
@@ -166,4 +179,4 @@ def plan(
         ema=ema,
         peak_tflops=peak_tflops,
     )
-    print_result(planned, as_json)
+    print_result(dataclasses.replace(planned, name=found.choice.name or Path(model).name), as_json)

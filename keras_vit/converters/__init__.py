@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from keras_vit._util import lazy
 
 if TYPE_CHECKING:
-    from keras_vit.converters._load import build, convert, detect, load, read_config
+    from keras_vit.converters._load import build, convert, load
     from keras_vit.converters._save import save
+    from keras_vit.converters.source import detect, read_config
     from keras_vit.converters.table import formats
     from keras_vit.errors import CheckpointError
 
@@ -16,10 +17,10 @@ _HOMES = {
     "CheckpointError": "keras_vit.errors",
     "build": "_load",
     "convert": "_load",
-    "detect": "_load",
+    "detect": "source",
     "formats": "table",
     "load": "_load",
-    "read_config": "_load",
+    "read_config": "source",
     "save": "_save",
 }
 

@@ -15,16 +15,23 @@ import numpy as np
 
 from keras_vit.converters import assign
 from keras_vit.converters._save import save
-from keras_vit.converters.containers import Container, open_container
+from keras_vit.converters.containers import Container
 from keras_vit.converters.containers.keras_archive import open_keras_archive
-from keras_vit.converters.source import Checkpoint, check_size, find_weights, open_checkpoint, recognise
+from keras_vit.converters.source import (
+    Checkpoint,
+    check_keras_facts,
+    check_size,
+    find_weights,
+    is_keras_file,
+    keras_errors,
+    open_checkpoint,
+    saved_arguments,
+    to_facts,
+)
 from keras_vit.errors import CheckpointError
 from keras_vit.model import layers
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
-
-_KERAS_SUFFIX = ".keras"
-_REGISTERED_NAME = "keras_vit>VisionTransformer"
 
 
 def load(
@@ -40,7 +47,8 @@ def load(
     """Load a checkpoint as a model. The architecture is read from its tensors and from a config.json beside them.
 
     Args:
-        path: a file, a folder with the weights and a config.json, or a model saved as .keras.
+        path: a file, a folder with the weights and a config.json, a model saved as .keras, or the folder of a training
+            run, which stands for the model.keras in it.
         config: facts about the *file* that it cannot state itself: `num_heads` if the format folds the heads (timm and
             Hugging Face without config.json), `classifier` "unpooled" or "token_unpooled", the `image_size` it was
             trained at if its grid is not square, `representation_size` None to leave out the file's pre_logits (and
@@ -68,11 +76,11 @@ def load(
     changes = {
         name: value for name, value in (("image_size", image_size), ("num_classes", num_classes)) if value is not None
     }
-    if Path(path).suffix.casefold() == _KERAS_SUFFIX:
-        if config is not None or format is not None:
-            raise ValueError(f"A .keras file states everything itself. Received: config={config!r}, format={format!r}")
-        return _load_keras(Path(path), changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
-    with open_checkpoint(path, facts=_to_facts(config), format=format, wanted_size=image_size) as checkpoint:
+    file = find_weights(Path(path))
+    if is_keras_file(file):
+        check_keras_facts(config=config, format=format)
+        return _load_keras(file, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
+    with open_checkpoint(file, facts=to_facts(config), format=format, wanted_size=image_size) as checkpoint:
         return build(checkpoint, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
 
 
@@ -117,50 +125,6 @@ def build(
     return model
 
 
-def read_config(
-    path: str | os.PathLike[str], *, config: ViTConfig | Mapping[str, Any] | None = None, format: str | None = None
-) -> ViTConfig:
-    """Return the architecture of a checkpoint. Only headers are read, no weights.
-
-    Args:
-        path: the file or folder.
-        config: facts about the file that it cannot state itself, as for `load`.
-        format: one of `formats()` or a path to a .toml table of your own; None recognises it.
-
-    Raises:
-        CheckpointError: the file is damaged, malicious or not a Vision Transformer.
-        FileNotFoundError: there is no such file.
-
-    Example:
-
-    >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="google")
-    >>> keras_vit.converters.read_config(path).num_layers
-    4
-    """
-    with open_checkpoint(path, facts=_to_facts(config), format=format) as checkpoint:
-        return checkpoint.written
-
-
-def detect(path: str | os.PathLike[str]) -> str:
-    """Return the name of the format of a file or folder.
-
-    Args:
-        path: the file, or a folder with the weights.
-
-    Raises:
-        CheckpointError: no known format has these tensor names; the message shows some of them.
-        FileNotFoundError: there is no such file.
-
-    Example:
-
-    >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="big_vision")
-    >>> keras_vit.converters.detect(path)
-    'big_vision'
-    """
-    with open_container(find_weights(Path(path))) as container:
-        return recognise(container).format
-
-
 def convert(
     source: str | os.PathLike[str],
     path: str | os.PathLike[str],
@@ -200,10 +164,6 @@ def convert(
     return save(model, path, format=format)
 
 
-def _to_facts(config: ViTConfig | Mapping[str, Any] | None) -> dict[str, Any]:
-    return config.to_dict() if isinstance(config, ViTConfig) else dict(config or {})
-
-
 def _new_layers(checkpoint: Checkpoint, config: ViTConfig) -> tuple[str, ...]:
     """Return the layers not read from the file: heads of another width, or heads after pre_logits that are left out."""
     heads = ("head/", "head_distillation/")
@@ -214,37 +174,16 @@ def _new_layers(checkpoint: Checkpoint, config: ViTConfig) -> tuple[str, ...]:
 
 def _load_keras(path: Path, changes: Mapping[str, Any], *, dtype: Any, allow_nonfinite: bool) -> VisionTransformer:
     """Load a model saved as .keras. Neither Keras' deserialisation nor the HDF5 library reads the file."""
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no model file {str(path)!r}")
     values, weights = open_keras_archive(path)
-    with weights:
-        try:
-            arguments = _constructor_arguments(values)
-            check_size(weights, ViTConfig(**arguments["config"]))
-            with layers.uninitialized():
-                model = VisionTransformer.from_config(arguments)
-            _load_keras_weights(model, weights, allow_nonfinite=allow_nonfinite)
-        except CheckpointError as error:
-            reason = str(error).removeprefix(f"{path}: ")
-            raise CheckpointError(f"{path}: {reason}") from error
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{path}: does not describe a valid model: {str(error)[:500]}") from error
+    with weights, keras_errors(path):
+        arguments = saved_arguments(values)
+        arguments["dtype"] = keras.dtype_policies.serialize(keras.dtype_policies.get(arguments["dtype"]))
+        check_size(weights, ViTConfig(**arguments["config"]))
+        with layers.uninitialized():
+            model = VisionTransformer.from_config(arguments)
+        _load_keras_weights(model, weights, allow_nonfinite=allow_nonfinite)
     config = model.config.replace(**changes)
     return model if config == model.config and dtype is None else model.rebuilt(config, dtype=dtype)
-
-
-def _constructor_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `VisionTransformer.from_config` needs from a .keras file's config.json."""
-    if values.get("registered_name") != _REGISTERED_NAME:
-        raise CheckpointError(
-            f"holds no VisionTransformer. Received: {values.get('class_name')!r:.100}; keras.saving.load_model opens it"
-        )
-    match values.get("config"):
-        case {"config": dict(config), "dtype": {"config": {"name": str(policy)}}, "name": str(name), "frozen": frozen}:
-            # Only the policy's name is used: a serialised object could be of any class.
-            policy = keras.dtype_policies.serialize(keras.dtype_policies.get(policy))
-            return {"config": config, "dtype": policy, "name": name, "frozen": frozen}
-    raise CheckpointError("has a config.json that is not a VisionTransformer's")
 
 
 def _load_keras_weights(model: VisionTransformer, weights: Container, *, allow_nonfinite: bool) -> None:

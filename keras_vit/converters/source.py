@@ -12,6 +12,7 @@ from typing import Any
 
 from keras_vit.converters import config_json, layout, record
 from keras_vit.converters.containers import Container, open_container
+from keras_vit.converters.containers.keras_archive import open_keras_archive
 from keras_vit.converters.infer import Hints, infer
 from keras_vit.converters.table import Match, Table, fields_of_rows, formats, load_table
 from keras_vit.converters.tensor_names import MAX_LAYERS
@@ -19,8 +20,9 @@ from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import count_parameters
 
-# The files of weights in a folder; the first one found is read.
+# The files of weights in a folder; the first one found is read. A training run's folder has a model.keras.
 _WEIGHTS = (
+    "model.keras",
     "model.safetensors",
     "*.safetensors",
     "checkpoint.npz",
@@ -29,6 +31,8 @@ _WEIGHTS = (
     "pytorch_model.bin",
     "*.pth",
 )
+_CHECKPOINTS, _BEST = "checkpoints", "best.keras"  # of a training run's folder, which it has before model.keras
+_REGISTERED_NAME = "keras_vit>VisionTransformer"
 # A model may have twice the weights of its file plus this many; above that it is refused without listing tensors.
 _SPARE_WEIGHTS = 1 << 22
 
@@ -92,6 +96,106 @@ def open_checkpoint(
         yield Checkpoint(container, table, match, config, has_zero_rows)
 
 
+def read_config(
+    path: str | os.PathLike[str],
+    *,
+    config: ViTConfig | Mapping[str, Any] | None = None,
+    format: str | None = None,
+    num_heads: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+) -> ViTConfig:
+    """Return the architecture of a checkpoint. Only headers are read, no weights.
+
+    Args:
+        path: the file or folder.
+        config: facts about the file that it cannot state itself, as for `load`.
+        format: one of `formats()` or a path to a .toml table of your own; None recognises it.
+        num_heads: number of attention heads that is expected, where nothing else states it.
+        image_size: size in pixels that is wanted, where the file does not state its own.
+
+    Raises:
+        CheckpointError: the file is damaged, malicious or not a Vision Transformer.
+        FileNotFoundError: there is no such file.
+
+    Example:
+
+    >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="google")
+    >>> keras_vit.converters.read_config(path).num_layers
+    4
+    """
+    file = find_weights(Path(path))
+    if not is_keras_file(file):
+        hints: dict[str, Any] = {"num_heads": num_heads, "wanted_size": image_size}
+        with open_checkpoint(file, facts=to_facts(config), format=format, **hints) as checkpoint:
+            return checkpoint.written
+    check_keras_facts(config=config, format=format)
+    values, weights = open_keras_archive(file)
+    with weights, keras_errors(file):
+        return ViTConfig(**saved_arguments(values)["config"])
+
+
+def detect(path: str | os.PathLike[str]) -> str:
+    """Return the name of the format of a file or folder.
+
+    Args:
+        path: the file, or a folder with the weights.
+
+    Raises:
+        CheckpointError: no known format has these tensor names; the message shows some of them.
+        FileNotFoundError: there is no such file.
+
+    Example:
+
+    >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="big_vision")
+    >>> keras_vit.converters.detect(path)
+    'big_vision'
+    """
+    with open_container(find_weights(Path(path))) as container:
+        return recognise(container).format
+
+
+def to_facts(config: ViTConfig | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the facts about a file as a dict."""
+    return config.to_dict() if isinstance(config, ViTConfig) else dict(config or {})
+
+
+def is_keras_file(path: Path) -> bool:
+    """Return whether a file is one that `model.save("vit.keras")` writes, by its name."""
+    return path.suffix.casefold() == ".keras"
+
+
+def check_keras_facts(**facts: Any) -> None:
+    """Raise a ValueError if facts about a .keras file are given."""
+    if stated := [f"{name}={value!r}" for name, value in facts.items() if value is not None]:
+        raise ValueError(f"A .keras file states everything itself. Received: {', '.join(stated)}")
+
+
+def saved_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `VisionTransformer.from_config` in a .keras file's config.json; dtype is a policy's name.
+
+    Only the name of the policy is used: a serialised object could be of any class.
+    """
+    if values.get("registered_name") != _REGISTERED_NAME:
+        raise CheckpointError(
+            f"holds no VisionTransformer. Received: {values.get('class_name')!r:.100}; keras.saving.load_model opens it"
+        )
+    match values.get("config"):
+        case {"config": dict(config), "dtype": {"config": {"name": str(policy)}}, "name": str(name), "frozen": frozen}:
+            return {"config": config, "dtype": policy, "name": name, "frozen": frozen}
+    raise CheckpointError("has a config.json that is not a VisionTransformer's")
+
+
+@contextlib.contextmanager
+def keras_errors(path: Path) -> Iterator[None]:
+    """Replace errors of what a .keras file describes by a CheckpointError that names the file."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: does not describe a valid model: {str(error)[:500]}") from error
+
+
 def check_size(container: Container, config: ViTConfig, *, is_size_given: bool = False) -> None:
     """Raise a CheckpointError if a model is much larger than its file: a few bytes can describe a model of any size.
 
@@ -135,6 +239,8 @@ def recognise(container: Container) -> Table:
 
 def find_weights(path: Path) -> Path:
     """Return the file of weights at a path: the path itself, or the one such file in a folder."""
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file or folder {str(path)!r}")
     if not path.is_dir():
         return path
     for pattern in _WEIGHTS:
@@ -144,5 +250,11 @@ def find_weights(path: Path) -> Path:
             raise CheckpointError(f"{path} holds more than one file of weights: name one of {names}")
         if files:
             return files[0]
+    if (path / _CHECKPOINTS).is_dir():
+        best = f", or name {path / _BEST}, its best model so far" if (path / _BEST).exists() else ""
+        raise CheckpointError(
+            f"{path} is a training run that has not finished: it has no {_WEIGHTS[0]} yet. Start the run again with "
+            f"the same arguments to finish it{best}."
+        )
     names = sorted(file.name for file in path.iterdir())[:10]
     raise CheckpointError(f"{path} holds none of {list(_WEIGHTS)}. It holds {names}")

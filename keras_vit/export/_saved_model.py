@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from keras_vit._util.checks import is_count
 from keras_vit.errors import VerificationError
-from keras_vit.export._temporary import temporary_path
+from keras_vit.export._temporary import check_folder_path, temporary_path
 from keras_vit.export.check import samples
 from keras_vit.export.check.report import Report
 from keras_vit.export.check.resources import measure_resources
@@ -81,8 +81,7 @@ def saved_model(
     batch_sizes = warmup_requests.check_batch_sizes(warmup)
     names = class_names(model.config, labels)
     path = Path(path)
-    if path.exists() or path.is_symlink():
-        raise FileExistsError(f"{path} already exists: remove it, or write the next version beside it")
+    check_folder_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary_path(path) as work:
         with measure_resources() as used:

@@ -1,4 +1,4 @@
-"""Make temporary paths for exports, which reach their final path only complete and verified."""
+"""Check the paths of exports, and make temporary ones: a file reaches its final path only complete and verified."""
 
 from __future__ import annotations
 
@@ -29,3 +29,17 @@ def temporary_path(path: Path) -> Iterator[Path]:
         if error.errno != errno.ENOSPC:
             raise
         raise OSError(errno.ENOSPC, "The disk is full; nothing was written to", str(path)) from error
+
+
+def check_file_path(path: Path) -> None:
+    """Raise an OSError if a .tflite file cannot be written to a path."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "A .tflite file cannot be written over a folder", str(path))
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "There is no folder for the .tflite file", str(path.parent))
+
+
+def check_folder_path(path: Path) -> None:
+    """Raise a FileExistsError if there is something at the path of a SavedModel's folder."""
+    if path.exists() or path.is_symlink():
+        raise FileExistsError(f"{path} already exists: remove it, or write the next version beside it")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 
 from keras_vit.export import _converter
 from keras_vit.export._options import ExportOptions
-from keras_vit.export._temporary import temporary_path
+from keras_vit.export._temporary import check_file_path, temporary_path
 from keras_vit.export.check import inputs
 from keras_vit.export.check.report import Report
 from keras_vit.export.check.resources import measure_resources
@@ -99,7 +98,7 @@ def tflite(
         ('dynamic', 1.0)
     """
     path = Path(path)
-    _check_path(path)
+    check_file_path(path)
     file = Options(
         batch=batch, dtype=input_dtype, source_size=source_size, resize=resize, output=output, attention=attention
     )
@@ -138,14 +137,6 @@ def tflite(
         seconds=used.seconds,
         peak_bytes=used.peak_bytes if route == "direct" else None,  # the converter is another process
     )
-
-
-def _check_path(path: Path) -> None:
-    """Raise an OSError if the path cannot be a file."""
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "A .tflite file cannot be written over a folder", str(path))
-    if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "There is no folder for the .tflite file", str(path.parent))
 
 
 def _calibration_images(model: keras.Model, images: Any, options: Options, mode: Mode) -> np.ndarray | None:

@@ -14,6 +14,7 @@ import numpy as np
 from keras_vit.model import labels as label_lists
 from keras_vit.model import layers as vit
 from keras_vit.model import preprocess
+from keras_vit.model.classify import BATCH, classify_each
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.layers.relative import RelativePosition
 from keras_vit.model.network import Network
@@ -170,18 +171,30 @@ class VisionTransformer(keras.Model):
             for row, order in zip(probabilities, best, strict=True)
         ]
 
-    def classify(self, images: Any, top: int = 5) -> list[list[Prediction]]:
-        """Return the most probable classes of images: `preprocess`, one compiled call, `decode_predictions`.
+    def classify(self, images: Any, top: int = 5, *, batch_size: int = BATCH) -> list[list[Prediction]]:
+        """Return the most probable classes of images: `preprocess`, compiled calls, `decode_predictions`.
 
         Args:
-            images: as for `preprocess`.
+            images: as for `preprocess`; also paths of folders, whose image files are taken in the order of their sorted
+                paths (those in sub-folders too), and patterns such as "photos/*.jpg".
             top: number of classes for each image, from 1.
+            batch_size: number of images that are in memory and in a call at a time, from 1.
 
         Returns:
             For each image a list of (label_id, label, probability), most probable first.
+
+        Raises:
+            ValueError: an image cannot be read, or a number is less than 1; there is no image.
+            FileNotFoundError: there is no file at a path, or no image in a folder.
         """
-        # predict_on_batch keeps one compiled function; the data adapter of predict() adds 25-40 ms to every call.
-        return self.decode_predictions(self.predict_on_batch(self.preprocess(images)), top)
+        results = []
+        for result in classify_each(self, images, top=top, batch_size=batch_size):
+            if isinstance(result, Exception):
+                raise result
+            results.append(result)
+        if not results:
+            raise ValueError("classify needs at least one image. Received: an empty list")
+        return results
 
     def resized(self, image_size: int | tuple[int, int], method: str | None = None) -> VisionTransformer:
         """Return a new model with the same weights for another image size. Position embeddings are interpolated once.

@@ -6,6 +6,7 @@ The facts are in zoo/*.toml, see `cards`. Nothing here imports Keras or TensorFl
 from __future__ import annotations
 
 import functools
+import glob
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ from keras_vit._util.text import nearest
 from keras_vit.errors import CardError, UnknownModel
 from keras_vit.model import cost
 from keras_vit.model.sizes import canonical_name
+from keras_vit.zoo import spellings
 from keras_vit.zoo.cards import Family, Weights, make_weights, read_family
 
 _COLUMNS = ("weights", "images", "classes", "reported accuracy", "file", "paper")
@@ -77,10 +79,11 @@ def names(pattern: str = "*") -> list[str]:
     """List the models that have published weights.
 
     Args:
-        pattern: shell pattern such as "B/*" or "r50*", in any case and any spelling of the names.
+        pattern: shell pattern such as "B/*" or "r50*", in any case and any spelling of the names. Text without "*", "?"
+            or "[" may also be a name of another package ("vit_base_patch16_224"), or part of a name.
 
     Returns:
-        Canonical names in natural order: B/8 before B/16.
+        Canonical names in natural order, B/8 before B/16; the model that a text without wildcards names is the first.
 
     Example:
         >>> keras_vit.zoo.names("B/*")
@@ -89,14 +92,30 @@ def names(pattern: str = "*") -> list[str]:
     matching = [
         name for name in _cards() if any(fnmatchcase(spelling, pattern.casefold()) for spelling in _spellings(name))
     ]
+    if not matching and not glob.has_magic(pattern):
+        return _search(pattern)
     return sorted(matching, key=_natural_key)
+
+
+def _search(text: str) -> list[str]:
+    """Return the model that a text names, the best first, and models of the same size or with the text in their names.
+
+    A text that states the whole architecture finds no others.
+    """
+    found, spelled = _architecture(text), spellings.read(text)
+    if found in _cards() and not (spelled and spelled.is_guess):
+        return [found]
+    part = f"{found.rpartition('/')[0]}/" if found else text
+    others = [name for name in names() if any(part.casefold() in spelling for spelling in _spellings(name))]
+    return list(dict.fromkeys([found, *others] if found in _cards() else others))
 
 
 def card(name: str) -> Card:
     """Return the card of a model: its published weights with files, accuracies and sources.
 
     Args:
-        name: an architecture or a model of the zoo, in any spelling, or an AugReg file.
+        name: an architecture or a model of the zoo, in any spelling, also of timm and Hugging Face
+            ("vit_base_patch16_224"), or an AugReg file.
 
     Returns:
         The card; for an AugReg file a card with that file alone.
@@ -116,6 +135,8 @@ def card(name: str) -> Card:
     found = by_spelling.get(name.casefold()) or _architecture(name)
     if found in _cards():
         return _cards()[found]
+    foreign = {spelling: _architecture(spelling) for spelling in spellings.known_names()}
+    by_spelling |= {spelling: known for spelling, known in foreign.items() if known in _cards()}
     close = nearest(name.casefold(), by_spelling, count=8, cutoff=0.4)
     models = list(dict.fromkeys(by_spelling[spelling] for spelling in close))[:4]
     offer = f"the nearest are {models}" if models else f"the models are {names()}"
@@ -183,7 +204,8 @@ def _architecture(name: str) -> str | None:
     try:
         return canonical_name(name)
     except ValueError:
-        return None
+        spelled = spellings.read(name)
+        return spelled.architecture if spelled else None
 
 
 def find(name: str, weights: str = "default") -> Weights:

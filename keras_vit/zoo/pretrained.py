@@ -14,14 +14,17 @@ from keras_vit.errors import FileUnavailableError, UnknownModel
 from keras_vit.model import labels
 from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
 from keras_vit.model.sizes import canonical_name
+from keras_vit.zoo import spellings
 from keras_vit.zoo.cards import Weights
-from keras_vit.zoo.catalogue import Card, card, select
+from keras_vit.zoo.catalogue import Card, card, names, select
+from keras_vit.zoo.spellings import Spelling
 
 if TYPE_CHECKING:
     from keras_vit.model.vision_transformer import VisionTransformer
 
 # Endings that only files have. AugReg names may end in .npz too.
-_FILE_SUFFIXES = (".keras", ".npz", ".safetensors", ".h5", ".pth", ".pt", ".bin")
+_FILE_SUFFIXES = (".keras", ".npz", ".safetensors", ".h5", ".hdf5", ".pth", ".pt", ".bin", ".ckpt", ".tflite", ".onnx")
+_NAME_WITH_SLASH = re.compile(r"[^/]+/\d\w*")  # "ViT-B/16", or almost
 _REMOTE_SAFETENSORS = re.compile(r"(?P<folder>(?:https?|gs|hf)://.+/)[^/]+\.safetensors(?P<revision>@[^#]+)?(?:#.*)?")
 _CONFIG_FILES = ("config.json", "preprocessor_config.json")
 # The fields in which a file must agree with the name that it is loaded by.
@@ -51,9 +54,9 @@ def resolve(
 
     A URL is a file, and so is a path that begins with "/", "." or "~", ends with "/" or contains a backslash, whether
     it exists or not. A name of the zoo comes before any other path: "./digits" is the file. Any other text is a file if
-    it exists or ends in the suffix of a checkpoint. `weights` are for names: a tag, a path or a URL; None takes
-    `default`, which is "default" (recommended) or None (random). Errors are those of `load`; it is `fetch_source` that
-    raises a FileNotFoundError.
+    it exists, ends in the suffix of a checkpoint, or has a slash where no model's name has one
+    ("runs/mine"). `weights` are for names: a tag, a path or a URL; None takes `default`, which is "default"
+    (recommended) or None (random). Errors are those of `load`; it is `fetch_source` that raises a FileNotFoundError.
     """
     if isinstance(spec, str) and not _is_written_as_path(spec):
         found = _look_up(spec)
@@ -66,7 +69,10 @@ def resolve(
 
 def resolve_name(name: str, weights: str | os.PathLike[str] | None) -> Choice:
     """Find the weights of a name; arguments and errors as for `load`."""
-    return _choose_weights(name, _look_up(name), weights)
+    found = _look_up(name)
+    if isinstance(found, UnknownModel) and weights == "default" and _is_path(name):
+        raise UnknownModel(f"zoo.load takes names; keras_vit.converters.load({name!r}) loads a file or a folder.")
+    return _choose_weights(name, found, weights)
 
 
 def _look_up(name: str) -> Card | ValueError:
@@ -82,6 +88,9 @@ def _look_up(name: str) -> Card | ValueError:
 def _choose_weights(name: str, found: Card | ValueError, weights: str | os.PathLike[str] | None) -> Choice:
     """Return the choice of a name with a tag, a path or URL, or None for random weights."""
     source = None if weights is None else os.fspath(weights)
+    spelled = spellings.read(name)
+    if spelled is not None and weights == "default":
+        _check_named_weights(name, found, spelled)
     if isinstance(found, Card):
         tag = weights if isinstance(weights, str) and not _is_weights_file(weights, found) else None
         row = select(found, tag if tag is not None else "default")
@@ -90,20 +99,42 @@ def _choose_weights(name: str, found: Card | ValueError, weights: str | os.PathL
         return Choice(
             source=source,
             name=found.name,
-            expected_config=row.whole_config() if published else row.base_config(),
+            expected_config=row.whole_config() if published else row.base_config(**_named_size(spelled, source)),
             defaults={"preprocessing": row.preprocessing} | ({"labels": row.labels} if row.labels else {}),
             published=published,
         )
     if not isinstance(found, UnknownModel) or (isinstance(weights, str) and not _is_weights_file(weights)):
         raise found
     # Raises an error that lists the nearest architectures.
-    return Choice(source=source, name=canonical_name(name), expected_config=ViTConfig.from_name(name))
+    architecture = canonical_name(spelled.architecture if spelled else name)
+    config = ViTConfig.from_name(architecture, **_named_size(spelled, source))
+    return Choice(source=source, name=architecture, expected_config=config)
+
+
+def _named_size(spelled: Spelling | None, source: str | None) -> dict[str, int]:
+    """Return the image size that a name of another package states, for random weights."""
+    return {"image_size": spelled.image_size} if spelled and spelled.image_size and source is None else {}
+
+
+def _check_named_weights(name: str, found: Card | ValueError, spelled: Spelling) -> None:
+    """Raise a ValueError if a name of another package does not stand for the recommended weights of the card."""
+    if spelled.source is not None:
+        model, other = spelled.architecture, ""
+        if isinstance(found, Card):
+            other = f", or {model!r} alone for the weights that this package recommends, {found.default}"
+        raise ValueError(
+            f"{name!r} is a name of {spelled.publisher}. Write {model!r} with weights={spelled.source!r} for the "
+            f"weights of that name{other}."
+        )
+    if spelled.is_guess and isinstance(found, Card):
+        raise ValueError(f"{name!r} does not state the patch size: write one of {names(name)}.")
 
 
 def _is_file(spec: str, found: Card | ValueError) -> bool:
     """Return whether a text that may be a name is a file; `found` is what `_look_up` returns."""
-    if isinstance(found, Card):  # the name of an AugReg file may end in .npz: that file in the current folder
-        return _has_file_suffix(spec) and Path(spec).exists()
+    if isinstance(found, Card):
+        # The name of an AugReg file may end in .npz, and that of another package may be a folder's: if they are there.
+        return (_has_file_suffix(spec) or spellings.read(spec) is not None) and Path(spec).exists()
     if isinstance(found, UnknownModel):
         return _is_path(spec)
     return Path(spec).exists()  # almost the name of an AugReg file; if there is no such file, the caller gets `found`
@@ -118,7 +149,8 @@ def _is_weights_file(weights: str, found: Card | None = None) -> bool:
 
 def _is_path(text: str) -> bool:
     """Return whether a text that is neither a known name nor a tag is a path or a URL."""
-    return _is_written_as_path(text) or _has_file_suffix(text) or (bool(text) and Path(text).exists())
+    has_folder = "/" in text and not _NAME_WITH_SLASH.fullmatch(text)
+    return _is_written_as_path(text) or _has_file_suffix(text) or has_folder or (bool(text) and Path(text).exists())
 
 
 def _is_written_as_path(text: str) -> bool:
@@ -144,7 +176,8 @@ def load(
     Published weights are downloaded once, verified and kept in the cache folder (`KERAS_VIT_CACHE`).
 
     Args:
-        name: "ViT-B/16", "B_16", "R50+ViT-B/16", "R26+S/32", "digits", or the name of an AugReg file.
+        name: "ViT-B/16", "B_16", "R50+ViT-B/16", "R26+S/32", "digits", or the name of an AugReg file. A name of timm's
+            or Hugging Face's weights ("vit_base_patch16_224") needs `weights`: the error says which are its own.
         weights: "default" (the card's recommended file), a tag of the card ("imagenet21k", "sam", ...), a path or URL
             (https, gs, hf, file) of a checkpoint in any known format, or None for random weights.
         image_size: int or (height, width) in pixels. None takes the size that the weights were trained at, or 224
@@ -160,7 +193,7 @@ def load(
 
     Raises:
         UnknownModel: no card has this name; the message lists the nearest.
-        ValueError: unknown weights or fields, or weights of another architecture.
+        ValueError: unknown weights or fields, weights of another architecture, or a name of another package's weights.
         FileNotFoundError: the path does not exist.
         DownloadError: the file could not be downloaded completely and verified.
         CheckpointError: the file is damaged or holds no such model.
@@ -189,15 +222,43 @@ def load_choice(
         from keras_vit import converters
 
         return converters.load(fetch_source(choice), **changes, **file_facts, dtype=dtype)
-    stated = {name: value for name, value in file_facts.items() if value is not None}
-    if stated:
-        raise ValueError(f"{choice.name} is a model of the zoo: {list(stated)} describe a file. Received: {stated}")
+    _check_no_facts(choice, file_facts)
     if choice.source is not None:
         return _build(fetch_source(choice), choice.expected_config, choice.defaults, changes, dtype)
     from keras_vit.model.vision_transformer import VisionTransformer
 
+    return VisionTransformer(_random_config(choice.expected_config, changes), dtype=dtype)
+
+
+def read_config(choice: Choice, changes: Mapping[str, Any] | None = None, **file_facts: Any) -> ViTConfig:
+    """Return the config of the model that `load_choice` would load, from headers; TensorFlow is not imported.
+
+    Arguments and errors are those of `load_choice`, except the errors of single tensors.
+    """
+    changes, expected = changes or {}, choice.expected_config
+    if expected is not None:
+        _check_no_facts(choice, file_facts)
+        if choice.source is None:
+            return _random_config(expected, changes)
+    path = fetch_source(choice)
+    from keras_vit import converters
+
+    heads = expected.num_heads if expected else None
+    config = converters.read_config(path, **file_facts, num_heads=heads, image_size=changes.get("image_size"))
+    if expected is not None:
+        _check_architecture(path, config, expected)
+    return config.replace(**changes)
+
+
+def _check_no_facts(choice: Choice, file_facts: Mapping[str, Any]) -> None:
+    stated = {name: value for name, value in file_facts.items() if value is not None}
+    if stated:
+        raise ValueError(f"{choice.name} is a model of the zoo: {list(stated)} describe a file. Received: {stated}")
+
+
+def _random_config(config: ViTConfig, changes: Mapping[str, Any]) -> ViTConfig:
     # Without weights a changed classifier decides whether there is a class token.
-    return VisionTransformer(choice.expected_config.replace(**{"class_token": None, **changes}), dtype=dtype)
+    return config.replace(**{"class_token": None, **changes})
 
 
 def fetch_source(choice: Choice) -> Path:
@@ -222,9 +283,13 @@ def _build(
     path: Path, expected: ViTConfig, defaults: Mapping[str, Any], changes: Mapping[str, Any], dtype: Any
 ) -> VisionTransformer:
     """Build the model of a file that a name stands for, after checking its architecture."""
-    from keras_vit.converters import build
-    from keras_vit.converters.source import open_checkpoint
+    from keras_vit.converters import build, load
+    from keras_vit.converters.source import find_weights, is_keras_file, open_checkpoint
 
+    if is_keras_file(find_weights(path)):  # states everything itself
+        model = load(path, dtype=dtype)
+        _check_architecture(path, model.config, expected)
+        return model.rebuilt(model.config.replace(**changes)) if changes else model
     with open_checkpoint(path, num_heads=expected.num_heads, wanted_size=changes.get("image_size")) as checkpoint:
         _check_architecture(path, checkpoint.config, expected)
         unstated = _unstated(defaults, checkpoint.config.replace(**changes))

@@ -1,0 +1,59 @@
+"""Find image files in lists of files, folders and patterns."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+# Files of a folder with these suffixes are images. Formats that cannot be decoded are listed too: such a file is an
+# error, and not left out without a word.
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".heif", ".avif")
+
+
+def image_files(paths: Iterable[str | os.PathLike[str]], *, most: int | None = None) -> list[str]:
+    """Return the image files among files, folders (with their sub-folders) and patterns such as "photos/*.jpg".
+
+    A named file is returned whatever its suffix; files of folders and patterns are sorted, hidden ones and other
+    suffixes are left out. URLs are returned as they are. `most` limits the files of a folder or pattern to so many,
+    evenly chosen. A FileNotFoundError or ValueError names the first path without images.
+    """
+    found: list[str] = []
+    for path in paths:
+        files = _expand(os.fspath(path))
+        found.extend(files[:: -(-len(files) // most) if most else 1])
+    return found
+
+
+def readable_images(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Return the files as `image_files` does; a ValueError if all of them are empty."""
+    files = image_files(paths)
+    if not any("://" in file or Path(file).expanduser().stat().st_size for file in files):
+        raise ValueError(f"{files[0]!r} is empty: it holds no image")
+    return files
+
+
+def _expand(path: str) -> list[str]:
+    if path.startswith(("http://", "https://")):
+        raise ValueError(f"Images are files: download this one first. Received: {path!r}")
+    place = Path(path).expanduser()
+    if "://" in path or place.is_file():
+        return [path]
+    if not place.exists() and not glob.has_magic(path):
+        raise FileNotFoundError(f"There is no image file or folder {path!r}")
+    # Path.glob takes no absolute patterns.
+    matches = [place] if place.exists() else map(Path, glob.iglob(str(place), recursive=True))  # noqa: PTH207
+    files = sorted(
+        {
+            str(file)
+            for match in matches
+            for file in (match.rglob("*") if match.is_dir() else [match])
+            if file.suffix.lower() in SUFFIXES
+            and file.is_file()
+            and not any(part.startswith(".") for part in file.relative_to(match).parts)
+        }
+    )
+    if not files:
+        raise FileNotFoundError(f"{path!r} has no images ({', '.join(SUFFIXES)})")
+    return files

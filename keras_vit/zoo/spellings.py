@@ -1,0 +1,55 @@
+"""Recognise the names that other packages give to models, by the rules in zoo/names/*.toml."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from keras_vit._util import data_files
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spelling:
+    """What the name of another package stands for."""
+
+    architecture: str
+    is_guess: bool = False  # whether the name leaves a part of the architecture open
+    publisher: str | None = None  # of the weights that the name stands for; None for the name of an architecture
+    source: str | None = None  # URL of those weights
+    image_size: int | None = None  # of those weights, in pixels
+
+
+@functools.cache
+def read(name: str) -> Spelling | None:
+    """Return what a name stands for; None for a name that no rule knows."""
+    for sizes, rule in _rules():
+        if match := re.fullmatch(rule["pattern"], name.strip(), re.IGNORECASE):
+            stated = {key: value for key, value in match.groupdict().items() if value is not None}
+            tag = rule.get("tags", {}).get(name.strip().casefold().removeprefix("timm/"))
+            fields = {**rule.get("defaults", {}), **rule.get("guesses", {}), **({"tag": tag} if tag else {}), **stated}
+            size = sizes.get(stated["size"].casefold())
+            if size is None or ("tags" in rule and "tag" not in fields):
+                continue
+            stem = fields.get("stem", "").upper()
+            return Spelling(
+                architecture=rule["architecture"].format(**{**fields, "size": size, "stem": stem}),
+                is_guess="guesses" in rule,
+                publisher=rule.get("publisher"),
+                source=rule["source"].format(**fields) if "source" in rule else None,
+                image_size=int(fields["image_size"]) if "image_size" in fields else None,
+            )
+    return None
+
+
+def known_names() -> list[str]:
+    """Return the names of other packages' weights that are listed one by one."""
+    return [name for _, rule in _rules() for name in rule.get("tags", {})]
+
+
+@functools.cache
+def _rules() -> list[tuple[Mapping[str, str], Mapping[str, Any]]]:
+    tables = [data_files.read_toml(path) for path in sorted((data_files.folder("zoo") / "names").glob("*.toml"))]
+    return [(table["sizes"], rule) for table in tables for rule in table["rules"]]

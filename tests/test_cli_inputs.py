@@ -1,0 +1,244 @@
+"""Commands take models and images in every form: run folders, folders, patterns, many files, bad ones among them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from command_line import fails, run
+from keras_vit import VisionTransformer, converters, train, zoo
+from keras_vit._util import data_files
+from keras_vit._util.image_paths import image_files
+from keras_vit.cli import app, options
+from keras_vit.model import classify
+from tiny_models import tiny
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the folder of a finished training run."""
+    folder = tmp_path_factory.mktemp("runs") / "mine"
+    (folder / "checkpoints").mkdir(parents=True)
+    model = VisionTransformer(tiny(image_size=16, num_classes=3, labels=("ant", "bee", "cat")))
+    model.get_layer("head").kernel.assign(np.random.default_rng(0).normal(size=(model.config.hidden_size, 3)))
+    model.save(folder / "model.keras")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write twenty images in folders, and files that are none of them."""
+    folder = tmp_path_factory.mktemp("photos")
+    random = np.random.default_rng(0)
+    for number in range(20):
+        path = folder / f"{number % 2}" / f"{number:02}.{'PNG' if number % 3 else 'jpg'}"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(path)
+    (folder / "notes.txt").write_text("no image")
+    (folder / ".hidden").mkdir()
+    (folder / ".hidden" / "x.png").touch()
+    (folder / "0" / "._00.jpg").touch()
+    return folder
+
+
+# ---- models
+
+
+def test_a_folder_of_a_run_is_its_model(run_folder: Path, photos: Path, tmp_path: Path) -> None:
+    file, image = run_folder / "model.keras", photos / "0" / "00.jpg"
+    assert run("predict", run_folder, image) == run("predict", file, image)
+    assert converters.read_config(run_folder) == converters.load(run_folder).config
+    run("convert", run_folder, tmp_path / "mine.npz", "--to", "google")
+    assert converters.read_config(tmp_path / "mine.npz").num_classes == 3
+    run("resize", run_folder, tmp_path / "larger.keras", "24")
+    assert converters.load(tmp_path / "larger.keras").config.size == (24, 24)
+    plan = run("plan", run_folder, "--batch", 8)
+    assert plan.startswith("mine at 16x16, batch 8")
+    assert options.find_model(str(run_folder)).load().config.labels == ("ant", "bee", "cat")
+
+
+def test_a_run_can_start_from_a_folder_and_a_name_can_take_its_weights(run_folder: Path) -> None:
+    pixels = np.zeros((8, 16, 16, 3), np.uint8)
+    recipe = train.recipe("digits", steps=1, batch_size=8, optimizer="sgd", xla=False)
+    arrays = {"train": (pixels, np.arange(8) % 3), "num_classes": 3}
+    assert train.run(recipe, model=run_folder, data=arrays, progress=False).model.config.num_layers
+    with pytest.raises(ValueError, match="holds another architecture"):
+        zoo.load("digits", weights=run_folder)
+
+
+def test_weights_of_a_name_may_be_a_keras_file(tmp_path: Path) -> None:
+    digits = zoo.load("digits")
+    digits.save(tmp_path / "model.keras")
+    loaded = zoo.load("digits", weights=tmp_path, image_size=48)
+    assert loaded.config == digits.config.replace(image_size=48)
+    assert np.array_equal(loaded.get_layer("head").kernel, digits.get_layer("head").kernel)
+
+
+def test_a_run_that_has_not_finished_says_so(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    for read in (converters.load, converters.read_config, converters.detect):
+        with pytest.raises(converters.CheckpointError, match="a training run that has not finished: it has no model"):
+            read(tmp_path)
+    (tmp_path / "best.keras").touch()
+    with pytest.raises(converters.CheckpointError, match=r"or name .*best\.keras, its best model so far"):
+        converters.load(tmp_path)
+
+
+def test_a_keras_file_is_not_resized_into_another_format(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "another .keras file" in fails(monkeypatch, "resize", run_folder, tmp_path / "out.npz", "24")
+
+
+# ---- images
+
+
+def test_files_folders_and_patterns_are_images(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(photos)
+    every = sorted(str(path) for path in Path().rglob("[01][0-9].*"))
+    assert len(every) == 20
+    assert image_files(["."]) == image_files(["*"]) == image_files(["**/*.*"]) == image_files(["0", "1"]) == every
+    assert image_files(["1/*.jpg"]) == sorted(str(path) for path in Path("1").glob("*.jpg"))
+    assert image_files(["notes.txt", "0/02.PNG", Path("0/02.PNG")]) == ["notes.txt", "0/02.PNG", "0/02.PNG"]
+    assert image_files(["gs://bucket/x.jpg"]) == ["gs://bucket/x.jpg"]
+    assert len(image_files([".", "0/02.PNG"], most=7)) == 8
+    Path("[1].png").write_text("brackets in a name are no pattern")
+    assert image_files(["[1].png"]) == ["[1].png"]
+    Path("[1].png").unlink()
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("nothing.png", "There is no image file or folder 'nothing.png'"),
+        ("*.xyz", r"'\*.xyz' has no images \(.jpg"),
+        ("empty", r"'empty' has no images \(.jpg"),
+        ("http://host/x.jpg", "download this one first"),
+        ("pipe", "'pipe' has no images"),
+    ],
+)
+def test_what_has_no_images_is_an_error(path: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    os.mkfifo("pipe")
+    with pytest.raises((FileNotFoundError, ValueError), match=said):
+        image_files([path])
+
+
+def test_commands_take_folders_and_patterns(run_folder: Path, photos: Path, tmp_path: Path) -> None:
+    rows = json.loads(run("predict", run_folder, photos, "--json"))
+    assert [row["image"] for row in rows] == image_files([photos])
+    page = run("visualize", run_folder, f"{photos}/0/*.jpg", "--out", tmp_path / "report.html").strip()
+    assert "00.jpg" in Path(page).read_text(encoding="utf-8")
+
+
+# ---- many images
+
+
+class Counted:
+    """Count the images of each call of a model, and those in memory."""
+
+    def __init__(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[int] = []
+        predict = model.predict_on_batch
+
+        def counted(images: np.ndarray) -> Any:
+            self.calls.append(len(images))
+            return predict(images)
+
+        monkeypatch.setattr(model, "predict_on_batch", counted)
+
+
+def test_many_images_are_classified_in_batches_of_one_shape(
+    run_folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = converters.load(run_folder)
+    files = image_files([photos])
+    single = [model.classify(file, top=3)[0] for file in files]
+    counted = Counted(model, monkeypatch)
+    for images, size, calls in (
+        (photos, 16, [16, 16]),
+        (files, 8, [8, 8, 8]),
+        (files, 20, [20]),
+        (str(photos / "*" / "*"), 64, [20]),
+        ([files[:3], [np.asarray(Image.open(file)) for file in files[3:]]], 7, [7, 7, 7]),
+        (np.stack([np.asarray(Image.open(file)) for file in files]), 6, [6, 6, 6, 6]),
+    ):
+        counted.calls.clear()
+        found = model.classify(images, top=3, batch_size=size)
+        assert counted.calls == calls
+        assert [[each.label for each in row] for row in found] == [[each.label for each in row] for row in single]
+        for one, other in zip(found, single, strict=True):
+            # Another number of images in a matrix product changes the last place of float32; 1e-5 is 100 of them.
+            assert [each.probability for each in one] == pytest.approx([each.probability for each in other], abs=1e-5)
+
+
+def test_an_image_that_cannot_be_read_is_named_or_returned(run_folder: Path, photos: Path, tmp_path: Path) -> None:
+    model = converters.load(run_folder)
+    good = image_files([photos])[:5]
+    (tmp_path / "bad.jpg").write_text("no image")
+    files = [*good[:2], tmp_path / "bad.jpg", *good[2:]]
+    with pytest.raises(ValueError, match=r"bad\.jpg"):
+        model.classify(files)
+    results = list(classify.classify_each(model, files, top=1, batch_size=2))
+    assert [isinstance(result, Exception) for result in results] == [number == 2 for number in range(6)]
+    best = [each[0].label for each in (*results[:2], *results[3:]) if not isinstance(each, Exception)]
+    assert best == [each[0].label for each in model.classify(good, top=1)]
+
+
+@pytest.mark.parametrize(("arguments", "said"), [({"top": 0}, "top is"), ({"batch_size": 0}, "batch_size is")])
+def test_numbers_below_one_are_refused(run_folder: Path, photos: Path, arguments: dict[str, int], said: str) -> None:
+    model = converters.load(run_folder)
+    with pytest.raises(ValueError, match=f"{said} a whole number from 1. Received: 0"):
+        model.classify(photos, **arguments)
+    with pytest.raises(ValueError, match="at least one image"):
+        model.classify([])
+
+
+def test_a_bad_file_is_a_line_and_not_the_end_of_the_others(run_folder: Path, photos: Path, tmp_path: Path) -> None:
+    for name in ("a", "c"):
+        Image.new("RGB", (16, 16)).save(tmp_path / f"{name}.png")
+    bad = tmp_path / "b.png"
+    bad.write_text("no image")
+    result = CliRunner().invoke(app, ["predict", str(run_folder), str(tmp_path), "--top", "1"])
+    assert result.exit_code == 1
+    assert str(result.exception) == "1 of 3 images cannot be read"
+    first, _, line, third, _ = result.stdout.splitlines()
+    assert (first, third) == (str(tmp_path / "a.png"), str(tmp_path / "c.png"))
+    assert line.startswith(f"{bad}: ")
+    assert not line.removeprefix(f"{bad}: ").startswith(str(bad))
+    result = CliRunner().invoke(app, ["predict", str(run_folder), str(tmp_path), "--json", "--top", "1"])
+    rows = json.loads(result.stdout)
+    assert [set(row) for row in rows] == [{"image", "predictions"}, {"image", "error"}, {"image", "predictions"}]
+    assert result.exit_code == 1
+
+
+MEMORY = """
+import resource, sys
+import numpy as np
+from keras_vit import VisionTransformer, ViTConfig
+model = VisionTransformer(ViTConfig.from_name("Ti/16", num_layers=1, image_size=384))
+one = [sys.argv[1]]
+model.classify(one * 40)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert len(model.classify(one * 300)) == 300
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+@pytest.mark.slow
+def test_three_hundred_images_take_the_memory_of_a_batch(photos: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(data_files.PACKAGE.parent)}
+    arguments = [sys.executable, "-c", MEMORY, str(photos / "0" / "00.jpg")]
+    done = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=True)
+    # 300 prepared images are 506 MiB, and were there twice; a batch of 16 is 27 MiB.
+    assert float(done.stdout) < 100
