@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import photo_folder
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -88,6 +90,8 @@ def run_pages(pages: Sequence[Path], folder: Path, *, timeout: float = 600) -> d
     for page, place in zip(pages, places, strict=True):
         text = page.read_text(encoding="utf-8")
         place.mkdir()
+        if '"photos"' in text:
+            photo_folder.make(place / "photos")
         for name, content in {"page.py": script(text), **files(text)}.items():
             (place / name).write_text(content, encoding="utf-8")
     done = _python(["-c", DRIVER, *map(str, places)], folder, timeout=timeout)
