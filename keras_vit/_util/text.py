@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 DISTRIBUTION = "keras-vit-zoo"  # on a package index; `keras-vit` there is another project
 
@@ -18,6 +18,17 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     known = list(known)
     found = nearest(name, known)
     return f"the nearest is {found[0]!r}" if found else f"known are {sorted(known)}"
+
+
+def abbreviated(names: Sequence[str], count: int = 5) -> str:
+    """Return the first names and the number of the others; bytes of file names that are no UTF-8 are escaped."""
+    text = ", ".join(names[:count]) + (f" and {len(names) - count:,} more" if len(names) > count else "")
+    return escaped(text)
+
+
+def escaped(text: str) -> str:
+    """Return a text with a file name for messages and reports: bytes that are no UTF-8 become escapes."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def byte_size(size: float) -> str:

@@ -91,7 +91,7 @@ def train(
     )
     if as_json:
         summary = {"out": str(folder), "steps": result.steps, "stopped": result.stopped, "skipped": result.skipped}
-        typer.echo(json.dumps(summary | {"metrics": result.metrics}, indent=2))
+        typer.echo(json.dumps(summary | {"unread": result.unread, "metrics": result.metrics}, indent=2))
     else:
         typer.echo(_result_line(result, folder))
 
@@ -103,6 +103,7 @@ def _result_line(result: Result, folder: Path) -> str:
         return f"This worker has done its part of {result.steps} steps; the first worker has written {folder}."
     figures = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
     skipped = f"; images left out because they cannot be read: {result.skipped}" if result.skipped else ""
+    skipped += f"; other files or folders left out: {result.unread}" if result.unread else ""
     return f"{folder}/model.keras after {result.steps} steps: {figures or 'nothing to evaluate on'}{skipped}"
 
 
@@ -114,7 +115,10 @@ def _slug(text: str) -> str:
 def evaluate(
     model: Model,
     data: Annotated[str, Option(help="As for train.")] = "digits",
-    split: Annotated[str | None, Option(help="The split to evaluate on; default: the held-out one.")] = None,
+    split: Annotated[
+        str | None,
+        Option(help="The split or sub-folder, all or held-out; default: the held-out one, or all of a plain folder."),
+    ] = None,
     weights: Weights = None,
     image_size: Size = None,
     batch_size: Annotated[int, Option(help="Images per call.")] = 64,

@@ -1,11 +1,13 @@
-"""Read class names: the lists in zoo/labels, or a model's own."""
+"""Read class names, the lists in zoo/labels or a model's own, and compare them with those of data."""
 
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Iterable, Sequence
 
 from keras_vit._util import data_files
+from keras_vit._util.text import abbreviated
 from keras_vit.model.config import ViTConfig
 
 
@@ -23,11 +25,74 @@ def names(labels: str | tuple[str, ...] | None, num_classes: int) -> list[tuple[
 def read(name: str) -> tuple[tuple[str, str], ...]:
     """Return the (label_id, label) pairs of zoo/labels/NAME.txt."""
     folder = data_files.folder("zoo") / "labels"
-    known = sorted(path.stem for path in folder.glob("*.txt"))
-    if name not in known:
-        raise ValueError(f"The label lists are {known}. Received: {name!r}")
+    if name not in lists():
+        raise ValueError(f"The label lists are {lists()}. Received: {name!r}")
     lines = (folder / f"{name}.txt").read_text(encoding="utf-8").splitlines()
     return tuple((label_id, label) for label_id, _, label in (line.partition("\t") for line in lines))
+
+
+def lists() -> list[str]:
+    """Return the names of the lists in zoo/labels."""
+    return sorted(path.stem for path in (data_files.folder("zoo") / "labels").glob("*.txt"))
+
+
+def match_classes(labels: str | tuple[str, ...], num_classes: int, class_names: Sequence[str], data: str) -> list[int]:
+    """Return the number of a model's class for each class of a data set, which may have some of the classes only.
+
+    Names are compared exactly with the labels and label_ids; then without regard to case, "_" and "-"; then with the
+    parts of labels such as "tench, Tinca tinca". What fits several classes fits none. If no name fits and all are whole
+    numbers, they are class numbers, with a warning unless they count from 0 in order. `data` is for messages.
+
+    Raises:
+        ValueError: the model does not have some of the classes; the message names them first.
+    """
+    known = names(labels, num_classes)
+    texts = [label for _, label in known]
+    found: dict[str, int] = {}
+    for key, keys in (
+        (str, [{label, *ids} for label, ids in zip(texts, _label_ids(labels, known), strict=True)]),
+        (_loose, [{_loose(label)} for label in texts]),
+        (_loose, [{_loose(part) for part in label.split(",")} for label in texts]),
+    ):
+        table: dict[str, int | None] = {}
+        for number, spellings in enumerate(keys):
+            table |= {spelling: None if spelling in table else number for spelling in spellings}
+        taken = set(found.values())
+        for name in class_names:
+            fits = table.get(key(name))
+            if fits is not None and name not in found and fits not in taken:
+                found[name] = fits
+                taken.add(fits)
+    if not found and all(name.isdecimal() and int(name) < num_classes for name in class_names):
+        found = {name: int(name) for name in class_names}
+        if list(found) != [str(number) for number in range(num_classes)]:
+            last = class_names[-1]
+            meaning = f"{last} is {texts[int(last)]!r}"
+            warnings.warn(f"The classes of {data} are taken as numbers of the model's: {meaning}.", stacklevel=4)
+    if unknown := [name for name in class_names if name not in found]:
+        others = sorted(set(range(num_classes)) - set(found.values())) + sorted(found.values())
+        raise ValueError(
+            f"{data} has classes that the model does not have: {abbreviated(unknown)}. The data's {len(class_names)}"
+            f" classes are {abbreviated([*unknown, *found])}; the model's {num_classes} are"
+            f" {abbreviated([texts[number] for number in others])}. Give them the same names, or train a new head with"
+            " reset_head=True."
+        )
+    return [found[name] for name in class_names]
+
+
+def _label_ids(labels: str | tuple[str, ...], known: list[tuple[str, str]]) -> list[list[str]]:
+    """Return the label_ids of each class: those of a list in zoo/labels, also if the labels are most of that list's."""
+    if isinstance(labels, str):
+        return [[label_id] for label_id, _ in known]
+    for pairs in map(read, lists()):  # converted files spell some labels of ImageNet in another way
+        same = [_loose(one) == _loose(other) for (_, one), (_, other) in zip(pairs, known, strict=False)]
+        if len(pairs) == len(known) and 2 * sum(same) > len(known):
+            return [[label_id] for label_id, _ in pairs]
+    return [[] for _ in known]  # the numbers that `names` gives are no names
+
+
+def _loose(name: str) -> str:
+    return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())
 
 
 def class_names(config: ViTConfig, labels: str | Iterable[str] | None) -> list[str] | None:

@@ -51,7 +51,8 @@ class Recipe:
         image_size: int or (height, width); None keeps that of the model.
         config: other fields of ViTConfig to change, such as dropout_rate or stochastic_depth.
             `representation_size = "hidden_size"` stands for the width of the model's tokens.
-        reset_head: whether to replace the head by zeros and remove the pre_logits layer, as the official fine-tuning.
+        reset_head: whether to replace the head by zeros and remove the pre_logits layer, as the official fine-tuning;
+            "auto" does so unless model and data have the same class names, in any order.
         freeze: patterns with wildcards of variables that are not trained, such as "embedding/*".
         linear_probe: whether to train the head only.
         ema_decay: decay of the weights' moving average (Polyak; 0.9999 in the paper), in (0, 1); None for no average.
@@ -117,7 +118,7 @@ class Recipe:
 
     image_size: int | tuple[int, int] | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
-    reset_head: bool = False
+    reset_head: Literal[True, False, "auto"] = False
     freeze: tuple[str, ...] = ()
     linear_probe: bool = False
     ema_decay: Annotated[float, "(0, 1)"] | None = None

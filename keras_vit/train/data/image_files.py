@@ -1,13 +1,14 @@
-"""List folders, and find the image files that cannot be decoded before the training starts.
+"""List folders, read image files, and find those that cannot be decoded before the training starts.
 
-The cache folder keeps a fingerprint (name, length, modification time) of each decodable file, so that later runs
-decode only new, changed and damaged files.
+JPEG and PNG files are read as they are; Pillow converts other kinds to PNG. The cache folder keeps a fingerprint (name,
+length, modification time) of each decodable file, so that later runs decode only new, changed and damaged files.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,27 +22,87 @@ import tensorflow as tf
 from keras_vit._util.atomic import replacing
 from keras_vit._util.download import cache_folder
 from keras_vit._util.progress import track
+from keras_vit._util.text import escaped
+from keras_vit.model import preprocess
 
 CHUNK = 4096  # files submitted at a time, because a thread pool keeps a record of each
+PNG = b"\x89PNG"
+PILLOW_FORMATS = ("BMP", "GIF", "TIFF", "WEBP")  # besides JPEG and PNG
 
 Item = TypeVar("Item")
 
 
 @contextlib.contextmanager
 def python_errors(path: str) -> Iterator[None]:
-    """Replace TensorFlow's errors about a path by Python's PermissionError and FileNotFoundError."""
+    """Replace errors about a path by a PermissionError or a FileNotFoundError that names it."""
+    path = escaped(path)
     try:
         yield
-    except tf.errors.PermissionDeniedError as error:
+    except (tf.errors.PermissionDeniedError, PermissionError) as error:
         raise PermissionError(f"{path} may not be read: change its permissions, or the user.") from error
-    except (tf.errors.NotFoundError, tf.errors.FailedPreconditionError) as error:
-        raise FileNotFoundError(f"{path} does not exist, or is not a folder: {error.message}") from error
+    except (tf.errors.NotFoundError, tf.errors.FailedPreconditionError, FileNotFoundError, NotADirectoryError) as error:
+        reason = getattr(error, "message", None) or error
+        raise FileNotFoundError(f"{path} does not exist, or is not a folder: {reason}") from error
+
+
+def is_remote(path: str) -> bool:
+    """Return whether TensorFlow's file systems have to be used; Python's know file names that are no UTF-8."""
+    return "://" in path
+
+
+def is_folder(path: str) -> bool:
+    """Return whether a local or remote path is a folder, or a link to one."""
+    return tf.io.gfile.isdir(path) if is_remote(path) else Path(path).is_dir()
 
 
 def list_folder(folder: str) -> list[str]:
     """Return the names in a local or remote folder, sorted."""
+    files, others = list_files(folder)
+    return sorted(files + [name.rstrip("/") for name in others])
+
+
+def list_files(folder: str) -> tuple[list[str], list[str]]:
+    """Return the sorted names of a folder's files, and of everything that has no content to read.
+
+    The others are folders ("name/"), broken links, named pipes, sockets, and devices such as a link to /dev/zero.
+    """
     with python_errors(folder):
-        return sorted(name.rstrip("/") for name in tf.io.gfile.listdir(folder))  # gs:// marks folders with a slash
+        if is_remote(folder):
+            kinds = {name: not name.endswith("/") for name in tf.io.gfile.listdir(folder)}  # as gs:// marks folders
+        else:
+            with os.scandir(folder) as entries:
+                kinds = dict(map(_kind, entries))
+    names = sorted(kinds)
+    return [name for name in names if kinds[name]], [name for name in names if not kinds[name]]
+
+
+def _kind(entry: os.DirEntry[str]) -> tuple[str, bool]:
+    """Return the name of a local entry, with a slash for a folder, and whether it is a regular file; follow links."""
+    try:
+        return entry.name + "/" * entry.is_dir(), entry.is_file()
+    except OSError:  # a link to itself
+        return entry.name, False
+
+
+def read_image(path: tf.Tensor | bytes) -> tf.Tensor:
+    """Return the content of an image file as JPEG or PNG; what Pillow cannot read either is returned as it is."""
+    data = tf.io.read_file(path)
+    is_plain = tf.io.is_jpeg(data) | (tf.strings.substr(data, 0, len(PNG)) == PNG)
+    converted = lambda: tf.numpy_function(_as_png, [data], tf.string, stateful=False)  # noqa: E731
+    return tf.ensure_shape(tf.cond(is_plain, lambda: data, converted), ())
+
+
+def _as_png(file: Any) -> Any:
+    """Convert the first picture of a BMP, GIF, TIFF or WebP file, a string scalar; return other data as they are."""
+    data = np.asarray(file, object).item()  # bytes in a graph, an array outside
+    try:
+        from PIL import Image, ImageOps
+
+        with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
+            pixels = preprocess._arrays(ImageOps.exif_transpose(image), 3)[0]
+    except Exception:  # Pillow's readers raise errors of many types
+        return file
+    return np.array(tf.io.encode_png(pixels, compression=0).numpy(), object)
 
 
 def is_decodable(image: tf.Tensor | bytes) -> bool:
@@ -74,21 +135,30 @@ def _map(pool: ThreadPoolExecutor, function: Callable[[Item], Any], items: Seque
 
 def _check_file(path: str) -> bool:
     with python_errors(path):
-        return is_decodable(tf.io.read_file(path))
+        return is_decodable(read_image(os.fsencode(path)))
 
 
 def _fingerprint(folder: str, file: str) -> int:
     """Return a 64-bit fingerprint, which changes when the file does."""
     with python_errors(f"{folder}/{file}"):
-        stat = tf.io.gfile.stat(f"{folder}/{file}")
-    text = f"{file} {stat.length} {stat.mtime_nsec}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+        if is_remote(folder):
+            remote = tf.io.gfile.stat(f"{folder}/{file}")
+            length, changed = remote.length, remote.mtime_nsec
+        else:
+            stat = Path(f"{folder}/{file}").stat()
+            length, changed = stat.st_size, stat.st_mtime_ns
+    return hash64(f"{file} {length} {changed}")
+
+
+def hash64(text: str) -> int:
+    """Return 64 bits of a text with a file name, which may have bytes that are no UTF-8."""
+    return int.from_bytes(hashlib.blake2b(os.fsencode(text), digest_size=8).digest(), "big")
 
 
 def _cache_path(folder: str) -> Path:
     """Return the file with the fingerprints of a folder's decodable images."""
-    name = folder if "://" in folder else os.path.realpath(folder)
-    return cache_folder() / "checked-images" / f"{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}.npy"
+    name = folder if is_remote(folder) else os.path.realpath(folder)
+    return cache_folder() / "checked-images" / f"{hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()}.npy"
 
 
 def _load_fingerprints(cache: Path) -> np.ndarray:

@@ -118,7 +118,7 @@ class RecordStream(Split):
     def _parse_all(self, stream: tf.data.Dataset) -> tf.data.Dataset:
         def parse(position: tf.Tensor, indexed: tuple[tf.Tensor, tf.Tensor]) -> Example:
             index, record = indexed
-            return {"position": position, "index": index, **self.parse(index, record)}
+            return {"position": position, "index": index, **self.renumbered(self.parse(index, record))}
 
         return stream.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 

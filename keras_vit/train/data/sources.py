@@ -20,7 +20,9 @@ import tensorflow as tf
 
 from keras_vit._util.checks import one_of
 from keras_vit.train.data import tfds_source
+from keras_vit.train.data.folder_parts import ALL, HELD_OUT, spelled
 from keras_vit.train.data.folder_source import open_folder
+from keras_vit.train.data.image_files import is_folder
 from keras_vit.train.data.order import Order
 from keras_vit.train.data.split import Data, Example, RandomAccess, Split
 
@@ -38,6 +40,7 @@ def open_data(
     train_split: str | None = None,
     eval_split: str | None = None,
     on_bad_image: str = "skip",
+    training: bool = True,
 ) -> Data:
     """Open a data set with at least one split. Nothing is downloaded, and no image is read yet.
 
@@ -46,9 +49,11 @@ def open_data(
             name, except for "digits". Arrays are uint8 (n, height, width, 1 or 3); labels are integers (n,), or zeros
             and ones (n, classes). The mapping may also have "class_names" or "num_classes".
         data_dir: folder of tensorflow-datasets' prepared data; None is its default (for the digits, our cache folder).
-        train_split, eval_split: such as "train[:90%]" or the name of a sub-folder; None chooses the split.
+        train_split, eval_split: such as "train[:90%]", or a part of a folder, see `folder_parts`; None chooses.
         on_bad_image: for files of a folder that cannot be decoded. "skip" leaves them out, lists them in `Split.bad`
             and replaces each by the next valid image in training; "fail" raises an error.
+        training: whether there has to be a split to train on. If not, a folder without split folders is evaluated
+            whole.
     """
     one_of("on_bad_image", on_bad_image, ON_BAD_IMAGE)
     if isinstance(data, Data):
@@ -65,10 +70,14 @@ def open_data(
     prepared_in = None if data_dir is None else os.fspath(data_dir)
     builder = tfds_source.builder_in(folder) if folder else tfds_source.builder_named(name, prepared_in)
     if builder is not None:
+        if eval_split and spelled(eval_split) in (ALL, HELD_OUT):  # any spelling, as of folders
+            eval_split = ALL if spelled(eval_split) == ALL else None
         opened = tfds_source.open_prepared(builder, train_split=train_split, eval_split=eval_split)
     else:
         assert folder
-        opened = open_folder(folder, train_split=train_split, eval_split=eval_split, on_bad_image=on_bad_image)
+        opened = open_folder(
+            folder, train_split=train_split, eval_split=eval_split, on_bad_image=on_bad_image, training=training
+        )
     if opened.train is None and opened.evaluation is None:
         raise ValueError(f"{opened.name}: choose the split to use with train_split or eval_split.")
     return opened
@@ -79,9 +88,9 @@ def _find_folder(name: str) -> str | None:
     if name == tfds_source.DIGITS:
         return None
     path = name if "://" in name else str(Path(name).expanduser())
-    if tf.io.gfile.isdir(path):
+    if is_folder(path):
         return path.rstrip("/") or path
-    if "://" in path or name.startswith(("/", ".", "~")) or tf.io.gfile.exists(path):
+    if "://" in path or name.startswith(("/", ".", "~")) or Path(path).exists():
         raise FileNotFoundError(
             f"Expected a folder of images, or one prepared by tensorflow-datasets. Received: {name}"
         )
@@ -107,6 +116,7 @@ def _open_arrays(data: Mapping[str, Any]) -> Data:
         name="arrays",
         train=splits.get("train"),
         evaluation=splits.get("evaluation"),
+        eval_split="evaluation",
         num_classes=num_classes,
         class_names=tuple(map(str, data.get("class_names", range(num_classes)))),
         multi_label=multi_label.pop(),

@@ -32,6 +32,9 @@ class Split(abc.ABC):
 
     name: str  # for messages, such as "cifar10 train[:90%]"
     count: int  # examples per epoch, including those whose image cannot be decoded
+    unread: Sequence[str] = ()  # other files of the folder, which are no examples
+    class_numbers: tuple[int, ...] | None = None  # new number of each class; None keeps all
+    num_classes: int = 0  # with new numbers
 
     def __post_init__(self) -> None:
         if not 0 < self.count <= MAX_EXAMPLES:
@@ -54,6 +57,15 @@ class Split(abc.ABC):
     @abc.abstractmethod
     def iterate_once(self, *, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
         """Return every valid example once, by ascending index; a shard has every `shards`-th example."""
+
+    def renumbered(self, example: Example) -> Example:
+        """Return an image and its label with the new number of its class."""
+        if self.class_numbers is None:
+            return example
+        label, numbers = example["label"], tf.constant(self.class_numbers, tf.int64)
+        if label.dtype.is_integer:
+            return {**example, "label": numbers[label]}
+        return {**example, "label": tf.math.unsorted_segment_sum(label, numbers, self.num_classes)}
 
     def name_of(self, index: int) -> str:
         """Return the name of an example for messages."""
@@ -113,7 +125,7 @@ class RandomAccess(Split):
     def _read(self, stream: tf.data.Dataset) -> tf.data.Dataset:
         read = self.make_reader()
         return stream.map(
-            lambda position, index: {"position": position, "index": index, **read(index)},
+            lambda position, index: {"position": position, "index": index, **self.renumbered(read(index))},
             num_parallel_calls=tf.data.AUTOTUNE,
             deterministic=True,
         )
@@ -126,6 +138,7 @@ class Data:
     name: str  # for messages and reports
     train: Split | None
     evaluation: Split | None  # held out
+    eval_split: str = ""  # what `evaluation` is, such as "val", "all" or "test[:10%]"
     num_classes: int
     class_names: tuple[str, ...]
     multi_label: bool = False  # whether an image may have several classes or none; labels are then rows of 0 and 1

@@ -133,6 +133,7 @@ def open_prepared(builder: Any, *, train_split: str | None, eval_split: str | No
         name=info.full_name,
         train=train,
         evaluation=evaluation,
+        eval_split=eval_split or "",
         num_classes=len(schema.class_names),
         class_names=schema.class_names,
         multi_label=schema.multi_label,

@@ -52,6 +52,7 @@ class Checkpoints:
         keep: number of checkpoints to keep, the newest ones; at least 1.
         facts: settings that must be the same when a run is continued: nested mappings that JSON can hold.
         may_differ: dotted names of facts that may differ, such as `"recipe.log_steps"`, with all facts below them.
+        may_be_added: dotted names of facts that were None in checkpoints of earlier versions.
         writes: whether `save` saves; False on all workers except the chief.
     """
 
@@ -63,13 +64,14 @@ class Checkpoints:
         keep: int = 3,
         facts: Mapping[str, Any],
         may_differ: Collection[str] = (),
+        may_be_added: Collection[str] = (),
         writes: bool = True,
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep must be 1 or more: a run continues from the newest checkpoint. Received: {keep}")
         self.folder = storage.make_folder(folder)
         self._facts: dict[str, Any] = json.loads(json.dumps(facts))  # as they are read back: tuples become lists
-        self._may_differ = frozenset(may_differ)
+        self._may_differ, self._may_be_added = frozenset(may_differ), frozenset(may_be_added)
         self._keep, self._writes = keep, writes
         self._checkpoint = tf.train.Checkpoint(variables=dict(variables))
         self._shapes = {name: [v.dtype.name, v.shape.as_list()] for name, v in variables.items()}
@@ -187,7 +189,7 @@ class Checkpoints:
 
     def _compare(self, saved: dict[str, Any]) -> None:
         """Raise CheckpointError if another run saved the checkpoint."""
-        facts = manifest.differences(saved["facts"], self._facts, self._may_differ)
+        facts = manifest.differences(saved["facts"], self._facts, self._may_differ, self._may_be_added)
         shapes = manifest.differences(saved["variables"], self._shapes)
         for title, remedy, lines in (
             ("a run with other settings", "the settings of that run", facts),

@@ -41,12 +41,19 @@ def verified(folder: str, step: int) -> dict[str, Any]:
     return content
 
 
-def differences(then: Mapping[str, Any], now: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
-    """Return a line per dotted name whose values differ, except for `ignored` names and those below them."""
+def differences(
+    then: Mapping[str, Any], now: Mapping[str, Any], ignored: Collection[str] = (), added: Collection[str] = ()
+) -> list[str]:
+    """Return a line per dotted name whose values differ, except for `ignored` names and those below them.
+
+    The values of `added` names may have been None then.
+    """
     before, after = _flat(then), _flat(now)
     lines = []
     for name in sorted(before.keys() | after.keys()):
         old, new = (json.dumps(flat[name]) if name in flat else "(not there)" for flat in (before, after))
+        if old == "null" and name in added:
+            continue
         if old != new and not any(f"{name}.".startswith(f"{other}.") for other in ignored):
             lines.append(f"{name}: {old} then, {new} now")
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,8 @@ import keras
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train._recipe import Recipe
+from keras_vit.train.data.classes import are_comparable, match_data
+from keras_vit.train.data.split import Data
 from keras_vit.zoo.pretrained import Choice, load_choice, resolve
 
 
@@ -46,12 +49,32 @@ def load_model(recipe: Recipe, model: Choice | ViTConfig | VisionTransformer) ->
     return load_choice(model, dtype="float32")
 
 
+def match_head(recipe: Recipe, config: ViTConfig, data: Data) -> tuple[Recipe, Data]:
+    """Return the recipe with `reset_head` decided, and the data with the class numbers of a head that is kept.
+
+    A head for another number of classes is never kept. Raises a ValueError if one should be kept for other classes.
+    """
+    if recipe.objective == "masked_patch" or recipe.reset_head is True:
+        return recipe, data
+    is_auto = recipe.reset_head == "auto"
+    keeps_head = config.num_classes == data.num_classes and not is_auto
+    has_names = are_comparable(config.labels, config.num_classes, data.class_names)
+    if has_names and config.num_classes == data.num_classes:
+        try:
+            data, keeps_head = match_data(data, config.labels, config.num_classes), True
+        except ValueError:
+            if not is_auto:
+                raise
+    return dataclasses.replace(recipe, reset_head=is_auto and not keeps_head), data
+
+
 def adapt_model(
     recipe: Recipe, source: VisionTransformer, *, num_classes: int, class_names: Sequence[str] | None = None
 ) -> VisionTransformer:
     """Return a new model with the source's weights and the recipe's changes. Call it in the scope of a strategy.
 
-    If `num_classes` of the data is not the source's, a head of zeros with `class_names` replaces the source's.
+    If `num_classes` of the data is not the source's, a head of zeros with `class_names` replaces the source's; a head
+    without names that is kept gets them.
     """
     config = source.config
     changes: dict[str, Any] = {}
@@ -59,6 +82,8 @@ def adapt_model(
         changes = {"num_classes": 0, "representation_size": None}
     elif recipe.reset_head or config.num_classes != num_classes:
         changes = {"num_classes": num_classes, "labels": tuple(class_names) if class_names else None}
+    elif class_names and not are_comparable(config.labels, num_classes, class_names):
+        changes = {"labels": tuple(class_names)}
     if recipe.reset_head:
         changes["representation_size"] = None
     target = config.replace(**changes | recipe.config_changes(config))

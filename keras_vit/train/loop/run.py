@@ -46,6 +46,7 @@ class Result:
         steps: number of steps done, those before a restart included.
         images_per_second: training speed, in this process.
         skipped: number of training images that were left out because they cannot be decoded.
+        unread: number of other files and folders in the class folders of a folder, which are not read.
         out: folder with the model, log and checkpoints; None if none was given, or another worker writes.
         stopped: whether a signal ended the run early; the same call continues it.
 
@@ -62,6 +63,7 @@ class Result:
     steps: int
     images_per_second: float
     skipped: int
+    unread: int
     out: str | None
     stopped: bool
 
@@ -94,7 +96,7 @@ def run(
         weights: initial weights for a model's name: a tag of its card, a path or a URL.
         strategy: name as for `train.strategy`, or its result.
         data_dir: where tensorflow-datasets keeps prepared data; None for its default folder.
-        train_split: part to train on: a split such as "train[:90%]", or a folder's name.
+        train_split: part to train on: a split such as "train[:90%]", the name of a sub-folder, or "all" of a folder.
         eval_split: part to evaluate on, in the same form.
         on_bad_image: "skip" leaves out, and counts, files of a folder that cannot be decoded; "fail" raises an error.
         progress: whether to show a progress bar on a terminal.
@@ -121,6 +123,7 @@ def run(
     split = training_split(dataset)
 
     source = prepare.load_model(recipe, chosen)
+    recipe, dataset = prepare.match_head(recipe, source.config, dataset)
     with devices.scope():
         adapted = prepare.adapt_model(recipe, source, num_classes=dataset.num_classes, class_names=dataset.class_names)
         state = TrainState(recipe, adapted, total_steps=recipe.resolved_steps(split.count))
@@ -161,6 +164,7 @@ def run(
         steps=int(state.step.numpy()),
         images_per_second=logger.images_per_second,
         skipped=len(split.bad),
+        unread=len(split.unread),
         out=folder if is_chief else None,
         stopped=metrics is None,
     )
@@ -194,6 +198,7 @@ def _open_checkpoints(folder: str, state: TrainState, data: Data, *, is_chief: b
         keep=state.recipe.keep,
         facts=facts,
         may_differ=[f"recipe.{name}" for name in CHANGEABLE_FIELDS],
+        may_be_added=["model.labels"],  # earlier versions did not always keep the class names
         writes=is_chief,
     )
 

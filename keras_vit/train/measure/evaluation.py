@@ -18,6 +18,7 @@ from keras_vit._util.checks import is_count, one_of, pair
 from keras_vit._util.progress import track
 from keras_vit.model.config import Preprocessing
 from keras_vit.train.data import pipeline, sources
+from keras_vit.train.data.classes import match_data
 
 LABELS = ("single", "real")
 SUM_NAMES = ("top1", "top5", "loss", "count", "unlabelled")
@@ -30,6 +31,10 @@ class Evaluation:
 
     Attributes:
         data: name of the data set.
+        split: the part that was measured, such as "val" or "test[:10%]"; "all" for a whole folder, "held-out" for the
+            tenth of a folder that training holds out.
+        classes: number of classes of the data.
+        model_classes: number of classes of the model, which may have more.
         labels: "single" or "real".
         top1: share of the images whose best class is right, 0..1. With ReaL labels, any label of the image is right.
         top5: share of the images with a right class among the best five, 0..1.
@@ -37,21 +42,25 @@ class Evaluation:
         count: number of images in the means.
         unlabelled: number of images left out because they have no label (ReaL).
         skipped: number of images left out because they cannot be decoded.
+        unread: number of other files and folders in the class folders of a folder, which are not read.
         images_per_second: including reading and preparing; the first batch, in which TensorFlow compiles, counts only
             if there is no other batch.
 
     Example:
         >>> result = keras_vit.train.Evaluation(
-        ...     data="photos", labels="single", top1=0.75, top5=1.0, loss=0.5, count=4, unlabelled=0, skipped=0,
-        ...     images_per_second=100.0,
+        ...     data="photos/val", split="all", classes=2, model_classes=2, labels="single", top1=0.75, top5=1.0,
+        ...     loss=0.5, count=4, unlabelled=0, skipped=0, images_per_second=100.0,
         ... )
         >>> print(result)
-        photos: top-1 75.00% (3 of 4), top-5 100.00%, cross-entropy 0.5000; 100 images/s
+        photos/val, all 4 images of 2 classes: top-1 75.00% (3 of 4), top-5 100.00%, cross-entropy 0.5000; 100 images/s
         >>> result.to_dict()["top1"]
         0.75
     """
 
     data: str
+    split: str = ""
+    classes: int = 0
+    model_classes: int = 0
     labels: str
     top1: float
     top5: float
@@ -59,6 +68,7 @@ class Evaluation:
     count: int
     unlabelled: int
     skipped: int
+    unread: int = 0
     images_per_second: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,9 +82,11 @@ class Evaluation:
             "top-5": f"{self.top5:.2%}",
             "cross-entropy": f"{self.loss:.4f}",
             "labels": self.labels,
+            "split": self.split or None,
             "images": f"{self.count:,}",
             "without a label": self.unlabelled or None,
             "unreadable": self.skipped or None,
+            "other files": self.unread or None,
             "images/s": f"{self.images_per_second:,.0f}",
         }
         return html.facts(self.data, values)
@@ -82,8 +94,12 @@ class Evaluation:
     def __str__(self) -> str:
         left_out = [f"{self.unlabelled:,} without a label"] * bool(self.unlabelled)
         left_out += [f"{self.skipped:,} that cannot be read"] * bool(self.skipped)
+        left_out += [f"{self.unread:,} other files or folders"] * bool(self.unread)
+        part = "all" if self.split == "all" else f"{self.split},"
+        others = f" of the model's {self.model_classes:,}" if self.classes != self.model_classes else ""
+        measured = f", {part} {self.count:,} images of {self.classes:,}{others} classes" if self.split else ""
         return (
-            f"{self.data}: top-1 {self.top1:.2%} ({round(self.top1 * self.count):,} of {self.count:,}), "
+            f"{self.data}{measured}: top-1 {self.top1:.2%} ({round(self.top1 * self.count):,} of {self.count:,}), "
             f"top-5 {self.top5:.2%}, cross-entropy {self.loss:.4f}"
             + (", ReaL labels" if self.labels == "real" else "")
             + (f"; left out: {', '.join(left_out)}" if left_out else "")
@@ -125,13 +141,18 @@ def evaluate(
     on_bad_image: str = "skip",
     progress: bool = False,
 ) -> Evaluation:
-    """Measure a classifier on the held-out split of a data set, each image once.
+    """Measure a classifier on the held-out split of a data set, or on a folder of class folders, each image once.
+
+    If model and data have names of their classes, labels are matched by these names: the data may have the model's
+    classes in another order, or some of them only.
 
     Args:
         model: returns logits (batch, classes) for prepared images; a VisionTransformer, or any Keras model.
         data: "digits", a folder of images, a data set prepared by tensorflow-datasets, or uint8 arrays
             {"evaluation": (images, labels)}. For an opened data set, split, data_dir and on_bad_image are ignored.
-        split: such as "validation" or "test[:10%]"; None takes the held-out split.
+        split: such as "validation" or "test[:10%]"; of a folder a sub-folder, "all" images, or "held-out": the tenth
+            that training holds out where there is no such sub-folder. None takes the held-out split; if a folder has no
+            train, val, validation or test, all of it.
         batch_size: images per call. The last batch is padded; the padding does not count.
         labels: "single"; or "real" for data with several labels per image, such as ImageNet-ReaL (arXiv 2006.07159):
             any of them is right, and images without a label are left out.
@@ -145,24 +166,26 @@ def evaluate(
 
     Raises:
         TypeError: `model` is not a Keras model.
-        ValueError: model and data have different numbers of classes or kinds of labels, there is no such split, or no
-            image to measure on.
+        ValueError: the data have classes that the model does not have or another kind of labels, there is no such
+            split, or no image to measure on.
 
     Example:
         >>> from keras_vit import digits
         >>> data, model = digits.load(), keras_vit.zoo.load("digits")
         >>> result = keras_vit.train.evaluate(model, {"evaluation": (data.test_images, data.test_labels)})
         >>> print(result)
-        arrays: top-1 99.17% (357 of 360), top-5 100.00%, cross-entropy 0.0...; ... images/s
+        arrays, evaluation, 360 images of 10 classes: top-1 99.17% (357 of 360), top-5 100.00%, cross-entropy 0.0...
     """
     model_input = ModelInput.from_model(model, preprocessing)
     one_of("labels", labels, LABELS)
     if not is_count(batch_size, least=1):
         raise ValueError(f"batch_size is a whole number from 1. Received: {batch_size!r}")
-    opened = sources.open_data(data, data_dir=data_dir, eval_split=split, on_bad_image=on_bad_image)
+    opened = sources.open_data(data, data_dir=data_dir, eval_split=split, on_bad_image=on_bad_image, training=False)
     if opened.evaluation is None:
         raise ValueError(f"{opened.name} has no held-out split: choose the one to evaluate on with split")
-    _check_classes(model, opened)
+    classes = opened.num_classes
+    opened = match_data(opened, getattr(getattr(model, "config", None), "labels", None), _num_classes(model))
+    assert opened.evaluation
     if (labels == "real") != opened.multi_label:
         kind = "several labels per image: pass labels='real'" if opened.multi_label else "one label per image"
         raise ValueError(f"{opened.name} has {kind}. Received: labels={labels!r}")
@@ -172,7 +195,14 @@ def evaluate(
     totals, first_seconds, other_seconds = _add_up(model, batches, progress=progress)
     images, later = opened.evaluation.num_valid, opened.evaluation.num_valid - batch_size
     speed = later / other_seconds if later > 0 else images / first_seconds
-    return summarize(totals, data=opened.name, labels=labels, skipped=len(opened.evaluation.bad), speed=speed)
+    result = summarize(totals, data=opened.name, labels=labels, skipped=len(opened.evaluation.bad), speed=speed)
+    return dataclasses.replace(
+        result,
+        split=opened.eval_split,
+        classes=classes,
+        model_classes=opened.num_classes,
+        unread=len(opened.evaluation.unread),
+    )
 
 
 def batch_sums(logits: Any, labels: Any, weights: Any) -> tf.Tensor:
@@ -252,14 +282,10 @@ def _compiled_step(model: keras.Model) -> Callable[[dict[str, tf.Tensor]], tf.Te
     return _STEPS[model]
 
 
-def _check_classes(model: keras.Model, data: sources.Data) -> None:
+def _num_classes(model: keras.Model) -> int:
     shape, config = model.output_shape, getattr(model, "config", None)
     if not isinstance(shape, tuple) or len(shape) != 2 or (config and not config.num_classes):
         raise ValueError(
             f"Expected a model that returns logits (batch, classes). Received: one without a head, {shape}"
         )
-    if shape[1] != data.num_classes:
-        raise ValueError(
-            f"The model has {shape[1]} classes and {data.name} has {data.num_classes}: evaluate weights that were"
-            f" trained for its classes, or load the model with num_classes={data.num_classes} and train the head"
-        )
+    return int(shape[1])

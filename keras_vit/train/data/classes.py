@@ -1,0 +1,64 @@
+"""Give the classes of a data set the numbers that they have in a model, by comparing their names."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+
+from keras_vit.model.labels import match_classes, names
+from keras_vit.train.data.split import Data
+
+
+def are_comparable(labels: str | tuple[str, ...] | None, num_classes: int, class_names: Sequence[str] | None) -> bool:
+    """Return whether model and data both have names of their classes. A model's numbers are names of numbers only."""
+    if not labels or not class_names:
+        return False
+    return labels != tuple(map(str, range(num_classes))) or not set(labels).isdisjoint(class_names)
+
+
+def match_data(data: Data, labels: str | tuple[str, ...] | None, num_classes: int) -> Data:
+    """Return a data set whose labels are numbers of a model's classes.
+
+    The data may have some of these classes only. Without names of both there is nothing to compare but their number.
+
+    Args:
+        data: the data set.
+        labels: those of the model's config; None if its classes have no names.
+        num_classes: number of the model's classes.
+
+    Raises:
+        ValueError: the data have classes that the model does not have.
+    """
+    if not labels or not are_comparable(labels, num_classes, data.class_names):
+        if data.num_classes != num_classes:
+            raise ValueError(
+                f"The model has {num_classes} classes and {data.name} has {data.num_classes}: evaluate weights that"
+                f" were trained for its classes, or load the model with num_classes={data.num_classes} and train the"
+                " head"
+            )
+        _warn_numbers(data)
+        return data
+    numbers = match_classes(labels, num_classes, data.class_names, data.name)
+    if numbers == list(range(num_classes)):
+        return data
+    own_names = dict(zip(numbers, data.class_names, strict=True))
+    class_names = [own_names.get(number, label) for number, (_, label) in enumerate(names(labels, num_classes))]
+    train, evaluation = (
+        split and dataclasses.replace(split, class_numbers=tuple(numbers), num_classes=num_classes)
+        for split in (data.train, data.evaluation)
+    )
+    return dataclasses.replace(
+        data, train=train, evaluation=evaluation, num_classes=num_classes, class_names=tuple(class_names)
+    )
+
+
+def _warn_numbers(data: Data) -> None:
+    """Warn of folders called 10 and 2 in the order of text, because the model does not say which order it has."""
+    found = list(data.class_names)
+    if all(map(str.isdecimal, found)) and sorted(found, key=int) != found:
+        warnings.warn(
+            f"The model has no class names, and those of {data.name} are numbers in the order of text:"
+            f" {', '.join(found[:3])}, ... are the classes 0, 1, 2, ... For the order of numbers, rename 2 to 02.",
+            stacklevel=4,
+        )
