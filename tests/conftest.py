@@ -14,7 +14,10 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 # Files that take a minute or more. One process runs all tests of a file, so these start first: then no process runs
 # long after the others have ended.
-LONGEST = ("test_train_parity.py", "test_docs.py", "test_resume.py", "test_visualize_arrays.py", "test_readme.py")
+LONGEST = (
+    *("test_training_run.py", "test_docs.py", "test_saved_model.py", "test_zoo.py", "test_model.py"),
+    *("test_train_parity.py", "test_resume.py", "test_serving.py", "test_readme.py"),
+)
 
 
 # Importing TensorFlow and collecting the tests make a million objects that stay: Python need not search them for garbage.
@@ -22,7 +25,8 @@ gc.disable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONGEST)  # all others keep their order
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))  # all others keep their order
 
 
 def pytest_collection_finish() -> None:

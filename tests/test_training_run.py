@@ -44,11 +44,11 @@ def arrays(count: int = 16, classes: int = 5) -> dict[str, Any]:
 
 
 def test_the_digits_model_fine_tunes_at_another_resolution() -> None:
-    # The official fine-tuning: new zero head, SGD. Thirty steps are enough here; the demo takes two hundred.
-    result = train.run(train.recipe("finetune-digits", steps=30, log_steps=10), model="digits", progress=False)
+    # The official fine-tuning: new zero head, SGD. Fifteen steps are enough here (0.97); the demo takes two hundred.
+    result = train.run(train.recipe("finetune-digits", steps=15, log_steps=5), model="digits", progress=False)
     assert result.model.config.image_size == (48, 48)
     assert result.metrics["accuracy"] > 0.8  # a zero head begins with 36 of 360, by chance
-    assert [line["step"] for line in result.history] == [10, 20, 30, 30]
+    assert [line["step"] for line in result.history] == [5, 10, 15, 15]
     assert {"loss", "accuracy", "gradient_norm", "learning_rate", "images_per_second"} < result.history[0].keys()
     before = zoo.load("digits", image_size=48)
     assert not np.array_equal(before.get_layer("embedding").kernel, result.model.get_layer("embedding").kernel)
@@ -132,7 +132,12 @@ def test_masked_patches_then_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"accumulation": 2, "ema_decay": 0.9, "remat": True, "config": {"dropout_rate": 0.1, "stochastic_depth": 0.1}},
+        {"accumulation": 2, "ema_decay": 0.9, "config": {"dropout_rate": 0.1, "stochastic_depth": 0.1}},
+        # Blocks that are computed again compile in test_randomness.py and test_masked_patch.py too.
+        pytest.param(
+            {"accumulation": 2, "remat": True, "config": {"dropout_rate": 0.1, "stochastic_depth": 0.1}},
+            marks=pytest.mark.slow,
+        ),
         {
             **{"precision": "mixed_bfloat16", "config": {"attention_dropout_rate": 0.1}, "mixup": 0.2},
             **{"optimizer": "sgd", "momentum_dtype": "bfloat16", "objective": "sigmoid", "label_smoothing": 0.1},
@@ -143,7 +148,9 @@ def test_masked_patches_then_labels(tmp_path: Path) -> None:
 def test_the_whole_step_compiles_under_xla(changes: dict[str, Any]) -> None:
     # A requirement of TPUs that can be tested without one: XLA has a kernel for every operation.
     # Of two blocks the second has stochastic depth.
-    result = run(short(xla=True, **changes), data=arrays(), model=tiny(num_layers=2 if "remat" in changes else 1))
+    result = run(
+        short(xla=True, **changes), data=arrays(), model=tiny(num_layers=2 if "accumulation" in changes else 1)
+    )
     assert np.isfinite(result.history[0]["loss"])
 
 
@@ -152,13 +159,16 @@ def test_compiled_in_pieces_a_run_is_the_plain_one_and_repeats_bit_for_bit() -> 
     plain, *twice = (run(short(xla=xla, **changes), data=arrays(), model=tiny()) for xla in (False, "auto", "auto"))
     # Masks are drawn outside of the compiled part, so their numbers are the same; XLA's own would differ.
     losses = [[line["loss"] for line in result.history if "loss" in line] for result in (plain, twice[0])]
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)  # other masks give 1e-2
+    # Other masks give 1e-2. Two programs round differently, and the optimizer divides small gradients by their size.
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
     first, second = (values(result.model) for result in twice)
     assert all(np.array_equal(first[path], second[path]) for path in first)
 
 
 def test_a_hybrid_trains() -> None:
-    assert np.isfinite(run(short(image_size=32), model=tiny(**VARIANTS["hybrid"], num_layers=1), data=arrays()).metrics["loss"])
+    assert np.isfinite(
+        run(short(image_size=32), model=tiny(**VARIANTS["hybrid"], num_layers=1), data=arrays()).metrics["loss"]
+    )
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
