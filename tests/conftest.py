@@ -19,8 +19,8 @@ LONGEST = (
     *("test_train_parity.py", "test_resume.py", "test_serving.py", "test_readme.py"),
 )
 
-
-# Importing TensorFlow and collecting the tests make a million objects that stay: Python need not search them for garbage.
+# Importing TensorFlow and collecting the tests make a million objects that stay. Python need not search them for
+# garbage.
 gc.disable()
 
 
