@@ -31,6 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.set_threshold(5_000)  # a traced function allocates far more objects than Python's 700 to 2,000
     gc.enable()
 
 
