@@ -37,8 +37,8 @@ FIELDS = {
 }
 
 
-def train(folder: str) -> None:
-    """Train."""
+def train(folder: str | Path) -> None:
+    """Run or continue the run to its end, in this process."""
     from keras_vit import train
     from tiny_models import tiny
 
@@ -54,7 +54,7 @@ def started(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def finished(folder: Path) -> dict[str, np.ndarray]:
-    """Run or continue the run to its end; return the weights of its model."""
+    """Run or continue the run to its end in a new process; return the weights of its model."""
     process = started(folder)
     if process.wait(timeout=600):
         raise RuntimeError((folder.parent / f"{folder.name}.stderr").read_text(errors="replace")[-3000:])

@@ -188,7 +188,7 @@ def test_what_is_lowered_for_tpus_is_the_training_step(recipe: str, lower_step: 
     fields = {"batch_size": 8, "accumulation": 2, "image_size": 16, "warmup_steps": 500, "xla": False}
     config = {"dropout_rate": 0.1}
     chosen = train.recipe(recipe, steps=10_000, config=config, **fields)  # the script's number of steps
-    source = built(num_classes=lower_step.CLASSES)
+    source = built(num_classes=lower_step.CLASSES, num_layers=1)
     training = TrainState(
         chosen, adapt_model(chosen, source, num_classes=lower_step.CLASSES), total_steps=chosen.resolved_steps(8)
     )

@@ -52,14 +52,14 @@ def assert_close(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], to
 # The variants of attention and of the MLP.
 @pytest.mark.parametrize("variant", ["pure", "map", "no biases", "relative positions"])
 def test_in_float64_the_model_has_the_gradients_that_its_layers_have(variant: str) -> None:
-    model = built("float64", **VARIANTS[variant])
-    # Measured 1.4e-13: 1e-16 for a rounding, and some thousand terms in a gradient of such large weights.
+    model = built("float64", num_layers=1, **VARIANTS[variant])
+    # Measured 1.4e-13 in two blocks: 1e-16 for a rounding, and some thousand terms in a gradient of such large weights.
     assert_close(gradients(model, xla.piece_compiler()), gradients(model, None), 1e-12)
 
 
 @pytest.mark.parametrize("activation", ["gelu_erf", "gelu_quick", "silu"])
 def test_other_activations(activation: str) -> None:
-    model = built(activation=activation)
+    model = built(activation=activation, num_layers=1)
     assert_close(gradients(model, xla.piece_compiler()), gradients(model, None), 2e-5)  # float32: 1e-5 here
 
 
@@ -82,8 +82,9 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_the_layers_are() -> None:
         names = [name for name in wanted if not name.endswith(ZERO)]
         return sum(np.linalg.norm(found[name] - wanted[name]) / np.linalg.norm(wanted[name]) for name in names)
 
-    # 1.05 on an Intel CPU with AMX.
-    assert errors(xla.piece_compiler()) < 1.1 * errors(None)
+    # 1.05 on an Intel CPU with AMX. Which way numbers are rounded differs between processors; rounding each number once
+    # more would give 1.4.
+    assert errors(xla.piece_compiler()) < 1.25 * errors(None)
 
 
 # ---- the layers

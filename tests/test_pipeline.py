@@ -178,8 +178,13 @@ def test_files_are_evaluated_as_the_model_reads_them(channels: int, tmp_path: An
     np.testing.assert_array_equal(evaluation(split, channels=channels)[0]["image"], want)
 
 
-@pytest.mark.parametrize("crop", ["inception", "random", "resize", "none"])
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    ("crop", "channels"),
+    [
+        *(("inception", 3), ("random", 3), ("resize", 3), ("none", 3), ("inception", 1), ("none", 1)),
+        *(pytest.param(crop, 1, marks=pytest.mark.slow) for crop in ("random", "resize")),
+    ],
+)
 def test_every_crop_takes_files_and_arrays_of_any_channels(crop: str, channels: int) -> None:
     own = recipe(**(vars(ALL) | {"crop": crop}))
     for split in (files(), arrays(pictures(1)[0][None], [0]), arrays(pictures(1, channels=1)[0][None], [0])):

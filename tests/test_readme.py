@@ -115,26 +115,36 @@ def test_the_made_up_formats_own_files_need_their_heads_told(tmp_path: Path) -> 
     assert_same_bits(values(converters.load(path, format=str(acme), config={"num_heads": 4})), values(model))
 
 
-def test_the_python_of_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """Return the folder in which README's Python ran, and what its first lines and what all others printed."""
+    folder = tmp_path_factory.mktemp("readme")
     # The demo takes all 200 steps.
     quick = doc_blocks.script(README).replace('"finetune-digits")', '"finetune-digits", steps=3, xla=False)')
+    before, first, after = quick.partition(readme_lines.lines())
+    assert first and not before.strip()
     proof = """
 maps = larger.attention_maps(larger.preprocess(images))
 assert len(maps) == larger.config.num_layers and result.model.config.image_size == (48, 48)
 """
-    printed = doc_blocks.run(quick + proof, tmp_path, timeout=300)
-    ((_, first_output),) = doc_blocks.shown_outputs(README)
-    assert printed.startswith(first_output)
+    printed = doc_blocks.run(f"{before}{first}print('=' * 60)\n{after}{proof}", folder, timeout=300)
+    printed_first, printed_then = printed.split("=" * 60 + "\n")
+    return folder, printed_first, printed_then
+
+
+def test_the_python_of_the_readme_runs_from_top_to_bottom(outputs: tuple[Path, str, str]) -> None:
+    folder, _, printed = outputs
     assert printed.count("cosine") == 2
     for path in ("report.html", "runs/digits/model.keras", "digits.tflite", "models/digits/1/saved_model.pb"):
-        assert (tmp_path / path).is_file()
+        assert (folder / path).is_file()
 
 
-def test_the_first_lines_print_what_is_shown_below_them(tmp_path: Path) -> None:
+def test_the_first_lines_print_what_is_shown_below_them(outputs: tuple[Path, str, str]) -> None:
     ((code, output),) = doc_blocks.shown_outputs(README)
     assert code == readme_lines.lines()
     assert len([line for line in code.splitlines() if line]) == 5
-    assert doc_blocks.run(code, tmp_path, timeout=300) == output
+    _, printed, _ = outputs
+    assert printed == output
 
 
 def words(text: str) -> int:

@@ -20,7 +20,7 @@ from tiny_models import tiny
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "alone"
-    killed_runs.finished(folder)
+    killed_runs.train(folder)
     return folder
 
 
@@ -33,6 +33,7 @@ def assert_same_end(folder: Path, undisturbed: Path) -> None:
     assert steps == [json.loads(line)["step"] for line in killed_runs.logged(undisturbed)]
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_it_ends_the_same_bit_for_bit(tmp_path: Path, undisturbed: Path) -> None:
     # One folder, three kills: each start continues from the previous one's checkpoint.
     folder, moments = tmp_path / "run", random.Random(0)
@@ -42,8 +43,23 @@ def test_killed_at_random_moments_it_ends_the_same_bit_for_bit(tmp_path: Path, u
     assert_same_end(folder, undisturbed)
 
 
-def test_sigterm_saves_and_ends_in_order(tmp_path: Path, undisturbed: Path) -> None:
+def test_stopped_killed_and_damaged_it_ends_the_same_bit_for_bit(tmp_path: Path, undisturbed: Path) -> None:
+    # One folder: each start continues from the previous one's checkpoint.
     folder = tmp_path / "run"
+    sigterm_saves_and_ends_in_order(folder)
+    killed_runs.killed(folder, 25, 0.0)
+    assert not (folder / "model.keras").exists()
+    newest = max((folder / "checkpoints").glob("step-????????"))
+    data = newest / "variables.data-00000-of-00001"
+    broken = bytearray(data.read_bytes())
+    broken[len(broken) // 2] ^= 1
+    data.write_bytes(broken)
+    with pytest.warns(UserWarning, match=f"{newest} is damaged"):
+        killed_runs.train(folder)
+    assert_same_end(folder, undisturbed)
+
+
+def sigterm_saves_and_ends_in_order(folder: Path) -> None:
     process = killed_runs.started(folder)
     while len(killed_runs.logged(folder)) < 7:
         assert process.poll() is None
@@ -53,22 +69,6 @@ def test_sigterm_saves_and_ends_in_order(tmp_path: Path, undisturbed: Path) -> N
     assert not (folder / "model.keras").exists()
     last = json.loads(killed_runs.logged(folder)[-1])["step"]
     assert (folder / "checkpoints" / f"step-{last:08d}").is_dir()
-    killed_runs.finished(folder)
-    assert_same_end(folder, undisturbed)
-
-
-def test_a_damaged_newest_checkpoint_costs_the_steps_since_the_one_before(tmp_path: Path, undisturbed: Path) -> None:
-    folder = tmp_path / "run"
-    killed_runs.killed(folder, 30, 0.0)
-    newest = max((folder / "checkpoints").glob("step-????????"))
-    data = newest / "variables.data-00000-of-00001"
-    broken = bytearray(data.read_bytes())
-    broken[len(broken) // 2] ^= 1
-    data.write_bytes(broken)
-    killed_runs.finished(folder)
-    assert_same_end(folder, undisturbed)
-    said = (folder.parent / "run.stderr").read_text()
-    assert f"{newest} is damaged" in said
 
 
 def test_another_recipe_in_the_same_folder_is_refused(undisturbed: Path) -> None:

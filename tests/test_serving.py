@@ -272,7 +272,7 @@ def test_a_new_version_takes_over_under_load_without_a_lost_request(model: Any, 
         connection = http.client.HTTPConnection("127.0.0.1", running.rest, timeout=60)
         before = rest_client.classify(connection, FILES[:1])
         loads = [
-            pool.submit(load.run, make, FILES, going=lambda: not done.wait(0.01), threads=2, corrupt=0.05)
+            pool.submit(load.run, make, FILES, going=lambda: not done.wait(0.04), threads=2, corrupt=0.05)
             for make in senders(running).values()
         ]
         try:

@@ -27,7 +27,13 @@ def short(name: str = "digits", **changes: Any) -> train.Recipe:
 
 
 def run(recipe: train.Recipe, **arguments: Any) -> train.Result:
-    return train.run(recipe, **{"model": tiny(), "progress": False} | arguments)
+    return train.run(recipe, **{"model": tiny(num_layers=1), "progress": False} | arguments)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> train.Result:
+    """Return the result of a short run that wrote to a folder."""
+    return run(short(checkpoint_steps=2, log_steps=1), out=tmp_path_factory.mktemp("runs") / "run")
 
 
 def arrays(count: int = 16, classes: int = 5) -> dict[str, Any]:
@@ -38,11 +44,11 @@ def arrays(count: int = 16, classes: int = 5) -> dict[str, Any]:
 
 
 def test_the_digits_model_fine_tunes_at_another_resolution() -> None:
-    # The official fine-tuning: new zero head, SGD. Thirty steps are enough here; the demo takes two hundred.
-    result = train.run(train.recipe("finetune-digits", steps=30, log_steps=10), model="digits", progress=False)
+    # The official fine-tuning: new zero head, SGD. Fifteen steps are enough here (0.97); the demo takes two hundred.
+    result = train.run(train.recipe("finetune-digits", steps=15, log_steps=5), model="digits", progress=False)
     assert result.model.config.image_size == (48, 48)
     assert result.metrics["accuracy"] > 0.8  # a zero head begins with 36 of 360, by chance
-    assert [line["step"] for line in result.history] == [10, 20, 30, 30]
+    assert [line["step"] for line in result.history] == [5, 10, 15, 15]
     assert {"loss", "accuracy", "gradient_norm", "learning_rate", "images_per_second"} < result.history[0].keys()
     before = zoo.load("digits", image_size=48)
     assert not np.array_equal(before.get_layer("embedding").kernel, result.model.get_layer("embedding").kernel)
@@ -57,37 +63,39 @@ def test_a_model_that_is_given_stays_as_it_is() -> None:
     assert model.config.num_classes == 5
 
 
-def test_what_a_run_leaves_in_its_folder(tmp_path: Path) -> None:
-    result = run(short(checkpoint_steps=2, log_steps=1), out=tmp_path / "run")
-    assert result.out == str(tmp_path / "run")
-    loaded = keras.saving.load_model(tmp_path / "run" / "model.keras")
+def test_what_a_run_leaves_in_its_folder(plain: train.Result) -> None:
+    assert isinstance(plain.out, str) and plain.out.endswith("/run")
+    folder = Path(plain.out)
+    loaded = keras.saving.load_model(folder / "model.keras")
     assert isinstance(loaded, VisionTransformer)
-    for path, value in values(result.model).items():
+    for path, value in values(plain.model).items():
         np.testing.assert_array_equal(values(loaded)[path], value)
-    assert loaded.config.labels == result.model.config.labels
-    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    assert lines == result.history
-    assert [path.name for path in sorted((tmp_path / "run" / "checkpoints").glob("step-*"))] == [
+    assert loaded.config.labels == plain.model.config.labels
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert lines == plain.history
+    assert [path.name for path in sorted((folder / "checkpoints").glob("step-*"))] == [
         "step-00000002",
         "step-00000003",
     ]
-    assert list((tmp_path / "run").glob("tensorboard/*tfevents*"))
+    assert list(folder.glob("tensorboard/*tfevents*"))
 
 
-def test_the_same_seed_trains_the_same_weights_and_another_does_not() -> None:
-    one, again, other = (run(short(seed=seed)).model for seed in (1, 1, 2))
-    assert all(np.array_equal(values(again)[path], value) for path, value in values(one).items())
-    assert not np.array_equal(values(other)["embedding/kernel"], values(one)["embedding/kernel"])
+def test_the_same_seed_trains_the_same_weights_and_another_does_not(plain: train.Result) -> None:
+    one, seed = values(plain.model), plain.recipe.seed
+    again, other = (values(run(short(seed=seed)).model) for seed in (seed, seed + 1))
+    assert all(np.array_equal(again[path], value) for path, value in one.items())
+    assert not np.array_equal(other["embedding/kernel"], one["embedding/kernel"])
 
 
-def test_steps_a_call_change_nothing() -> None:
-    one, three = (run(short(steps_per_call=count, log_steps=3)).model for count in (1, 3))
-    assert all(np.array_equal(values(three)[path], value) for path, value in values(one).items())
+def test_steps_a_call_change_nothing(plain: train.Result) -> None:
+    assert plain.recipe.steps_per_call == 1
+    three = values(run(short(steps_per_call=3, log_steps=3)).model)
+    assert all(np.array_equal(three[path], value) for path, value in values(plain.model).items())
 
 
 def test_averages_are_what_comes_out() -> None:
     # After three steps with decay d the average is d^3 w0 + (1 - d)(d^2 w1 + d w2 + w3); with d near 1 it is w0.
-    start = VisionTransformer(tiny(num_classes=10, image_size=16))
+    start = VisionTransformer(tiny(num_classes=10, image_size=16, num_layers=1))
     near, far = (run(short(ema_decay=decay), model=start).model for decay in (0.999999, 1e-6))
     kernel = np.array(start.get_layer("embedding").kernel)
     plain = run(short(), model=start).model.get_layer("embedding").kernel
@@ -104,7 +112,7 @@ def test_averages_are_what_comes_out() -> None:
     ids=["linear probe", "freeze"],
 )
 def test_only_what_is_meant_to_moves(changes: dict[str, Any], moves: Any) -> None:
-    start = VisionTransformer(tiny(num_classes=10, image_size=16))
+    start = VisionTransformer(tiny(num_classes=10, image_size=16, num_layers=1))
     before, after = values(start), values(run(short(learning_rate=0.1, **changes), model=start).model)
     moved = {path for path in before if not np.array_equal(before[path], after[path])}
     assert moved == {path for path in before if moves(path)}
@@ -124,30 +132,44 @@ def test_masked_patches_then_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"accumulation": 2, "ema_decay": 0.9, "remat": True, "config": {"dropout_rate": 0.1, "stochastic_depth": 0.1}},
-        {"precision": "mixed_bfloat16", "config": {"attention_dropout_rate": 0.1}, "mixup": 0.2},
-        {"optimizer": "sgd", "momentum_dtype": "bfloat16", "objective": "sigmoid", "label_smoothing": 0.1},
+        {"accumulation": 2, "ema_decay": 0.9, "config": {"dropout_rate": 0.1, "stochastic_depth": 0.1}},
+        # Blocks that are computed again compile in test_randomness.py and test_masked_patch.py too.
+        pytest.param(
+            {"accumulation": 2, "remat": True, "config": {"dropout_rate": 0.1, "stochastic_depth": 0.1}},
+            marks=pytest.mark.slow,
+        ),
+        {
+            **{"precision": "mixed_bfloat16", "config": {"attention_dropout_rate": 0.1}, "mixup": 0.2},
+            **{"optimizer": "sgd", "momentum_dtype": "bfloat16", "objective": "sigmoid", "label_smoothing": 0.1},
+        },
     ],
     ids=lambda changes: ",".join(changes),
 )
 def test_the_whole_step_compiles_under_xla(changes: dict[str, Any]) -> None:
     # A requirement of TPUs that can be tested without one: XLA has a kernel for every operation.
-    result = run(short(xla=True, **changes), data=arrays())
+    # Of two blocks the second has stochastic depth.
+    result = run(
+        short(xla=True, **changes), data=arrays(), model=tiny(num_layers=2 if "accumulation" in changes else 1)
+    )
     assert np.isfinite(result.history[0]["loss"])
 
 
 def test_compiled_in_pieces_a_run_is_the_plain_one_and_repeats_bit_for_bit() -> None:
     changes = {"accumulation": 2, "config": {"dropout_rate": 0.1, "stochastic_depth": 0.1}, "log_steps": 1}
-    plain, *twice = (run(short(xla=xla, **changes), data=arrays()) for xla in (False, "auto", "auto"))
+    plain, *twice = (run(short(xla=xla, **changes), data=arrays(), model=tiny()) for xla in (False, "auto", "auto"))
     # Masks are drawn outside of the compiled part, so their numbers are the same; XLA's own would differ.
     losses = [[line["loss"] for line in result.history if "loss" in line] for result in (plain, twice[0])]
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)  # other masks give 1e-2
+    # Other masks give 1e-2. Two programs round differently, and the optimizer divides small gradients by their own
+    # size.
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
     first, second = (values(result.model) for result in twice)
     assert all(np.array_equal(first[path], second[path]) for path in first)
 
 
 def test_a_hybrid_trains() -> None:
-    assert np.isfinite(run(short(image_size=32), model=tiny(**VARIANTS["hybrid"]), data=arrays()).metrics["loss"])
+    assert np.isfinite(
+        run(short(image_size=32), model=tiny(**VARIANTS["hybrid"], num_layers=1), data=arrays()).metrics["loss"]
+    )
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
