@@ -227,7 +227,7 @@ def _load_keras(path: Path, changes: Mapping[str, Any], *, dtype: Any, allow_non
         except CheckpointError as error:
             reason = str(error).removeprefix(f"{path}: ")
             raise CheckpointError(f"{path}: {reason}") from error
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise CheckpointError(f"{path}: does not describe a valid model: {str(error)[:500]}") from error
     config = model.config.replace(**changes)
     return model if config == model.config and dtype is None else model.rebuilt(config, dtype=dtype)

@@ -5,7 +5,8 @@ import struct
 import zipfile
 from collections.abc import Callable
 
-from keras_vit.converters.containers.base import MAX_DIRECTORY_BYTES, read_exactly
+from keras_vit._util.integrity import MAX_DIRECTORY_BYTES
+from keras_vit.converters.containers.base import read_exactly
 from keras_vit.converters.containers.guard import DOWNLOAD_AGAIN, quoted
 from keras_vit.errors import CheckpointError
 

@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from keras_vit._util.integrity import MAX_DIRECTORY_BYTES
 from keras_vit.converters.containers.base import (
     ITEM_BYTES,
-    MAX_DIRECTORY_BYTES,
     Container,
     Header,
     decoded,

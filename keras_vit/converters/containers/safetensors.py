@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from keras_vit._util.atomic import replacing
+from keras_vit._util.integrity import directory_limit
 from keras_vit.converters.containers.base import (
-    MAX_DIRECTORY_BYTES,
     Container,
     Header,
     decoded,
@@ -48,10 +48,8 @@ class SafetensorsContainer(Container):
 
     def _read_headers(self, size: int) -> None:
         length = int.from_bytes(read_exactly(self._file, _LENGTH_BYTES), "little")
-        if length > min(MAX_DIRECTORY_BYTES, size - _LENGTH_BYTES):
-            raise CheckpointError(
-                f"claims a header of {length} bytes in a file of {size}; the limit is {MAX_DIRECTORY_BYTES}."
-            )
+        if length > (limit := min(directory_limit(size), size - _LENGTH_BYTES)):
+            raise CheckpointError(f"claims a header of {length} bytes in a file of {size}; the limit is {limit}.")
         text = read_exactly(self._file, length).decode("utf-8")
         header: dict[str, Any] = json.loads(text, object_pairs_hook=_unique)
         self.metadata = _metadata(header.pop(_METADATA, {}))
