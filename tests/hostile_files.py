@@ -169,7 +169,8 @@ HOSTILE_NPZ: Table = {
 
 HOSTILE_SAFETENSORS: Table = {
     "a header of 2^60 bytes": (f"claims a header of {2**60} bytes", lambda: safetensors({}, length=2**60)),
-    "a header of 17 MiB": ("the limit is 16777216", tensors("{}" + " " * (17 << 20))),
+    "a header of 17 MiB": ("the limit is 16777216", tensors("{}" + " " * (17 << 20), bytes(17 << 20))),
+    "a header longer than the tensors": ("the limit is 1048576", tensors('{"a":' + "[]," * (350 << 10))),
     "a header past the end": ("claims a header of 3 bytes in", lambda: safetensors("{}", length=3)),
     "a name twice": ("names 'a' twice", tensors('{"a":{},"a":{}}')),
     "a field twice": ("names 'dtype' twice", tensors('{"a":{"dtype":"F32","dtype":"F16"}}')),

@@ -343,6 +343,7 @@ def test_the_bound_of_a_model_is_below_its_weights_and_near(name: str) -> None:
         '{"num_channels": 1000000000}',
         '{"image_size": 1000000000}',
         '{"image_size": [100000, 100000], "position": "sincos2d"}',
+        '{"image_size": [100000, 100000], "position": "none"}',
         '{"image_size": "wide"}',
         '{"patch_size": 10000}',
         '{"num_heads": 7}',

@@ -5,11 +5,11 @@ The package pooch verifies a hash that is known beforehand; it does not resume, 
 
 import base64
 import os
-import queue
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -48,8 +48,8 @@ class UnreachableError(TransientError):
 def download(url: str, part: Path, expected: Expected, name: str) -> str:
     """Download a file to `part`, verify it, flush it to disk, and return its SHA-256 (hexadecimal).
 
-    An incomplete `part` is resumed, also by a later process, if the content of the whole file can be checked. `expected`
-    is completed by the server's length and checksums. The suffix of `name` decides how the file is checked. The
+    An incomplete `part` is resumed, also by a later process, if all of its content can be checked. `expected` is
+    completed by the server's length and checksums. The suffix of `name` decides how the file is checked. The
     statuses 401, 403, 404 and 410 raise a FileUnavailableError at once; a host that cannot be reached, `ATTEMPTS`
     failures or wrong content twice a DownloadError; a full disk an OSError.
     """
@@ -144,12 +144,14 @@ def no_connection(host: str | None) -> str:
 
 def _follow(session: "requests.Session", url: str, headers: Mapping[str, str]) -> "requests.Response":
     """Request a URL and follow its redirects, but not from https to http, which others can read and change."""
+    # Without this, requests looks for the target itself, and reads the body of a redirect, which can have any length.
+    vars(session)["get_redirect_target"] = lambda _: None
     for _ in range(MAX_REDIRECTS + 1):
         response = session.get(url, headers=headers, stream=True, timeout=STALL, allow_redirects=False)
         if not response.is_redirect:
             return response
-        response.close()  # without reading its body, which can have any length
-        target = urljoin(url, session.get_redirect_target(response) or "")
+        response.close()
+        target = urljoin(url, response.headers["Location"].encode("latin-1").decode())
         if urlsplit(url).scheme == "https" and urlsplit(target).scheme != "https":
             raise DownloadError(f"{url} is redirected to {target[:200]}, which is not encrypted (https).")
         url = target
@@ -161,22 +163,25 @@ def _before_deadline(request: Callable[..., "requests.Response"], *arguments: An
 
     The timeout of requests is for single reads: a server that sends one byte at a time never exceeds it.
     """
-    results: queue.SimpleQueue[requests.Response | Exception] = queue.SimpleQueue()
+    answer: Future[requests.Response] = Future()
 
     def call() -> None:
         try:
-            results.put(request(*arguments))
+            answer.set_result(request(*arguments))
         except Exception as error:  # raised in the calling thread
-            results.put(error)
+            answer.set_exception(error)
 
     threading.Thread(target=call, daemon=True).start()
     try:
-        result = results.get(timeout=HEADER_DEADLINE)
-    except queue.Empty:
+        return answer.result(timeout=HEADER_DEADLINE)
+    except TimeoutError:
+        answer.add_done_callback(_close)
         raise TransientError(f"the server sent no complete headers in {HEADER_DEADLINE:g} seconds") from None
-    if isinstance(result, Exception):
-        raise result
-    return result
+
+
+def _close(answer: "Future[requests.Response]") -> None:
+    if not answer.exception():
+        answer.result().close()
 
 
 def _require_success(response: "requests.Response") -> None:
@@ -219,7 +224,7 @@ def _discard(part: Path) -> None:
 
 
 def _restart(part: Path, etag: str) -> None:
-    """Discard `part`, and store the ETag that identifies this version of the file (RFC 9110, 13.1.5) if it is strong."""
+    """Discard `part`, and store a strong ETag, which identifies this version of the file (RFC 9110, 13.1.5)."""
     _discard(part)
     if STRONG_ETAG.fullmatch(etag):
         _etag_file(part).write_text(etag)

@@ -29,8 +29,8 @@ _WEIGHTS = (
     "pytorch_model.bin",
     "*.pth",
 )
-# A model may have this many times the weights of its file (formats leave out biases that are zero), and this many values
-# in a fixed position embedding besides.
+# A model may have this many times the weights of its file, because formats leave out biases that are zero, and this
+# many values in a fixed position embedding besides.
 _WEIGHTS_RATIO = 2
 _SPARE_POSITIONS = 1 << 22
 # No model has more patches, unless the caller asks for them: attention to so many takes 16 GiB for each head.
