@@ -2,9 +2,10 @@
 
 That C library follows every pointer in a file: a crafted file can crash the process or take all of its memory. Keras
 uses a small part of the format, groups and contiguous arrays. Only that part is read, by the HDF5 File Format
-Specification (version 3.0); everything else is refused.
+Specification (version 3.0); everything else is refused, and so is every file that the library would refuse.
 """
 
+import itertools
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,19 +31,24 @@ MAX_PATH_LENGTH = 256
 
 _ADVICE = "Files that h5py writes with its default settings, as Keras does, can be read."
 
-# Section II.A, version 0: offsets and lengths of 8 bytes, base address, end of the file, header of the root group.
-_SUPERBLOCK = struct.Struct("<8s5B2BB2HIQ8xQ8x8xQ24x")
+# Section II.A, version 0: versions, sizes of offsets and lengths, leaf and inner nodes' half sizes, flags, base address,
+# free space, end of the file, driver, and the root group's header and what is cached of it.
+_SUPERBLOCK = struct.Struct("<8s3BxB2Bx2HIQQQQ8xQI4x16s")
 _OBJECT = struct.Struct("<BxHII4x")  # IV.A.1.a: version, messages, references, bytes
 _MESSAGE = struct.Struct("<HHB3x")  # type, bytes, flags
-_TREE = struct.Struct("<4sBBH16x")  # III.A.1: signature, node type, level, entries
-_HEAP = struct.Struct("<4sB3xQ8xQ")  # III.D: signature, version, bytes, address
+_TREE = struct.Struct("<4sBBHQQ")  # III.A.1: signature, node type, level, entries, neighbours
+_HEAP = struct.Struct("<4sB3xQQQ")  # III.D: signature, version, bytes, offset of the first free block, address
 _NODE = struct.Struct("<4sBxH")  # III.B: signature, version, entries
-_SYMBOL = struct.Struct("<QQI4x16x")  # III.C: offset of the name, header of the object, kind of what is cached
-_SOFT_LINK = 2
-_SHARED = 0x2  # flag of a message that lies elsewhere
+# III.C: offset of the name, header of the object, kind of what is cached, what is cached.
+_SYMBOL = struct.Struct("<QQI4x16s")
+_NOTHING, _GROUP, _SOFT_LINK = 0, 1, 2  # kinds of what is cached
+_UNDEFINED = 2**64 - 1  # an address, or a length without a limit
+_NO_FREE_BLOCK = 1
+_MAX_RANK = 32
+_FLAGS = 0x1 | 0x4  # of messages: constant, never shared; others refer to other places or types
 
 # Section IV.A.2, by type of message.
-_SPACE, _TYPE, _LAYOUT, _CONTINUATION, _SYMBOLS = 0x1, 0x3, 0x8, 0x10, 0x11
+_SPACE, _TYPE, _OLD_FILL, _FILL, _LAYOUT, _CONTINUATION, _SYMBOLS, _DATE = 0x1, 0x3, 0x4, 0x5, 0x8, 0x10, 0x11, 0x12
 _REFUSED = {
     0x2: "has links of the newer kind",
     0x6: "has links of the newer kind",
@@ -78,14 +84,17 @@ class Hdf5Container(Container):
         self._directory_bytes = 0
         self._used: dict[int, int] = {}  # start -> end of every piece of the file that was referred to
         self._places: dict[str, _Place] = {}
-        objects = [("", self._root())]
+        objects: list[tuple[str, int, bytes | None]] = [("", *self._root())]
         while objects:
-            path, address = objects.pop()
+            path, address, cached = objects.pop()
             if len(path) > MAX_PATH_LENGTH:
                 raise CheckpointError(f"has an object with a path of {len(path)} characters. {_ADVICE}")
             messages = self._messages(path, address)
+            if cached not in (None, messages.get(_SYMBOLS)):
+                raise _damaged(path)
             if _SYMBOLS in messages:
-                objects += [(f"{path}/{name}".lstrip("/"), child) for name, child in self._members(messages[_SYMBOLS])]
+                for name, child, repeated in self._members(messages[_SYMBOLS]):
+                    objects.append((f"{path}/{name}".lstrip("/"), child, repeated))
             elif {_SPACE, _TYPE, _LAYOUT} <= messages.keys():
                 self._add(path, messages)
             else:
@@ -97,20 +106,23 @@ class Hdf5Container(Container):
         self._file.seek(self._start + start if header.bytes else 0)
         return decoded(read_into(self._file, header.bytes), header, byteorder)
 
-    def _root(self) -> int:
-        """Return the offset of the root group's header."""
-        magic, version, *_, offsets, lengths, _, _, _, _, base, end, root = _SUPERBLOCK.unpack(
+    def _root(self) -> tuple[int, bytes | None]:
+        """Return the offset of the root group's header, and what the superblock repeats of it."""
+        magic, *versions, leaf, inner, flags, base, free, end, driver, root, kind, cached = _SUPERBLOCK.unpack(
             self._piece(0, _SUPERBLOCK.size)
         )
-        if magic != MAGIC or version != 0 or (offsets, lengths, base) != (8, 8, 0):
+        if magic != MAGIC or versions != [0, 0, 0, 0, 8, 8] or (flags, base) != (0, 0) or not leaf or not inner:
             raise CheckpointError(f"is an HDF5 file of a kind that Keras does not write. {_ADVICE}")
         if end > self._size:
             raise CheckpointError(f"has {self._size} bytes of {end}: it was cut short. {DOWNLOAD_AGAIN}")
-        return int(root)
+        if (free, driver) != (_UNDEFINED, _UNDEFINED) or kind not in (_NOTHING, _GROUP):
+            raise _damaged("")
+        self._size, self._leaf_entries, self._inner_entries = end, 2 * leaf, 2 * inner
+        return root, cached if kind == _GROUP else None
 
     def _messages(self, path: str, address: int) -> dict[int, bytes]:
         """Return the messages in an object's header, by type."""
-        version, _, _, length = _OBJECT.unpack(self._piece(address, _OBJECT.size))
+        version, number, _, length = _OBJECT.unpack(self._piece(address, _OBJECT.size))
         if version != 1:
             raise CheckpointError(f"{quoted(path)} has a header of version {version}. {_ADVICE}")
         found: dict[int, bytes] = {}
@@ -118,52 +130,80 @@ class Hdf5Container(Container):
         for start, length in blocks:  # grows while it is read
             data = self._piece(start, length)
             at = 0
-            while at + _MESSAGE.size <= length:
+            while at < length:
                 kind, count, flags = _MESSAGE.unpack_from(data, at)
                 at += _MESSAGE.size + count
                 body = data[at - count : at]
+                number -= 1
+                if kind in _REFUSED:
+                    raise CheckpointError(f"{quoted(path)} {_REFUSED[kind]}. {_ADVICE}")
+                if kind in found or count % 8 or at > length or flags & ~_FLAGS:
+                    raise _damaged(path)
+                if not _is_whole(kind, body):
+                    raise _damaged(path)
                 if kind == _CONTINUATION:
                     blocks.append(struct.unpack("<QQ", body))
-                elif kind in _REFUSED:
-                    raise CheckpointError(f"{quoted(path)} {_REFUSED[kind]}. {_ADVICE}")
                 elif kind in (_SPACE, _TYPE, _LAYOUT, _SYMBOLS):
-                    if kind in found or flags & _SHARED or at > length:
-                        raise CheckpointError(f"{quoted(path)} has a damaged header. {DOWNLOAD_AGAIN}")
                     found[kind] = body
+        if number:
+            raise _damaged(path)
         return found
 
-    def _members(self, symbols: bytes) -> Iterator[tuple[str, int]]:
-        """Yield the name and the header's offset of every object in a group."""
+    def _members(self, symbols: bytes) -> Iterator[tuple[str, int, bytes | None]]:
+        """Yield the name and the header's offset of every object in a group, and what its entry repeats of a group."""
         tree, heap = struct.unpack("<QQ", symbols)
         names = self._names(heap)
-        nodes = [tree]
-        for address in nodes:  # grows while it is read
-            signature, kind, level, count = _TREE.unpack(self._piece(address, _TREE.size))
-            if (signature, kind) != (b"TREE", 0):
+        nodes: list[tuple[int, int | None, bytes, bytes | None]] = [(tree, None, b"", None)]
+        neighbours: dict[int, tuple[int, int]] = {}  # level -> the last node on it, and its neighbour on the right
+        for address, expected_level, low, high in nodes:  # grows while it is read
+            data = self._piece(address, _TREE.size + 16 * self._inner_entries + 8)
+            signature, kind, level, count, left, right = _TREE.unpack_from(data)
+            before, after = neighbours.get(level, (_UNDEFINED, address))
+            neighbours[level] = address, right
+            is_node = (signature, kind, left, after) == (b"TREE", 0, before, address)
+            if not is_node or expected_level not in (None, level) or count > self._inner_entries:
                 raise CheckpointError(f"has a damaged tree of names. {DOWNLOAD_AGAIN}")
-            children = [child for _, child in struct.iter_unpack("<QQ", self._piece(address + _TREE.size, 16 * count))]
-            if level:
-                nodes += children
-            else:
-                yield from (entry for child in children for entry in self._symbols(child, names))
+            # The names in a child come after the key before it and not after the key behind it.
+            keys, children = (struct.unpack_from(f"<{2 * count + 1}Q", data, _TREE.size)[start::2] for start in (0, 1))
+            bounds = [_name(names, key) for key in keys]
+            for child, first, last in zip(children, bounds, bounds[1:], strict=False):
+                first, last = max(low, first), last if high is None else min(high, last)
+                if level:
+                    nodes.append((child, level - 1, first, last))
+                else:
+                    yield from self._symbols(child, names, first, last)
+        if any(right != _UNDEFINED for _, right in neighbours.values()):
+            raise CheckpointError(f"has a damaged tree of names. {DOWNLOAD_AGAIN}")
 
-    def _symbols(self, address: int, names: bytes) -> Iterator[tuple[str, int]]:
-        signature, version, count = _NODE.unpack(self._piece(address, _NODE.size))
-        if (signature, version) != (b"SNOD", 1):
+    def _symbols(self, address: int, names: bytes, low: bytes, high: bytes) -> Iterator[tuple[str, int, bytes | None]]:
+        """Yield the entries of a node, whose names are in order, above `low` and up to `high`."""
+        data = self._piece(address, _NODE.size + _SYMBOL.size * self._leaf_entries)
+        signature, version, count = _NODE.unpack_from(data)
+        if (signature, version) != (b"SNOD", 1) or count > self._leaf_entries:
             raise CheckpointError(f"has a damaged table of names. {DOWNLOAD_AGAIN}")
-        for start, header, cached in _SYMBOL.iter_unpack(self._piece(address + _NODE.size, _SYMBOL.size * count)):
-            name = names[start : names.index(b"\0", start, start + MAX_PATH_LENGTH)].decode()
-            if not name or "/" in name:
-                raise CheckpointError(f"has an object named {quoted(name)}. {DOWNLOAD_AGAIN}")
-            if cached == _SOFT_LINK:
-                raise CheckpointError(f"{quoted(name)} is a link, which is never followed.")
-            yield name, header
+        for start, header, kind, cached in itertools.islice(_SYMBOL.iter_unpack(data[_NODE.size :]), count):
+            name = _name(names, start)
+            if b"/" in name or name == b"." or not low < name <= high or kind not in (_NOTHING, _GROUP, _SOFT_LINK):
+                raise CheckpointError(f"has an object named {quoted(name.decode())}. {DOWNLOAD_AGAIN}")
+            if kind == _SOFT_LINK:
+                raise CheckpointError(f"{quoted(name.decode())} is a link, which is never followed.")
+            low = name
+            yield name.decode(), header, cached if kind == _GROUP else None
 
     def _names(self, address: int) -> bytes:
-        signature, version, length, start = _HEAP.unpack(self._piece(address, _HEAP.size))
-        if (signature, version) != (b"HEAP", 0):
+        """Return a heap of names, after checking its list of free blocks."""
+        signature, version, length, free, start = _HEAP.unpack(self._piece(address, _HEAP.size))
+        names = self._piece(start, length)
+        is_whole = (signature, version) == (b"HEAP", 0)
+        blocks = 0
+        while is_whole and free != _NO_FREE_BLOCK:
+            following, size = struct.unpack_from("<QQ", names, free) if free + 16 <= length else (0, 0)
+            blocks += 16
+            is_whole = following > 0 and free + size <= length and blocks <= length
+            free = following
+        if not is_whole:
             raise CheckpointError(f"has a damaged heap of names. {DOWNLOAD_AGAIN}")
-        return self._piece(start, length)
+        return names
 
     def _add(self, path: str, messages: dict[int, bytes]) -> None:
         dtype, byteorder = _type(messages[_TYPE])
@@ -206,11 +246,33 @@ class Hdf5Container(Container):
                 raise CheckpointError(f"has two objects at byte {start}. {DOWNLOAD_AGAIN}")
 
 
+def _damaged(path: str) -> CheckpointError:
+    return CheckpointError(f"{quoted(path)} has a damaged header. {DOWNLOAD_AGAIN}")
+
+
+def _is_whole(kind: int, body: bytes) -> bool:
+    """Check the messages that are not used: a date of version 1, a fill value, which in version 2 may have no bytes."""
+    if kind == _DATE:
+        return body[0] == 1
+    if kind == _FILL:
+        return body[0] == 2 and (not body[3] or 8 + int.from_bytes(body[4:8], "little") <= len(body))
+    return kind != _OLD_FILL or 4 + int.from_bytes(body[:4], "little") <= len(body)
+
+
+def _name(names: bytes, start: int) -> bytes:
+    """Return the name at an offset of a heap."""
+    return names[start : names.index(b"\0", start, start + MAX_PATH_LENGTH)]
+
+
 def _shape(path: str, space: bytes) -> tuple[int, ...]:
-    version, rank = space[:2]
-    if version != 1:
+    version, rank, flags = space[:3]
+    if version != 1 or rank > _MAX_RANK or flags > 1:
         raise CheckpointError(f"tensor {quoted(path)} has a shape of version {version}. {_ADVICE}")
-    return struct.unpack_from(f"<{rank}Q", space, 8)
+    shape: tuple[int, ...] = struct.unpack_from(f"<{rank}Q", space, 8)
+    largest = struct.unpack_from(f"<{rank}Q", space, 8 + 8 * rank) if flags else shape
+    if any(size > most for size, most in zip(shape, largest, strict=True)):
+        raise _damaged(path)
+    return shape
 
 
 def _type(message: bytes) -> tuple[str, _ByteOrder]:
@@ -219,7 +281,7 @@ def _type(message: bytes) -> tuple[str, _ByteOrder]:
     bits = middle << 8 | low
     byteorder: _ByteOrder = ">" if bits & 1 else "<"
     name = None
-    match kind & 0xF:
+    match kind & 0xF if kind >> 4 in (1, 2, 3) else None:
         case 0:
             offset, precision = struct.unpack_from("<HH", message, 8)
             if (offset, precision) == (0, 8 * size):
