@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import io
 import random
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -77,6 +78,38 @@ def _ours(path: Path) -> Tensors:
         return {name: container.read(name) for name in container.headers}
 
 
+# Values for the header of a .safetensors file, each in place of one number or text.
+_NUMBERS = (
+    *(b"-0", b"0", b"-1", b"1e0", b"1.0", b"00", b"01", b"true", b"null", b"[]", b"NaN"),
+    *(b"0,18446744073709551615", b"0,18446744073709551616", b"9999999999,9999999999,0", b"0,9999999999,9999999999"),
+)
+_TEXTS = (
+    b'"\\ud800"',
+    b'"F8_E4M3"',
+    b'"F4"',
+    b'"C64"',
+    b'"I4"',
+    b'"f32"',
+    b'"BF16"',
+    b'""',
+    b'"a"',
+    b'"shape"',
+    b"{}",
+    b"7",
+)
+
+
+def edited(good: bytes, dice: random.Random) -> bytes:
+    """Change one to three numbers or texts in the header of a .safetensors file."""
+    length = int.from_bytes(good[:8], "little")
+    header, data = good[8 : 8 + length], good[8 + length :]
+    for _ in range(dice.randint(1, 3)):
+        found = list(re.finditer(rb'"[^"]*"|\d+', header))
+        place = dice.choice(found)
+        header = header[: place.start()] + dice.choice(_TEXTS + _NUMBERS) + header[place.end() :]
+    return len(header).to_bytes(8, "little") + header + data
+
+
 def damaged(good: bytes, dice: random.Random) -> bytes:
     """Change one to three bytes or little-endian numbers of a file, mostly those that are not zero."""
     data = bytearray(good)
@@ -121,7 +154,8 @@ def differences(format: str, count: int, seed: int, folder: Path) -> Iterator[tu
     """Damage a file many times; yield each seed and the difference between the readers."""
     path = folder / "file"
     for number in range(seed, seed + count):
-        path.write_bytes(damaged(FORMATS[format][0], random.Random(f"{format} {number}")))
+        change = edited if format == "safetensors" and number % 2 else damaged
+        path.write_bytes(change(FORMATS[format][0], random.Random(f"{format} {number}")))
         yield number, difference(format, path)
 
 

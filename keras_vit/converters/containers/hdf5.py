@@ -31,7 +31,7 @@ MAX_PATH_LENGTH = 256
 
 _ADVICE = "Files that h5py writes with its default settings, as Keras does, can be read."
 
-# Section II.A, version 0: versions, sizes of offsets and lengths, leaf and inner nodes' half sizes, flags, base address,
+# Section II.A, version 0: versions, sizes of offsets and lengths, half sizes of leaves and inner nodes, flags, base,
 # free space, end of the file, driver, and the root group's header and what is cached of it.
 _SUPERBLOCK = struct.Struct("<8s3BxB2Bx2HIQQQQ8xQI4x16s")
 _OBJECT = struct.Struct("<BxHII4x")  # IV.A.1.a: version, messages, references, bytes
@@ -49,6 +49,7 @@ _FLAGS = 0x1 | 0x4  # of messages: constant, never shared; others refer to other
 
 # Section IV.A.2, by type of message.
 _SPACE, _TYPE, _OLD_FILL, _FILL, _LAYOUT, _CONTINUATION, _SYMBOLS, _DATE = 0x1, 0x3, 0x4, 0x5, 0x8, 0x10, 0x11, 0x12
+_EMPTY, _ATTRIBUTE = 0x0, 0xC
 _REFUSED = {
     0x2: "has links of the newer kind",
     0x6: "has links of the newer kind",
@@ -137,9 +138,7 @@ class Hdf5Container(Container):
                 number -= 1
                 if kind in _REFUSED:
                     raise CheckpointError(f"{quoted(path)} {_REFUSED[kind]}. {_ADVICE}")
-                if kind in found or count % 8 or at > length or flags & ~_FLAGS:
-                    raise _damaged(path)
-                if not _is_whole(kind, body):
+                if kind in found or count % 8 or at > length or flags & ~_FLAGS or not _is_whole(kind, body):
                     raise _damaged(path)
                 if kind == _CONTINUATION:
                     blocks.append(struct.unpack("<QQ", body))
@@ -251,12 +250,14 @@ def _damaged(path: str) -> CheckpointError:
 
 
 def _is_whole(kind: int, body: bytes) -> bool:
-    """Check the messages that are not used: a date of version 1, a fill value, which in version 2 may have no bytes."""
+    """Check a message that is not used: a date of version 1, or a fill value of version 2, which may have no bytes."""
     if kind == _DATE:
         return body[0] == 1
     if kind == _FILL:
         return body[0] == 2 and (not body[3] or 8 + int.from_bytes(body[4:8], "little") <= len(body))
-    return kind != _OLD_FILL or 4 + int.from_bytes(body[:4], "little") <= len(body)
+    if kind == _OLD_FILL:
+        return 4 + int.from_bytes(body[:4], "little") <= len(body)
+    return kind in (_EMPTY, _SPACE, _TYPE, _LAYOUT, _ATTRIBUTE, _CONTINUATION, _SYMBOLS)
 
 
 def _name(names: bytes, start: int) -> bytes:
