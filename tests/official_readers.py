@@ -5,7 +5,6 @@ python tests/official_readers.py --count 10000 --format all --seed 0
 
 from __future__ import annotations
 
-import argparse
 import io
 import random
 import re
@@ -21,6 +20,7 @@ import numpy as np
 import safetensors.numpy
 
 from forgery import DEFLATED, Member, archive, deflate, npy
+from fuzz import parse_options
 from keras_vit._util.progress import track
 from keras_vit.converters.containers import CheckpointError, open_container
 
@@ -161,14 +161,10 @@ def differences(format: str, count: int, seed: int, folder: Path) -> Iterator[tu
 
 def main() -> None:
     """Run the comparison, print the differences, and fail if there are any."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=10_000, help="files of each format (default: 10000)")
-    parser.add_argument("--format", choices=["all", *FORMATS], default="all")
-    parser.add_argument("--seed", type=int, default=0, help="of the first file; each has its own (default: 0)")
-    options = parser.parse_args()
+    options = parse_options(__doc__, FORMATS, 10_000)
     found = 0
     with tempfile.TemporaryDirectory() as folder:
-        for format in FORMATS if options.format == "all" else [options.format]:
+        for format in options.formats:
             seen = Counter[str]()
             for number, text in track(
                 differences(format, options.count, options.seed, Path(folder)), format, total=options.count

@@ -175,13 +175,8 @@ def _before_deadline(request: Callable[..., "requests.Response"], *arguments: An
     try:
         return answer.result(timeout=HEADER_DEADLINE)
     except TimeoutError:
-        answer.add_done_callback(_close)
+        answer.add_done_callback(lambda late: None if late.exception() else late.result().close())
         raise TransientError(f"the server sent no complete headers in {HEADER_DEADLINE:g} seconds") from None
-
-
-def _close(answer: "Future[requests.Response]") -> None:
-    if not answer.exception():
-        answer.result().close()
 
 
 def _require_success(response: "requests.Response") -> None:
