@@ -6,6 +6,7 @@ Specification (version 3.0); everything else is refused, and so is every file th
 """
 
 import itertools
+import operator
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,8 +92,7 @@ class Hdf5Container(Container):
             if len(path) > MAX_PATH_LENGTH:
                 raise CheckpointError(f"has an object with a path of {len(path)} characters. {_ADVICE}")
             messages = self._messages(path, address)
-            if cached not in (None, messages.get(_SYMBOLS)):
-                raise _damaged(path)
+            _require(cached in (None, messages.get(_SYMBOLS)), f"{quoted(path)} has a damaged header")
             if _SYMBOLS in messages:
                 for name, child, repeated in self._members(messages[_SYMBOLS]):
                     objects.append((f"{path}/{name}".lstrip("/"), child, repeated))
@@ -114,10 +114,9 @@ class Hdf5Container(Container):
         )
         if magic != MAGIC or versions != [0, 0, 0, 0, 8, 8] or (flags, base) != (0, 0) or not leaf or not inner:
             raise CheckpointError(f"is an HDF5 file of a kind that Keras does not write. {_ADVICE}")
-        if end > self._size:
-            raise CheckpointError(f"has {self._size} bytes of {end}: it was cut short. {DOWNLOAD_AGAIN}")
-        if (free, driver) != (_UNDEFINED, _UNDEFINED) or kind not in (_NOTHING, _GROUP):
-            raise _damaged("")
+        _require(end <= self._size, f"has {self._size} bytes of {end}: it was cut short")
+        is_plain = (free, driver) == (_UNDEFINED, _UNDEFINED) and kind in (_NOTHING, _GROUP)
+        _require(is_plain, "has a damaged superblock")
         self._size, self._leaf_entries, self._inner_entries = end, 2 * leaf, 2 * inner
         return root, cached if kind == _GROUP else None
 
@@ -138,14 +137,13 @@ class Hdf5Container(Container):
                 number -= 1
                 if kind in _REFUSED:
                     raise CheckpointError(f"{quoted(path)} {_REFUSED[kind]}. {_ADVICE}")
-                if kind in found or count % 8 or at > length or flags & ~_FLAGS or not _is_whole(kind, body):
-                    raise _damaged(path)
+                is_whole = kind not in found and not count % 8 and at <= length and not flags & ~_FLAGS
+                _require(is_whole and _is_whole(kind, body), f"{quoted(path)} has a damaged header")
                 if kind == _CONTINUATION:
                     blocks.append(struct.unpack("<QQ", body))
                 elif kind in (_SPACE, _TYPE, _LAYOUT, _SYMBOLS):
                     found[kind] = body
-        if number:
-            raise _damaged(path)
+        _require(not number, f"{quoted(path)} has a damaged header")
         return found
 
     def _members(self, symbols: bytes) -> Iterator[tuple[str, int, bytes | None]]:
@@ -160,8 +158,8 @@ class Hdf5Container(Container):
             before, after = neighbours.get(level, (_UNDEFINED, address))
             neighbours[level] = address, right
             is_node = (signature, kind, left, after) == (b"TREE", 0, before, address)
-            if not is_node or expected_level not in (None, level) or count > self._inner_entries:
-                raise CheckpointError(f"has a damaged tree of names. {DOWNLOAD_AGAIN}")
+            is_node = is_node and expected_level in (None, level) and count <= self._inner_entries
+            _require(is_node, "has a damaged tree of names")
             # The names in a child come after the key before it and not after the key behind it.
             keys, children = (struct.unpack_from(f"<{2 * count + 1}Q", data, _TREE.size)[start::2] for start in (0, 1))
             bounds = [_name(names, key) for key in keys]
@@ -171,19 +169,18 @@ class Hdf5Container(Container):
                     nodes.append((child, level - 1, first, last))
                 else:
                     yield from self._symbols(child, names, first, last)
-        if any(right != _UNDEFINED for _, right in neighbours.values()):
-            raise CheckpointError(f"has a damaged tree of names. {DOWNLOAD_AGAIN}")
+        _require(all(right == _UNDEFINED for _, right in neighbours.values()), "has a damaged tree of names")
 
     def _symbols(self, address: int, names: bytes, low: bytes, high: bytes) -> Iterator[tuple[str, int, bytes | None]]:
         """Yield the entries of a node, whose names are in order, above `low` and up to `high`."""
         data = self._piece(address, _NODE.size + _SYMBOL.size * self._leaf_entries)
         signature, version, count = _NODE.unpack_from(data)
-        if (signature, version) != (b"SNOD", 1) or count > self._leaf_entries:
-            raise CheckpointError(f"has a damaged table of names. {DOWNLOAD_AGAIN}")
+        is_node = (signature, version) == (b"SNOD", 1) and count <= self._leaf_entries
+        _require(is_node, "has a damaged table of names")
         for start, header, kind, cached in itertools.islice(_SYMBOL.iter_unpack(data[_NODE.size :]), count):
             name = _name(names, start)
-            if b"/" in name or name == b"." or not low < name <= high or kind not in (_NOTHING, _GROUP, _SOFT_LINK):
-                raise CheckpointError(f"has an object named {quoted(name.decode())}. {DOWNLOAD_AGAIN}")
+            is_name = b"/" not in name and name != b"." and low < name <= high
+            _require(is_name and kind <= _SOFT_LINK, f"has an object named {quoted(name.decode())}")
             if kind == _SOFT_LINK:
                 raise CheckpointError(f"{quoted(name.decode())} is a link, which is never followed.")
             low = name
@@ -200,8 +197,7 @@ class Hdf5Container(Container):
             blocks += 16
             is_whole = following > 0 and free + size <= length and blocks <= length
             free = following
-        if not is_whole:
-            raise CheckpointError(f"has a damaged heap of names. {DOWNLOAD_AGAIN}")
+        _require(is_whole, "has a damaged heap of names")
         return names
 
     def _add(self, path: str, messages: dict[int, bytes]) -> None:
@@ -232,21 +228,19 @@ class Hdf5Container(Container):
         """Record a piece of the file as used; a second use of the same place is a loop or a false pointer."""
         if not count:  # an empty piece may be anywhere
             return
-        if start + count > self._size:
-            raise CheckpointError(f"points to byte {start + count} of {self._size}: it was cut short. {DOWNLOAD_AGAIN}")
-        if start in self._used:
-            raise CheckpointError(f"has two objects at byte {start}. {DOWNLOAD_AGAIN}")
+        _require(start + count <= self._size, f"points to byte {start + count} of {self._size}: it was cut short")
+        _require(start not in self._used, f"has two objects at byte {start}")
         self._used[start] = start + count
 
     def _check_overlaps(self) -> None:
         pieces = sorted(self._used.items())
         for (_, end), (start, _) in zip(pieces, pieces[1:], strict=False):
-            if start < end:
-                raise CheckpointError(f"has two objects at byte {start}. {DOWNLOAD_AGAIN}")
+            _require(start >= end, f"has two objects at byte {start}")
 
 
-def _damaged(path: str) -> CheckpointError:
-    return CheckpointError(f"{quoted(path)} has a damaged header. {DOWNLOAD_AGAIN}")
+def _require(is_whole: bool, damage: str) -> None:
+    if not is_whole:
+        raise CheckpointError(f"{damage}. {DOWNLOAD_AGAIN}")
 
 
 def _is_whole(kind: int, body: bytes) -> bool:
@@ -271,8 +265,7 @@ def _shape(path: str, space: bytes) -> tuple[int, ...]:
         raise CheckpointError(f"tensor {quoted(path)} has a shape of version {version}. {_ADVICE}")
     shape: tuple[int, ...] = struct.unpack_from(f"<{rank}Q", space, 8)
     largest = struct.unpack_from(f"<{rank}Q", space, 8 + 8 * rank) if flags else shape
-    if any(size > most for size, most in zip(shape, largest, strict=True)):
-        raise _damaged(path)
+    _require(all(map(operator.le, shape, largest)), f"{quoted(path)} has a damaged header")
     return shape
 
 
