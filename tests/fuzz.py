@@ -17,7 +17,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -336,16 +336,23 @@ def fuzz(format: str, count: int, seed: int, folder: Path) -> Iterator[tuple[int
         yield number, outcome(path, whole=number % LOADED == 0)
 
 
-def main() -> None:
-    """Run the fuzzer, print the outcomes, and fail if there was an error other than CheckpointError."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=2000, help="files of each format (default: 2000)")
-    parser.add_argument("--format", choices=["all", *SEEDS], default="all")
+def parse_options(description: str | None, formats: Iterable[str], count: int) -> argparse.Namespace:
+    """Read --count, --format and --seed from the command line; `formats` has the chosen ones."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=count, help=f"files of each format (default: {count})")
+    parser.add_argument("--format", choices=["all", *formats], default="all")
     parser.add_argument("--seed", type=int, default=0, help="of the first file; each has its own (default: 0)")
     options = parser.parse_args()
+    options.formats = list(formats) if options.format == "all" else [options.format]
+    return options
+
+
+def main() -> None:
+    """Run the fuzzer, print the outcomes, and fail if there was an error other than CheckpointError."""
+    options = parse_options(__doc__, SEEDS, 2000)
     failures = 0
     with tempfile.TemporaryDirectory() as folder:
-        for format in SEEDS if options.format == "all" else [options.format]:
+        for format in options.formats:
             start, seen = time.perf_counter(), Counter[str]()
             files = fuzz(format, options.count, options.seed, Path(folder))
             for number, result in track(files, format, total=options.count):

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import h5py
 import numpy as np
 from safetensors.numpy import save
 
@@ -20,6 +21,13 @@ def npz(seed: int = 0, count: int = 20_000) -> bytes:
 
 def safetensors_file(values: int = 4) -> bytes:
     return save({"w": np.arange(values, dtype=np.float32), "b": np.ones(3)})
+
+
+def hdf5() -> bytes:
+    file = io.BytesIO()
+    with h5py.File(file, "w") as out:
+        out["w"] = np.arange(4, dtype=np.float32)
+    return file.getvalue()
 
 
 def sha256(data: bytes) -> str:
@@ -35,7 +43,8 @@ class Served:
 
     Each request takes the next of `faults`; after the last one `always` holds (None: a good answer). A fault is a
     status ("503"), "cut" (half of the data, then the end), "stall" (half, then nothing), "wrong" (inverted bytes),
-    or "shifted" (the range begins one byte too early). A client that accepts gzip gets gzip, which is wrong here.
+    "shifted" (the range begins one byte too early), or "drip" (100 bytes per second). A client that accepts gzip gets
+    gzip, which is wrong here.
     """
 
     body: bytes
@@ -45,6 +54,7 @@ class Served:
     ranges: bool = True
     stated_length: int | None = None  # instead of the correct one
     no_length: bool = False
+    raw: bytes | None = None  # the whole response, sent instead of all of the above; it may drip
 
 
 class HostileServer(ThreadingHTTPServer):
@@ -71,6 +81,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.requests.append((self.path, self.headers["Range"]))
         served = self.server.files.get(self.path)
         fault = "404" if served is None else served.faults.pop(0) if served.faults else served.always
+        if served is not None and served.raw is not None:
+            self._send(served.raw, fault)
+            return
         if served is None or (fault and fault.isdigit()):
             self.send_error(int(fault or "404"))
             return
@@ -84,8 +97,14 @@ class _Handler(BaseHTTPRequestHandler):
         self._send_head(served, start)
         if fault == "wrong":
             body = bytes(255 - byte for byte in body)
+        self._send(body, fault)
+
+    def _send(self, data: bytes, fault: str | None) -> None:
         with suppress(ConnectionError):  # the client has closed the connection
-            self.wfile.write(body[: len(body) // 2] if fault in ("cut", "stall") else body)
+            while fault == "drip" and data and not self.server.closing.wait(0.01):
+                self.wfile.write(data[:1])
+                data = data[1:]
+            self.wfile.write(data[: len(data) // 2] if fault in ("cut", "stall") else data)
             self.wfile.flush()
             if fault == "stall":
                 self.server.closing.wait(30)

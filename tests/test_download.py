@@ -64,10 +64,10 @@ def test_a_pinned_file_is_not_read_again(server: HostileServer, monkeypatch: pyt
 
 
 def test_a_file_that_was_only_touched_is_hashed_once_and_kept(server: HostileServer) -> None:
-    server.files["/x.bin"] = Served(GOOD)
-    path = fetch(f"{server.url}/x.bin")
+    server.files["/x.dat"] = Served(GOOD)
+    path = fetch(f"{server.url}/x.dat")
     os.utime(path, ns=(1, 1))
-    assert fetch(f"{server.url}/x.bin") == path
+    assert fetch(f"{server.url}/x.dat") == path
     assert integrity.read_pin(path) == (sha256(GOOD), len(GOOD), 1)
     assert len(server.requests) == 1
 

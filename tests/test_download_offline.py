@@ -17,6 +17,16 @@ OBJECT = "gs://vit_models/augreg/X.npz"
 LAYOUTS = ["vit_models/augreg/X.npz", "augreg/X.npz", "X.npz"]
 
 
+@pytest.mark.parametrize(
+    ("value", "offline"),
+    [(text, False) for text in ("", " ", "0", "false", "No", "OFF ", " 0")]
+    + [(text, True) for text in ("1", "y", "t", "2", "enabled", " 1", "On ", "TRUE", "never")],
+)
+def test_anything_but_a_no_is_offline(monkeypatch: pytest.MonkeyPatch, value: str, offline: bool) -> None:
+    monkeypatch.setenv("KERAS_VIT_OFFLINE", value)
+    assert download._offline() is offline
+
+
 @pytest.mark.parametrize("switch", ["KERAS_VIT_OFFLINE", "HF_HUB_OFFLINE"])
 def test_offline_the_cache_answers(
     server: HostileServer, cache: Path, monkeypatch: pytest.MonkeyPatch, switch: str

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 import fuzz
+import official_readers
 from keras_vit import converters
+from keras_vit.converters.containers import open_container
 
 
 @pytest.mark.parametrize("format", fuzz.SEEDS)
@@ -33,3 +35,15 @@ def test_an_error_that_is_not_ours_is_told(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(converters, "read_config", broken)
     assert "KeyError: 'oops'" in fuzz.outcome(tmp_path, whole=False)
+
+
+@pytest.mark.parametrize("count", [600, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("format", official_readers.FORMATS)
+def test_what_the_official_reader_refuses_is_refused(format: str, count: int, tmp_path: Path) -> None:
+    good = tmp_path / "good"
+    good.write_bytes(official_readers.FORMATS[format][0])
+    with open_container(good) as container:
+        assert container.headers.keys() == official_readers.TENSORS.keys()
+    assert official_readers.difference(format, good) is None
+    found = official_readers.differences(format, count, seed=0, folder=tmp_path)
+    assert not {seed: text for seed, text in found if text is not None}

@@ -1,6 +1,18 @@
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from keras_vit._util.schema import NUMBER, misfits
+import reference_cases as reference
+from keras_vit import converters
+from keras_vit._util.schema import NUMBER, check_depth, misfits
+from keras_vit.converters.table import load_table
+from keras_vit.export.quantization.modes import load_mode
+from keras_vit.train import recipe
+from keras_vit.zoo.cards import read_family
 
 SCHEMA = {"name": str, "size?": NUMBER, "exact?": bool, "tags?": [str], "rows?": {"*": {"file": str}}}
 
@@ -41,3 +53,93 @@ def test_a_misfit_is_named_with_its_place(table: object, said: str) -> None:
 
 def test_all_misfits_are_named_at_once() -> None:
     assert len(list(misfits({"size": "big", "tag": []}, SCHEMA, "card"))) == 3
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "format": load_table,
+    "card": read_family,
+    "recipe": recipe,
+    "mode": load_mode,
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.parametrize(
+    "text",
+    ["a = " + "[" * 20_000 + "]" * 20_000, "a = " + "{b = " * 5_000 + "1" + "}" * 5_000, "a." * 3_000 + "b = 1"],
+    ids=["lists", "tables", "dotted keys"],
+)
+def test_a_table_that_is_nested_deeply_is_refused(kind: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "deep.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="deep.toml is nested") as caught:
+        READERS[kind](path)
+    assert len(str(caught.value)) < 500
+
+
+FORMAT = """
+format = "mine"
+container = "safetensors"
+layout = "torch"
+detect = ["x"]
+tensors = { "head/kernel" = "head.weight" }
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("tensors", 7, "tensors must be a table. Received: 7"),
+        ("tensors", {"a": 7}, "tensors.a must be a list. Received: 7"),
+        ("tensors", {"a": [7]}, r"tensors.a\[0\] must be text. Received: 7"),
+        ("tensors", {"a": "b | if x = " + "[" * 5_000}, "."),
+        ("json", 7, "json must be a table"),
+        ("json", {"fields": 7}, "json.fields must be a table. Received: 7"),
+        ("json", {"fields": {"a": 7}}, "json.fields.a must be text. Received: 7"),
+        ("json", {"values": {"a": 7}}, "json.values.a must be a table. Received: 7"),
+        ("json", {"names": {"a": 7}}, "json.names.a must be a table or text. Received: 7"),
+        ("json", {"accepts": {"a": 7}}, "json.accepts.a must be a list. Received: 7"),
+        ("json", {"kinds": [7]}, r"json.kinds\[0\] must be a table. Received: 7"),
+        ("json", {"beside": ["a"]}, "json.beside must be a table. Received: \\['a'\\]"),
+        ("json", {"feilds": {}}, "json has no key 'feilds'; the nearest is 'fields'"),
+    ],
+    ids=str,
+)
+def test_a_wrong_type_in_a_format_is_named(
+    key: str, value: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = {**tomllib.loads(FORMAT), key: value}
+    monkeypatch.setattr("keras_vit._util.data_files.read_toml", lambda _: table)
+    with pytest.raises(ValueError, match=said) as caught:
+        load_table(tmp_path / "mine.toml")
+    assert str(tmp_path / "mine.toml") in str(caught.value)
+
+
+def test_depth_is_counted_through_lists_and_tables() -> None:
+    deep: Any = 1
+    for _ in range(15):
+        deep = {"a": [deep]}
+    assert check_depth(deep, "it") is deep
+    with pytest.raises(ValueError, match="it is nested more than 32 levels deep"):
+        check_depth([[[deep]]], "it")
+
+
+@pytest.mark.parametrize("value", ["x" * 5000, "\0", "/", [[]], {"a": 1}, None], ids=lambda value: str(value)[:9])
+def test_a_config_that_describes_an_impossible_file_is_read(value: Any, tmp_path: Path) -> None:
+    source = reference.checkpoint("hf_cls_v5")
+    config = json.loads((source.parent / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "weights": value}))
+    (tmp_path / "model.safetensors").write_bytes(source.read_bytes())
+    assert converters.read_config(tmp_path) == converters.read_config(source)
+
+
+@pytest.mark.parametrize("depth", [40, 400, 900])
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
+def test_a_deep_config_is_refused(name: str, depth: int, tmp_path: Path) -> None:
+    source = reference.checkpoint("hf_cls_v5")
+    deep = '{"image_mean": ' + "[" * depth + "]" * depth + "}"
+    (tmp_path / "config.json").write_bytes((source.parent / "config.json").read_bytes())
+    (tmp_path / name).write_text(deep)
+    (tmp_path / "model.safetensors").write_bytes(source.read_bytes())
+    with pytest.raises(converters.CheckpointError, match=f"{name} is not valid JSON: it is nested more than 32"):
+        converters.read_config(tmp_path)

@@ -124,6 +124,17 @@ def test_a_tensor_that_repeats_itself_beyond_the_file_is_refused(tmp_path: Path,
 
 
 @pytest.mark.torch
+def test_tensors_that_share_data_describe_at_most_twice_the_file(tmp_path: Path, torch: Any) -> None:
+    tied = torch.ones(10_000)
+    torch.save({"a": tied, "b": tied}, tmp_path / "tied.pth")
+    with open_container(tmp_path / "tied.pth") as file:
+        assert file.read("b").sum() == 10_000
+    torch.save({f"{i}": tied for i in range(900)}, tmp_path / "bomb.pth")
+    with pytest.raises(CheckpointError, match="share their data and describe 36000000 bytes; at most 2 times"):
+        open_container(tmp_path / "bomb.pth")
+
+
+@pytest.mark.torch
 def test_a_compressed_archive_is_refused_before_pytorch_unpacks_it(tmp_path: Path, torch: Any) -> None:
     torch.save({"w": torch.zeros(10**6)}, tmp_path / "plain.pth")
     with zipfile.ZipFile(tmp_path / "plain.pth") as plain, zipfile.ZipFile(tmp_path / "bomb.pth", "w") as bomb:

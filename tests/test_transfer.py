@@ -1,16 +1,22 @@
 """Transfers: whatever the server does, the result is the complete and correct file, or an error."""
 
+import base64
+import hashlib
+import io
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import requests
+import urllib3
 
-from hostile_server import GOOD, HostileServer, Served, npz, safetensors_file, sha256
-from keras_vit._util import transfer
+from hostile_server import GOOD, HostileServer, Served, hdf5, npz, safetensors_file, sha256
+from keras_vit._util import integrity, transfer
 from keras_vit._util.download import fetch
 from keras_vit.errors import DownloadError
 
@@ -73,29 +79,58 @@ def test_passing_failures_are_overcome(
     assert server.requests == []
 
 
-def test_a_transfer_resumes_only_the_same_version(server: HostileServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "ATTEMPTS", 1)
-    url = f"{server.url}/x.bin"
-    server.files["/x.bin"] = Served(b"old" * 1000, ["cut"], headers=ETAG)
-    with pytest.raises(DownloadError, match="1 attempts.*1500"):
+MD5_OF_NEW = {"x-goog-hash": f"md5={base64.b64encode(hashlib.md5(b'new' * 1000).digest()).decode()}"}
+
+
+@pytest.mark.parametrize("etag", ['"v1"', '"v2"'])  # a server may give two versions one ETag
+@pytest.mark.parametrize("stated", [MD5_OF_NEW, {}], ids=["md5", "no hash"])
+def test_a_transfer_never_joins_two_versions(
+    server: HostileServer, monkeypatch: pytest.MonkeyPatch, etag: str, stated: dict[str, str]
+) -> None:
+    monkeypatch.setattr(transfer, "ATTEMPTS", 2)
+    url = f"{server.url}/x.dat"
+    server.files["/x.dat"] = Served(b"old" * 1000, always="cut", headers={**ETAG, **stated})
+    with pytest.raises(DownloadError, match="2 attempts.*1500|2 attempts.*IncompleteRead"):
         fetch(url)
-    server.files["/x.bin"] = Served(b"new" * 1000, headers={"ETag": '"v2"'})
+    server.requests.clear()
+    server.files["/x.dat"] = Served(b"new" * 1000, headers={"ETag": etag, **stated})
     assert fetch(url).read_bytes() == b"new" * 1000
-    assert [asked for _, asked in server.requests] == [None, "bytes=1500-"]
+    assert bool(server.requests[0][1]) is bool(stated)
+
+
+@pytest.mark.parametrize("headers", [ETAG, {"Last-Modified": "Sun, 22 Nov 2026 10:00:00 GMT"}], ids=str)
+@pytest.mark.parametrize("name", ["x.safetensors", "x.h5", "x.json", "x.dat"])
+def test_a_file_is_not_resumed_if_its_content_cannot_be_checked(
+    server: HostileServer, name: str, headers: dict[str, str]
+) -> None:
+    body = {"x.safetensors": safetensors_file(), "x.h5": hdf5(), "x.json": b"[1, 2, 3]"}.get(name, b"12345678")
+    server.files[f"/{name}"] = Served(body, ["cut"], headers=headers)
+    assert fetch(f"{server.url}/{name}").read_bytes() == body
+    assert [asked for _, asked in server.requests] == [None, None]
+
+
+def test_a_part_whose_etag_cannot_be_sent_back_is_not_resumed(server: HostileServer, cache: Path) -> None:
+    server.files["/x.npz"] = Served(GOOD, ["cut"], headers={"ETag": '"\xe9"'})
+    assert fetch(f"{server.url}/x.npz").read_bytes() == GOOD
+    (cache / "left.part").write_bytes(GOOD[:9])
+    (cache / "left.part.etag").write_bytes(b"\xff")
+    server.files["/left"] = Served(GOOD)
+    transfer.download(f"{server.url}/left", cache / "left.part", integrity.Expected(sha256(GOOD)), "left.npz")
+    assert [asked for _, asked in server.requests] == [None] * 3
 
 
 def test_a_known_size_replaces_the_stated_one(server: HostileServer) -> None:
-    server.files["/x.bin"] = Served(GOOD, ["cut"], headers=ETAG, no_length=True)
-    assert fetch(f"{server.url}/x.bin", size=len(GOOD)).read_bytes() == GOOD
+    server.files["/x.npz"] = Served(GOOD, ["cut"], headers=ETAG, no_length=True)
+    assert fetch(f"{server.url}/x.npz", size=len(GOOD)).read_bytes() == GOOD
     assert server.requests[1][1] == f"bytes={len(GOOD) // 2}-"
 
 
 def test_a_range_beyond_the_end_starts_again(server: HostileServer, cache: Path) -> None:
-    server.files |= {"/x.bin": Served(GOOD, ["cut"] * 5, headers=ETAG)}
+    server.files |= {"/x.dat": Served(GOOD, ["cut"] * 5, headers=ETAG)}
     with pytest.raises(DownloadError):
-        fetch(f"{server.url}/x.bin")
-    server.files["/x.bin"] = Served(b"shorter", headers=ETAG)  # a server error: another file with the same ETag
-    assert fetch(f"{server.url}/x.bin").read_bytes() == b"shorter"
+        fetch(f"{server.url}/x.dat")
+    server.files["/x.dat"] = Served(b"shorter", headers=ETAG)  # a server error: another file with the same ETag
+    assert fetch(f"{server.url}/x.dat").read_bytes() == b"shorter"
 
 
 def test_a_download_that_was_killed_is_resumed(server: HostileServer, cache: Path) -> None:
@@ -124,6 +159,15 @@ def test_four_processes_at_once_download_once(server: HostileServer) -> None:
 # ------------------------------------------------------------------ what must never be returned
 
 BAD_PAGE = b"<html>please log in</html>"
+ZIP = "is not an intact zip"
+KINDS = {"npz": ZIP, "keras": ZIP, "pth": ZIP, "pt": ZIP, "bin": ZIP, "h5": "not an HDF5", "json": "not valid JSON"}
+KINDS["safetensors"] = "header"
+
+
+def hostile(header: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header
+
+
 OTHER = "a" * 64
 
 
@@ -141,15 +185,21 @@ OTHER = "a" * 64
         ("x.npz", Served(GOOD, always="wrong"), {"sha256": sha256(GOOD)}, "sha256 is"),
         ("x.npz", Served(GOOD), {"sha256": OTHER}, f"expected {OTHER}"),
         ("x.npz", Served(GOOD), {"size": 7}, f"states {len(GOOD):,} bytes, expected 7"),
-        ("x.bin", Served(GOOD, no_length=True), {"size": 7}, f"has {len(GOOD):,} bytes, expected 7"),
+        ("x.dat", Served(GOOD, no_length=True), {"size": 7}, "sent more than 7 bytes"),
         ("x.npz", Served(GOOD, stated_length=len(GOOD) + 9), {}, "5 attempts"),
         ("x.npz", Served(GOOD, stated_length=len(GOOD) + 9), {"sha256": sha256(GOOD)}, "5 attempts"),
         ("x.npz", Served(GOOD, stated_length=len(GOOD) - 9), {}, "not an intact zip"),
-        ("x.npz", Served(BAD_PAGE), {}, "not an intact zip"),
-        ("x.safetensors", Served(BAD_PAGE), {}, "header"),
+        *[(f"x.{suffix}", Served(BAD_PAGE), {}, "is a web page") for suffix in KINDS],
+        *[(f"x.{suffix}", Served(b"x" * 99), {}, reason) for suffix, reason in KINDS.items()],
+        ("x.dat", Served(b"\n<!DOCTYPE HTML><head></head>"), {}, "is a web page"),
+        ("x.json", Served(b'{"hidden_size": 7'), {}, "not valid JSON"),
+        ("x.json", Served(b"[" * 100_000), {}, "not valid JSON"),
+        ("x.h5", Served(hdf5()[:-1]), {}, "own header states"),
+        ("x.safetensors", Served(hostile(b"[" * 200_000)), {}, "no readable safetensors header"),
+        ("x.safetensors", Served(hostile(b" " * (3 << 20))), {}, "header claims 3,145,728 bytes"),
         ("x.safetensors", Served(safetensors_file()[:-1], no_length=True), {}, "its own header states"),
-        ("x.bin", Served(GOOD, no_length=True), {}, "neither a length nor a checksum.*#sha256=<hex>"),
-        ("x.bin", Served(GOOD, always="cut", headers={"x-goog-hash": "md5=AAAA"}), {}, "5 attempts"),
+        ("x.dat", Served(GOOD, no_length=True), {}, "neither a length nor a checksum.*#sha256=<hex>"),
+        ("x.dat", Served(GOOD, always="cut", headers={"x-goog-hash": "md5=AAAA"}), {}, "5 attempts"),
     ],
 )
 def test_nothing_bad_is_returned(
@@ -176,8 +226,89 @@ def test_a_server_that_stalls_for_ever_is_given_up(
 
 def test_a_server_that_is_not_there_is_given_up(server: HostileServer) -> None:
     server.server_close()
-    with pytest.raises(DownloadError, match="5 attempts.*Connection"):
+    with pytest.raises(DownloadError, match="There is no connection to 127.0.0.1"):
         fetch(f"{server.url}/x.npz")
+
+
+def test_a_host_without_a_name_is_one_attempt_and_one_short_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(*_: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(time, "sleep", None)  # a second attempt would wait
+    with pytest.raises(DownloadError) as caught:
+        fetch("gs://vit_models/sam/ViT-B_16.npz")
+    message = str(caught.value)
+    assert len(message) < 250
+    assert all(word in message for word in ("storage.googleapis.com", "'digits'", "path", "KERAS_VIT_OFFLINE"))
+
+
+@pytest.mark.parametrize(
+    "file", [Served(GOOD, always="drip"), Served(b"", always="drip", raw=b"HTTP/1.1 200 OK\r\n" * 9)]
+)
+def test_a_server_that_sends_too_slowly_is_given_up(
+    server: HostileServer, cache: Path, monkeypatch: pytest.MonkeyPatch, file: Served
+) -> None:
+    monkeypatch.setattr(transfer, "ATTEMPTS", 2)
+    monkeypatch.setattr(transfer, "SLOW_PERIOD", 0.2)
+    monkeypatch.setattr(transfer, "HEADER_DEADLINE", 0.3)
+    server.files["/x.npz"] = file
+    with pytest.raises(DownloadError, match="bytes were received in 0 seconds|no complete headers in 0.3 seconds"):
+        fetch(f"{server.url}/x.npz")
+    assert kept(cache) == []
+
+
+# ------------------------------------------------------------------ redirects and broken headers
+
+
+def redirect(target: str | bytes) -> Served:
+    target = target.encode() if isinstance(target, str) else target
+    return Served(b"", raw=b"HTTP/1.1 302 Found\r\nLocation: " + target + b"\r\nContent-Length: 0\r\n\r\n")
+
+
+def test_redirects_are_followed_with_their_cookies_and_ranges(server: HostileServer) -> None:
+    server.files |= {"/a.npz": redirect("b"), "/b": redirect("/c"), "/c": Served(GOOD, ["cut"], headers=ETAG)}
+    assert fetch(f"{server.url}/a.npz").read_bytes() == GOOD
+    assert server.requests[-1] == ("/c", f"bytes={len(GOOD) // 2}-")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        redirect("http://[/"),
+        redirect("http://host:port/"),
+        redirect(b"\xff\xfe"),
+        redirect("ftp://host/x"),
+        redirect("//"),
+        redirect("http://" + "a" * 300),
+        redirect("/x.npz"),  # a loop
+        Served(b"", raw=b"HTTP/1.1 200 OK\r\nx-goog-hash: md5=A\r\nContent-Length: 1\r\n\r\nx"),
+        Served(b"", raw=b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\nx"),
+        Served(b"", raw=b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-1/" + b"9" * 5000 + b"\r\n\r\nx"),
+        Served(b"", raw=b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"),
+        Served(b"", raw=b"\xff" * 100),
+    ],
+    ids=range(12),
+)
+def test_a_broken_answer_is_a_download_error(server: HostileServer, cache: Path, answer: Served) -> None:
+    server.files["/x.npz"] = answer
+    with pytest.raises(DownloadError) as caught:
+        fetch(f"{server.url}/x.npz")
+    assert len(str(caught.value)) < 900
+    assert kept(cache) == []
+
+
+def test_https_is_not_redirected_to_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    def send(self: requests.adapters.HTTPAdapter, request: requests.PreparedRequest, **_: object) -> requests.Response:
+        is_secure = str(request.url).startswith("https")
+        headers = {"Location": "http://host/x.npz"} if is_secure else {"Content-Length": str(len(GOOD))}
+        body = io.BytesIO(b"" if is_secure else GOOD)
+        answer = urllib3.HTTPResponse(body, headers, 302 if is_secure else 200, preload_content=False)
+        return self.build_response(request, answer)
+
+    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", send)
+    with pytest.raises(DownloadError, match="redirected to http://host/x.npz, which is not encrypted"):
+        fetch("https://host/x.npz")
 
 
 # crc32c's published check value for these digits is e3069283; the other is the output of md5sum.
@@ -201,13 +332,13 @@ NO_MD5, NO_CRC32C = "A" + MD5[1:], "5" + CRC32C[1:]
 def test_what_the_storage_states_is_verified(
     server: HostileServer, cache: Path, stated: str, wrong: str | None
 ) -> None:
-    server.files["/x.bin"] = Served(DIGITS, headers={"x-goog-hash": stated}, no_length=True)
+    server.files["/x.dat"] = Served(DIGITS, headers={"x-goog-hash": stated}, no_length=True)
     if wrong:
         with pytest.raises(DownloadError, match=f"its {wrong} is"):
-            fetch(f"{server.url}/x.bin")
+            fetch(f"{server.url}/x.dat")
         assert kept(cache) == []
     else:
-        assert fetch(f"{server.url}/x.bin").read_bytes() == DIGITS
+        assert fetch(f"{server.url}/x.dat").read_bytes() == DIGITS
 
 
 def test_a_known_sha256_outranks_what_the_storage_states(server: HostileServer) -> None:

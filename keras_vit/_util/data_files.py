@@ -6,6 +6,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from keras_vit._util.schema import check_depth
+
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -25,9 +27,11 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """Read a TOML file in UTF-8; if it is malformed, raise a ValueError that names the line."""
     data = Path(path).read_bytes()
     try:
-        return tomllib.loads(data.decode())
+        return dict(check_depth(tomllib.loads(data.decode()), str(path)))
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ValueError(f"{path} is not UTF-8 text (at line {line}). Save it as UTF-8.") from error
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not valid TOML: {error}. Fix that line.") from error
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deeply to be read.") from error

@@ -9,8 +9,10 @@
 
 The copy of `https://host/folder/X.npz` is `<cache>/https/host/folder/X.npz`. A file gets this name only when it is
 complete and verified: by its SHA-256 if that is known, else by the checksums that Google's storage states, else by its
-own format (.npz, .keras and .zip: the CRC of each member; .safetensors: its length). Any other file must have the
-length that the server states; if the server states none, the file is refused.
+own format (.npz, .keras, .zip, .pth, .pt and .bin: the CRC of each member; .safetensors and .h5: the length in the
+header; .json: its syntax). Any other file must have the length that the server states; if the server states none, the
+file is refused. A web page, such as the login page of a network, is never kept. A download that was interrupted is
+continued only if its checks cover every byte: a hash, a stated checksum or the CRCs.
 """
 
 import hashlib
@@ -23,7 +25,7 @@ from urllib.request import url2pathname
 
 from keras_vit._util.integrity import CorruptFileError, Expected, is_intact, verify, write_pin
 from keras_vit._util.text import install_command
-from keras_vit._util.transfer import download
+from keras_vit._util.transfer import download, no_connection
 from keras_vit.errors import DownloadError, FileUnavailableError
 
 __all__ = ["DownloadError", "cache_folder", "fetch"]
@@ -159,8 +161,8 @@ def _fetch_remote(remote: Remote, expected: Expected) -> Path:
 
 
 def _offline() -> bool:
-    switches = (os.environ.get(name, "").lower() for name in ("KERAS_VIT_OFFLINE", "HF_HUB_OFFLINE"))
-    return any(switch in ("1", "true", "yes", "on") for switch in switches)
+    switches = (os.environ.get(name, "").strip().lower() for name in ("KERAS_VIT_OFFLINE", "HF_HUB_OFFLINE"))
+    return any(switch not in ("", "0", "false", "no", "off") for switch in switches)
 
 
 def _offline_message(remote: Remote) -> str:
@@ -184,8 +186,10 @@ def _from_hub(remote: Remote) -> Path:
     try:
         return Path(hf_hub_download(f"{org}/{repo}", path, revision=revision, local_files_only=_offline()))
     except (OSError, ValueError) as error:
-        absent = _offline() or type(error).__name__ == "EntryNotFoundError"
-        message = _offline_message(remote) if _offline() else f"{remote.url}: {error}"
+        kind = type(error).__name__
+        absent = _offline() or kind in ("EntryNotFoundError", "RemoteEntryNotFoundError")
+        message = no_connection("huggingface.co") if kind == "LocalEntryNotFoundError" else f"{remote.url}: {error}"
+        message = _offline_message(remote) if _offline() else message
         raise (FileUnavailableError if absent else DownloadError)(message) from error
 
 

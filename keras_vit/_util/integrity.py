@@ -7,6 +7,7 @@ time are unchanged, the file is not read again.
 import hashlib
 import json
 import os
+import re
 import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 CHUNK = 1 << 20
+# The most bytes a file may use to name its tensors: enough for 100,000. Parsed, they take twenty times that in memory.
+MAX_DIRECTORY_BYTES = 16 << 20
 
 
 class CorruptFileError(Exception):
@@ -31,7 +34,16 @@ class Expected:
 
     def can_verify(self, suffix: str) -> bool:
         """Return whether damage to a file with this suffix could be detected."""
-        return bool(self.sha256 or self.checksums or suffix in SELF_CHECKS or self.size is not None)
+        return bool(self.checks_content(suffix) or suffix in SELF_CHECKS or self.size is not None)
+
+    def checks_content(self, suffix: str) -> bool:
+        """Return whether any changed byte of a file with this suffix would be detected, so that it can be resumed."""
+        return bool(self.sha256 or self.checksums or suffix in ZIP_CHECKS)
+
+
+def directory_limit(size: int) -> int:
+    """Return how many of a file's bytes may name its tensors: as many as hold them, but 1 MiB is always accepted."""
+    return min(MAX_DIRECTORY_BYTES, max(1 << 20, size // 2))
 
 
 def new_checksum(algorithm: str) -> Any:
@@ -59,6 +71,9 @@ def verify(path: Path, expected: Expected, suffix: str | None = None) -> str:
     Raise a CorruptFileError if a check fails or none is possible. `suffix`, such as ".npz", replaces the path's own.
     """
     suffix = path.suffix if suffix is None else suffix
+    with path.open("rb") as file:
+        if WEB_PAGE.match(file.read(512)) and suffix not in (".html", ".htm"):
+            raise CorruptFileError("it is a web page, such as the login page of a network or an error page")
     actual_size = path.stat().st_size
     if expected.size not in (None, actual_size):
         raise CorruptFileError(f"it has {actual_size:,} bytes, expected {expected.size:,}")
@@ -85,28 +100,64 @@ def check_zip(path: Path) -> None:
         raise CorruptFileError(f"its member {damaged} is damaged")
 
 
+def check_torch(path: Path) -> None:
+    """Test PyTorch's zip archive; the pickles of PyTorch before 1.6 cannot be tested, and are never read."""
+    with path.open("rb") as file:
+        is_pickle = file.read(1) == b"\x80"
+    if not is_pickle:
+        check_zip(path)
+
+
+def check_json(path: Path) -> None:
+    """Parse a JSON file."""
+    if path.stat().st_size > MAX_DIRECTORY_BYTES:
+        raise CorruptFileError(f"it has more than {MAX_DIRECTORY_BYTES:,} bytes, the limit for JSON")
+    try:
+        json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CorruptFileError(f"it is not valid JSON ({str(error)[:200]})") from error
+
+
+def check_hdf5(path: Path) -> None:
+    """Compare the length of an HDF5 file with the end that its superblock states (versions 0 and 1, or 2 and 3)."""
+    with path.open("rb") as file:
+        start = file.read(48)
+    place = 40 if start[8:9] in (b"\0", b"\1") else 28
+    if not start.startswith(b"\x89HDF\r\n\x1a\n") or len(start) < 48:
+        raise CorruptFileError("it is not an HDF5 file")
+    if (end := int.from_bytes(start[place : place + 8], "little")) > path.stat().st_size:
+        raise CorruptFileError(f"it has {path.stat().st_size:,} bytes, its own header states {end:,}")
+
+
 def check_safetensors(path: Path) -> None:
     """Compare the length of the file with the one that its header states."""
     try:
         with path.open("rb") as file:
             header_size = int.from_bytes(file.read(8), "little")
-            if header_size > path.stat().st_size:
-                raise CorruptFileError(f"its header claims {header_size:,} bytes, more than the whole file has")
-            header = json.loads(file.read(header_size))
+            size = path.stat().st_size
+            if header_size > min(size - 8, directory_limit(size)):
+                raise CorruptFileError(f"its header claims {header_size:,} bytes of {size:,}")
+            header = json.loads(file.read(header_size).decode("utf-8"))
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
         stated = 8 + header_size + max(ends, default=0)
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise CorruptFileError(f"it has no readable safetensors header ({error})") from error
-    if path.stat().st_size != stated:
-        raise CorruptFileError(f"it has {path.stat().st_size:,} bytes, its own header states {stated:,}")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptFileError(f"it has no readable safetensors header ({str(error)[:200]})") from error
+    if size != stated:
+        raise CorruptFileError(f"it has {size:,} bytes, its own header states {stated:,}")
 
 
-SELF_CHECKS: dict[str, Callable[[Path], None]] = {
-    ".npz": check_zip,
-    ".zip": check_zip,
-    ".keras": check_zip,
-    ".safetensors": check_safetensors,
+# By suffix: checks of the whole content, and all checks.
+ZIP_CHECKS = {
+    **dict.fromkeys((".npz", ".zip", ".keras"), check_zip),
+    **dict.fromkeys((".pth", ".pt", ".bin"), check_torch),
 }
+SELF_CHECKS: dict[str, Callable[[Path], None]] = {
+    **ZIP_CHECKS,
+    **dict.fromkeys((".h5", ".hdf5"), check_hdf5),
+    ".safetensors": check_safetensors,
+    ".json": check_json,
+}
+WEB_PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html|head|body|script)\b", re.IGNORECASE)
 
 
 def pin_of(path: Path) -> Path:

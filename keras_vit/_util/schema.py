@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from keras_vit._util.text import suggestion
 
 NUMBER = (int, float)
+ANY = (object, bool)
+MAX_DEPTH = 32  # of tables in tables; deeper ones could exhaust Python's stack where they are printed or compared
+
+
+def check_depth(value: Any, where: str) -> Any:
+    """Return a value read from TOML or JSON, or raise a ValueError if it is nested too deeply."""
+    inner = [value]
+    for _ in range(MAX_DEPTH):
+        inner = [item for outer in inner if isinstance(outer, dict | list) for item in _items(outer)]
+    if inner:
+        raise ValueError(f"{where} is nested more than {MAX_DEPTH} levels deep")
+    return value
+
+
+def _items(table: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return table.values() if isinstance(table, dict) else table
 
 
 def misfits(value: Any, schema: Any, where: str) -> Iterator[str]:
@@ -20,7 +36,7 @@ def misfits(value: Any, schema: Any, where: str) -> Iterator[str]:
     expected = dict if isinstance(schema, dict) else list if isinstance(schema, list) else schema
     if not _is(value, expected):
         names = " or ".join(_TOML_NAMES[kind] for kind in (expected if isinstance(expected, tuple) else (expected,)))
-        yield f"{where} must be {names}. Received: {value!r}"
+        yield f"{where} must be {names}. Received: {value!r:.200}"
     elif isinstance(schema, list):
         for index, item in enumerate(value):
             yield from misfits(item, schema[0], f"{where}[{index}]")

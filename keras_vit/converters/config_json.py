@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit._util.atomic import replacing
+from keras_vit._util.schema import check_depth
 from keras_vit.converters.containers.base import MAX_JSON_BYTES
 from keras_vit.converters.json_steps import STEPS
 from keras_vit.converters.table import JsonFields, lookup
@@ -27,7 +28,7 @@ def read_object(path: Path) -> dict[str, Any]:
     if size > MAX_JSON_BYTES:
         raise CheckpointError(f"{path} has {size:,} bytes; a config.json has at most {MAX_JSON_BYTES:,}")
     try:
-        values = json.loads(path.read_bytes())
+        values = check_depth(json.loads(path.read_bytes()), "it")
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON: {str(error)[:200]}") from error
     if not isinstance(values, dict):
@@ -123,7 +124,8 @@ def check_overwrite(weights: Path, values: Mapping[str, Any], spelling: JsonFiel
 def _describes_other_file(values: Mapping[str, Any], weights: Path) -> bool:
     """Return whether a config.json describes another file that exists (a missing one was renamed to this one)."""
     described = Path(str(values.get(_WEIGHTS, weights.name))).name
-    return described != weights.name and (weights.parent / described).is_file()
+    # Compared with the names in the folder: the described one may be no possible name.
+    return described != weights.name and any(file.name == described for file in weights.parent.iterdir())
 
 
 def _parts(folder: Path, values: Mapping[str, Any], spelling: JsonFields) -> list[tuple[Path, Mapping[str, Any]]]:

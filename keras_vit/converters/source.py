@@ -33,8 +33,12 @@ _WEIGHTS = (
 )
 _CHECKPOINTS, _BEST = "checkpoints", "best.keras"  # of a training run's folder, which it has before model.keras
 _REGISTERED_NAME = "keras_vit>VisionTransformer"
-# A model may have twice the weights of its file plus this many; above that it is refused without listing tensors.
-_SPARE_WEIGHTS = 1 << 22
+# A model may have this many times the weights of its file, because formats leave out biases that are zero, and this
+# many values in a fixed position embedding besides.
+_WEIGHTS_RATIO = 2
+_SPARE_POSITIONS = 1 << 22
+# No model has more patches, unless the caller asks for them: attention to so many takes 16 GiB for each head.
+_MAX_PATCHES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -192,7 +196,7 @@ def keras_errors(path: Path) -> Iterator[None]:
         yield
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: does not describe a valid model: {str(error)[:500]}") from error
 
 
@@ -203,7 +207,7 @@ def check_size(container: Container, config: ViTConfig, *, is_size_given: bool =
     accepts the memory that it takes.
     """
     held = sum(math.prod(header.shape) for header in container.headers.values() if header.bytes)
-    most = 2 * held + _SPARE_WEIGHTS
+    most = _WEIGHTS_RATIO * held
     # Layers are checked first, because counting parameters takes time for each unit of a hybrid.
     num_layers = max(config.num_layers, sum(config.resnet.num_layers) if config.resnet else 0)
     try:
@@ -215,10 +219,12 @@ def check_size(container: Container, config: ViTConfig, *, is_size_given: bool =
             f"describes a model of at least {min(needed, 10**18)} weights in {min(num_layers, 10**18)} blocks, "
             f"but holds {held} numbers"
         )
-    fixed = math.prod(config.grid) * config.hidden_size
-    if config.position == "sincos2d" and not is_size_given and fixed > most:
+    patches = math.prod(config.grid)
+    fixed = patches * config.hidden_size if config.position == "sincos2d" else 0
+    if not is_size_given and (patches > _MAX_PATCHES or fixed > most + _SPARE_POSITIONS):
         raise CheckpointError(
-            f"describes {min(fixed, 10**18)} fixed position embeddings, but holds {held} numbers in all"
+            f"describes an image of {min(patches, 10**18)} patches, but holds {held} numbers; "
+            f"at most {_MAX_PATCHES} patches are read"
         )
 
 

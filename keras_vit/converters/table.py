@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_vit._util import data_files
-from keras_vit._util.schema import misfits
+from keras_vit._util.schema import ANY, misfits
 from keras_vit.converters.containers.base import Header
 from keras_vit.converters.json_steps import STEPS
 from keras_vit.converters.tensor_names import PLACEHOLDER, TensorNames, fill, pattern, wildcard
@@ -34,8 +34,19 @@ _SCHEMA = {
     **dict.fromkeys(("ignore_outside?", "writable?"), bool),
     **dict.fromkeys(("detect", *(f"{key}?" for key in _LISTS)), [str]),
     **dict.fromkeys(("spelled?", "stacked?"), {"*": str}),
-    **dict.fromkeys(("config?", "defaults?", "json?", "tensors"), dict),
+    **dict.fromkeys(("config?", "defaults?"), dict),
+    "tensors": {"*": [str]},
     "without?": {"*": dict},
+    "json?": {
+        "name?": str,
+        "fields?": {"*": str},
+        "values?": {"*": {"*": ANY}},
+        "names?": {"*": (dict, str)},
+        "accepts?": {"*": list},
+        "constants?": {"*": ANY},
+        "kinds?": [{"when?": {"*": ANY}, "unless?": [str], "write": {"*": ANY}}],
+        "beside?": {"*": str},
+    },
     "refused?": [dict],
 }
 
@@ -248,6 +259,9 @@ def lookup(config: Mapping[str, Any], path: str) -> Any:
 @functools.cache
 def _read_table(path: Path) -> Table:
     raw = data_files.read_toml(path)
+    if isinstance(tensors := raw.get("tensors"), dict):
+        # A variable may have several names: each is read, and the first whose conditions hold is written.
+        raw["tensors"] = {name: [texts] if isinstance(texts, str) else texts for name, texts in tensors.items()}
     wrong = list(misfits(raw, _SCHEMA, str(path)))
     for key, known in (("layout", _LAYOUTS), ("container", _CONTAINERS)):
         wrong += [f"{path}: {key} is one of {known}"] if raw.get(key) not in known else []
@@ -256,17 +270,15 @@ def _read_table(path: Path) -> Table:
     try:
         raw["without"] = {variable: _parse_fields(fields) for variable, fields in raw.get("without", {}).items()}
         raw |= {key: _parse_fields(raw[key]) for key in ("config", "defaults") if key in raw}
-        # A variable may have several names: each is read, and the first whose conditions hold is written.
-        tensors = {name: [texts] if isinstance(texts, str) else texts for name, texts in raw["tensors"].items()}
         return Table(
-            rows=tuple(_row(variable, text) for variable, texts in tensors.items() for text in texts),
+            rows=tuple(_row(variable, text) for variable, texts in raw["tensors"].items() for text in texts),
             marks=Marks(tuple(raw["detect"]), tuple(raw.get("detect_absent", ()))),
             names=TensorNames(**_arguments(TensorNames, raw)),
             meaning=Meaning(**_arguments(Meaning, raw)),
             json=_json_fields(raw["json"]) if "json" in raw else None,
             **{key: raw[key] for key in ("format", "container", "layout", "writable") if key in raw},
         )
-    except (TypeError, ValueError) as error:
+    except (ArithmeticError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 

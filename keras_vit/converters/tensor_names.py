@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from keras_vit.converters.containers.base import Header
 
 # No model has more blocks; a header can claim a stack of any number of empty ones.
-MAX_LAYERS = 1000
+MAX_LAYERS = 256
 
 PLACEHOLDER = re.compile(r"\{(\w+)(-1)?\}")
 

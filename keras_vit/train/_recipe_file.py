@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit._util import data_files
-from keras_vit._util.schema import misfits
+from keras_vit._util.schema import ANY, misfits
 from keras_vit._util.text import suggestion
 from keras_vit.model.sizes import canonical_name
 from keras_vit.train._recipe import FIELD_RULES, REQUIRED, Origin, Recipe, merge_fields, read_none
@@ -16,9 +16,8 @@ from keras_vit.train._recipe import FIELD_RULES, REQUIRED, Origin, Recipe, merge
 __all__ = ["Recipe", "recipe", "recipes"]
 
 # Keys of a file, in the notation of `schema.misfits`; `Recipe` checks the values. The recipe's name is the file's.
-_ANY = (object, bool)
-_VARIANT = {f"{name}?": _ANY for name in FIELD_RULES.keys() - {"name", "variant", "source", "notes"}}
-_FILE = {"source": str, "notes?": _ANY, **_VARIANT, "extends?": str}
+_VARIANT = {f"{name}?": ANY for name in FIELD_RULES.keys() - {"name", "variant", "source", "notes"}}
+_FILE = {"source": str, "notes?": ANY, **_VARIANT, "extends?": str}
 _FILE |= {"variants?": {"*": _VARIANT}, "variant_of?": {"*": str}}
 _NOT_FIELDS = ("extends", "variants", "variant_of")
 

@@ -5,7 +5,8 @@ import struct
 import zipfile
 from collections.abc import Callable
 
-from keras_vit.converters.containers.base import MAX_DIRECTORY_BYTES, read_exactly
+from keras_vit._util.integrity import MAX_DIRECTORY_BYTES
+from keras_vit.converters.containers.base import read_exactly
 from keras_vit.converters.containers.guard import DOWNLOAD_AGAIN, quoted
 from keras_vit.errors import CheckpointError
 
@@ -22,7 +23,8 @@ _END = struct.Struct("<4s4H2LH")
 _END64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR64 = struct.Struct("<4sLQL")
 _MAX_COMMENT = 0xFFFF
-_ENCRYPTED, _SIZES_FOLLOW, _UTF8 = 0x1, 0x8, 0x800  # flag bits
+_ENCRYPTED, _SIZES_FOLLOW, _UTF8 = 0x1 | 0x40 | 0x2000, 0x8, 0x800  # flag bits; three kinds of encryption
+_PATCHED = 0x20  # a difference from another file
 _SIZE_IN_EXTRA = 0xFFFFFFFF
 
 
@@ -102,8 +104,8 @@ def _check_members(infos: list[zipfile.ZipInfo], size: int) -> None:
         if info.orig_filename in names:
             raise CheckpointError(f"has two members {name}.")
         names.add(info.orig_filename)
-        if info.flag_bits & _ENCRYPTED:
-            raise CheckpointError(f"member {name} is encrypted.")
+        if info.flag_bits & (_ENCRYPTED | _PATCHED):
+            raise CheckpointError(f"member {name} is encrypted or a patch.")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise CheckpointError(
                 f"member {name} is compressed by method {info.compress_type}; "
@@ -133,7 +135,7 @@ def _data_start(file: io.RawIOBase, info: zipfile.ZipInfo) -> int:
         signature != b"PK\3\4"
         or name != info.orig_filename
         or method != info.compress_type
-        or flags & _ENCRYPTED
+        or flags & (_ENCRYPTED | _PATCHED)
         or checksum not in (info.CRC, later)
         or packed not in (info.compress_size, later, _SIZE_IN_EXTRA)
         or unpacked not in (info.file_size, later, _SIZE_IN_EXTRA)

@@ -18,8 +18,6 @@ _FLOATS, _INTEGERS = ("float64", "float32", "float16"), ("int64", "int32", "int1
 _OTHERS = (*_INTEGERS, "uint64", "uint32", "uint16", "uint8", "bool")
 ITEM_BYTES = {name: 2 if name == "bfloat16" else np.dtype(name).itemsize for name in (*_FLOATS, "bfloat16", *_OTHERS)}
 
-# The most bytes a file may use to name its tensors: enough for 100,000. Parsed, they take ten times that in memory.
-MAX_DIRECTORY_BYTES = 16 << 20
 MAX_JSON_BYTES = 10 << 20  # of a config.json; an id2label of 21,843 classes takes 1.5 MB
 
 _CHUNK_BYTES = 1 << 24  # one read() of an operating system stops at 2 GiB

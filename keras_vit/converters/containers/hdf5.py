@@ -2,9 +2,11 @@
 
 That C library follows every pointer in a file: a crafted file can crash the process or take all of its memory. Keras
 uses a small part of the format, groups and contiguous arrays. Only that part is read, by the HDF5 File Format
-Specification (version 3.0); everything else is refused.
+Specification (version 3.0); everything else is refused, and so is every file that the library would refuse.
 """
 
+import itertools
+import operator
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +14,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from keras_vit._util.integrity import MAX_DIRECTORY_BYTES
 from keras_vit.converters.containers.base import (
     ITEM_BYTES,
-    MAX_DIRECTORY_BYTES,
     Container,
     Header,
     decoded,
@@ -30,19 +32,25 @@ MAX_PATH_LENGTH = 256
 
 _ADVICE = "Files that h5py writes with its default settings, as Keras does, can be read."
 
-# Section II.A, version 0: offsets and lengths of 8 bytes, base address, end of the file, header of the root group.
-_SUPERBLOCK = struct.Struct("<8s5B2BB2HIQ8xQ8x8xQ24x")
+# Section II.A, version 0: versions, sizes of offsets and lengths, half sizes of leaves and inner nodes, flags, base,
+# free space, end of the file, driver, and the root group's header and what is cached of it.
+_SUPERBLOCK = struct.Struct("<8s3BxB2Bx2HIQQQQ8xQI4x16s")
 _OBJECT = struct.Struct("<BxHII4x")  # IV.A.1.a: version, messages, references, bytes
 _MESSAGE = struct.Struct("<HHB3x")  # type, bytes, flags
-_TREE = struct.Struct("<4sBBH16x")  # III.A.1: signature, node type, level, entries
-_HEAP = struct.Struct("<4sB3xQ8xQ")  # III.D: signature, version, bytes, address
+_TREE = struct.Struct("<4sBBHQQ")  # III.A.1: signature, node type, level, entries, neighbours
+_HEAP = struct.Struct("<4sB3xQQQ")  # III.D: signature, version, bytes, offset of the first free block, address
 _NODE = struct.Struct("<4sBxH")  # III.B: signature, version, entries
-_SYMBOL = struct.Struct("<QQI4x16x")  # III.C: offset of the name, header of the object, kind of what is cached
-_SOFT_LINK = 2
-_SHARED = 0x2  # flag of a message that lies elsewhere
+# III.C: offset of the name, header of the object, kind of what is cached, what is cached.
+_SYMBOL = struct.Struct("<QQI4x16s")
+_NOTHING, _GROUP, _SOFT_LINK = 0, 1, 2  # kinds of what is cached
+_UNDEFINED = 2**64 - 1  # an address, or a length without a limit
+_NO_FREE_BLOCK = 1
+_MAX_RANK = 32
+_FLAGS = 0x1 | 0x4  # of messages: constant, never shared; others refer to other places or types
 
 # Section IV.A.2, by type of message.
-_SPACE, _TYPE, _LAYOUT, _CONTINUATION, _SYMBOLS = 0x1, 0x3, 0x8, 0x10, 0x11
+_SPACE, _TYPE, _OLD_FILL, _FILL, _LAYOUT, _CONTINUATION, _SYMBOLS, _DATE = 0x1, 0x3, 0x4, 0x5, 0x8, 0x10, 0x11, 0x12
+_EMPTY, _ATTRIBUTE = 0x0, 0xC
 _REFUSED = {
     0x2: "has links of the newer kind",
     0x6: "has links of the newer kind",
@@ -78,14 +86,16 @@ class Hdf5Container(Container):
         self._directory_bytes = 0
         self._used: dict[int, int] = {}  # start -> end of every piece of the file that was referred to
         self._places: dict[str, _Place] = {}
-        objects = [("", self._root())]
+        objects: list[tuple[str, int, bytes | None]] = [("", *self._root())]
         while objects:
-            path, address = objects.pop()
+            path, address, cached = objects.pop()
             if len(path) > MAX_PATH_LENGTH:
                 raise CheckpointError(f"has an object with a path of {len(path)} characters. {_ADVICE}")
             messages = self._messages(path, address)
+            _require(cached in (None, messages.get(_SYMBOLS)), f"{quoted(path)} has a damaged header")
             if _SYMBOLS in messages:
-                objects += [(f"{path}/{name}".lstrip("/"), child) for name, child in self._members(messages[_SYMBOLS])]
+                for name, child, repeated in self._members(messages[_SYMBOLS]):
+                    objects.append((f"{path}/{name}".lstrip("/"), child, repeated))
             elif {_SPACE, _TYPE, _LAYOUT} <= messages.keys():
                 self._add(path, messages)
             else:
@@ -97,20 +107,22 @@ class Hdf5Container(Container):
         self._file.seek(self._start + start if header.bytes else 0)
         return decoded(read_into(self._file, header.bytes), header, byteorder)
 
-    def _root(self) -> int:
-        """Return the offset of the root group's header."""
-        magic, version, *_, offsets, lengths, _, _, _, _, base, end, root = _SUPERBLOCK.unpack(
+    def _root(self) -> tuple[int, bytes | None]:
+        """Return the offset of the root group's header, and what the superblock repeats of it."""
+        magic, *versions, leaf, inner, flags, base, free, end, driver, root, kind, cached = _SUPERBLOCK.unpack(
             self._piece(0, _SUPERBLOCK.size)
         )
-        if magic != MAGIC or version != 0 or (offsets, lengths, base) != (8, 8, 0):
+        if magic != MAGIC or versions != [0, 0, 0, 0, 8, 8] or (flags, base) != (0, 0) or not leaf or not inner:
             raise CheckpointError(f"is an HDF5 file of a kind that Keras does not write. {_ADVICE}")
-        if end > self._size:
-            raise CheckpointError(f"has {self._size} bytes of {end}: it was cut short. {DOWNLOAD_AGAIN}")
-        return int(root)
+        _require(end <= self._size, f"has {self._size} bytes of {end}: it was cut short")
+        is_plain = (free, driver) == (_UNDEFINED, _UNDEFINED) and kind in (_NOTHING, _GROUP)
+        _require(is_plain, "has a damaged superblock")
+        self._size, self._leaf_entries, self._inner_entries = end, 2 * leaf, 2 * inner
+        return root, cached if kind == _GROUP else None
 
     def _messages(self, path: str, address: int) -> dict[int, bytes]:
         """Return the messages in an object's header, by type."""
-        version, _, _, length = _OBJECT.unpack(self._piece(address, _OBJECT.size))
+        version, number, _, length = _OBJECT.unpack(self._piece(address, _OBJECT.size))
         if version != 1:
             raise CheckpointError(f"{quoted(path)} has a header of version {version}. {_ADVICE}")
         found: dict[int, bytes] = {}
@@ -118,52 +130,75 @@ class Hdf5Container(Container):
         for start, length in blocks:  # grows while it is read
             data = self._piece(start, length)
             at = 0
-            while at + _MESSAGE.size <= length:
+            while at < length:
                 kind, count, flags = _MESSAGE.unpack_from(data, at)
                 at += _MESSAGE.size + count
                 body = data[at - count : at]
+                number -= 1
+                if kind in _REFUSED:
+                    raise CheckpointError(f"{quoted(path)} {_REFUSED[kind]}. {_ADVICE}")
+                is_whole = kind not in found and not count % 8 and at <= length and not flags & ~_FLAGS
+                _require(is_whole and _is_whole(kind, body), f"{quoted(path)} has a damaged header")
                 if kind == _CONTINUATION:
                     blocks.append(struct.unpack("<QQ", body))
-                elif kind in _REFUSED:
-                    raise CheckpointError(f"{quoted(path)} {_REFUSED[kind]}. {_ADVICE}")
                 elif kind in (_SPACE, _TYPE, _LAYOUT, _SYMBOLS):
-                    if kind in found or flags & _SHARED or at > length:
-                        raise CheckpointError(f"{quoted(path)} has a damaged header. {DOWNLOAD_AGAIN}")
                     found[kind] = body
+        _require(not number, f"{quoted(path)} has a damaged header")
         return found
 
-    def _members(self, symbols: bytes) -> Iterator[tuple[str, int]]:
-        """Yield the name and the header's offset of every object in a group."""
+    def _members(self, symbols: bytes) -> Iterator[tuple[str, int, bytes | None]]:
+        """Yield the name and the header's offset of every object in a group, and what its entry repeats of a group."""
         tree, heap = struct.unpack("<QQ", symbols)
         names = self._names(heap)
-        nodes = [tree]
-        for address in nodes:  # grows while it is read
-            signature, kind, level, count = _TREE.unpack(self._piece(address, _TREE.size))
-            if (signature, kind) != (b"TREE", 0):
-                raise CheckpointError(f"has a damaged tree of names. {DOWNLOAD_AGAIN}")
-            children = [child for _, child in struct.iter_unpack("<QQ", self._piece(address + _TREE.size, 16 * count))]
-            if level:
-                nodes += children
-            else:
-                yield from (entry for child in children for entry in self._symbols(child, names))
+        nodes: list[tuple[int, int | None, bytes, bytes | None]] = [(tree, None, b"", None)]
+        neighbours: dict[int, tuple[int, int]] = {}  # level -> the last node on it, and its neighbour on the right
+        for address, expected_level, low, high in nodes:  # grows while it is read
+            data = self._piece(address, _TREE.size + 16 * self._inner_entries + 8)
+            signature, kind, level, count, left, right = _TREE.unpack_from(data)
+            before, after = neighbours.get(level, (_UNDEFINED, address))
+            neighbours[level] = address, right
+            is_node = (signature, kind, left, after) == (b"TREE", 0, before, address)
+            is_node = is_node and expected_level in (None, level) and count <= self._inner_entries
+            _require(is_node, "has a damaged tree of names")
+            # The names in a child come after the key before it and not after the key behind it.
+            keys, children = (struct.unpack_from(f"<{2 * count + 1}Q", data, _TREE.size)[start::2] for start in (0, 1))
+            bounds = [_name(names, key) for key in keys]
+            for child, first, last in zip(children, bounds, bounds[1:], strict=False):
+                first, last = max(low, first), last if high is None else min(high, last)
+                if level:
+                    nodes.append((child, level - 1, first, last))
+                else:
+                    yield from self._symbols(child, names, first, last)
+        _require(all(right == _UNDEFINED for _, right in neighbours.values()), "has a damaged tree of names")
 
-    def _symbols(self, address: int, names: bytes) -> Iterator[tuple[str, int]]:
-        signature, version, count = _NODE.unpack(self._piece(address, _NODE.size))
-        if (signature, version) != (b"SNOD", 1):
-            raise CheckpointError(f"has a damaged table of names. {DOWNLOAD_AGAIN}")
-        for start, header, cached in _SYMBOL.iter_unpack(self._piece(address + _NODE.size, _SYMBOL.size * count)):
-            name = names[start : names.index(b"\0", start, start + MAX_PATH_LENGTH)].decode()
-            if not name or "/" in name:
-                raise CheckpointError(f"has an object named {quoted(name)}. {DOWNLOAD_AGAIN}")
-            if cached == _SOFT_LINK:
-                raise CheckpointError(f"{quoted(name)} is a link, which is never followed.")
-            yield name, header
+    def _symbols(self, address: int, names: bytes, low: bytes, high: bytes) -> Iterator[tuple[str, int, bytes | None]]:
+        """Yield the entries of a node, whose names are in order, above `low` and up to `high`."""
+        data = self._piece(address, _NODE.size + _SYMBOL.size * self._leaf_entries)
+        signature, version, count = _NODE.unpack_from(data)
+        is_node = (signature, version) == (b"SNOD", 1) and count <= self._leaf_entries
+        _require(is_node, "has a damaged table of names")
+        for start, header, kind, cached in itertools.islice(_SYMBOL.iter_unpack(data[_NODE.size :]), count):
+            name = _name(names, start)
+            is_name = b"/" not in name and name != b"." and low < name <= high
+            _require(is_name and kind <= _SOFT_LINK, f"has an object named {quoted(name.decode())}")
+            if kind == _SOFT_LINK:
+                raise CheckpointError(f"{quoted(name.decode())} is a link, which is never followed.")
+            low = name
+            yield name.decode(), header, cached if kind == _GROUP else None
 
     def _names(self, address: int) -> bytes:
-        signature, version, length, start = _HEAP.unpack(self._piece(address, _HEAP.size))
-        if (signature, version) != (b"HEAP", 0):
-            raise CheckpointError(f"has a damaged heap of names. {DOWNLOAD_AGAIN}")
-        return self._piece(start, length)
+        """Return a heap of names, after checking its list of free blocks."""
+        signature, version, length, free, start = _HEAP.unpack(self._piece(address, _HEAP.size))
+        names = self._piece(start, length)
+        is_whole = (signature, version) == (b"HEAP", 0)
+        blocks = 0
+        while is_whole and free != _NO_FREE_BLOCK:
+            following, size = struct.unpack_from("<QQ", names, free) if free + 16 <= length else (0, 0)
+            blocks += 16
+            is_whole = following > 0 and free + size <= length and blocks <= length
+            free = following
+        _require(is_whole, "has a damaged heap of names")
+        return names
 
     def _add(self, path: str, messages: dict[int, bytes]) -> None:
         dtype, byteorder = _type(messages[_TYPE])
@@ -193,24 +228,45 @@ class Hdf5Container(Container):
         """Record a piece of the file as used; a second use of the same place is a loop or a false pointer."""
         if not count:  # an empty piece may be anywhere
             return
-        if start + count > self._size:
-            raise CheckpointError(f"points to byte {start + count} of {self._size}: it was cut short. {DOWNLOAD_AGAIN}")
-        if start in self._used:
-            raise CheckpointError(f"has two objects at byte {start}. {DOWNLOAD_AGAIN}")
+        _require(start + count <= self._size, f"points to byte {start + count} of {self._size}: it was cut short")
+        _require(start not in self._used, f"has two objects at byte {start}")
         self._used[start] = start + count
 
     def _check_overlaps(self) -> None:
         pieces = sorted(self._used.items())
         for (_, end), (start, _) in zip(pieces, pieces[1:], strict=False):
-            if start < end:
-                raise CheckpointError(f"has two objects at byte {start}. {DOWNLOAD_AGAIN}")
+            _require(start >= end, f"has two objects at byte {start}")
+
+
+def _require(is_whole: bool, damage: str) -> None:
+    if not is_whole:
+        raise CheckpointError(f"{damage}. {DOWNLOAD_AGAIN}")
+
+
+def _is_whole(kind: int, body: bytes) -> bool:
+    """Check a message that is not used: a date of version 1, or a fill value of version 2, which may have no bytes."""
+    if kind == _DATE:
+        return body[0] == 1
+    if kind == _FILL:
+        return body[0] == 2 and (not body[3] or 8 + int.from_bytes(body[4:8], "little") <= len(body))
+    if kind == _OLD_FILL:
+        return 4 + int.from_bytes(body[:4], "little") <= len(body)
+    return kind in (_EMPTY, _SPACE, _TYPE, _LAYOUT, _ATTRIBUTE, _CONTINUATION, _SYMBOLS)
+
+
+def _name(names: bytes, start: int) -> bytes:
+    """Return the name at an offset of a heap."""
+    return names[start : names.index(b"\0", start, start + MAX_PATH_LENGTH)]
 
 
 def _shape(path: str, space: bytes) -> tuple[int, ...]:
-    version, rank = space[:2]
-    if version != 1:
+    version, rank, flags = space[:3]
+    if version != 1 or rank > _MAX_RANK or flags > 1:
         raise CheckpointError(f"tensor {quoted(path)} has a shape of version {version}. {_ADVICE}")
-    return struct.unpack_from(f"<{rank}Q", space, 8)
+    shape: tuple[int, ...] = struct.unpack_from(f"<{rank}Q", space, 8)
+    largest = struct.unpack_from(f"<{rank}Q", space, 8 + 8 * rank) if flags else shape
+    _require(all(map(operator.le, shape, largest)), f"{quoted(path)} has a damaged header")
+    return shape
 
 
 def _type(message: bytes) -> tuple[str, _ByteOrder]:
@@ -219,7 +275,7 @@ def _type(message: bytes) -> tuple[str, _ByteOrder]:
     bits = middle << 8 | low
     byteorder: _ByteOrder = ">" if bits & 1 else "<"
     name = None
-    match kind & 0xF:
+    match kind & 0xF if kind >> 4 in (1, 2, 3) else None:
         case 0:
             offset, precision = struct.unpack_from("<HH", message, 8)
             if (offset, precision) == (0, 8 * size):

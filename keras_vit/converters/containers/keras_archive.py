@@ -5,6 +5,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from keras_vit._util.schema import check_depth
 from keras_vit.converters.containers.archive import open_archive
 from keras_vit.converters.containers.base import MAX_JSON_BYTES, read_exactly
 from keras_vit.converters.containers.guard import quoted, reading
@@ -38,7 +39,8 @@ def _read_config(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> dict[str, A
     if info.file_size > MAX_JSON_BYTES:
         raise CheckpointError(f"has a config.json of {info.file_size:,} bytes; the limit is {MAX_JSON_BYTES:,}.")
     with archive.open(info) as stream:
-        values = json.loads(read_exactly(stream, info.file_size))  # type: ignore[arg-type]  # typeshed says IO[bytes]
+        text = read_exactly(stream, info.file_size)  # type: ignore[arg-type]  # typeshed says IO[bytes]
+        values = check_depth(json.loads(text), _CONFIG)
     if not isinstance(values, dict):
         raise CheckpointError(f"has a config.json that holds a {type(values).__name__}, not an object.")
     return values

@@ -1,17 +1,20 @@
 """Read and write .safetensors: eight bytes of length, a JSON header, then the tensors without gaps."""
 
 import json
+import math
+import operator
 import os
-import re
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from keras_vit._util.atomic import replacing
+from keras_vit._util.integrity import directory_limit
 from keras_vit.converters.containers.base import (
-    MAX_DIRECTORY_BYTES,
+    ITEM_BYTES,
     Container,
     Header,
     decoded,
@@ -37,6 +40,10 @@ _TYPES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
+# Bits of one element, also of the types that are not read.
+_BITS = {code: 8 * ITEM_BYTES[name] for code, name in _TYPES.items()} | {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64}
+_BITS |= dict.fromkeys(("F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8)
+_LIMIT = 2**64  # of all numbers, also of the product of some of a shape's
 _CODES = {name: code for code, name in _TYPES.items()}
 _METADATA = "__metadata__"
 _LENGTH_BYTES = 8
@@ -48,12 +55,10 @@ class SafetensorsContainer(Container):
 
     def _read_headers(self, size: int) -> None:
         length = int.from_bytes(read_exactly(self._file, _LENGTH_BYTES), "little")
-        if length > min(MAX_DIRECTORY_BYTES, size - _LENGTH_BYTES):
-            raise CheckpointError(
-                f"claims a header of {length} bytes in a file of {size}; the limit is {MAX_DIRECTORY_BYTES}."
-            )
+        if length > (limit := min(directory_limit(size), size - _LENGTH_BYTES)):
+            raise CheckpointError(f"claims a header of {length} bytes in a file of {size}; the limit is {limit}.")
         text = read_exactly(self._file, length).decode("utf-8")
-        header: dict[str, Any] = json.loads(text, object_pairs_hook=_unique)
+        header: dict[str, Any] = json.loads(text, object_pairs_hook=_unique, parse_int=_parse_int)
         self.metadata = _metadata(header.pop(_METADATA, {}))
         self._start = _LENGTH_BYTES + length
         self._offsets: dict[str, int] = {}
@@ -77,10 +82,15 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return JSON's pairs as a dict; a key that occurs twice is an error."""
     table: dict[str, Any] = {}
     for key, value in pairs:
+        (key + value if isinstance(value, str) else key).encode()  # an error for half of a character ("\\ud800")
         if key in table:
             raise CheckpointError(f"names {quoted(key)} twice in its header.")
         table[key] = value
     return table
+
+
+def _parse_int(text: str) -> int:
+    return -1 if text.startswith("-") else int(text)  # -0 is no size
 
 
 def _metadata(value: Any) -> dict[str, str]:
@@ -90,7 +100,7 @@ def _metadata(value: Any) -> dict[str, str]:
 
 
 def _is_size(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value < _LIMIT
 
 
 def _span(name: str, entry: Any) -> tuple[int, int]:
@@ -104,12 +114,14 @@ def _span(name: str, entry: Any) -> tuple[int, int]:
 
 def _header(name: str, entry: dict[str, Any], held: int) -> Header:
     shape, code = entry["shape"], entry["dtype"]
-    if not all(_is_size(size) for size in shape) or not re.fullmatch(r"[A-Z0-9_]{1,16}", code):
+    is_shape = all(_is_size(size) for size in shape) and all(n < _LIMIT for n in accumulate(shape, operator.mul))
+    if not is_shape or code not in _BITS:
         raise CheckpointError(f"tensor {quoted(name)} has no valid shape and type: {quoted(str(entry))}.")
     header = Header(name, tuple(shape), _TYPES.get(code, code))
-    if code in _TYPES and header.bytes != held:
+    bits = _BITS[code] * math.prod(shape)
+    if bits != 8 * held:
         raise CheckpointError(
-            f"tensor {quoted(name)} claims {header.bytes} bytes (shape {str(shape)[:200]}, {code}) "
+            f"tensor {quoted(name)} claims {bits // 8} bytes (shape {str(shape)[:200]}, {code}) "
             f"but its offsets hold {held}."
         )
     return header

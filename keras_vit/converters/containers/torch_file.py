@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit._util.integrity import directory_limit
 from keras_vit._util.text import install_command
 from keras_vit.converters.containers.archive import find_directory
-from keras_vit.converters.containers.base import MAX_DIRECTORY_BYTES, Container, Header
+from keras_vit.converters.containers.base import Container, Header
 from keras_vit.converters.containers.guard import DOWNLOAD_AGAIN, quoted
 from keras_vit.errors import CheckpointError
 
@@ -20,6 +21,8 @@ _INSTALL_TORCH = (
     "is a PyTorch file (a pickle, which is never read by itself): save its tensors as .safetensors, or let PyTorch "
     f"read them weights-only: {install_command('torch')}"
 )
+# Tensors may share their data, such as tied weights, and together describe this many times the bytes of the file.
+_SHARING_RATIO = 2
 _STATE_KEYS = ("state_dict", "model")  # under which training programs (timm, DeiT, Lightning) keep the weights
 
 
@@ -45,6 +48,12 @@ class TorchContainer(Container):
                     f"is a PyTorch file whose tensor {quoted(name)} is larger than the file. {DOWNLOAD_AGAIN}"
                 )
             self._tensors[name], self.headers[name] = tensor, header
+        described = sum(header.bytes for header in self.headers.values())
+        if described > _SHARING_RATIO * size:
+            raise CheckpointError(
+                f"is a PyTorch file of {size} bytes whose tensors share their data and describe {described} bytes; "
+                f"at most {_SHARING_RATIO} times the file are read. Save copies of the tensors (tensor.clone())."
+            )
 
     def _check_archive(self, size: int) -> None:
         """Limit what PyTorch unpacks, because it trusts the sizes that an archive claims."""
@@ -56,7 +65,7 @@ class TorchContainer(Container):
         for member in members:
             if member.compress_type != zipfile.ZIP_STORED or member.file_size > size:
                 raise CheckpointError(f"is a PyTorch file with a compressed member {quoted(member.filename)}.")
-            if member.filename.endswith(f"/{PICKLE}") and member.file_size > MAX_DIRECTORY_BYTES:
+            if member.filename.endswith(f"/{PICKLE}") and member.file_size > directory_limit(size):
                 raise CheckpointError(f"is a PyTorch file with a pickle of {member.file_size} bytes.")
 
     def _load(self) -> Any:
