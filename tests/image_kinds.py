@@ -89,7 +89,7 @@ def bad() -> dict[str, tuple[bytes, str]]:
     return {
         "empty": (b"", unknown),
         "text": (b"<html>404</html>" * 20, unknown),
-        "the start of a JPEG's mark": (jpeg[:3], unknown),
+        "the start of a JPEG's mark": (jpeg[:3], broken),
         "GIF": (encoded(photo(), "GIF"), unknown),
         "animated GIF": (encoded(photo(), "GIF", save_all=True, append_images=[photo(seed=1)]), unknown),
         "BMP": (encoded(photo(), "BMP"), unknown),

@@ -66,6 +66,9 @@ def read_header(file: Any) -> Header:
     return tf.cond(_starts_with(file, _JPEG), of_jpeg, lambda: tf.cond(is_png, of_png, of_neither))
 
 
+_compiled_header = tf.function(read_header, input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
+
+
 def requirements(header: Header) -> Iterator[tuple[Any, str, Any]]:
     """Yield what decoding needs: a bool tensor, the error's message where it is False, and the value it ends with."""
     yield header.is_known, "Not a JPEG or PNG file", ""
@@ -82,14 +85,24 @@ def is_jpeg_or_png(start: bytes) -> bool:
 
 def decode(file: Any) -> Any:
     """Decode one JPEG or PNG file upright, outside of a graph: uint8 (height, width, 3), or a ValueError."""
+    orientation = check(file)
     try:
-        header = read_header(file)
-        for holds, message, value in requirements(header):
-            if not holds:
-                raise ValueError(f"cannot be decoded. {message} {value if isinstance(value, str) else value.numpy()}")
-        return decode_pixels(file, header.orientation)
+        return decode_pixels(file, orientation)
     except tf.errors.InvalidArgumentError as error:
         raise ValueError(f"is a damaged image: {error_reason(error)}") from None
+
+
+def check(file: Any) -> Any:
+    """Return the orientation of one JPEG or PNG file, outside of a graph; a ValueError if its header is not good."""
+    try:
+        header = _compiled_header(file)
+    except tf.errors.InvalidArgumentError as error:
+        raise ValueError(f"is a damaged image: {error_reason(error)}") from None
+    for holds, message, value in requirements(header):
+        if not holds:
+            received = value if isinstance(value, str) else " x ".join(map(str, value.numpy()))
+            raise ValueError(f"cannot be decoded. {message} {received}".rstrip())
+    return header.orientation
 
 
 def error_reason(error: tf.errors.OpError) -> str:

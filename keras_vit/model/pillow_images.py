@@ -55,7 +55,7 @@ def pixels(image: Any) -> np.ndarray:
     """
     width, height = image.size
     if not (0 < height * width <= image_files.MAX_PIXELS and max(height, width) <= image_files.MAX_SIDE):
-        raise ValueError(f"cannot be decoded. {image_files.PIXEL_LIMITS} Received: height and width {height, width}")
+        raise ValueError(f"cannot be decoded. {image_files.PIXEL_LIMITS} Received: height and width {height} x {width}")
     try:
         image.load()
     except Exception as error:

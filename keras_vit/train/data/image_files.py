@@ -21,6 +21,7 @@ import tensorflow as tf
 from keras_vit._util.atomic import replacing
 from keras_vit._util.download import cache_folder
 from keras_vit._util.progress import track
+from keras_vit.model.image_files import check
 
 CHUNK = 4096  # files submitted at a time, because a thread pool keeps a record of each
 
@@ -45,10 +46,12 @@ def list_folder(folder: str) -> list[str]:
 
 
 def is_decodable(image: tf.Tensor | bytes) -> bool:
-    """Return whether an encoded image is a complete JPEG or PNG file."""
-    try:  # at an eighth of its size a JPEG decodes more than twice as fast, and the same damage is found
-        return tf.io.decode_jpeg(image, channels=3, ratio=8).shape.rank == 3  # WebP decodes to 4-D
-    except tf.errors.InvalidArgumentError:
+    """Return whether an encoded image is a complete JPEG or PNG file that `model.preprocess` would read."""
+    try:
+        check(image)
+        # At an eighth of its size a JPEG decodes more than twice as fast, and the same damage is found.
+        return bool(tf.size(tf.io.decode_jpeg(image, channels=3, ratio=8)))
+    except (ValueError, tf.errors.InvalidArgumentError):
         return False
 
 
@@ -88,7 +91,8 @@ def _fingerprint(folder: str, file: str) -> int:
 def _cache_path(folder: str) -> Path:
     """Return the file with the fingerprints of a folder's decodable images."""
     name = folder if "://" in folder else os.path.realpath(folder)
-    return cache_folder() / "checked-images" / f"{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}.npy"
+    # "checked-images" is the list of versions that decoded other files.
+    return cache_folder() / "decodable-images" / f"{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}.npy"
 
 
 def _load_fingerprints(cache: Path) -> np.ndarray:
