@@ -39,7 +39,7 @@ def png(width: int, height: int, depth: int, colour: int, rows: bytes) -> bytes:
 
 
 def sixteen_bits() -> bytes:
-    values = np.asarray(photo()).astype(">u2") * 257 + 3
+    values = (np.asarray(photo()).astype(np.uint16) * 256 + 3).astype(">u2")  # big-endian
     return png(60, 45, 16, 2, b"".join(b"\0" + row.tobytes() for row in values))
 
 

@@ -76,7 +76,7 @@ def kinds() -> dict[str, Kind]:
         "PNG, grey": Kind(encoded(image.convert("L"), "PNG"), "", grey(pale)),
         "PNG, 1 bit": Kind(encoded(image.convert("1"), "PNG"), "0 or 255"),
         "PNG, 16 bits, grey": Kind(encoded(sixteen, "PNG"), high, grey(deep >> 8)),
-        "PNG, 16 bits, RGB": Kind(image_kinds.sixteen_bits(), high, (coloured.astype(np.uint16) * 257 + 3) >> 8),
+        "PNG, 16 bits, RGB": Kind(image_kinds.sixteen_bits(), high, coloured),
         "PNG, RGBA": Kind(encoded(transparent, "PNG"), opaque, coloured),
         "PNG, grey with alpha": Kind(encoded(transparent.convert("LA"), "PNG"), opaque),
         "PNG, palette": Kind(encoded(image.quantize(64), "PNG")),
