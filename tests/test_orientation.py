@@ -1,4 +1,4 @@
-"""Photos are turned by their EXIF orientation, and exactly alike: Python, SavedModel, training, evaluation, commands."""
+"""Photos are turned by their EXIF orientation, alike in Python, SavedModels, training, evaluation and commands."""
 
 from __future__ import annotations
 
@@ -110,6 +110,7 @@ def with_segment(content: bytes, code: int = 0xE1) -> bytes:
 SIX = tag(6)  # b"Exif\0\0", then TIFF bytes
 BLOCK = SIX[6:]
 ENTRY = BLOCK.index(struct.pack(">HHIHH", 0x0112, 3, 1, 6, 0))
+LONG_SIX = struct.pack(">HHII", 274, 4, 1, 6)  # as a number of four bytes
 NOT_TURNED = {
     "empty": b"Exif\0\0",
     "no byte order": SIX[:6] + b"XX" + BLOCK[2:],
@@ -140,7 +141,7 @@ def test_damaged_exif_turns_nothing(damage: str, tmp_path: Path) -> None:
         ("XMP", with_segment(b'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="6"/>'), False),
         ("many entries that are not there", with_segment(SIX[:14] + b"\xff\xff" + SIX[16:]), True),
         ("after other segments", with_segment(b"x" * 60_000, 0xE2)[:-2] + b"\xff\xd9", False),
-        ("of four bytes", with_segment(SIX.replace(struct.pack(">HHIHH", 274, 3, 1, 6, 0), b"\1\x12\0\4\0\0\0\1\0\0\0\6")), True),
+        ("of four bytes", with_segment(SIX.replace(struct.pack(">HHIHH", 274, 3, 1, 6, 0), LONG_SIX)), True),
         ("after padding", with_segment(SIX)[:2] + b"\xff\xff\xff" + with_segment(SIX)[2:], True),
     ],
 )  # fmt: skip

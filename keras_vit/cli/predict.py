@@ -14,7 +14,7 @@ from keras_vit.cli.options import Json, Model, Size, Weights, aligned, check_ima
 
 def predict(
     model: Model,
-    images: Annotated[list[str], Argument(help="JPEG or PNG files.")],
+    images: Annotated[list[str], Argument(help="Files or URLs: JPEG, PNG; with Pillow more.")],
     weights: Weights = None,
     image_size: Size = None,
     top: Annotated[int, Option(help="Number of classes for each image.")] = 5,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,7 @@ def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
         raise FileNotFoundError(f"There is no image file {name!r}")
     if tf.io.gfile.isdir(name):
         raise ValueError(f"{name!r} is a folder, not an image file; pass a list of the files in it")
-    if "://" not in name and not os.path.isfile(name):  # reading a device or a pipe might never end
+    if "://" not in name and not Path(name).is_file():  # reading a device or a pipe might never end
         raise ValueError(f"{name!r} is not a regular file")
     with tf.io.gfile.GFile(name, "rb") as file:
         start = file.read(pillow_images.MARK_BYTES)
@@ -102,7 +103,7 @@ def _download_and_decode(url: str, num_channels: int) -> np.ndarray:
         return decode(local, num_channels)
     except ValueError as error:
         local.unlink(missing_ok=True)
-        raise ValueError(f"{url}: {error}") from None
+        raise ValueError(str(error).replace(repr(os.fspath(local)), url)) from None
 
 
 def _with_channels(pixels: np.ndarray, num_channels: int) -> np.ndarray:

@@ -21,9 +21,16 @@ import tensorflow as tf
 from keras_vit._util.atomic import replacing
 from keras_vit._util.download import cache_folder
 from keras_vit._util.progress import track
-from keras_vit.model.image_files import check
+from keras_vit.model.image_files import check, error_reason
 
 CHUNK = 4096  # files submitted at a time, because a thread pool keeps a record of each
+
+READ_ERRORS = (
+    tf.errors.InvalidArgumentError,
+    tf.errors.NotFoundError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.FailedPreconditionError,
+)
 
 Item = TypeVar("Item")
 
@@ -37,6 +44,30 @@ def python_errors(path: str) -> Iterator[None]:
         raise PermissionError(f"{path} may not be read: change its permissions, or the user.") from error
     except (tf.errors.NotFoundError, tf.errors.FailedPreconditionError) as error:
         raise FileNotFoundError(f"{path} does not exist, or is not a folder: {error.message}") from error
+
+
+@contextlib.contextmanager
+def name_bad_image(find: Callable[[], str | None]) -> Iterator[None]:
+    """Replace TensorFlow's errors about an image that is damaged or deleted meanwhile by a ValueError that names it.
+
+    Args:
+        find: returns the name of the first image that cannot be decoded, or None; it may raise TensorFlow's error about
+            a file that cannot be read, which names the file.
+    """
+    try:
+        yield
+    except READ_ERRORS as error:
+        try:
+            name = find()
+        except READ_ERRORS as cause:
+            name = error_reason(cause)
+        if name is None:
+            raise
+        raise ValueError(
+            f"{name}: an image that was complete at the start cannot be decoded any more. Restore the file, or put an"
+            " empty one in its place, which is left out and counted. Then start the same run again: it continues after"
+            " its last checkpoint."
+        ) from error
 
 
 def list_folder(folder: str) -> list[str]:
