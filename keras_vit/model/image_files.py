@@ -211,7 +211,7 @@ def _first_directory(exif: Any) -> Any:
 
 
 def _find_segment(file: Any, wanted: int, name: bytes) -> tuple[Any, Any, Any]:
-    """Find a JPEG's first segment of this mark and name: whether there is one, and the place and size of its content."""
+    """Find a JPEG's first segment of this mark and name: whether there is one, its content's place and size."""
     length = tf.strings.length(file)
 
     def advance(_: Any, place: Any, __: Any) -> tuple[Any, Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from typing import Any
 
@@ -19,15 +20,14 @@ KINDS = (
     (4, b"ftypavif", "an AVIF image"),
     (4, b"ftyp", "a video"),
 )
-MARK_BYTES = 16
 SIXTEEN_BITS = ("PNG", "PPM")  # formats whose images of mode "I" have 16 bits
 
 
-def read(path: str, start: bytes) -> np.ndarray:
-    """Read a file that is neither JPEG nor PNG; `start` are its first bytes. See `pixels`."""
-    if not start:
+def read(file: bytes) -> np.ndarray:
+    """Read a file that is neither JPEG nor PNG. See `pixels`."""
+    if not file:
         raise ValueError("is an empty file")
-    found = [name for place, mark, name in KINDS if start[place:].startswith(mark)]
+    found = [name for place, mark, name in KINDS if file.startswith(mark, place)]
     kind = f"is {found[0]}" if found else "is not an image of a known format"
     try:
         from PIL import Image, UnidentifiedImageError
@@ -36,7 +36,7 @@ def read(path: str, start: bytes) -> np.ndarray:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `pixels` has a lower limit
-            image = Image.open(path)
+            image = Image.open(io.BytesIO(file))
     except UnidentifiedImageError:
         raise ValueError(f"{kind}, which cannot be read. Save it as JPEG or PNG") from None
     except Image.DecompressionBombError:

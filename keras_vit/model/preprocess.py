@@ -69,29 +69,40 @@ def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
         FileNotFoundError: there is no such file.
         ValueError: the file is not an image, is damaged, or has more than `image_files.MAX_PIXELS` pixels.
     """
-    import tensorflow as tf
-
     from keras_vit.model import image_files, pillow_images
 
     name = os.fspath(path)
     if name.startswith(DOWNLOADED):
         return _download_and_decode(name, num_channels)
-    if not tf.io.gfile.exists(name):
-        raise FileNotFoundError(f"There is no image file {name!r}")
-    if tf.io.gfile.isdir(name):
-        raise ValueError(f"{name!r} is a folder, not an image file; pass a list of the files in it")
-    if "://" not in name and not Path(name).is_file():  # reading a device or a pipe might never end
-        raise ValueError(f"{name!r} is not a regular file")
-    with tf.io.gfile.GFile(name, "rb") as file:
-        start = file.read(pillow_images.MARK_BYTES)
+    data = _read_remote_file(name) if "://" in name else _read_file(name)
     try:
-        if image_files.is_jpeg_or_png(start):
-            pixels = image_files.decode(tf.io.read_file(name)).numpy()
-        else:
-            pixels = pillow_images.read(name, start)
+        is_plain = image_files.is_jpeg_or_png(data)
+        pixels = np.asarray(image_files.decode(data) if is_plain else pillow_images.read(data))
     except ValueError as error:
         raise ValueError(f"{name!r} {error}") from None
     return _with_channels(pixels, num_channels)
+
+
+def _read_file(name: str) -> bytes:
+    path = Path(name)
+    if path.is_dir():
+        raise ValueError(f"{name!r} is a folder, not an image file; pass a list of the files in it")
+    if path.exists() and not path.is_file():  # reading a device or a pipe might never end
+        raise ValueError(f"{name!r} is not a regular file")
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"There is no image file {name!r}") from None
+
+
+def _read_remote_file(name: str) -> bytes:
+    import tensorflow as tf
+
+    try:
+        with tf.io.gfile.GFile(name, "rb") as file:
+            return bytes(file.read())
+    except tf.errors.OpError as error:
+        raise FileNotFoundError(f"There is no image file {name!r}, or it cannot be read: {error.message}") from None
 
 
 def _download_and_decode(url: str, num_channels: int) -> np.ndarray:
