@@ -29,6 +29,16 @@ START, END = "<!-- image files: written by tests/image_table.py, checked by make
 READ = "yes"
 # A model whose input is the photo itself, so that prepared images are its pixels.
 PIXELS = ViTConfig(image_size=(45, 60), patch_size=15, preprocessing=Preprocessing(mean=(0,), std=(1 / 255,)))
+# How a camera stores a photo in each orientation: what Pillow's ImageOps.exif_transpose undoes.
+STORED = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
 
 
 class Kind(NamedTuple):
@@ -43,8 +53,7 @@ def stored(orientation: int, kind: str) -> bytes:
     """Return a file of the photo as a turned camera stores it."""
     tags = Image.Exif()
     tags[0x0112] = orientation
-    method = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270}[orientation]
-    return encoded(photo().transpose(method), kind, exif=tags.tobytes())
+    return encoded(photo().transpose(STORED[orientation]) if orientation > 1 else photo(), kind, exif=tags.tobytes())
 
 
 def grey(values: np.ndarray) -> np.ndarray:
@@ -61,7 +70,7 @@ def kinds() -> dict[str, Kind]:
     transparent.putalpha(Image.fromarray(np.tile(np.arange(60, dtype=np.uint8) * 4, (45, 1))))
     cmyk = image.convert("CMYK")
     frames: dict[str, Any] = {"save_all": True, "append_images": [photo(seed=1)]}
-    high, turned = "the high byte of each value", "the photo upright, as Pillow's `exif_transpose` turns it"
+    high, turned = "the high byte of each value", "the photo upright"
     opaque = "the colours, without the transparency"
     sixteen = Image.fromarray(deep)
     return {
@@ -70,7 +79,7 @@ def kinds() -> dict[str, Kind]:
         "JPEG, progressive": Kind(encoded(image, "JPEG", progressive=True)),
         "JPEG, CMYK": Kind(encoded(cmyk, "JPEG"), "RGB, as libjpeg computes it"),
         "JPEG, CMYK without Adobe's mark": Kind(encoded(cmyk, "JPEG").replace(b"Adobe", b"Other")),
-        **{f"JPEG, EXIF orientation {each}": Kind(stored(each, "JPEG"), turned) for each in (3, 6)},
+        **{f"JPEG, EXIF orientation {each}": Kind(stored(each, "JPEG"), turned) for each in range(1, 9)},
         "JPEG, truncated": Kind(encoded(image, "JPEG")[:-300]),
         "PNG": Kind(encoded(image, "PNG"), "", coloured),
         "PNG, grey": Kind(encoded(image.convert("L"), "PNG"), "", grey(pale)),

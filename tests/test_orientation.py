@@ -15,6 +15,7 @@ import tensorflow as tf
 from PIL import Image, ImageOps
 
 import command_line
+import image_table
 from keras_vit import export, train, zoo
 from keras_vit.model import image_files, pillow_images, preprocess
 from keras_vit.model.config import Preprocessing
@@ -26,17 +27,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Corrupt EXIF:UserWarning", "igno
 samples = pytest.importorskip("sklearn.datasets").load_sample_images()
 PHOTO = Image.fromarray(samples.images[0]).resize((64, 48))
 ORIENTATIONS = range(1, 9)
-Method = Image.Transpose
-# How a photo is stored by a camera in each orientation: what Pillow's ImageOps.exif_transpose undoes.
-STORED = {
-    2: Method.FLIP_LEFT_RIGHT,
-    3: Method.ROTATE_180,
-    4: Method.FLIP_TOP_BOTTOM,
-    5: Method.TRANSPOSE,
-    6: Method.ROTATE_90,
-    7: Method.TRANSVERSE,
-    8: Method.ROTATE_270,
-}
 
 
 def tag(orientation: int, order: str = ">") -> bytes:
@@ -55,7 +45,7 @@ def encoded(image: Image.Image, kind: str, exif: bytes | None = None) -> bytes:
 
 def as_camera_stores(image: Image.Image, orientation: int, kind: str = "PNG") -> bytes:
     """Return a file of an upright image as a camera in this orientation writes it."""
-    stored = image.transpose(STORED[orientation]) if orientation in STORED else image
+    stored = image.transpose(image_table.STORED[orientation]) if orientation > 1 else image
     return encoded(stored, kind, tag(orientation))
 
 
