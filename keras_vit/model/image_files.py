@@ -6,7 +6,7 @@ The EXIF orientation tag is read from the APP1 segment of a JPEG and from the eX
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -56,7 +56,7 @@ def read_header(file: Any) -> Header:
         return Header(tf.constant(True), tf.cast(shape[:2], tf.int64), read_orientation(file), has_colours)
 
     def of_png() -> Header:
-        sides = _numbers(file, 16, tf.int32, 2)[::-1]
+        sides = tf.cast(_numbers(file, 16, tf.int32)[::-1], tf.int64)
         return Header(tf.constant(True), sides, read_orientation(file), tf.constant(True))
 
     def of_neither() -> Header:
@@ -210,56 +210,55 @@ def _first_directory(exif: Any) -> Any:
     return tf.concat([found, tf.constant([1], tf.int64)], axis=0)[0]
 
 
-def _find_segment(file: Any, wanted: int, name: bytes) -> tuple[Any, Any, Any]:
-    """Find a JPEG's first segment of this mark and name: whether there is one, its content's place and size."""
-    length = tf.strings.length(file)
-
-    def advance(_: Any, place: Any, __: Any) -> tuple[Any, Any, Any]:
-        mark, size = tf.unstack(_numbers(file, place, tf.uint16, 2))
-        found = (mark == wanted) & (tf.strings.substr(file, place + 4, len(name)) == name)
-        step = tf.where((mark < 0xFF00) | (mark == 0xFFFF), 1, 2 + size)  # damage that readers skip, and padding
-        end = (mark == _PIXELS) | (place + step + 4 > length)
-        return found, tf.where(found, place + 4, tf.where(end, length, place + step)), size - 2
-
-    return tf.while_loop(
-        lambda found, place, _: ~found & (place < length),
-        advance,
-        (tf.constant(False), tf.constant(2), tf.constant(0)),
-        maximum_iterations=MAX_PARTS,
-    )
-
-
 def _exif_segment(file: Any) -> Any:
     """Return the content of the first EXIF segment of a JPEG, or ""."""
-    found, place, size = _find_segment(file, *_EXIF)
-    return tf.strings.substr(file, place, tf.where(found, size, 0))
+    return _find_segment(file, *_EXIF)[1]
+
+
+def _find_segment(file: Any, wanted: int, name: bytes) -> tuple[Any, Any]:
+    """Find a JPEG's first segment of this mark and name: whether there is one, and its content."""
+
+    def read_segment(place: Any) -> tuple[Any, Any, Any]:
+        mark, size = tf.unstack(_numbers(file, place, tf.uint16))
+        found = (mark == wanted) & (tf.strings.substr(file, place + 4, len(name)) == name)
+        step = tf.where((mark < 0xFF00) | (mark == 0xFFFF), 1, 2 + size)  # damage that readers skip, and padding
+        return found, tf.where(found, place + 4, tf.where(mark == _PIXELS, -1, place + step)), size - 2
+
+    return _find_part(file, 2, read_segment)
 
 
 def _exif_chunk(file: Any) -> Any:
     """Return the content of the chunk eXIf of a PNG, or ""."""
-    length = tf.cast(tf.strings.length(file), tf.int64)
 
-    def advance(_: Any, place: Any, __: Any) -> tuple[Any, Any, Any]:
-        size, name = tf.unstack(_numbers(file, place, tf.int32, 2))
-        found, following = name == int.from_bytes(_EXIF_CHUNK, "big"), place + 12 + size
-        is_last = (size < 0) | (following + 12 > length)  # a length of 2^31 or more is damage
-        return found, tf.where(found, place + 8, tf.where(is_last, length, following)), size
+    def read_chunk(place: Any) -> tuple[Any, Any, Any]:
+        size, name = tf.unstack(_numbers(file, place, tf.int32))
+        found = name == int.from_bytes(_EXIF_CHUNK, "big")
+        return found, tf.where(found, place + 8, tf.where(size < 0, -1, place + 12 + size)), size
 
+    return _find_part(file, len(_PNG), read_chunk)[1]
+
+
+def _find_part(file: Any, start: int, read_part: Callable[[Any], tuple[Any, Any, Any]]) -> tuple[Any, Any]:
+    """Return whether a part of a file is found, and its content.
+
+    `read_part` takes a place, and returns whether the wanted part is there, the place of its content or of the next
+    part (-1 if there is none), and the size of the content.
+    """
+    length = tf.strings.length(file)
     found, place, size = tf.while_loop(
-        lambda found, place, _: ~found & (place < length),
-        advance,
-        (tf.constant(False), tf.constant(len(_PNG), tf.int64), tf.constant(0, tf.int64)),
+        lambda found, place, _: ~found & (place >= 0) & (place + 8 <= length),
+        lambda _, place, __: read_part(place),
+        (tf.constant(False), tf.constant(start), tf.constant(0)),
         maximum_iterations=MAX_PARTS,
     )
-    return tf.strings.substr(file, place, tf.where(found, tf.clip_by_value(size, 0, MAX_EXIF), 0))
+    return found, tf.strings.substr(file, tf.where(found, place, 0), tf.where(found, tf.maximum(size, 0), 0))
 
 
 def _starts_with(file: Any, mark: bytes) -> Any:
     return tf.strings.substr(file, 0, len(mark)) == mark
 
 
-def _numbers(file: Any, place: Any, dtype: Any, count: int) -> Any:
-    """Return big-endian numbers of a file."""
-    digits = tf.strings.substr(file, place, count * dtype.size)
-    numbers = tf.io.decode_raw(digits, dtype, little_endian=False)
-    return tf.ensure_shape(tf.cast(numbers, tf.int32 if dtype == tf.uint16 else tf.int64), (count,))
+def _numbers(file: Any, place: Any, dtype: Any) -> Any:
+    """Return two big-endian numbers of a file as int32."""
+    numbers = tf.io.decode_raw(tf.strings.substr(file, place, 2 * dtype.size), dtype, little_endian=False)
+    return tf.ensure_shape(tf.cast(numbers, tf.int32), (2,))
