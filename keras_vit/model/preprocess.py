@@ -107,13 +107,14 @@ def _read_remote_file(name: str) -> bytes:
 
 def _download_and_decode(url: str, num_channels: int) -> np.ndarray:
     """Decode a file of a web server; the cache folder keeps it only if it is an image."""
-    from keras_vit._util.download import fetch
+    from keras_vit._util.download import cache_folder, fetch
 
     local = fetch(url)
     try:
         return decode(local, num_channels)
     except ValueError as error:
-        local.unlink(missing_ok=True)
+        if local.is_relative_to(cache_folder()):  # a mirror's folder keeps its files
+            local.unlink(missing_ok=True)
         raise ValueError(str(error).replace(repr(os.fspath(local)), url)) from None
 
 
