@@ -39,7 +39,7 @@ def png(width: int, height: int, depth: int, colour: int, rows: bytes) -> bytes:
 
 
 def sixteen_bits() -> bytes:
-    values = np.asarray(photo()).astype(">u2") * 257 + 3
+    values = (np.asarray(photo()).astype(np.uint16) * 256 + 3).astype(">u2")  # big-endian
     return png(60, 45, 16, 2, b"".join(b"\0" + row.tobytes() for row in values))
 
 
@@ -89,7 +89,7 @@ def bad() -> dict[str, tuple[bytes, str]]:
     return {
         "empty": (b"", unknown),
         "text": (b"<html>404</html>" * 20, unknown),
-        "the start of a JPEG's mark": (jpeg[:3], unknown),
+        "the start of a JPEG's mark": (jpeg[:3], broken),
         "GIF": (encoded(photo(), "GIF"), unknown),
         "animated GIF": (encoded(photo(), "GIF", save_all=True, append_images=[photo(seed=1)]), unknown),
         "BMP": (encoded(photo(), "BMP"), unknown),

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from keras_vit.model import preprocess
-from keras_vit.train.data import augment
+from keras_vit.model import image_files, preprocess
+from keras_vit.train.data import augment, pipeline
 
 sklearn_datasets = pytest.importorskip("sklearn.datasets")
 stats = pytest.importorskip("scipy.stats")
@@ -49,14 +49,14 @@ def drawn(draw: Callable[[Any], Any], count: int) -> np.ndarray:
 def test_training_decodes_as_predicting_does(kind: str, mode: str, tmp_path: Path) -> None:
     path = tmp_path / f"image.{kind}"
     path.write_bytes(encoded(PHOTO.resize((77, 51)).convert(mode), format=kind))
-    np.testing.assert_array_equal(augment.decode(tf.constant(path.read_bytes())), preprocess.decode(path))
+    np.testing.assert_array_equal(pipeline._decode(tf.constant(path.read_bytes())), preprocess.decode(path))
 
 
 @pytest.mark.parametrize("quality", [50, 90])
 @pytest.mark.parametrize("subsampling", [0, 2])
 def test_a_jpeg_decoded_in_part_is_the_part_of_a_jpeg_decoded_whole(quality: int, subsampling: int) -> None:
     jpeg = encoded(PHOTO, format="jpeg", quality=quality, subsampling=subsampling)
-    whole = augment.decode(tf.constant(jpeg))
+    whole = image_files.decode(jpeg)
     for number in range(12):
         of_file, of_array = (
             augment.inception_crop(image, (3, number), min_area=0.05).numpy() for image in (tf.constant(jpeg), whole)

@@ -25,7 +25,6 @@ WRONG = {
     "predict digits nothing.png": "There is no image file or folder 'nothing.png'",
     "predict digits empty.png": "'empty.png' is empty",
     "predict digits no*.png": "'no*.png' has no images",
-    "predict digits https://host/x.png": "download this one first",
     "predict digits x.png --top 0": "--top is a whole number from 1. Received: 0",
     "predict digits x.png --weights sma": "Received: --weights sma",
     "predict digits x.png --image-size big": "--image-size is a number of pixels or HEIGHTxWIDTH. Received: 'big'",

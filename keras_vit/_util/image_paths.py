@@ -35,8 +35,6 @@ def readable_images(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
 
 
 def _expand(path: str) -> list[str]:
-    if path.startswith(("http://", "https://")):
-        raise ValueError(f"Images are files: download this one first. Received: {path!r}")
     place = Path(path).expanduser()
     if "://" in path or place.is_file():
         return [path]

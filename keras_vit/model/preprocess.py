@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from keras_vit.model.config import Preprocessing
+
+DOWNLOADED = ("http://", "https://", "hf://")
+MAX_ASPECT = 64  # longer side / shorter side: a crop uses only the middle of a longer image
 
 
 def prepare(images: Any, *, image_size: tuple[int, int], num_channels: int, preprocessing: Preprocessing) -> Any:
@@ -54,50 +58,73 @@ def preprocessing_function(
 
 
 def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
-    """Read an image file as uint8 (height, width, num_channels): JPEG, PNG, and with Pillow more formats."""
-    import tensorflow as tf
+    """Read an image file upright, as uint8 (height, width, num_channels): JPEG, PNG, and with Pillow more formats.
+
+    Args:
+        path: a local path, a URL that `tf.io.gfile` reads, such as gs://, or one of http, https or hf, whose file is
+            downloaded into the cache folder.
+        num_channels: 3, or 1 for grey.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is not an image, is damaged, or has more than `image_files.MAX_PIXELS` pixels.
+    """
+    from keras_vit.model import image_files, pillow_images
 
     name = os.fspath(path)
-    if not tf.io.gfile.exists(name):
-        raise FileNotFoundError(f"There is no image file {name!r}")
-    if tf.io.gfile.isdir(name):
-        raise ValueError(f"{name!r} is a folder, not an image file; pass a list of the files in it")
-    data = tf.io.read_file(name)
-    magic = data.numpy()[:8]
-    # Decode in colour, then convert: TensorFlow's decoders compute grey in different ways for JPEG and PNG.
+    if name.startswith(DOWNLOADED):
+        return _download_and_decode(name, num_channels)
+    data = _read_remote_file(name) if "://" in name else _read_file(name)
     try:
-        if magic.startswith(b"\xff\xd8"):
-            pixels = tf.io.decode_jpeg(data, channels=3, dct_method="INTEGER_ACCURATE")  # equal to Pillow's
-            return _with_channels(pixels, num_channels)
-        if magic == b"\x89PNG\r\n\x1a\n":
-            return _with_channels(tf.io.decode_png(data, channels=3), num_channels)
-    except tf.errors.InvalidArgumentError as error:
-        raise ValueError(f"{name!r} is a damaged image: {error.message.splitlines()[0]}") from None
-    return _decode_with_pillow(name, num_channels)
+        is_plain = image_files.is_jpeg_or_png(data)
+        pixels = np.asarray(image_files.decode(data) if is_plain else pillow_images.read(data))
+    except ValueError as error:
+        raise ValueError(f"{name!r} {error}") from None
+    return _with_channels(pixels, num_channels)
 
 
-def _with_channels(pixels: Any, num_channels: int) -> np.ndarray:
+def _read_file(name: str) -> bytes:
+    path = Path(name)
+    if path.is_dir():
+        raise ValueError(f"{name!r} is a folder, not an image file; pass a list of the files in it")
+    if path.exists() and not path.is_file():  # reading a device or a pipe might never end
+        raise ValueError(f"{name!r} is not a regular file")
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"There is no image file {name!r}") from None
+
+
+def _read_remote_file(name: str) -> bytes:
     import tensorflow as tf
 
-    converted: np.ndarray = (pixels if num_channels == 3 else tf.image.rgb_to_grayscale(pixels)).numpy()
-    return converted
-
-
-def _decode_with_pillow(name: str, num_channels: int) -> np.ndarray:
     try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise ValueError(f"{name!r} is neither JPEG nor PNG; `pip install pillow` reads more formats") from None
+        with tf.io.gfile.GFile(name, "rb") as file:
+            return bytes(file.read())
+    except tf.errors.OpError as error:
+        raise FileNotFoundError(f"There is no image file {name!r}, or it cannot be read: {error.message}") from None
+
+
+def _download_and_decode(url: str, num_channels: int) -> np.ndarray:
+    """Decode a file of a web server; the cache folder keeps it only if it is an image."""
+    from keras_vit._util.download import cache_folder, fetch
+
+    local = fetch(url)
     try:
-        with Image.open(name) as image:
-            return _from_pil(image, num_channels)
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:
-        raise ValueError(f"{name!r} is not an image that can be read: {error}") from None
+        return decode(local, num_channels)
+    except ValueError as error:
+        if local.is_relative_to(cache_folder()):  # a mirror's folder keeps its files
+            local.unlink(missing_ok=True)
+        raise ValueError(str(error).replace(repr(os.fspath(local)), url)) from None
 
 
-def _from_pil(image: Any, num_channels: int) -> np.ndarray:
-    pixels = np.asarray(image.convert("RGB" if num_channels == 3 else "L"))
-    return pixels if pixels.ndim == 3 else pixels[..., None]
+def _with_channels(pixels: np.ndarray, num_channels: int) -> np.ndarray:
+    """Return pixels in colour as they are, or in grey: TensorFlow's formula for files of all formats."""
+    from keras_vit.model import image_files
+
+    if num_channels not in image_files.CHANNELS:
+        raise ValueError(f"Image files are colour or grey, and the model takes {num_channels} channels: pass arrays")
+    return pixels if num_channels == 3 else np.asarray(image_files.to_grey(pixels))
 
 
 def _arrays(images: Any, num_channels: int) -> list[Any]:
@@ -107,7 +134,12 @@ def _arrays(images: Any, num_channels: int) -> list[Any]:
     if isinstance(images, list | tuple):
         return [array for image in images for array in _arrays(image, num_channels)]
     if hasattr(images, "convert") and hasattr(images, "getbands"):  # a PIL image, without importing Pillow
-        return [_from_pil(images, num_channels)]
+        from keras_vit.model import pillow_images
+
+        try:
+            return [_with_channels(pillow_images.pixels(images), num_channels)]
+        except ValueError as error:
+            raise ValueError(f"The Pillow image {error}") from None
     return [np.asarray(images)]
 
 
@@ -156,6 +188,7 @@ def _squash(image: Any, image_size: tuple[int, int], preprocessing: Preprocessin
 def _crop(image: Any, image_size: tuple[int, int], preprocessing: Preprocessing) -> Any:
     import tensorflow as tf
 
+    image = _middle(image)
     height, width = tf.unstack(tf.shape(image)[-3:-1])
     # Rounded down as in timm (224 / 0.9 is 248); 1e-6 corrects floats, so that 384 / (384 / 448) is 448.
     wanted = [math.floor(side / preprocessing.crop_fraction + 1e-6) for side in image_size]
@@ -164,3 +197,13 @@ def _crop(image: Any, image_size: tuple[int, int], preprocessing: Preprocessing)
     image = tf.image.resize(image, sides, method=preprocessing.interpolation, antialias=preprocessing.antialias)
     top, left = tf.unstack((sides - tf.constant(image_size)) // 2)
     return image[..., top : top + image_size[0], left : left + image_size[1], :]
+
+
+def _middle(image: Any) -> Any:
+    """Cut the ends of an image of extreme shape off, which a crop never shows: enlarged, they would fill the memory."""
+    import tensorflow as tf
+
+    sides = tf.shape(image)[-3:-1]
+    height, width = tf.unstack(tf.minimum(sides, MAX_ASPECT * tf.reduce_min(sides)))
+    top, left = (sides[0] - height) // 2, (sides[1] - width) // 2
+    return image[..., top : top + height, left : left + width, :]

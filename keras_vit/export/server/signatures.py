@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_vit.export.server import image_bytes as image_files
+from keras_vit.export.server import image_bytes as encoded
 from keras_vit.export.server import inference
 from keras_vit.export.server.inference import Outputs
-from keras_vit.model import preprocess
+from keras_vit.model import image_files, preprocess
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 
@@ -34,12 +34,12 @@ def build(
     prepare = preprocess.preprocessing_function(
         image_size=config.size, num_channels=config.num_channels, preprocessing=config.preprocessing
     )
-    decode = functools.partial(image_files.strict, config=config)
+    decode = functools.partial(encoded.strict, config=config)
     answer = _answer_function(config, labels, top)
     run = tf.function(inference.float32_function(model), input_signature=[floats])  # once in the file, called by all
 
     def tolerant(image_bytes: Any) -> Outputs:
-        images, valid = image_files.tolerant(image_bytes, config)
+        images, valid = encoded.tolerant(image_bytes, config)
         outputs = {name: _mask(value, valid) for name, value in answer(run(images)).items()}
         return {**outputs, "valid": valid}
 

@@ -1,4 +1,4 @@
-"""Decode and augment training images: crops, flip, shift and mixup as stateless functions of tensors.
+"""Augment training images: crops, flip, shift and mixup as stateless functions of tensors.
 
 Pixels are 0..255; normalisation comes last. Sources: vit_jax/input_pipeline.py, and big_vision's `pp/ops_image.py`
 (crops, flip), `utils.py` (mixup) and `pp/autoaugment.py` (RandAugment, in `randaugment.py`).
@@ -10,29 +10,31 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_vit.model import image_files
+
 ASPECT_RATIOS = (3 / 4, 1.33)  # of an inception crop, width / height
 RANDOM_CROP = 448 / 384  # size before a random crop / size after it, as in big_vision's configs/transfer.py
-
-
-def decode(image: Any) -> Any:
-    """Decode a JPEG or PNG file to uint8 (height, width, 3); JPEG with the accurate DCT, as `keras_vit.preprocess`."""
-    return tf.io.decode_jpeg(image, channels=3, dct_method="INTEGER_ACCURATE")  # decodes PNG as well
 
 
 def inception_crop(image: Any, seed: Any, *, min_area: float) -> Any:
     """Cut out a part of random area, aspect ratio, position. `min_area` is its smallest share of the image, in (0, 1].
 
-    The image may be encoded: the part is then in colour, and of a JPEG only the part is decoded.
+    The image may be a JPEG or PNG file: the part is then in colour and upright, and of a JPEG only the part is decoded.
     """
     if image.dtype != tf.string:
         return _cut_out(image, _sample_window(tf.shape(image), seed, min_area))
+    orientation = image_files.read_orientation(image)
 
     def from_jpeg() -> Any:
-        window = _sample_window(tf.io.extract_jpeg_shape(image), seed, min_area)
-        return tf.io.decode_and_crop_jpeg(image, window, channels=3, dct_method="INTEGER_ACCURATE")
+        shape = tf.io.extract_jpeg_shape(image)
+        sides = image_files.upright_sides(shape[:2], orientation)
+        window = _sample_window(tf.concat([sides, shape[2:]], axis=0), seed, min_area)
+        stored = image_files.stored_window(window, sides, orientation)
+        part = tf.io.decode_and_crop_jpeg(image, stored, channels=3, dct_method="INTEGER_ACCURATE")
+        return image_files.turn(tf.ensure_shape(part, (None, None, 3)), orientation)
 
     def from_png() -> Any:
-        pixels = decode(image)
+        pixels = image_files.decode_pixels(image, orientation)
         return _cut_out(pixels, _sample_window(tf.shape(pixels), seed, min_area))
 
     return tf.ensure_shape(tf.cond(tf.io.is_jpeg(image), from_jpeg, from_png), (None, None, 3))

@@ -23,11 +23,19 @@ from keras_vit._util.atomic import replacing
 from keras_vit._util.download import cache_folder
 from keras_vit._util.progress import track
 from keras_vit._util.text import escaped
-from keras_vit.model import preprocess
+from keras_vit.model import pillow_images
+from keras_vit.model.image_files import check, error_reason
 
 CHUNK = 4096  # files submitted at a time, because a thread pool keeps a record of each
 PNG = b"\x89PNG"
 PILLOW_FORMATS = ("BMP", "GIF", "TIFF", "WEBP")  # besides JPEG and PNG
+
+READ_ERRORS = (
+    tf.errors.InvalidArgumentError,
+    tf.errors.NotFoundError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.FailedPreconditionError,
+)
 
 Item = TypeVar("Item")
 
@@ -53,6 +61,30 @@ def is_remote(path: str) -> bool:
 def is_folder(path: str) -> bool:
     """Return whether a local or remote path is a folder, or a link to one."""
     return tf.io.gfile.isdir(path) if is_remote(path) else Path(path).is_dir()
+
+
+@contextlib.contextmanager
+def name_bad_image(find: Callable[[], str | None]) -> Iterator[None]:
+    """Replace TensorFlow's errors about an image that is damaged or deleted meanwhile by a ValueError that names it.
+
+    Args:
+        find: returns the name of the first image that cannot be decoded, or None; it may raise TensorFlow's error about
+            a file that cannot be read, which names the file.
+    """
+    try:
+        yield
+    except READ_ERRORS as error:
+        try:
+            name = find()
+        except READ_ERRORS as cause:
+            name = error_reason(cause)
+        if name is None:
+            raise
+        raise ValueError(
+            f"{name}: an image that was complete at the start cannot be decoded any more. Restore the file, or put an"
+            " empty one in its place, which is left out and counted. Then start the same run again: it continues after"
+            " its last checkpoint."
+        ) from error
 
 
 def list_folder(folder: str) -> list[str]:
@@ -96,20 +128,22 @@ def _as_png(file: Any) -> Any:
     """Convert the first picture of a BMP, GIF, TIFF or WebP file, a string scalar; return other data as they are."""
     data = np.asarray(file, object).item()  # bytes in a graph, an array outside
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image
 
         with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
-            pixels = preprocess._arrays(ImageOps.exif_transpose(image), 3)[0]
+            pixels = pillow_images.pixels(image)
     except Exception:  # Pillow's readers raise errors of many types
         return file
     return np.array(tf.io.encode_png(pixels, compression=0).numpy(), object)
 
 
 def is_decodable(image: tf.Tensor | bytes) -> bool:
-    """Return whether an encoded image is a complete JPEG or PNG file."""
-    try:  # at an eighth of its size a JPEG decodes more than twice as fast, and the same damage is found
-        return tf.io.decode_jpeg(image, channels=3, ratio=8).shape.rank == 3  # WebP decodes to 4-D
-    except tf.errors.InvalidArgumentError:
+    """Return whether an encoded image is a complete JPEG or PNG file that `model.preprocess` would read."""
+    try:
+        check(image)
+        # At an eighth of its size a JPEG decodes more than twice as fast, and the same damage is found.
+        return bool(tf.size(tf.io.decode_jpeg(image, channels=3, ratio=8)))
+    except (ValueError, tf.errors.InvalidArgumentError):
         return False
 
 
@@ -158,7 +192,8 @@ def hash64(text: str) -> int:
 def _cache_path(folder: str) -> Path:
     """Return the file with the fingerprints of a folder's decodable images."""
     name = folder if is_remote(folder) else os.path.realpath(folder)
-    return cache_folder() / "checked-images" / f"{hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()}.npy"
+    # "checked-images" is the list of versions that decoded other files.
+    return cache_folder() / "decodable-images" / f"{hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()}.npy"
 
 
 def _load_fingerprints(cache: Path) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from keras_vit.model import preprocess
+from keras_vit.model import image_files, preprocess
 from keras_vit.model.config import Preprocessing
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data import augment
@@ -162,12 +162,15 @@ def _crop(
 
 
 def _decode(image: Any) -> Any:
-    return augment.decode(image) if image.dtype == tf.string else image
+    """Return pixels, upright; `image` may be a JPEG or PNG file."""
+    if image.dtype != tf.string:
+        return image
+    return image_files.decode_pixels(image, image_files.read_orientation(image))
 
 
 def _match_channels(image: Any, num_channels: int) -> Any:
     """Convert colour to grey for a model of one channel; `preprocessing_function` converts grey to colour."""
-    return tf.image.rgb_to_grayscale(image) if num_channels == 1 and image.shape[-1] == 3 else image
+    return image_files.to_grey(image) if num_channels == 1 and image.shape[-1] == 3 else image
 
 
 def _label_rows(label: Any, num_classes: int) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_vit.train.data import pipeline
+from keras_vit.train.data.image_files import name_bad_image
 from keras_vit.train.data.sources import Data, Order
 from keras_vit.train.data.split import Split
 from keras_vit.train.step import strategies
@@ -32,16 +33,11 @@ class TrainingSteps:
     def take(self, done: int, count: int, *, stop: bool) -> Any:
         """Take `count` steps after the first `done`; return the metrics of `make_train_step`.
 
-        If an image cannot be decoded, the ValueError names it: TensorFlow's error does not.
+        If an image cannot be read any more, a ValueError names it.
         """
-        try:
+        order = Order(batch=self._recipe.batch_size, seed=self._recipe.seed, start=done)
+        with name_bad_image(lambda: self._split.first_bad(order, batches=count)):
             return self._train_step(self._batches, tf.constant(count), tf.constant(float(stop)))
-        except tf.errors.InvalidArgumentError as error:
-            order = Order(batch=self._recipe.batch_size, seed=self._recipe.seed, start=done)
-            bad = self._split.first_bad(order, batches=count)
-            if bad is None:
-                raise
-            raise ValueError(f"Step {done + 1}: {bad} cannot be decoded. Repair or remove it.") from error
 
     @functools.cached_property
     def _batches(self) -> Iterator[Any]:

@@ -19,6 +19,8 @@ from keras_vit._util.progress import track
 from keras_vit.model.config import Preprocessing
 from keras_vit.train.data import pipeline, sources
 from keras_vit.train.data.classes import match_data
+from keras_vit.train.data.image_files import name_bad_image
+from keras_vit.train.data.order import Order
 
 LABELS = ("single", "real")
 SUM_NAMES = ("top1", "top5", "loss", "count", "unlabelled")
@@ -192,7 +194,9 @@ def evaluate(
     batches = pipeline.evaluation_batches(
         opened.evaluation, batch_size=batch_size, num_classes=opened.num_classes, **model_input._asdict()
     )
-    totals, first_seconds, other_seconds = _add_up(model, batches, progress=progress)
+    held_out = opened.evaluation
+    with name_bad_image(lambda: held_out.first_bad(Order(batch=1, shuffle=False), batches=held_out.count)):
+        totals, first_seconds, other_seconds = _add_up(model, batches, progress=progress)
     images, later = opened.evaluation.num_valid, opened.evaluation.num_valid - batch_size
     speed = later / other_seconds if later > 0 else images / first_seconds
     result = summarize(totals, data=opened.name, labels=labels, skipped=len(opened.evaluation.bad), speed=speed)

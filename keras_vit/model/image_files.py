@@ -1,0 +1,264 @@
+"""Decode JPEG and PNG files upright, with TensorFlow operations that work eagerly, in tf.data and in a SavedModel.
+
+The EXIF orientation tag is read from the APP1 segment of a JPEG and from the eXIf chunk of a PNG.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+CHANNELS = (1, 3)  # grey and colour: image files have no others
+MAX_PIXELS = 50_000_000  # of one image: 150 MB when decoded. A file of 0.4 MB can claim 400 million
+MAX_SIDE = 65_535  # the largest side of a JPEG. Resizing with antialiasing needs memory for each column
+PIXEL_LIMITS = f"An image has 1 to {MAX_PIXELS:,} pixels and sides of at most {MAX_SIDE:,}."
+NO_ADOBE = "A CMYK JPEG without the mark of Adobe: save it as RGB, because readers differ in its colours"
+MAX_PARTS = 20_000  # segments of a JPEG or chunks of a PNG in which EXIF is looked for
+MAX_EXIF = 65_535  # bytes: the longest segment of a JPEG
+GREY_BLOCK = 1 << 20  # pixels converted to grey at a time: in float32 an image has four times its size
+
+_JPEG = b"\xff\xd8\xff"
+_PNG = b"\x89PNG\r\n\x1a\n"
+_PNG_START = len(_PNG) + 25  # with the chunk IHDR
+_EXIF_CHUNK = b"eXIf"
+_EXIF, _ADOBE = (0xFFE1, b"Exif\0\0"), (0xFFEE, b"Adobe")  # marks and names of segments
+_PIXELS = 0xFFDA  # mark of the segment after which the pixels follow
+_CMYK_COMPONENTS = 4
+_ORIENTATION_TAG = 0x0112
+_SHORT, _LONG = 3, 4  # types of values in EXIF
+_GRAPH_NAMES = re.compile(r"\{\{.*?\}\} ?| \[Op:.*")  # what TensorFlow adds to the reason of an error
+
+
+class Header(NamedTuple):
+    """What a file says about its image; tensors, each of which may have a batch axis."""
+
+    is_known: Any  # bool: whether it is a JPEG or PNG file
+    sides: Any  # int64 (..., 2): height and width, as stored
+    orientation: Any  # int32: 1 to 8 as in EXIF, 1 if nothing is to be turned
+    has_colours: Any  # bool: False for CMYK without the mark of Adobe
+
+
+HEADER_SPEC = Header(
+    tf.TensorSpec((), tf.bool), tf.TensorSpec((2,), tf.int64), tf.TensorSpec((), tf.int32), tf.TensorSpec((), tf.bool)
+)
+
+
+def read_header(file: Any) -> Header:
+    """Read the header of a file, without decoding it. A JPEG whose frame cannot be read is an InvalidArgumentError."""
+
+    def of_jpeg() -> Header:
+        shape = tf.io.extract_jpeg_shape(file)
+        is_cmyk = shape[2] == _CMYK_COMPONENTS
+        has_colours = tf.cond(is_cmyk, lambda: _find_segment(file, *_ADOBE)[0], lambda: tf.constant(True))
+        return Header(tf.constant(True), tf.cast(shape[:2], tf.int64), read_orientation(file), has_colours)
+
+    def of_png() -> Header:
+        sides = tf.cast(_numbers(file, 16, tf.int32)[::-1], tf.int64)
+        return Header(tf.constant(True), sides, read_orientation(file), tf.constant(True))
+
+    def of_neither() -> Header:
+        return Header(tf.constant(False), tf.constant([1, 1], tf.int64), tf.constant(1), tf.constant(True))
+
+    is_png = _starts_with(file, _PNG) & (tf.strings.length(file) >= _PNG_START)
+    return tf.cond(_starts_with(file, _JPEG), of_jpeg, lambda: tf.cond(is_png, of_png, of_neither))
+
+
+_compiled_header = tf.function(read_header, input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
+
+
+def requirements(header: Header) -> Iterator[tuple[Any, str, Any]]:
+    """Yield what decoding needs: a bool tensor, the error's message where it is False, and the value it ends with."""
+    yield header.is_known, "Not a JPEG or PNG file", ""
+    pixels = tf.reduce_prod(header.sides, axis=-1)
+    fits = (pixels <= MAX_PIXELS) & tf.reduce_all((header.sides > 0) & (header.sides <= MAX_SIDE), axis=-1)
+    yield fits, f"{PIXEL_LIMITS} Received: height and width", header.sides
+    yield header.has_colours, NO_ADOBE, ""
+
+
+def is_jpeg_or_png(start: bytes) -> bool:
+    """Return whether a file with these first bytes is for `decode`."""
+    return start.startswith((_JPEG, _PNG))
+
+
+def decode(file: Any) -> Any:
+    """Decode one JPEG or PNG file upright, outside of a graph: uint8 (height, width, 3), or a ValueError."""
+    orientation = check(file)
+    try:
+        return decode_pixels(file, orientation)
+    except tf.errors.InvalidArgumentError as error:
+        raise ValueError(f"is a damaged image: {error_reason(error)}") from None
+
+
+def check(file: Any) -> Any:
+    """Return the orientation of one JPEG or PNG file, outside of a graph; a ValueError if its header is not good."""
+    try:
+        header = _compiled_header(file)
+    except tf.errors.InvalidArgumentError as error:
+        raise ValueError(f"is a damaged image: {error_reason(error)}") from None
+    for holds, message, value in requirements(header):
+        if not holds:
+            received = value if isinstance(value, str) else " x ".join(map(str, value.numpy()))
+            raise ValueError(f"cannot be decoded. {message} {received}".rstrip())
+    return header.orientation
+
+
+def error_reason(error: tf.errors.OpError) -> str:
+    """Return the reason of TensorFlow's error, without the names of functions and operations."""
+    return _GRAPH_NAMES.sub("", error.message or type(error).__name__).splitlines()[0]
+
+
+def decode_pixels(file: Any, orientation: Any) -> Any:
+    """Decode a JPEG or PNG file and turn it upright: uint8 (height, width, 3), equal to Pillow's."""
+    pixels = tf.io.decode_jpeg(file, channels=3, dct_method="INTEGER_ACCURATE")  # decodes PNG as well
+    return turn(tf.ensure_shape(pixels, (None, None, 3)), orientation)
+
+
+def to_grey(image: Any) -> Any:
+    """Convert uint8 (..., 3) to (..., 1) like `tf.image.rgb_to_grayscale`, with little memory."""
+    pixels = tf.reshape(image, (-1, 3))
+    count = tf.shape(pixels)[0]
+    block = tf.clip_by_value(count, 1, GREY_BLOCK)
+    blocks = tf.reshape(tf.pad(pixels, [(0, -count % block), (0, 0)]), (-1, block, 3))
+    spec = tf.TensorSpec((None, 1), image.dtype)
+    grey = tf.map_fn(tf.image.rgb_to_grayscale, blocks, fn_output_signature=spec, parallel_iterations=1)
+    grey = tf.reshape(tf.reshape(grey, (-1,))[:count], tf.concat([tf.shape(image)[:-1], [1]], axis=0))
+    return tf.ensure_shape(grey, (*image.shape[:-1], 1))
+
+
+def turn(image: Any, orientation: Any) -> Any:
+    """Turn a stored image (height, width, channels) upright."""
+
+    def turned() -> Any:
+        across = tf.cond(orientation > 4, lambda: tf.transpose(image, (1, 0, 2)), lambda: image)
+        return tf.raw_ops.Reverse(tensor=across, dims=[*_mirrored(orientation), False])
+
+    return tf.ensure_shape(tf.cond(orientation == 1, lambda: image, turned), (None, None, image.shape[-1]))
+
+
+def upright_sides(sides: Any, orientation: Any) -> Any:
+    """Return the height and width after `turn`."""
+    return tf.where(orientation > 4, sides[::-1], sides)
+
+
+def stored_window(window: Any, sides: Any, orientation: Any) -> Any:
+    """Return where a window of the upright image is stored: int32 (top, left, height, width).
+
+    Args:
+        window: (top, left, height, width) in the upright image.
+        sides: int32 height and width of the upright image.
+        orientation: EXIF orientation of the stored image.
+    """
+    begin, size = window[:2], window[2:]
+    begin = tf.where(_mirrored(orientation), sides - begin - size, begin)
+    return tf.concat([upright_sides(begin, orientation), upright_sides(size, orientation)], axis=0)
+
+
+def _mirrored(orientation: Any) -> list[Any]:
+    """Return whether rows and columns are reversed, after the axes are exchanged if the orientation is 5 to 8."""
+    return [tf.reduce_any(orientation == numbers) for numbers in ((3, 4, 7, 8), (2, 3, 6, 7))]
+
+
+def read_orientation(file: Any) -> Any:
+    """Return the EXIF orientation of a JPEG or PNG file, int32 from 1 to 8; 1 if there is none or it is damaged."""
+
+    sep = tf.where(_starts_with(file, _JPEG), _EXIF[1], _EXIF_CHUNK)
+    # Most images of data sets have no EXIF. This search takes a tenth of the time that parsing takes.
+    pieces = tf.raw_ops.StringSplitV2(input=[file], sep=sep, maxsplit=1).values
+    return tf.cond(tf.size(pieces) > 1, lambda: _parse_orientation(file), lambda: tf.constant(1))
+
+
+# One node of the graph: all nodes of a branch cost time even where it is not taken.
+@tf.function(
+    input_signature=[tf.TensorSpec((), tf.string)], autograph=False, experimental_attributes={"_noinline": True}
+)
+def _parse_orientation(file: Any) -> Any:
+    is_jpeg = _starts_with(file, _JPEG)
+    return exif_orientation(tf.cond(is_jpeg, lambda: _exif_segment(file), lambda: _exif_chunk(file)))
+
+
+def exif_orientation(exif: Any) -> Any:
+    """Return the orientation, int32 from 1 to 8, in the bytes of EXIF; 1 if there is none or they are damaged."""
+    found = tf.cond(tf.strings.length(exif) < 14, lambda: tf.constant(1, tf.int64), lambda: _first_directory(exif))
+    return tf.cast(tf.where((found >= 1) & (found <= 8), found, 1), tf.int32)
+
+
+def _first_directory(exif: Any) -> Any:
+    """Return the value of the orientation tag in the first directory (IFD 0) of EXIF bytes, 1 without it."""
+    start = tf.where(tf.strings.substr(exif, 0, 6) == b"Exif\0\0", 6, 0)
+    block = tf.strings.substr(exif, start, MAX_EXIF)
+    mark, content = tf.strings.substr(block, 0, 4), tf.cast(tf.io.decode_raw(block, tf.uint8), tf.int64)
+    is_little = mark == b"II*\0"
+
+    def number(digits: Any) -> Any:
+        weights = tf.constant([256**power for power in range(digits.shape[-1])], tf.int64)
+        return tf.reduce_sum(digits * tf.where(is_little, weights, weights[::-1]), axis=-1)
+
+    length = tf.size(content, tf.int64)
+    offset = number(tf.ensure_shape(content[4:8], (4,)))
+    is_valid = (is_little | (mark == b"MM\0*")) & (offset <= length - 2)
+    offset = tf.where(is_valid, offset, 0)
+    count = tf.where(is_valid, number(tf.ensure_shape(content[offset : offset + 2], (2,))), 0)
+    count = tf.minimum(count, (length - offset - 2) // 12)  # entries of a damaged directory that are complete
+    entries = tf.reshape(content[offset + 2 : offset + 2 + 12 * count], (-1, 12))
+    kind, is_long = number(entries[:, 2:4]), number(entries[:, 2:4]) == _LONG
+    is_tag = (number(entries[:, :2]) == _ORIENTATION_TAG) & (number(entries[:, 4:8]) == 1)
+    values = tf.where(is_long, number(entries[:, 8:12]), number(entries[:, 8:10]))
+    found = tf.boolean_mask(values, is_tag & (is_long | (kind == _SHORT)))
+    return tf.concat([found, tf.constant([1], tf.int64)], axis=0)[0]
+
+
+def _exif_segment(file: Any) -> Any:
+    """Return the content of the first EXIF segment of a JPEG, or ""."""
+    return _find_segment(file, *_EXIF)[1]
+
+
+def _find_segment(file: Any, wanted: int, name: bytes) -> tuple[Any, Any]:
+    """Find a JPEG's first segment of this mark and name: whether there is one, and its content."""
+
+    def read_segment(place: Any) -> tuple[Any, Any, Any]:
+        mark, size = tf.unstack(_numbers(file, place, tf.uint16))
+        found = (mark == wanted) & (tf.strings.substr(file, place + 4, len(name)) == name)
+        step = tf.where((mark < 0xFF00) | (mark == 0xFFFF), 1, 2 + size)  # damage that readers skip, and padding
+        return found, tf.where(found, place + 4, tf.where(mark == _PIXELS, -1, place + step)), size - 2
+
+    return _find_part(file, 2, read_segment)
+
+
+def _exif_chunk(file: Any) -> Any:
+    """Return the content of the chunk eXIf of a PNG, or ""."""
+
+    def read_chunk(place: Any) -> tuple[Any, Any, Any]:
+        size, name = tf.unstack(_numbers(file, place, tf.int32))
+        found = name == int.from_bytes(_EXIF_CHUNK, "big")
+        return found, tf.where(found, place + 8, tf.where(size < 0, -1, place + 12 + size)), size
+
+    return _find_part(file, len(_PNG), read_chunk)[1]
+
+
+def _find_part(file: Any, start: int, read_part: Callable[[Any], tuple[Any, Any, Any]]) -> tuple[Any, Any]:
+    """Return whether a part of a file is found, and its content.
+
+    `read_part` takes a place, and returns whether the wanted part is there, the place of its content or of the next
+    part (-1 if there is none), and the size of the content.
+    """
+    length = tf.strings.length(file)
+    found, place, size = tf.while_loop(
+        lambda found, place, _: ~found & (place >= 0) & (place + 8 <= length),
+        lambda _, place, __: read_part(place),
+        (tf.constant(False), tf.constant(start), tf.constant(0)),
+        maximum_iterations=MAX_PARTS,
+    )
+    return found, tf.strings.substr(file, tf.where(found, place, 0), tf.where(found, tf.maximum(size, 0), 0))
+
+
+def _starts_with(file: Any, mark: bytes) -> Any:
+    return tf.strings.substr(file, 0, len(mark)) == mark
+
+
+def _numbers(file: Any, place: Any, dtype: Any) -> Any:
+    """Return two big-endian numbers of a file as int32."""
+    numbers = tf.io.decode_raw(tf.strings.substr(file, place, 2 * dtype.size), dtype, little_endian=False)
+    return tf.ensure_shape(tf.cast(numbers, tf.int32), (2,))

@@ -1,0 +1,273 @@
+"""Every kind of image file and every mode of Pillow gives the same pixels in every way, or one clear error."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import resource
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+import image_kinds
+import image_table
+from hostile_server import HostileServer, Served
+from keras_vit.model import image_files, preprocess
+from keras_vit.model.preprocess import prepare
+
+pytest_plugins = ["download_fixtures"]
+PHOTO = image_kinds.photo()
+ALPHA = Image.fromarray(np.tile(np.arange(60, dtype=np.uint8) * 4, (45, 1)))
+
+
+@pytest.mark.parametrize("name", image_table.kinds())
+def test_a_path_an_object_and_bytes_give_the_same_pixels(name: str) -> None:
+    kind = image_table.kinds()[name]
+    pixels = [each for each in image_table.received(kind) if not isinstance(each, str)]
+    for each in pixels:
+        np.testing.assert_array_equal(each, image_table.expected(kind))
+
+
+def test_the_table_of_image_files_is_up_to_date() -> None:
+    page = image_table.PAGE.read_text(encoding="utf-8")
+    table = page.split(image_table.START)[1].split(image_table.END)[0]
+    assert table == image_table.rendered(), "run python tests/image_table.py"
+
+
+def decoded(image: Any, channels: int = 3) -> np.ndarray:
+    (array,) = preprocess._arrays(image, channels)
+    return np.asarray(array)
+
+
+def with_alpha(mode: str) -> Image.Image:
+    image = PHOTO.convert(mode)
+    image.putalpha(ALPHA)
+    return image
+
+
+MODES = {
+    "1": lambda: PHOTO.convert("1"),
+    "L": lambda: PHOTO.convert("L"),
+    "LA": lambda: with_alpha("L"),
+    "La": lambda: with_alpha("L").convert("La"),
+    "P": lambda: PHOTO.quantize(16),
+    "PA": lambda: PHOTO.quantize(16).convert("PA"),
+    "RGBA": lambda: with_alpha("RGB"),
+    "RGBX": lambda: PHOTO.convert("RGBX"),
+    "RGBa": lambda: with_alpha("RGB").convert("RGBa"),
+    "YCbCr": lambda: PHOTO.convert("YCbCr"),
+    "LAB": lambda: Image.new("LAB", (60, 45), (120, 130, 140)),
+    "HSV": lambda: PHOTO.convert("HSV"),
+    "I": lambda: PHOTO.convert("L").convert("I"),
+    "F": lambda: PHOTO.convert("L").convert("F"),
+    **{
+        mode: lambda mode=mode, order=order: Image.frombytes(
+            mode, (60, 45), (np.asarray(PHOTO.convert("L"), np.uint16) * 256 + 200).astype(order + "u2").tobytes()
+        )
+        for mode, order in {"I;16": "<", "I;16L": "<", "I;16B": ">", "I;16N": "="}.items()
+    },
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_of_pillow_is_read(mode: str) -> None:
+    image = MODES[mode]()
+    assert image.mode == mode
+    if mode.startswith("I"):
+        expected = np.repeat(np.asarray(PHOTO.convert("L"))[..., None], 3, axis=-1)
+    else:
+        rgb = {"La": "LA", "RGBa": "RGBA"}.get(mode)
+        expected = np.asarray((image.convert(rgb) if rgb else image).convert("RGB"))
+    np.testing.assert_array_equal(decoded(image), expected)
+    assert decoded(image, 1).shape == (45, 60, 1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "received"),
+    [
+        ("I", np.int32([[0, 256]]), "0..256"),
+        ("I", np.int32([[-1, 5]]), "-1..5"),
+        ("F", np.float32([[0, 300]]), "0..300"),
+        ("F", np.float32([[0, 0.5]]), "0..0.5"),
+        ("F", np.float32([[0, np.nan]]), "nan..nan"),
+    ],
+)
+def test_values_that_are_no_pixels_are_an_error_that_names_the_mode(mode: str, values: Any, received: str) -> None:
+    image = Image.fromarray(values)
+    assert image.mode == mode
+    with pytest.raises(ValueError, match=rf"Pillow image has mode {mode}, .*0 to 255.*Received: {re.escape(received)}"):
+        decoded(image)
+
+
+def test_a_16_bit_png_that_an_old_pillow_opens_as_i_is_read_as_the_path_is() -> None:
+    image = Image.fromarray(np.int32([[0, 255, 256, 65_535]]))
+    image.format = "PNG"
+    np.testing.assert_array_equal(decoded(image)[..., 0], [[0, 0, 1, 255]])
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "WEBP", "CMYK"])
+def test_a_grey_model_sees_the_same_grey_of_every_file_and_object(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "photo"
+    image = PHOTO.convert("CMYK") if kind == "CMYK" else PHOTO
+    path.write_bytes(image_kinds.encoded(image, "JPEG" if kind == "CMYK" else kind))
+    np.testing.assert_array_equal(decoded(Image.open(path), 1), decoded(path, 1))
+
+
+def test_grey_in_blocks_is_tensorflows(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = np.asarray(PHOTO)
+    expected = tf.image.rgb_to_grayscale(pixels)
+    for block in (1 << 20, 1000, 45 * 60, 7):
+        monkeypatch.setattr(image_files, "GREY_BLOCK", block)
+        np.testing.assert_array_equal(image_files.to_grey(pixels), expected)
+    np.testing.assert_array_equal(image_files.to_grey(np.stack([pixels] * 2)), tf.stack([expected] * 2))
+
+
+def test_a_model_of_other_channels_takes_no_files(tmp_path: Path) -> None:
+    PHOTO.save(tmp_path / "x.png")
+    with pytest.raises(ValueError, match="4 channels: pass arrays"):
+        decoded(tmp_path / "x.png", 4)
+
+
+# What a file is, if it is no image
+
+
+@pytest.mark.parametrize(
+    ("start", "says"),
+    [
+        (b"", "is an empty file"),
+        (b"\0\0\0\x18ftypheic", "is a HEIC photo, which cannot be read. Save it as JPEG or PNG"),
+        (b"\0\0\0\x18ftypmif1", "is a HEIC photo"),
+        (b"\0\0\0\x18ftypisom", "is a video"),
+        (b"%PDF-1.7", "is a PDF document"),
+        (b"<svg/>", "is text, such as SVG or HTML"),
+        (b"PK\x03\x04", "is a zip archive"),
+        (b"nothing", "is not an image of a known format"),
+    ],
+)
+def test_a_file_that_is_no_image_says_what_it_is(start: bytes, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.jpg"
+    path.write_bytes(start)
+    with pytest.raises(ValueError, match=rf"x\.jpg' {says}"):
+        decoded(path)
+
+
+def test_a_device_is_no_image(tmp_path: Path) -> None:
+    (tmp_path / "x.jpg").symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match=r"x\.jpg' is not a regular file"):
+        decoded(tmp_path / "x.jpg")
+
+
+@pytest.mark.parametrize("kind", ["BMP", "TIFF", "GIF", "WEBP", "PNG", "JPEG", "ICO", "TGA", "PPM"])
+def test_a_damaged_file_is_an_image_or_a_value_error(kind: str, tmp_path: Path) -> None:
+    random, path = np.random.default_rng(0), tmp_path / "x"
+    file = image_kinds.encoded(image_kinds.photo(16, 12), kind)
+    for _ in range(25):
+        content = bytearray(file)
+        for place in random.integers(0, min(len(file), 200), 3):
+            content[place] = random.integers(256)
+        path.write_bytes(content)
+        given: list[Any] = [path]
+        with contextlib.suppress(Exception):  # of Pillow, in the user's own call
+            given.append(Image.open(io.BytesIO(bytes(content))))
+        for image in given:
+            try:
+                assert decoded(image).dtype == np.uint8
+            except ValueError as error:
+                assert "function_node" not in str(error) and "Op:" not in str(error)  # noqa: PT017 - both are right
+
+
+def test_errors_of_pillows_readers_are_value_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.bmp"
+    PHOTO.save(path)
+
+    def fail(*_: Any) -> None:
+        raise OverflowError("Python int too large to convert to C long")
+
+    monkeypatch.setattr(Image.Image, "load", fail)
+    with pytest.raises(ValueError, match=r"x\.bmp' is a damaged image: Python int too large"):
+        decoded(path)
+    with pytest.raises(ValueError, match="The Pillow image is a damaged image: Python int"):
+        decoded(Image.new("RGB", (3, 3)))
+
+
+# URLs
+
+
+def test_an_image_of_a_web_server_is_downloaded_once(server: HostileServer, cache: Path) -> None:
+    file = image_kinds.encoded(PHOTO, "PNG")
+    server.files["/a/photo.png"] = Served(file)
+    for _ in range(2):
+        np.testing.assert_array_equal(decoded(f"{server.url}/a/photo.png"), np.asarray(PHOTO))
+    assert len(server.requests) == 1
+    assert [path.read_bytes() for path in cache.rglob("photo.png")] == [file]
+
+
+def test_a_page_instead_of_an_image_is_named_and_not_kept(server: HostileServer, cache: Path) -> None:
+    server.files["/photo.jpg"] = Served(b"<html>log in</html>")
+    with pytest.raises(ValueError, match=r"http://.*/photo\.jpg is text, such as SVG or HTML"):
+        decoded(f"{server.url}/photo.jpg")
+    assert not list(cache.rglob("photo.jpg"))
+
+
+# Limits
+
+
+def bomb(mode: str, width: int, height: int, kind: str = "PNG") -> bytes:
+    return image_kinds.encoded(Image.new(mode, (width, height)), kind)
+
+
+@pytest.mark.parametrize(("width", "height"), [(10_000, 5_001), (70_000, 2), (2, 70_000)])
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "TIFF"])
+def test_the_limit_of_pixels_is_the_same_for_every_format(kind: str, width: int, height: int, tmp_path: Path) -> None:
+    if kind == "GIF" and max(width, height) > 65_535:
+        pytest.skip("a GIF has no such sides")
+    path = tmp_path / "x"
+    path.write_bytes(bomb("L", width, height, kind))
+    with Image.open(path) as image:
+        for given in (path, image):
+            with pytest.raises(ValueError, match=rf"50,000,000 pixels and sides of at most 65,535.*{height} x {width}"):
+                decoded(given)
+
+
+def test_pillows_own_limit_is_the_same_error(tmp_path: Path) -> None:
+    head = image_kinds.encoded(PHOTO, "BMP")
+    path = tmp_path / "x.bmp"
+    path.write_bytes(head[:18] + (30_000).to_bytes(4, "little") + (30_000).to_bytes(4, "little") + head[26:])
+    with pytest.raises(ValueError, match="50,000,000 pixels"):
+        decoded(path)
+
+
+@pytest.mark.slow  # a process of its own, whose peak of memory is measured
+def test_the_largest_photo_of_a_grey_model_takes_little_memory(tmp_path: Path) -> None:
+    (tmp_path / "small.png").write_bytes(bomb("L", 10, 10))
+    (tmp_path / "large.png").write_bytes(bomb("L", 10_000, 5_000))
+    script = """
+        import resource
+        from keras_vit.model.config import Preprocessing
+        from keras_vit.model.preprocess import prepare
+        for name in ("small.png", "large.png"):
+            prepare(name, image_size=(224, 224), num_channels=1, preprocessing=Preprocessing(antialias=True))
+            print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    output = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    small, large = map(int, output.split())
+    # 150 MB in colour, 50 MB in grey, and copies: 700 MB. Converted in one piece it were 1,840 MB.
+    assert large - small < 1_000_000  # kB
+
+
+@pytest.mark.parametrize("shape", [(2, 60_000), (60_000, 2), (1, 9_000)])
+def test_a_crop_of_a_thread_takes_little_memory(shape: tuple[int, int]) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    plain = image_table.Preprocessing(resize="crop", antialias=True, crop_fraction=0.9)
+    assert prepare(image, image_size=(224, 224), num_channels=3, preprocessing=plain).shape == (1, 224, 224, 3)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB; whole, 3 GB and more
