@@ -131,8 +131,8 @@ class VisionTransformer(keras.Model):
             float32 (batch, height, width, channels).
 
         Raises:
-            ValueError: an image has a wrong rank, number of channels, dtype or value range, or a file is not an image, is
-                damaged or is too large.
+            ValueError: an image has a wrong rank, number of channels, dtype or value range, or a file is not an image,
+                is damaged or is too large.
             FileNotFoundError: there is no file at a path.
         """
         return preprocess.prepare(
