@@ -125,13 +125,15 @@ class VisionTransformer(keras.Model):
 
         Args:
             images: one image or a list of images: uint8 or float arrays from 0 to 255 of (height, width, channels), PIL
-                images, or paths of image files; or an array (batch, height, width, channels).
+                images, or paths or URLs of image files; or an array (batch, height, width, channels). PIL images and
+                files are turned by their EXIF orientation.
 
         Returns:
             float32 (batch, height, width, channels).
 
         Raises:
-            ValueError: an image has a wrong rank, number of channels, dtype or value range.
+            ValueError: an image has a wrong rank, number of channels, dtype or value range, or a file is not an image,
+                is damaged or is too large.
             FileNotFoundError: there is no file at a path.
         """
         return preprocess.prepare(
