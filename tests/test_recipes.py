@@ -18,7 +18,7 @@ TABLE = 'source = "here"\nsteps = 10\nbatch_size = 8\noptimizer = "sgd"\nlearnin
 # Values copied by hand from the official configs and the papers' tables: vit_jax/configs/common.py and augreg.py,
 # big_vision/configs/vit_i21k.py, vit_i1k.py and vit_s16_i1k.py; arXiv 2010.11929, tables 3 and 4 and appendix B.1.2.
 OFFICIAL = {
-    "finetune": {"steps": 20_000, "batch_size": 512, "accumulation": 8, "optimizer": "sgd", "momentum": 0.9}
+    "finetune": {"steps": 20_000, "batch_size": 512, "optimizer": "sgd", "momentum": 0.9}
     | {"momentum_dtype": "bfloat16", "learning_rate": 0.03, "clip_norm": 1.0, "schedule": "cosine", "weight_decay": 0.0}
     | {"warmup_steps": 500, "image_size": 384, "reset_head": True, "start": "pretrained"},
     "finetune-augreg": {"steps": 500, "warmup_steps": 100, "image_size": 384, "crop": "random", "crop_resize": 448},

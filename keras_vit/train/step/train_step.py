@@ -107,7 +107,7 @@ def _replica_step(
 def _local_gradients(state: TrainState, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:
     """Compute one replica's share of the gradients, over all of its micro-batches."""
     compute = functools.partial(_gradients, state, compiler)
-    return accumulate(compute, batch, seed, count=state.recipe.accumulation)
+    return accumulate(compute, batch, seed, count=int(state.recipe.accumulation))
 
 
 def _gradients(state: TrainState, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:
