@@ -18,6 +18,7 @@ from keras_vit._util.checks import is_count, one_of, pair
 from keras_vit._util.progress import track
 from keras_vit.model.config import Preprocessing
 from keras_vit.train.data import pipeline, sources
+from keras_vit.train.step import strategies
 
 LABELS = ("single", "real")
 SUM_NAMES = ("top1", "top5", "loss", "count", "unlabelled")
@@ -155,6 +156,7 @@ def evaluate(
         >>> print(result)
         arrays: top-1 99.17% (357 of 360), top-5 100.00%, cross-entropy 0.0...; ... images/s
     """
+    strategies.check_backend()
     model_input = ModelInput.from_model(model, preprocessing)
     one_of("labels", labels, LABELS)
     if not is_count(batch_size, least=1):
