@@ -259,7 +259,7 @@ class Terminal:
         text = ""
         try:
             while chunk := os.read(self._main, 1 << 16):
-                text += chunk.decode()
+                text += chunk.decode(errors="replace")
         except BlockingIOError:
             pass
         return text
