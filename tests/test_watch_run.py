@@ -41,7 +41,7 @@ FIELDS: dict[str, Any] = {"steps": 6, "batch_size": 8, "image_size": 16, "xla": 
     "accumulation": "auto",
 }
 # GiB. By plan 8 images of this model do not fit, and 4 do.
-SMALL_MEMORY = "0.0008"
+SMALL_MEMORY = "0.0009"
 
 
 def pictures() -> dict[str, Any]:
@@ -94,9 +94,12 @@ def test_a_log_has_plain_lines_and_no_bar(whole: tuple[Path, train.Result, str])
     _, result, written = whole
     lines = written.splitlines()
     assert "\x1b" not in written and "\r" not in written
-    assert lines[0].startswith("batch 8 is computed as 2 micro-batches of 4: ") and lines[0].endswith(" of 839 KiB")
-    assert [line.split(":")[0] for line in lines[1:]] == [f"step {step} of 6" for step in range(1, 7)]
-    assert lines[1].endswith(", the best so far")
+    assert lines[0].startswith("batch 8 is computed as 2 micro-batches of 4: ") and lines[0].endswith(" of 944 KiB"), (
+        lines
+    )
+    steps = [line for line in lines if line.startswith("step ")]  # TensorFlow may warn between them
+    assert [line.split(":")[0] for line in steps] == [f"step {step} of 6" for step in range(1, 7)], lines
+    assert steps[0].endswith(", the best so far")
 
 
 def test_a_stopped_run_ends_with_the_same_best_model_and_micro_batches(

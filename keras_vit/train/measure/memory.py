@@ -15,6 +15,8 @@ from keras_vit.train.measure.planner import Plan, plan
 VARIABLE = "KERAS_VIT_MEMORY"  # GiB of one device that training may use, in place of the measured memory
 # Plans were up to 17 % below the memory that steps used, and up to 34 % above it (benchmarks/results/plan_check.txt).
 CHOSEN_SHARE = 0.75  # of the memory, for a number that is chosen here
+WAITING_BATCHES = 4  # that the input pipeline prepares meanwhile
+OUTSIDE = 2**30  # bytes of a CPU's memory that a first step takes beside its plan: compilers, a second copy of weights
 REFUSED_SHARE = 1.35  # a stated number is refused above it
 EVALUATION_BATCH = 64
 _LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # cgroup 2 and 1
@@ -42,10 +44,12 @@ def fewest_micro_batches(recipe: Recipe, config: ViTConfig, *, replicas: int, me
         ValueError: One image at once does not fit.
     """
     images = recipe.batch_size // replicas
-    for number in (n for n in range(1, images + 1) if images % n == 0):
-        planned = plan_step(recipe.replace(accumulation=number), config, replicas=replicas)
-        if memory is None or planned.total <= CHOSEN_SHARE * memory:
-            return number
+    numbers = [n for n in range(1, images + 1) if images % n == 0]
+    for waiting in (WAITING_BATCHES, 0):  # if there is little memory, few batches will wait
+        for number in numbers:
+            planned = plan_step(recipe.replace(accumulation=number), config, replicas=replicas)
+            if memory is None or planned.total + waiting * planned.images <= CHOSEN_SHARE * memory:
+                return number
     if recipe.freeze:
         return images
     raise ValueError(_too_large(planned, memory or 0, "Even one image at once"))
@@ -86,7 +90,7 @@ def device_memory(replicas_here: int) -> int | None:
 
         return min(device.memory_limit for device in device_lib.list_local_devices() if device.device_type == "GPU")
     free = free_memory()
-    return None if free is None else free // replicas_here
+    return None if free is None else max(0, free - OUTSIDE) // replicas_here
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
