@@ -73,7 +73,8 @@ def test_the_commands_of_a_page_are_commands(page: Path, monkeypatch: pytest.Mon
         assert name in known.commands, name
         context = known.commands[name].make_context(name, rest)  # only parses the arguments
         if name == "train":
-            train.recipe(context.params["recipe"], **options.parse_fields(context.params["changes"], "--set"))
+            recipe = context.params["recipe"] or "finetune"  # with --continue-from there is none
+            train.recipe(recipe, **options.parse_fields(context.params["changes"], "--set"))
 
 
 def test_the_guides_show_the_commands() -> None:

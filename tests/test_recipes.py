@@ -18,7 +18,7 @@ TABLE = 'source = "here"\nsteps = 10\nbatch_size = 8\noptimizer = "sgd"\nlearnin
 # Values copied by hand from the official configs and the papers' tables: vit_jax/configs/common.py and augreg.py,
 # big_vision/configs/vit_i21k.py, vit_i1k.py and vit_s16_i1k.py; arXiv 2010.11929, tables 3 and 4 and appendix B.1.2.
 OFFICIAL = {
-    "finetune": {"steps": 20_000, "batch_size": 512, "accumulation": 8, "optimizer": "sgd", "momentum": 0.9}
+    "finetune": {"steps": 20_000, "batch_size": 512, "optimizer": "sgd", "momentum": 0.9}
     | {"momentum_dtype": "bfloat16", "learning_rate": 0.03, "clip_norm": 1.0, "schedule": "cosine", "weight_decay": 0.0}
     | {"warmup_steps": 500, "image_size": 384, "reset_head": True, "start": "pretrained"},
     "finetune-augreg": {"steps": 500, "warmup_steps": 100, "image_size": 384, "crop": "random", "crop_resize": 448},
@@ -166,9 +166,47 @@ def test_the_warm_up_in_steps(changes, total, warmup):
     assert Recipe(**SMALL).resolved_warmup(total) == 0
 
 
-def test_a_warm_up_of_the_whole_run_is_told_and_cut_to_a_fifth():
-    with pytest.warns(UserWarning, match="500 leaves no step of 500; 100, a fifth, are used"):
-        assert recipe("finetune", steps=500).resolved_warmup(500) == 100
+def test_a_warm_up_of_a_run_on_few_images_is_told_and_cut_to_a_fifth():
+    with pytest.warns(UserWarning, match="10000 leaves no step of 500; 100, a fifth, are used"):
+        assert recipe("pretrain-i1k").resolved_warmup(500) == 100
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "total", "warmup"),
+    [
+        ("finetune", {"steps": 500}, 500, 12),  # the share of the recipe, 500 of 20,000
+        ("finetune", {"steps": 2_000}, 2_000, 50),
+        ("finetune", {"steps": 40_000}, 40_000, 500),
+        ("finetune", {"epochs": 3}, 800, 20),
+        ("finetune", {"steps": 500, "warmup_steps": 100}, 500, 100),
+        ("finetune", {"steps": 500, "warmup_steps": "none"}, 500, 0),
+        ("finetune-augreg", {"steps": 50}, 50, 10),
+        ("linear-probe", {"steps": 50}, 50, 10),
+        ("masked-patch", {"steps": 100_000}, 100_000, 1_000),
+        ("pretrain-i1k", {"epochs": 3}, 938, 100),  # 10,000 for 300 epochs
+        ("pretrain-i1k", {"steps": 12_000}, 12_000, 2_400),  # the share is not known: at most a fifth
+        ("pretrain-i1k", {"steps": 90_000}, 90_000, 10_000),
+        ("augreg", {"steps": 7}, 7, 1),
+    ],
+)
+def test_a_shorter_run_has_a_shorter_warm_up(name, changes, total, warmup):
+    assert recipe(name, **changes).resolved_warmup(total) == warmup
+
+
+def test_a_shorter_recipe_that_extends_another_has_a_shorter_warm_up(written):
+    assert recipe(written('extends = "finetune"\nsource = "mine"\nsteps = 400\n')).resolved_warmup(400) == 10
+
+
+@pytest.mark.parametrize("name", recipes())
+@pytest.mark.parametrize("steps", [1, 10, 500, 10_000])
+def test_no_recipe_warms_up_for_a_whole_run(name, steps):
+    assert recipe(name, steps=steps).resolved_warmup(steps) <= steps // 5
+
+
+@pytest.mark.parametrize("warmup", [500, 501])
+def test_a_warm_up_that_is_stated_and_leaves_no_step_is_refused(warmup):
+    with pytest.raises(ValueError, match=f"warmup_steps must be below steps=500, .*Received: {warmup}. Set warmup_fr"):
+        recipe("finetune", steps=500, warmup_steps=warmup)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +218,12 @@ def test_a_warm_up_of_the_whole_run_is_told_and_cut_to_a_fifth():
         ({"epochs": 3.0}, "either steps or epochs"),
         ({"batch_size": True}, "batch_size must be a whole number. Received: True"),
         ({"accumulation": 3}, "accumulation must divide batch_size=8. Received: 3"),
+        (
+            {"accumulation": "fast"},
+            r"accumulation must be one of \['auto'\], or a number in \[1, inf\). Received: 'fast'",
+        ),
+        ({"accumulation": 0}, r"accumulation must be in \[1, inf\). Received: 0"),
+        ({"eval_steps": "often"}, r"eval_steps must be one of \['auto'\], or a number in"),
         ({"learning_rate": 0.0}, r"learning_rate must be in \(0, inf\)"),
         ({"learning_rate": float("nan")}, "learning_rate must be in"),
         ({"learning_rate": "0.1"}, "learning_rate must be a whole number or a number. Received: '0.1'"),

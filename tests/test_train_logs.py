@@ -108,12 +108,18 @@ def test_numbers_that_json_does_not_know_are_strings(tmp_path: Path) -> None:
     assert [float(record[name]) for name in "bc"] == [np.inf, -np.inf]
 
 
-@pytest.mark.parametrize("tail", ['{"step": 3, "lo', "{", "[3]", '{"loss": 1.0}', "\0\0\0\0", "3", '{"step": null}'])
+TORN = ['{"step": 3, "lo', "{", "[3]", '{"loss": 1.0}', "\0\0\0\0", "3", '{"step": null}']
+HOSTILE = ['{"step": 1e999}', '{"step": Infinity}', '{"step": 3, "loss": "low"}', '{"step": 3, "loss": [1]}']
+HOSTILE += ['{"step": 3, "loss": {}}', '{"step": 3, "loss": null}', '{"step": %s}' % ("9" * 400), '"step"']
+HOSTILE += ["[" * 100_000, '{"step": ' * 5_000, '{"step": 3, "loss": %s}' % ("[" * 5_000), "\udcff"]
+
+
+@pytest.mark.parametrize("tail", TORN + HOSTILE, ids=lambda tail: ascii(tail[:30]))
 def test_a_torn_last_line_is_left_out_and_named(tmp_path: Path, tail: str) -> None:
     log = Log(tmp_path)
     write(log, 1, 2)
     log.close()
-    with (tmp_path / "log.jsonl").open("a") as file:
+    with (tmp_path / "log.jsonl").open("a", errors="surrogateescape") as file:
         file.write(tail)
     with pytest.warns(UserWarning, match=r"log.jsonl: line 3 is incomplete or no record"):
         log = Log(tmp_path, last_step=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import TypeVar
@@ -25,7 +26,8 @@ def counter(
     """Draw a bar from `done` to `total` (None: unknown) while the block runs.
 
     Yields `advance(count, details=None)`: it advances the bar by `count` and shows the text `details` beside it.
-    A bar of bytes also shows the speed. `show=False` draws no bar.
+    A bar of bytes also shows the speed. `show=False` draws no bar, and neither does a standard error that is no
+    terminal or notebook, whatever the environment says (FORCE_COLOR).
     """
     if not show:
         yield lambda *_: None
@@ -35,6 +37,9 @@ def counter(
     from rich.table import Column
 
     console = Console(stderr=True)
+    if not (sys.stderr.isatty() or console.is_jupyter):
+        yield lambda *_: None
+        return
     numbers: tuple[progress.ProgressColumn, ...] = (progress.MofNCompleteColumn(),)
     if in_bytes:
         numbers = (progress.DownloadColumn(), progress.TransferSpeedColumn())
@@ -47,7 +52,6 @@ def counter(
         progress.TimeRemainingColumn(),
         console=console,
         transient=True,
-        disable=not (console.is_terminal or console.is_jupyter),
     )
     with bar:
         task = bar.add_task(description, total=total, completed=done, details="")
@@ -58,3 +62,8 @@ def counter(
                 bar.update(task, details=details)
 
         yield advance
+
+
+def print_line(text: str) -> None:
+    """Print a line on standard error, above the bar if there is one."""
+    print(text, file=sys.stderr, flush=True)

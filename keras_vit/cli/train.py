@@ -34,21 +34,24 @@ from keras_vit.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from keras_vit.train import Result
+    from keras_vit.train import Recipe, Result
 
 
 def train(
     recipe: Annotated[
-        str, Argument(help="A recipe's name, or a .toml file of your own.", autocompletion=complete_recipe)
-    ],
-    model: Annotated[str, Option(help=MODEL_HELP, autocompletion=complete_model)],
+        str | None, Argument(help="A recipe's name, or a .toml file of your own.", autocompletion=complete_recipe)
+    ] = None,
+    model: Annotated[str | None, Option(help=MODEL_HELP, autocompletion=complete_model)] = None,
     data: Annotated[
-        str, Option(help="A data set of tensorflow-datasets, or a folder of folders of images.")
-    ] = "digits",
+        str | None, Option(help="A data set of tensorflow-datasets, or a folder of folders of images; default: digits.")
+    ] = None,
     out: Annotated[Path | None, Option(help="Folder for model, log and checkpoints; default: runs/...")] = None,
     weights: Annotated[
         str | None,
         Option(help="Initial weights: a tag of the model's card, a path or a URL.", autocompletion=complete_weights),
+    ] = None,
+    continue_from: Annotated[
+        Path | None, Option(help="Folder of a run: start a new one from its weights, with its recipe and data.")
     ] = None,
     image_size: Size = None,
     steps: Annotated[int | None, Option(help="Number of updates.")] = None,
@@ -66,22 +69,31 @@ def train(
     """Train a model. After an interruption the same command resumes the run exactly."""
     from keras_vit import train as training
 
+    missing = [] if continue_from else [name for name, v in {"RECIPE": recipe, "--model": model}.items() if v is None]
+    if missing:
+        raise typer.BadParameter(f"Missing {' and '.join(missing)}. Only --continue-from takes them from a run.")
+    if continue_from and not continue_from.is_dir():
+        raise FileNotFoundError(f"There is no folder of a run {str(continue_from)!r}")
     fields = given(image_size=parse_size(image_size), steps=steps, variant=variant) | parse_fields(changes, "--set")
-    chosen = training.recipe(recipe, **fields)
-    default = "default" if chosen.start == "pretrained" else None
-    found = find_model(model, weights, default=default)
-    found.config.replace(**chosen.config_changes(found.config))
-    check_data(data, on_bad_image)
+    chosen = _with_auto_accumulation(training.recipe(recipe, **fields)) if recipe else None
+    if chosen and model:
+        found = find_model(model, weights, default="default" if chosen.start == "pretrained" else None)
+        found.config.replace(**chosen.config_changes(found.config))
+    check_data(data or "digits", on_bad_image)
+    folder = out or Path(f"{continue_from}-continued")
+    if chosen and not continue_from:
+        folder = out or Path("runs") / _slug(f"{chosen.name}-{model}-{data or 'digits'}")
     with quiet():
         run = training.run
 
-    folder = out or Path("runs") / _slug(f"{chosen.name}-{model}-{data}")
     result = run(
         chosen,
         model=model,
         data=data,
         out=folder,
         weights=weights,
+        continue_from=continue_from,
+        changes=None if chosen else fields,
         strategy=strategy,
         data_dir=data_dir,
         train_split=train_split,
@@ -91,9 +103,17 @@ def train(
     )
     if as_json:
         summary = {"out": str(folder), "steps": result.steps, "stopped": result.stopped, "skipped": result.skipped}
-        typer.echo(json.dumps(summary | {"unread": result.unread, "metrics": result.metrics}, indent=2))
+        best = dataclasses.asdict(result.best) if result.best else None
+        typer.echo(json.dumps(summary | {"unread": result.unread, "metrics": result.metrics, "best": best}, indent=2))
     else:
         typer.echo(_result_line(result, folder))
+
+
+def _with_auto_accumulation(recipe: Recipe) -> Recipe:
+    """Return the recipe with accumulation="auto", unless its file or the user states a number."""
+    origin = recipe.origin
+    parts = [origin.stated, origin.changes, *origin.variants.values()] if origin else []
+    return recipe if any("accumulation" in part for part in parts) else recipe.replace(accumulation="auto")
 
 
 def _result_line(result: Result, folder: Path) -> str:
@@ -104,7 +124,10 @@ def _result_line(result: Result, folder: Path) -> str:
     figures = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
     skipped = f"; images left out because they cannot be read: {result.skipped}" if result.skipped else ""
     skipped += f"; other files or folders left out: {result.unread}" if result.unread else ""
-    return f"{folder}/model.keras after {result.steps} steps: {figures or 'nothing to evaluate on'}{skipped}"
+    best = result.best
+    better = best and best.step < result.steps
+    kept = f"; best: {best.path} after {best.step}, accuracy {best.metrics['accuracy']:.4f}" if best and better else ""
+    return f"{folder}/model.keras after {result.steps} steps: {figures or 'nothing to evaluate on'}{kept}{skipped}"
 
 
 def _slug(text: str) -> str:

@@ -12,6 +12,7 @@ from keras_vit._util import lazy
 if TYPE_CHECKING:
     from keras_vit.errors import Diverged
     from keras_vit.train._recipe_file import Recipe, recipe, recipes
+    from keras_vit.train.loop.held_out import Best
     from keras_vit.train.loop.run import Result, run
     from keras_vit.train.measure.evaluation import Evaluation, evaluate
     from keras_vit.train.measure.few_shots import few_shot
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from keras_vit.train.step.strategies import strategy
 
 _HOMES = {
+    "Best": "loop.held_out",
     "Diverged": "keras_vit.errors",
     "Recipe": "_recipe",
     "recipe": "_recipe_file",
@@ -34,6 +36,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Best",
     "Diverged",
     "Evaluation",
     "Plan",

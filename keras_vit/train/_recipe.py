@@ -45,7 +45,8 @@ class Recipe:
         steps: number of updates; either these or `epochs`.
         epochs: number of passes over the training data, above 0; may be a fraction.
         batch_size: images per update, over all replicas.
-        accumulation: number of micro-batches that an update is computed in; divides `batch_size`.
+        accumulation: number of micro-batches that an update is computed in; divides `batch_size`. "auto" takes the
+            fewest that fit into the memory of the device.
         seed: seed of all random numbers, a whole number from 0.
 
         image_size: int or (height, width); None keeps that of the model.
@@ -92,7 +93,8 @@ class Recipe:
         checkpoint_steps: updates from one checkpoint to the next; None saves none by steps.
         checkpoint_minutes: minutes from one checkpoint to the next; None saves none by time.
         keep: number of checkpoints that are kept.
-        eval_steps: updates from one evaluation to the next; None evaluates at the end only.
+        eval_steps: updates from one evaluation to the next; None evaluates at the end only, "auto" about ten times in a
+            run, with at least 50 updates between and at most a tenth of the arithmetic of training.
         log_steps: updates from one line of the log to the next.
 
     Raises:
@@ -113,7 +115,7 @@ class Recipe:
     steps: Count | None = None
     epochs: Positive | None = None
     batch_size: Count
-    accumulation: Count = 1
+    accumulation: Count | Literal["auto"] = 1
     seed: WholeNumber = 0
 
     image_size: int | tuple[int, int] | None = None
@@ -158,7 +160,7 @@ class Recipe:
     checkpoint_steps: Count | None = None
     checkpoint_minutes: Positive | None = 10.0
     keep: Count = 3
-    eval_steps: Count | None = None
+    eval_steps: Count | Literal["auto"] | None = "auto"
     log_steps: Count = 10
 
     origin: Origin | None = field(default=None, repr=False, compare=False)  # no setting: used by `replace`
@@ -183,7 +185,12 @@ class Recipe:
                 "give warmup_steps or warmup_fraction, not both. "
                 f"Received: {self.warmup_steps} and {self.warmup_fraction}"
             )
-        if self.batch_size % self.accumulation:
+        if self.steps is not None and (self.warmup_steps or 0) >= self.steps:
+            yield (
+                f"warmup_steps must be below steps={self.steps}, or the learning rate never reaches its peak. "
+                f"Received: {self.warmup_steps}. Set warmup_fraction=0.1 for a tenth of the run"
+            )
+        if self.accumulation != "auto" and self.batch_size % self.accumulation:
             yield f"accumulation must divide batch_size={self.batch_size}. Received: {self.accumulation}"
         if self.schedule == "linear" and self.linear_end > self.learning_rate:
             yield f"linear_end must be at most learning_rate={self.learning_rate}. Received: {self.linear_end}"
@@ -200,8 +207,9 @@ class Recipe:
     def replace(self, **changes: Any) -> Recipe:
         """Return the recipe with some fields changed.
 
-        `steps` and `epochs` replace each other, as do `warmup_steps` and `warmup_fraction`. Fields of `config` are
-        added to those that are set. `variant` selects a variant of the file; fields changed before keep their values.
+        `steps` and `epochs` replace each other, as do `warmup_steps` and `warmup_fraction`. In a shorter run the
+        warm-up keeps its share of the updates, unless it is changed too. Fields of `config` are added to those that are
+        set. `variant` selects a variant of the file; fields changed before keep their values.
 
         Args:
             **changes: fields and their new values.
@@ -210,8 +218,9 @@ class Recipe:
             ValueError: A field or variant is unknown (the message names the nearest), or a value is not valid.
 
         Example:
-            >>> keras_vit.train.recipe("finetune").replace(steps=100, learning_rate=0.01).steps
-            100
+            >>> short = keras_vit.train.recipe("finetune").replace(steps=2000, learning_rate=0.01)
+            >>> short.resolved_warmup(2000)  # 500 of 20,000
+            50
         """
         origin = self.origin or Origin(stated={name: getattr(self, name) for name in FIELD_RULES})
         for name in changes:
@@ -343,9 +352,26 @@ def merge_fields(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
         for one, other in (pair_of_fields, pair_of_fields[::-1]):
             if changes.get(one) is not None and other not in changes:
                 merged.pop(other, None)
+    if not changes.keys() & {"warmup_steps", "warmup_fraction"}:
+        merged |= _scaled_warmup(fields, changes)
     if all(isinstance(layer.get("config"), Mapping) for layer in (fields, changes)):
         merged["config"] = {**fields["config"], **changes["config"]}
     return merged
+
+
+def _scaled_warmup(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the warm-up of a run whose length is changed: its share of the steps does not grow."""
+    warmup, steps, epochs = (fields.get(name) for name in ("warmup_steps", "steps", "epochs"))
+    new_steps, new_epochs = changes.get("steps"), changes.get("epochs")
+    if not isinstance(warmup, int) or not all(isinstance(n, int | float | None) for n in (new_steps, new_epochs)):
+        return {}  # `Recipe` reports values of other types
+    if steps and (new_epochs or (new_steps and new_steps < steps)):
+        return {"warmup_steps": None, "warmup_fraction": warmup / steps}
+    if epochs and new_epochs and new_epochs < epochs:
+        return {"warmup_steps": round(warmup * new_epochs / epochs)}
+    if epochs and new_steps:  # without the data the steps of these epochs are not known
+        return {"warmup_steps": min(warmup, int(new_steps) // 5)}
+    return {}
 
 
 def read_none(fields: Mapping[str, Any]) -> dict[str, Any]:

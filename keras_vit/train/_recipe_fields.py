@@ -49,7 +49,10 @@ class FieldRule:
         is_optional = NoneType in members
         members = tuple(member for member in members if member is not NoneType)
         if len(members) > 1:
-            return cls(tuple(_KINDS.get(member, member) for member in members), is_optional)
+            rules = [cls.from_type(member) for member in members]
+            kinds = [kind for rule in rules for kind in (rule.kind if isinstance(rule.kind, tuple) else (rule.kind,))]
+            interval = next((rule.interval for rule in rules if rule.interval), None)
+            return cls(tuple(kinds), is_optional, interval, tuple(choice for rule in rules for choice in rule.choices))
         if get_origin(members[0]) is Literal:
             choices = get_args(members[0])
             return cls(tuple({type(choice): None for choice in choices}), is_optional, choices=choices)
@@ -68,10 +71,12 @@ class FieldRule:
         wrong = list(misfits(list(value) if isinstance(value, tuple) else value, self.kind, name))
         if wrong:
             yield from wrong
+        elif self.interval and not isinstance(value, str):
+            if not _is_inside(value, self.interval):
+                yield f"{name} must be in {self.interval}. Received: {value!r}"
         elif self.choices and value not in self.choices:
-            yield f"{name} must be one of {list(self.choices)}. Received: {value!r}"
-        elif self.interval and not _is_inside(value, self.interval):
-            yield f"{name} must be in {self.interval}. Received: {value!r}"
+            also = f", or a number in {self.interval}" if self.interval else ""
+            yield f"{name} must be one of {list(self.choices)}{also}. Received: {value!r}"
 
 
 def as_python(value: Any) -> Any:

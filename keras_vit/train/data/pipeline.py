@@ -7,6 +7,7 @@ never stopped.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,8 @@ from keras_vit.train.data.order import Order
 from keras_vit.train.data.randaugment import randaugment
 from keras_vit.train.data.split import Example, Split
 
+CORES = os.cpu_count() or 1
+READY_BATCHES = 2  # more would take memory that the plan of a step does not count
 NUM_DRAWS = 5  # random numbers per image: flip (1), crop (2), shift (2); inception crop and RandAugment have own seeds
 OFFICIAL_RESIZE = Preprocessing(mean=(0,), std=(1 / 255,))  # bilinear, both sides to the size, values 0..255
 
@@ -63,9 +66,9 @@ def training_batches(
         return {"image": prepare_and_mix(image, weight), "label": augment.mixup(label, weight)}
 
     augmentation = _augmentation(recipe, _crop(recipe, image_size, num_channels, preprocessing), order.seed)
-    examples = split.examples(order).map(augmentation, num_parallel_calls=tf.data.AUTOTUNE)
+    examples = split.examples(order).map(augmentation, num_parallel_calls=CORES)
     batches = examples.batch(order.replica_batch, drop_remainder=True)
-    return _with_options(batches.map(finish_batch, num_parallel_calls=tf.data.AUTOTUNE))
+    return _with_options(batches.map(finish_batch, num_parallel_calls=READY_BATCHES))
 
 
 def evaluation_batches(
@@ -100,7 +103,7 @@ def evaluation_batches(
         assert shards == 1  # the chosen examples need not be divided evenly
         mask = tf.constant(np.isin(np.arange(split.count), only))
         examples, count = examples.filter(lambda example: mask[example["index"]]), len(only)
-    prepared = examples.map(prepare_example, num_parallel_calls=tf.data.AUTOTUNE)
+    prepared = examples.map(prepare_example, num_parallel_calls=CORES)
     padding = tf.data.Dataset.from_tensors(
         tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), prepared.element_spec)
     )
@@ -189,4 +192,6 @@ def _with_options(stream: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.deterministic = True
     options.threading.max_intra_op_parallelism = 1
-    return stream.prefetch(tf.data.AUTOTUNE).with_options(options)
+    # The autotuner waits by the wall clock: if the clock is set back a day, the end of the iterator takes a day.
+    options.autotune.enabled = False
+    return stream.prefetch(READY_BATCHES).with_options(options)

@@ -40,7 +40,20 @@ def exclusive(folder: str | os.PathLike[str]) -> Iterator[None]:
                 raise BlockingIOError(
                     f"Another process trains in this folder: {path}. Wait for its end, stop it, or use another."
                 ) from None
+            except OSError as error:
+                raise OSError(
+                    f"{path}/.lock cannot be locked ({error.strerror or error}). It must be a file that you may write: "
+                    "remove what is there, or use another folder."
+                ) from error
         yield
+
+
+def newest(folder: str) -> tuple[str, dict[str, Any]] | None:
+    """Return path and manifest of the newest checkpoint whose manifest can be read, or None; no tensor is read."""
+    for step in sorted(_listed(folder, "") - _listed(folder, UNFINISHED), reverse=True):
+        with contextlib.suppress(manifest.DamagedError):
+            return f"{_path(folder, step)}/variables", manifest.read(_path(folder, step), step)
+    return None
 
 
 class Checkpoints:
@@ -80,7 +93,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, damaged ones included, in ascending order."""
-        return sorted(self._listed("") - self._listed(UNFINISHED))
+        return sorted(_listed(self.folder, "") - _listed(self.folder, UNFINISHED))
 
     def restore(self) -> int | None:
         """Set the variables to the newest undamaged checkpoint, and return its step; None if there are no checkpoints.
@@ -135,22 +148,15 @@ class Checkpoints:
         return self._path(step)
 
     def _path(self, step: int) -> str:
-        return f"{self.folder}/step-{step:08d}"
+        return _path(self.folder, step)
 
     def _mark_path(self, step: int) -> str:
         return self._path(step) + UNFINISHED
 
-    def _listed(self, suffix: str) -> set[int]:
-        """Return the steps of all entries of the folder whose names end in `suffix`."""
-        names = (name.rstrip("/") for name in tf.io.gfile.listdir(self.folder))  # a bucket's folders end in /
-        return {
-            int(m[1]) for name in names if name.endswith(suffix) and (m := STEP.fullmatch(name.removesuffix(suffix)))
-        }
-
     def _write(self, step: int) -> None:
         path = self._path(step)
         try:
-            for unfinished in self._listed(UNFINISHED):
+            for unfinished in _listed(self.folder, UNFINISHED):
                 self._delete(unfinished)
             self._mark(step)
             storage.remove(path)  # it is damaged, otherwise it would have been restored
@@ -200,6 +206,18 @@ class Checkpoints:
                 raise CheckpointError(
                     f"{self.folder} holds checkpoints of {title}:\n  {listed}\nUse another folder, or {remedy}."
                 )
+
+
+def _path(folder: str, step: int) -> str:
+    return f"{folder}/step-{step:08d}"
+
+
+def _listed(folder: str, suffix: str) -> set[int]:
+    """Return the steps of all entries of a folder whose names end in `suffix`; none if there is no folder."""
+    if not tf.io.gfile.isdir(folder):
+        return set()
+    names = (name.rstrip("/") for name in tf.io.gfile.listdir(folder))  # a bucket's folders end in /
+    return {int(m[1]) for name in names if name.endswith(suffix) and (m := STEP.fullmatch(name.removesuffix(suffix)))}
 
 
 def _check_tensors(prefix: str) -> None:

@@ -122,8 +122,10 @@ def _records(path: str) -> list[dict[str, Any]]:
         try:
             record = json.loads(line)
             record["step"] = int(record["step"])
+            for value in record.values():
+                float(value)  # a number, or a string such as "NaN"
             records.append(record)
-        except (ValueError, TypeError, LookupError):
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
             warnings.warn(f"{path}: line {number} is incomplete or no record, and is left out.", stacklevel=4)
     return records
 

@@ -7,10 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_vit._util.schema import misfits
 from keras_vit.train.loop import storage
 
 FILE = "manifest.json"
 CHUNK = 1 << 20
+_FILES = {"*": {"bytes": int, "sha256": str}}
+SCHEMA = {"content": {"step": int, "facts": dict, "variables": dict, "files": _FILES}, "sha256": str}
 
 
 class DamagedError(Exception):
@@ -26,10 +29,10 @@ def write(folder: str, content: Mapping[str, Any], files: list[str]) -> None:
 
 def verified(folder: str, step: int) -> dict[str, Any]:
     """Compare all files of a checkpoint with its manifest, byte for byte; return the `content` given to `write`."""
-    content = _read(f"{folder}/{FILE}")
-    if content["step"] != step:
-        raise DamagedError(f"its files are those of step {content['step']}")
+    content = read(folder, step)
     for name, expected in content["files"].items():
+        if "/" in name:
+            raise DamagedError(f"{FILE} is not what was saved (it names the file {name!r:.80})")
         try:
             actual = _fingerprint(f"{folder}/{name}")
         except tf.errors.OpError as error:
@@ -59,17 +62,21 @@ def differences(
     return lines
 
 
-def _read(path: str) -> dict[str, Any]:
+def read(folder: str, step: int) -> dict[str, Any]:
+    """Return the `content` of the manifest of a step, or raise a DamagedError; other files are not read."""
     try:
-        manifest = json.loads(storage.read(path))
-        content: dict[str, Any] = manifest["content"]
-        stated = manifest["sha256"]
+        manifest = json.loads(storage.read(f"{folder}/{FILE}"))
+        wrong = next(misfits(manifest, SCHEMA, FILE), None)
+        is_intact = not wrong and manifest["sha256"] == _digest(manifest["content"])
     except tf.errors.OpError as error:
         raise DamagedError(f"{FILE} cannot be read ({_error_name(error)})") from error
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedError(f"{FILE} is not what was saved ({type(error).__name__})") from error
-    if stated != _digest(content):
-        raise DamagedError(f"{FILE} is not what was saved (its SHA-256 differs)")
+    if not is_intact:
+        raise DamagedError(f"{FILE} is not what was saved ({wrong[:200] if wrong else 'its SHA-256 differs'})")
+    content: dict[str, Any] = manifest["content"]
+    if content["step"] != step:
+        raise DamagedError(f"its files are those of step {content['step']}")
     return content
 
 

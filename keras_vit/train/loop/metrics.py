@@ -26,6 +26,7 @@ class MetricLogger:
         self._is_compiled = False
         self._since = time.monotonic()
         self._timed_steps = 0  # since the last line
+        self.show("compiling")  # until the first call is done
         self._all_steps, self._all_seconds = 0, 0.0
 
     def add(self, steps: int, metrics: Any) -> None:
@@ -34,10 +35,12 @@ class MetricLogger:
         Only the first call, which compiles, is waited for; it is excluded from the speed.
         """
         self._pending.append((steps, metrics))
-        self._advance(steps)
         self._timed_steps += steps
-        if not self._is_compiled:
+        if self._is_compiled:
+            self._advance(steps)
+        else:
             metrics.numpy()
+            self._advance(steps, "")
             self._is_compiled, self._since, self._timed_steps = True, time.monotonic(), 0
 
     def log_means(self, done: int, *, learning_rate: float) -> dict[str, float]:
@@ -49,7 +52,7 @@ class MetricLogger:
         line = {name: value for name, value in means.items() if name != "stop"}
         line |= {"learning_rate": learning_rate, "images_per_second": self._speed()}
         self.log(done, line)
-        self._advance(0, _one_line(line))
+        self.show(_one_line(line))
         return means
 
     def log_evaluation(self, done: int, metrics: Mapping[str, float]) -> None:
@@ -62,6 +65,10 @@ class MetricLogger:
         self.history.append({"step": done, **line})
         if self._log:
             self._log.write(done, **line)
+
+    def show(self, text: str) -> None:
+        """Show a text beside the progress bar."""
+        self._advance(0, text)
 
     def flush(self) -> None:
         """Write all lines to the disk."""

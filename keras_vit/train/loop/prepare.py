@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -65,7 +64,7 @@ def match_head(recipe: Recipe, config: ViTConfig, data: Data) -> tuple[Recipe, D
         except ValueError:
             if not is_auto:
                 raise
-    return dataclasses.replace(recipe, reset_head=is_auto and not keeps_head), data
+    return recipe.replace(reset_head=is_auto and not keeps_head), data
 
 
 def adapt_model(

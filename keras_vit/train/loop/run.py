@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import os
-import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from keras_vit._util.progress import counter
+from keras_vit._util.progress import counter, print_line
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.sources import Data, open_data
-from keras_vit.train.loop import prepare, storage
+from keras_vit.train.loop import continued, prepare, storage
+from keras_vit.train.loop.build import build_state
 from keras_vit.train.loop.checkpoints import Checkpoints, exclusive
+from keras_vit.train.loop.held_out import Best, HeldOut, interval, save_model
 from keras_vit.train.loop.log_files import Log, plot
 from keras_vit.train.loop.metrics import MetricLogger
 from keras_vit.train.loop.steps import TrainingSteps, training_split
 from keras_vit.train.loop.stop import Stop
 from keras_vit.train.loop.training import train
-from keras_vit.train.measure.evaluation import evaluate
 from keras_vit.train.step import strategies
 from keras_vit.train.step.state import TrainState
 
 # Fields that a continued run may change: they do not influence the weights.
 CHANGEABLE_FIELDS = ("log_steps", "checkpoint_steps", "checkpoint_minutes", "keep", "eval_steps", "steps_per_call")
+FINISHED = (
+    "{folder} is finished: all {total:,} steps are done. To train longer, start a new run from its weights: "
+    "keras-vit train --continue-from {folder} --steps N, or train.run(continue_from=...)."
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Result:
         unread: number of other files and folders in the class folders of a folder, which are not read.
         out: folder with the model, log and checkpoints; None if none was given, or another worker writes.
         stopped: whether a signal ended the run early; the same call continues it.
+        best: the best evaluation of the run, and the file of its model; None without held-out images.
 
     Example:
         >>> import dataclasses
@@ -66,15 +69,18 @@ class Result:
     unread: int
     out: str | None
     stopped: bool
+    best: Best | None = None
 
 
 def run(
-    recipe: Recipe,
+    recipe: Recipe | None = None,
     *,
-    model: str | os.PathLike[str] | ViTConfig | VisionTransformer,
-    data: Any = "digits",
+    model: str | os.PathLike[str] | ViTConfig | VisionTransformer | None = None,
+    data: Any = None,
     out: str | os.PathLike[str] | None = None,
     weights: str | os.PathLike[str] | None = None,
+    continue_from: str | os.PathLike[str] | None = None,
+    changes: Mapping[str, Any] | None = None,
     strategy: str | tf.distribute.Strategy = "auto",
     data_dir: str | os.PathLike[str] | None = None,
     train_split: str | None = None,
@@ -87,19 +93,22 @@ def run(
     A continued run ends with the same weights, bit for bit, as one that was not interrupted.
 
     Args:
-        recipe: such as `train.recipe("finetune", steps=500)`.
+        recipe: such as `train.recipe("finetune", steps=500)`; with `continue_from`, None takes that run's.
         model: a name of the zoo, a checkpoint, a config (random weights) or a model, which is not changed.
         data: a data set of tensorflow-datasets, a folder of folders of images, a folder of prepared records, or
             {"train": (images, labels), "evaluation": (images, labels)}: uint8 (n, height, width, channels), and
-            integers (n,) or zeros and ones (n, classes).
+            integers (n,) or zeros and ones (n, classes). None takes the digits or, with `continue_from`, that run's.
         out: folder for model, log and checkpoints; None writes no files.
         weights: initial weights for a model's name: a tag of its card, a path or a URL.
+        continue_from: folder of another run, in place of `model`: a new run begins with its last weights and keeps its
+            head. Steps, schedule and optimizer begin anew.
+        changes: fields of the recipe to change, such as {"steps": 500}.
         strategy: name as for `train.strategy`, or its result.
         data_dir: where tensorflow-datasets keeps prepared data; None for its default folder.
         train_split: part to train on: a split such as "train[:90%]", the name of a sub-folder, or "all" of a folder.
         eval_split: part to evaluate on, in the same form.
         on_bad_image: "skip" leaves out, and counts, files of a folder that cannot be decoded; "fail" raises an error.
-        progress: whether to show a progress bar on a terminal.
+        progress: whether to write to standard error: a progress bar on a terminal, and a line for each evaluation.
 
     Raises:
         ValueError: An argument is not valid; before the first step.
@@ -114,107 +123,111 @@ def run(
         >>> result.steps, result.stopped
         (1, False)
     """
+    strategies.check_backend()
     devices = strategies.strategy(strategy) if isinstance(strategy, str) else strategy
+    source = {"data": data, "data_dir": data_dir, "train_split": train_split, "eval_split": eval_split}
+    earlier = None
+    if continue_from is not None:
+        if model is not None or weights is not None:
+            raise ValueError(f"Give model or continue_from, not both. Received: {model or weights!r}, {continue_from}")
+        earlier = continued.read_run(continue_from, out)
+        recipe, model, source = earlier.adapt(recipe), earlier.model, earlier.data_arguments(source)
+    recipe = recipe.replace(**changes) if recipe and changes else recipe
+    if recipe is None or model is None:
+        raise ValueError(f"Give a recipe and a model, or continue_from. Received: {recipe!r}, {model!r}")
     recipe, chosen = prepare.choose_model(recipe, model, weights)
-    _check_devices(recipe, devices)
-    dataset = open_data(
-        data, data_dir=data_dir, train_split=train_split, eval_split=eval_split, on_bad_image=on_bad_image
-    )
-    split = training_split(dataset)
+    source["data"] = "digits" if source["data"] is None else source["data"]
+    dataset = open_data(**source, on_bad_image=on_bad_image)
+    if earlier is not None:
+        earlier.check_classes(dataset)
+    say = print_line if progress and strategies.is_chief(devices) else _say_nothing
+    state, dataset = build_state(recipe, chosen, dataset, devices, out=out, say=say)
+    return _train(state, dataset, source, devices, out=out, say=say, progress=progress)
 
-    source = prepare.load_model(recipe, chosen)
-    recipe, dataset = prepare.match_head(recipe, source.config, dataset)
-    with devices.scope():
-        adapted = prepare.adapt_model(recipe, source, num_classes=dataset.num_classes, class_names=dataset.class_names)
-        state = TrainState(recipe, adapted, total_steps=recipe.resolved_steps(split.count))
-    final = adapted.rebuilt(adapted.config)  # outside of the strategy
+
+def _say_nothing(text: str) -> None:
+    """Take the place of `print_line`."""
+
+
+def _train(
+    state: TrainState,
+    dataset: Data,
+    source: dict[str, Any],
+    devices: tf.distribute.Strategy,
+    *,
+    out: str | os.PathLike[str] | None,
+    say: Callable[[str], None],
+    progress: bool,
+) -> Result:
+    """Restore the newest checkpoint, train to the end, and write the files of the run."""
     is_chief = strategies.is_chief(devices)
-    evaluate_final = functools.partial(_evaluate, state, final, dataset if is_chief else None)
+    final = state.model.rebuilt(state.model.config)  # outside of the strategy
     folder = None if out is None else storage.make_folder(out)
-
+    own_folder = folder if is_chief else None
     with contextlib.ExitStack() as stack:
-        if folder is not None and is_chief:
-            stack.enter_context(exclusive(folder))
+        if own_folder is not None:
+            stack.enter_context(exclusive(own_folder))
         stop = stack.enter_context(Stop())
-        checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, is_chief=is_chief)
+        checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, source, is_chief=is_chief)
         restored = checkpoints.restore() if checkpoints else None
         start, total = restored or 0, state.total_steps
-        log = Log(folder, last_step=restored) if folder is not None and is_chief else None
-        bar = stack.enter_context(counter("Training", total=total, done=start, show=progress and is_chief))
-        logger = MetricLogger(log, bar, batch_size=recipe.batch_size)
-
+        log = Log(own_folder, last_step=restored) if own_folder is not None else None
+        data_here = dataset if is_chief else None
+        held_out = HeldOut(state, final, data_here, folder=own_folder, is_new=restored is None, say=say)
+        show = progress and is_chief and start < total
+        bar = stack.enter_context(counter("Training", total=total, done=start, show=show))
+        logger = MetricLogger(log, bar, batch_size=state.recipe.batch_size)
         if start < total:
             steps = TrainingSteps(state, dataset, strategy=devices)
-            metrics = train(state, steps, logger=logger, checkpoints=checkpoints, evaluate=evaluate_final, stop=stop)
+            every = interval(state, dataset)
+            metrics = train(
+                state, steps, logger=logger, checkpoints=checkpoints, held_out=held_out, every=every, stop=stop
+            )
         else:  # the log of a finished run has these metrics already
-            metrics = evaluate_final()
+            say(FINISHED.format(folder=folder, total=total))
+            metrics = held_out.evaluate(total, keep=False)
         state.copy_to(final)
         if log:
             log.close()
-        if folder is not None and is_chief and metrics is not None:
-            _save_model(final, f"{folder}/model.keras")
+        if own_folder is not None and metrics is not None:
+            save_model(final, f"{own_folder}/model.keras")
             if importlib.util.find_spec("matplotlib"):  # the extra `plots`
-                plot(folder)
+                plot(own_folder)
 
     return Result(
         model=final,
-        recipe=recipe,
+        recipe=state.recipe,
         metrics=metrics or {},
         history=logger.history,
         steps=int(state.step.numpy()),
         images_per_second=logger.images_per_second,
-        skipped=len(split.bad),
-        unread=len(split.unread),
-        out=folder if is_chief else None,
+        skipped=len(training_split(dataset).bad),
+        unread=len(training_split(dataset).unread),
+        out=own_folder,
         stopped=metrics is None,
+        best=held_out.best,
     )
 
 
-def _check_devices(recipe: Recipe, strategy: tf.distribute.Strategy) -> None:
-    """Raise a ValueError for settings that these devices cannot train with."""
-    replicas = strategy.num_replicas_in_sync
-    if recipe.batch_size % (replicas * recipe.accumulation):
-        raise ValueError(
-            f"batch_size must be a multiple of replicas x accumulation = {replicas} x {recipe.accumulation}. "
-            f"Received: {recipe.batch_size}"
-        )
-    is_bfloat16 = recipe.momentum_dtype == "bfloat16"
-    if is_bfloat16 and strategies.has_workers(strategy) and not tf.config.list_logical_devices("GPU"):
-        raise ValueError(
-            "TensorFlow cannot send bfloat16 variables between workers without GPUs: set momentum_dtype='float32'. "
-            f"Received: {recipe.momentum_dtype!r}"
-        )
-
-
-def _open_checkpoints(folder: str, state: TrainState, data: Data, *, is_chief: bool) -> Checkpoints:
+def _open_checkpoints(
+    folder: str, state: TrainState, data: Data, source: dict[str, Any], *, is_chief: bool
+) -> Checkpoints:
     facts = {
         "recipe": state.recipe.to_dict(),
         "model": state.model.config.to_dict(),
-        "data": {"name": data.name, "count": training_split(data).count, "num_classes": data.num_classes},
+        "data": {
+            "name": data.name,
+            "count": training_split(data).count,
+            "num_classes": data.num_classes,
+            "arguments": continued.stored_arguments(source),  # for another run that continues from this one
+        },
     }
     return Checkpoints(
         f"{folder}/checkpoints",
         state.variables,
         keep=state.recipe.keep,
         facts=facts,
-        may_differ=[f"recipe.{name}" for name in CHANGEABLE_FIELDS],
+        may_differ=["data.arguments", *(f"recipe.{name}" for name in CHANGEABLE_FIELDS)],
         may_be_added=["model.labels"],  # earlier versions did not always keep the class names
         writes=is_chief,
     )
-
-
-def _evaluate(state: TrainState, model: VisionTransformer, data: Data | None) -> dict[str, float]:
-    """Copy the state's weights into a model and evaluate it, if there are held-out images with labels."""
-    state.copy_to(model)
-    if data is None or data.evaluation is None or state.recipe.objective == "masked_patch":
-        return {}
-    found = evaluate(model, data, labels="real" if data.multi_label else "single")
-    return {"accuracy": found.top1, "top5": found.top5, "loss": found.loss}
-
-
-def _save_model(model: VisionTransformer, path: str) -> None:
-    """Write a .keras file, complete or not at all, to a local path or a bucket."""
-    with tempfile.TemporaryDirectory() as folder:
-        local = Path(folder) / "model.keras"
-        keras.saving.save_model(model, local)
-        storage.replace(path, local.read_bytes())

@@ -22,9 +22,14 @@ def is_local(path: str) -> bool:
     return "://" not in path
 
 
+def plain_path(folder: str | os.PathLike[str]) -> str:
+    """Return a path, local or `gs://bucket/path`, without `file://` and a final slash."""
+    return os.fspath(folder).removeprefix("file://").rstrip("/")
+
+
 def make_folder(folder: str | os.PathLike[str]) -> str:
-    """Create a folder, local or `gs://bucket/path`, if it does not exist; return its path without a final slash."""
-    path = os.fspath(folder).removeprefix("file://").rstrip("/")
+    """Create a folder, local or `gs://bucket/path`, if it does not exist; return its plain path."""
+    path = plain_path(folder)
     tf.io.gfile.makedirs(path)
     return path
 

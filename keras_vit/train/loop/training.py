@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
 from keras_vit.errors import Diverged
-from keras_vit.train._recipe import Recipe
 from keras_vit.train.loop.checkpoints import Checkpoints
+from keras_vit.train.loop.held_out import HeldOut
 from keras_vit.train.loop.metrics import MetricLogger
 from keras_vit.train.loop.steps import TrainingSteps
 from keras_vit.train.loop.stop import Stop
@@ -23,17 +22,20 @@ def train(
     *,
     logger: MetricLogger,
     checkpoints: Checkpoints | None,
-    evaluate: Callable[[], dict[str, float]],
+    held_out: HeldOut,
+    every: int | None,
     stop: Stop,
 ) -> dict[str, float] | None:
     """Train until the last step or a signal, save a checkpoint, and return the last metrics on held-out images.
 
-    Returns None after a signal. Raises Diverged if loss, gradient or weights are not finite.
+    `every` is the number of steps between evaluations. Returns None after a signal. Raises Diverged if loss, gradient
+    or weights are not finite.
     """
     recipe, total, done = state.recipe, state.total_steps, int(state.step.numpy())
     saved_at = time.monotonic()
     while True:
-        count = _steps_until_event(recipe, total, done)
+        intervals = (recipe.log_steps, recipe.checkpoint_steps, every)
+        count = min(recipe.steps_per_call, total - done, *(n - done % n for n in intervals if n))
         is_asked = stop.requested
         metrics = steps.take(done, count, stop=is_asked)
         done += count
@@ -50,8 +52,9 @@ def train(
                 return None
 
         with logger.paused():
-            if is_last or _is_due(recipe.eval_steps, done):
-                evaluation = evaluate()
+            if is_last or _is_due(every, done):
+                logger.show("evaluating")
+                evaluation = held_out.evaluate(done)
                 logger.log_evaluation(done, evaluation)
             minutes = recipe.checkpoint_minutes
             is_old = is_logged and minutes is not None and time.monotonic() - saved_at > 60 * minutes
@@ -69,12 +72,6 @@ def save_checkpoint(state: TrainState, done: int, checkpoints: Checkpoints | Non
     if checkpoints is not None:
         logger.flush()
         checkpoints.save(done)
-
-
-def _steps_until_event(recipe: Recipe, total: int, done: int) -> int:
-    """Return the number of steps of the next call: up to `steps_per_call`, the next event, or the end."""
-    intervals = [recipe.log_steps, recipe.checkpoint_steps, recipe.eval_steps]
-    return min(recipe.steps_per_call, total - done, *(every - done % every for every in intervals if every))
 
 
 def _is_due(every: int | None, done: int) -> bool:

@@ -21,6 +21,7 @@ from keras_vit.train.data import pipeline, sources
 from keras_vit.train.data.classes import match_data
 from keras_vit.train.data.image_files import name_bad_image
 from keras_vit.train.data.order import Order
+from keras_vit.train.step import strategies
 
 LABELS = ("single", "real")
 SUM_NAMES = ("top1", "top5", "loss", "count", "unlabelled")
@@ -178,6 +179,7 @@ def evaluate(
         >>> print(result)
         arrays, evaluation, 360 images of 10 classes: top-1 99.17% (357 of 360), top-5 100.00%, cross-entropy 0.0...
     """
+    strategies.check_backend()
     model_input = ModelInput.from_model(model, preprocessing)
     one_of("labels", labels, LABELS)
     if not is_count(batch_size, least=1):

@@ -6,6 +6,7 @@ import json
 import os
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 STRATEGIES = ("auto", "one", "mirrored", "workers", "tpu")
@@ -45,6 +46,15 @@ def strategy(name: str = "auto") -> tf.distribute.Strategy:
     return tf.distribute.get_strategy()
 
 
+def check_backend() -> None:
+    """Raise a ValueError under another back end of Keras than TensorFlow."""
+    if keras.config.backend() != "tensorflow":
+        raise ValueError(
+            "Training and evaluation need KERAS_BACKEND=tensorflow; under other back ends models load, predict, "
+            f"convert and save. Received: KERAS_BACKEND={keras.config.backend()}"
+        )
+
+
 def has_workers(strategy: tf.distribute.Strategy) -> bool:
     """Return whether several processes train together."""
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -57,6 +67,26 @@ def is_chief(strategy: tf.distribute.Strategy) -> bool:
         return True
     first = "chief" if "chief" in resolver.cluster_spec().as_dict() else "worker"
     return (resolver.task_type, resolver.task_id) == (first, 0)
+
+
+def local_replicas(strategy: tf.distribute.Strategy) -> int:
+    """Return the number of replicas of this process."""
+    resolver = strategy.cluster_resolver
+    if not has_workers(strategy) or resolver is None:
+        return int(strategy.num_replicas_in_sync)
+    workers = sum(len(tasks) for role, tasks in resolver.cluster_spec().as_dict().items() if role in _ROLES)
+    return int(strategy.num_replicas_in_sync) // max(1, workers)
+
+
+def largest(number: int, strategy: tf.distribute.Strategy) -> int:
+    """Return the largest of the workers' numbers; all of them call this."""
+    if not has_workers(strategy):
+        return number
+
+    def gather() -> Any:
+        return tf.distribute.get_replica_context().all_gather(tf.constant([number]), axis=0)
+
+    return int(max(strategy.experimental_local_results(strategy.run(gather))[0]))
 
 
 def _detect() -> str:

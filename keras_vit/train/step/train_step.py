@@ -73,7 +73,12 @@ def accumulate(gradients: Callable[[Batch, Any], Gradients], batch: Batch, seed:
     def add(k: Any, sums: Any) -> tuple[Any, Any]:
         return k + 1, tf.nest.map_structure(tf.add, sums, of_micro_batch(k))
 
-    return tf.while_loop(lambda k, _: k < count, add, (tf.constant(1), of_micro_batch(tf.constant(0))))[1]
+    # The gradients of a micro-batch depend on its number only. Without these two limits TensorFlow computes several at
+    # the same time, each with its own activations.
+    first = of_micro_batch(tf.constant(0))
+    with tf.control_dependencies(tf.nest.flatten(first)):
+        start = tf.identity(tf.constant(1))
+    return tf.while_loop(lambda k, _: k < count, add, (start, first), parallel_iterations=1)[1]
 
 
 def replica_seed(recipe: Recipe, step: Any, replica: Any) -> Any:
@@ -107,7 +112,7 @@ def _replica_step(
 def _local_gradients(state: TrainState, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:
     """Compute one replica's share of the gradients, over all of its micro-batches."""
     compute = functools.partial(_gradients, state, compiler)
-    return accumulate(compute, batch, seed, count=state.recipe.accumulation)
+    return accumulate(compute, batch, seed, count=int(state.recipe.accumulation))
 
 
 def _gradients(state: TrainState, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:

@@ -1,0 +1,102 @@
+"""Begin a new run with the model of another one: `train.run(continue_from=...)`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from keras_vit import converters
+from keras_vit.errors import CheckpointError
+from keras_vit.model.config import ViTConfig
+from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.train._recipe import Recipe
+from keras_vit.train.data.sources import Data
+from keras_vit.train.loop import checkpoints, storage
+
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """The run in a folder: its recipe, its arguments for the data, and its last model."""
+
+    folder: str
+    recipe: Recipe
+    data: dict[str, Any]  # arguments of `open_data`; {} if the data were arrays
+    model: VisionTransformer
+
+    def adapt(self, recipe: Recipe | None) -> Recipe:
+        """Return the recipe of the new run, which keeps the head; None stands for the earlier run's."""
+        return self.recipe if recipe is None else recipe.replace(reset_head=False)
+
+    def data_arguments(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of `open_data` for the new run: those that are given, or else the earlier run's."""
+        if given["data"] is not None:
+            return given
+        if "data" not in self.data:
+            raise ValueError(f"{self.folder} does not say where its data are: pass data, as for that run")
+        return {name: self.data.get(name) if value is None else value for name, value in given.items()}
+
+    def check_classes(self, data: Data) -> None:
+        """Raise a ValueError unless the head has as many classes as the data; `match_head` compares their names."""
+        if self.model.config.num_classes not in (0, data.num_classes):
+            raise ValueError(
+                f"{self.folder} was trained for {self.model.config.num_classes} classes and {data.name} has "
+                f"{data.num_classes}, so its head cannot be kept. For new classes train with "
+                f"model={self.folder}/model.keras instead of continue_from"
+            )
+
+
+def read_run(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None) -> EarlierRun:
+    """Read the recipe and the last model of a run: `model.keras`, or the newest checkpoint of an unfinished run.
+
+    Raises:
+        ValueError: `out` is the same folder.
+        FileNotFoundError: There is no run in the folder.
+        CheckpointError: Its newest checkpoint is damaged.
+    """
+    path = storage.plain_path(folder)
+    if out is not None and Path(storage.plain_path(out)).resolve() == Path(path).resolve():
+        raise ValueError(f"A new run needs its own folder: out must not be that of continue_from. Received: {path}")
+    found = checkpoints.newest(f"{path}/checkpoints")
+    if found is None:
+        raise FileNotFoundError(
+            f"There is no run to continue from. Expected a folder that keras_vit trained in. Received: {path}"
+        )
+    prefix, saved = found
+    try:
+        # The earlier run's number of micro-batches may be of another machine.
+        recipe = Recipe(**saved["facts"]["recipe"]).replace(accumulation="auto", reset_head=False)
+        data = saved["facts"]["data"].get("arguments") or {}
+        config = ViTConfig(**saved["facts"]["model"])
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise CheckpointError(f"{prefix} is not of a run that can be continued: {error}") from error
+    if storage.is_local(path) and Path(path, "model.keras").exists():
+        return EarlierRun(path, recipe, data, converters.load(f"{path}/model.keras", dtype="float32"))
+    return EarlierRun(path, recipe, data, _from_checkpoint(prefix, saved["variables"], config))
+
+
+def _from_checkpoint(prefix: str, saved: Mapping[str, Any], config: ViTConfig) -> VisionTransformer:
+    """Return the model with the weights of a checkpoint, or with their moving averages."""
+    model = VisionTransformer(config, dtype="float32")
+    variables = {
+        f"average/{v.path}" if f"average/{v.path}" in saved else f"weights/{v.path}": v.value for v in model.weights
+    }
+    if missing := sorted(variables.keys() - saved.keys()):
+        raise CheckpointError(f"{prefix} is not of the model that its manifest describes: it lacks {missing[:3]}")
+    tf.train.Checkpoint(variables=variables).read(prefix).expect_partial().assert_existing_objects_matched()
+    return model
+
+
+def stored_arguments(source: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return the arguments of `open_data` as text, folders with their whole paths; None for arrays and opened data."""
+    if not isinstance(source["data"], str | os.PathLike):
+        return None
+    stored = {name: os.fspath(value) for name, value in source.items() if value is not None}
+    for name in ("data", "data_dir"):
+        if name in stored and storage.is_local(stored[name]) and Path(stored[name]).is_dir():
+            stored[name] = str(Path(stored[name]).absolute())
+    return stored

@@ -1,0 +1,145 @@
+"""Evaluate a run on its held-out images, and keep the best model beside the last one."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+
+from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.train.data.sources import Data
+from keras_vit.train.loop import storage
+from keras_vit.train.measure.evaluation import evaluate
+from keras_vit.train.measure.memory import evaluation_batch
+from keras_vit.train.step.state import TrainState
+
+MODEL = "best.keras"
+RECORD = "best.json"  # step and metrics of best.keras
+# `eval_steps="auto"`: evaluations in a run, and the fewest steps between them.
+EVALUATIONS, FEWEST_STEPS = 10, 50
+
+
+@dataclass(frozen=True)
+class Best:
+    """The evaluation of a run with the highest accuracy, and among equals with the lowest loss.
+
+    Args:
+        step: number of steps done.
+        metrics: "accuracy" and "top5" in [0, 1], "loss".
+        path: the .keras file with the weights of this step; None if the run writes no files.
+
+    Example:
+        >>> keras_vit.train.Best(step=20, metrics={"accuracy": 0.5, "loss": 1.0}, path="runs/x/best.keras").step
+        20
+    """
+
+    step: int
+    metrics: dict[str, float]
+    path: str | None
+
+
+class HeldOut:
+    """Evaluation of a run's weights, or of their moving averages, by the process that writes its files.
+
+    Args:
+        state: state of the training.
+        model: of the same config, outside of any strategy; it has the weights of the last evaluation.
+        data: the data set; None in other processes, which evaluate nothing.
+        folder: folder of the run, or None.
+        is_new: whether the run begins: files of one that died before its first checkpoint are removed. A continued run
+            repeats the evaluations after its checkpoint with the same results, so `best.keras` may be of a later step.
+        say: prints a line.
+    """
+
+    def __init__(
+        self,
+        state: TrainState,
+        model: VisionTransformer,
+        data: Data | None,
+        *,
+        folder: str | None,
+        is_new: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self._state, self._model, self._data, self._say = state, model, data, say
+        self._folder, self._batch_size = folder, evaluation_batch(state.recipe, model.config, replicas=state.replicas)
+        self.best: Best | None = None
+        if folder is not None and is_new:
+            storage.remove(f"{folder}/{RECORD}")
+            storage.remove(f"{folder}/{MODEL}")
+        elif folder is not None and tf.io.gfile.exists(f"{folder}/{RECORD}"):
+            self.best = _read(folder)
+
+    def evaluate(self, step: int, *, keep: bool = True) -> dict[str, float]:
+        """Return the metrics after a step, {} without held-out images and labels. `keep` keeps the best model."""
+        state = self._state
+        state.copy_to(self._model)
+        if self._data is None or self._data.evaluation is None or state.recipe.objective == "masked_patch":
+            return {}
+        labels = "real" if self._data.multi_label else "single"
+        found = evaluate(self._model, self._data, batch_size=self._batch_size, labels=labels)
+        metrics = {"accuracy": found.top1, "top5": found.top5, "loss": found.loss}
+        note = ", the best so far" if keep and self._keep(step, metrics) else ""
+        text = f"held-out accuracy {found.top1:.4f}, loss {found.loss:.4f}{note}"
+        self._say(f"step {step:,} of {state.total_steps:,}: {text}")
+        return metrics
+
+    def _keep(self, step: int, metrics: dict[str, float]) -> bool:
+        """Write `best.keras` if no evaluation before was as good; return whether it did."""
+        if self.best and not _score(metrics) > _score(self.best.metrics):
+            return False
+        path = f"{self._folder}/{MODEL}" if self._folder is not None else None
+        if path is not None:
+            with storage.as_os_error(f"{path} cannot be written"):
+                storage.remove(f"{self._folder}/{RECORD}")  # no record is better than that of another step
+                save_model(self._model, path)
+                storage.replace(f"{self._folder}/{RECORD}", json.dumps({"step": step, **metrics}).encode() + b"\n")
+        self.best = Best(step, metrics, path)
+        return True
+
+
+def interval(state: TrainState, data: Data) -> int | None:
+    """Return the number of steps from one evaluation to the next; None evaluates after the last step only."""
+    recipe = state.recipe
+    if recipe.eval_steps != "auto":
+        return recipe.eval_steps
+    if data.evaluation is None or recipe.objective == "masked_patch":
+        return None
+    # An image costs three times as much to train on as to evaluate: evaluations cost at most a tenth of the training.
+    cheap = ceil(10 * data.evaluation.count / (3 * recipe.batch_size))
+    return max(ceil(state.total_steps / EVALUATIONS), FEWEST_STEPS, cheap)
+
+
+def save_model(model: VisionTransformer, path: str) -> None:
+    """Write a .keras file, complete or not at all, to a local path or a bucket."""
+    with tempfile.TemporaryDirectory() as folder:
+        local = Path(folder) / "model.keras"
+        keras.saving.save_model(model, local)
+        storage.replace(path, local.read_bytes())
+
+
+def _score(metrics: dict[str, float]) -> tuple[float, float]:
+    loss = metrics["loss"]
+    return metrics["accuracy"], -math.inf if math.isnan(loss) else -loss
+
+
+def _read(folder: str) -> Best | None:
+    try:
+        record = json.loads(storage.read(f"{folder}/{RECORD}"))
+        step, metrics = int(record.pop("step")), {name: float(value) for name, value in record.items()}
+        _score(metrics)
+        if not tf.io.gfile.exists(f"{folder}/{MODEL}"):
+            raise ValueError(f"there is no {MODEL}")
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        reason = str(error)[:100] or type(error).__name__
+        warnings.warn(f"{folder}/{RECORD} cannot be used ({reason}): the best model is chosen anew.", stacklevel=4)
+        return None
+    return Best(step, metrics, f"{folder}/{MODEL}")
