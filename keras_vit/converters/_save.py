@@ -13,6 +13,7 @@ from keras_vit.converters import assign, config_json, expressible, layout, recor
 from keras_vit.converters.containers import write_npz, write_safetensors
 from keras_vit.converters.table import OWN_PREFIX, Table, formats, load_table
 from keras_vit.errors import CheckpointError
+from keras_vit.model.layers.quantized import quantization_misfit
 from keras_vit.model.vision_transformer import VisionTransformer
 
 # Container -> suffixes that readers would take for another container.
@@ -23,7 +24,7 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
     """Write a model as a checkpoint of a format. The file appears complete or not at all.
 
     Args:
-        model: a VisionTransformer; its weights are written as float32.
+        model: a VisionTransformer; its weights are written as float32, with LoRA's updates added.
         path: the file; for a format with a config.json, it may be a folder (a name without suffix) for both files.
         format: one of `formats()` or a path to a .toml table of your own.
 
@@ -45,7 +46,10 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
     if not table.writable:
         written = [name for name in formats() if load_table(name).writable]
         raise CheckpointError(f"The {table.format} format is only read. Formats that are written: {written}")
-    variables, config = assign.variables_by_path(model), layout.written_config(model.config, table)
+    if misfit := quantization_misfit(model):
+        raise CheckpointError(f"The {table.format} format holds floating-point weights. {misfit}")
+    variables = assign.merge_lora(model, assign.variables_by_path(model))
+    config = layout.written_config(model.config, table)
     moved = {}
     if config != model.config:
         arrays = {
