@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -35,46 +37,36 @@ def register_classes(package: str, module: str, names: Iterable[str]) -> None:
     """
 
     def register() -> None:
-        objects = importlib.import_module("keras").saving.get_custom_objects()
-        for name in names:
-            objects.setdefault(f"{package}>{name}", _LazyClass(f"{package}>{name}", module))
+        for name in (f"{package}>{name}" for name in names):
+            placeholder = SimpleNamespace(from_config=functools.partial(_from_config, module, name))
+            _keras_registry().setdefault(name, placeholder)
 
     if "keras" in sys.modules:
         register()
     else:
-        sys.meta_path.insert(0, _AfterImport("keras", register))
+        finder: Any = SimpleNamespace(find_spec=functools.partial(_find_spec, "keras", register))
+        sys.meta_path.insert(0, finder)
 
 
-class _LazyClass:
-    """Stand for a class in Keras' registry until Keras loads an object of it."""
-
-    def __init__(self, registered_name: str, module: str) -> None:
-        self.registered_name = registered_name
-        self.module = module
-
-    def from_config(self, config: dict[str, Any]) -> Any:
-        """Import the class, which replaces this object in the registry, and return its object."""
-        importlib.import_module(self.module)
-        return importlib.import_module("keras").saving.get_custom_objects()[self.registered_name].from_config(config)
+def _keras_registry() -> dict[str, Any]:
+    return importlib.import_module("keras").saving.get_custom_objects()
 
 
-class _AfterImport:
-    """Call a function when a module has been imported. It is a finder of `sys.meta_path`."""
+def _from_config(module: str, name: str, config: dict[str, Any]) -> Any:
+    importlib.import_module(module)  # registers the class in place of its placeholder
+    return _keras_registry()[name].from_config(config)
 
-    def __init__(self, module: str, function: Callable[[], None]) -> None:
-        self.module = module
-        self.function = function
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return the spec of the module, whose loader calls the function at its end; None for other modules."""
-        spec = PathFinder.find_spec(name, path, target) if name == self.module else None
-        if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
+def _find_spec(wanted: str, after: Callable[[], None], name: str, path: Any = None, target: Any = None) -> Any:
+    """Find a module as `sys.meta_path` does, and call `after` at the end of its import; None for other modules."""
+    spec = PathFinder.find_spec(name, path, target) if name == wanted else None
+    if spec is None or spec.loader is None:
+        return None
+    execute = spec.loader.exec_module
 
-        def exec_module(module: Any) -> None:
-            execute(module)
-            self.function()
+    def exec_module(module: Any) -> None:
+        execute(module)
+        after()
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+    spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+    return spec

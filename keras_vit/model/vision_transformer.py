@@ -255,19 +255,13 @@ class VisionTransformer(keras.Model):
         return model
 
     def quantize(self, mode: Any = None, config: Any = None, filters: Any = None, **kwargs: Any) -> None:
-        """Quantize the dense layers with Keras, in place: their kernels take a quarter of the memory, or an eighth.
-
-        The model saves and loads as usual, but no checkpoint format holds it. For phones and browsers, pass the model
-        before it is quantized to `export.tflite(model, path, quantize="int8")`, which calibrates and verifies.
+        """Quantize the dense layers in place, as `keras.Model.quantize` does. No checkpoint format holds the result.
 
         Args:
             mode: "int8", "int4" or "float8"; None with a config.
             config: a `keras.quantizers.QuantizationConfig` for the mode; None means Keras' default.
-            filters: a pattern, or patterns, of names of layers to quantize, or a function of a layer; None means all.
+            filters: pattern or patterns of the names of layers to quantize, or a function of a layer; None means all.
             **kwargs: `type_check` of Keras.
-
-        Raises:
-            ValueError: the mode is another one, or the model is quantized already.
         """
         # Keras has set the mode of a config, and the config of a mode.
         if mode not in QUANTIZATION_MODES:

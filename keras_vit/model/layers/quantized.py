@@ -21,20 +21,17 @@ def save_quantization(store: Any, layers: Iterable[keras.layers.Layer]) -> None:
     }
     if found:
         text = json.dumps(found)
-        _parse(text)
+        json.loads(text, object_hook=_check_module)
         store[_KEY] = np.frombuffer(text.encode(), np.uint8)
 
 
 def load_quantization(store: Any, layers: Iterable[keras.layers.Layer]) -> None:
     """Quantize the layers that `store` notes, before Keras loads their variables."""
-    found = _parse(np.asarray(store[_KEY]).tobytes()) if _KEY in store else {}
+    text = np.asarray(store[_KEY]).tobytes() if _KEY in store else "{}"
+    found = json.loads(text, object_hook=_check_module)
     for layer in layers:
         if layer.name in found and layer.quantization_mode is None:
             layer.quantize(config=keras.saving.deserialize_keras_object(found[layer.name]))
-
-
-def _parse(text: str | bytes) -> dict[str, Any]:
-    return json.loads(text, object_hook=_check_module)  # type: ignore[no-any-return]
 
 
 def _check_module(found: dict[str, Any]) -> dict[str, Any]:
@@ -52,6 +49,5 @@ def quantization_misfit(model: keras.Model) -> str | None:
     if not names:
         return None
     return (
-        "Use the model as it was before Keras' `quantize`, "
-        f"which changed {len(names)} of its layers: {names[:3]}{' ...' if names[3:] else ''}"
+        f"Use the model as it was before Keras' `quantize`. Received: {len(names)} quantized layers, {names[0]} first"
     )
