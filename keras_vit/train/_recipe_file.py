@@ -18,7 +18,7 @@ __all__ = ["Recipe", "recipe", "recipes"]
 # Keys of a file, in the notation of `schema.misfits`; `Recipe` checks the values. The recipe's name is the file's.
 _ANY = (object, bool)
 _VARIANT = {f"{name}?": _ANY for name in FIELD_RULES.keys() - {"name", "variant", "source", "notes"}}
-_FILE = {"source": str, "notes?": _ANY, **_VARIANT, "extends?": str}
+_FILE = {"source?": str, "notes?": _ANY, **_VARIANT, "extends?": str}
 _FILE |= {"variants?": {"*": _VARIANT}, "variant_of?": {"*": str}}
 _NOT_FIELDS = ("extends", "variants", "variant_of")
 
@@ -94,8 +94,9 @@ def _extend(table: Mapping[str, Any], path: Path) -> Origin:
             f"{path.name}.extends names no recipe of the zoo: {extended!r}; {suggestion(extended, known)}."
         )
     base = _read(_find(extended))
+    inherited = {**base.stated, "source": f"changes to {extended}: {base.stated['source']}"}
     return Origin(
-        stated=merge_fields(base.stated, stated),
+        stated=merge_fields(inherited, stated),
         variants={**base.variants, **variants},
         variant_of={**base.variant_of, **variant_of},
     )

@@ -56,8 +56,8 @@ def adapt_model(
     layers = source._flatten_layers()
     if special := [part.path for part in layers if part.quantization_mode or hasattr(part, "lora_kernel_a")]:
         raise ValueError(
-            "A recipe trains floating-point weights without LoRA; model.fit trains LoRA, and model.rebuilt(model.config)"
-            f" adds its updates to the kernels. Received: a model with LoRA or quantized layers: {special[:3]}"
+            "A recipe trains floating-point weights without LoRA; model.fit trains LoRA, model.rebuilt(model.config)"
+            f" adds its updates to kernels. Received: a model with LoRA or quantized layers: {special[:3]}"
         )
     config = source.config
     changes: dict[str, Any] = {}
