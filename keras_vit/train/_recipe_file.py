@@ -73,7 +73,7 @@ def _read(path: Path) -> Origin:
     wrong = list(misfits(table, _FILE, path.name))
     if not wrong:
         origin = _extend(table, path)
-        wrong = [f"{path.name} lacks the key {name!r}" for name in sorted(REQUIRED - origin.stated.keys())]
+        wrong = [f"{path.name} lacks the key {name!r}" for name in sorted({"source", *REQUIRED} - origin.stated.keys())]
     if not wrong:
         wrong = [*_field_misfits(origin, path.name), *_variant_of_misfits(origin, path.name)]
     if wrong:
