@@ -15,7 +15,7 @@ from keras_vit.model import labels as label_lists
 from keras_vit.model import layers as vit
 from keras_vit.model import preprocess
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.layers.quantized import load_quantization, save_quantization
+from keras_vit.model.layers.quantized import load_quantization, quick_collections, save_quantization
 from keras_vit.model.network import Network
 
 HEADS = ("head", "head_distillation")  # names of the layers that return logits
@@ -269,7 +269,7 @@ class VisionTransformer(keras.Model):
                 f"quantize takes the modes {QUANTIZATION_MODES}. Received: {mode!r}. For weights or activations "
                 'calibrated on images, use export.tflite(model, path, quantize="int8", calibration=images)'
             )
-        with warnings.catch_warnings():  # Keras names every layer without a dense kernel
+        with warnings.catch_warnings(), quick_collections():  # Keras names every layer without a dense kernel
             warnings.filterwarnings("ignore", message=r"Layer \w+ does not have a `quantize` method")
             super().quantize(mode, config=config, filters=filters, **kwargs)
 

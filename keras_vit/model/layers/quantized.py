@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -29,9 +31,23 @@ def load_quantization(store: Any, layers: Iterable[keras.layers.Layer]) -> None:
     """Quantize the layers that `store` notes, before Keras loads their variables."""
     text = np.asarray(store[_KEY]).tobytes() if _KEY in store else "{}"
     found = json.loads(text, object_hook=_check_module)
-    for layer in layers:
-        if layer.name in found and layer.quantization_mode is None:
-            layer.quantize(config=keras.saving.deserialize_keras_object(found[layer.name]))
+    with quick_collections():
+        for layer in layers:
+            if layer.name in found and layer.quantization_mode is None:
+                layer.quantize(config=keras.saving.deserialize_keras_object(found[layer.name]))
+
+
+@contextlib.contextmanager
+def quick_collections() -> Iterator[None]:
+    """Keep what exists out of the garbage collections inside: Keras makes one, of a fifth of a second, a kernel."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _check_module(found: dict[str, Any]) -> dict[str, Any]:
