@@ -18,6 +18,7 @@ from keras_vit._util.atomic import replacing
 from keras_vit._util.checks import is_count
 from keras_vit._util.text import byte_size, scaled
 from keras_vit.model import cost
+from keras_vit.model.sizes import name_of
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.visualize._models import vision_transformer
 from keras_vit.visualize.html import figures
@@ -54,7 +55,7 @@ def report(
             these.
         path: the .html file to write. An existing file is replaced when the new one is complete.
         top: number of classes to name for each image, from 1.
-        title: heading of the page; None uses the model's name.
+        title: heading of the page; None uses the model's name, or its architecture's if it has none.
         card: information on the weights: `zoo.card(name)` or other text, or a dict of names and values.
         exports: an `export.Report`, or its dict, for each file exported from this model.
         progress: whether to show a bar on standard error.
@@ -84,7 +85,7 @@ def report(
     exports_table = [_model_row(inner, prepared[:1]), *map(_export_row, exports)] if exports else []
     page = _render(
         data,
-        title=title or inner.name,
+        title=title or (name_of(inner.config) if inner.name == "vit" else inner.name),
         part_of=None if model is inner else repr(model.name),
         card=card,
         exports=exports_table,
