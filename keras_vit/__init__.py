@@ -1,6 +1,7 @@
 """Vision Transformers for TensorFlow and Keras 3: load the official models exactly, train, export.
 
-Public names are imported on first use, so `import keras_vit` is fast and starts no TensorFlow.
+Public names are imported on first use, so `import keras_vit` is fast and starts no TensorFlow. Keras knows the
+package's classes from then on: `keras.models.load_model` opens models that were saved with them.
 
 Example:
     >>> model = keras_vit.zoo.load("digits")
@@ -43,3 +44,10 @@ __all__ = [
 ]
 
 __getattr__, __dir__ = lazy.lazy_names(__name__, _HOMES)
+
+_REGISTERED = (  # classes that a saved model can name
+    *("AttentionPooling", "Dropout", "EncoderBlock", "GroupNormalization", "LayerScale", "MLP", "MultiHeadAttention"),
+    *("PatchEmbedding", "PositionEmbedding", "PrefixTokens", "RelativePosition", "ResNetRoot", "ResNetUnit"),
+    *("StandardizedConv2D", "StochasticDepth", "TokenPooling", "VisionTransformer"),
+)
+lazy.register_classes("keras_vit", "keras_vit.model.vision_transformer", _REGISTERED)

@@ -76,6 +76,13 @@ def test_every_file_of_every_card_is_there_with_all_that_is_known() -> None:
         assert [text for text in known if escape(text) not in card] == []
 
 
+def test_the_first_row_is_the_model_that_the_readme_recommends() -> None:
+    assert f"Take `{ENTRIES[0].name}` for a first try" in (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    assert ENTRIES[0].is_default
+    rest = [name for name in zoo.names() if name != ENTRIES[0].name]
+    assert [name for name, _ in itertools.groupby(entry.name for entry in ENTRIES)] == [ENTRIES[0].name, *rest]
+
+
 def test_references_meet_and_nothing_is_fetched() -> None:
     page = Document(TEXT)
     names = page.values("id")

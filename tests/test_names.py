@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_vit.model.sizes import HYBRIDS, SIZES, architecture, canonical_name
+from keras_vit.model.config import ViTConfig
+from keras_vit.model.sizes import HYBRIDS, SIZES, architecture, canonical_name, name_of
 
 PURE = [f"ViT-{size}/{patch}" for size in SIZES for patch in (8, 14, 16, 32)]
 SPELLINGS = {
@@ -146,3 +147,10 @@ def test_an_unknown_name_is_an_error_that_offers_the_nearest(wrong: str, near: s
 def test_what_is_no_architecture_is_refused_and_something_is_offered(wrong: str) -> None:
     with pytest.raises(ValueError, match=r"nearest are \['"):
         canonical_name(wrong)
+
+
+@pytest.mark.parametrize("name", [*(f"ViT-{size}/16" for size in SIZES), "ViT-B/32", *HYBRIDS])
+def test_a_config_says_its_name(name: str) -> None:
+    assert name_of(ViTConfig.from_name(name, image_size=64, num_classes=3)) == name
+    other = ViTConfig.from_name(name, num_layers=5)
+    assert name_of(other) == f"Vision Transformer, 5 blocks of width {other.hidden_size}"

@@ -294,6 +294,11 @@ def test_a_file_extends_a_recipe_of_the_zoo(written):
     assert not read.replace(variant="light1").flip
 
 
+def test_a_file_that_extends_a_recipe_may_leave_out_its_source(written):
+    read = recipe(written('extends = "finetune"\nsteps = 5\n'))
+    assert (read.steps, read.source) == (5, f"changes to finetune: {recipe('finetune').source}")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

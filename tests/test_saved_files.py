@@ -8,10 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 
+import keras_vit
 from keras_vit import VisionTransformer, converters, train
+from keras_vit._util import lazy
+from keras_vit.model.layers import EncoderBlock, PatchEmbedding
 from saved_run import CONFIG, FIELDS, HALF
 from tiny_models import prepared
 
@@ -37,14 +41,58 @@ def test_weights_of_an_earlier_version_load() -> None:
     np.testing.assert_allclose(model(prepared(CONFIG)), expected_logits(), atol=LOGITS_TOLERANCE)
 
 
-def test_keras_itself_opens_a_model_of_an_earlier_version() -> None:
+def models_around_ours() -> dict[str, keras.Model]:
+    """Return Keras models that hold our model or our layers, by the name of their file."""
+    vit = VisionTransformer(CONFIG)
+    logits = vit(vit.inputs[0])
+    return {
+        "functional.keras": keras.Model(vit.inputs[0], keras.layers.Softmax()(logits)),
+        "sequential.keras": keras.Sequential([vit, keras.layers.Softmax()]),
+        "part.keras": keras.Model(vit.inputs[0], vit.get_layer("block_0").output),
+        "layers.keras": keras.Sequential([keras.Input((16, 16, 1)), PatchEmbedding(8, (4, 4)), EncoderBlock(2, 16)]),
+    }
+
+
+def test_keras_itself_opens_models_in_a_new_process(tmp_path: Path) -> None:
+    shutil.copy(SAVED / "model.keras", tmp_path)  # of an earlier version
+    expected = {"model.keras": expected_logits()}
+    for name, model in models_around_ours().items():
+        model.save(tmp_path / name)
+        expected[name] = np.asarray(model(prepared(CONFIG)))
+    np.savez(tmp_path / "expected.npz", **expected)
+    np.save(tmp_path / "images.npy", prepared(CONFIG))
     script = (
-        "import sys, keras, keras_vit, numpy as np\n"
-        "keras_vit.VisionTransformer\n"  # registers the classes
-        "model = keras.models.load_model(sys.argv[1])\n"
-        "assert type(model) is keras_vit.VisionTransformer and model.config == keras_vit.ViTConfig(**eval(sys.argv[2]))"
+        "import sys, numpy as np\n"
+        "from keras_vit import zoo\n"
+        "assert not {'keras', 'tensorflow'} & sys.modules.keys()\n"
+        "from keras.models import load_model\n"
+        "assert 'keras_vit.model.vision_transformer' not in sys.modules\n"
+        "images, expected = np.load('images.npy'), np.load('expected.npz')\n"
+        "for name in expected.files:\n"
+        f"    np.testing.assert_allclose(load_model(name)(images), expected[name], atol={LOGITS_TOLERANCE})\n"
     )
-    subprocess.run([sys.executable, "-c", script, str(SAVED / "model.keras"), repr(CONFIG.to_dict())], check=True)
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path)
+
+
+def test_every_registered_class_is_known_before_it_is_imported() -> None:
+    ours = [name for name in keras.saving.get_custom_objects() if name.startswith("keras_vit>")]
+    assert sorted(ours) == sorted(f"keras_vit>{name}" for name in keras_vit._REGISTERED)
+
+
+def test_classes_are_known_if_keras_was_imported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "late_layers.py").write_text(
+        "import keras\n"
+        "@keras.saving.register_keras_serializable('late')\n"
+        "class Late(keras.layers.Identity):\n"
+        "    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    lazy.register_classes("late", "late_layers", ["Late"])
+    assert "late_layers" not in sys.modules
+    saved = {"module": "late_layers", "class_name": "Late", "registered_name": "late>Late", "config": {"name": "x"}}
+    layers = [keras.saving.deserialize_keras_object(saved) for _ in range(2)]
+    assert [(type(layer).__name__, layer.name) for layer in layers] == [("Late", "x")] * 2
+    assert keras.saving.get_registered_object("late>Late") is type(layers[0])
 
 
 def test_a_run_of_an_earlier_version_continues(tmp_path: Path) -> None:

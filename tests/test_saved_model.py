@@ -198,7 +198,7 @@ def test_wrong_options_leave_nothing(tmp_path: Path, options: dict[str, Any], sa
 def test_weights_that_were_added_are_not_left_out(tmp_path: Path) -> None:
     model = small()
     model.get_layer("head").enable_lora(2)
-    with pytest.raises(ValueError, match="merge added ones first. Received: a model with added weights"):
+    with pytest.raises(ValueError, match="only the weights of its config. Received: a model with added weights"):
         export.saved_model(model, tmp_path / "1", bfloat16=True)
     assert nothing_but(tmp_path)
     report = export.saved_model(model, tmp_path / "1")

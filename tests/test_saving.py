@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from keras_vit import Preprocessing, converters
+from keras_vit.converters.table import load_table
 from keras_vit.errors import CheckpointError
 from model_weights import assert_same_bits, values
 from tiny_models import VARIANTS, built, tiny
@@ -83,12 +84,18 @@ def test_a_path_that_is_no_file_in_a_folder_is_refused(tmp_path: Path, name: str
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("name", "format"), [("x.npz", "huggingface"), ("x.safetensors", "google")])
-def test_a_name_that_says_another_container_is_warned_of(tmp_path: Path, name: str, format: str) -> None:
+@pytest.mark.filterwarnings("ignore:keras_vit")  # digits of other readers
+@pytest.mark.parametrize("format", [name for name in converters.formats() if load_table(name).writable])
+def test_a_name_that_says_another_container_is_refused(tmp_path: Path, format: str) -> None:
     model = built()
-    with pytest.warns(UserWarning, match=f"{name} will hold a"):
-        converters.save(model, tmp_path / name, format=format)
-    assert_same_bits(values(converters.load(tmp_path / name)), values(model))
+    own = f".{load_table(format).container}"
+    suffixes = {".npz", ".safetensors", ".pth", ".PT", ".bin", ".h5", ".keras", ".ckpt", ".onnx", ".tflite"} - {own}
+    for suffix in suffixes:
+        with pytest.raises(CheckpointError, match=rf"{format} files are {own} files.*save as 'x{own}'. Received: 'x"):
+            converters.save(model, tmp_path / f"x{suffix}", format=format)
+    assert not list(tmp_path.iterdir())
+    for name in (f"x{own}", f"x{own.upper()}", "vit.v2"):
+        assert converters.save(model, tmp_path / name, format=format) == tmp_path / name
 
 
 def test_only_our_models_are_written(tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ import pytest
 
 import peer_cases as cases
 from keras_vit import converters
-from keras_vit.converters.config_json import to_fields
+from keras_vit.converters.config_json import to_fields, to_json
 from keras_vit.converters.table import load_table
 from keras_vit.errors import CheckpointError
+from keras_vit.model.config import ViTConfig
 from model_weights import assert_same_bits, values
 from reference_cases import arrays, distance
-from tiny_models import built, prepared
+from tiny_models import built, prepared, tiny
 
 FOLDER = Path(__file__).parent / "data" / "timm"
 OUTPUTS = arrays(FOLDER / "outputs.npz")
@@ -72,6 +73,70 @@ def test_what_is_written_for_timm_says_the_same_as_timms_own(tmp_path: Path, nam
 )
 def test_the_name_of_an_entry_point_tells_what_its_tensors_do_not(name: str, said: dict[str, Any]) -> None:
     assert to_fields({"architecture": name}, load_table("timm").json) == said
+
+
+# Entry points of timm's vision_transformer.py and deit.py: patch size, embed_dim, depth, num_heads.
+ENTRY_POINTS = {
+    "vit_tiny_patch16_224": (16, 192, 12, 3),
+    "vit_tiny_patch16_384": (16, 192, 12, 3),
+    "vit_small_patch32_224": (32, 384, 12, 6),
+    "vit_small_patch16_384": (16, 384, 12, 6),
+    "vit_small_patch8_224": (8, 384, 12, 6),
+    "vit_base_patch32_384": (32, 768, 12, 12),
+    "vit_base_patch16_224": (16, 768, 12, 12),
+    "vit_base_patch16_384": (16, 768, 12, 12),
+    "vit_base_patch8_224": (8, 768, 12, 12),
+    "vit_large_patch32_224": (32, 1024, 24, 16),
+    "vit_large_patch16_384": (16, 1024, 24, 16),
+    "vit_large_patch14_224": (14, 1024, 24, 16),
+    "vit_huge_patch14_224": (14, 1280, 32, 16),
+    "vit_base_patch32_clip_448": (32, 768, 12, 12),
+    "vit_large_patch14_clip_336": (14, 1024, 24, 16),
+    "vit_huge_patch14_clip_224": (14, 1280, 32, 16),
+    "vit_base_patch16_clip_384": (16, 768, 12, 12),
+    "deit_tiny_distilled_patch16_224": (16, 192, 12, 3),
+    "deit_small_distilled_patch16_224": (16, 384, 12, 6),
+    "deit_base_distilled_patch16_384": (16, 768, 12, 12),
+}
+
+
+@pytest.mark.parametrize("name", ENTRY_POINTS)
+def test_timm_is_told_its_entry_point_of_this_shape(name: str) -> None:
+    patch_size, width, depth, num_heads = ENTRY_POINTS[name]
+    config = tiny(
+        image_size=int(name[-3:]),
+        patch_size=patch_size,
+        hidden_size=width,
+        num_layers=depth,
+        num_heads=num_heads,
+        mlp_dim=4 * width,
+        distilled="distilled" in name,
+        norm_epsilon=1e-5 if "clip" in name else 1e-6,
+    )
+    assert architecture(config) == name
+    assert architecture(config.replace(image_size=5 * patch_size)) == f"{name[:-3]}224"  # a size that timm has not
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Ti/16", "vit_tiny_patch16_224"),
+        ("R+Ti/16", "vit_tiny_r_s16_p8_224"),
+        ("R26+S/32", "vit_small_r26_s32_224"),
+        ("R50+B/16", "vit_base_r50_s16_224"),
+        ("R50+L/32", "vit_large_r50_s32_224"),
+    ],
+)
+def test_timm_is_told_the_entry_point_of_the_papers_models(name: str, expected: str) -> None:
+    assert architecture(ViTConfig.from_name(name, image_size=224)) == expected
+    assert architecture(ViTConfig.from_name(name, image_size=384)) == expected.replace("224", "384")
+
+
+def architecture(config: ViTConfig) -> Any:
+    """Return the name of timm's entry point in the config.json of a model."""
+    spelling = load_table("timm").json
+    assert spelling is not None
+    return to_json(config, spelling)["architecture"]
 
 
 @pytest.mark.parametrize("name", cases.NOT_READ)

@@ -551,3 +551,17 @@ def test_a_browser_shows_it_at_any_width(browser: Page, path: Path, tmp_path: Pa
     ground = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(20, 22, 26)" if dark else "rgb(245, 245, 241)")
     assert not browser.console
+
+
+def test_images_of_the_same_file_name_are_told_apart(small: VisionTransformer, tmp_path: Path) -> None:
+    files = []
+    for name in ("a/x.png", "b/x.png", "b/y.png", "b/a/x.png"):
+        files.append(tmp_path / "pictures" / name)
+        files[-1].parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pictures()[0]).save(files[-1])
+    (tmp_path / "report").mkdir()
+    page = written(small, [*files, files[2], pictures()[0]], tmp_path / "report")
+    names = re.findall("<h3>(.*?)</h3>", page.source)[:6]
+    assert names[:2] == ["pictures/a/x.png", "b/x.png"]
+    assert page.source.count("<h1>Vision Transformer, 2 blocks of width 32</h1>") == 1  # not Keras' name, "vit"
+    assert names[2:] == [f"{files[2]}, image 3", "b/a/x.png", f"{files[2]}, image 5", "image 6"]

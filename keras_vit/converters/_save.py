@@ -13,17 +13,22 @@ from keras_vit.converters import assign, config_json, expressible, layout, recor
 from keras_vit.converters.containers import write_npz, write_safetensors
 from keras_vit.converters.table import OWN_PREFIX, Table, formats, load_table
 from keras_vit.errors import CheckpointError
+from keras_vit.model.layers.quantized import quantization_misfit
 from keras_vit.model.vision_transformer import VisionTransformer
 
-# Container -> suffixes that readers would take for another container.
-_MISLEADING_SUFFIXES = {"npz": (".safetensors",), "safetensors": (".npz",)}
+# Suffixes of other kinds of files. A file with one of these must be of this container; None is one that is not written.
+_CONTAINERS = {
+    **{".npz": "npz", ".safetensors": "safetensors"},
+    **dict.fromkeys((".bin", ".ckpt", ".gguf", ".h5", ".hdf5", ".json", ".keras", ".msgpack", ".npy", ".onnx"), None),
+    **dict.fromkeys((".pb", ".pickle", ".pkl", ".pt", ".pth", ".tflite", ".zip"), None),
+}
 
 
 def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str) -> Path:
     """Write a model as a checkpoint of a format. The file appears complete or not at all.
 
     Args:
-        model: a VisionTransformer; its weights are written as float32.
+        model: a VisionTransformer; its weights are written as float32, with LoRA's updates added.
         path: the file; for a format with a config.json, it may be a folder (a name without suffix) for both files.
         format: one of `formats()` or a path to a .toml table of your own.
 
@@ -31,7 +36,8 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
         The path of the file.
 
     Raises:
-        CheckpointError: the format cannot express the model; the message says why, and nothing is written.
+        CheckpointError: the format cannot express the model, or its files have another suffix than `path`; the message
+            says why, and nothing is written.
         TypeError: `model` is not a VisionTransformer.
 
     Example:
@@ -45,7 +51,10 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
     if not table.writable:
         written = [name for name in formats() if load_table(name).writable]
         raise CheckpointError(f"The {table.format} format is only read. Formats that are written: {written}")
-    variables, config = assign.variables_by_path(model), layout.written_config(model.config, table)
+    if misfit := quantization_misfit(model):
+        raise CheckpointError(f"The {table.format} format holds floating-point weights. {misfit}")
+    variables = assign.merge_lora(model, assign.variables_by_path(model))
+    config = layout.written_config(model.config, table)
     moved = {}
     if config != model.config:
         arrays = {
@@ -84,11 +93,10 @@ def _write(
         path = path / f"model.{table.container}"
     if path.is_dir() or not path.parent.is_dir():
         raise CheckpointError(f"A {table.format} file is written into a folder that exists. Received: {str(path)!r}")
-    if path.suffix in _MISLEADING_SUFFIXES[table.container]:
-        warnings.warn(
-            f"keras_vit: {path.name} will hold a .{table.container}, as {table.format} files are: other readers go by "
-            "the name.",
-            stacklevel=3,
+    if _CONTAINERS.get(path.suffix.casefold(), table.container) != table.container:
+        raise CheckpointError(
+            f"{table.format} files are .{table.container} files, and other readers go by the name: save as "
+            f"{path.with_suffix('.' + table.container).name!r}. Received: {path.name!r}"
         )
     if json_values is not None and table.json is not None:
         config_json.check_overwrite(path, json_values, table.json)

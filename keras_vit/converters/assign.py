@@ -33,6 +33,13 @@ def variables_by_path(model: Any) -> dict[str, Any]:
     return variables
 
 
+def merge_lora(model: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `variables_by_path` with the updates of LoRA (`layer.enable_lora`) added to their kernels."""
+    merged = {id(layer._kernel): layer.kernel for layer in model._flatten_layers() if getattr(layer, "lora_enabled", 0)}
+    updates = ("/lora_kernel_a", "/lora_kernel_b")
+    return {path: merged.get(id(value), value) for path, value in variables.items() if not path.endswith(updates)}
+
+
 def as_array(variable: Any) -> np.ndarray:
     """Return a variable, or an array, as float32."""
     return keras.ops.convert_to_numpy(variable).astype(np.float32)

@@ -16,6 +16,7 @@ from keras_vit.export.litert.storage import FLOAT32, Float16, Int8
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
 from keras_vit.model.labels import class_names
+from keras_vit.model.layers.quantized import quantization_misfit
 from keras_vit.model.vision_transformer import VisionTransformer
 
 ROUTES = ("direct", "converter")
@@ -53,6 +54,8 @@ class ExportOptions:
             )
         if self.route == "converter":
             misfits += [*self._direct_only(), *_converter.misfits(model, mode)]
+        elif is_ours and (misfit := quantization_misfit(model)):
+            misfits.append(f"quantize={self.quantize!r} starts from floating-point weights. {misfit}")
         elif is_ours:
             misfits += self.file.model_misfits(model.config)
             names = _attempt(lambda: class_names(model.config, self.labels), misfits)

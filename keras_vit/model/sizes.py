@@ -83,3 +83,16 @@ def architecture(name: str) -> dict[str, Any]:
         units, fields["patch_size"] = HYBRIDS[canonical]
         fields["resnet"] = {"num_layers": units}
     return fields
+
+
+def name_of(config: Any) -> str:
+    """Return the name of a ViTConfig's architecture, such as "ViT-B/16", or its size if the papers do not name it."""
+    wanted = config.to_dict()
+    units = wanted["resnet"] and tuple(wanted["resnet"]["num_layers"])
+    for name in (*(f"ViT-{size}/{config.patch_size[0]}" for size in SIZES), *HYBRIDS):
+        fields = architecture(name)
+        resnet, patch, _ = fields.pop("resnet", None), fields.pop("patch_size"), fields.pop("dropout_rate")
+        is_patch = tuple(config.patch_size) == (patch, patch)
+        if is_patch and units == (resnet and resnet["num_layers"]) and fields.items() <= wanted.items():
+            return name
+    return f"Vision Transformer, {config.num_layers} blocks of width {config.hidden_size}"

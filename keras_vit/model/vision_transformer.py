@@ -16,10 +16,11 @@ from keras_vit.model import layers as vit
 from keras_vit.model import preprocess
 from keras_vit.model.classify import BATCH, classify_each
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.layers.relative import RelativePosition
+from keras_vit.model.layers.quantized import load_quantization, quick_collections, save_quantization
 from keras_vit.model.network import Network
 
 HEADS = ("head", "head_distillation")  # names of the layers that return logits
+QUANTIZATION_MODES = ("int8", "int4", "float8")  # of Keras, without those that calibrate on token sequences
 
 
 class Prediction(NamedTuple):
@@ -64,6 +65,11 @@ class VisionTransformer(keras.Model):
 
     def __init__(self, config: ViTConfig, *, dtype: Any = None, name: str = "vit") -> None:
         policy = keras.dtype_policies.get(dtype if dtype is not None else keras.config.dtype_policy())
+        if policy.quantization_mode is not None:
+            raise ValueError(
+                "A VisionTransformer is built with a floating-point dtype policy, such as 'float32'; then "
+                f"model.quantize({policy.quantization_mode!r}) quantizes its dense layers. Received: {policy.name!r}"
+            )
         _warn_partial_patches(config)
         network = Network(config, policy)
         super().__init__(inputs=network.images, outputs=network.output, name=name)
@@ -231,21 +237,23 @@ class VisionTransformer(keras.Model):
     def copy_weights_from(self, source: VisionTransformer, *, skip: Sequence[str] = ()) -> None:
         """Copy the weights of a model of the same architecture. Position embeddings are interpolated.
 
+        Kernels with LoRA are copied with LoRA's update. Layers that are quantized in `source` become so here.
+
         Args:
             source: the model to copy from.
             skip: names of layers that keep their own weights.
         """
+        own: dict[str, Any] = {}
+        source.save_own_variables(own)
+        load_quantization(own, (layer for layer in self._dense_layers() if layer.name not in skip))
         for layer in self.layers:
             if layer.name in skip or not layer.weights:
                 continue
             origin = source.get_layer(layer.name)
-            if isinstance(layer, vit.PositionEmbedding | RelativePosition):
+            for inner, inner_origin in zip(layer._flatten_layers(), origin._flatten_layers(), strict=True):
                 store: dict[str, Any] = {}
-                origin.save_own_variables(store)
-                layer.load_own_variables(store)
-            else:
-                for variable, value in zip(layer.weights, origin.weights, strict=True):
-                    variable.assign(value)
+                inner_origin.save_own_variables(store)
+                inner.load_own_variables(store)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of `from_config`: config, dtype policy, name, and the frozen layers."""
@@ -260,6 +268,36 @@ class VisionTransformer(keras.Model):
         model = cls(ViTConfig(**config["config"]), dtype=policy, name=config["name"])
         model._freeze(config["frozen"])
         return model
+
+    def quantize(self, mode: Any = None, config: Any = None, filters: Any = None, **kwargs: Any) -> None:
+        """Quantize the dense layers in place, as `keras.Model.quantize` does. No checkpoint format holds the result.
+
+        Args:
+            mode: "int8", "int4" or "float8"; None with a config.
+            config: a `keras.quantizers.QuantizationConfig` for the mode; None means Keras' default.
+            filters: pattern or patterns of the names of layers to quantize, or a function of a layer; None means all.
+            **kwargs: `type_check` of Keras.
+        """
+        # Keras has set the mode of a config, and the config of a mode.
+        if mode not in QUANTIZATION_MODES:
+            raise ValueError(
+                f"quantize takes the modes {QUANTIZATION_MODES}. Received: {mode!r}. For weights or activations "
+                'calibrated on images, use export.tflite(model, path, quantize="int8", calibration=images)'
+            )
+        with warnings.catch_warnings(), quick_collections():  # Keras names every layer without a dense kernel
+            warnings.filterwarnings("ignore", message=r"Layer \w+ does not have a `quantize` method")
+            super().quantize(mode, config=config, filters=filters, **kwargs)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save which dense layers outside of the blocks are quantized; each layer saves its weights."""
+        save_quantization(store, self._dense_layers())
+
+    def load_own_variables(self, store: Any) -> None:
+        """Quantize the dense layers that `save_own_variables` noted."""
+        load_quantization(store, self._dense_layers())
+
+    def _dense_layers(self) -> list[keras.layers.Dense]:
+        return [layer for layer in self.layers if isinstance(layer, keras.layers.Dense)]
 
     def _frozen(self) -> list[list[Any]]:
         """Return the frozen layers, inner layers included, as [outer layer, index among its inner layers]."""

@@ -17,7 +17,7 @@ __all__ = ["Recipe", "recipe", "recipes"]
 
 # Keys of a file, in the notation of `schema.misfits`; `Recipe` checks the values. The recipe's name is the file's.
 _VARIANT = {f"{name}?": ANY for name in FIELD_RULES.keys() - {"name", "variant", "source", "notes"}}
-_FILE = {"source": str, "notes?": ANY, **_VARIANT, "extends?": str}
+_FILE = {"source?": str, "notes?": ANY, **_VARIANT, "extends?": str}
 _FILE |= {"variants?": {"*": _VARIANT}, "variant_of?": {"*": str}}
 _NOT_FIELDS = ("extends", "variants", "variant_of")
 
@@ -72,7 +72,7 @@ def _read(path: Path) -> Origin:
     wrong = list(misfits(table, _FILE, path.name))
     if not wrong:
         origin = _extend(table, path)
-        wrong = [f"{path.name} lacks the key {name!r}" for name in sorted(REQUIRED - origin.stated.keys())]
+        wrong = [f"{path.name} lacks the key {name!r}" for name in sorted({"source", *REQUIRED} - origin.stated.keys())]
     if not wrong:
         wrong = [*_field_misfits(origin, path.name), *_variant_of_misfits(origin, path.name)]
     if wrong:
@@ -93,8 +93,9 @@ def _extend(table: Mapping[str, Any], path: Path) -> Origin:
             f"{path.name}.extends names no recipe of the zoo: {extended!r}; {suggestion(extended, known)}."
         )
     base = _read(_find(extended))
+    inherited = {**base.stated, "source": f"changes to {extended}: {base.stated['source']}"}
     return Origin(
-        stated=merge_fields(base.stated, stated),
+        stated=merge_fields(inherited, stated),
         variants={**base.variants, **variants},
         variant_of={**base.variant_of, **variant_of},
     )

@@ -46,8 +46,8 @@ def bfloat16_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
         bfloat16_model = VisionTransformer(model.config, dtype="mixed_bfloat16", name=model.name)
     if len(bfloat16_model.variables) != len(model.variables):
         raise ValueError(
-            "bfloat16=True needs a model with only the weights of its config: merge added ones first. "
-            "Received: a model with added weights, such as LoRA's"
+            "bfloat16=True needs a model with only the weights of its config. Received: a model with added weights, "
+            "such as LoRA's. Pass model.rebuilt(model.config), which has LoRA's updates in its kernels"
         )
     run = float32_function(bfloat16_model)
     pairs = list(zip(bfloat16_model.variables, model.variables, strict=True))

@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_vit.model.layers.fusion import product_then
 from keras_vit.model.layers.initializers import glorot_uniform_matrix
+from keras_vit.model.layers.quantized import load_quantization, save_quantization
 from keras_vit.model.layers.randomness import Dropout
 from keras_vit.model.layers.relative import relative_scores
 
@@ -65,6 +66,12 @@ class MultiHeadAttention(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape: tuple[Any, ...], *_: Any) -> tuple[Any, ...]:
         return input_shape
+
+    def save_own_variables(self, store: Any) -> None:
+        save_quantization(store, (self.query, self.key, self.value, self.out))
+
+    def load_own_variables(self, store: Any) -> None:
+        load_quantization(store, (self.query, self.key, self.value, self.out))
 
     def get_config(self) -> dict[str, Any]:
         config = {"num_heads": self.num_heads, "use_bias": self.use_bias, "dropout_rate": self.dropout_rate}

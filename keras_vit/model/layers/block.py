@@ -11,6 +11,7 @@ from keras_vit.model.layers.activations import activation
 from keras_vit.model.layers.attention import MultiHeadAttention
 from keras_vit.model.layers.fusion import product_then
 from keras_vit.model.layers.initializers import initializer
+from keras_vit.model.layers.quantized import load_quantization, save_quantization
 from keras_vit.model.layers.randomness import Dropout, StochasticDepth, as_one_block
 
 
@@ -48,6 +49,12 @@ class MLP(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         return input_shape
+
+    def save_own_variables(self, store: Any) -> None:
+        save_quantization(store, (self.dense1, self.dense2))
+
+    def load_own_variables(self, store: Any) -> None:
+        load_quantization(store, (self.dense1, self.dense2))
 
     def get_config(self) -> dict[str, Any]:
         config = {"mlp_dim": self.mlp_dim, "activation": self.activation, "dropout_rate": self.dropout_rate}
@@ -123,7 +130,8 @@ class EncoderBlock(keras.layers.Layer):
         self.scale2 = LayerScale(layer_scale, name="scale2", **policy) if layer_scale is not None else None
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
-        parts = (self.norm1, self.attention, self.norm2, self.mlp, self.scale1, self.scale2)
+        # Keras' `quantize` refuses a layer that is not built, also one without weights.
+        parts = (self.norm1, self.attention, self.norm2, self.mlp, self.depth, self.scale1, self.scale2)
         for part in parts:
             if part is not None:
                 part.build(input_shape)

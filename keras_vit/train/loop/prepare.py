@@ -75,6 +75,12 @@ def adapt_model(
     If `num_classes` of the data is not the source's, a head of zeros with `class_names` replaces the source's; a head
     without names that is kept gets them.
     """
+    layers = source._flatten_layers()
+    if special := [part.path for part in layers if part.quantization_mode or hasattr(part, "lora_kernel_a")]:
+        raise ValueError(
+            "A recipe trains floating-point weights without LoRA; model.fit trains LoRA, model.rebuilt(model.config)"
+            f" adds its updates to kernels. Received: a model with LoRA or quantized layers: {special[:3]}"
+        )
     config = source.config
     changes: dict[str, Any] = {}
     if recipe.objective == "masked_patch":

@@ -6,6 +6,7 @@ import os
 import re
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -17,6 +18,7 @@ from keras_vit._util.atomic import replacing
 from keras_vit._util.checks import is_count
 from keras_vit._util.text import byte_size, scaled
 from keras_vit.model import cost
+from keras_vit.model.sizes import name_of
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.visualize._models import vision_transformer
 from keras_vit.visualize.html import figures
@@ -53,7 +55,7 @@ def report(
             these.
         path: the .html file to write. An existing file is replaced when the new one is complete.
         top: number of classes to name for each image, from 1.
-        title: heading of the page; None uses the model's name.
+        title: heading of the page; None uses the model's name, or its architecture's if it has none.
         card: information on the weights: `zoo.card(name)` or other text, or a dict of names and values.
         exports: an `export.Report`, or its dict, for each file exported from this model.
         progress: whether to show a bar on standard error.
@@ -83,7 +85,7 @@ def report(
     exports_table = [_model_row(inner, prepared[:1]), *map(_export_row, exports)] if exports else []
     page = _render(
         data,
-        title=title or inner.name,
+        title=title or (name_of(inner.config) if inner.name == "vit" else inner.name),
         part_of=None if model is inner else repr(model.name),
         card=card,
         exports=exports_table,
@@ -107,13 +109,21 @@ def _prepare(model: VisionTransformer, images: Any) -> tuple[list[str], np.ndarr
     count = sum(len(item) if getattr(item, "ndim", 0) == 4 else 1 for item in items)
     if not 0 < count <= MAX_IMAGES:
         raise ValueError(f"A report shows 1 to {MAX_IMAGES} images: pass fewer, or at least one. Received: {count}")
-    names: list[str] = []
+    paths: list[PurePath] = []
     batches = []
     for item in items:
         batches.append(model.preprocess(item))
-        file_name = PurePath(item).name if isinstance(item, str | os.PathLike) else None
-        names += [file_name or f"image {len(names) + 1 + i}" for i in range(len(batches[-1]))]
-    return names, np.concatenate(batches)
+        file = PurePath(item) if isinstance(item, str | os.PathLike) else None
+        paths += [file or PurePath(f"image {len(paths) + 1 + i}") for i in range(len(batches[-1]))]
+    return _names(paths), np.concatenate(batches)
+
+
+def _names(paths: Sequence[PurePath]) -> list[str]:
+    """Return the shortest end of each path that no other path has: "x.jpg", or "a/x.jpg" beside "b/x.jpg"."""
+    ends = [[str(PurePath(*path.parts[-n:])) for n in range(1, len(path.parts) + 1)] for path in paths]
+    count = Counter(end for of_path in ends for end in of_path)
+    unique = (next((end for end in of_path if count[end] == 1), None) for of_path in ends)
+    return [name or f"{path}, image {number}" for number, (name, path) in enumerate(zip(unique, paths, strict=True), 1)]
 
 
 def _flatten(images: Any) -> Iterator[Any]:

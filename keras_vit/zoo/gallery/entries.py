@@ -15,6 +15,7 @@ from keras_vit.zoo.cards import Accuracy, Weights
 # The measure that the table and the plot compare. The cards show other measures too.
 DATASET, METRIC = "imagenet2012", "top-1"
 MIB = 2**20
+FIRST = "ViT-S/16"  # the model that README.md recommends for a first try
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class Point:
 class Entry:
     """One file of published weights."""
 
-    rank: int  # index of the model in the natural order of names
+    rank: int  # index of the model: the one to try first, then the others in the natural order of names
     weights: Weights
     config: ViTConfig  # of the model as `zoo.load` loads it
     is_default: bool  # whether `zoo.load` takes the file if no weights are named
@@ -86,10 +87,10 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """Return an entry for each file of the zoo: models in natural order, each with its recommended weights first."""
+    """Return an entry for each file of the zoo, in the order of `rank`, each model's recommended weights first."""
     rows = {(row["name"], row["weights"]): row for row in zoo.table()}
     found = []
-    for rank, name in enumerate(zoo.names()):
+    for rank, name in enumerate(sorted(zoo.names(), key=lambda name: name != FIRST)):
         for tag, weights in zoo.card(name).weights.items():
             row, config = rows[name, tag], weights.whole_config()
             entry = Entry(
