@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Read by TensorFlow and Keras when they are first imported, which is after this file.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -18,6 +19,10 @@ LONGEST = (
     *("test_training_run.py", "test_docs.py", "test_saved_model.py", "test_zoo.py", "test_model.py"),
     *("test_train_parity.py", "test_resume.py", "test_serving.py", "test_readme.py"),
 )
+
+# Hypothesis measures time; a busy machine is no defect.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 # Importing TensorFlow and collecting the tests make a million objects that stay. Python need not search them for
 # garbage.

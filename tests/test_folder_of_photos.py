@@ -63,6 +63,7 @@ def finish(process: subprocess.Popen[str]) -> str:
     return out
 
 
+@pytest.mark.filterwarnings("ignore:.*photos has no evaluation split")  # as the page says
 def test_the_commands_of_the_guide_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KERAS_VIT_OFFLINE", "1")

@@ -20,6 +20,7 @@ from PIL import Image
 import image_kinds
 import image_table
 from hostile_server import HostileServer, Served
+from keras_vit.errors import DownloadError
 from keras_vit.model import image_files, preprocess
 from keras_vit.model.preprocess import prepare
 
@@ -212,9 +213,12 @@ def test_an_image_of_a_web_server_is_downloaded_once(server: HostileServer, cach
 
 def test_a_page_instead_of_an_image_is_named_and_not_kept(server: HostileServer, cache: Path) -> None:
     server.files["/photo.jpg"] = Served(b"<html>log in</html>")
-    with pytest.raises(ValueError, match=r"http://.*/photo\.jpg is text, such as SVG or HTML"):
+    server.files["/text.jpg"] = Served(b"<svg/>")
+    with pytest.raises(DownloadError, match=r"http://.*/photo\.jpg .*: it is a web page"):
         decoded(f"{server.url}/photo.jpg")
-    assert not list(cache.rglob("photo.jpg"))
+    with pytest.raises(ValueError, match=r"http://.*/text\.jpg is text, such as SVG or HTML"):
+        decoded(f"{server.url}/text.jpg")
+    assert not list(cache.rglob("*.jpg"))
 
 
 # Limits
