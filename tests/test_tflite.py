@@ -326,7 +326,7 @@ def test_images_of_other_channels_than_colour_are_images(channels: int, tmp_path
 def test_what_cannot_be_done_is_said_before_any_work(
     options: dict[str, Any], said: str, tmp_path: Path, model: VisionTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TFLITE, "build_checked_file", None)
+    monkeypatch.setattr(TFLITE, "build_file", None)
     with pytest.raises((ValueError, FileNotFoundError), match=said):
         export.tflite(model, tmp_path / "out.tflite", **options)
     assert nothing_but(tmp_path)
@@ -412,7 +412,7 @@ def fail_with(error: BaseException) -> Any:
 @pytest.mark.parametrize(
     ("stage", "mode"),
     [
-        ("build_checked_file", "dynamic"),
+        ("build_file", "dynamic"),
         ("smoothing_factors", "dynamic"),
         ("quantize_file", "int8"),
         ("verify_file", "none"),
@@ -487,8 +487,8 @@ def test_a_file_may_be_called_anything(name: str, tmp_path: Path, monkeypatch: p
 def test_a_file_of_another_model_is_refused_and_leaves_nothing(
     tmp_path: Path, model: VisionTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build, other = TFLITE.build_checked_file, built(**SMALL, num_registers=1)
-    monkeypatch.setattr(TFLITE, "build_checked_file", lambda _, options: build(other, options))
+    build, other = TFLITE.build_file, built(**SMALL, num_registers=1)
+    monkeypatch.setattr(TFLITE, "build_file", lambda _, options: build(other, options))
     path = tmp_path / "out.tflite"
     with pytest.raises(export.VerificationError, match="differs from the model: wanted cosine >= 0.995") as told:
         export.tflite(model, path)

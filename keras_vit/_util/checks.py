@@ -10,6 +10,13 @@ def is_count(value: Any, *, least: int) -> bool:
     return not isinstance(value, bool) and hasattr(value, "__index__") and int(value) >= least
 
 
+def check_counts(**counts: Any) -> None:
+    """Raise a ValueError for a value that is not a whole number from 1."""
+    for name, value in counts.items():
+        if not is_count(value, least=1):
+            raise ValueError(f"{name} is a whole number from 1. Received: {value!r}")
+
+
 def one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     """Raise a ValueError that lists the known values if `value` is not one of them."""
     if value not in known:

@@ -8,14 +8,13 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from keras_vit._util.checks import one_of
+from keras_vit._util.checks import check_counts, one_of
 from keras_vit._util.image_paths import image_files
 from keras_vit.cli.options import (
     Json,
     Model,
     Size,
     Weights,
-    check_counts,
     complete_mode,
     find_model,
     parse_size,

@@ -195,13 +195,6 @@ def find_model(
     return FoundModel(choice, config, functools.partial(load_choice, choice, changes, **file_facts))
 
 
-def check_counts(**counts: int | None) -> None:
-    """Raise a ValueError for a number below 1; the names are those of options, with "_" for "-"."""
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} is a whole number from 1. Received: {value}")
-
-
 def check_data(data: str, on_bad_image: str) -> None:
     """Raise an error for a folder of data that does not exist; the names of data sets are checked later."""
     one_of("--on-bad-image", on_bad_image, ("skip", "fail"))

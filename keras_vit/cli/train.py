@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
+from keras_vit._util.checks import check_counts
 from keras_vit.cli.options import (
     MODEL_HELP,
     BadImage,
@@ -20,7 +21,6 @@ from keras_vit.cli.options import (
     Size,
     Weights,
     aligned,
-    check_counts,
     check_data,
     complete_model,
     complete_recipe,

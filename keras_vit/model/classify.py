@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_vit._util.checks import is_count
+from keras_vit._util.checks import check_counts
 from keras_vit._util.image_paths import image_files
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ def classify_each(
 
     Arguments are those of `VisionTransformer.classify`.
     """
-    for name, value in (("top", top), ("batch_size", batch_size)):
-        if not is_count(value, least=1):
-            raise ValueError(f"{name} is a whole number from 1. Received: {value!r}")
+    check_counts(top=top, batch_size=batch_size)
     single, size = _single_images(images), 0
     while group := list(itertools.islice(single, batch_size)):
         size = size or len(group)  # the first group's: smaller ones are padded

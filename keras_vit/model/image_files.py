@@ -5,11 +5,12 @@ The EXIF orientation tag is read from the APP1 segment of a JPEG and from the eX
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+
+from keras_vit._util.text import error_reason
 
 CHANNELS = (1, 3)  # grey and colour: image files have no others
 MAX_PIXELS = 50_000_000  # of one image: 150 MB when decoded. A file of 0.4 MB can claim 400 million
@@ -29,7 +30,6 @@ _PIXELS = 0xFFDA  # mark of the segment after which the pixels follow
 _CMYK_COMPONENTS = 4
 _ORIENTATION_TAG = 0x0112
 _SHORT, _LONG = 3, 4  # types of values in EXIF
-_GRAPH_NAMES = re.compile(r"\{\{.*?\}\} ?| \[Op:.*")  # what TensorFlow adds to the reason of an error
 
 
 class Header(NamedTuple):
@@ -89,7 +89,7 @@ def decode(file: Any) -> Any:
     try:
         return decode_pixels(file, orientation)
     except tf.errors.InvalidArgumentError as error:
-        raise ValueError(f"is a damaged image: {error_reason(error)}") from None
+        raise ValueError(f"is a damaged image: {error_reason(error.message)}") from None
 
 
 def check(file: Any) -> Any:
@@ -97,17 +97,12 @@ def check(file: Any) -> Any:
     try:
         header = _compiled_header(file)
     except tf.errors.InvalidArgumentError as error:
-        raise ValueError(f"is a damaged image: {error_reason(error)}") from None
+        raise ValueError(f"is a damaged image: {error_reason(error.message)}") from None
     for holds, message, value in requirements(header):
         if not holds:
             received = value if isinstance(value, str) else " x ".join(map(str, value.numpy()))
             raise ValueError(f"cannot be decoded. {message} {received}".rstrip())
     return header.orientation
-
-
-def error_reason(error: tf.errors.OpError) -> str:
-    """Return the reason of TensorFlow's error, without the names of functions and operations."""
-    return _GRAPH_NAMES.sub("", error.message or type(error).__name__).splitlines()[0]
 
 
 def decode_pixels(file: Any, orientation: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from keras_vit._util.checks import check_counts
 from keras_vit.model import labels as label_lists
 from keras_vit.model import layers as vit
 from keras_vit.model import preprocess
@@ -168,8 +169,7 @@ class VisionTransformer(keras.Model):
             raise ValueError(
                 f"logits are (batch, num_classes={self.config.num_classes}). Received: shape {logits.shape}"
             )
-        if top < 1:
-            raise ValueError(f"top is the number of classes to return, from 1. Received: {top}")
+        check_counts(top=top)
         labels = label_lists.names(self.config.labels, self.config.num_classes)
         shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
         probabilities = shifted / shifted.sum(axis=1, keepdims=True)

@@ -13,15 +13,7 @@ import numpy as np
 
 from keras_vit._util.atomic import replacing
 from keras_vit._util.integrity import directory_limit
-from keras_vit.converters.containers.base import (
-    ITEM_BYTES,
-    Container,
-    Header,
-    decoded,
-    read_exactly,
-    read_into,
-)
-from keras_vit.converters.containers.guard import quoted
+from keras_vit.converters.containers.base import ITEM_BYTES, Container, Header, decoded, quoted, read_exactly, read_into
 from keras_vit.errors import CheckpointError
 
 # In the order in which the official library writes tensors: the widest type first, so that all are aligned.

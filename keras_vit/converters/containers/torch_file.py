@@ -12,8 +12,7 @@ import numpy as np
 from keras_vit._util.integrity import directory_limit
 from keras_vit._util.text import install_command
 from keras_vit.converters.containers.archive import find_directory
-from keras_vit.converters.containers.base import Container, Header
-from keras_vit.converters.containers.guard import DOWNLOAD_AGAIN, quoted
+from keras_vit.converters.containers.base import DOWNLOAD_AGAIN, Container, Header, quoted
 from keras_vit.errors import CheckpointError
 
 PICKLE = "data.pkl"

@@ -22,9 +22,9 @@ import tensorflow as tf
 from keras_vit._util.atomic import replacing
 from keras_vit._util.download import cache_folder
 from keras_vit._util.progress import track
-from keras_vit._util.text import escaped
+from keras_vit._util.text import error_reason, escaped
 from keras_vit.model import pillow_images
-from keras_vit.model.image_files import check, error_reason
+from keras_vit.model.image_files import check
 
 CHUNK = 4096  # files submitted at a time, because a thread pool keeps a record of each
 PNG = b"\x89PNG"
@@ -77,7 +77,7 @@ def name_bad_image(find: Callable[[], str | None]) -> Iterator[None]:
         try:
             name = find()
         except READ_ERRORS as cause:
-            name = error_reason(cause)
+            name = error_reason(cause.message)
         if name is None:
             raise
         raise ValueError(

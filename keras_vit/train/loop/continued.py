@@ -24,13 +24,9 @@ class EarlierRun:
     """The run in a folder: its recipe, its arguments for the data, and its last model."""
 
     folder: str
-    recipe: Recipe
+    recipe: Recipe  # keeps the head
     data: dict[str, Any]  # arguments of `open_data`; {} if the data were arrays
     model: VisionTransformer
-
-    def adapt(self, recipe: Recipe | None) -> Recipe:
-        """Return the recipe of the new run, which keeps the head; None stands for the earlier run's."""
-        return self.recipe if recipe is None else recipe.replace(reset_head=False)
 
     def data_arguments(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of `open_data` for the new run: those that are given, or else the earlier run's."""

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_vit._util import html
-from keras_vit._util.checks import is_count, one_of, pair
+from keras_vit._util.checks import check_counts, one_of, pair
 from keras_vit._util.progress import track
 from keras_vit.model.config import Preprocessing
 from keras_vit.train.data import pipeline, sources
@@ -182,8 +182,7 @@ def evaluate(
     strategies.check_backend()
     model_input = ModelInput.from_model(model, preprocessing)
     one_of("labels", labels, LABELS)
-    if not is_count(batch_size, least=1):
-        raise ValueError(f"batch_size is a whole number from 1. Received: {batch_size!r}")
+    check_counts(batch_size=batch_size)
     opened = sources.open_data(data, data_dir=data_dir, eval_split=split, on_bad_image=on_bad_image, training=False)
     if opened.evaluation is None:
         raise ValueError(f"{opened.name} has no held-out split: choose the one to evaluate on with split")

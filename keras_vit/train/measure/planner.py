@@ -14,7 +14,7 @@ from math import ceil, prod
 from typing import Any
 
 from keras_vit._util import html
-from keras_vit._util.checks import is_count, one_of
+from keras_vit._util.checks import check_counts, one_of
 from keras_vit._util.text import byte_size
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import block_flops, convolutions, count_parameters, forward_flops
@@ -217,9 +217,7 @@ def plan(
 
 def _split_batch(batch_size: int, devices: int, accumulation: int) -> int:
     """Return the images of a micro-batch."""
-    for name, value in {"batch_size": batch_size, "devices": devices, "accumulation": accumulation}.items():
-        if not is_count(value, least=1):
-            raise ValueError(f"{name} is a whole number from 1. Received: {value!r}")
+    check_counts(batch_size=batch_size, devices=devices, accumulation=accumulation)
     parts = devices * accumulation
     if batch_size % parts:
         multiples = [size for size in (batch_size // parts * parts, ceil(batch_size / parts) * parts) if size]

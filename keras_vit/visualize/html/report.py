@@ -15,7 +15,7 @@ import numpy as np
 
 from keras_vit._util import html
 from keras_vit._util.atomic import replacing
-from keras_vit._util.checks import is_count
+from keras_vit._util.checks import check_counts
 from keras_vit._util.text import byte_size, scaled
 from keras_vit.model import cost
 from keras_vit.model.sizes import name_of
@@ -77,8 +77,7 @@ def report(
     """
     figures.check_matplotlib()
     target = _check_target(Path(path))
-    if not is_count(top, least=1):
-        raise ValueError(f"top is the number of classes to name, from 1. Received: {top!r}")
+    check_counts(top=top)
     inner = vision_transformer(model)
     names, prepared = _prepare(inner, images)
     data = collect(inner, prepared, names, top=top, progress=progress)
@@ -136,13 +135,8 @@ def _flatten(images: Any) -> Iterator[Any]:
 
 def _render(data: ReportData, *, title: str, part_of: str | None, card: Any, exports: Sequence[tuple[Any, ...]]) -> str:
     """Return the page; `part_of` names the model that contains the described one, `exports` has rows of a table."""
-    environment = html.environment(
-        "keras_vit.visualize.html",
-        data_uri=data_uri,
-        heat=figures.heat,
-        svg=svg,
-        times_average=figures.times_average,
-    )
+    filters = {"data_uri": data_uri, "heat": figures.heat, "svg": svg, "times_average": figures.times_average}
+    environment = html.environment("keras_vit.visualize.html", **filters)
     charts = {
         "distance": figures.draw_distances(data.distance),
         "filters": figures.draw_filters(data.filters),
