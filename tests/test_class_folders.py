@@ -14,7 +14,8 @@ from PIL import Image
 
 from command_line import fails, run
 from keras_vit import VisionTransformer, train
-from keras_vit.train.data import augment, image_files, sources
+from keras_vit.model.image_files import decode
+from keras_vit.train.data import image_files, sources
 from keras_vit.train.data.split import RandomAccess, Split
 from picture_folders import WORDS, accuracy, digits_model, fill, picture, write_digits
 from tiny_models import built, tiny
@@ -135,7 +136,7 @@ def test_pictures_of_other_formats_are_read_as_pillow_reads_them(
     data = sources.open_data(tmp_path, train_split="train")
     assert data.train and not data.train.bad and f"cat/{name}" in files(data.train)
     read = {files(data.train)[int(each["index"])]: each["image"].numpy() for each in data.train.iterate_once()}
-    found = augment.decode(read[f"cat/{name}"])
+    found = decode(read[f"cat/{name}"])
     with Image.open(path) as image:
         np.testing.assert_array_equal(found, np.asarray(image.convert("RGB")))
 

@@ -195,10 +195,18 @@ def find_model(
     return FoundModel(choice, config, functools.partial(load_choice, choice, changes, **file_facts))
 
 
-def check_data(data: str, on_bad_image: str) -> None:
-    """Raise an error for a folder of data that does not exist; the names of data sets are checked later."""
+def check_data(data: str, data_dir: Path | None, on_bad_image: str) -> None:
+    """Raise an error for a folder of data that does not exist; the names of data sets are checked later.
+
+    "cifar10_corrupted/blur_1" is the name of a data set if `data_dir` has a folder of its first part.
+    """
     one_of("--on-bad-image", on_bad_image, ("skip", "fail"))
-    if "://" not in data and ("/" in data or data.startswith((".", "~"))) and not Path(data).expanduser().is_dir():
+    prepared = str(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets"))
+    name, slash, _ = data.partition("/")
+    is_name = not name.startswith((".", "~")) and (
+        not slash or (name and (":/" in prepared or Path(prepared, name).expanduser().is_dir()))
+    )
+    if not is_name and "://" not in data and not Path(data).expanduser().is_dir():
         raise FileNotFoundError(f"There is no folder of images or of prepared data {data!r}")
 
 

@@ -79,7 +79,7 @@ def train(
     if chosen and model:
         found = find_model(model, weights, default="default" if chosen.start == "pretrained" else None)
         found.config.replace(**chosen.config_changes(found.config))
-    check_data(data or "digits", on_bad_image)
+    check_data(data or "digits", data_dir, on_bad_image)
     folder = out or Path(f"{continue_from}-continued")
     if chosen and not continue_from:
         folder = out or Path("runs") / _slug(f"{chosen.name}-{model}-{data or 'digits'}")
@@ -161,7 +161,7 @@ def evaluate(
     for shots in few_shot or ():
         check_counts(few_shot=shots)
     found = find_model(model, weights, image_size)
-    check_data(data, on_bad_image)
+    check_data(data, data_dir, on_bad_image)
     with quiet():
         loaded = found.load()
     source: dict[str, Any] = {"data_dir": data_dir, "on_bad_image": on_bad_image}

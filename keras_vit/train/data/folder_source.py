@@ -17,12 +17,12 @@ from pathlib import PurePosixPath
 import numpy as np
 import tensorflow as tf
 
+from keras_vit._util.image_paths import READ_SUFFIXES as SUFFIXES
 from keras_vit._util.text import abbreviated, escaped
 from keras_vit.train.data.folder_parts import HELD_OUT, REST, Part, choose_parts, is_visible, subfolders
 from keras_vit.train.data.image_files import find_damaged, hash64, list_files, read_image
 from keras_vit.train.data.split import Data, Example, RandomAccess
 
-SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 HELD_OUT_SHARE = 10  # one image of this many
 
 
