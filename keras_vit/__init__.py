@@ -10,8 +10,6 @@ Example:
     'seven'
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from keras_vit._util import lazy

@@ -1,7 +1,5 @@
 """Check single arguments."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

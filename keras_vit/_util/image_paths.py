@@ -1,7 +1,5 @@
 """Find image files in lists of files, folders and patterns."""
 
-from __future__ import annotations
-
 import glob
 import os
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Import the public names of a package on first use, also when Keras looks for a class in a saved model."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys

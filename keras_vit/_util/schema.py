@@ -1,7 +1,5 @@
 """Check the keys and types of a table read from TOML or JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

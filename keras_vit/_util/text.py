@@ -1,7 +1,5 @@
 """Nearest names, readable sizes and install commands for messages and tables."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Assemble the command `keras-vit`. `--help` and `list` do not import TensorFlow."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The command `keras-vit bench`."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import time

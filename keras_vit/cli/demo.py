@@ -1,7 +1,5 @@
 """Show the package on the embedded model and real images, offline: `keras-vit demo` and `make demo`."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import sys

@@ -1,7 +1,5 @@
 """The commands `keras-vit export` and `keras-vit verify`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

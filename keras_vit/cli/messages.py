@@ -1,7 +1,5 @@
 """Print errors and warnings in the words of the command line: options instead of arguments of Python."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping

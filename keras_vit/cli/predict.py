@@ -1,7 +1,5 @@
 """The commands `keras-vit predict` and `keras-vit demo`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

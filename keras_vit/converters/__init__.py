@@ -1,7 +1,5 @@
 """Load and save checkpoints of every known format. Names are imported on first use, because loading imports Keras."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from keras_vit._util import lazy

@@ -1,7 +1,5 @@
 """Read checkpoints of every known format, and models saved as .keras, as a VisionTransformer."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import warnings

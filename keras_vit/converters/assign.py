@@ -1,7 +1,5 @@
 """Check and assign the tensors of a file to the variables of a model, and collect them for a file to write."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping

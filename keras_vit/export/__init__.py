@@ -3,8 +3,6 @@
 Every export is run and compared with its model. Names are imported on first use.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from keras_vit._util import lazy

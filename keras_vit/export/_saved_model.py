@@ -1,7 +1,5 @@
 """Write SavedModels, which TensorFlow serves without Keras and without this package."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Write LiteRT (.tflite) files, quantize them, run them and compare them with the model, in one call."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Sequence

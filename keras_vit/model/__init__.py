@@ -3,8 +3,6 @@
 Names are imported on first use: the configuration needs no Keras.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from keras_vit._util import lazy

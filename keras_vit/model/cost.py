@@ -3,8 +3,6 @@
 Parameters and matrix products are exact; memory is an estimate.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The EXIF orientation tag is read from the APP1 segment of a JPEG and from the eXIf chunk of a PNG.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 

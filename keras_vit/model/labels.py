@@ -1,7 +1,5 @@
 """Read class names, the lists in zoo/labels or a model's own, and compare them with those of data."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Iterable, Sequence

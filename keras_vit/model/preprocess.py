@@ -1,7 +1,5 @@
 """Prepare images for a model: arrays, PIL images, image files and tensors in tf.data, all in the same way."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Public names are imported on first use: recipes and plans need no TensorFlow.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from keras_vit._util import lazy

@@ -3,8 +3,6 @@
 The public names are imported on first use. Only the report needs matplotlib.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from keras_vit._util import lazy

@@ -1,7 +1,5 @@
 """Arrays that describe a model's weights without any image: embedding filters and position embeddings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

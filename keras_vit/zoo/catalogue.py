@@ -3,8 +3,6 @@
 The facts are in zoo/*.toml, see `cards`. Nothing here imports Keras or TensorFlow.
 """
 
-from __future__ import annotations
-
 import functools
 import glob
 import re

@@ -1,7 +1,5 @@
 """Check and prepare the images on which files are calibrated and compared with their models."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

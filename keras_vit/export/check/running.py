@@ -1,7 +1,5 @@
 """Load and run exported files."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Check the operators, tensors and size of a LiteRT file before it is run."""
 
-from __future__ import annotations
-
 import math
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Verify exported files: run them and compare their outputs with the model's."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

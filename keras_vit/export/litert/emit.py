@@ -1,7 +1,5 @@
 """Write the LiteRT graph of a VisionTransformer directly from its weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from keras_vit.export.litert import images

@@ -4,8 +4,6 @@ The format (tensorflow/tflite-support, metadata_schema.fbs) is a second flatbuff
 with the labels behind it. Its ten small tables are written here by the numbers of their fields.
 """
 
-from __future__ import annotations
-
 import os
 import zipfile
 from collections.abc import Sequence

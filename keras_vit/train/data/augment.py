@@ -4,8 +4,6 @@ Pixels are 0..255; normalisation comes last. Sources: vit_jax/input_pipeline.py,
 (crops, flip), `utils.py` (mixup) and `pp/autoaugment.py` (RandAugment, in `randaugment.py`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf

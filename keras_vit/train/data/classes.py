@@ -1,7 +1,5 @@
 """Give the classes of a data set the numbers that they have in a model, by comparing their names."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ JPEG and PNG files are read as they are; Pillow converts other kinds to PNG. The
 length, modification time) of each decodable file, so that later runs decode only new, changed and damaged files.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -10,8 +10,6 @@ An example is a dictionary:
 | `label` | int64 scalar, 0 <= label < num_classes; or float32 (num_classes,) with a one for each true class |
 """
 
-from __future__ import annotations
-
 import abc
 import functools
 from collections.abc import Callable, Sequence

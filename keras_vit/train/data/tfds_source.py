@@ -1,7 +1,5 @@
 """Open data sets that tensorflow-datasets has prepared, by name or by folder, and prepare the digits."""
 
-from __future__ import annotations
-
 import io
 import re
 import warnings

@@ -1,7 +1,5 @@
 """Build the state of a training run on its devices, with micro-batches that fit into their memory."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Begin a new run with the model of another one: `train.run(continue_from=...)`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Evaluate a run on its held-out images, and keep the best model beside the last one."""
 
-from __future__ import annotations
-
 import json
 import math
 import tempfile

@@ -1,7 +1,5 @@
 """Averages of the metrics of training steps, and the speed of training."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping

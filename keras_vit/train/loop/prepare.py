@@ -1,7 +1,5 @@
 """Prepare the model that a run trains: load it, and adapt it to the recipe."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Run a whole training: build the parts, restore them, train, evaluate, write the model."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Run the compiled training step on the batches of a data set."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Training loop: take steps, and between them log, evaluate and save checkpoints."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

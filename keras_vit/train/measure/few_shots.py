@@ -4,8 +4,6 @@ A regularised least-squares regression maps features to targets of -1 and 1. Its
 needs tuning. Follows big_vision's `evaluators/fewshot_lsr.py`, in float64.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Choose the number of micro-batches of a step by its plan and the memory of the devices, or refuse the step."""
 
-from __future__ import annotations
-
 import os
 import re
 import warnings

@@ -5,8 +5,6 @@ and the functions below it add up the tensors that TensorFlow's gradients keep f
 Time follows from the arithmetic and an assumed utilization.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass

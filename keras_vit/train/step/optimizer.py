@@ -4,8 +4,6 @@ Unlike Keras', the momentum of `optax.sgd` does not include the learning rate, w
 epsilon of `optax.scale_by_adam` is added to the root after the bias correction, not before.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Learning rate schedules, as `create_learning_rate_schedule` in vit_jax/utils.py and big_vision/utils.py."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

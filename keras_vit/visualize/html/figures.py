@@ -4,8 +4,6 @@ Each function returns a `matplotlib.figure.Figure` with a transparent background
 `inline.svg` turns it into a drawing that follows the reader's colour scheme; `figure.savefig` writes it to a file.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

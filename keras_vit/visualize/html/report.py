@@ -1,7 +1,5 @@
 """Write a report of a model and some images: one HTML file that needs no other file."""
 
-from __future__ import annotations
-
 import os
 import re
 import statistics

@@ -1,7 +1,5 @@
 """Write the zoo as one self-contained HTML page: all cards, with search, and a plot of accuracy against FLOPs."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

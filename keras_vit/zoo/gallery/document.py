@@ -3,8 +3,6 @@
 Everything is visible without JavaScript; gallery.js adds search, sorting, and cards in a window.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 
