@@ -15,6 +15,11 @@ def check_counts(**counts: Any) -> None:
             raise ValueError(f"{name} is a whole number from 1. Received: {value!r}")
 
 
+def given(**arguments: Any) -> dict[str, Any]:
+    """Return the arguments that are not None."""
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
 def one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     """Raise a ValueError that lists the known values if `value` is not one of them."""
     if value not in known:

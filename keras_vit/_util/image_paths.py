@@ -14,9 +14,8 @@ SUFFIXES = (*READ_SUFFIXES, ".heic", ".heif", ".avif")
 def image_files(paths: Iterable[str | os.PathLike[str]], *, most: int | None = None) -> list[str]:
     """Return the image files among files, folders (with their sub-folders) and patterns such as "photos/*.jpg".
 
-    A named file is returned whatever its suffix; files of folders and patterns are sorted, hidden ones and other
-    suffixes are left out. URLs are returned as they are. `most` limits the files of a folder or pattern to so many,
-    evenly chosen. A FileNotFoundError or ValueError names the first path without images.
+    A named file is returned whatever its suffix, and a URL as it is; files of folders and patterns are sorted, without
+    hidden ones and other suffixes. `most` limits the files of a folder or pattern to so many, evenly chosen.
     """
     found: list[str] = []
     for path in paths:

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from keras_vit._util.checks import check_counts
-from keras_vit.cli.options import Json, Model, Size, Weights, find_model, given, quiet
+from keras_vit._util.checks import check_counts, given
+from keras_vit.cli.options import Json, Model, Size, Weights, find_model, quiet
 
 WARM_UP = (3, 0.5)  # least calls and least seconds before the timed calls
 

@@ -32,6 +32,7 @@ TFLITE_OPTIONS = (
     *("quantize", "images", "batch", "input_dtype", "source_size", "resize", "output", "attention", "route"),
     *("least_cosine", "least_agreement", "threads"),
 )
+GIVEN = "COMMANDLINE"  # typer's name of the source of an option that is on the command line
 SAVED_MODEL_OPTIONS = ("top", "warmup", "bfloat16")
 
 
@@ -98,23 +99,22 @@ def export(
         loaded = found.load()
         if is_saved_model:
             report = exports.saved_model(loaded, to, labels=names, top=top, warmup=warmup, bfloat16=bfloat16)
-            print_result(report, as_json)
-            return
-        report = exports.tflite(
-            loaded,
-            to,
-            quantize=quantize,
-            calibration=files,
-            verify=files,
-            input_dtype=input_dtype,
-            **file,
-            labels=names,
-            route=route,
-            least_cosine=least_cosine,
-            least_agreement=least_agreement,
-            threads=threads,
-            progress=not as_json,
-        )
+        else:
+            report = exports.tflite(
+                loaded,
+                to,
+                **file,
+                quantize=quantize,
+                calibration=files,
+                verify=files,
+                input_dtype=input_dtype,
+                labels=names,
+                route=route,
+                least_cosine=least_cosine,
+                least_agreement=least_agreement,
+                threads=threads,
+                progress=not as_json,
+            )
     print_result(report, as_json)
 
 
@@ -166,13 +166,8 @@ def _check_options(context: typer.Context, to: Path, is_saved_model: bool) -> No
     wrong = [
         parameter.opts[0]
         for parameter in context.command.params
-        if parameter.name in others and _is_given(context, parameter.name)
+        if parameter.name in others and getattr(context.get_parameter_source(parameter.name), "name", "") == GIVEN
     ]
     if wrong:
         kind = "a SavedModel (a .tflite file has that suffix)" if is_saved_model else "a .tflite file"
         raise ValueError(f"{kind} does not take {', '.join(wrong)}. Received: --to {to}")
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from keras_vit._util.checks import check_counts
+from keras_vit._util.checks import check_counts, given
 from keras_vit.cli.options import (
     MODEL_HELP,
     BadImage,
@@ -26,7 +26,6 @@ from keras_vit.cli.options import (
     complete_recipe,
     complete_weights,
     find_model,
-    given,
     parse_fields,
     parse_size,
     print_result,
@@ -82,7 +81,8 @@ def train(
     check_data(data or "digits", data_dir, on_bad_image)
     folder = out or Path(f"{continue_from}-continued")
     if chosen and not continue_from:
-        folder = out or Path("runs") / _slug(f"{chosen.name}-{model}-{data or 'digits'}")
+        name = f"{chosen.name}-{model}-{data or 'digits'}"
+        folder = out or Path("runs") / re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-")
     with quiet():
         run = training.run
 
@@ -128,11 +128,6 @@ def _result_line(result: Result, folder: Path) -> str:
     better = best and best.step < result.steps
     kept = f"; best: {best.path} after {best.step}, accuracy {best.metrics['accuracy']:.4f}" if best and better else ""
     return f"{folder}/model.keras after {result.steps} steps: {figures or 'nothing to evaluate on'}{kept}{skipped}"
-
-
-def _slug(text: str) -> str:
-    """Return the text as the name of one folder."""
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-")
 
 
 def evaluate(

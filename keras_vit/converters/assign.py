@@ -53,8 +53,7 @@ def is_finite(value: np.ndarray) -> bool:
 def check(checkpoint: Checkpoint, variables: Mapping[str, Any], *, skip: tuple[str, ...] = ()) -> None:
     """Raise a CheckpointError that names every tensor of a file that is missing, left over or of another shape.
 
-    Only headers are read. `variables` are the model's weights by path; paths that start with one of `skip` may be in
-    the file without being in the model.
+    Paths that start with one of `skip` may be in the file without being in the model. Only headers are read.
     """
     match = checkpoint.match
     misfits = [text for path, variable in variables.items() if (text := _misfit(checkpoint, path, variable))]

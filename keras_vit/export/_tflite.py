@@ -202,10 +202,7 @@ def _metadata(model: VisionTransformer, options: Options, mode: Mode) -> bytes:
 
 
 def _resize_error(model: VisionTransformer, images: Any, options: Options, work: Path) -> float | None:
-    """Return the largest difference (0..255) of images that the file resizes from `preprocess`; None if it does not.
-
-    The part of the file that prepares images is written and run alone.
-    """
+    """Return the largest difference (0..255) of images that the file resizes from `preprocess`; None if it does not."""
     if options.source_size is None:
         return None
     ops = Operators(Builder())

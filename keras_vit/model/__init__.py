@@ -11,13 +11,11 @@ if TYPE_CHECKING:
     from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig
     from keras_vit.model.vision_transformer import VisionTransformer
 
-_HOMES = {
-    "Preprocessing": "config",
-    "ResNetConfig": "config",
-    "ViTConfig": "config",
-    "VisionTransformer": "vision_transformer",
+_NAMES = {
+    "config": ("Preprocessing", "ResNetConfig", "ViTConfig"),
+    "vision_transformer": ("VisionTransformer",),
 }
 
 __all__ = ["Preprocessing", "ResNetConfig", "ViTConfig", "VisionTransformer"]
 
-__getattr__, __dir__ = lazy.lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy.lazy_names(__name__, _NAMES)

@@ -137,12 +137,9 @@ def upright_sides(sides: Any, orientation: Any) -> Any:
 
 
 def stored_window(window: Any, sides: Any, orientation: Any) -> Any:
-    """Return where a window of the upright image is stored: int32 (top, left, height, width).
+    """Return where a window of the upright image is stored: int32 (top, left, height, width), as `window`.
 
-    Args:
-        window: (top, left, height, width) in the upright image.
-        sides: int32 height and width of the upright image.
-        orientation: EXIF orientation of the stored image.
+    `sides` are the height and width of the upright image.
     """
     begin, size = window[:2], window[2:]
     begin = tf.where(_mirrored(orientation), sides - begin - size, begin)
@@ -169,7 +166,7 @@ def read_orientation(file: Any) -> Any:
 )
 def _parse_orientation(file: Any) -> Any:
     is_jpeg = _starts_with(file, _JPEG)
-    return exif_orientation(tf.cond(is_jpeg, lambda: _exif_segment(file), lambda: _exif_chunk(file)))
+    return exif_orientation(tf.cond(is_jpeg, lambda: _find_segment(file, *_EXIF)[1], lambda: _exif_chunk(file)))
 
 
 def exif_orientation(exif: Any) -> Any:
@@ -201,11 +198,6 @@ def _first_directory(exif: Any) -> Any:
     values = tf.where(is_long, number(entries[:, 8:12]), number(entries[:, 8:10]))
     found = tf.boolean_mask(values, is_tag & (is_long | (kind == _SHORT)))
     return tf.concat([found, tf.constant([1], tf.int64)], axis=0)[0]
-
-
-def _exif_segment(file: Any) -> Any:
-    """Return the content of the first EXIF segment of a JPEG, or ""."""
-    return _find_segment(file, *_EXIF)[1]
 
 
 def _find_segment(file: Any, wanted: int, name: bytes) -> tuple[Any, Any]:

@@ -78,7 +78,10 @@ class VisionTransformer(keras.Model):
         self._policy = policy
         self._intermediates = network.intermediates
         # Cached functions instead of dicts: Keras would save models that it finds in a model's containers.
-        self._feature_model = functools.cache(self._build_feature_model)
+        tensors = self._intermediates
+        self._feature_model = functools.cache(
+            lambda names: keras.Model(network.images, {name: tensors[name] for name in names})
+        )
         self._block_input_model = functools.cache(lambda: keras.Model(network.images, network.block_inputs))
 
     def features(self, images: Any, layers: Iterable[str] | None = None) -> dict[str, Any]:
@@ -104,9 +107,6 @@ class VisionTransformer(keras.Model):
         if unknown or not names:
             raise ValueError(f"layers are some of {self.feature_names}. Received: {unknown or list(names)}")
         return self._feature_model(names)(images, training=False)
-
-    def _build_feature_model(self, names: tuple[str, ...]) -> keras.Model:
-        return keras.Model(self.inputs[0], {name: self._intermediates[name] for name in names})
 
     @property
     def feature_names(self) -> list[str]:

@@ -146,10 +146,7 @@ def read_into(stream: io.RawIOBase | io.BufferedIOBase, count: int) -> np.ndarra
 def decoded(
     data: np.ndarray, header: Header, byteorder: Literal["<", ">"] = "<", order: Literal["C", "F"] = "C"
 ) -> np.ndarray:
-    """Return the bytes of a tensor (uint8) as an array in native byte order, bfloat16 as float32; a view if possible.
-
-    The dtype of `header` is one of `ITEM_BYTES`; `byteorder` and `order` are those of the file.
-    """
+    """Return a tensor's bytes (uint8) as an array in native byte order, bfloat16 as float32; a view if possible."""
     if header.dtype == "bfloat16":  # the upper half of a float32
         wide = data.view(f"{byteorder}u2").astype(np.uint32)
         wide <<= 16

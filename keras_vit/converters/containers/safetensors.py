@@ -120,10 +120,7 @@ def _header(name: str, entry: dict[str, Any], held: int) -> Header:
 
 
 def write_safetensors(
-    path: str | os.PathLike[str],
-    tensors: Mapping[str, Any] | Iterable[tuple[str, Any]],
-    *,
-    metadata: Mapping[str, str],
+    path: str | os.PathLike[str], tensors: Mapping[str, Any] | Iterable[tuple[str, Any]], *, metadata: Mapping[str, str]
 ) -> Path:
     """Write a .safetensors file with the same bytes as the official library.
 

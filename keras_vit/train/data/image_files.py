@@ -63,12 +63,7 @@ def is_folder(path: str) -> bool:
 
 @contextlib.contextmanager
 def name_bad_image(find: Callable[[], str | None]) -> Iterator[None]:
-    """Replace TensorFlow's errors about an image that is damaged or deleted meanwhile by a ValueError that names it.
-
-    Args:
-        find: returns the name of the first image that cannot be decoded, or None; it may raise TensorFlow's error about
-            a file that cannot be read, which names the file.
-    """
+    """Name the image that `find` returns in place of TensorFlow's error, if it was damaged or deleted meanwhile."""
     try:
         yield
     except READ_ERRORS as error:

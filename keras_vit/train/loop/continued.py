@@ -45,13 +45,7 @@ class EarlierRun:
 
 
 def read_run(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None) -> EarlierRun:
-    """Read the recipe and the last model of a run: `model.keras`, or the newest checkpoint of an unfinished run.
-
-    Raises:
-        ValueError: `out` is the same folder.
-        FileNotFoundError: There is no run in the folder.
-        CheckpointError: Its newest checkpoint is damaged.
-    """
+    """Read the recipe and the last model of a run: `model.keras`, or the newest checkpoint of an unfinished run."""
     path = storage.plain_path(folder)
     if out is not None and Path(storage.plain_path(out)).resolve() == Path(path).resolve():
         raise ValueError(f"A new run needs its own folder: out must not be that of continue_from. Received: {path}")

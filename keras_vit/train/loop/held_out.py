@@ -47,14 +47,9 @@ class Best:
 class HeldOut:
     """Evaluation of a run's weights, or of their moving averages, by the process that writes its files.
 
-    Args:
-        state: state of the training.
-        model: of the same config, outside of any strategy; it has the weights of the last evaluation.
-        data: the data set; None in other processes, which evaluate nothing.
-        folder: folder of the run, or None.
-        is_new: whether the run begins: files of one that died before its first checkpoint are removed. A continued run
-            repeats the evaluations after its checkpoint with the same results, so `best.keras` may be of a later step.
-        say: prints a line.
+    `model` has the same config, outside of any strategy; `data` is None in processes that evaluate nothing. If the run
+    `is_new`, files of one that died before its first checkpoint are removed. A continued run repeats the evaluations
+    after its checkpoint with the same results, so `best.keras` may be of a later step.
     """
 
     def __init__(

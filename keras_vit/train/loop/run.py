@@ -21,8 +21,7 @@ from keras_vit.train.loop.held_out import Best, HeldOut, interval, save_model
 from keras_vit.train.loop.log_files import Log, plot
 from keras_vit.train.loop.metrics import MetricLogger
 from keras_vit.train.loop.steps import TrainingSteps, training_split
-from keras_vit.train.loop.stop import Stop
-from keras_vit.train.loop.training import train
+from keras_vit.train.loop.training import Stop, train
 from keras_vit.train.step import strategies
 from keras_vit.train.step.state import TrainState
 

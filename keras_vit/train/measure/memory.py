@@ -36,11 +36,7 @@ def plan_step(recipe: Recipe, config: ViTConfig, *, replicas: int) -> Plan:
 
 
 def fewest_micro_batches(recipe: Recipe, config: ViTConfig, *, replicas: int, memory: int | None) -> int:
-    """Return the smallest number of micro-batches that fits into `memory` bytes of one device; None has no limit.
-
-    Raises:
-        ValueError: One image at once does not fit.
-    """
+    """Return the fewest micro-batches that fit into `memory` bytes of a device (None: no limit), or raise."""
     images = recipe.batch_size // replicas
     numbers = [n for n in range(1, images + 1) if images % n == 0]
     for waiting in (WAITING_BATCHES, 0):  # if there is little memory, few batches will wait

@@ -12,7 +12,7 @@ from math import ceil, prod
 from typing import Any
 
 from keras_vit._util import html
-from keras_vit._util.checks import check_counts, one_of
+from keras_vit._util.checks import check_counts, given, one_of
 from keras_vit._util.text import byte_size
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import block_flops, convolutions, count_parameters, forward_flops
@@ -174,8 +174,7 @@ def plan(
         (304326632, '45 GiB')
     """
     config = model if isinstance(model, ViTConfig) else ViTConfig.from_name(model)
-    changes = {"image_size": image_size, "num_classes": num_classes}
-    config = config.replace(**{field: value for field, value in changes.items() if value is not None})
+    config = config.replace(**given(image_size=image_size, num_classes=num_classes))
     one_of("optimizer", optimizer, tuple(OPTIMIZERS))
     one_of("precision", precision, PRECISIONS)
     one_of("momentum_dtype", momentum_dtype, MOMENTUM_DTYPES)

@@ -5,7 +5,7 @@ import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -16,6 +16,7 @@ from keras_vit._util.atomic import replacing
 from keras_vit._util.checks import check_counts
 from keras_vit._util.text import byte_size, scaled
 from keras_vit.model import cost
+from keras_vit.model.classify import single_images
 from keras_vit.model.sizes import name_of
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.visualize._models import vision_transformer
@@ -49,8 +50,7 @@ def report(
 
     Args:
         model: a VisionTransformer or a Keras model that contains one.
-        images: 1 to 16 images as `model.preprocess` takes them: paths, PIL images, arrays of 0..255, or a list of
-            these.
+        images: 1 to 16 images as `model.classify` takes them: paths, PIL images, arrays of 0..255, or a list of these.
         path: the .html file to write. An existing file is replaced when the new one is complete.
         top: number of classes to name for each image, from 1.
         title: heading of the page; None uses the model's name, or its architecture's if it has none.
@@ -102,17 +102,11 @@ def _check_target(path: Path) -> Path:
 
 def _prepare(model: VisionTransformer, images: Any) -> tuple[list[str], np.ndarray]:
     """Return the names of the images and the images prepared for the model."""
-    items = list(_flatten(images))
-    count = sum(len(item) if getattr(item, "ndim", 0) == 4 else 1 for item in items)
-    if not 0 < count <= MAX_IMAGES:
-        raise ValueError(f"A report shows 1 to {MAX_IMAGES} images: pass fewer, or at least one. Received: {count}")
-    paths: list[PurePath] = []
-    batches = []
-    for item in items:
-        batches.append(model.preprocess(item))
-        file = PurePath(item) if isinstance(item, str | os.PathLike) else None
-        paths += [file or PurePath(f"image {len(paths) + 1 + i}") for i in range(len(batches[-1]))]
-    return _names(paths), np.concatenate(batches)
+    items = list(single_images(images))
+    if not 0 < len(items) <= MAX_IMAGES:
+        raise ValueError(f"A report shows 1 to {MAX_IMAGES} images. Received: {len(items)}")
+    names = [item if isinstance(item, str | os.PathLike) else f"image {i}" for i, item in enumerate(items, 1)]
+    return _names(list(map(PurePath, names))), np.concatenate([model.preprocess(item) for item in items])
 
 
 def _names(paths: Sequence[PurePath]) -> list[str]:
@@ -121,14 +115,6 @@ def _names(paths: Sequence[PurePath]) -> list[str]:
     count = Counter(end for of_path in ends for end in of_path)
     unique = (next((end for end in of_path if count[end] == 1), None) for of_path in ends)
     return [name or f"{path}, image {number}" for number, (name, path) in enumerate(zip(unique, paths, strict=True), 1)]
-
-
-def _flatten(images: Any) -> Iterator[Any]:
-    if isinstance(images, list | tuple):
-        for image in images:
-            yield from _flatten(image)
-    else:
-        yield images
 
 
 def _render(data: ReportData, *, title: str, part_of: str | None, card: Any, exports: Sequence[tuple[Any, ...]]) -> str:
