@@ -150,7 +150,7 @@ def test_files_that_are_not_read_are_counted_and_named(tmp_path: Path) -> None:
     folder = fill(tmp_path / "photos", cat=12, dog=12)
     for hidden in ("cat/.DS_Store", "cat/._0.png", "dog/Thumbs.db"):
         (folder / hidden).write_bytes(b"x")
-    for name in ("cat/a.heic", "cat/b.HEIC", "dog/list.txt", "dog/README", "dog/kittens/c.png", "beside.png"):
+    for name in ("cat/a.heic", "cat/b.HEIC", "dog/list10.txt", "dog/README", "dog/kittens/c.png", "beside.png"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(picture())
     (folder / "notes.txt").write_text("no class folder holds it")
@@ -160,6 +160,9 @@ def test_files_that_are_not_read_are_counted_and_named(tmp_path: Path) -> None:
     assert all(part in said for part in (".heic: 2", ".txt: 1", "no suffix: 1", "folder: 1", "cat/b.HEIC"))
     assert (evaluated.count, evaluated.unread) == (24, 6)
     assert "6 other files or folders" in str(evaluated)
+    with pytest.warns(UserWarning, match="6 of the files and folders"):  # those of the tenth that is held out too
+        train_images = sources.open_data(folder).train
+    assert train_images and len(train_images.unread) == 6
 
 
 def test_training_reports_other_files_on_the_command_line(tmp_path: Path, model: Path) -> None:

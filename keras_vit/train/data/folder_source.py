@@ -39,7 +39,7 @@ class Listing:
         """Return the files whose names a function accepts."""
         mask = np.array([is_kept(file) for file in self.files], bool)
         files = [self.files[i] for i in np.flatnonzero(mask)]
-        return Listing(self.folder, files, self.labels[mask], list(filter(is_kept, self.unread)))
+        return Listing(self.folder, files, self.labels[mask], self.unread)
 
 
 def open_folder(

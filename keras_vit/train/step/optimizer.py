@@ -25,13 +25,8 @@ _BLOCK = re.compile(r"(?:block|position)_(\d+)/")  # position_3 is added before 
 class Optimizer:
     """State and update of one optimizer. Create it inside `strategy.scope()`.
 
-    Args:
-        recipe: settings of the optimizer and the schedule.
-        variables: float32 variables to train; for a Keras variable, its `.value`.
-        names: their paths without the model's name, such as "block_3/mlp/dense1/kernel", in the same order.
-        total_steps: number of updates of the run.
-        warmup: number of updates of the warm-up.
-        num_layers: number of the model's blocks, for the layer-wise decay.
+    `variables` are float32 (for a Keras variable, its `.value`); `names` are their paths without the model's name, such
+    as "block_3/mlp/dense1/kernel". `warmup` counts updates; `num_layers` is for the layer-wise decay.
     """
 
     def __init__(
