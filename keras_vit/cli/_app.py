@@ -58,7 +58,3 @@ def main() -> None:
             if not is_user_error(error):
                 raise
             sys.exit(f"keras-vit: {error_line(error, command_options())}")
-
-
-if __name__ == "__main__":
-    main()

@@ -50,7 +50,7 @@ def open_folder(
     classes = _class_names(f"{folder}/{naming_split}".rstrip("/"))
     listings = [part and _list_part(folder, part, classes) for part in (train, evaluation)]
     if unread := sorted({name for listing in listings if listing for name in listing.unread}):
-        warnings.warn(_unread_message(folder, unread), stacklevel=3)
+        warnings.warn(_unread_message(folder, unread), stacklevel=4)
     if train and evaluation and (train.name, evaluation.name) == (REST, HELD_OUT):
         listings = _check_held_out(*listings)
     opened = [_open_split(listing, on_bad_image) if listing else None for listing in listings]
@@ -69,14 +69,14 @@ def _check_held_out(rest: Listing | None, held_out: Listing | None) -> list[List
     assert rest and held_out
     if not rest.files or not held_out.files:
         warnings.warn(
-            f"{escaped(rest.folder)} has too few images for an evaluation split, so it has none.", stacklevel=4
+            f"{escaped(rest.folder)} has too few images for an evaluation split, so it has none.", stacklevel=5
         )
         return [rest if rest.files else held_out, None]
     warnings.warn(
         f"{escaped(rest.folder)} has no evaluation split (val, validation or test, beside train):"
         f" {len(held_out.files):,} of {len(rest.files) + len(held_out.files):,} images are held out, chosen by their"
         " names. To evaluate on them later, choose the split 'held-out'.",
-        stacklevel=4,
+        stacklevel=5,
     )
     return [rest, held_out]
 

@@ -121,7 +121,7 @@ def open_prepared(builder: Any, *, train_split: str | None, eval_split: str | No
     schema = _read_schema(info)
     if not (train_split or eval_split) and set(info.splits) == {TRAIN}:
         train_split, eval_split = "train[:90%]", "train[90%:]"
-        warnings.warn(f"{info.full_name} has no evaluation split: the last tenth of {TRAIN} is held out.", stacklevel=3)
+        warnings.warn(f"{info.full_name} has no evaluation split: the last tenth of {TRAIN} is held out.", stacklevel=4)
     train_split = train_split or (TRAIN if TRAIN in info.splits else None)
     eval_split = eval_split or next((name for name in HELD_OUT if name in info.splits), None)
     train, evaluation = (

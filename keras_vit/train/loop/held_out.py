@@ -133,6 +133,6 @@ def _read(folder: str) -> Best | None:
             raise ValueError(f"there is no {MODEL}")
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = str(error)[:100] or type(error).__name__
-        warnings.warn(f"{folder}/{RECORD} cannot be used ({reason}): the best model is chosen anew.", stacklevel=4)
+        warnings.warn(f"{folder}/{RECORD} cannot be used ({reason}): the best model is chosen anew.", stacklevel=5)
         return None
     return Best(step, metrics, f"{folder}/{MODEL}")

@@ -56,7 +56,7 @@ def check_memory(recipe: Recipe, planned: Plan, *, memory: int | None) -> None:
     message = _too_large(planned, memory, f"A batch of {planned.batch_size:,} with accumulation={recipe.accumulation}")
     if planned.total > REFUSED_SHARE * memory and not recipe.freeze:
         raise ValueError(message)
-    warnings.warn(f"keras_vit: {message}", stacklevel=4)
+    warnings.warn(f"keras_vit: {message}", stacklevel=5)
 
 
 def evaluation_batch(recipe: Recipe, config: ViTConfig, *, replicas: int) -> int:
