@@ -131,6 +131,14 @@ def test_files_folders_and_patterns_are_images(photos: Path, monkeypatch: pytest
     Path("[1].png").unlink()
 
 
+def test_a_home_folder_may_be_written_as_a_tilde(
+    run_folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(photos))
+    predictions = [json.loads(run("predict", run_folder, f"{home}/0/02.PNG", "--json")) for home in ("~", photos)]
+    assert predictions[0][0]["predictions"] == predictions[1][0]["predictions"]
+
+
 @pytest.mark.parametrize(
     ("path", "said"),
     [

@@ -73,7 +73,7 @@ def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
 
 
 def _read_file(name: str) -> bytes:
-    path = Path(name)
+    path = Path(name).expanduser()
     if path.is_dir():
         raise ValueError(f"{name!r} is a folder, not an image file; pass a list of the files in it")
     if path.exists() and not path.is_file():  # reading a device or a pipe might never end

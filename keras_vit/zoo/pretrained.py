@@ -228,7 +228,8 @@ def load_choice(
 def read_config(choice: Choice, changes: Mapping[str, Any] | None = None, **file_facts: Any) -> ViTConfig:
     """Return the config of the model that `load_choice` would load, from headers; TensorFlow is not imported.
 
-    Arguments and errors are those of `load_choice`, except the errors of single tensors.
+    Arguments and errors are those of `load_choice`, except the errors of single tensors. Labels and preprocessing that
+    only the card states are left out.
     """
     changes, expected = changes or {}, choice.expected_config
     if expected is not None:
