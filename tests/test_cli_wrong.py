@@ -14,7 +14,7 @@ from PIL import Image
 
 from command_line import fails
 from keras_vit._util import data_files
-from keras_vit.cli import _app, messages, options, predict
+from keras_vit.cli import _app, messages, options, visualize
 from keras_vit.visualize.html import report
 
 CHECKPOINT = data_files.folder("zoo") / "weights" / "digits.npz"
@@ -196,4 +196,4 @@ def test_values_may_be_written_as_in_python() -> None:
 
 
 def test_the_number_of_images_of_a_report_is_the_reports() -> None:
-    assert predict.MAX_IMAGES == report.MAX_IMAGES
+    assert visualize.MAX_IMAGES == report.MAX_IMAGES

@@ -25,7 +25,7 @@ from html_document import Document
 from keras_vit import digits, zoo
 from keras_vit._util import html
 from keras_vit._util.text import byte_size
-from keras_vit.cli.predict import visualize
+from keras_vit.cli import visualize
 from keras_vit.export import Report
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.visualize.html import figures
@@ -484,7 +484,7 @@ def test_a_patch_is_as_dense_as_it_is_above_the_average() -> None:
 
 def run(*arguments: object) -> str:
     app = typer.Typer()
-    app.command()(visualize)
+    app.command()(visualize.visualize)
     result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout

@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 import keras_vit
-from keras_vit.cli import bench, convert, export, predict, show, train
+from keras_vit.cli import bench, convert, export, predict, show, train, visualize
 from keras_vit.cli.messages import command_options, error_line, is_user_error, show_warning
 
 app = typer.Typer(add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -24,7 +24,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "plan": train.plan,
     "export": export.export,
     "verify": export.verify,
-    "visualize": predict.visualize,
+    "visualize": visualize.visualize,
     "bench": bench.bench,
     "gallery": show.gallery,
     "demo": predict.demo,

@@ -99,22 +99,23 @@ def export(
         loaded = found.load()
         if is_saved_model:
             report = exports.saved_model(loaded, to, labels=names, top=top, warmup=warmup, bfloat16=bfloat16)
-        else:
-            report = exports.tflite(
-                loaded,
-                to,
-                **file,
-                quantize=quantize,
-                calibration=files,
-                verify=files,
-                input_dtype=input_dtype,
-                labels=names,
-                route=route,
-                least_cosine=least_cosine,
-                least_agreement=least_agreement,
-                threads=threads,
-                progress=not as_json,
-            )
+            print_result(report, as_json)
+            return
+        report = exports.tflite(
+            loaded,
+            to,
+            quantize=quantize,
+            calibration=files,
+            verify=files,
+            input_dtype=input_dtype,
+            **file,
+            labels=names,
+            route=route,
+            least_cosine=least_cosine,
+            least_agreement=least_agreement,
+            threads=threads,
+            progress=not as_json,
+        )
     print_result(report, as_json)
 
 

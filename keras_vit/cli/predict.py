@@ -1,4 +1,4 @@
-"""The commands `keras-vit predict`, `visualize` and `demo`."""
+"""The commands `keras-vit predict` and `keras-vit demo`."""
 
 import json
 import shutil
@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
 from keras_vit._util.checks import check_counts
-from keras_vit._util.image_paths import image_files, readable_images
+from keras_vit._util.image_paths import readable_images
 from keras_vit._util.progress import track
 from keras_vit.cli.options import Images, Json, Model, Size, Weights, aligned, find_model, quiet
 
 DEMO_OUTPUTS = ("1", "digits.tflite", "finetuned", "report.html")  # files and folders that an earlier demo has left
-MAX_IMAGES = 16  # of a report, as in visualize.html.report
 
 
 def predict(
@@ -60,30 +59,6 @@ def _row(file: str, result: Any) -> dict[str, Any]:
     if isinstance(result, Exception):
         return {"image": file, "error": str(result).removeprefix(repr(file)).removeprefix(file).lstrip(": ")}
     return {"image": file, "predictions": [each._asdict() for each in result]}
-
-
-def visualize(
-    model: Model,
-    images: Annotated[list[str], Argument(help=f"Image files, folders and patterns; {MAX_IMAGES} images at most.")],
-    out: Annotated[Path, Option(help="The HTML file to write.")] = Path("report.html"),
-    weights: Weights = None,
-    image_size: Size = None,
-    top: Annotated[int, Option(help="Number of classes for each image.")] = 5,
-) -> None:
-    """Write one HTML file that shows predictions, attention, filters and position embeddings of a model."""
-    files = image_files(images)
-    if len(files) > MAX_IMAGES:
-        raise ValueError(f"A report shows 1 to {MAX_IMAGES} images. Received: {len(files)}")
-    check_counts(top=top)
-    found = find_model(model, weights, image_size)
-    with quiet():
-        from keras_vit.visualize.html.report import report
-
-        loaded = found.load()
-    published = found.choice.published
-    title = found.choice.name or Path(model).name
-    card = f"{title}, {published.tag}\n\n{published}" if published else None
-    typer.echo(str(report(loaded, files, out, top=top, title=title, card=card, progress=True)))
 
 
 def demo(

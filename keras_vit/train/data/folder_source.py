@@ -1,7 +1,7 @@
 """Open folders of images with one sub-folder per class.
 
 The layout is `folder/class/image.jpg` or `folder/{train,val,validation,test}/class/image.jpg`. Classes are numbered by
-the sorted names of their folders. Files with other suffixes than `SUFFIXES`, and folders inside class folders, are not
+the sorted names of their folders. Files with other suffixes than `READABLE`, and folders inside class folders, are not
 read; a warning counts and names them. Hidden files are ignored.
 """
 
@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 import numpy as np
 import tensorflow as tf
 
-from keras_vit._util.image_paths import READ_SUFFIXES as SUFFIXES
+from keras_vit._util.image_paths import READABLE
 from keras_vit._util.text import abbreviated, escaped
 from keras_vit.train.data.folder_parts import HELD_OUT, REST, Part, choose_parts, is_visible, subfolders
 from keras_vit.train.data.image_files import find_damaged, hash64, list_files, read_image
@@ -33,7 +33,7 @@ class Listing:
     folder: str
     files: list[str]  # "class/image.jpg" or "train/class/image.jpg", below the folder
     labels: np.ndarray  # int64, one per file
-    unread: list[str]  # other files, and folders, that are not read
+    unread: list[str]  # other files, and folders, of the whole folder that are not read
 
     def where(self, is_kept: Callable[[str], bool]) -> Listing:
         """Return the files whose names a function accepts."""
@@ -134,7 +134,7 @@ def _list_part(folder: str, part: Part, classes: list[str]) -> Listing:
     if empty:
         raise FileNotFoundError(
             f"No images are in {abbreviated(empty)}. Expected: every class folder holds files that end in"
-            f" {', '.join(SUFFIXES)}."
+            f" {', '.join(READABLE)}."
         )
     whole = Listing(folder, files, np.array(labels, np.int64), unread)
     return whole if part.is_held_out is None else whole.where(lambda file: _is_held_out(file) == part.is_held_out)
@@ -146,7 +146,7 @@ def _is_held_out(file: str) -> bool:
 
 
 def _is_image(name: str) -> bool:
-    return is_visible(name) and name.lower().endswith(SUFFIXES)
+    return is_visible(name) and name.lower().endswith(READABLE)
 
 
 def _class_names(root: str) -> list[str]:
@@ -173,5 +173,5 @@ def _unread_message(folder: str, unread: Sequence[str]) -> str:
     return (
         f"{len(unread):,} of the files and folders in {escaped(folder)} are not read"
         f" ({abbreviated([f'{kind}: {count:,}' for kind, count in kinds.most_common()])}): {abbreviated(unread)}."
-        f" Only files in class folders with one of these suffixes are read: {', '.join(SUFFIXES)}."
+        f" Only files in class folders with one of these suffixes are read: {', '.join(READABLE)}."
     )

@@ -1,0 +1,37 @@
+"""The command `keras-vit visualize`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from keras_vit._util.checks import check_counts
+from keras_vit._util.image_paths import image_files
+from keras_vit.cli.options import Model, Size, Weights, find_model, quiet
+
+MAX_IMAGES = 16  # as in visualize.html.report
+
+
+def visualize(
+    model: Model,
+    images: Annotated[list[str], Argument(help=f"Image files, folders and patterns; {MAX_IMAGES} images at most.")],
+    out: Annotated[Path, Option(help="The HTML file to write.")] = Path("report.html"),
+    weights: Weights = None,
+    image_size: Size = None,
+    top: Annotated[int, Option(help="Number of classes for each image.")] = 5,
+) -> None:
+    """Write one HTML file that shows predictions, attention, filters and position embeddings of a model."""
+    files = image_files(images)
+    if len(files) > MAX_IMAGES:
+        raise ValueError(f"A report shows 1 to {MAX_IMAGES} images. Received: {len(files)}")
+    check_counts(top=top)
+    found = find_model(model, weights, image_size)
+    with quiet():
+        from keras_vit.visualize.html.report import report
+
+        loaded = found.load()
+    published = found.choice.published
+    title = found.choice.name or Path(model).name
+    card = f"{title}, {published.tag}\n\n{published}" if published else None
+    typer.echo(str(report(loaded, files, out, top=top, title=title, card=card, progress=True)))
