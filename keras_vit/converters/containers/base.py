@@ -157,10 +157,7 @@ def decoded(
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Replace every error that the bytes of a file can cause in a parser by a CheckpointError that names the file.
-
-    FileNotFoundError and PermissionError are about the path and are raised unchanged.
-    """
+    """Replace every error that the bytes of a file can cause in a parser by a CheckpointError that names the file."""
     try:
         yield
     except (FileNotFoundError, PermissionError):

@@ -32,10 +32,7 @@ def is_torch(start: bytes) -> bool:
 
 
 class TorchContainer(Container):
-    """A file of `torch.save`, open for reading; needs PyTorch (the optional extra `torch`).
-
-    `torch.load(weights_only=True)` refuses everything but tensors and plain values. The tensors stay in the file.
-    """
+    """A file of `torch.save`, open for reading: PyTorch reads it weights-only. The tensors stay in the file."""
 
     def _read_headers(self, size: int) -> None:
         self._tensors: dict[str, Any] = {}
