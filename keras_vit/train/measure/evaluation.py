@@ -201,7 +201,7 @@ def evaluate(
     later = held_out.num_valid - batch_size
     speed = later / other_seconds if later > 0 else held_out.num_valid / first_seconds
     result = summarize(totals, data=opened.name, labels=labels, skipped=len(held_out.bad), speed=speed)
-    counts = {"classes": classes, "model_classes": opened.num_classes, "unread": len(held_out.unread)}
+    counts: dict[str, Any] = {"classes": classes, "model_classes": opened.num_classes, "unread": len(held_out.unread)}
     return dataclasses.replace(result, split=opened.eval_split, **counts)
 
 
