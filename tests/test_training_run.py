@@ -243,7 +243,7 @@ def test_weights_are_for_a_name() -> None:
 def test_a_recipe_takes_the_variant_of_the_resolved_name(model: Any, variant: str | None) -> None:
     recipe, chosen = prepare.choose_model(train.recipe("augreg"), model)
     assert recipe.variant == variant
-    assert isinstance(chosen, ViTConfig) or (chosen.name is None) == (variant is None)
+    assert isinstance(chosen, ViTConfig) or chosen.is_file == (variant is None)
 
 
 def test_a_variant_decides_which_weights_a_name_starts_with(tmp_path: Path) -> None:

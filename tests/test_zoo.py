@@ -188,7 +188,7 @@ def test_a_name_of_the_zoo_comes_before_a_path_and_a_path_before_any_other_name(
     crowded: Path, spec: Any, name: str | None, source: str
 ) -> None:
     choice = pretrained.resolve(spec)
-    assert (choice.name, choice.source) == (name, source)
+    assert (choice.name, choice.source, choice.is_file) == (name, source, name is None)
     assert (choice.published is not None) == (name is not None)
 
 

@@ -80,7 +80,7 @@ def _is_exported(model: str) -> bool:
 
     if model.casefold().endswith(".tflite"):
         return True
-    return (Path(model) / "saved_model.pb").exists() and resolve(model).name is None
+    return (Path(model) / "saved_model.pb").exists() and resolve(model).is_file
 
 
 def _set_threads(threads: int | None) -> None:

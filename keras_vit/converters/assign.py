@@ -93,10 +93,7 @@ def _misfit(checkpoint: Checkpoint, path: str, variable: Any) -> str | None:
 
 
 def assign(checkpoint: Checkpoint, model: Any, variables: Mapping[str, Any], *, allow_nonfinite: bool = False) -> None:
-    """Read every variable of a model from a file; position embeddings are interpolated to the model's grid.
-
-    After a CheckpointError (a tensor is damaged or not finite) the model is incomplete and must not be used.
-    """
+    """Read every variable of a model from a file, at the model's grid; after an error the model must not be used."""
     # The parts of a tensor (timm's qkv) are assigned one after the other: read it once.
     read = functools.lru_cache(maxsize=1)(checkpoint.container.read)
     for path, variable in variables.items():

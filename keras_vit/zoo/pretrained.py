@@ -42,6 +42,11 @@ class Choice:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # fields of the card, for a file that does not state them
     published: Weights | None = None  # the published weights whose file `source` is
 
+    @property
+    def is_file(self) -> bool:
+        """Return whether this is a file without a name."""
+        return self.name is None
+
 
 def resolve(
     spec: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None, *, default: str | None = "default"

@@ -113,10 +113,7 @@ def _prepare_digits(data_dir: str | None) -> Any:
 
 
 def open_prepared(builder: Any, *, train_split: str | None, eval_split: str | None, memory: int = MEMORY) -> Data:
-    """Return a prepared data set; a split that is not named is searched for, or the last tenth is held out.
-
-    TFRecord splits of up to `memory` bytes are read into memory.
-    """
+    """Return a prepared data set; a split that is not named is searched for, or the last tenth is held out."""
     info = builder.info
     schema = _read_schema(info)
     if not (train_split or eval_split) and set(info.splits) == {TRAIN}:
