@@ -10,8 +10,6 @@ Example:
     'seven'
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from keras_vit._util import lazy
@@ -23,9 +21,9 @@ if TYPE_CHECKING:
     from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig
     from keras_vit.model.vision_transformer import VisionTransformer
 
-_HOMES = {
-    **dict.fromkeys(("Preprocessing", "ResNetConfig", "ViTConfig", "VisionTransformer"), "model"),
-    **dict.fromkeys(("converters", "errors", "export", "position", "train", "visualize", "zoo"), None),
+_NAMES = {
+    "model": ("Preprocessing", "ResNetConfig", "ViTConfig", "VisionTransformer"),
+    "": ("converters", "errors", "export", "position", "train", "visualize", "zoo"),
 }
 
 __all__ = [
@@ -43,7 +41,7 @@ __all__ = [
     "zoo",
 ]
 
-__getattr__, __dir__ = lazy.lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy.lazy_names(__name__, _NAMES)
 
 _REGISTERED = (  # classes that a saved model can name
     *("AttentionPooling", "Dropout", "EncoderBlock", "GroupNormalization", "LayerScale", "MLP", "MultiHeadAttention"),

@@ -3,8 +3,6 @@
 The embedded model was trained on the training split; its card, the demo and the tests measure on the test split.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

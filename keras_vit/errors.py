@@ -8,8 +8,6 @@ Example:
     No model has this name; the nearest are ['ViT-digits']. Received: 'digit'
 """
 
-from __future__ import annotations
-
 __all__ = [
     "CardError",
     "CheckpointError",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from keras_vit.export.litert import metadata
 from keras_vit.export.litert.builder import Builder, Tensor
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
@@ -45,3 +48,11 @@ def run(graph: Any, images: np.ndarray) -> np.ndarray:
     graph.set_tensor(image["index"], images)
     graph.invoke()
     return graph.get_tensor(output["index"])
+
+
+def read_labels(path: str | os.PathLike[str]) -> list[str]:
+    """Return the labels in a file, an empty list where it has none."""
+    if not zipfile.is_zipfile(path):
+        return []
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(metadata.LABELS).decode().splitlines() if metadata.LABELS in archive.namelist() else []

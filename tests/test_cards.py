@@ -176,7 +176,7 @@ def test_every_reported_accuracy_reaches_its_card(path: Path) -> None:
 
 
 def test_the_embedded_weights_lie_in_the_zoo() -> None:
-    weights = catalogue.find("digits")
+    weights = catalogue.select(catalogue.card("digits"))
     assert weights.url is None
     assert Path(weights.location) == data_files.folder("zoo") / "weights" / "digits.npz"
 

@@ -43,6 +43,10 @@ AUGREG = "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0"
 FINE_TUNED = f"{AUGREG}--imagenet2012-steps_20k-lr_0.03-res_384"
 
 
+def find(name: str, weights: str = "default") -> Weights:
+    return catalogue.select(catalogue.card(name), weights)
+
+
 def test_the_models_with_published_weights_are_these_in_natural_order() -> None:
     assert catalogue.names() == list(DEFAULTS)
 
@@ -50,12 +54,12 @@ def test_the_models_with_published_weights_are_these_in_natural_order() -> None:
 @pytest.mark.parametrize(("name", "tag"), DEFAULTS.items())
 def test_the_default_is_the_recommended_file(name: str, tag: str) -> None:
     assert catalogue.card(name).default == tag
-    assert catalogue.find(name) is catalogue.find(name, tag)
+    assert find(name) is find(name, tag)
 
 
 @pytest.mark.parametrize("weights", EVERY_FILE, ids=lambda weights: f"{weights.architecture} {weights.tag}")
 def test_every_file_is_found_by_its_model_and_tag(weights: Weights) -> None:
-    assert catalogue.find(weights.architecture, weights.tag) == weights
+    assert find(weights.architecture, weights.tag) == weights
 
 
 @pytest.mark.parametrize(
@@ -124,25 +128,25 @@ def test_an_architecture_without_weights_is_told_apart_from_no_architecture() ->
 
 def test_an_unknown_tag_is_answered_with_the_tags_there_are() -> None:
     with pytest.raises(ValueError, match="'sam', 'gsam'.*Received: weights='imagenet'"):
-        catalogue.find("B/16", "imagenet")
+        find("B/16", "imagenet")
 
 
 @pytest.mark.parametrize("name", [FINE_TUNED, f"{FINE_TUNED}.npz", FINE_TUNED.lower()])
 def test_a_recommended_file_is_found_by_its_name(name: str) -> None:
-    assert catalogue.find(name) == catalogue.find("ViT-B/16", RECOMMENDED)
-    assert catalogue.find(name).url == f"gs://vit_models/augreg/{FINE_TUNED}.npz"
+    assert find(name) == find("ViT-B/16", RECOMMENDED)
+    assert find(name).url == f"gs://vit_models/augreg/{FINE_TUNED}.npz"
 
 
 def test_a_name_with_fine_tuning_tells_data_set_and_resolution() -> None:
     stem = FINE_TUNED.replace("B_16", "R50_L_32").replace("imagenet2012", "oxford_iiit_pet").replace("384", "224")
-    found = catalogue.find(stem)
+    found = find(stem)
     assert (found.architecture, found.tag, found.file) == ("R50+ViT-L/32", stem, f"{stem}.npz")
     assert (found.image_size, found.num_classes, found.labels) == (224, 37, None)
 
 
 @pytest.mark.parametrize(("data", "classes"), [("i1k", 1000), ("i21k", 21843)])
 def test_a_name_without_fine_tuning_is_of_224_pixels_and_the_classes_of_its_data(data: str, classes: int) -> None:
-    found = catalogue.find(AUGREG.replace("i21k", data).replace("medium1", "light0"))
+    found = find(AUGREG.replace("i21k", data).replace("medium1", "light0"))
     assert (found.image_size, found.num_classes) == (224, classes)
 
 
@@ -245,7 +249,7 @@ def test_the_table_has_a_row_for_every_file() -> None:
 
 @pytest.mark.parametrize("row", zoo.table(), ids=lambda row: f"{row['name']} {row['weights']}")
 def test_a_row_says_what_the_card_says(row: dict[str, Any]) -> None:
-    weights = catalogue.find(row["name"], row["weights"])
+    weights = find(row["name"], row["weights"])
     same = ("image_size", "num_classes", "file", "url", "licence")
     assert {name: row[name] for name in same} == {name: getattr(weights, name) for name in same}
     assert [Accuracy(**stated) for stated in row["accuracy"]] == list(weights.accuracy)
@@ -255,7 +259,7 @@ def test_a_row_says_what_the_card_says(row: dict[str, Any]) -> None:
     assert ast.unparse(call.func) == "keras_vit.zoo.load"
     name, *_ = map(ast.literal_eval, call.args)
     chosen = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
-    assert catalogue.find(name, **chosen) is weights
+    assert find(name, **chosen) is weights
 
 
 # Files whose parameter counts are published with the official code (see tests/test_parameter_counts.py): without a

@@ -13,7 +13,7 @@ from PIL import Image
 from command_line import fails, run
 from keras_vit import digits, export
 from keras_vit._util.text import byte_size
-from keras_vit.export.litert import metadata
+from litert_graph import read_labels
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_everything_that_a_file_can_be_is_an_option(tmp_path: Path, pictures: Pa
     row = json.loads(printed)
     assert (row["images"], row["mode"], row["threads"], row["agreement"]) == (20, "none", 1, 1.0)
     assert row["preprocess_error"] < 0.01
-    assert metadata.read_labels(path) == names.read_text().splitlines()
+    assert read_labels(path) == names.read_text().splitlines()
     from keras_vit.export.check.running import load_exported
 
     file = load_exported(path)

@@ -99,6 +99,18 @@ def test_a_keras_file_is_not_resized_into_another_format(
     assert "another .keras file" in fails(monkeypatch, "resize", run_folder, tmp_path / "out.npz", "24")
 
 
+def test_the_name_of_a_data_set_may_have_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "prepared"))
+    (tmp_path / "elsewhere" / "cifar10_corrupted").mkdir(parents=True)
+    for data_dir in (None, tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(FileNotFoundError, match="There is no folder of images or of prepared data"):
+            options.check_data("cifar10_corrupted/blur_1", data_dir, "skip")
+    options.check_data("cifar10_corrupted/blur_1", tmp_path / "elsewhere", "skip")
+    options.check_data("cifar10_corrupted/blur_1", Path("gs://bucket/prepared"), "skip")
+    (tmp_path / "elsewhere").rename(tmp_path / "prepared")
+    options.check_data("cifar10_corrupted/blur_1", None, "skip")
+
+
 # ---- images
 
 
@@ -109,11 +121,22 @@ def test_files_folders_and_patterns_are_images(photos: Path, monkeypatch: pytest
     assert image_files(["."]) == image_files(["*"]) == image_files(["**/*.*"]) == image_files(["0", "1"]) == every
     assert image_files(["1/*.jpg"]) == sorted(str(path) for path in Path("1").glob("*.jpg"))
     assert image_files(["notes.txt", "0/02.PNG", Path("0/02.PNG")]) == ["notes.txt", "0/02.PNG", "0/02.PNG"]
+    Path("x.JFIF").write_text("a suffix that training reads too")
+    assert image_files(["."]) == [*every, "x.JFIF"]
+    Path("x.JFIF").unlink()
     assert image_files(["gs://bucket/x.jpg"]) == ["gs://bucket/x.jpg"]
     assert len(image_files([".", "0/02.PNG"], most=7)) == 8
     Path("[1].png").write_text("brackets in a name are no pattern")
     assert image_files(["[1].png"]) == ["[1].png"]
     Path("[1].png").unlink()
+
+
+def test_a_home_folder_may_be_written_as_a_tilde(
+    run_folder: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(photos))
+    predictions = [json.loads(run("predict", run_folder, f"{home}/0/02.PNG", "--json")) for home in ("~", photos)]
+    assert predictions[0][0]["predictions"] == predictions[1][0]["predictions"]
 
 
 @pytest.mark.parametrize(

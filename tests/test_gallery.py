@@ -21,8 +21,7 @@ from keras_vit import zoo
 from keras_vit._util import html
 from keras_vit.converters import expressible
 from keras_vit.zoo import gallery
-from keras_vit.zoo.gallery import plot
-from keras_vit.zoo.gallery.document import COLUMNS, document
+from keras_vit.zoo.gallery import COLUMNS, document, plot
 from keras_vit.zoo.gallery.entries import Entry, entries
 from test_format_matrix import FORMATS, MODELS, PROPERTIES
 from tiny_models import VARIANTS, tiny

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from forgery import DEFLATED, Member, archive, bomb, deflate, entry, npy, npz, safetensors
 from hostile_files import HOSTILE_NPZ, HOSTILE_SAFETENSORS, OTHER_KINDS
 from keras_vit.converters.containers import CheckpointError, open_container
-from keras_vit.converters.containers.guard import reading
+from keras_vit.converters.containers.base import reading
 from little_memory import assert_all_refused
 
 TENSORS = {

@@ -247,8 +247,10 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 @pytest.mark.parametrize("kind", WRONG)
 def test_options_that_are_wrong_are_named(kind: str) -> None:
     changes, options, message = WRONG[kind]
+    model, options = built(**changes), Options(**options)
     with pytest.raises(ValueError, match=message):
-        build_file(built(**changes), Options(**options))
+        options.check(model.config)
+        build_file(model, options)
 
 
 def test_operators_are_named_after_the_layers() -> None:

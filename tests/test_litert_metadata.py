@@ -14,6 +14,7 @@ import pytest
 from keras_vit.export.litert import metadata
 from keras_vit.export.litert.builder import Builder
 from keras_vit.model.config import Preprocessing
+from litert_graph import read_labels
 
 IMAGENET = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 LABELS = ["zero", "one", "tench, Tinca tinca"]
@@ -149,14 +150,14 @@ def test_the_same_is_written_every_time(tmp_path: Path) -> None:
 def test_labels_lie_behind_the_file_uncompressed(tmp_path: Path) -> None:
     path = tmp_path / "file.tflite"
     path.write_bytes(b"as it was")
-    assert metadata.read_labels(path) == []
+    assert read_labels(path) == []
     metadata.append_labels(path, [*LABELS, "two\nlines", "Äpfel"])
     assert path.read_bytes().startswith(b"as it was")
     with zipfile.ZipFile(path) as archive:
         [entry] = archive.infolist()
         assert (entry.filename, entry.compress_type) == ("labels.txt", zipfile.ZIP_STORED)
         assert archive.read(entry).decode() == "zero\none\ntench, Tinca tinca\ntwo lines\nÄpfel\n"
-    assert metadata.read_labels(path) == [*LABELS, "two lines", "Äpfel"]
+    assert read_labels(path) == [*LABELS, "two lines", "Äpfel"]
 
 
 def test_the_runtime_takes_a_file_with_both(tmp_path: Path) -> None:

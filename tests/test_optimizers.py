@@ -11,8 +11,7 @@ import pytest
 import tensorflow as tf
 from ml_dtypes import bfloat16
 
-from keras_vit.train.step import schedule
-from keras_vit.train.step.optimizer import Optimizer, clip, update_variables
+from keras_vit.train.step.optimizer import Optimizer, clip, schedule, update_variables
 from optimizer_cases import CASES, CHOSEN, NAMES, NUM_LAYERS, STEPS, WARMUP, gradients, make_recipe, start, trained
 
 # Values stay below 8, and each of 60 updates rounds to float32, 2**-24 of a value: at worst 60 * 8 / 2**24 = 3e-5, if
@@ -73,7 +72,7 @@ def expected(recipe, values, given):
 @pytest.mark.parametrize("name", ["cosine", "linear", "constant"])
 def test_the_schedule_is_its_formula(name):
     recipe = make_recipe(schedule=name)
-    share = schedule.factor(recipe, STEPS, WARMUP)
+    share = schedule(recipe, STEPS, WARMUP)
     found = [share(tf.constant(step, tf.int64)) for step in range(STEPS)]
     assert all(value.dtype == tf.float32 and value.shape == () for value in found)
     np.testing.assert_allclose(found, shares(recipe), rtol=0, atol=3e-7)  # a few roundings of numbers up to 1
@@ -81,20 +80,20 @@ def test_the_schedule_is_its_formula(name):
 
 def test_the_schedule_begins_at_0_and_ends_where_it_should():
     for name, end in (("cosine", 0.0), ("linear", 1e-5 / 0.03), ("constant", 1.0)):
-        share = schedule.factor(make_recipe(schedule=name), STEPS, WARMUP)
+        share = schedule(make_recipe(schedule=name), STEPS, WARMUP)
         assert share(0) == 0 and share(WARMUP) == 1
         np.testing.assert_allclose([share(STEPS), share(STEPS + 5)], end, atol=1e-7)
-        assert schedule.factor(make_recipe(schedule=name), STEPS, 0)(0) == 1
+        assert schedule(make_recipe(schedule=name), STEPS, 0)(0) == 1
 
 
 def test_steps_beyond_what_float32_counts_to_differ():
-    share = schedule.factor(make_recipe(schedule="linear"), 2**25 + 4, 2**25)
+    share = schedule(make_recipe(schedule="linear"), 2**25 + 4, 2**25)
     assert len({float(share(2**25 + step)) for step in range(5)}) == 5
 
 
 def test_a_warm_up_as_long_as_the_run_is_refused():
     with pytest.raises(ValueError, match="shorter than the run. Received: 60 of 60"):
-        schedule.factor(make_recipe(), 60, 60)
+        schedule(make_recipe(), 60, 60)
 
 
 @pytest.mark.parametrize("name", CASES)

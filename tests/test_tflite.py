@@ -13,9 +13,9 @@ from keras_vit import VisionTransformer, export, zoo
 from keras_vit import digits as digits_data
 from keras_vit.export.check import samples, structure
 from keras_vit.export.check.running import load_exported
-from keras_vit.export.litert import metadata
 from keras_vit.export.quantization import modes
 from keras_vit.model.config import Preprocessing
+from litert_graph import read_labels
 from tiny_models import VARIANTS, built, prepared
 
 TFLITE = importlib.import_module("keras_vit.export._tflite")
@@ -211,7 +211,7 @@ def test_calibrated_files_are_near(mode: str, dtype: str, tmp_path: Path, digits
     report = export.tflite(digits, path, quantize=mode, calibration=images, input_dtype=dtype, verify=images)
     assert report.mode == mode
     assert b"M001" in path.read_bytes()
-    assert len(metadata.read_labels(path)) == 10
+    assert len(read_labels(path)) == 10
     assert nothing_but(tmp_path, "out.tflite")
 
 
@@ -249,16 +249,16 @@ def test_labels_and_preparation_lie_in_the_file(tmp_path: Path, digits: VisionTr
     path = tmp_path / "digits.tflite"
     export.tflite(digits, path)
     # Without labels the classes have no names, and an app shows their numbers.
-    assert len(metadata.read_labels(path)) == (10 if digits.config.labels else 0)
+    assert len(read_labels(path)) == (10 if digits.config.labels else 0)
     assert b"M001" in path.read_bytes()
 
 
 def test_labels_of_ones_own(tmp_path: Path, model: VisionTransformer) -> None:
     path = tmp_path / "out.tflite"
     export.tflite(model, path)
-    assert metadata.read_labels(path) == []
+    assert read_labels(path) == []
     export.tflite(model, path, labels=["a", "b", "c", "d", "e"])
-    assert metadata.read_labels(path) == ["a", "b", "c", "d", "e"]
+    assert read_labels(path) == ["a", "b", "c", "d", "e"]
     with pytest.raises(ValueError, match="2 for 5 classes"):
         export.tflite(model, path, labels=["a", "b"])
 
@@ -266,7 +266,7 @@ def test_labels_of_ones_own(tmp_path: Path, model: VisionTransformer) -> None:
 def test_a_label_is_a_line_whatever_is_in_it(tmp_path: Path, model: VisionTransformer) -> None:
     path = tmp_path / "out.tflite"
     export.tflite(model, path, labels=["a\nb", "ü\u2028 x\r\n", "", "猫", " d "])
-    assert metadata.read_labels(path) == ["a b", "ü x", "", "猫", "d"]
+    assert read_labels(path) == ["a b", "ü x", "", "猫", "d"]
 
 
 def test_labels_may_be_long(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_labels_may_be_long(tmp_path: Path) -> None:
     names = [f"{number} " + "x" * 600 for number in range(1000)]
     path = tmp_path / "out.tflite"
     export.tflite(model, path, quantize="none", labels=names)
-    assert metadata.read_labels(path) == names
+    assert read_labels(path) == names
 
 
 @pytest.mark.parametrize("channels", [2, 4])
@@ -326,7 +326,7 @@ def test_images_of_other_channels_than_colour_are_images(channels: int, tmp_path
 def test_what_cannot_be_done_is_said_before_any_work(
     options: dict[str, Any], said: str, tmp_path: Path, model: VisionTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TFLITE, "build_checked_file", None)
+    monkeypatch.setattr(TFLITE, "build_file", None)
     with pytest.raises((ValueError, FileNotFoundError), match=said):
         export.tflite(model, tmp_path / "out.tflite", **options)
     assert nothing_but(tmp_path)
@@ -412,7 +412,7 @@ def fail_with(error: BaseException) -> Any:
 @pytest.mark.parametrize(
     ("stage", "mode"),
     [
-        ("build_checked_file", "dynamic"),
+        ("build_file", "dynamic"),
         ("smoothing_factors", "dynamic"),
         ("quantize_file", "int8"),
         ("verify_file", "none"),
@@ -487,8 +487,8 @@ def test_a_file_may_be_called_anything(name: str, tmp_path: Path, monkeypatch: p
 def test_a_file_of_another_model_is_refused_and_leaves_nothing(
     tmp_path: Path, model: VisionTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build, other = TFLITE.build_checked_file, built(**SMALL, num_registers=1)
-    monkeypatch.setattr(TFLITE, "build_checked_file", lambda _, options: build(other, options))
+    build, other = TFLITE.build_file, built(**SMALL, num_registers=1)
+    monkeypatch.setattr(TFLITE, "build_file", lambda _, options: build(other, options))
     path = tmp_path / "out.tflite"
     with pytest.raises(export.VerificationError, match="differs from the model: wanted cosine >= 0.995") as told:
         export.tflite(model, path)

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from keras_vit.train.loop import storage
 from keras_vit.train.loop.log_files import Log, plot
-from keras_vit.train.loop.stop import Stop
+from keras_vit.train.loop.training import Stop
 
 
 def lines(folder: Path) -> list[dict[str, object]]:

@@ -162,8 +162,12 @@ PUBLISHED = f"gs://vit_models/augreg/{TI}.npz"
 @pytest.mark.parametrize(
     ("spec", "name", "source"),
     [
-        ("digits", "ViT-digits", catalogue.find("digits").location),  # the model, although there is such a folder
-        ("b16", "ViT-B/16", catalogue.find("B/16").location),
+        (
+            "digits",
+            "ViT-digits",
+            catalogue.select(catalogue.card("digits")).location,
+        ),  # the model, although there is such a folder
+        ("b16", "ViT-B/16", catalogue.select(catalogue.card("B/16")).location),
         ("./digits", None, "./digits"),
         ("digits/", None, "digits/"),
         (Path("digits"), None, "digits"),
@@ -266,7 +270,7 @@ def test_a_path_begins_in_the_folder_of_the_user(crowded: Path, monkeypatch: pyt
 
 
 def test_a_choice_states_the_config_and_the_defaults_of_its_card(crowded: Path) -> None:
-    card = catalogue.find("B/16", "gsam")
+    card = catalogue.select(catalogue.card("B/16"), "gsam")
     choice = pretrained.resolve("B/16", "gsam")
     assert choice.published == card
     assert choice.expected_config == card.whole_config()
@@ -275,7 +279,10 @@ def test_a_choice_states_the_config_and_the_defaults_of_its_card(crowded: Path) 
     own = pretrained.resolve("B/16", "mine.npz")
     assert own.expected_config == ViTConfig.from_name("B/16")
     assert own.defaults == pretrained.resolve("B/16").defaults
-    assert pretrained.resolve("digits", default=None).expected_config == catalogue.find("digits").whole_config()
+    assert (
+        pretrained.resolve("digits", default=None).expected_config
+        == catalogue.select(catalogue.card("digits")).whole_config()
+    )
     assert (pretrained.resolve("g/14", default=None).defaults, pretrained.resolve("mine.npz").defaults) == ({}, {})
 
 
@@ -351,7 +358,7 @@ def test_any_spelling_loads_the_recommended_file(mirror: Path, name: str) -> Non
     model = zoo.load(name)
     assert model.config.image_size == (384, 384)
     assert model.config.labels == "imagenet2012"
-    assert model.config.preprocessing == catalogue.find("Ti/16").preprocessing
+    assert model.config.preprocessing == catalogue.select(catalogue.card("Ti/16")).preprocessing
     assert np.array_equal(model.get_layer("head").kernel, noise("head/kernel", (192, 1000)))
 
 
@@ -386,7 +393,7 @@ def test_another_augreg_file_is_loaded_by_its_name(mirror: Path) -> None:
     model = zoo.load(OTHER)
     assert (model.config.image_size, model.config.num_classes) == ((224, 224), 100)
     assert model.config.labels is None
-    assert model.config.preprocessing == catalogue.find("Ti/16").preprocessing
+    assert model.config.preprocessing == catalogue.select(catalogue.card("Ti/16")).preprocessing
 
 
 def test_a_tag_is_a_tag_though_a_folder_has_its_name(

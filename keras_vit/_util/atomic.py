@@ -10,10 +10,7 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file beside `path` for binary writing; it replaces `path` if the block succeeds.
-
-    After an exception, a full disk or Ctrl-C, `path` is unchanged and the temporary file is removed.
-    """
+    """Open a temporary file beside `path` for binary writing, which replaces `path` only if the block succeeds."""
     partial = path.with_name(f".{secrets.token_hex(8)}.partial")
     try:
         with partial.open("xb") as file:

@@ -1,13 +1,23 @@
 """Check single arguments."""
 
-from __future__ import annotations
-
 from typing import Any
 
 
 def is_count(value: Any, *, least: int) -> bool:
     """Return whether a value is an integer of at least `least`; NumPy's integers are accepted, booleans are not."""
     return not isinstance(value, bool) and hasattr(value, "__index__") and int(value) >= least
+
+
+def check_counts(**counts: Any) -> None:
+    """Raise a ValueError for a value that is not a whole number from 1."""
+    for name, value in counts.items():
+        if not is_count(value, least=1):
+            raise ValueError(f"{name} is a whole number from 1. Received: {value!r}")
+
+
+def given(**arguments: Any) -> dict[str, Any]:
+    """Return the arguments that are not None."""
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -1,7 +1,5 @@
 """Find the data folders `zoo/` and `converters/`, and read TOML files."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any

@@ -60,15 +60,10 @@ def cache_folder() -> Path:
 def fetch(source: str, *, sha256: str | None = None, size: int | None = None, name: str | None = None) -> Path:
     """Return the local path of a file, after downloading and verifying it if needed.
 
-    Args:
-        source: local path, or `file://`, `https://`, `http://`, `gs://` or `hf://` URL; it may end in `#sha256=<hex>`.
-        sha256: hexadecimal SHA-256 of the file, if known.
-        size: size in bytes, if known.
-        name: file name in the cache, for a URL that does not end in one.
-
-    Raises:
-        DownloadError: the file could not be downloaded, or its hash or size is wrong.
-        FileNotFoundError, ValueError: the local path does not exist; the source or the hash is malformed.
+    `source` is a local path, or a `file://`, `https://`, `http://`, `gs://` or `hf://` URL, which may end in
+    `#sha256=<hex>`; `name` is the file name in the cache for a URL that does not end in one. A file that cannot be
+    downloaded, or has another SHA-256 or size in bytes, is a DownloadError; a missing local path a FileNotFoundError; a
+    malformed source or hash a ValueError.
     """
     source, fragment = urldefrag(source) if "://" in source else (source, "")
     expected = Expected(_one_hash(sha256, fragment), size)

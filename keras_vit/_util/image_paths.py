@@ -1,23 +1,21 @@
 """Find image files in lists of files, folders and patterns."""
 
-from __future__ import annotations
-
 import glob
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
+READABLE = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 # Files of a folder with these suffixes are images. Formats that cannot be decoded are listed too: such a file is an
 # error, and not left out without a word.
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".heif", ".avif")
+SUFFIXES = (*READABLE, ".heic", ".heif", ".avif")
 
 
 def image_files(paths: Iterable[str | os.PathLike[str]], *, most: int | None = None) -> list[str]:
     """Return the image files among files, folders (with their sub-folders) and patterns such as "photos/*.jpg".
 
-    A named file is returned whatever its suffix; files of folders and patterns are sorted, hidden ones and other
-    suffixes are left out. URLs are returned as they are. `most` limits the files of a folder or pattern to so many,
-    evenly chosen. A FileNotFoundError or ValueError names the first path without images.
+    A named file is returned whatever its suffix, and a URL as it is; files of folders and patterns are sorted, without
+    hidden ones and other suffixes. `most` limits the files of a folder or pattern to so many, evenly chosen.
     """
     found: list[str] = []
     for path in paths:

@@ -183,10 +183,7 @@ def read_pin(path: Path) -> tuple[str, int, int] | None:
 
 
 def is_intact(path: Path, expected: Expected) -> bool:
-    """Return whether a cached file exists and is intact. If its pin fits, one `stat` decides.
-
-    Otherwise the file is verified, against the pinned SHA-256 if there is one, and pinned again.
-    """
+    """Return whether a cached file is intact: by its pin if that fits, else by verifying it, which pins it again."""
     if not path.is_file():
         return False
     stat, pin = path.stat(), read_pin(path)

@@ -1,30 +1,30 @@
 """Import the public names of a package on first use, also when Keras looks for a class in a saved model."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.machinery import PathFinder
 from types import SimpleNamespace
 from typing import Any
 
 
-def lazy_names(package: str, homes: Mapping[str, str | None]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_names(
+    package: str, names: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` for a package.
 
-    `homes` maps each public name to the module that defines it (relative or full name), or to None for a module.
+    `names` maps each module (relative or full name) to the public names that it defines, "" to public modules.
     """
+    homes = {name: module for module, defined in names.items() for name in defined}
     public = sorted(homes)
 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}; its names: {public}")
-        home = homes[name]
-        if home is None:
+        if not homes[name]:
             return importlib.import_module(f"{package}.{name}")
-        module = home if home.startswith("keras_vit.") else f"{package}.{home}"
+        module = homes[name] if homes[name].startswith("keras_vit.") else f"{package}.{homes[name]}"
         return getattr(importlib.import_module(module), name)
 
     return get, lambda: list(public)

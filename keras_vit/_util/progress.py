@@ -1,7 +1,5 @@
 """Show progress bars on standard error with rich, if it is a terminal."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager

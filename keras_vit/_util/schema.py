@@ -1,8 +1,6 @@
 """Check the keys and types of a table read from TOML or JSON."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from keras_vit._util.text import suggestion
@@ -16,14 +14,11 @@ def check_depth(value: Any, where: str) -> Any:
     """Return a value read from TOML or JSON, or raise a ValueError if it is nested too deeply."""
     inner = [value]
     for _ in range(MAX_DEPTH):
-        inner = [item for outer in inner if isinstance(outer, dict | list) for item in _items(outer)]
+        tables = [list(outer.values()) if isinstance(outer, dict) else outer for outer in inner]
+        inner = [item for table in tables if isinstance(table, list) for item in table]
     if inner:
         raise ValueError(f"{where} is nested more than {MAX_DEPTH} levels deep")
     return value
-
-
-def _items(table: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return table.values() if isinstance(table, dict) else table
 
 
 def misfits(value: Any, schema: Any, where: str) -> Iterator[str]:

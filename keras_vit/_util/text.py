@@ -1,11 +1,11 @@
 """Nearest names, readable sizes and install commands for messages and tables."""
 
-from __future__ import annotations
-
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 DISTRIBUTION = "keras-vit-zoo"  # on a package index; `keras-vit` there is another project
+GRAPH_NAMES = re.compile(r"\{\{.*?\}\} ?|\s*\[Op:[^]]*\](?: name:\s?\S*)?")  # TensorFlow puts these around a reason
 
 
 def nearest(name: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6) -> list[str]:
@@ -24,6 +24,12 @@ def abbreviated(names: Sequence[str], count: int = 5) -> str:
     """Return the first names and the number of the others; bytes of file names that are no UTF-8 are escaped."""
     text = ", ".join(names[:count]) + (f" and {len(names) - count:,} more" if len(names) > count else "")
     return escaped(text)
+
+
+def error_reason(text: str) -> str:
+    """Return the first line of a message of TensorFlow without the names of functions and operations around it."""
+    lines = (line.strip() for line in GRAPH_NAMES.sub("", text).splitlines())
+    return next(filter(None, lines), "without a reason")
 
 
 def escaped(text: str) -> str:

@@ -94,11 +94,8 @@ def _attempt(url: str, part: Path, expected: Expected, name: str) -> Expected:
         length = _total_length(response, offset)
         if length is not None and expected.size not in (None, length):
             raise CorruptFileError(f"the server states {length:,} bytes, expected {expected.size:,}")
-        stated = replace(
-            expected,
-            size=expected.size if length is None else length,
-            checksums=_stated_checksums(response.headers),
-        )
+        size = expected.size if length is None else length
+        stated = replace(expected, size=size, checksums=_stated_checksums(response.headers))
         if not stated.can_verify(Path(name).suffix):
             raise DownloadError(
                 f"{url}: the server states neither a length nor a checksum, so damage could not be detected."
@@ -159,10 +156,7 @@ def _follow(session: "requests.Session", url: str, headers: Mapping[str, str]) -
 
 
 def _before_deadline(request: Callable[..., "requests.Response"], *arguments: Any) -> "requests.Response":
-    """Call a function in a thread, and wait for its response until the deadline for headers.
-
-    The timeout of requests is for single reads: a server that sends one byte at a time never exceeds it.
-    """
+    """Wait for a function in a thread until the deadline for headers: the timeout of requests is for single reads."""
     answer: Future[requests.Response] = Future()
 
     def call() -> None:

@@ -1,7 +1,5 @@
 """Assemble the command `keras-vit`. `--help` and `list` do not import TensorFlow."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable
@@ -60,7 +58,3 @@ def main() -> None:
             if not is_user_error(error):
                 raise
             sys.exit(f"keras-vit: {error_line(error, command_options())}")
-
-
-if __name__ == "__main__":
-    main()

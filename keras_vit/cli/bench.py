@@ -1,7 +1,5 @@
 """The command `keras-vit bench`."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import time
@@ -12,7 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from keras_vit.cli.options import Json, Model, Size, Weights, check_counts, find_model, quiet
+from keras_vit._util.checks import check_counts, given
+from keras_vit.cli.options import Json, Model, Size, Weights, find_model, quiet
 
 WARM_UP = (3, 0.5)  # least calls and least seconds before the timed calls
 
@@ -27,7 +26,7 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Time a model, a checkpoint, a .tflite file or a SavedModel on this machine, without preprocessing."""
-    check_counts(batch=batch, rounds=rounds, threads=threads)
+    check_counts(**given(batch=batch, rounds=rounds, threads=threads))
     is_exported = _is_exported(model)
     if is_exported and (weights is not None or image_size is not None):
         raise ValueError(f"{model} has its weights and its size: --weights and --image-size are for models")

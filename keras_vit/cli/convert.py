@@ -1,7 +1,5 @@
 """The commands `keras-vit convert` and `keras-vit resize`."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,9 +1,6 @@
 """Show the package on the embedded model and real images, offline: `keras-vit demo` and `make demo`."""
 
-from __future__ import annotations
-
 import os
-import shutil
 import statistics
 import sys
 import time
@@ -19,7 +16,6 @@ from rich.table import Table
 
 from keras_vit import digits, export, train, visualize, zoo
 from keras_vit._util.progress import track
-from keras_vit.cli.predict import DEMO_OUTPUTS
 from keras_vit.model.vision_transformer import VisionTransformer
 
 NAME = "ViT-digits"
@@ -39,9 +35,8 @@ class Row:
 def run(out: Path, *, open_report: bool = True) -> None:
     """Load, classify, change the resolution, fine-tune, export to both formats, verify, and write a report.
 
-    The folder is created, or an earlier run's files in it are deleted.
+    `out` is a folder that exists and holds nothing of an earlier demo.
     """
-    _empty_folder(out)
     console = Console()
     keras.utils.set_random_seed(0)  # so that every run draws the same new position embeddings and prints the same table
     data = digits.load()
@@ -75,14 +70,6 @@ def run(out: Path, *, open_report: bool = True) -> None:
     console.print(f"Report: {page}", soft_wrap=True)
     if open_report and _has_desktop():
         webbrowser.open(page.resolve().as_uri())
-
-
-def _empty_folder(out: Path) -> None:
-    """Create the folder, and remove what an earlier run has left in it."""
-    out.mkdir(parents=True, exist_ok=True)
-    for path in out.iterdir():
-        if path.name in DEMO_OUTPUTS:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _report(model: VisionTransformer, data: digits.Digits, path: Path, exports: list[export.Report]) -> Path:

@@ -1,21 +1,18 @@
 """The commands `keras-vit export` and `keras-vit verify`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from keras_vit._util.checks import one_of
+from keras_vit._util.checks import check_counts, one_of
 from keras_vit._util.image_paths import image_files
 from keras_vit.cli.options import (
     Json,
     Model,
     Size,
     Weights,
-    check_counts,
     complete_mode,
     find_model,
     parse_size,
@@ -35,6 +32,7 @@ TFLITE_OPTIONS = (
     *("quantize", "images", "batch", "input_dtype", "source_size", "resize", "output", "attention", "route"),
     *("least_cosine", "least_agreement", "threads"),
 )
+GIVEN = "COMMANDLINE"  # typer's name of the source of an option that is on the command line
 SAVED_MODEL_OPTIONS = ("top", "warmup", "bfloat16")
 
 
@@ -169,13 +167,8 @@ def _check_options(context: typer.Context, to: Path, is_saved_model: bool) -> No
     wrong = [
         parameter.opts[0]
         for parameter in context.command.params
-        if parameter.name in others and _is_given(context, parameter.name)
+        if parameter.name in others and getattr(context.get_parameter_source(parameter.name), "name", "") == GIVEN
     ]
     if wrong:
         kind = "a SavedModel (a .tflite file has that suffix)" if is_saved_model else "a .tflite file"
         raise ValueError(f"{kind} does not take {', '.join(wrong)}. Received: --to {to}")
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"

@@ -1,11 +1,11 @@
 """Print errors and warnings in the words of the command line: options instead of arguments of Python."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping
 from typing import Any
+
+from keras_vit._util.text import GRAPH_NAMES, error_reason
 
 # Errors that a user can correct: `main` prints them as one line, with exit code 1.
 USER_ERRORS = (ValueError, OSError, ImportError, ArithmeticError, MemoryError)
@@ -19,7 +19,6 @@ _PHRASES = {
 }
 _VALUE = r"""'[^']*'|"[^"]*"|\{[^}]*\}|\([^)]*\)|[\w.:/+%-]*\w"""
 QUOTES = "'\""
-_GRAPH_NAMES = re.compile(r"\{\{.*?\}\} ?|\s*\[Op:.*?\]")  # TensorFlow puts these around the reason of an error
 
 
 def is_user_error(error: BaseException) -> bool:
@@ -38,9 +37,8 @@ def error_line(error: Exception, options: Mapping[str, str]) -> str:
     elif isinstance(error, MemoryError):
         text = f"There is not enough memory. {text}"
     elif not isinstance(error, USER_ERRORS):
-        reasons = [line for line in _GRAPH_NAMES.sub("", getattr(error, "message", text)).splitlines() if line.strip()]
-        text = f"TensorFlow failed ({type(error).__name__}): {reasons[0].strip() if reasons else 'without a reason'}"
-    return in_options(_GRAPH_NAMES.sub("", text), options)
+        text = f"TensorFlow failed ({type(error).__name__}): {error_reason(getattr(error, 'message', text))}"
+    return in_options(GRAPH_NAMES.sub("", text), options)
 
 
 def in_options(text: str, options: Mapping[str, str]) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 import typer
 from typer import Argument, Option
 
-from keras_vit._util.checks import one_of
+from keras_vit._util.checks import given, one_of
 from keras_vit.cli.messages import is_user_error
 
 if TYPE_CHECKING:
@@ -135,11 +135,6 @@ def _copy_of_stderr() -> TextIO:
     return os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
 
 
-def given(**options: Any) -> dict[str, Any]:
-    """Return the options that are not None."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
 def parse_fields(texts: Iterable[str] | None, option: str = "--config") -> dict[str, Any]:
     """Return ["num_heads=12", "classifier=gap"] as a dict; values are JSON, True, False or None, or else text."""
     fields: dict[str, Any] = {}
@@ -183,9 +178,7 @@ def find_model(
 ) -> FoundModel:
     """Find what a command was given and check it, without TensorFlow.
 
-    `model` is a name of the zoo, a file, a folder of a checkpoint or of a training run, or a URL, which is fetched;
-    `default` and `file_facts` are those of `resolve` and `load_choice`. Errors are those of `zoo.load` or, for a file,
-    of `converters.load`.
+    Arguments and errors are those of `resolve`, and of `zoo.load` or, for a file, `converters.load`.
     """
     from keras_vit.zoo.pretrained import load_choice, read_config, resolve
 
@@ -195,17 +188,18 @@ def find_model(
     return FoundModel(choice, config, functools.partial(load_choice, choice, changes, **file_facts))
 
 
-def check_counts(**counts: int | None) -> None:
-    """Raise a ValueError for a number below 1; the names are those of options, with "_" for "-"."""
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} is a whole number from 1. Received: {value}")
+def check_data(data: str, data_dir: Path | None, on_bad_image: str) -> None:
+    """Raise an error for a folder of data that does not exist; the names of data sets are checked later.
 
-
-def check_data(data: str, on_bad_image: str) -> None:
-    """Raise an error for a folder of data that does not exist; the names of data sets are checked later."""
+    "cifar10_corrupted/blur_1" is the name of a data set if `data_dir` has a folder of its first part.
+    """
     one_of("--on-bad-image", on_bad_image, ("skip", "fail"))
-    if "://" not in data and ("/" in data or data.startswith((".", "~"))) and not Path(data).expanduser().is_dir():
+    prepared = str(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets"))
+    name, slash, _ = data.partition("/")
+    is_name = not name.startswith((".", "~")) and (
+        not slash or (name and (":/" in prepared or Path(prepared, name).expanduser().is_dir()))
+    )
+    if not is_name and "://" not in data and not Path(data).expanduser().is_dir():
         raise FileNotFoundError(f"There is no folder of images or of prepared data {data!r}")
 
 

@@ -1,8 +1,7 @@
 """The commands `keras-vit predict` and `keras-vit demo`."""
 
-from __future__ import annotations
-
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,9 +9,10 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
+from keras_vit._util.checks import check_counts
 from keras_vit._util.image_paths import readable_images
 from keras_vit._util.progress import track
-from keras_vit.cli.options import Images, Json, Model, Size, Weights, aligned, check_counts, find_model, quiet
+from keras_vit.cli.options import Images, Json, Model, Size, Weights, aligned, find_model, quiet
 
 DEMO_OUTPUTS = ("1", "digits.tflite", "finetuned", "report.html")  # files and folders that an earlier demo has left
 
@@ -66,18 +66,18 @@ def demo(
     look: Annotated[bool, Option("--open/--no-open", help="Open the report in a browser.")] = True,
 ) -> None:
     """Show the package on the embedded model, offline: load, classify, resize, fine-tune, export, verify, inspect."""
-    _check_folder(out)
+    _empty_folder(out)
     with quiet():
         from keras_vit.cli import demo as tour
 
         tour.run(out, open_report=look)
 
 
-def _check_folder(out: Path) -> None:
-    """Create the folder of the demo; a ValueError if it holds files that no demo has written."""
+def _empty_folder(out: Path) -> None:
+    """Create the folder of the demo, or empty it; a ValueError if it holds files that no demo has written."""
     out.mkdir(parents=True, exist_ok=True)
-    others = sorted(
-        path.name for path in out.iterdir() if not path.name.startswith(".") and path.name not in DEMO_OUTPUTS
-    )
-    if others:
+    found = [path for path in out.iterdir() if not path.name.startswith(".")]
+    if others := sorted({path.name for path in found}.difference(DEMO_OUTPUTS)):
         raise ValueError(f"The demo needs a folder of its own: name another than {out}. It holds {others[0]}")
+    for path in found:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
+from keras_vit._util.checks import check_counts, given
 from keras_vit.cli.options import (
     MODEL_HELP,
     BadImage,
@@ -20,13 +21,11 @@ from keras_vit.cli.options import (
     Size,
     Weights,
     aligned,
-    check_counts,
     check_data,
     complete_model,
     complete_recipe,
     complete_weights,
     find_model,
-    given,
     parse_fields,
     parse_size,
     print_result,
@@ -79,10 +78,11 @@ def train(
     if chosen and model:
         found = find_model(model, weights, default="default" if chosen.start == "pretrained" else None)
         found.config.replace(**chosen.config_changes(found.config))
-    check_data(data or "digits", on_bad_image)
+    check_data(data or "digits", data_dir, on_bad_image)
     folder = out or Path(f"{continue_from}-continued")
     if chosen and not continue_from:
-        folder = out or Path("runs") / _slug(f"{chosen.name}-{model}-{data or 'digits'}")
+        name = f"{chosen.name}-{model}-{data or 'digits'}"
+        folder = out or Path("runs") / re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-")
     with quiet():
         run = training.run
 
@@ -130,11 +130,6 @@ def _result_line(result: Result, folder: Path) -> str:
     return f"{folder}/model.keras after {result.steps} steps: {figures or 'nothing to evaluate on'}{kept}{skipped}"
 
 
-def _slug(text: str) -> str:
-    """Return the text as the name of one folder."""
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-")
-
-
 def evaluate(
     model: Model,
     data: Annotated[str, Option(help="As for train.")] = "digits",
@@ -161,7 +156,7 @@ def evaluate(
     for shots in few_shot or ():
         check_counts(few_shot=shots)
     found = find_model(model, weights, image_size)
-    check_data(data, on_bad_image)
+    check_data(data, data_dir, on_bad_image)
     with quiet():
         loaded = found.load()
     source: dict[str, Any] = {"data_dir": data_dir, "on_bad_image": on_bad_image}

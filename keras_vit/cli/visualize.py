@@ -1,15 +1,14 @@
 """The command `keras-vit visualize`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
+from keras_vit._util.checks import check_counts
 from keras_vit._util.image_paths import image_files
-from keras_vit.cli.options import Model, Size, Weights, check_counts, find_model, quiet
+from keras_vit.cli.options import Model, Size, Weights, find_model, quiet
 
 MAX_IMAGES = 16  # as in visualize.html.report
 

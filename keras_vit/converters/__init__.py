@@ -1,7 +1,5 @@
 """Load and save checkpoints of every known format. Names are imported on first use, because loading imports Keras."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from keras_vit._util import lazy
@@ -13,17 +11,14 @@ if TYPE_CHECKING:
     from keras_vit.converters.table import formats
     from keras_vit.errors import CheckpointError
 
-_HOMES = {
-    "CheckpointError": "keras_vit.errors",
-    "build": "_load",
-    "convert": "_load",
-    "detect": "source",
-    "formats": "table",
-    "load": "_load",
-    "read_config": "source",
-    "save": "_save",
+_NAMES = {
+    "_load": ("build", "convert", "load"),
+    "_save": ("save",),
+    "keras_vit.errors": ("CheckpointError",),
+    "source": ("detect", "read_config"),
+    "table": ("formats",),
 }
 
 __all__ = ["CheckpointError", "build", "convert", "detect", "formats", "load", "read_config", "save"]
 
-__getattr__, __dir__ = lazy.lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy.lazy_names(__name__, _NAMES)

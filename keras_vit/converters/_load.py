@@ -1,7 +1,5 @@
 """Read checkpoints of every known format, and models saved as .keras, as a VisionTransformer."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import warnings
@@ -13,6 +11,7 @@ import h5py
 import keras
 import numpy as np
 
+from keras_vit._util.checks import given
 from keras_vit.converters import assign
 from keras_vit.converters._save import save
 from keras_vit.converters.containers import Container
@@ -73,9 +72,7 @@ def load(
     >>> keras_vit.converters.load(path, image_size=40).config.grid
     (10, 10)
     """
-    changes = {
-        name: value for name, value in (("image_size", image_size), ("num_classes", num_classes)) if value is not None
-    }
+    changes = given(image_size=image_size, num_classes=num_classes)
     file = find_weights(Path(path))
     if is_keras_file(file):
         check_keras_facts(config=config, format=format)

@@ -1,7 +1,5 @@
 """Write a VisionTransformer as a checkpoint of any format that can hold it."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import warnings

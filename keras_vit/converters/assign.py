@@ -1,7 +1,5 @@
 """Check and assign the tensors of a file to the variables of a model, and collect them for a file to write."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -55,8 +53,7 @@ def is_finite(value: np.ndarray) -> bool:
 def check(checkpoint: Checkpoint, variables: Mapping[str, Any], *, skip: tuple[str, ...] = ()) -> None:
     """Raise a CheckpointError that names every tensor of a file that is missing, left over or of another shape.
 
-    Only headers are read. `variables` are the model's weights by path; paths that start with one of `skip` may be in
-    the file without being in the model.
+    Paths that start with one of `skip` may be in the file without being in the model. Only headers are read.
     """
     match = checkpoint.match
     misfits = [text for path, variable in variables.items() if (text := _misfit(checkpoint, path, variable))]
@@ -96,10 +93,7 @@ def _misfit(checkpoint: Checkpoint, path: str, variable: Any) -> str | None:
 
 
 def assign(checkpoint: Checkpoint, model: Any, variables: Mapping[str, Any], *, allow_nonfinite: bool = False) -> None:
-    """Read every variable of a model from a file; position embeddings are interpolated to the model's grid.
-
-    After a CheckpointError (a tensor is damaged or not finite) the model is incomplete and must not be used.
-    """
+    """Read every variable of a model from a file, at the model's grid; after an error the model must not be used."""
     # The parts of a tensor (timm's qkv) are assigned one after the other: read it once.
     read = functools.lru_cache(maxsize=1)(checkpoint.container.read)
     for path, variable in variables.items():

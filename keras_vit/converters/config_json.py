@@ -1,7 +1,5 @@
 """Read and write the config.json beside a checkpoint, by the [json] part of a format's table."""
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import warnings

@@ -1,7 +1,5 @@
 """Decide which formats can hold a model, and where other readers of the file compute slightly different logits."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Infer the architecture of a checkpoint from the shapes of its tensors and from hints about the rest."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

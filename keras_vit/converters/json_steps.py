@@ -1,7 +1,5 @@
 """Convert single values between a config.json and ViTConfig: the steps that a format's table names."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

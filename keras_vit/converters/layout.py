@@ -4,8 +4,6 @@ In layout "keras" (flax, .npz) the shapes agree, except for leading ones. In lay
 with the heads folded into one axis, a convolution is (out, in, height, width), and biases are flat.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

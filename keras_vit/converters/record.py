@@ -3,8 +3,6 @@
 The note is in a .safetensors file's metadata or in an .npz file's archive comment, where other readers ignore it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping
 from typing import Any

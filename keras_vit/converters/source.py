@@ -1,7 +1,5 @@
 """Open a checkpoint: find its files, recognise its format, infer and check its architecture."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

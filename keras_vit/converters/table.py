@@ -3,8 +3,6 @@
 The tables are the .toml files in converters/checkpoints; converters/README.md describes them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import functools

@@ -1,7 +1,5 @@
 """Convert the names of tensors in a file to those in a format's table, which have placeholders such as {i}."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections import defaultdict

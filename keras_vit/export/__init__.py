@@ -3,8 +3,6 @@
 Every export is run and compared with its model. Names are imported on first use.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from keras_vit._util import lazy
@@ -17,15 +15,15 @@ if TYPE_CHECKING:
     from keras_vit.export.check.running import runner
     from keras_vit.export.check.verify import verify
 
-_HOMES = {
-    "Report": "check.report",
-    "VerificationError": "keras_vit.errors",
-    "runner": "check.running",
-    "saved_model": "_saved_model",
-    "tflite": "_tflite",
-    "verify": "check.verify",
+_NAMES = {
+    "_saved_model": ("saved_model",),
+    "_tflite": ("tflite",),
+    "check.report": ("Report",),
+    "check.running": ("runner",),
+    "check.verify": ("verify",),
+    "keras_vit.errors": ("VerificationError",),
 }
 
 __all__ = ["Report", "VerificationError", "runner", "saved_model", "tflite", "verify"]
 
-__getattr__, __dir__ = lazy.lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy.lazy_names(__name__, _NAMES)

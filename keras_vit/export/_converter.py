@@ -1,7 +1,5 @@
 """Write LiteRT files with TensorFlow's converter: for Keras models around a VisionTransformer, and for comparison."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Options of `export.tflite`, all checked in one call."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

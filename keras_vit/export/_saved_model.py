@@ -1,7 +1,5 @@
 """Write SavedModels, which TensorFlow serves without Keras and without this package."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import tempfile
@@ -12,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit._util.checks import is_count
+from keras_vit._util.checks import check_counts
 from keras_vit.errors import VerificationError
 from keras_vit.export._temporary import check_folder_path, temporary_path
 from keras_vit.export.check import samples
@@ -107,8 +105,7 @@ def _check(model: VisionTransformer, top: int) -> None:
         )
     if misfit := quantization_misfit(model):
         raise ValueError(f"saved_model starts from floating-point weights; `model.export(path)` does not. {misfit}")
-    if not is_count(top, least=1):
-        raise ValueError(f"top is the number of classes to name, from 1. Received: {top!r}")
+    check_counts(top=top)
 
 
 def _write(

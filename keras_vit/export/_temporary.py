@@ -1,7 +1,5 @@
 """Check the paths of exports, and make temporary ones: a file reaches its final path only complete and verified."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import tempfile

@@ -1,7 +1,5 @@
 """Write LiteRT (.tflite) files, quantize them, run them and compare them with the model, in one call."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -22,7 +20,7 @@ from keras_vit.export.check.verify import verify as verify_file
 from keras_vit.export.litert import images as image_input
 from keras_vit.export.litert import metadata
 from keras_vit.export.litert.builder import Builder
-from keras_vit.export.litert.emit import build_checked_file
+from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.storage import FLOAT32
@@ -171,12 +169,12 @@ def _write(
     """Write the file from the model's weights, quantized, with its metadata and labels."""
     if mode.smoothing is not None and calibration is not None:
         floats = path.with_name("unsmoothed")
-        build_checked_file(model, dataclasses.replace(options, storage=FLOAT32)).write(floats)
+        build_file(model, dataclasses.replace(options, storage=FLOAT32)).write(floats)
         smoothing = smoothing_factors(floats, calibration, mode.smoothing, progress=progress)
         floats.unlink()
         options = dataclasses.replace(options, smoothing=smoothing)
     unquantized = path.with_name("unquantized") if mode.uses_quantizer else path
-    builder = build_checked_file(model, options)
+    builder = build_file(model, options)
     builder.metadata(metadata.BUFFER_NAME, _metadata(model, options, mode))
     builder.write(unquantized)
     if mode.uses_quantizer:
@@ -204,10 +202,7 @@ def _metadata(model: VisionTransformer, options: Options, mode: Mode) -> bytes:
 
 
 def _resize_error(model: VisionTransformer, images: Any, options: Options, work: Path) -> float | None:
-    """Return the largest difference (0..255) of images that the file resizes from `preprocess`; None if it does not.
-
-    The part of the file that prepares images is written and run alone.
-    """
+    """Return the largest difference (0..255) of images that the file resizes from `preprocess`; None if it does not."""
     if options.source_size is None:
         return None
     ops = Operators(Builder())

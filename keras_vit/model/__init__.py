@@ -3,8 +3,6 @@
 Names are imported on first use: the configuration needs no Keras.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from keras_vit._util import lazy
@@ -13,13 +11,11 @@ if TYPE_CHECKING:
     from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig
     from keras_vit.model.vision_transformer import VisionTransformer
 
-_HOMES = {
-    "Preprocessing": "config",
-    "ResNetConfig": "config",
-    "ViTConfig": "config",
-    "VisionTransformer": "vision_transformer",
+_NAMES = {
+    "config": ("Preprocessing", "ResNetConfig", "ViTConfig"),
+    "vision_transformer": ("VisionTransformer",),
 }
 
 __all__ = ["Preprocessing", "ResNetConfig", "ViTConfig", "VisionTransformer"]
 
-__getattr__, __dir__ = lazy.lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy.lazy_names(__name__, _NAMES)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_vit._util.checks import is_count
+from keras_vit._util.checks import check_counts
 from keras_vit._util.image_paths import image_files
 
 if TYPE_CHECKING:
@@ -22,14 +22,9 @@ IMAGE_ERRORS = (OSError, ValueError, ArithmeticError)  # of one image that canno
 def classify_each(
     model: VisionTransformer, images: Any, *, top: int, batch_size: int = BATCH
 ) -> Iterator[list[Prediction] | Exception]:
-    """Yield for each image its predictions, or the error of an image that cannot be read.
-
-    Arguments are those of `VisionTransformer.classify`.
-    """
-    for name, value in (("top", top), ("batch_size", batch_size)):
-        if not is_count(value, least=1):
-            raise ValueError(f"{name} is a whole number from 1. Received: {value!r}")
-    single, size = _single_images(images), 0
+    """Yield the predictions of each image, or the error of one that cannot be read; arguments as for `classify`."""
+    check_counts(top=top, batch_size=batch_size)
+    single, size = single_images(images), 0
     while group := list(itertools.islice(single, batch_size)):
         size = size or len(group)  # the first group's: smaller ones are padded
         prepared = [_prepare(model, image) for image in group]
@@ -49,13 +44,13 @@ def _prepare(model: VisionTransformer, image: Any) -> np.ndarray | Exception:
         return error
 
 
-def _single_images(images: Any) -> Iterator[Any]:
+def single_images(images: Any) -> Iterator[Any]:
     """Yield the images of nested lists, batches, folders and patterns one by one."""
     if isinstance(images, str | os.PathLike):
         yield from image_files([images])
     elif isinstance(images, list | tuple):
         for image in images:
-            yield from _single_images(image)
+            yield from single_images(image)
     elif len(getattr(images, "shape", ())) == 4:
         yield from images
     else:

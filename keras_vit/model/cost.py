@@ -3,8 +3,6 @@
 Parameters and matrix products are exact; memory is an estimate.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,11 +45,6 @@ class Part:
         return self.copies * sum(kernel.inputs * kernel.outputs for kernel in self.kernels)
 
     @property
-    def kernel_rows(self) -> int:
-        """Number of outputs of the kernels of all copies; an int8 kernel has a scale for each."""
-        return self.copies * sum(kernel.outputs for kernel in self.kernels)
-
-    @property
     def parameters(self) -> int:
         """Number of parameters of all copies."""
         return self.kernel_numbers + self.copies * self.others
@@ -91,10 +84,7 @@ def count_parameters(config: ViTConfig) -> int:
 
 
 def forward_flops(config: ViTConfig) -> int:
-    """Return the operations for one image: matrix products and convolutions, a multiply-add counts as two.
-
-    Papers and timm mostly print multiply-adds (GFLOPs or GMACs), which are half as many.
-    """
+    """Return the operations for one image, twice the multiply-adds (GFLOPs or GMACs) that papers and timm print."""
     return sum(part.flops for part in parts(config))
 
 
@@ -112,8 +102,9 @@ def file_bytes(config: ViTConfig, precision: str) -> int:
     if precision not in PRECISIONS:
         raise ValueError(f"precision is one of {list(PRECISIONS)}. Received: {precision!r}")
     kernels = sum(part.kernel_numbers for part in parts(config))
-    scales = sum(part.kernel_rows for part in parts(config)) if precision == "int8" else 0
-    return PRECISIONS[precision] * kernels // 8 + FLOAT * (count_parameters(config) - kernels) + SCALE * scales
+    size = PRECISIONS[precision] * kernels // 8 + FLOAT * (count_parameters(config) - kernels)
+    scales = sum(part.copies * kernel.outputs for part in parts(config) for kernel in part.kernels)
+    return size + (SCALE * scales if precision == "int8" else 0)
 
 
 def inference_memory(config: ViTConfig) -> int:
@@ -124,8 +115,8 @@ def inference_memory(config: ViTConfig) -> int:
     last reader; an elementwise result overwrites an input without other readers. Workspace and caches are not counted.
     """
     image = config.num_channels * prod(config.size)
-    widest = max([_block_peak(config), _head_peak(config), *map(_convolution_peak, convolutions(config))])
-    return FLOAT * (image + widest)
+    head = prod(_output_tokens(config)) * (config.hidden_size + config.num_classes)
+    return FLOAT * (image + max([_block_peak(config), head, *map(_convolution_peak, convolutions(config))]))
 
 
 def parts(config: ViTConfig) -> list[Part]:
@@ -296,14 +287,7 @@ def _block_peak(config: ViTConfig) -> int:
     return tokens + max(3 * tokens + scores, ACTIVATION_TENSORS[config.activation] * hidden)
 
 
-def _head_peak(config: ViTConfig) -> int:
-    return prod(_output_tokens(config)) * (config.hidden_size + config.num_classes)
-
-
 def _convolution_peak(convolution: Convolution) -> int:
     """Return the values of shortcut and result, and of the input or of the squares of the centred result."""
-    return (
-        convolution.shortcut_values
-        + convolution.output_values
-        + max(convolution.input_values, convolution.output_values)
-    )
+    values = convolution.output_values
+    return convolution.shortcut_values + values + max(convolution.input_values, values)

@@ -3,13 +3,12 @@
 The EXIF orientation tag is read from the APP1 segment of a JPEG and from the eXIf chunk of a PNG.
 """
 
-from __future__ import annotations
-
-import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+
+from keras_vit._util.text import error_reason
 
 CHANNELS = (1, 3)  # grey and colour: image files have no others
 MAX_PIXELS = 50_000_000  # of one image: 150 MB when decoded. A file of 0.4 MB can claim 400 million
@@ -29,7 +28,6 @@ _PIXELS = 0xFFDA  # mark of the segment after which the pixels follow
 _CMYK_COMPONENTS = 4
 _ORIENTATION_TAG = 0x0112
 _SHORT, _LONG = 3, 4  # types of values in EXIF
-_GRAPH_NAMES = re.compile(r"\{\{.*?\}\} ?| \[Op:.*")  # what TensorFlow adds to the reason of an error
 
 
 class Header(NamedTuple):
@@ -89,7 +87,7 @@ def decode(file: Any) -> Any:
     try:
         return decode_pixels(file, orientation)
     except tf.errors.InvalidArgumentError as error:
-        raise ValueError(f"is a damaged image: {error_reason(error)}") from None
+        raise ValueError(f"is a damaged image: {error_reason(error.message)}") from None
 
 
 def check(file: Any) -> Any:
@@ -97,17 +95,12 @@ def check(file: Any) -> Any:
     try:
         header = _compiled_header(file)
     except tf.errors.InvalidArgumentError as error:
-        raise ValueError(f"is a damaged image: {error_reason(error)}") from None
+        raise ValueError(f"is a damaged image: {error_reason(error.message)}") from None
     for holds, message, value in requirements(header):
         if not holds:
             received = value if isinstance(value, str) else " x ".join(map(str, value.numpy()))
             raise ValueError(f"cannot be decoded. {message} {received}".rstrip())
     return header.orientation
-
-
-def error_reason(error: tf.errors.OpError) -> str:
-    """Return the reason of TensorFlow's error, without the names of functions and operations."""
-    return _GRAPH_NAMES.sub("", error.message or type(error).__name__).splitlines()[0]
 
 
 def decode_pixels(file: Any, orientation: Any) -> Any:
@@ -144,12 +137,9 @@ def upright_sides(sides: Any, orientation: Any) -> Any:
 
 
 def stored_window(window: Any, sides: Any, orientation: Any) -> Any:
-    """Return where a window of the upright image is stored: int32 (top, left, height, width).
+    """Return where a window of the upright image is stored: int32 (top, left, height, width), as `window`.
 
-    Args:
-        window: (top, left, height, width) in the upright image.
-        sides: int32 height and width of the upright image.
-        orientation: EXIF orientation of the stored image.
+    `sides` are the height and width of the upright image.
     """
     begin, size = window[:2], window[2:]
     begin = tf.where(_mirrored(orientation), sides - begin - size, begin)
@@ -176,7 +166,7 @@ def read_orientation(file: Any) -> Any:
 )
 def _parse_orientation(file: Any) -> Any:
     is_jpeg = _starts_with(file, _JPEG)
-    return exif_orientation(tf.cond(is_jpeg, lambda: _exif_segment(file), lambda: _exif_chunk(file)))
+    return exif_orientation(tf.cond(is_jpeg, lambda: _find_segment(file, *_EXIF)[1], lambda: _exif_chunk(file)))
 
 
 def exif_orientation(exif: Any) -> Any:
@@ -208,11 +198,6 @@ def _first_directory(exif: Any) -> Any:
     values = tf.where(is_long, number(entries[:, 8:12]), number(entries[:, 8:10]))
     found = tf.boolean_mask(values, is_tag & (is_long | (kind == _SHORT)))
     return tf.concat([found, tf.constant([1], tf.int64)], axis=0)[0]
-
-
-def _exif_segment(file: Any) -> Any:
-    """Return the content of the first EXIF segment of a JPEG, or ""."""
-    return _find_segment(file, *_EXIF)[1]
 
 
 def _find_segment(file: Any, wanted: int, name: bytes) -> tuple[Any, Any]:

@@ -1,7 +1,5 @@
 """Read class names, the lists in zoo/labels or a model's own, and compare them with those of data."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Iterable, Sequence
@@ -41,10 +39,8 @@ def match_classes(labels: str | tuple[str, ...], num_classes: int, class_names: 
 
     Names are compared exactly with the labels and label_ids; then without regard to case, "_" and "-"; then with the
     parts of labels such as "tench, Tinca tinca". What fits several classes fits none. If no name fits and all are whole
-    numbers, they are class numbers, with a warning unless they count from 0 in order. `data` is for messages.
-
-    Raises:
-        ValueError: the model does not have some of the classes; the message names them first.
+    numbers, they are class numbers, with a warning unless they count from 0 in order. A ValueError names the classes
+    that the model does not have; `data` is for messages.
     """
     known = names(labels, num_classes)
     texts = [label for _, label in known]

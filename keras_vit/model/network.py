@@ -1,7 +1,5 @@
 """Connect the layers of a Vision Transformer, from a config (paper, figure 1)."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Read images with Pillow: uint8 pixels in colour, upright, the same for a file and for the object opened from it."""
 
-from __future__ import annotations
-
 import io
 import warnings
 from typing import Any

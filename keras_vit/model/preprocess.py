@@ -1,7 +1,5 @@
 """Prepare images for a model: arrays, PIL images, image files and tensors in tf.data, all in the same way."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable
@@ -38,10 +36,7 @@ def prepare(images: Any, *, image_size: tuple[int, int], num_channels: int, prep
 def preprocessing_function(
     *, image_size: tuple[int, int], num_channels: int, preprocessing: Preprocessing
 ) -> Callable[[Any], Any]:
-    """Return a function that prepares one tensor, with TensorFlow operations only, for tf.data and exports.
-
-    The function takes (height, width, channels), with or without a batch axis, from 0 to 255, and returns float32.
-    """
+    """Return a TensorFlow function from images (..., height, width, channels) of 0..255 to prepared ones, float32."""
     import tensorflow as tf
 
     mean = np.array(preprocessing.mean, np.float32) * 255
@@ -60,14 +55,8 @@ def preprocessing_function(
 def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
     """Read an image file upright, as uint8 (height, width, num_channels): JPEG, PNG, and with Pillow more formats.
 
-    Args:
-        path: a local path, a URL that `tf.io.gfile` reads, such as gs://, or one of http, https or hf, whose file is
-            downloaded into the cache folder.
-        num_channels: 3, or 1 for grey.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is not an image, is damaged, or has more than `image_files.MAX_PIXELS` pixels.
+    The file of an http, https or hf URL is downloaded into the cache folder; `tf.io.gfile` reads others, such as gs://.
+    A ValueError says why a file is no image, or that it has more than `image_files.MAX_PIXELS` pixels.
     """
     from keras_vit.model import image_files, pillow_images
 
@@ -84,7 +73,7 @@ def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
 
 
 def _read_file(name: str) -> bytes:
-    path = Path(name)
+    path = Path(name).expanduser()
     if path.is_dir():
         raise ValueError(f"{name!r} is a folder, not an image file; pass a list of the files in it")
     if path.exists() and not path.is_file():  # reading a device or a pipe might never end

@@ -1,7 +1,5 @@
 """Names and sizes of architectures (paper, table 1; vit_jax/configs/models.py; big_vision's models/vit.py)."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

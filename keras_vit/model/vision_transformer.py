@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from keras_vit._util.checks import check_counts
 from keras_vit.model import labels as label_lists
 from keras_vit.model import layers as vit
 from keras_vit.model import preprocess
@@ -77,7 +78,10 @@ class VisionTransformer(keras.Model):
         self._policy = policy
         self._intermediates = network.intermediates
         # Cached functions instead of dicts: Keras would save models that it finds in a model's containers.
-        self._feature_model = functools.cache(self._build_feature_model)
+        tensors = self._intermediates
+        self._feature_model = functools.cache(
+            lambda names: keras.Model(network.images, {name: tensors[name] for name in names})
+        )
         self._block_input_model = functools.cache(lambda: keras.Model(network.images, network.block_inputs))
 
     def features(self, images: Any, layers: Iterable[str] | None = None) -> dict[str, Any]:
@@ -103,9 +107,6 @@ class VisionTransformer(keras.Model):
         if unknown or not names:
             raise ValueError(f"layers are some of {self.feature_names}. Received: {unknown or list(names)}")
         return self._feature_model(names)(images, training=False)
-
-    def _build_feature_model(self, names: tuple[str, ...]) -> keras.Model:
-        return keras.Model(self.inputs[0], {name: self._intermediates[name] for name in names})
 
     @property
     def feature_names(self) -> list[str]:
@@ -168,8 +169,7 @@ class VisionTransformer(keras.Model):
             raise ValueError(
                 f"logits are (batch, num_classes={self.config.num_classes}). Received: shape {logits.shape}"
             )
-        if top < 1:
-            raise ValueError(f"top is the number of classes to return, from 1. Received: {top}")
+        check_counts(top=top)
         labels = label_lists.names(self.config.labels, self.config.num_classes)
         shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
         probabilities = shifted / shifted.sum(axis=1, keepdims=True)

@@ -3,8 +3,6 @@
 Public names are imported on first use: recipes and plans need no TensorFlow.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from keras_vit._util import lazy
@@ -19,20 +17,16 @@ if TYPE_CHECKING:
     from keras_vit.train.measure.planner import Plan, plan
     from keras_vit.train.step.strategies import strategy
 
-_HOMES = {
-    "Best": "loop.held_out",
-    "Diverged": "keras_vit.errors",
-    "Recipe": "_recipe",
-    "recipe": "_recipe_file",
-    "recipes": "_recipe_file",
-    "strategy": "step.strategies",
-    "run": "loop.run",
-    "Result": "loop.run",
-    "evaluate": "measure.evaluation",
-    "Evaluation": "measure.evaluation",
-    "few_shot": "measure.few_shots",
-    "plan": "measure.planner",
-    "Plan": "measure.planner",
+_NAMES = {
+    "_recipe": ("Recipe",),
+    "_recipe_file": ("recipe", "recipes"),
+    "keras_vit.errors": ("Diverged",),
+    "loop.held_out": ("Best",),
+    "loop.run": ("Result", "run"),
+    "measure.evaluation": ("Evaluation", "evaluate"),
+    "measure.few_shots": ("few_shot",),
+    "measure.planner": ("Plan", "plan"),
+    "step.strategies": ("strategy",),
 }
 
 __all__ = [
@@ -51,4 +45,4 @@ __all__ = [
     "strategy",
 ]
 
-__getattr__, __dir__ = lazy.lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy.lazy_names(__name__, _NAMES)

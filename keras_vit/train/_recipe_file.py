@@ -1,7 +1,5 @@
 """Find and read training recipes: zoo/recipes/*.toml, or a user's own file. Needs neither Keras nor TensorFlow."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path

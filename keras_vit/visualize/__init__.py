@@ -3,8 +3,6 @@
 The public names are imported on first use. Only the report needs matplotlib.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from keras_vit._util import lazy
@@ -15,17 +13,11 @@ if TYPE_CHECKING:
     from keras_vit.visualize.tokens import effective_rank, logit_lens, token_norms
     from keras_vit.visualize.weights import embedding_filters, position_similarity
 
-_HOMES = {
-    "embedding_filters": "weights",
-    "position_similarity": "weights",
-    "attention_maps": "attention",
-    "attention_distance": "attention",
-    "attention_rollout": "attention",
-    "class_attention": "attention",
-    "token_norms": "tokens",
-    "effective_rank": "tokens",
-    "logit_lens": "tokens",
-    "report": "html.report",
+_NAMES = {
+    "attention": ("attention_distance", "attention_maps", "attention_rollout", "class_attention"),
+    "html.report": ("report",),
+    "tokens": ("effective_rank", "logit_lens", "token_norms"),
+    "weights": ("embedding_filters", "position_similarity"),
 }
 
 __all__ = [
@@ -41,4 +33,4 @@ __all__ = [
     "token_norms",
 ]
 
-__getattr__, __dir__ = lazy.lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy.lazy_names(__name__, _NAMES)

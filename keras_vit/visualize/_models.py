@@ -1,7 +1,5 @@
 """Find the VisionTransformer in a Keras model, and check the images for it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """Arrays that describe the attention weights: maps over the image, rollout through the blocks, distances in pixels."""
 
-from __future__ import annotations
-
 import math
 import numbers
 from collections.abc import Callable, Sequence

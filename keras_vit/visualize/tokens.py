@@ -1,7 +1,5 @@
 """Arrays that describe the tokens after each block: their norms, their rank, and the logits they would give."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

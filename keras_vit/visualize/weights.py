@@ -1,12 +1,10 @@
 """Arrays that describe a model's weights without any image: embedding filters and position embeddings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 
-from keras_vit._util.checks import is_count
+from keras_vit._util.checks import check_counts, is_count
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -37,8 +35,7 @@ def embedding_filters(model: Any, *, num_filters: int = 28) -> np.ndarray:
         >>> keras_vit.visualize.embedding_filters(model, num_filters=12).shape
         (12, 4, 4, 3)
     """
-    if not is_count(num_filters, least=1):
-        raise ValueError(f"num_filters is a whole number from 1. Received: {num_filters!r}")
+    check_counts(num_filters=num_filters)
     kernel = _first_kernel(vision_transformer(model)).astype(np.float64)
     *patch, filters = kernel.shape
     samples = kernel.reshape(-1, filters).T

@@ -3,8 +3,6 @@
 An invalid file is refused as a whole; one error lists everything that is wrong with it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The facts are in zoo/*.toml, see `cards`. Nothing here imports Keras or TensorFlow.
 """
 
-from __future__ import annotations
-
 import functools
 import glob
 import re
@@ -208,11 +206,6 @@ def _architecture(name: str) -> str | None:
         return spelled.architecture if spelled else None
 
 
-def find(name: str, weights: str = "default") -> Weights:
-    """Return the weights of a model with a tag; arguments and errors as for `card` and `select`."""
-    return select(card(name), weights)
-
-
 def select(model: Card, weights: str = "default") -> Weights:
     """Return the weights with a tag ("default": the recommended ones); an unknown tag raises a ValueError."""
     tag = model.default if weights == "default" else weights
@@ -228,7 +221,7 @@ def parse_augreg(name: str) -> Weights | None:
     on with "--imagenet2012-steps_20k-lr_0.03-res_384". Return the card's weights for a recommended file, weights with
     the file's name as tag for another file, and None for other names. A wrong part raises a ValueError that names it.
     """
-    family = _augreg()
+    family = next(family for family in _families() if "grammar" in family.table)
     grammar = family.table["grammar"]
     stem = name.removesuffix(".npz")
     if not _is_like_augreg(stem, [*grammar["pre_trained"], *grammar["fine_tuned"]]):
@@ -279,10 +272,6 @@ def _allowed(part: Mapping[str, Any]) -> dict[str, str]:
 @functools.cache
 def _families() -> tuple[Family, ...]:
     return tuple(read_family(path) for path in sorted(data_files.folder("zoo").glob("*.toml")))
-
-
-def _augreg() -> Family:
-    return next(family for family in _families() if "grammar" in family.table)
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from keras_vit._util.checks import given
 from keras_vit.errors import FileUnavailableError, UnknownModel
 from keras_vit.model import labels
 from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
@@ -204,8 +205,7 @@ def load(
         TensorShape([2, 3])
     """
     check_fields(config_changes)
-    wanted = {"image_size": image_size, "num_classes": num_classes}
-    changes = {field: value for field, value in wanted.items() if value is not None} | config_changes
+    changes = given(image_size=image_size, num_classes=num_classes) | config_changes
     return load_choice(resolve_name(name, weights), changes, dtype=dtype)
 
 
@@ -233,7 +233,8 @@ def load_choice(
 def read_config(choice: Choice, changes: Mapping[str, Any] | None = None, **file_facts: Any) -> ViTConfig:
     """Return the config of the model that `load_choice` would load, from headers; TensorFlow is not imported.
 
-    Arguments and errors are those of `load_choice`, except the errors of single tensors.
+    Arguments and errors are those of `load_choice`, except the errors of single tensors. Labels and preprocessing that
+    only the card states are left out.
     """
     changes, expected = changes or {}, choice.expected_config
     if expected is not None:
@@ -251,8 +252,7 @@ def read_config(choice: Choice, changes: Mapping[str, Any] | None = None, **file
 
 
 def _check_no_facts(choice: Choice, file_facts: Mapping[str, Any]) -> None:
-    stated = {name: value for name, value in file_facts.items() if value is not None}
-    if stated:
+    if stated := given(**file_facts):
         raise ValueError(f"{choice.name} is a model of the zoo: {list(stated)} describe a file. Received: {stated}")
 
 

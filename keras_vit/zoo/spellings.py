@@ -1,7 +1,5 @@
 """Recognise the names that other packages give to models, by the rules in zoo/names/*.toml."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Mapping

@@ -3,8 +3,7 @@
 import os
 from pathlib import Path
 
-from keras_vit.converters.containers.base import Container, Header
-from keras_vit.converters.containers.guard import reading
+from keras_vit.converters.containers.base import Container, Header, reading
 from keras_vit.converters.containers.hdf5 import MAGIC, Hdf5Container
 from keras_vit.converters.containers.npz import NpzContainer, write_npz
 from keras_vit.converters.containers.safetensors import SafetensorsContainer, write_safetensors

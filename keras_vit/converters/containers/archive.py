@@ -6,8 +6,7 @@ import zipfile
 from collections.abc import Callable
 
 from keras_vit._util.integrity import MAX_DIRECTORY_BYTES
-from keras_vit.converters.containers.base import read_exactly
-from keras_vit.converters.containers.guard import DOWNLOAD_AGAIN, quoted
+from keras_vit.converters.containers.base import DOWNLOAD_AGAIN, quoted, read_exactly
 from keras_vit.errors import CheckpointError
 
 MAX_MEMBERS = 100_000  # more tensors than any model has

@@ -1,8 +1,13 @@
 """Read files of named tensors: the headers first, then one tensor at a time."""
 
 import abc
+import contextlib
 import io
 import math
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -10,7 +15,6 @@ from typing import Literal, Self
 
 import numpy as np
 
-from keras_vit.converters.containers.guard import DOWNLOAD_AGAIN, quoted, reading
 from keras_vit.errors import CheckpointError
 
 # The types that are read, and the bytes of one element in a file.
@@ -21,6 +25,23 @@ ITEM_BYTES = {name: 2 if name == "bfloat16" else np.dtype(name).itemsize for nam
 MAX_JSON_BYTES = 10 << 20  # of a config.json; an id2label of 21,843 classes takes 1.5 MB
 
 _CHUNK_BYTES = 1 << 24  # one read() of an operating system stops at 2 GiB
+DOWNLOAD_AGAIN = "Download it again."
+
+# Everything that zipfile, zlib, json, ast, struct and NumPy raise when the bytes are wrong.
+PARSER_ERRORS = (
+    ArithmeticError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,  # includes NotImplementedError and RecursionError
+    SyntaxError,
+    TypeError,
+    ValueError,  # includes UnicodeDecodeError
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 @dataclass(frozen=True)
@@ -125,13 +146,29 @@ def read_into(stream: io.RawIOBase | io.BufferedIOBase, count: int) -> np.ndarra
 def decoded(
     data: np.ndarray, header: Header, byteorder: Literal["<", ">"] = "<", order: Literal["C", "F"] = "C"
 ) -> np.ndarray:
-    """Return the bytes of a tensor (uint8) as an array in native byte order, bfloat16 as float32; a view if possible.
-
-    The dtype of `header` is one of `ITEM_BYTES`; `byteorder` and `order` are those of the file.
-    """
+    """Return a tensor's bytes (uint8) as an array in native byte order, bfloat16 as float32; a view if possible."""
     if header.dtype == "bfloat16":  # the upper half of a float32
         wide = data.view(f"{byteorder}u2").astype(np.uint32)
         wide <<= 16
         return wide.view(np.float32).reshape(header.shape, order=order)
     stored = data.view(np.dtype(header.dtype).newbyteorder(byteorder))
     return stored.astype(header.dtype, copy=False).reshape(header.shape, order=order)
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Replace every error that the bytes of a file can cause in a parser by a CheckpointError that names the file."""
+    try:
+        yield
+    except (FileNotFoundError, PermissionError):
+        raise
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error.__cause__
+    except PARSER_ERRORS as error:
+        reason = f"{type(error).__name__}: {error}"[:300]
+        raise CheckpointError(f"{path}: cannot be read ({reason}). If it is damaged, download it again.") from error
+
+
+def quoted(text: str) -> str:
+    """Quote, escape and shorten a name from a file for a message."""
+    return repr(text if len(text) <= 120 else f"{text[:80]}...{text[-30:]}")

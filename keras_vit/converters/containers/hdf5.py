@@ -16,14 +16,15 @@ import numpy as np
 
 from keras_vit._util.integrity import MAX_DIRECTORY_BYTES
 from keras_vit.converters.containers.base import (
+    DOWNLOAD_AGAIN,
     ITEM_BYTES,
     Container,
     Header,
     decoded,
+    quoted,
     read_exactly,
     read_into,
 )
-from keras_vit.converters.containers.guard import DOWNLOAD_AGAIN, quoted
 from keras_vit.errors import CheckpointError
 
 MAGIC = b"\x89HDF\r\n\x1a\n"

@@ -7,8 +7,7 @@ from typing import Any
 
 from keras_vit._util.schema import check_depth
 from keras_vit.converters.containers.archive import open_archive
-from keras_vit.converters.containers.base import MAX_JSON_BYTES, read_exactly
-from keras_vit.converters.containers.guard import quoted, reading
+from keras_vit.converters.containers.base import MAX_JSON_BYTES, quoted, read_exactly, reading
 from keras_vit.converters.containers.hdf5 import Hdf5Container
 from keras_vit.errors import CheckpointError
 

@@ -16,8 +16,16 @@ import numpy as np
 
 from keras_vit._util.atomic import replacing
 from keras_vit.converters.containers.archive import open_archive
-from keras_vit.converters.containers.base import ITEM_BYTES, Container, Header, decoded, read_exactly, read_into
-from keras_vit.converters.containers.guard import DOWNLOAD_AGAIN, quoted
+from keras_vit.converters.containers.base import (
+    DOWNLOAD_AGAIN,
+    ITEM_BYTES,
+    Container,
+    Header,
+    decoded,
+    quoted,
+    read_exactly,
+    read_into,
+)
 from keras_vit.errors import CheckpointError
 
 _MAX_NPY_HEADER = 10_000  # NumPy's own limit; a longer literal could exhaust Python's parser

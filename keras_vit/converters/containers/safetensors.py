@@ -13,15 +13,7 @@ import numpy as np
 
 from keras_vit._util.atomic import replacing
 from keras_vit._util.integrity import directory_limit
-from keras_vit.converters.containers.base import (
-    ITEM_BYTES,
-    Container,
-    Header,
-    decoded,
-    read_exactly,
-    read_into,
-)
-from keras_vit.converters.containers.guard import quoted
+from keras_vit.converters.containers.base import ITEM_BYTES, Container, Header, decoded, quoted, read_exactly, read_into
 from keras_vit.errors import CheckpointError
 
 # In the order in which the official library writes tensors: the widest type first, so that all are aligned.
@@ -128,10 +120,7 @@ def _header(name: str, entry: dict[str, Any], held: int) -> Header:
 
 
 def write_safetensors(
-    path: str | os.PathLike[str],
-    tensors: Mapping[str, Any] | Iterable[tuple[str, Any]],
-    *,
-    metadata: Mapping[str, str],
+    path: str | os.PathLike[str], tensors: Mapping[str, Any] | Iterable[tuple[str, Any]], *, metadata: Mapping[str, str]
 ) -> Path:
     """Write a .safetensors file with the same bytes as the official library.
 

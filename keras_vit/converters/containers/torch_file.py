@@ -12,8 +12,7 @@ import numpy as np
 from keras_vit._util.integrity import directory_limit
 from keras_vit._util.text import install_command
 from keras_vit.converters.containers.archive import find_directory
-from keras_vit.converters.containers.base import Container, Header
-from keras_vit.converters.containers.guard import DOWNLOAD_AGAIN, quoted
+from keras_vit.converters.containers.base import DOWNLOAD_AGAIN, Container, Header, quoted
 from keras_vit.errors import CheckpointError
 
 PICKLE = "data.pkl"
@@ -33,10 +32,7 @@ def is_torch(start: bytes) -> bool:
 
 
 class TorchContainer(Container):
-    """A file of `torch.save`, open for reading; needs PyTorch (the optional extra `torch`).
-
-    `torch.load(weights_only=True)` refuses everything but tensors and plain values. The tensors stay in the file.
-    """
+    """A file of `torch.save`, open for reading: PyTorch reads it weights-only. The tensors stay in the file."""
 
     def _read_headers(self, size: int) -> None:
         self._tensors: dict[str, Any] = {}

@@ -1,7 +1,5 @@
 """Check and prepare the images on which files are calibrated and compared with their models."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras
@@ -33,10 +31,7 @@ def image_shape(model: keras.Model) -> tuple[int, int, int]:
 
 
 def prepared_images(model: keras.Model, images: Any, argument: str) -> np.ndarray:
-    """Return checked images, float32 (batch, height, width, channels), prepared by the model unless they are floats.
-
-    A ValueError names `argument` if there are none, or their shape or values do not fit the model.
-    """
+    """Return checked images, float32 (batch, height, width, channels), prepared by the model unless they are floats."""
     shape = image_shape(model)
     expected = f"{argument} are prepared images, float (batch, {', '.join(map(str, shape))})"
     if not _is_prepared(images):

@@ -1,7 +1,5 @@
 """The report of an export."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Measure the time and the memory of a block."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -1,7 +1,5 @@
 """Load and run exported files."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Iterator
@@ -11,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit._util.checks import is_count
+from keras_vit._util.checks import check_counts
 from keras_vit._util.text import install_command
 
 Outputs = dict[str, np.ndarray]  # by name
@@ -137,8 +135,7 @@ def _call_signature(loaded: Any, name: str, argument: str, spec: Any, batch: Any
 
 
 def _load_litert(path: Path, threads: int) -> ExportedModel:
-    if not is_count(threads, least=1):
-        raise ValueError(f"threads is a whole number from 1. Received: {threads!r}")
+    check_counts(threads=threads)
     interpreter = _interpreter(path, threads)
     try:
         interpreter.allocate_tensors()

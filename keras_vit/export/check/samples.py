@@ -1,7 +1,5 @@
 """Draw built-in images for verification: always the same, and different from each other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

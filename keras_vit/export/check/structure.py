@@ -1,7 +1,5 @@
 """Check the operators, tensors and size of a LiteRT file before it is run."""
 
-from __future__ import annotations
-
 import math
 import mmap
 import os
@@ -78,8 +76,7 @@ def find_problems(path: Path) -> list[str]:
 def expected_bytes(model: keras.Model, mode: Mode | None, size: tuple[int, int]) -> tuple[int, int]:
     """Return the least and the most bytes that a file of the model may have, without labels.
 
-    Kernels have the mode's bits (4 to 32 without a mode), other weights are float32. Some of those are folded into the
-    kernels, so the lower bound counts kernels alone. A file that resizes images has matrices for that.
+    Some weights beside kernels are folded into the kernels, so the lower bound counts kernels alone.
     """
     least_bits, most_bits = (4, 32) if mode is None else mode.bits
     kernels = sum(math.prod(v.shape) for v in model.variables if v.path.endswith("kernel"))

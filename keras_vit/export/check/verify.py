@@ -1,7 +1,5 @@
 """Verify exported files: run them and compare their outputs with the model's."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os
@@ -152,10 +150,7 @@ def _model_outputs(model: keras.Model, images: np.ndarray, names: list[str]) -> 
 
 
 def _files_error(model: keras.Model, path: Path, file: ExportedModel) -> float | None:
-    """Return the largest difference between a file's outputs for PNG files and the model's; None if it takes none.
-
-    Raise a VerificationError if it prepares them differently from `model.preprocess`.
-    """
+    """Return the largest difference between a file's outputs for PNG files and the model's; None if it takes none."""
     if file.call_files is None or file.dtype != "float32" or not isinstance(model, VisionTransformer):
         return None
     import tensorflow as tf

@@ -3,8 +3,6 @@
 The flatbuffers package serialises the graph, which is small; the weights follow it, directly from their arrays.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Write the LiteRT graph of a VisionTransformer directly from its weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from keras_vit.export.litert import images
@@ -13,17 +11,11 @@ from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
 
 
-def build_file(model: Any, options: Options | None = None) -> Builder:
-    """Check the options and build the file of a VisionTransformer, as `build_checked_file` does."""
-    options = options or Options()
-    options.check(model.config)
-    return build_checked_file(model, options)
-
-
-def build_checked_file(model: Any, options: Options) -> Builder:
+def build_file(model: Any, options: Options) -> Builder:
     """Build the file of a VisionTransformer, of any back end and dtype policy; the file computes in float32.
 
-    Its signature is "image" -> "logits", "probabilities" or (without a head) "features", and "attention" if asked for.
+    `options` are checked before. The signature is "image" -> "logits", "probabilities" or (without a head) "features",
+    and "attention" if asked for.
     """
     builder = Builder(description=f"{model.name}, a Vision Transformer by keras_vit")
     layers = Layers(Operators(builder, options.storage), options.smoothing)

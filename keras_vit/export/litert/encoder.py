@@ -1,7 +1,5 @@
 """Encoder as LiteRT operators: from the image to the tokens of the last block (paper, equations 1 to 3)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

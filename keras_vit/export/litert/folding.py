@@ -4,8 +4,6 @@ The gain and shift of a LayerNorm move into the dense layer that reads it. Layer
 write channels with mean zero, so that the LayerNorms that read it need not subtract the mean.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, Self
 
 import keras

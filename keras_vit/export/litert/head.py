@@ -1,7 +1,5 @@
 """Head as LiteRT operators: pooling, final norm, pre_logits and logits (paper, equation 4)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

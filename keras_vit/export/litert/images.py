@@ -1,7 +1,5 @@
 """Input of a LiteRT file: prepared images, or pixels that the file itself prepares as `preprocess` does."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

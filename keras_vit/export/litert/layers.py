@@ -1,7 +1,5 @@
 """Layers of encoder and head as LiteRT operators: norm, dense, MLP, activations, attention heads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ The format (tensorflow/tflite-support, metadata_schema.fbs) is a second flatbuff
 with the labels behind it. Its ten small tables are written here by the numbers of their fields.
 """
 
-from __future__ import annotations
-
 import os
 import zipfile
 from collections.abc import Sequence
@@ -37,10 +35,7 @@ def pack_metadata(
     name: str = "",
     description: str = "",
 ) -> bytes:
-    """Return the content of the buffer TFLITE_METADATA.
-
-    The input's `dtype` is "float32" (prepared images) or "uint8" (pixels). The classes are those of the first output.
-    """
+    """Return the content of the buffer TFLITE_METADATA; the classes are those of the first output."""
     if dtype == "uint8":
         mean, std, largest, smallest = [0.0], [1.0], [255.0], [0.0]
     else:
@@ -67,14 +62,6 @@ def append_labels(path: str | os.PathLike[str], labels: Sequence[str]) -> None:
     lines = "".join(f"{label}\n" for label in single_lines(labels))
     with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
         archive.writestr(zipfile.ZipInfo(LABELS), lines.encode())  # ZipInfo has a fixed date: equal bytes every time
-
-
-def read_labels(path: str | os.PathLike[str]) -> list[str]:
-    """Return the labels in a file, an empty list where it has none."""
-    if not zipfile.is_zipfile(path):
-        return []
-    with zipfile.ZipFile(path) as archive:
-        return archive.read(LABELS).decode().splitlines() if LABELS in archive.namelist() else []
 
 
 def _pack(root: Table) -> bytes:

@@ -10,8 +10,6 @@ Two rules hold for all of them, and tests/test_litert.py checks both. XNNPACK mu
 No tensor has more than four dimensions: GPU delegates refuse more (LiteRT issue 2540).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

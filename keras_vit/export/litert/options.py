@@ -1,7 +1,5 @@
 """Options of a LiteRT file, and what is wrong with them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """ResNet of a hybrid as LiteRT operators: standardized kernels are constants, GroupNorm has at most four dimensions."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Storage formats of kernels in a LiteRT file: float32, float16 and int8."""
 
-from __future__ import annotations
-
 import abc
 from dataclasses import dataclass
 

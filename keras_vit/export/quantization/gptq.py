@@ -1,7 +1,5 @@
 """GPTQ: round a kernel to few bits so that the layer's outputs change least (arXiv 2210.17323)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 DAMPING = 0.01  # share of the mean diagonal; section 3.3

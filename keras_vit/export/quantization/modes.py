@@ -3,8 +3,6 @@
 Nothing here imports Keras, TensorFlow or the quantizer, so that `keras-vit` can list the modes at once.
 """
 
-from __future__ import annotations
-
 import math
 import numbers
 import os

@@ -7,8 +7,6 @@ ai-edge-quantizer finds scales and integers and rewrites the graph. Three parts 
 - Its files store weights behind the flatbuffer, and operators by their new codes alone; OpenVINO reads neither.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

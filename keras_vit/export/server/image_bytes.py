@@ -1,7 +1,5 @@
 """Decode and prepare JPEG and PNG files inside a TensorFlow graph, where Python cannot check them first."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf

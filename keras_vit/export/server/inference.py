@@ -1,7 +1,5 @@
 """Compute a model's served outputs, without the parts that they do not need."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Build the signatures of a SavedModel, by which a server calls the model."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Write warmup requests for TensorFlow Serving: the first call of each batch size is slow."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Activations of published Vision Transformers, by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

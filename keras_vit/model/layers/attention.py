@@ -1,7 +1,5 @@
 """Multi-head attention (paper, appendix A). Its weights have an axis for the heads, as in the official files."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

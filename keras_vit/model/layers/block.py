@@ -1,7 +1,5 @@
 """Encoder block (paper, equations 2 and 3)."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -3,8 +3,6 @@
 On a CPU, TensorFlow is faster for matrix products, and XLA for a chain of elementwise operations.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

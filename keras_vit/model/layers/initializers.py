@@ -1,7 +1,5 @@
 """Initializers of the paper's code (vit_jax/models_vit.py, models_resnet.py; big_vision for the probe)."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Embed patches as tokens (paper, equation 1)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

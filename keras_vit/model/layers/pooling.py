@@ -1,7 +1,5 @@
 """Pool tokens to one feature: a token, the mean of the patches, or attention pooling."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """Position embeddings, which are interpolated when they are loaded into another grid (paper, section 3.2)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

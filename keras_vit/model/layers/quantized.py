@@ -1,7 +1,5 @@
 """Save and load the dense layers that Keras' `quantize` has quantized, which get other variables."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

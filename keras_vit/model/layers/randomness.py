@@ -4,8 +4,6 @@ Keras' seed generators, used elsewhere, keep state: all replicas draw the same m
 its gradient draws another one, and after a restart the numbers depend on what was drawn before.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Relative positions: attention scores that depend on the offset between two tokens (paper, appendix D.4)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

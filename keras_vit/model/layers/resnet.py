@@ -1,7 +1,5 @@
 """ResNet of a hybrid: version 1 units (paper, section 3.1; vit_jax/models_resnet.py)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """Prefix tokens: class token (paper, section 3.1), DeiT's distillation token (arXiv 2012.12877), registers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -4,8 +4,6 @@ Pixels are 0..255; normalisation comes last. Sources: vit_jax/input_pipeline.py,
 (crops, flip), `utils.py` (mixup) and `pp/autoaugment.py` (RandAugment, in `randaugment.py`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf
@@ -67,10 +65,7 @@ def random_crop(image: Any, draws: Any, size: tuple[int, int]) -> Any:
 
 
 def random_shift(image: Any, draws: Any, *, max_share: float) -> Any:
-    """Shift an image of static shape by whole pixels and fill with black.
-
-    Two `draws` in [0, 1) set the shift; `max_share` of each side, rounded to pixels, is the largest.
-    """
+    """Shift an image of static shape by up to `max_share` of its sides, by two `draws` in [0, 1); fill with black."""
     height, width, _ = image.shape
     margins = [(margin, margin) for margin in (round(max_share * height), round(max_share * width))]
     return random_crop(tf.pad(image, [*margins, (0, 0)]), draws, (height, width))
@@ -93,8 +88,5 @@ def sample_mixup_weight(seed: Any, *, parameter: float) -> Any:
 
 
 def mixup(values: Any, weight: Any) -> Any:
-    """Mix each row of a batch with the row before it, and the first with the last (arXiv 1710.09412).
-
-    `weight` is that of the row itself; the other row has 1 - weight.
-    """
+    """Mix each row of a batch by its `weight` with the row before it, the first with the last (arXiv 1710.09412)."""
     return weight * values + (1.0 - weight) * tf.roll(values, shift=1, axis=0)

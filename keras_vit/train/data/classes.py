@@ -1,7 +1,5 @@
 """Give the classes of a data set the numbers that they have in a model, by comparing their names."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Sequence
@@ -18,17 +16,10 @@ def are_comparable(labels: str | tuple[str, ...] | None, num_classes: int, class
 
 
 def match_data(data: Data, labels: str | tuple[str, ...] | None, num_classes: int) -> Data:
-    """Return a data set whose labels are numbers of a model's classes.
+    """Return a data set whose labels are numbers of a model's classes, of which it may have some only.
 
-    The data may have some of these classes only. Without names of both there is nothing to compare but their number.
-
-    Args:
-        data: the data set.
-        labels: those of the model's config; None if its classes have no names.
-        num_classes: number of the model's classes.
-
-    Raises:
-        ValueError: the data have classes that the model does not have.
+    Without names of both (`labels` None) there is nothing to compare but the number of classes. Data with classes that
+    the model does not have are a ValueError.
     """
     if not labels or not are_comparable(labels, num_classes, data.class_names):
         if data.num_classes != num_classes:

@@ -3,8 +3,6 @@
 tensorflow-datasets looks for a builder in a module of this name. Importing it registers `tfds.load("digits")`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Choose the images of a folder to train and evaluate on: split folders, "all", or a tenth that is "held-out"."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from keras_vit._util.text import abbreviated

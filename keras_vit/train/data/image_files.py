@@ -4,8 +4,6 @@ JPEG and PNG files are read as they are; Pillow converts other kinds to PNG. The
 length, modification time) of each decodable file, so that later runs decode only new, changed and damaged files.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io
@@ -22,9 +20,9 @@ import tensorflow as tf
 from keras_vit._util.atomic import replacing
 from keras_vit._util.download import cache_folder
 from keras_vit._util.progress import track
-from keras_vit._util.text import escaped
+from keras_vit._util.text import error_reason, escaped
 from keras_vit.model import pillow_images
-from keras_vit.model.image_files import check, error_reason
+from keras_vit.model.image_files import check
 
 CHUNK = 4096  # files submitted at a time, because a thread pool keeps a record of each
 PNG = b"\x89PNG"
@@ -65,19 +63,14 @@ def is_folder(path: str) -> bool:
 
 @contextlib.contextmanager
 def name_bad_image(find: Callable[[], str | None]) -> Iterator[None]:
-    """Replace TensorFlow's errors about an image that is damaged or deleted meanwhile by a ValueError that names it.
-
-    Args:
-        find: returns the name of the first image that cannot be decoded, or None; it may raise TensorFlow's error about
-            a file that cannot be read, which names the file.
-    """
+    """Name the image that `find` returns in place of TensorFlow's error, if it was damaged or deleted meanwhile."""
     try:
         yield
     except READ_ERRORS as error:
         try:
             name = find()
         except READ_ERRORS as cause:
-            name = error_reason(cause)
+            name = error_reason(cause.message)
         if name is None:
             raise
         raise ValueError(

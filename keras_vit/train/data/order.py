@@ -5,8 +5,6 @@ number `p % count` of the epoch's permutation, which depends on (seed, epoch). B
 `b * batch` to `(b + 1) * batch`; replica `r` of `n` reads the `r`-th of its `n` equal parts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import tensorflow as tf

@@ -4,8 +4,6 @@ The augmentation of an image depends only on the seed and its position: a resume
 never stopped.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Callable

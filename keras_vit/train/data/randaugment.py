@@ -8,8 +8,6 @@ Most operations see an image as (height, width * channels): broadcasting along a
 of step -1 take TensorFlow up to ten times as long as the arithmetic around them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

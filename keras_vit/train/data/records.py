@@ -6,8 +6,6 @@ such an epoch skips the records it has already used, without decoding them. To a
 ArrayRecord (`tfds build NAME --file_format=array_record`).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

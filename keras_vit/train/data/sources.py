@@ -8,8 +8,6 @@
 | `{"train": (images, labels), "evaluation": (images, labels)}` | arrays in memory |
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path

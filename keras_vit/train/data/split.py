@@ -10,8 +10,6 @@ An example is a dictionary:
 | `label` | int64 scalar, 0 <= label < num_classes; or float32 (num_classes,) with a one for each true class |
 """
 
-from __future__ import annotations
-
 import abc
 import functools
 from collections.abc import Callable, Sequence
@@ -32,7 +30,7 @@ class Split(abc.ABC):
 
     name: str  # for messages, such as "cifar10 train[:90%]"
     count: int  # examples per epoch, including those whose image cannot be decoded
-    unread: Sequence[str] = ()  # other files of the folder, which are no examples
+    unread: Sequence[str] = ()  # other files of the folder, which are no examples of any split
     class_numbers: tuple[int, ...] | None = None  # new number of each class; None keeps all
     num_classes: int = 0  # with new numbers
 

@@ -1,7 +1,5 @@
 """Open data sets that tensorflow-datasets has prepared, by name or by folder, and prepare the digits."""
 
-from __future__ import annotations
-
 import io
 import re
 import warnings
@@ -115,15 +113,12 @@ def _prepare_digits(data_dir: str | None) -> Any:
 
 
 def open_prepared(builder: Any, *, train_split: str | None, eval_split: str | None, memory: int = MEMORY) -> Data:
-    """Return a prepared data set; a split that is not named is searched for, or the last tenth is held out.
-
-    TFRecord splits of up to `memory` bytes are read into memory.
-    """
+    """Return a prepared data set; a split that is not named is searched for, or the last tenth is held out."""
     info = builder.info
     schema = _read_schema(info)
     if not (train_split or eval_split) and set(info.splits) == {TRAIN}:
         train_split, eval_split = "train[:90%]", "train[90%:]"
-        warnings.warn(f"{info.full_name} has no evaluation split: the last tenth of {TRAIN} is held out.", stacklevel=3)
+        warnings.warn(f"{info.full_name} has no evaluation split: the last tenth of {TRAIN} is held out.", stacklevel=4)
     train_split = train_split or (TRAIN if TRAIN in info.splits else None)
     eval_split = eval_split or next((name for name in HELD_OUT if name in info.splits), None)
     train, evaluation = (

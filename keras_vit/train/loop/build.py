@@ -1,7 +1,5 @@
 """Build the state of a training run on its devices, with micro-batches that fit into their memory."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable
@@ -34,10 +32,9 @@ def build_state(
     out: str | os.PathLike[str] | None,
     say: Say,
 ) -> tuple[TrainState, Data]:
-    """Load the model, and create what changes during training, before any file is written.
+    """Load the model and create what changes during training; return it, and the data with a kept head's class numbers.
 
-    Returns also the data, with the class numbers of a head that is kept.
-    `out` is the folder of the run: one that is continued keeps its number of micro-batches. `say` prints a line.
+    No file is written. A run in the folder `out` keeps its number of micro-batches. `say` prints a line.
     """
     _check_devices(recipe, devices)
     total = recipe.resolved_steps(training_split(data).count)

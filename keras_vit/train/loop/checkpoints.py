@@ -59,14 +59,9 @@ def newest(folder: str) -> tuple[str, dict[str, Any]] | None:
 class Checkpoints:
     """Checkpoints of one run in one folder, which only one process at a time may use, see `exclusive`.
 
-    Args:
-        folder: local path or `gs://bucket/path`; created if it does not exist.
-        variables: name -> variable, of any dtype and distribution strategy.
-        keep: number of checkpoints to keep, the newest ones; at least 1.
-        facts: settings that must be the same when a run is continued: nested mappings that JSON can hold.
-        may_differ: dotted names of facts that may differ, such as `"recipe.log_steps"`, with all facts below them.
-        may_be_added: dotted names of facts that were None in checkpoints of earlier versions.
-        writes: whether `save` saves; False on all workers except the chief.
+    `variables` and `facts` (settings that JSON can hold) are by name; facts must be the same when a run is continued,
+    except the dotted names `may_differ`, with all below them, and `may_be_added`, which were None in checkpoints of
+    earlier versions. The newest `keep` are kept. `writes` is False on all workers except the chief.
     """
 
     def __init__(

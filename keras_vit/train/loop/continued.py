@@ -1,7 +1,5 @@
 """Begin a new run with the model of another one: `train.run(continue_from=...)`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,13 +22,9 @@ class EarlierRun:
     """The run in a folder: its recipe, its arguments for the data, and its last model."""
 
     folder: str
-    recipe: Recipe
+    recipe: Recipe  # keeps the head
     data: dict[str, Any]  # arguments of `open_data`; {} if the data were arrays
     model: VisionTransformer
-
-    def adapt(self, recipe: Recipe | None) -> Recipe:
-        """Return the recipe of the new run, which keeps the head; None stands for the earlier run's."""
-        return self.recipe if recipe is None else recipe.replace(reset_head=False)
 
     def data_arguments(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of `open_data` for the new run: those that are given, or else the earlier run's."""
@@ -51,13 +45,7 @@ class EarlierRun:
 
 
 def read_run(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None) -> EarlierRun:
-    """Read the recipe and the last model of a run: `model.keras`, or the newest checkpoint of an unfinished run.
-
-    Raises:
-        ValueError: `out` is the same folder.
-        FileNotFoundError: There is no run in the folder.
-        CheckpointError: Its newest checkpoint is damaged.
-    """
+    """Read the recipe and the last model of a run: `model.keras`, or the newest checkpoint of an unfinished run."""
     path = storage.plain_path(folder)
     if out is not None and Path(storage.plain_path(out)).resolve() == Path(path).resolve():
         raise ValueError(f"A new run needs its own folder: out must not be that of continue_from. Received: {path}")

@@ -1,7 +1,5 @@
 """Evaluate a run on its held-out images, and keep the best model beside the last one."""
 
-from __future__ import annotations
-
 import json
 import math
 import tempfile
@@ -49,14 +47,9 @@ class Best:
 class HeldOut:
     """Evaluation of a run's weights, or of their moving averages, by the process that writes its files.
 
-    Args:
-        state: state of the training.
-        model: of the same config, outside of any strategy; it has the weights of the last evaluation.
-        data: the data set; None in other processes, which evaluate nothing.
-        folder: folder of the run, or None.
-        is_new: whether the run begins: files of one that died before its first checkpoint are removed. A continued run
-            repeats the evaluations after its checkpoint with the same results, so `best.keras` may be of a later step.
-        say: prints a line.
+    `model` has the same config, outside of any strategy; `data` is None in processes that evaluate nothing. If the run
+    `is_new`, files of one that died before its first checkpoint are removed. A continued run repeats the evaluations
+    after its checkpoint with the same results, so `best.keras` may be of a later step.
     """
 
     def __init__(
@@ -140,6 +133,6 @@ def _read(folder: str) -> Best | None:
             raise ValueError(f"there is no {MODEL}")
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = str(error)[:100] or type(error).__name__
-        warnings.warn(f"{folder}/{RECORD} cannot be used ({reason}): the best model is chosen anew.", stacklevel=4)
+        warnings.warn(f"{folder}/{RECORD} cannot be used ({reason}): the best model is chosen anew.", stacklevel=5)
         return None
     return Best(step, metrics, f"{folder}/{MODEL}")

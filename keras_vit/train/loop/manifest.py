@@ -47,10 +47,7 @@ def verified(folder: str, step: int) -> dict[str, Any]:
 def differences(
     then: Mapping[str, Any], now: Mapping[str, Any], ignored: Collection[str] = (), added: Collection[str] = ()
 ) -> list[str]:
-    """Return a line per dotted name whose values differ, except for `ignored` names and those below them.
-
-    The values of `added` names may have been None then.
-    """
+    """Return a line per dotted name that differs, except `ignored` ones, and `added` ones that were None then."""
     before, after = _flat(then), _flat(now)
     lines = []
     for name in sorted(before.keys() | after.keys()):

@@ -1,7 +1,5 @@
 """Averages of the metrics of training steps, and the speed of training."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,10 +28,7 @@ class MetricLogger:
         self._all_steps, self._all_seconds = 0, 0.0
 
     def add(self, steps: int, metrics: Any) -> None:
-        """Add the metrics of a call of `steps` training steps without waiting for them.
-
-        Only the first call, which compiles, is waited for; it is excluded from the speed.
-        """
+        """Add the metrics of a call of `steps` steps, without waiting for them except for the first, which compiles."""
         self._pending.append((steps, metrics))
         self._timed_steps += steps
         if self._is_compiled:

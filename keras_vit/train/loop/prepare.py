@@ -1,7 +1,5 @@
 """Prepare the model that a run trains: load it, and adapt it to the recipe."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -21,10 +19,7 @@ def choose_model(
     model: str | os.PathLike[str] | ViTConfig | VisionTransformer,
     weights: str | os.PathLike[str] | None = None,
 ) -> tuple[Recipe, Choice | ViTConfig | VisionTransformer]:
-    """Find what `model` stands for; return it with the recipe's variant for the model's name.
-
-    `model` and `weights` are as for `train.run`; the recipe's `start` decides for a name without `weights`.
-    """
+    """Find what `model` stands for, as `train.run` does; return it with the recipe's variant for the model's name."""
     if isinstance(model, ViTConfig | VisionTransformer):
         if weights is not None:
             raise ValueError(f"weights are for a model's name. Received: weights={weights!r} and model={model!r}")

@@ -1,7 +1,5 @@
 """Run a whole training: build the parts, restore them, train, evaluate, write the model."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os
@@ -23,8 +21,7 @@ from keras_vit.train.loop.held_out import Best, HeldOut, interval, save_model
 from keras_vit.train.loop.log_files import Log, plot
 from keras_vit.train.loop.metrics import MetricLogger
 from keras_vit.train.loop.steps import TrainingSteps, training_split
-from keras_vit.train.loop.stop import Stop
-from keras_vit.train.loop.training import train
+from keras_vit.train.loop.training import Stop, train
 from keras_vit.train.step import strategies
 from keras_vit.train.step.state import TrainState
 
@@ -131,7 +128,8 @@ def run(
         if model is not None or weights is not None:
             raise ValueError(f"Give model or continue_from, not both. Received: {model or weights!r}, {continue_from}")
         earlier = continued.read_run(continue_from, out)
-        recipe, model, source = earlier.adapt(recipe), earlier.model, earlier.data_arguments(source)
+        recipe = recipe.replace(reset_head=False) if recipe else earlier.recipe
+        model, source = earlier.model, earlier.data_arguments(source)
     recipe = recipe.replace(**changes) if recipe and changes else recipe
     if recipe is None or model is None:
         raise ValueError(f"Give a recipe and a model, or continue_from. Received: {recipe!r}, {model!r}")
@@ -140,13 +138,9 @@ def run(
     dataset = open_data(**source, on_bad_image=on_bad_image)
     if earlier is not None:
         earlier.check_classes(dataset)
-    say = print_line if progress and strategies.is_chief(devices) else _say_nothing
+    say = print_line if progress and strategies.is_chief(devices) else lambda _: None
     state, dataset = build_state(recipe, chosen, dataset, devices, out=out, say=say)
     return _train(state, dataset, source, devices, out=out, say=say, progress=progress)
-
-
-def _say_nothing(text: str) -> None:
-    """Take the place of `print_line`."""
 
 
 def _train(

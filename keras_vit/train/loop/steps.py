@@ -1,7 +1,5 @@
 """Run the compiled training step on the batches of a data set."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -31,10 +29,7 @@ class TrainingSteps:
         self._train_step = make_train_step(state, strategy)
 
     def take(self, done: int, count: int, *, stop: bool) -> Any:
-        """Take `count` steps after the first `done`; return the metrics of `make_train_step`.
-
-        If an image cannot be read any more, a ValueError names it.
-        """
+        """Take `count` steps after the first `done`; return their metrics. A ValueError names an image that is lost."""
         order = Order(batch=self._recipe.batch_size, seed=self._recipe.seed, start=done)
         with name_bad_image(lambda: self._split.first_bad(order, batches=count)):
             return self._train_step(self._batches, tf.constant(count), tf.constant(float(stop)))

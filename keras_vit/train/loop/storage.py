@@ -5,16 +5,13 @@ Paths are strings: `pathlib` changes `gs://bucket/folder`. Objects of a bucket a
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import tensorflow as tf
 
 from keras_vit._util.atomic import replacing
-
-# TensorFlow puts {{function_node ...}} and [Op:...] around the reason of an error.
-GRAPH_NAMES = re.compile(r"\{\{.*?\}\} | \[Op:.*?\]")
+from keras_vit._util.text import error_reason
 
 
 def is_local(path: str) -> bool:
@@ -77,5 +74,6 @@ def as_os_error(message: str) -> Iterator[None]:
         yield
     except (OSError, tf.errors.OpError) as error:
         text = getattr(error, "message", "") or str(error) or type(error).__name__
-        reason = GRAPH_NAMES.sub("", text).partition("\n")[0][:300]
-        raise OSError(f"{message}: {reason}. Make room there if the disk is full, and start again.") from error
+        raise OSError(
+            f"{message}: {error_reason(text)[:300]}. Make room there if the disk is full, and start again."
+        ) from error

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_vit._util import html
-from keras_vit._util.checks import is_count, one_of, pair
+from keras_vit._util.checks import check_counts, one_of, pair
 from keras_vit._util.progress import track
 from keras_vit.model.config import Preprocessing
 from keras_vit.train.data import pipeline, sources
@@ -182,33 +182,27 @@ def evaluate(
     strategies.check_backend()
     model_input = ModelInput.from_model(model, preprocessing)
     one_of("labels", labels, LABELS)
-    if not is_count(batch_size, least=1):
-        raise ValueError(f"batch_size is a whole number from 1. Received: {batch_size!r}")
+    check_counts(batch_size=batch_size)
     opened = sources.open_data(data, data_dir=data_dir, eval_split=split, on_bad_image=on_bad_image, training=False)
     if opened.evaluation is None:
         raise ValueError(f"{opened.name} has no held-out split: choose the one to evaluate on with split")
     classes = opened.num_classes
     opened = match_data(opened, getattr(getattr(model, "config", None), "labels", None), _num_classes(model))
-    assert opened.evaluation
+    held_out = opened.evaluation
+    assert held_out
     if (labels == "real") != opened.multi_label:
         kind = "several labels per image: pass labels='real'" if opened.multi_label else "one label per image"
         raise ValueError(f"{opened.name} has {kind}. Received: labels={labels!r}")
     batches = pipeline.evaluation_batches(
-        opened.evaluation, batch_size=batch_size, num_classes=opened.num_classes, **model_input._asdict()
+        held_out, batch_size=batch_size, num_classes=opened.num_classes, **model_input._asdict()
     )
-    held_out = opened.evaluation
     with name_bad_image(lambda: held_out.first_bad(Order(batch=1, shuffle=False), batches=held_out.count)):
         totals, first_seconds, other_seconds = _add_up(model, batches, progress=progress)
-    images, later = opened.evaluation.num_valid, opened.evaluation.num_valid - batch_size
-    speed = later / other_seconds if later > 0 else images / first_seconds
-    result = summarize(totals, data=opened.name, labels=labels, skipped=len(opened.evaluation.bad), speed=speed)
-    return dataclasses.replace(
-        result,
-        split=opened.eval_split,
-        classes=classes,
-        model_classes=opened.num_classes,
-        unread=len(opened.evaluation.unread),
-    )
+    later = held_out.num_valid - batch_size
+    speed = later / other_seconds if later > 0 else held_out.num_valid / first_seconds
+    result = summarize(totals, data=opened.name, labels=labels, skipped=len(held_out.bad), speed=speed)
+    counts: dict[str, Any] = {"classes": classes, "model_classes": opened.num_classes, "unread": len(held_out.unread)}
+    return dataclasses.replace(result, split=opened.eval_split, **counts)
 
 
 def batch_sums(logits: Any, labels: Any, weights: Any) -> tf.Tensor:

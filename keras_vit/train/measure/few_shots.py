@@ -4,8 +4,6 @@ A regularised least-squares regression maps features to targets of -1 and 1. Its
 needs tuning. Follows big_vision's `evaluators/fewshot_lsr.py`, in float64.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -133,10 +131,7 @@ def _append_bias(x: np.ndarray) -> np.ndarray:
 
 
 def draw_images(labels: npt.ArrayLike, shots: int, *, num_classes: int, seed: int) -> list[np.ndarray]:
-    """Return for each class the indices of its drawn images, by permutations from one NumPy generator as big_vision.
-
-    If a class has fewer images than `shots`, all are used, with a warning.
-    """
+    """Return for each class the indices of its drawn images (all if it has fewer, with a warning), as big_vision."""
     random, labels = np.random.default_rng(seed), np.asarray(labels)
     drawn = [random.permutation(np.flatnonzero(labels == number))[:shots] for number in range(num_classes)]
     if empty := [number for number, images in enumerate(drawn) if not len(images)]:

@@ -1,7 +1,5 @@
 """Choose the number of micro-batches of a step by its plan and the memory of the devices, or refuse the step."""
 
-from __future__ import annotations
-
 import os
 import re
 import warnings
@@ -38,11 +36,7 @@ def plan_step(recipe: Recipe, config: ViTConfig, *, replicas: int) -> Plan:
 
 
 def fewest_micro_batches(recipe: Recipe, config: ViTConfig, *, replicas: int, memory: int | None) -> int:
-    """Return the smallest number of micro-batches that fits into `memory` bytes of one device; None has no limit.
-
-    Raises:
-        ValueError: One image at once does not fit.
-    """
+    """Return the fewest micro-batches that fit into `memory` bytes of a device (None: no limit), or raise."""
     images = recipe.batch_size // replicas
     numbers = [n for n in range(1, images + 1) if images % n == 0]
     for waiting in (WAITING_BATCHES, 0):  # if there is little memory, few batches will wait
@@ -62,7 +56,7 @@ def check_memory(recipe: Recipe, planned: Plan, *, memory: int | None) -> None:
     message = _too_large(planned, memory, f"A batch of {planned.batch_size:,} with accumulation={recipe.accumulation}")
     if planned.total > REFUSED_SHARE * memory and not recipe.freeze:
         raise ValueError(message)
-    warnings.warn(f"keras_vit: {message}", stacklevel=4)
+    warnings.warn(f"keras_vit: {message}", stacklevel=5)
 
 
 def evaluation_batch(recipe: Recipe, config: ViTConfig, *, replicas: int) -> int:

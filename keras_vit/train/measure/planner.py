@@ -5,8 +5,6 @@ and the functions below it add up the tensors that TensorFlow's gradients keep f
 Time follows from the arithmetic and an assumed utilization.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ from math import ceil, prod
 from typing import Any
 
 from keras_vit._util import html
-from keras_vit._util.checks import is_count, one_of
+from keras_vit._util.checks import check_counts, given, one_of
 from keras_vit._util.text import byte_size
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import block_flops, convolutions, count_parameters, forward_flops
@@ -176,8 +174,7 @@ def plan(
         (304326632, '45 GiB')
     """
     config = model if isinstance(model, ViTConfig) else ViTConfig.from_name(model)
-    changes = {"image_size": image_size, "num_classes": num_classes}
-    config = config.replace(**{field: value for field, value in changes.items() if value is not None})
+    config = config.replace(**given(image_size=image_size, num_classes=num_classes))
     one_of("optimizer", optimizer, tuple(OPTIMIZERS))
     one_of("precision", precision, PRECISIONS)
     one_of("momentum_dtype", momentum_dtype, MOMENTUM_DTYPES)
@@ -217,9 +214,7 @@ def plan(
 
 def _split_batch(batch_size: int, devices: int, accumulation: int) -> int:
     """Return the images of a micro-batch."""
-    for name, value in {"batch_size": batch_size, "devices": devices, "accumulation": accumulation}.items():
-        if not is_count(value, least=1):
-            raise ValueError(f"{name} is a whole number from 1. Received: {value!r}")
+    check_counts(batch_size=batch_size, devices=devices, accumulation=accumulation)
     parts = devices * accumulation
     if batch_size % parts:
         multiples = [size for size in (batch_size // parts * parts, ceil(batch_size / parts) * parts) if size]

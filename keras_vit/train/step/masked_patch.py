@@ -3,8 +3,6 @@
 Half of the patch embeddings are corrupted, and for each of them the model predicts the mean colour of its patch.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import keras

@@ -1,7 +1,5 @@
 """Compute the losses that training minimises, as in the papers; one value per image."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeAlias
 

@@ -4,8 +4,7 @@ Unlike Keras', the momentum of `optax.sgd` does not include the learning rate, w
 epsilon of `optax.scale_by_adam` is added to the root after the bias correction, not before.
 """
 
-from __future__ import annotations
-
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import tensorflow as tf
 
 from keras_vit.train._recipe import Recipe
-from keras_vit.train.step import schedule
 
 # fn(variable, *tensors and slots) assigns to the variable and the slots.
 Update = tuple[tf.Variable, Callable[..., Any], Sequence[Any]]
@@ -27,13 +25,8 @@ _BLOCK = re.compile(r"(?:block|position)_(\d+)/")  # position_3 is added before 
 class Optimizer:
     """State and update of one optimizer. Create it inside `strategy.scope()`.
 
-    Args:
-        recipe: settings of the optimizer and the schedule.
-        variables: float32 variables to train; for a Keras variable, its `.value`.
-        names: their paths without the model's name, such as "block_3/mlp/dense1/kernel", in the same order.
-        total_steps: number of updates of the run.
-        warmup: number of updates of the warm-up.
-        num_layers: number of the model's blocks, for the layer-wise decay.
+    `variables` are float32 (for a Keras variable, its `.value`); `names` are their paths without the model's name, such
+    as "block_3/mlp/dense1/kernel". `warmup` counts updates; `num_layers` is for the layer-wise decay.
     """
 
     def __init__(
@@ -51,7 +44,7 @@ class Optimizer:
         self.recipe = recipe
         self.variables = list(variables)
         self.names = list(names)
-        self.factor = schedule.factor(recipe, total_steps, warmup)
+        self.factor = schedule(recipe, total_steps, warmup)
         self._scales = [recipe.layer_decay ** (num_layers + 1 - _depth(name, num_layers)) for name in names]
         self._kinds = {"momentum": recipe.momentum_dtype}
         if recipe.optimizer == "adamw":
@@ -119,6 +112,31 @@ class Optimizer:
         root = tf.sqrt(nu / (1.0 - tf.pow(beta2, count)))
         direction = mu / (1.0 - tf.pow(beta1, count)) / (root + self.recipe.epsilon)
         variable.assign_sub(rate * direction + decay * variable)
+
+
+def schedule(recipe: Recipe, total_steps: int, warmup: int) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Return a function of the step (int64 from 0) to the share of the recipe's learning rate: float32, 1 at the peak.
+
+    The rate rises linearly from 0 for `warmup` steps, then follows the recipe's schedule up to `total_steps`, as
+    `create_learning_rate_schedule` in vit_jax/utils.py and big_vision/utils.py.
+    """
+    if not 0 <= warmup < max(total_steps, 1):
+        raise ValueError(f"The warm-up must be shorter than the run. Received: {warmup} of {total_steps} steps")
+    end = recipe.linear_end / recipe.learning_rate
+
+    def share(step: tf.Tensor) -> tf.Tensor:
+        step = tf.cast(step, tf.int64)
+        # The difference is taken of whole numbers: float32 holds them only up to 16.7 million.
+        progress = tf.clip_by_value(tf.cast(step - warmup, tf.float32) / float(total_steps - warmup), 0.0, 1.0)
+        if recipe.schedule == "cosine":
+            value = 0.5 * (1.0 + tf.cos(math.pi * progress))
+        elif recipe.schedule == "linear":
+            value = end + (1.0 - end) * (1.0 - progress)
+        else:
+            value = tf.ones_like(progress)
+        return value * tf.minimum(1.0, tf.cast(step, tf.float32) / float(warmup)) if warmup else value
+
+    return share
 
 
 def clip(gradients: Sequence[tf.Tensor], clip_norm: float | None) -> tuple[list[tf.Tensor], tf.Tensor]:

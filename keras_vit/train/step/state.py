@@ -1,7 +1,5 @@
 """State of a training run in memory: model, optimizer, moving averages and step."""
 
-from __future__ import annotations
-
 import fnmatch
 from typing import Any
 

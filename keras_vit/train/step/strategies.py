@@ -1,7 +1,5 @@
 """Choose the devices that train: one, all of this machine, several machines, or a TPU."""
 
-from __future__ import annotations
-
 import json
 import os
 from typing import Any

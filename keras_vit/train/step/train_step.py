@@ -4,8 +4,6 @@ Gradients of micro-batches are summed, summed over replicas, clipped by their gl
 clips before the sum, repeats dropout masks on every replica, and does not accumulate under tf.distribute.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Choose what XLA compiles of a training step, and compile the pieces between matrix products."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, Literal

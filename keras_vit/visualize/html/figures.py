@@ -4,8 +4,6 @@ Each function returns a `matplotlib.figure.Figure` with a transparent background
 `inline.svg` turns it into a drawing that follows the reader's colour scheme; `figure.savefig` writes it to a file.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -103,9 +101,11 @@ def draw_similarities(position_similarity: np.ndarray) -> Any:
     """
     from matplotlib import colormaps
 
-    rows, columns = (_evenly_spaced(side) for side in position_similarity.shape[:2])
-    colours = colormaps["viridis"]((position_similarity[np.ix_(rows, columns)] + 1) / 2)
     height, width = position_similarity.shape[:2]
+    rows, columns = (  # evenly spaced
+        np.unique(np.linspace(0, side - 1, min(side, MAX_MAPS)).round().astype(int)) for side in (height, width)
+    )
+    colours = colormaps["viridis"]((position_similarity[np.ix_(rows, columns)] + 1) / 2)
     gap = max(1, round(0.15 * max(height, width)))
     mosaic = _mosaic(colours, gap)
     ratio = mosaic.shape[0] / mosaic.shape[1]
@@ -193,11 +193,6 @@ def _number_tiles(axis: Any, indices: np.ndarray, step: int, size: int) -> None:
     """Number at most eight of the mosaic's tiles along an axis, from 1."""
     shown = np.arange(0, len(indices), math.ceil(len(indices) / 8))
     axis.set_ticks(shown * step + (size - 1) / 2, [str(indices[number] + 1) for number in shown])
-
-
-def _evenly_spaced(count: int) -> np.ndarray:
-    """Return at most MAX_MAPS evenly spaced indices out of 0..count-1."""
-    return np.unique(np.linspace(0, count - 1, min(count, MAX_MAPS)).round().astype(int))
 
 
 def _mosaic(tiles: np.ndarray, gap: int) -> np.ndarray:

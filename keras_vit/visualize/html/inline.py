@@ -1,7 +1,5 @@
 """Turn arrays and matplotlib figures into text that an HTML page contains, so that it needs no other file."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

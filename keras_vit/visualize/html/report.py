@@ -1,13 +1,11 @@
 """Write a report of a model and some images: one HTML file that needs no other file."""
 
-from __future__ import annotations
-
 import os
 import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -15,9 +13,10 @@ import numpy as np
 
 from keras_vit._util import html
 from keras_vit._util.atomic import replacing
-from keras_vit._util.checks import is_count
+from keras_vit._util.checks import check_counts
 from keras_vit._util.text import byte_size, scaled
 from keras_vit.model import cost
+from keras_vit.model.classify import single_images
 from keras_vit.model.sizes import name_of
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.visualize._models import vision_transformer
@@ -51,8 +50,7 @@ def report(
 
     Args:
         model: a VisionTransformer or a Keras model that contains one.
-        images: 1 to 16 images as `model.preprocess` takes them: paths, PIL images, arrays of 0..255, or a list of
-            these.
+        images: 1 to 16 images as `model.classify` takes them: paths, PIL images, arrays of 0..255, or a list of these.
         path: the .html file to write. An existing file is replaced when the new one is complete.
         top: number of classes to name for each image, from 1.
         title: heading of the page; None uses the model's name, or its architecture's if it has none.
@@ -77,8 +75,7 @@ def report(
     """
     figures.check_matplotlib()
     target = _check_target(Path(path))
-    if not is_count(top, least=1):
-        raise ValueError(f"top is the number of classes to name, from 1. Received: {top!r}")
+    check_counts(top=top)
     inner = vision_transformer(model)
     names, prepared = _prepare(inner, images)
     data = collect(inner, prepared, names, top=top, progress=progress)
@@ -105,17 +102,11 @@ def _check_target(path: Path) -> Path:
 
 def _prepare(model: VisionTransformer, images: Any) -> tuple[list[str], np.ndarray]:
     """Return the names of the images and the images prepared for the model."""
-    items = list(_flatten(images))
-    count = sum(len(item) if getattr(item, "ndim", 0) == 4 else 1 for item in items)
-    if not 0 < count <= MAX_IMAGES:
-        raise ValueError(f"A report shows 1 to {MAX_IMAGES} images: pass fewer, or at least one. Received: {count}")
-    paths: list[PurePath] = []
-    batches = []
-    for item in items:
-        batches.append(model.preprocess(item))
-        file = PurePath(item) if isinstance(item, str | os.PathLike) else None
-        paths += [file or PurePath(f"image {len(paths) + 1 + i}") for i in range(len(batches[-1]))]
-    return _names(paths), np.concatenate(batches)
+    items = list(single_images(images))
+    if not 0 < len(items) <= MAX_IMAGES:
+        raise ValueError(f"A report shows 1 to {MAX_IMAGES} images. Received: {len(items)}")
+    names = [item if isinstance(item, str | os.PathLike) else f"image {i}" for i, item in enumerate(items, 1)]
+    return _names(list(map(PurePath, names))), np.concatenate([model.preprocess(item) for item in items])
 
 
 def _names(paths: Sequence[PurePath]) -> list[str]:
@@ -126,23 +117,10 @@ def _names(paths: Sequence[PurePath]) -> list[str]:
     return [name or f"{path}, image {number}" for number, (name, path) in enumerate(zip(unique, paths, strict=True), 1)]
 
 
-def _flatten(images: Any) -> Iterator[Any]:
-    if isinstance(images, list | tuple):
-        for image in images:
-            yield from _flatten(image)
-    else:
-        yield images
-
-
 def _render(data: ReportData, *, title: str, part_of: str | None, card: Any, exports: Sequence[tuple[Any, ...]]) -> str:
     """Return the page; `part_of` names the model that contains the described one, `exports` has rows of a table."""
-    environment = html.environment(
-        "keras_vit.visualize.html",
-        data_uri=data_uri,
-        heat=figures.heat,
-        svg=svg,
-        times_average=figures.times_average,
-    )
+    filters = {"data_uri": data_uri, "heat": figures.heat, "svg": svg, "times_average": figures.times_average}
+    environment = html.environment("keras_vit.visualize.html", **filters)
     charts = {
         "distance": figures.draw_distances(data.distance),
         "filters": figures.draw_filters(data.filters),

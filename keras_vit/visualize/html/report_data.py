@@ -1,7 +1,5 @@
 """Compute everything that a report shows of a model and some images."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Collect the entries of the gallery, one for each file of published weights, from the cards and `zoo.table`."""
 
-from __future__ import annotations
-
 import functools
 import re
 from dataclasses import dataclass
