@@ -103,7 +103,7 @@ def test_a_log_has_plain_lines_and_no_bar(whole: tuple[Path, train.Result, str])
 
 
 def test_a_stopped_run_ends_with_the_same_best_model_and_micro_batches(
-    whole: tuple[Path, train.Result, str], tmp_path: Path
+    whole: tuple[Path, train.Result, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, expected, _ = whole
     out = tmp_path / "stopped"
@@ -115,6 +115,7 @@ def test_a_stopped_run_ends_with_the_same_best_model_and_micro_batches(
     with pytest.warns(UserWarning, match=r"best.json cannot be used \(.*the best model is chosen anew"):
         result = trained(out)  # with the memory of this machine, in which 8 images fit at once
     assert result.recipe.accumulation == 2
+    assert f"{out} continues after step 2 of 6.\n" in capsys.readouterr().err
     for path, value in values(expected.model).items():
         np.testing.assert_array_equal(values(result.model)[path], value)
     later = [line for line in evaluations(out) if line["step"] > 2]

@@ -7,9 +7,10 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+READABLE = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 # Files of a folder with these suffixes are images. Formats that cannot be decoded are listed too: such a file is an
 # error, and not left out without a word.
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".heif", ".avif")
+SUFFIXES = (*READABLE, ".heic", ".heif", ".avif")
 
 
 def image_files(paths: Iterable[str | os.PathLike[str]], *, most: int | None = None) -> list[str]:
@@ -40,6 +41,8 @@ def _expand(path: str) -> list[str]:
         return [path]
     if not place.exists() and not glob.has_magic(path):
         raise FileNotFoundError(f"There is no image file or folder {path!r}")
+    if place.exists() and not place.is_dir():  # reading a device or a pipe might never end
+        raise ValueError(f"{path!r} is not a regular file")
     # Path.glob takes no absolute patterns.
     matches = [place] if place.exists() else map(Path, glob.iglob(str(place), recursive=True))  # noqa: PTH207
     files = sorted(

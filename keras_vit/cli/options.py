@@ -79,9 +79,6 @@ Facts = Annotated[
 ]
 DataDir = Annotated[Path | None, Option(help="Folder in which tensorflow-datasets keeps prepared data.")]
 BadImage = Annotated[str, Option(help="What to do about a file that cannot be decoded: skip or fail.")]
-ZooModel = Annotated[
-    str, Argument(help="A model of the zoo, or the name of an AugReg file.", autocompletion=complete_model)
-]
 MODEL_HELP = "A model of the zoo, a file, a folder of a checkpoint or of a training run, or a URL."
 Model = Annotated[str, Argument(help=MODEL_HELP, autocompletion=complete_model)]
 Images = Annotated[list[str], Argument(help='Image files, folders and patterns such as "photos/*.jpg".')]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,9 @@ MAX_IMAGES = 16  # as in visualize.html.report
 
 def visualize(
     model: Model,
-    images: Annotated[list[str], Argument(help=f"Image files, folders and patterns; {MAX_IMAGES} images at most.")],
+    images: Annotated[
+        list[str], Argument(help=f"Image files, folders and patterns; of more images, {MAX_IMAGES} are shown.")
+    ],
     out: Annotated[Path, Option(help="The HTML file to write.")] = Path("report.html"),
     weights: Weights = None,
     image_size: Size = None,
@@ -25,7 +28,8 @@ def visualize(
     """Write one HTML file that shows predictions, attention, filters and position embeddings of a model."""
     files = image_files(images)
     if len(files) > MAX_IMAGES:
-        raise ValueError(f"A report shows 1 to {MAX_IMAGES} images. Received: {len(files)}")
+        warnings.warn(f"the report shows {MAX_IMAGES} of the {len(files):,} images, evenly chosen", stacklevel=2)
+        files = [files[place * len(files) // MAX_IMAGES] for place in range(MAX_IMAGES)]
     check_counts(top=top)
     found = find_model(model, weights, image_size)
     with quiet():

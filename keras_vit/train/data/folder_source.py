@@ -1,7 +1,7 @@
 """Open folders of images with one sub-folder per class.
 
 The layout is `folder/class/image.jpg` or `folder/{train,val,validation,test}/class/image.jpg`. Classes are numbered by
-the sorted names of their folders. Files with other suffixes than `SUFFIXES`, and folders inside class folders, are not
+the sorted names of their folders. Files with other suffixes than `READABLE`, and folders inside class folders, are not
 read; a warning counts and names them. Hidden files are ignored.
 """
 
@@ -17,12 +17,12 @@ from pathlib import PurePosixPath
 import numpy as np
 import tensorflow as tf
 
+from keras_vit._util.image_paths import READABLE
 from keras_vit._util.text import abbreviated, escaped
-from keras_vit.train.data.folder_parts import HELD_OUT, REST, Part, choose_parts, is_visible, subfolders
+from keras_vit.train.data.folder_parts import ALL, HELD_OUT, REST, Part, choose_parts, is_visible, subfolders
 from keras_vit.train.data.image_files import find_damaged, hash64, list_files, read_image
 from keras_vit.train.data.split import Data, Example, RandomAccess
 
-SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 HELD_OUT_SHARE = 10  # one image of this many
 
 
@@ -33,13 +33,13 @@ class Listing:
     folder: str
     files: list[str]  # "class/image.jpg" or "train/class/image.jpg", below the folder
     labels: np.ndarray  # int64, one per file
-    unread: list[str]  # other files, and folders, that are not read
+    unread: list[str]  # other files, and folders, of the whole folder that are not read
 
     def where(self, is_kept: Callable[[str], bool]) -> Listing:
         """Return the files whose names a function accepts."""
         mask = np.array([is_kept(file) for file in self.files], bool)
         files = [self.files[i] for i in np.flatnonzero(mask)]
-        return Listing(self.folder, files, self.labels[mask], list(filter(is_kept, self.unread)))
+        return Listing(self.folder, files, self.labels[mask], self.unread)
 
 
 def open_folder(
@@ -53,6 +53,12 @@ def open_folder(
         warnings.warn(_unread_message(folder, unread), stacklevel=3)
     if train and evaluation and (train.name, evaluation.name) == (REST, HELD_OUT):
         listings = _check_held_out(*listings)
+    for part, listing in zip((train, evaluation), listings, strict=True):
+        if part and listing and not listing.files:
+            raise ValueError(
+                f"{escaped(folder)} has no images in the part {part.name!r}: about one image of {HELD_OUT_SHARE} is"
+                f" held out, by its name. Choose the part {ALL!r}, or add images."
+            )
     opened = [_open_split(listing, on_bad_image) if listing else None for listing in listings]
     return Data(
         name=escaped(folder),
@@ -107,7 +113,7 @@ def _report_damaged(listing: Listing, *, fail: bool) -> Sequence[int]:
     message = f"Images of {escaped(listing.folder)} that cannot be decoded: {files}."
     if fail:
         raise ValueError(f'{message} Remove them, or skip them with on_bad_image="skip".')
-    warnings.warn(f"{message} {len(damaged):,} of {len(listing.files):,} are left out.", stacklevel=2)
+    warnings.warn(f"{message} Left out: {len(damaged):,} of {len(listing.files):,}.", stacklevel=2)
     return damaged
 
 
@@ -134,7 +140,7 @@ def _list_part(folder: str, part: Part, classes: list[str]) -> Listing:
     if empty:
         raise FileNotFoundError(
             f"No images are in {abbreviated(empty)}. Expected: every class folder holds files that end in"
-            f" {', '.join(SUFFIXES)}."
+            f" {', '.join(READABLE)}."
         )
     whole = Listing(folder, files, np.array(labels, np.int64), unread)
     return whole if part.is_held_out is None else whole.where(lambda file: _is_held_out(file) == part.is_held_out)
@@ -146,7 +152,7 @@ def _is_held_out(file: str) -> bool:
 
 
 def _is_image(name: str) -> bool:
-    return is_visible(name) and name.lower().endswith(SUFFIXES)
+    return is_visible(name) and name.lower().endswith(READABLE)
 
 
 def _class_names(root: str) -> list[str]:
@@ -171,7 +177,7 @@ def _unread_message(folder: str, unread: Sequence[str]) -> str:
         "folder" if name.endswith("/") else PurePosixPath(name).suffix.lower() or "no suffix" for name in unread
     )
     return (
-        f"{len(unread):,} of the files and folders in {escaped(folder)} are not read"
+        f"Files and folders in {escaped(folder)} that are not read: {len(unread):,}"
         f" ({abbreviated([f'{kind}: {count:,}' for kind, count in kinds.most_common()])}): {abbreviated(unread)}."
-        f" Only files in class folders with one of these suffixes are read: {', '.join(SUFFIXES)}."
+        f" Only files in class folders with one of these suffixes are read: {', '.join(READABLE)}."
     )
