@@ -162,7 +162,7 @@ def test_files_that_are_not_read_are_counted_and_named(tmp_path: Path) -> None:
     assert "6 other files or folders" in str(evaluated)
     with pytest.warns(UserWarning, match=r"that are not read: 6 "):  # of a part too: they belong to no part
         assert train.evaluate(built(num_classes=2), folder, split="train").unread == 6
-    with pytest.raises(ValueError, match=r"photos has no images in the part 'held-out': .* Choose the part 'all'"):
+    with pytest.raises(ValueError, match=r"photos has no image in this part: .* Take 'all'"):
         train.evaluate(built(num_classes=2), folder, split="held-out")
 
 

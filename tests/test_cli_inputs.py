@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -147,6 +148,22 @@ def test_of_many_images_a_report_shows_some_and_says_so(run_folder: Path, photos
         page = run("visualize", run_folder, photos, "--out", tmp_path / "report.html").strip()
     shown = [path for path in image_files([photos]) if Path(path).name in Path(page).read_text(encoding="utf-8")]
     assert len(shown) == 16 and any("/1/" in path for path in shown)
+
+
+def test_reports_and_exports_leave_out_and_count_what_cannot_be_read(
+    run_folder: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mixed"
+    shutil.copytree(photos / "1", folder)
+    (folder / "a.jpg").write_bytes(b"<html>")
+    (folder / "b.png").touch()
+    file = tmp_path / "x.tflite"
+    commands = [("visualize", run_folder, folder, "--out", tmp_path / "report.html")]
+    commands += [("export", run_folder, "--to", file, "--images", folder), ("verify", file, run_folder, folder)]
+    for command in commands:
+        with pytest.warns(UserWarning, match=r"cannot be read are left out: 2\. Such as '.*a.jpg' is text"):
+            run(*command)
+    assert "b.png' is an empty file" in fails(monkeypatch, "verify", file, run_folder, folder / "b.png")
 
 
 def test_commands_take_folders_and_patterns(run_folder: Path, photos: Path, tmp_path: Path) -> None:

@@ -286,6 +286,12 @@ def test_the_bar_says_compiling_until_the_first_step_is_done(monkeypatch: pytest
         terminal.shown()
         shown = terminal.shown()
         assert "loss 0.5000  accuracy 0.250" in shown
+        logger.show("evaluating")
+        assert "evaluating" in terminal.shown()
+        logger.log_evaluation(2, {"accuracy": 0.2})  # after it the bar is of training steps again
+        terminal.shown()
+        shown = terminal.shown()
+        assert "loss 0.5000" in shown and "evaluating" not in shown
         progress.print_line("step 2 of 5: held-out accuracy 0.2")
         shown = terminal.shown()
         assert "step 2 of 5: held-out accuracy 0.2\r\n" in shown

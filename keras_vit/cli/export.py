@@ -17,6 +17,7 @@ from keras_vit.cli.options import (
     Weights,
     check_counts,
     complete_mode,
+    drop_unreadable,
     find_model,
     parse_size,
     print_result,
@@ -103,6 +104,7 @@ def export(
             report = exports.saved_model(loaded, to, labels=names, top=top, warmup=warmup, bfloat16=bfloat16)
             print_result(report, as_json)
             return
+        files = drop_unreadable(loaded, files)
         report = exports.tflite(
             loaded,
             to,
@@ -150,10 +152,11 @@ def verify(
     with quiet():
         from keras_vit import export as exports
 
+        loaded = found.load()
         report = exports.verify(
-            found.load(),
+            loaded,
             file,
-            files,
+            drop_unreadable(loaded, files),
             mode=quantize,
             least_cosine=least_cosine,
             least_agreement=least_agreement,

@@ -38,10 +38,9 @@ def list_models(
     if as_json:
         rows = [{"name": card.name, "default": card.default, "weights": list(card.weights)} for card in cards]
         typer.echo(json.dumps(rows, indent=2))
-    elif not cards:
-        typer.echo(f"keras-vit: no model of the zoo matches {pattern!r}; keras-vit list shows all", err=True)
-    else:
-        typer.echo(aligned([(card.name, ", ".join(card.weights)) for card in cards]))
+        return
+    none = f"keras-vit: no model of the zoo matches {pattern!r}; keras-vit list shows all"
+    typer.echo(aligned([(card.name, ", ".join(card.weights)) for card in cards]) if cards else none, err=not cards)
 
 
 def show(name: Model, image_size: Size = None, as_json: Json = False) -> None:

@@ -10,16 +10,14 @@ import typer
 from typer import Argument, Option
 
 from keras_vit._util.image_paths import image_files
-from keras_vit.cli.options import Model, Size, Weights, check_counts, find_model, quiet
+from keras_vit.cli.options import Model, Size, Weights, check_counts, drop_unreadable, find_model, quiet
 
 MAX_IMAGES = 16  # as in visualize.html.report
 
 
 def visualize(
     model: Model,
-    images: Annotated[
-        list[str], Argument(help=f"Image files, folders and patterns; of more images, {MAX_IMAGES} are shown.")
-    ],
+    images: Annotated[list[str], Argument(help=f"Image files, folders and patterns; at most {MAX_IMAGES} are shown.")],
     out: Annotated[Path, Option(help="The HTML file to write.")] = Path("report.html"),
     weights: Weights = None,
     image_size: Size = None,
@@ -39,4 +37,4 @@ def visualize(
     published = found.choice.published
     title = found.choice.name or Path(model).name
     card = f"{title}, {published.tag}\n\n{published}" if published else None
-    typer.echo(str(report(loaded, files, out, top=top, title=title, card=card, progress=True)))
+    typer.echo(str(report(loaded, drop_unreadable(loaded, files), out, top=top, title=title, card=card, progress=True)))

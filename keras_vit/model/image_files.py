@@ -193,7 +193,7 @@ def _first_directory(exif: Any) -> Any:
     is_little = mark == b"II*\0"
 
     def number(digits: Any) -> Any:
-        # Not weights[::-1]: TensorFlow's layout optimizer logs an error about it and gives the whole graph up.
+        # Two constants: at a slice [::-1] of one TensorFlow's layout optimizer logs an error and gives the graph up.
         powers = [256**power for power in range(digits.shape[-1])]
         weights = tf.where(is_little, tf.constant(powers, tf.int64), tf.constant(powers[::-1], tf.int64))
         return tf.reduce_sum(digits * weights, axis=-1)
