@@ -475,7 +475,7 @@ def test_a_damaged_file_is_left_out_and_the_next_stands_in_for_it(thousand: Path
     assert all(is_decodable(each["image"]) for each in whole)
     again = sources.open_data(thousand).train  # as after a restart
     assert again
-    with pytest.warns(UserWarning, match="left out"):
+    with pytest.warns(UserWarning, match="Left out"):
         rest = pairs(again.examples(Order(start=30, **order)), 700)
     assert rest == pairs(whole)[300:]
 
