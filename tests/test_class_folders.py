@@ -154,12 +154,16 @@ def test_files_that_are_not_read_are_counted_and_named(tmp_path: Path) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(picture())
     (folder / "notes.txt").write_text("no class folder holds it")
-    with pytest.warns(UserWarning, match=r"6 of the files and folders in .* are not read") as caught:
+    with pytest.warns(UserWarning, match=r"Files and folders in .* that are not read: 6 ") as caught:
         evaluated = train.evaluate(built(num_classes=2), folder)
     said = str(caught[0].message)
     assert all(part in said for part in (".heic: 2", ".txt: 1", "no suffix: 1", "folder: 1", "cat/b.HEIC"))
     assert (evaluated.count, evaluated.unread) == (24, 6)
     assert "6 other files or folders" in str(evaluated)
+    with pytest.warns(UserWarning, match=r"that are not read: 6 "):  # of a part too: they belong to no part
+        assert train.evaluate(built(num_classes=2), folder, split="train").unread == 6
+    with pytest.raises(ValueError, match=r"photos has no image in this part: .* Take 'all'"):
+        train.evaluate(built(num_classes=2), folder, split="held-out")
 
 
 def test_training_reports_other_files_on_the_command_line(tmp_path: Path, model: Path) -> None:
@@ -191,7 +195,7 @@ def test_pipes_devices_and_sockets_are_never_opened(tmp_path: Path, monkeypatch:
     Path("itself.jpg").symlink_to("itself.jpg")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket.png")
-    with pytest.warns(UserWarning, match=r"5 of the files and folders in .* are not read .*cat/broken.jpg \(no file\)"):
+    with pytest.warns(UserWarning, match=r"in .* that are not read: 5 .*cat/broken.jpg \(no file\)"):
         data = sources.open_data(tmp_path, train_split="train")
     assert data.train and files(data.train) == ["cat/0.png", "cat/1.png"] and not data.train.bad
 
@@ -202,7 +206,7 @@ def test_file_names_that_are_no_utf8_are_read_and_written_escaped(tmp_path: Path
         (folder / "cat" / os.fsdecode(name)).write_bytes(content)
     data = sources.open_data(tmp_path, train_split="train")
     assert data.train
-    with pytest.warns(UserWarning, match=r"bad\\udcff.png. 1 of 3 are left out"):
+    with pytest.warns(UserWarning, match=r"bad\\udcff.png. Left out: 1 of 3."):
         assert data.train.bad == (f"{folder}/cat/bad\\udcff.png",)
     assert [bytes(each["image"].numpy()) for each in data.train.iterate_once()] == [picture()] * 2
 

@@ -111,6 +111,7 @@ def test_list_prints_json() -> None:
 def test_a_pattern_that_nothing_matches_lists_nothing() -> None:
     assert run("list", "X*") == ""
     assert json.loads(run("list", "X*", "--json")) == []
+    assert "no model of the zoo matches 'deit'" in CliRunner().invoke(app, ["list", "deit"]).stderr
 
 
 @pytest.mark.parametrize("command", ["list", "show"])

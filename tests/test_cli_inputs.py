@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 from command_line import fails, run
 from keras_vit import VisionTransformer, converters, train, zoo
 from keras_vit._util import data_files
-from keras_vit._util.image_paths import image_files
+from keras_vit._util.image_paths import READABLE, SUFFIXES, image_files
 from keras_vit.cli import app, options
 from keras_vit.model import classify
 from tiny_models import tiny
@@ -63,6 +64,8 @@ def test_a_folder_of_a_run_is_its_model(run_folder: Path, photos: Path, tmp_path
     assert converters.load(tmp_path / "larger.keras").config.size == (24, 24)
     plan = run("plan", run_folder, "--batch", 8)
     assert plan.startswith("mine at 16x16, batch 8")
+    assert f"at 24 x 24, {run_folder}" in run("show", run_folder, "--image-size", 24).splitlines()[0]
+    assert json.loads(run("show", file, "--json"))["num_classes"] == 3
     assert options.find_model(str(run_folder)).load().config.labels == ("ant", "bee", "cat")
 
 
@@ -145,7 +148,7 @@ def test_a_home_folder_may_be_written_as_a_tilde(
         ("nothing.png", "There is no image file or folder 'nothing.png'"),
         ("*.xyz", r"'\*.xyz' has no images \(.jpg"),
         ("empty", r"'empty' has no images \(.jpg"),
-        ("pipe", "'pipe' has no images"),
+        ("pipe", "'pipe' is not a regular file"),
     ],
 )
 def test_what_has_no_images_is_an_error(path: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +157,36 @@ def test_what_has_no_images_is_an_error(path: str, said: str, tmp_path: Path, mo
     os.mkfifo("pipe")
     with pytest.raises((FileNotFoundError, ValueError), match=said):
         image_files([path])
+
+
+def test_a_folder_has_all_kinds_of_images_that_training_reads(tmp_path: Path) -> None:
+    assert {".jpe", ".jfif", ".webp"} < set(READABLE) < set(SUFFIXES)
+    for suffix in SUFFIXES:
+        (tmp_path / f"x{suffix}").touch()
+    assert len(image_files([tmp_path])) == len(SUFFIXES)
+
+
+def test_of_many_images_a_report_shows_some_and_says_so(run_folder: Path, photos: Path, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="shows 16 of the 20 images, evenly chosen"):
+        page = run("visualize", run_folder, photos, "--out", tmp_path / "report.html").strip()
+    shown = [path for path in image_files([photos]) if Path(path).name in Path(page).read_text(encoding="utf-8")]
+    assert len(shown) == 16 and any("/1/" in path for path in shown)
+
+
+def test_reports_and_exports_leave_out_and_count_what_cannot_be_read(
+    run_folder: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mixed"
+    shutil.copytree(photos / "1", folder)
+    (folder / "a.jpg").write_bytes(b"<html>")
+    (folder / "b.png").touch()
+    file = tmp_path / "x.tflite"
+    commands = [("visualize", run_folder, folder, "--out", tmp_path / "report.html")]
+    commands += [("export", run_folder, "--to", file, "--images", folder), ("verify", file, run_folder, folder)]
+    for command in commands:
+        with pytest.warns(UserWarning, match=r"cannot be read are left out: 2\. Such as '.*a.jpg' is text"):
+            run(*command)
+    assert "b.png' is an empty file" in fails(monkeypatch, "verify", file, run_folder, folder / "b.png")
 
 
 def test_commands_take_folders_and_patterns(run_folder: Path, photos: Path, tmp_path: Path) -> None:

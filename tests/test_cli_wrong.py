@@ -75,7 +75,8 @@ WRONG = {
     "verify nothing.tflite digits": "There is no exported file nothing.tflite",
     "verify run digits --quantize int5": "--quantize is one of",
     "visualize digits x.png --image-size 2x2": "smaller than one patch",
-    "visualize digits many": "1 to 16 images. Received: 17",
+    "predict digits pipe.png": "'pipe.png' is not a regular file",
+    "show nowhere/run": "There is no file or folder",
     "bench nothing.tflite": "There is no exported file nothing.tflite",
     "bench mispelt": "No model has this name",
     "demo --out run": "The demo needs a folder of its own",
@@ -99,9 +100,8 @@ print(json.dumps(rows))
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "many").mkdir()
-    for path in ("empty.png", *(f"many/{number}.png" for number in range(17))):
-        (tmp_path / path).touch()
+    (tmp_path / "empty.png").touch()
+    os.mkfifo(tmp_path / "pipe.png")
     Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
     (tmp_path / "own.npz").symlink_to(CHECKPOINT)
     monkeypatch.chdir(tmp_path)
@@ -138,6 +138,8 @@ def test_no_wrong_command_starts_tensorflow(folder: Path) -> None:
         ("evaluate", "several labels: pass labels='real'", "several labels: pass --real"),
         ("train", 'skip them with on_bad_image="skip".', "skip them with --on-bad-image skip."),
         ("export", "--x: input_dtype='uint8' and top=3", "--x: --input uint8 and --top 3"),
+        ("train", "replace continue_from=runs/x by model=y", "replace --continue-from runs/x by --model y"),
+        ("evaluate", "train with reset_head=True.", "train with --set reset_head=true."),
         ("export", "the weights are random", "the weights are random"),
         ("list", "weights='sam'", "weights='sam'"),
     ],

@@ -150,7 +150,7 @@ def test_a_model_of_other_channels_takes_no_files(tmp_path: Path) -> None:
         (b"%PDF-1.7", "is a PDF document"),
         (b"<svg/>", "is text, such as SVG or HTML"),
         (b"PK\x03\x04", "is a zip archive"),
-        (b"nothing", "is not an image of a known format"),
+        (b"nothing", r"is not an image of a known format\. Save it as JPEG or PNG"),
     ],
 )
 def test_a_file_that_is_no_image_says_what_it_is(start: bytes, says: str, tmp_path: Path) -> None:

@@ -49,6 +49,16 @@ def as_camera_stores(image: Image.Image, orientation: int, kind: str = "PNG") ->
     return encoded(stored, kind, tag(orientation))
 
 
+def test_the_graph_has_no_slices_that_the_layout_optimizer_gives_up_at() -> None:
+    graphs = [image_files._parse_orientation.get_concrete_function().graph.as_graph_def()]
+    functions = [each.node_def for graph in graphs for each in graph.library.function]
+    for nodes in (*(graph.node for graph in graphs), *functions):
+        values = {node.name: tf.make_ndarray(node.attr["value"].tensor) for node in nodes if node.op == "Const"}
+        sliced = [node.input for node in nodes if node.op == "StridedSlice"]
+        steps = [values.get(inputs[3].split(":")[0]) for inputs in sliced if inputs[0].split(":")[0] in values]
+        assert not [step for step in steps if step is not None and (step < 0).any()]
+
+
 in_graph = tf.function(pipeline._decode, input_signature=[tf.TensorSpec((), tf.string)])  # as training decodes
 
 

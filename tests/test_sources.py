@@ -363,7 +363,7 @@ def test_a_folder_with_parts_is_read_by_class_in_order_of_names(tmp_path: Path, 
         (tmp_path / "train" / "zebra" / other).write_bytes(encoded(kind=kind))
     (tmp_path / "train" / ".cache").mkdir()
     with pytest.warns(
-        UserWarning, match=r"1 of the files and folders in .* are not read \(.txt: 1\): train/zebra/notes.txt"
+        UserWarning, match=r"Files and folders in .* that are not read: 1 \(.txt: 1\): train/zebra/notes.txt"
     ):
         data = sources.open_data(tmp_path)
     assert data.class_names == ("ant", "zebra")
@@ -465,7 +465,7 @@ def thousand(tmp_path: Path) -> Path:
 def test_a_damaged_file_is_left_out_and_the_next_stands_in_for_it(thousand: Path) -> None:
     train = sources.open_data(thousand).train
     assert train
-    with pytest.warns(UserWarning, match=r"dog/0000.jpg. 1 of 1,000 are left out"):
+    with pytest.warns(UserWarning, match=r"dog/0000.jpg. Left out: 1 of 1,000."):
         assert train.bad == (f"{thousand}/train/dog/0000.jpg",)
     order = {"batch": 10, "seed": 4}
     whole = list(train.examples(Order(**order)).take(1000))
@@ -475,7 +475,7 @@ def test_a_damaged_file_is_left_out_and_the_next_stands_in_for_it(thousand: Path
     assert all(is_decodable(each["image"]) for each in whole)
     again = sources.open_data(thousand).train  # as after a restart
     assert again
-    with pytest.warns(UserWarning, match="left out"):
+    with pytest.warns(UserWarning, match="Left out"):
         rest = pairs(again.examples(Order(start=30, **order)), 700)
     assert rest == pairs(whole)[300:]
 

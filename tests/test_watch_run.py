@@ -103,7 +103,7 @@ def test_a_log_has_plain_lines_and_no_bar(whole: tuple[Path, train.Result, str])
 
 
 def test_a_stopped_run_ends_with_the_same_best_model_and_micro_batches(
-    whole: tuple[Path, train.Result, str], tmp_path: Path
+    whole: tuple[Path, train.Result, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, expected, _ = whole
     out = tmp_path / "stopped"
@@ -115,6 +115,7 @@ def test_a_stopped_run_ends_with_the_same_best_model_and_micro_batches(
     with pytest.warns(UserWarning, match=r"best.json cannot be used \(.*the best model is chosen anew"):
         result = trained(out)  # with the memory of this machine, in which 8 images fit at once
     assert result.recipe.accumulation == 2
+    assert f"{out} continues after step 2 of 6.\n" in capsys.readouterr().err
     for path, value in values(expected.model).items():
         np.testing.assert_array_equal(values(result.model)[path], value)
     later = [line for line in evaluations(out) if line["step"] > 2]
@@ -288,6 +289,12 @@ def test_the_bar_says_compiling_until_the_first_step_is_done(monkeypatch: pytest
         terminal.shown()
         shown = terminal.shown()
         assert "loss 0.5000  accuracy 0.250" in shown
+        logger.show("evaluating")
+        assert "evaluating" in terminal.shown()
+        logger.log_evaluation(2, {"accuracy": 0.2})  # after it the bar is of training steps again
+        terminal.shown()
+        shown = terminal.shown()
+        assert "loss 0.5000" in shown and "evaluating" not in shown
         progress.print_line("step 2 of 5: held-out accuracy 0.2")
         shown = terminal.shown()
         assert "step 2 of 5: held-out accuracy 0.2\r\n" in shown

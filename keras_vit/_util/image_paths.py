@@ -38,6 +38,8 @@ def _expand(path: str) -> list[str]:
         return [path]
     if not place.exists() and not glob.has_magic(path):
         raise FileNotFoundError(f"There is no image file or folder {path!r}")
+    if place.exists() and not place.is_dir():  # reading a device or a pipe might never end
+        raise ValueError(f"{path!r} is not a regular file")
     # Path.glob takes no absolute patterns.
     matches = [place] if place.exists() else map(Path, glob.iglob(str(place), recursive=True))  # noqa: PTH207
     files = sorted(

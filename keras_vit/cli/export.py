@@ -14,6 +14,7 @@ from keras_vit.cli.options import (
     Size,
     Weights,
     complete_mode,
+    drop_unreadable,
     find_model,
     parse_size,
     print_result,
@@ -101,6 +102,7 @@ def export(
             report = exports.saved_model(loaded, to, labels=names, top=top, warmup=warmup, bfloat16=bfloat16)
             print_result(report, as_json)
             return
+        files = drop_unreadable(loaded, files)
         report = exports.tflite(
             loaded,
             to,
@@ -148,10 +150,11 @@ def verify(
     with quiet():
         from keras_vit import export as exports
 
+        loaded = found.load()
         report = exports.verify(
-            found.load(),
+            loaded,
             file,
-            files,
+            drop_unreadable(loaded, files),
             mode=quantize,
             least_cosine=least_cosine,
             least_agreement=least_agreement,

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
@@ -79,9 +80,6 @@ Facts = Annotated[
 ]
 DataDir = Annotated[Path | None, Option(help="Folder in which tensorflow-datasets keeps prepared data.")]
 BadImage = Annotated[str, Option(help="What to do about a file that cannot be decoded: skip or fail.")]
-ZooModel = Annotated[
-    str, Argument(help="A model of the zoo, or the name of an AugReg file.", autocompletion=complete_model)
-]
 MODEL_HELP = "A model of the zoo, a file, a folder of a checkpoint or of a training run, or a URL."
 Model = Annotated[str, Argument(help=MODEL_HELP, autocompletion=complete_model)]
 Images = Annotated[list[str], Argument(help='Image files, folders and patterns such as "photos/*.jpg".')]
@@ -186,6 +184,19 @@ def find_model(
     choice = resolve(model, weights, default=default)
     config = read_config(choice, changes, **file_facts)
     return FoundModel(choice, config, functools.partial(load_choice, choice, changes, **file_facts))
+
+
+def drop_unreadable(model: VisionTransformer, files: list[str] | None) -> list[str] | None:
+    """Return the files that the model can read, after a warning about the others; an error if there are none."""
+    from keras_vit.model.classify import prepare
+
+    errors = {file: error for file in files or () if isinstance(error := prepare(model, file), Exception)}
+    reasons = [*errors.values()]
+    if reasons and len(reasons) == len(set(files or ())):
+        raise reasons[0]
+    if reasons:
+        warnings.warn(f"images that cannot be read are left out: {len(reasons):,}. Such as {reasons[0]}", stacklevel=2)
+    return files and [file for file in files if file not in errors]
 
 
 def check_data(data: str, data_dir: Path | None, on_bad_image: str) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from keras_vit._util.text import byte_size, scaled
-from keras_vit.cli.options import Json, Size, ZooModel, aligned, parse_size, table_text
+from keras_vit.cli.options import Json, Model, Size, aligned, find_model, parse_size, table_text
 
 if TYPE_CHECKING:
     from keras_vit.model.config import ViTConfig
@@ -37,17 +38,25 @@ def list_models(
     if as_json:
         rows = [{"name": card.name, "default": card.default, "weights": list(card.weights)} for card in cards]
         typer.echo(json.dumps(rows, indent=2))
-    elif cards:
-        typer.echo(aligned([(card.name, ", ".join(card.weights)) for card in cards]))
+        return
+    none = f"keras-vit: no model of the zoo matches {pattern!r}; keras-vit list shows all"
+    typer.echo(aligned([(card.name, ", ".join(card.weights)) for card in cards]) if cards else none, err=not cards)
 
 
-def show(name: ZooModel, image_size: Size = None, as_json: Json = False) -> None:
+def show(name: Model, image_size: Size = None, as_json: Json = False) -> None:
     """Show a model's parts, arithmetic, memory and sizes; then its card with weights, files and accuracies.
 
-    The numbers are for the recommended weights, at their resolution or at --image-size.
+    The numbers are for the recommended weights, at their resolution or at --image-size. A file has no card.
     """
+    from keras_vit.model.sizes import name_of
     from keras_vit.zoo import catalogue
+    from keras_vit.zoo.pretrained import resolve
 
+    if resolve(name, default=None).is_file:
+        config = find_model(name, image_size=image_size).config
+        file = SimpleNamespace(architecture=name_of(config), tag=name, num_classes=config.num_classes)
+        typer.echo(json.dumps(describe(file, config), indent=2) if as_json else summary(file, config))
+        return
     card = catalogue.card(name)
     _print_named_weights(name)
     weights = catalogue.select(card)
@@ -79,7 +88,7 @@ def _print_named_weights(name: str) -> None:
         typer.echo(f"keras-vit: {name} is a name of {spelled.publisher}. Its own weights: {its_own}", err=True)
 
 
-def describe(weights: Weights, config: ViTConfig) -> dict[str, Any]:
+def describe(weights: Weights | SimpleNamespace, config: ViTConfig) -> dict[str, Any]:
     """Return the numbers of `show` for one image: sizes, parameters, bytes, and operations (a multiply-add is two)."""
     from keras_vit.model import cost
 
@@ -103,7 +112,7 @@ def describe(weights: Weights, config: ViTConfig) -> dict[str, Any]:
     }
 
 
-def summary(weights: Weights, config: ViTConfig) -> str:
+def summary(weights: Weights | SimpleNamespace, config: ViTConfig) -> str:
     """Return the text that `show` prints above the card, at most 100 columns wide."""
     numbers = describe(weights, config)
     height, width = config.size

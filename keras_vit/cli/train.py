@@ -122,7 +122,7 @@ def _result_line(result: Result, folder: Path) -> str:
     if result.out is None:
         return f"This worker has done its part of {result.steps} steps; the first worker has written {folder}."
     figures = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
-    skipped = f"; images left out because they cannot be read: {result.skipped}" if result.skipped else ""
+    skipped = f"; training images left out because they cannot be read: {result.skipped}" if result.skipped else ""
     skipped += f"; other files or folders left out: {result.unread}" if result.unread else ""
     best = result.best
     better = best and best.step < result.steps

@@ -1,5 +1,6 @@
 """The command `keras-vit visualize`."""
 
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -8,14 +9,14 @@ from typer import Argument, Option
 
 from keras_vit._util.checks import check_counts
 from keras_vit._util.image_paths import image_files
-from keras_vit.cli.options import Model, Size, Weights, find_model, quiet
+from keras_vit.cli.options import Model, Size, Weights, drop_unreadable, find_model, quiet
 
 MAX_IMAGES = 16  # as in visualize.html.report
 
 
 def visualize(
     model: Model,
-    images: Annotated[list[str], Argument(help=f"Image files, folders and patterns; {MAX_IMAGES} images at most.")],
+    images: Annotated[list[str], Argument(help=f"Image files, folders and patterns; at most {MAX_IMAGES} are shown.")],
     out: Annotated[Path, Option(help="The HTML file to write.")] = Path("report.html"),
     weights: Weights = None,
     image_size: Size = None,
@@ -24,7 +25,8 @@ def visualize(
     """Write one HTML file that shows predictions, attention, filters and position embeddings of a model."""
     files = image_files(images)
     if len(files) > MAX_IMAGES:
-        raise ValueError(f"A report shows 1 to {MAX_IMAGES} images. Received: {len(files)}")
+        warnings.warn(f"the report shows {MAX_IMAGES} of the {len(files):,} images, evenly chosen", stacklevel=2)
+        files = [files[place * len(files) // MAX_IMAGES] for place in range(MAX_IMAGES)]
     check_counts(top=top)
     found = find_model(model, weights, image_size)
     with quiet():
@@ -34,4 +36,4 @@ def visualize(
     published = found.choice.published
     title = found.choice.name or Path(model).name
     card = f"{title}, {published.tag}\n\n{published}" if published else None
-    typer.echo(str(report(loaded, files, out, top=top, title=title, card=card, progress=True)))
+    typer.echo(str(report(loaded, drop_unreadable(loaded, files), out, top=top, title=title, card=card, progress=True)))

@@ -27,7 +27,7 @@ def classify_each(
     single, size = single_images(images), 0
     while group := list(itertools.islice(single, batch_size)):
         size = size or len(group)  # the first group's: smaller ones are padded
-        prepared = [_prepare(model, image) for image in group]
+        prepared = [prepare(model, image) for image in group]
         readable = [each for each in prepared if not isinstance(each, Exception)]
         rankings: Iterator[list[Prediction]] = iter(())
         if readable:
@@ -37,7 +37,8 @@ def classify_each(
         yield from (each if isinstance(each, Exception) else next(rankings) for each in prepared)
 
 
-def _prepare(model: VisionTransformer, image: Any) -> np.ndarray | Exception:
+def prepare(model: VisionTransformer, image: Any) -> np.ndarray | Exception:
+    """Return an image as `model.preprocess` does, or the error of an image that cannot be read."""
     try:
         return model.preprocess(image)
     except IMAGE_ERRORS as error:

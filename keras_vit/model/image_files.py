@@ -183,8 +183,10 @@ def _first_directory(exif: Any) -> Any:
     is_little = mark == b"II*\0"
 
     def number(digits: Any) -> Any:
-        weights = tf.constant([256**power for power in range(digits.shape[-1])], tf.int64)
-        return tf.reduce_sum(digits * tf.where(is_little, weights, weights[::-1]), axis=-1)
+        # Two constants: at a slice [::-1] of one TensorFlow's layout optimizer logs an error and gives the graph up.
+        powers = [256**power for power in range(digits.shape[-1])]
+        weights = tf.where(is_little, tf.constant(powers, tf.int64), tf.constant(powers[::-1], tf.int64))
+        return tf.reduce_sum(digits * weights, axis=-1)
 
     length = tf.size(content, tf.int64)
     offset = number(tf.ensure_shape(content[4:8], (4,)))

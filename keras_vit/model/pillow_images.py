@@ -26,17 +26,17 @@ def read(file: bytes) -> np.ndarray:
     if not file:
         raise ValueError("is an empty file")
     found = [name for place, mark, name in KINDS if file.startswith(mark, place)]
-    kind = f"is {found[0]}" if found else "is not an image of a known format"
+    kind = f"is {found[0]}, which cannot be read" if found else "is not an image of a known format"
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
-        raise ValueError(f"{kind}, neither JPEG nor PNG; `pip install pillow` reads more formats") from None
+        raise ValueError(f"{kind}: save it as JPEG or PNG. `pip install pillow` reads more formats") from None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `pixels` has a lower limit
             image = Image.open(io.BytesIO(file))
     except UnidentifiedImageError:
-        raise ValueError(f"{kind}, which cannot be read. Save it as JPEG or PNG") from None
+        raise ValueError(f"{kind}. Save it as JPEG or PNG") from None
     except Image.DecompressionBombError:
         raise ValueError(f"cannot be decoded. {image_files.PIXEL_LIMITS} It has more") from None
     except Exception as error:  # Pillow's readers raise errors of any kind for damaged files

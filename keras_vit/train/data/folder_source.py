@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from keras_vit._util.image_paths import READABLE
 from keras_vit._util.text import abbreviated, escaped
-from keras_vit.train.data.folder_parts import HELD_OUT, REST, Part, choose_parts, is_visible, subfolders
+from keras_vit.train.data.folder_parts import ALL, HELD_OUT, REST, Part, choose_parts, is_visible, subfolders
 from keras_vit.train.data.image_files import find_damaged, hash64, list_files, read_image
 from keras_vit.train.data.split import Data, Example, RandomAccess
 
@@ -53,6 +53,8 @@ def open_folder(
         warnings.warn(_unread_message(folder, unread), stacklevel=4)
     if train and evaluation and (train.name, evaluation.name) == (REST, HELD_OUT):
         listings = _check_held_out(*listings)
+    if any(listing and not listing.files for listing in listings):  # of parts that divide the images by their names
+        raise ValueError(f"{escaped(folder)} has no image in this part: about one in ten is held out. Take {ALL!r}.")
     opened = [_open_split(listing, on_bad_image) if listing else None for listing in listings]
     return Data(
         name=escaped(folder),
@@ -107,7 +109,7 @@ def _report_damaged(listing: Listing, *, fail: bool) -> Sequence[int]:
     message = f"Images of {escaped(listing.folder)} that cannot be decoded: {files}."
     if fail:
         raise ValueError(f'{message} Remove them, or skip them with on_bad_image="skip".')
-    warnings.warn(f"{message} {len(damaged):,} of {len(listing.files):,} are left out.", stacklevel=2)
+    warnings.warn(f"{message} Left out: {len(damaged):,} of {len(listing.files):,}.", stacklevel=2)
     return damaged
 
 
@@ -171,7 +173,7 @@ def _unread_message(folder: str, unread: Sequence[str]) -> str:
         "folder" if name.endswith("/") else PurePosixPath(name).suffix.lower() or "no suffix" for name in unread
     )
     return (
-        f"{len(unread):,} of the files and folders in {escaped(folder)} are not read"
+        f"Files and folders in {escaped(folder)} that are not read: {len(unread):,}"
         f" ({abbreviated([f'{kind}: {count:,}' for kind, count in kinds.most_common()])}): {abbreviated(unread)}."
         f" Only files in class folders with one of these suffixes are read: {', '.join(READABLE)}."
     )

@@ -39,8 +39,8 @@ class EarlierRun:
         if self.model.config.num_classes not in (0, data.num_classes):
             raise ValueError(
                 f"{self.folder} was trained for {self.model.config.num_classes} classes and {data.name} has "
-                f"{data.num_classes}, so its head cannot be kept. For new classes train with "
-                f"model={self.folder}/model.keras instead of continue_from"
+                f"{data.num_classes}, so its head cannot be kept. For new classes, replace "
+                f"continue_from={self.folder} by model={self.folder}/model.keras"
             )
 
 

@@ -24,6 +24,7 @@ class MetricLogger:
         self._is_compiled = False
         self._since = time.monotonic()
         self._timed_steps = 0  # since the last line
+        self._shown = ""  # beside the bar
         self.show("compiling")  # until the first call is done
         self._all_steps, self._all_seconds = 0, 0.0
 
@@ -47,13 +48,15 @@ class MetricLogger:
         line = {name: value for name, value in means.items() if name != "stop"}
         line |= {"learning_rate": learning_rate, "images_per_second": self._speed()}
         self.log(done, line)
-        self.show(_one_line(line))
+        self._shown = _one_line(line)
+        self.show(self._shown)
         return means
 
     def log_evaluation(self, done: int, metrics: Mapping[str, float]) -> None:
         """Write metrics on held-out images, if there are any, as one more line of step `done`."""
         if metrics:
             self.log(done, {f"evaluation_{name}": value for name, value in metrics.items()})
+        self.show(self._shown)  # the next training steps are no evaluation
 
     def log(self, done: int, line: Mapping[str, float]) -> None:
         """Write a line."""

@@ -172,6 +172,8 @@ def _train(
         bar = stack.enter_context(counter("Training", total=total, done=start, show=show))
         logger = MetricLogger(log, bar, batch_size=state.recipe.batch_size)
         if start < total:
+            if start:
+                say(f"{folder} continues after step {start:,} of {total:,}.")
             steps = TrainingSteps(state, dataset, strategy=devices)
             every = interval(state, dataset)
             metrics = train(
