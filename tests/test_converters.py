@@ -426,7 +426,7 @@ def test_a_class_token_outside_the_position_table_is_moved_into_it(tmp_path: Pat
     # One more addition in another order: float32's noise through two blocks. A missing addition gives 1e-2 and more.
     plain = converters.load(tmp_path / "plain.npz")
     assert plain.config.position_prefix
-    assert reference.distance(plain(images), np.asarray(model(images))) < 1e-5
+    assert reference.distance(plain(images), np.asarray(model(images))) < 1e-6
     assert_same_bits(values(converters.load(path)), values(model))
 
 

@@ -228,11 +228,16 @@ def bomb(mode: str, width: int, height: int, kind: str = "PNG") -> bytes:
     return image_kinds.encoded(Image.new(mode, (width, height)), kind)
 
 
-@pytest.mark.parametrize(("width", "height"), [(10_000, 5_001), (70_000, 2), (2, 70_000)])
-@pytest.mark.parametrize("kind", ["PNG", "GIF", "TIFF"])
+@pytest.mark.parametrize(
+    ("kind", "width", "height"),
+    [
+        *((kind, 10_000, 5_001) for kind in ("PNG", "GIF", "TIFF")),
+        *(
+            (kind, *sides) for kind in ("PNG", "TIFF") for sides in ((70_000, 2), (2, 70_000))
+        ),  # a GIF has no such sides
+    ],
+)
 def test_the_limit_of_pixels_is_the_same_for_every_format(kind: str, width: int, height: int, tmp_path: Path) -> None:
-    if kind == "GIF" and max(width, height) > 65_535:
-        pytest.skip("a GIF has no such sides")
     path = tmp_path / "x"
     path.write_bytes(bomb("L", width, height, kind))
     with Image.open(path) as image:

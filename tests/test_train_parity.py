@@ -18,7 +18,7 @@ import parity_runs
 TESTS = Path(__file__).parent
 # Replicas add in another order, which differs between processors too: SGD adds up float32 noise (measured 1.5e-8),
 # AdamW divides small gradients by their own size (1.5e-6). One step of AdamW moves a weight by 1e-3.
-TOLERANCES = {"sgd": 2e-7, "adamw": 2e-5}
+TOLERANCES = {"sgd": 2e-7, "adamw": 5e-6}
 # It cancels out of the softmax: its gradient is only rounding, which AdamW divides by its own size.
 WITHOUT_EFFECT = "attention/key/bias"
 Runs = dict[str, dict[str, np.ndarray]]

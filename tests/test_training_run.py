@@ -135,7 +135,12 @@ def test_masked_patches_then_labels(tmp_path: Path) -> None:
         {"accumulation": 2, "ema_decay": 0.9, "config": {"dropout_rate": 0.1, "stochastic_depth": 0.1}},
         # Blocks that are computed again compile in test_randomness.py and test_masked_patch.py too.
         pytest.param(
-            {"accumulation": 2, "remat": True, "config": {"dropout_rate": 0.1, "stochastic_depth": 0.1}},
+            {
+                "accumulation": 2,
+                "ema_decay": 0.9,
+                "remat": True,
+                "config": {"dropout_rate": 0.1, "stochastic_depth": 0.1},
+            },
             marks=pytest.mark.slow,
         ),
         {
@@ -161,7 +166,7 @@ def test_compiled_in_pieces_a_run_is_the_plain_one_and_repeats_bit_for_bit() -> 
     losses = [[line["loss"] for line in result.history if "loss" in line] for result in (plain, twice[0])]
     # Other masks give 1e-2. Two programs round differently, and the optimizer divides small gradients by their own
     # size.
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
     first, second = (values(result.model) for result in twice)
     assert all(np.array_equal(first[path], second[path]) for path in first)
 

@@ -226,7 +226,11 @@ def test_evaluations_are_about_ten_in_a_run_and_cost_a_tenth_of_it() -> None:
 
 def test_other_back_ends_are_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras.config, "backend", lambda: "jax")
-    for command in (["train", "digits", "--model", "digits"], ["evaluate", "digits"]):
+    for command in (
+        ["train", "digits", "--model", "digits"],
+        ["evaluate", "digits"],
+        ["evaluate", "digits", "--few-shot", "1"],
+    ):
         message = fails(monkeypatch, *command)
         assert "need KERAS_BACKEND=tensorflow; under other back ends models load, predict" in message
         assert message.endswith("Received: KERAS_BACKEND=jax")

@@ -33,8 +33,8 @@ TFLITE_OPTIONS = (
     *("quantize", "images", "batch", "input_dtype", "source_size", "resize", "output", "attention", "route"),
     *("least_cosine", "least_agreement", "threads"),
 )
-GIVEN = "COMMANDLINE"  # typer's name of the source of an option that is on the command line
 SAVED_MODEL_OPTIONS = ("top", "warmup", "bfloat16")
+GIVEN = "COMMANDLINE"  # typer's name of the source of an option that is on the command line
 
 
 def export(

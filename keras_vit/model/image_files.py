@@ -31,7 +31,7 @@ _SHORT, _LONG = 3, 4  # types of values in EXIF
 
 
 class Header(NamedTuple):
-    """What a file says about its image; tensors, each of which may have a batch axis."""
+    """Header of an image file: tensors, each of which may have a batch axis."""
 
     is_known: Any  # bool: whether it is a JPEG or PNG file
     sides: Any  # int64 (..., 2): height and width, as stored

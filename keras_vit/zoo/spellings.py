@@ -11,7 +11,7 @@ from keras_vit._util import data_files
 
 @dataclass(frozen=True, kw_only=True)
 class Spelling:
-    """What the name of another package stands for."""
+    """Architecture and published weights of a name of another package, such as timm's."""
 
     architecture: str
     is_guess: bool = False  # whether the name leaves a part of the architecture open
@@ -22,7 +22,7 @@ class Spelling:
 
 @functools.cache
 def read(name: str) -> Spelling | None:
-    """Return what a name stands for; None for a name that no rule knows."""
+    """Return the architecture and weights of a name; None if no rule matches it."""
     for sizes, rule in _rules():
         if match := re.fullmatch(rule["pattern"], name.strip(), re.IGNORECASE):
             stated = {key: value for key, value in match.groupdict().items() if value is not None}

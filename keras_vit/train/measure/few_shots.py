@@ -19,6 +19,7 @@ from keras_vit.model.config import Preprocessing
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.data import pipeline, sources
 from keras_vit.train.measure.evaluation import ModelInput
+from keras_vit.train.step import strategies
 
 BIAS = 100.0  # the constant feature for the bias, so large that the regularisation hardly affects the bias
 MIN_DEVIATION = 1e-5  # added to the standard deviation of every feature, which is 0 for a constant one
@@ -71,6 +72,7 @@ def few_shot(
         >>> keras_vit.train.few_shot(model, {"train": train, "evaluation": held_out}, shots=(1,))[1] > 0.9
         True
     """
+    strategies.check_backend()
     counts = sorted(set(shots))
     if not counts or counts[0] < 1 or not l2 > 0:
         raise ValueError(f"shots are whole numbers from 1 and l2 lies above 0. Received: {tuple(shots)} and {l2}")
