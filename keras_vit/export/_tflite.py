@@ -12,7 +12,7 @@ import numpy as np
 from keras_vit.export import _converter
 from keras_vit.export._options import ExportOptions
 from keras_vit.export._temporary import check_file_path, temporary_path
-from keras_vit.export.check import inputs
+from keras_vit.export.check import inputs, samples
 from keras_vit.export.check.report import Report
 from keras_vit.export.check.resources import measure_resources
 from keras_vit.export.check.running import load_exported
@@ -23,10 +23,9 @@ from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
-from keras_vit.export.litert.storage import FLOAT32
+from keras_vit.export.quantization import outliers
 from keras_vit.export.quantization.modes import Mode
 from keras_vit.export.quantization.quantize import quantize as quantize_file
-from keras_vit.export.quantization.quantize import smoothing_factors
 from keras_vit.model.vision_transformer import VisionTransformer
 
 
@@ -61,7 +60,8 @@ def tflite(
         quantize: name of a mode ("none", "float16", "dynamic", "int8", "int8-full", "int16x8", "int4"), or a path to
             your own .toml file (see converters/README.md).
         calibration: about a hundred typical images: prepared, float32 (batch, height, width, channels), or anything
-            that `model.preprocess` takes. Fixed ranges need them; "dynamic" gains if activations have outliers.
+            that `model.preprocess` takes. Fixed ranges need them. Outliers of activations are looked for on a few of them, else on
+            built-in patterns.
         verify: images, as above, on which file and model are compared. None takes built-in patterns, or in a mode that
             needs calibration the calibration images, which is optimistic: pass held-out images.
         batch: number of images in a call; None for any number.
@@ -115,11 +115,12 @@ def tflite(
     if image_size is not None:
         model = model.resized(image_size)
     calibration_images = _calibration_images(model, calibration, options, mode)
+    measured_images = _measured_images(model, calibration, mode)
     verification_images = _verification_images(model, verify, calibration, options, mode)
     with temporary_path(path) as work:
         with measure_resources() as used:
             if route == "direct":
-                _write(model, work, options, mode, calibration=calibration_images, progress=progress)
+                _write(model, work, options, mode, calibration_images, measured_images, progress=progress)
             else:
                 _converter.convert(model, work, mode=mode.name, batch=batch)
         report = verify_file(
@@ -139,13 +140,22 @@ def tflite(
 
 def _calibration_images(model: keras.Model, images: Any, options: Options, mode: Mode) -> np.ndarray | None:
     """Return calibration images as the file takes them; None if the mode does not use them."""
-    if not mode.needs_calibration and (mode.smoothing is None or images is None):
+    if not mode.needs_calibration:
         return None
     prepared = inputs.prepared_images(model, images, "calibration")
     if options.dtype == "float32":
         return prepared
     height, width = options.source_sides or model.input_shape[1:3]
     return inputs.to_pixels(model, images, (height, width, model.input_shape[-1]))
+
+
+def _measured_images(model: keras.Model, calibration: Any, mode: Mode) -> np.ndarray | None:
+    """Return prepared images on which outliers are looked for; None if the mode leaves them."""
+    if mode.smoothing is None or not isinstance(model, VisionTransformer):
+        return None
+    if calibration is None:
+        return samples.images(model.config, outliers.NUM_IMAGES)
+    return inputs.prepared_images(model, calibration, "calibration")
 
 
 def _verification_images(model: keras.Model, images: Any, calibration: Any, options: Options, mode: Mode) -> Any:
@@ -162,17 +172,15 @@ def _write(
     path: Path,
     options: Options,
     mode: Mode,
-    *,
     calibration: np.ndarray | None,
+    measured: np.ndarray | None,
+    *,
     progress: bool,
 ) -> None:
     """Write the file from the model's weights, quantized, with its metadata and labels."""
-    if mode.smoothing is not None and calibration is not None:
-        floats = path.with_name("unsmoothed")
-        build_file(model, dataclasses.replace(options, storage=FLOAT32)).write(floats)
-        smoothing = smoothing_factors(floats, calibration, mode.smoothing, progress=progress)
-        floats.unlink()
-        options = dataclasses.replace(options, smoothing=smoothing)
+    if mode.smoothing is not None and measured is not None:
+        found = outliers.find(model, measured, mode.smoothing)
+        options = dataclasses.replace(options, scales=found.scales, smoothing=found.factors)
     unquantized = path.with_name("unquantized") if mode.uses_quantizer else path
     builder = build_file(model, options)
     builder.metadata(metadata.BUFFER_NAME, _metadata(model, options, mode))

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from keras_vit.export.litert import images
 from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.encoder import Encoder
@@ -18,7 +20,8 @@ def build_file(model: Any, options: Options) -> Builder:
     and "attention" if asked for.
     """
     builder = Builder(description=f"{model.name}, a Vision Transformer by keras_vit")
-    layers = Layers(Operators(builder, options.storage), options.smoothing)
+    scales = np.ones(model.config.hidden_size) if options.scales is None else np.asarray(options.scales, np.float64)
+    layers = Layers(Operators(builder, options.storage), scales, options.smoothing)
     image = images.add_image_input(layers.ops, model.config, options)
     tokens, attention = Encoder(layers, model).encode(image)
     head = Head(layers, model)

@@ -31,7 +31,7 @@ _FILE = {
     "least_cosine": NUMBER,
     "least_agreement": NUMBER,
     "rules?": [_RULE],
-    "smoothing?": {"alpha": NUMBER, "threshold": NUMBER},
+    "smoothing?": {"alpha": NUMBER, "threshold": NUMBER, "stream?": NUMBER},
 }
 _CHOICES: dict[str, Iterable[Any]] = {
     "storage": STORAGES,
@@ -39,7 +39,13 @@ _CHOICES: dict[str, Iterable[Any]] = {
     "activations": (8, 16, FLOAT),
     "method": METHODS,
 }
-_RANGES = {"least_cosine": (-1, 1), "least_agreement": (0, 1), "alpha": (0, 1), "threshold": (1, math.inf)}
+_RANGES = {
+    "least_cosine": (-1, 1),
+    "least_agreement": (0, 1),
+    "alpha": (0, 1),
+    "threshold": (1, math.inf),
+    "stream": (1, math.inf),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +73,13 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Smoothing:
-    """Parameters of SmoothQuant, which moves large activations into the kernel that reads them (arXiv 2211.10438)."""
+    """How outliers are found on a few images and made smaller, by SmoothQuant (arXiv 2211.10438)."""
 
     alpha: float  # 0 leaves all in the activations, 1 moves all into the kernel; equation 4
     threshold: float  # smoothing is applied where the largest channel exceeds the median one this many times
+    # Channels of the residual stream above this many times the median one are scaled down; None leaves all. It is for
+    # modes in which the stream, or what is added to it, has one fixed range for all channels.
+    stream: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
