@@ -23,8 +23,9 @@ from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
-from keras_vit.export.quantization import outliers
 from keras_vit.export.quantization.modes import Mode
+from keras_vit.export.quantization.outliers import NUM_IMAGES
+from keras_vit.export.quantization.outliers import find as find_outliers
 from keras_vit.export.quantization.quantize import quantize as quantize_file
 from keras_vit.model.vision_transformer import VisionTransformer
 
@@ -60,8 +61,8 @@ def tflite(
         quantize: name of a mode ("none", "float16", "dynamic", "int8", "int8-full", "int16x8", "int4"), or a path to
             your own .toml file (see converters/README.md).
         calibration: about a hundred typical images: prepared, float32 (batch, height, width, channels), or anything
-            that `model.preprocess` takes. Fixed ranges need them. Outliers of activations are looked for on a few of them, else on
-            built-in patterns.
+            that `model.preprocess` takes. Fixed ranges need them. Outliers are looked for on a few of them, else
+            on built-in patterns.
         verify: images, as above, on which file and model are compared. None takes built-in patterns, or in a mode that
             needs calibration the calibration images, which is optimistic: pass held-out images.
         batch: number of images in a call; None for any number.
@@ -154,7 +155,7 @@ def _measured_images(model: keras.Model, calibration: Any, mode: Mode) -> np.nda
     if mode.smoothing is None or not isinstance(model, VisionTransformer):
         return None
     if calibration is None:
-        return samples.images(model.config, outliers.NUM_IMAGES)
+        return samples.images(model.config, NUM_IMAGES)
     return inputs.prepared_images(model, calibration, "calibration")
 
 
@@ -179,7 +180,7 @@ def _write(
 ) -> None:
     """Write the file from the model's weights, quantized, with its metadata and labels."""
     if mode.smoothing is not None and measured is not None:
-        found = outliers.find(model, measured, mode.smoothing)
+        found = find_outliers(model, measured, mode.smoothing)
         options = dataclasses.replace(options, scales=found.scales, smoothing=found.factors)
     unquantized = path.with_name("unquantized") if mode.uses_quantizer else path
     builder = build_file(model, options)

@@ -1,0 +1,121 @@
+"""Files of models with the outliers of trained Vision Transformers: each mode, and what is found in a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keras_vit import VisionTransformer, ViTConfig, export, zoo
+from keras_vit.export.check import samples
+from keras_vit.export.litert import folding
+from keras_vit.export.litert.emit import build_file
+from keras_vit.export.litert.options import Options
+from keras_vit.export.quantization import modes, outliers
+from keras_vit.export.quantization.modes import Smoothing
+from outlier_models import KINDS, images, plant, score
+from tiny_models import VARIANTS, built
+
+pytest.importorskip("ai_edge_quantizer")
+
+# Least score of a mode in each kind; "none" is the kind without outliers. Measured here: dynamic .9992 and better,
+# int16x8 .997, int8 .986, int4 .982, int8-full .95. Without the search for outliers dynamic has .67 in "channel 250",
+# int4 .68, int8-full .38 in "token 300" and int16x8 .73.
+LEAST = {"float16": 0.9995, "dynamic": 0.985, "int16x8": 0.995, "int8": 0.97, "int4": 0.95, "int8-full": 0.93}
+LEAST_WITHOUT = {"dynamic": 0.999}
+CALIBRATION = 16  # images
+
+
+@pytest.fixture(scope="module")
+def small() -> VisionTransformer:
+    """Ti/16 with three blocks, for images of 112 pixels."""
+    config = ViTConfig.from_name("Ti/16", image_size=112, num_classes=100, num_layers=3)
+    return VisionTransformer(config)
+
+
+def measured(model: VisionTransformer, path: Path, mode: str) -> float:
+    """Return the score of a file of the model."""
+    half = CALIBRATION // 2
+    patterns = samples.images(model.config, 4 * half)
+    calibration = np.concatenate([patterns[-half:], images(model.config, half, seed=9)])
+    shown = np.concatenate([patterns[half : half + 6], images(model.config, 6)])
+    given = {"calibration": calibration} if modes.load_mode(mode).needs_calibration else {}
+    export.tflite(model, path, quantize=mode, verify=shown[:1], least_cosine=-1, least_agreement=0, **given)
+    return score(model.predict_on_batch(shown), export.runner(path)(shown))
+
+
+def least(mode: str, kind: str) -> float:
+    return LEAST_WITHOUT.get(mode, LEAST[mode]) if kind == "none" else LEAST[mode]
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [
+        *(("dynamic", kind) for kind in KINDS),
+        *((mode, kind) for mode in ("int16x8", "int8-full") for kind in ("channel 250", "token 300")),
+        *((mode, "channel 250") for mode in ("int8", "int4")),
+    ],
+)
+def test_modes_survive_outliers(small: VisionTransformer, tmp_path: Path, mode: str, kind: str) -> None:
+    assert measured(plant(small, **KINDS[kind]), tmp_path / "out.tflite", mode) >= least(mode, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", LEAST)
+def test_ti16_survives_outliers(tmp_path: Path, mode: str, kind: str) -> None:
+    model = plant(VisionTransformer(ViTConfig.from_name("Ti/16")), seed=3, block=3, **KINDS[kind])
+    assert measured(model, tmp_path / "out.tflite", mode) >= least(mode, kind)
+
+
+def found(model: VisionTransformer, **changes: Any) -> outliers.Outliers:
+    parameters = {"alpha": 0.5, "threshold": 3, "stream": 4, **changes}
+    return outliers.find(model, samples.images(model.config, 8), Smoothing(**parameters))
+
+
+def test_planted_outliers_are_found(small: VisionTransformer) -> None:
+    model = plant(small, channel=250)
+    scales = found(model).scales
+    assert scales is not None
+    assert (scales != 1).sum() == 2
+    assert scales.min() < 0.1
+    later = ["block_1/norm1", "block_1/norm2", "block_2/norm1", "block_2/norm2", "encoder_norm"]
+    assert sorted(found(model, stream=None).factors) == later
+
+
+def test_a_model_without_outliers_gets_no_operator() -> None:
+    for model in (zoo.load("digits"), VisionTransformer(ViTConfig.from_name("Ti/16", num_layers=1))):
+        for name in modes.mode_names():
+            if smoothing := modes.load_mode(name).smoothing:
+                assert outliers.find(model, samples.images(model.config, 8), smoothing) == (None, {})
+
+
+def test_factors_are_equation_four_of_the_paper_in_8_bits() -> None:
+    model = built()
+    factors = found(model, threshold=1, stream=None).factors
+    assert sorted(factors) == ["block_0/norm1", "block_0/norm2", "block_1/norm1", "block_1/norm2", "encoder_norm"]
+    x = model.features(samples.images(model.config, 8), ["block_1"])["block_1"]
+    x = folding.center(np.asarray(x, np.float64))
+    x = np.abs(x / x.std(axis=-1, keepdims=True)).max(axis=(0, 1))
+    norm, head = model.get_layer("encoder_norm"), model.get_layer("head")
+    kernel = np.abs(np.asarray(head.kernel) * np.asarray(norm.gamma)[:, None]).max(axis=1)
+    exact, got = np.sqrt(kernel / x), factors["encoder_norm"]
+    np.testing.assert_allclose(got, exact, rtol=1e-3, atol=exact.max() / 250)
+    steps = got / (got.max() / 127)
+    np.testing.assert_allclose(steps, np.rint(steps), rtol=1e-9)
+    assert steps.min() >= 1
+
+
+@pytest.mark.parametrize(
+    "kind", ["pure", "relative positions", "layer scale", "map", "headless", "distilled", "hybrid"]
+)
+def test_every_kind_of_model_is_searched(tmp_path: Path, kind: str) -> None:
+    model = built(**VARIANTS[kind])
+    got = found(model, threshold=1, stream=1)
+    options = Options(smoothing=got.factors, scales=got.scales)
+    build_file(model, options).write(tmp_path / "out.tflite")
+    given = samples.images(model.config, 2)
+    received = export.runner(tmp_path / "out.tflite")(given)
+    np.testing.assert_allclose(received, model.predict_on_batch(given), rtol=1e-3, atol=1e-3)
