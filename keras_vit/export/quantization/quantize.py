@@ -9,7 +9,6 @@ ai-edge-quantizer finds scales and integers and rewrites the graph. Three parts 
 
 import contextlib
 import io
-import math
 import os
 import re
 import sys
@@ -29,11 +28,9 @@ from keras_vit.export.quantization.modes import FLOAT, METHODS, Mode, Rule
 # Name of an activation -> {"min": ..., "max": ...}, as the quantizer reads it.
 Ranges = dict[str, dict[str, np.ndarray]]
 
-# Variances of tokens in a norm, before RSQRT, and how many times the median one the range covers, by the bits of
-# activations. A token with a huge channel has hundreds of times the variance of the others: a range for both would lose
-# theirs, so that of the one is cut off.
-VARIANCE = re.compile(r"norm\d?/(variance|whole|safe)$")
-MOST_VARIANCE = {8: 16.0, 16: 128.0}
+# A token with a huge channel has hundreds of times the variance of the others, and a range for both would lose theirs. So the
+# ranges of a norm's tensors are cut off where they exceed a quantile this many times, and that token is normalized less.
+CUT = {re.compile(r"norm\d?/(variance|whole|safe)$"): (0.5, 8.0), re.compile(r"norm\d?/squares$"): (0.9995, 4.0)}
 ALIGNMENT = 16  # bytes, of every weight; the schema requires it
 
 
@@ -116,8 +113,7 @@ def _calibrate(
     images = check_images(graph, images, mode.name)
     layers = dict(_gptq_layers(graph, mode))
     inputs = {graph.input_name(layer) for layer in layers}
-    most_variance = MOST_VARIANCE.get(max(rule.activations for rule in mode.rules if rule.quantizes), math.inf)
-    ranges, hessians = _statistics(source, graph, images, inputs, most_variance, progress=progress)
+    ranges, hessians = _statistics(source, graph, images, inputs, progress=progress)
     for layer, bits in track(layers.items(), "Rounding", show=progress):
         kernel = graph.kernel(layer)
         kernel[:] = gptq(kernel, hessians[graph.input_name(layer)], bits)
@@ -133,22 +129,17 @@ def _gptq_layers(graph: FileGraph, mode: Mode) -> Iterator[tuple[Operator, int]]
 
 
 def _statistics(
-    source: str | os.PathLike[str],
-    graph: FileGraph,
-    images: np.ndarray,
-    gptq_inputs: set[str],
-    most_variance: float,
-    *,
-    progress: bool,
+    source: str | os.PathLike[str], graph: FileGraph, images: np.ndarray, gptq_inputs: set[str], *, progress: bool
 ) -> tuple[Ranges, dict[str, np.ndarray]]:
-    """Return the range of every activation, true but for `VARIANCE`, and the Hessians, x.T @ x over all rows, of some."""
+    """Return the range of every activation, true but for `CUT`, and the Hessians, x.T @ x over all rows x, of some."""
     ranges: Ranges = {}
     hessians: dict[str, np.ndarray] = {}
 
     def update(name: str, values: np.ndarray) -> None:
         least, most = values.min(keepdims=True), values.max(keepdims=True)
-        if VARIANCE.search(name):
-            most = np.minimum(most, most_variance * np.median(values))
+        for pattern, (share, times) in CUT.items():
+            if pattern.search(name) and most > times * np.quantile(values, share):
+                most = np.full_like(most, times * np.quantile(values, share))
         known = ranges.setdefault(name, {"min": least, "max": most})
         known["min"], known["max"] = np.minimum(known["min"], least), np.maximum(known["max"], most)
         if name in gptq_inputs:
