@@ -3,8 +3,8 @@
     python benchmarks/outliers.py                   every mode and kind; a quarter of an hour on two cores
     python benchmarks/outliers.py dynamic int8      some modes
 
-The weights are random, with outliers as tests/outlier_models.py plants them. The score is the mean cosine of differences of
-two images' logits, file against Keras in float32: what all images share does not count.
+The weights are random, with outliers as tests/outlier_models.py plants them. The score is the mean cosine of
+differences of two images' logits, file against Keras in float32: what all images share does not count.
 """
 
 import argparse

@@ -28,8 +28,9 @@ from keras_vit.export.quantization.modes import FLOAT, METHODS, Mode, Rule
 # Name of an activation -> {"min": ..., "max": ...}, as the quantizer reads it.
 Ranges = dict[str, dict[str, np.ndarray]]
 
-# A token with a huge channel has hundreds of times the variance of the others, and a range for both would lose theirs. So the
-# ranges of a norm's tensors are cut off where they exceed a quantile this many times, and that token is normalized less.
+# A token with a huge channel has hundreds of times the variance of the others, and a range for both would lose theirs.
+# The ranges of these tensors of a norm end where the maximum exceeds a quantile so many times: that token is normalized
+# less.
 CUT = {re.compile(r"norm\d?/(variance|whole|safe)$"): (0.5, 8.0), re.compile(r"norm\d?/squares$"): (0.9995, 4.0)}
 ALIGNMENT = 16  # bytes, of every weight; the schema requires it
 
