@@ -20,6 +20,7 @@ from keras_vit.model.vision_transformer import VisionTransformer
 
 FINAL = "encoder_norm"
 NUM_IMAGES = 8  # the factors depend on the largest values alone, which few images show
+NUM_BUILT_IN = 4  # of the built-in images, half as many: they are for all exports, which should take few seconds
 BATCH = 2  # images in a call, for few activations in memory
 LEVELS = 127  # steps of an 8-bit constant
 ROOM = 2  # a channel that is scaled down is then at most this many times the median one
