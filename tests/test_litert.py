@@ -273,8 +273,11 @@ def test_a_layer_after_a_norm_takes_its_gain_and_shift() -> None:
     want = (x * affine.gain + affine.shift) @ layer.kernel.T + layer.bias
     made = layer.fold_affine(affine)
     np.testing.assert_allclose(x @ made.kernel.T + made.bias, want, rtol=1e-12)  # float64
-    middle = layer.center_outputs()
-    np.testing.assert_allclose((x @ middle.kernel.T + middle.bias).mean(axis=1), 0, atol=1e-14)
+    scales = random.uniform(0.5, 1, 3)
+    stream = layer.to_stream(scales)
+    output = x @ layer.kernel.T + layer.bias
+    want = (output - output.mean(axis=1, keepdims=True)) * scales
+    np.testing.assert_allclose(x @ stream.kernel.T + stream.bias, want, rtol=1e-12, atol=1e-14)
 
 
 def test_eight_bits_are_rounded_to_the_nearest_of_their_row() -> None:

@@ -422,7 +422,7 @@ def fail_with(error: BaseException) -> Any:
 @pytest.mark.parametrize(
     ("stage", "mode"),
     [
-        ("build_checked_file", "dynamic"),
+        ("build_file", "dynamic"),
         ("find_outliers", "dynamic"),
         ("quantize_file", "int8"),
         ("verify_file", "none"),
