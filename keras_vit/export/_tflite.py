@@ -181,7 +181,7 @@ def _write(
     """Write the file from the model's weights, quantized, with its metadata and labels."""
     if mode.smoothing is not None and measured is not None:
         found = find_outliers(model, measured, mode.smoothing)
-        options = dataclasses.replace(options, scales=found.scales, smoothing=found.factors)
+        options = dataclasses.replace(options, **found._asdict())
     unquantized = path.with_name("unquantized") if mode.uses_quantizer else path
     builder = build_file(model, options)
     builder.metadata(metadata.BUFFER_NAME, _metadata(model, options, mode))

@@ -59,12 +59,10 @@ def to_stream(tokens: Array, scales: Array | None) -> Array:
     return tokens if scales is None else center(tokens) * scales
 
 
-def norm_affine(layer: Any, *multiplied: np.ndarray | None) -> Affine:
-    """Return the gain and shift of a LayerNorm whose result is already multiplied by these factors (width,)."""
+def norm_affine(layer: Any, scales: Array | None = None) -> Affine:
+    """Return the gain and shift of a LayerNorm whose input is already multiplied by `scales`, (width,)."""
     gain = float64(layer.gamma)
-    for factors in multiplied:
-        gain = gain if factors is None else gain / factors
-    return Affine(gain, float64(layer.beta))
+    return Affine(gain if scales is None else gain / scales, float64(layer.beta))
 
 
 def dense_weights(layer: Any) -> DenseWeights:

@@ -19,24 +19,30 @@ class Layers:
     ops: Operators
     scales: Array  # of the residual stream, (hidden_size,)
     smoothing: Mapping[str, np.ndarray] = field(default_factory=dict)  # see `Options`
+    shifts: Mapping[str, np.ndarray] = field(default_factory=dict)
     norm_names: list[str] = field(default_factory=list)  # names of the norms added so far
 
     def norm(self, x: Tensor, layer: Any, name: str, scales: Array | None) -> tuple[Tensor, Affine]:
         """Apply a LayerNormalization to x, (..., width), and return the gain and shift separately, for the layer that
         reads it. `scales`: of x, if it is in the residual stream (see `folding.to_stream`), else None.
         """
-        ops, factors = self.ops, self.smoothing.get(name)
+        ops, factors, shift = self.ops, self.smoothing.get(name), self.shifts.get(name)
         self.norm_names.append(name)
         if scales is None:
             x = self.center(x, name)
         variance = self._mean_square(x, name, scales)
         variance = ops.add(variance, ops.constant(np.array(layer.epsilon, np.float32), "epsilon"), f"{name}/safe")
-        scale = ops.unary("RSQRT", variance, f"{name}/rsqrt")
-        normalized = ops.multiply(x, scale, name if factors is None else f"{name}/normal")
+        steps = [(ops.multiply, ops.unary("RSQRT", variance, f"{name}/rsqrt"), "normal")]
+        affine = folding.norm_affine(layer, scales)
+        if shift is not None:
+            steps.append((ops.subtract, ops.constant(np.asarray(shift, np.float64), f"{name}/constant"), "shifted"))
+            affine = affine._replace(shift=affine.shift + affine.gain * shift)
         if factors is not None:
-            constant = ops.constant(np.asarray(factors, np.float32), f"{name}/factors")
-            normalized = ops.multiply(normalized, constant, name)
-        return normalized, folding.norm_affine(layer, factors, scales)
+            steps.append((ops.multiply, ops.constant(np.asarray(factors, np.float64), f"{name}/factors"), "smoothed"))
+            affine = affine._replace(gain=affine.gain / factors)
+        for number, (operator, operand, part) in enumerate(steps):
+            x = operator(x, operand, name if number == len(steps) - 1 else f"{name}/{part}")
+        return x, affine
 
     def _mean_square(self, x: Tensor, name: str, scales: Array | None) -> Tensor:
         """Return the mean square of x / scales. What scaled channels lack is a sum of its own: in integers with one

@@ -29,6 +29,9 @@ class Options:
     # "block_3/norm1" -> factors (hidden_size,) above 0: the norm's result is multiplied by them and the next kernel is
     # divided by them, which moves outliers of activations into the kernel (SmoothQuant, arXiv 2211.10438).
     smoothing: Mapping[str, np.ndarray] = field(default_factory=dict)
+    # "block_3/norm1" -> constants (hidden_size,) that are subtracted from the norm's result, before its gain, and added
+    # again in the next bias: channels that are nearly constant need no range (Outlier Suppression+, arXiv 2304.09145).
+    shifts: Mapping[str, np.ndarray] = field(default_factory=dict)
     # (hidden_size,) above 0: the residual stream keeps its channels multiplied by them, which takes large ones out of
     # the ranges that integers must cover. None is all 1.
     scales: np.ndarray | None = None

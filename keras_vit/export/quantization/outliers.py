@@ -27,10 +27,11 @@ ROOM = 2  # a channel that is scaled down is then at most this many times the me
 
 
 class Outliers(NamedTuple):
-    """What `Options` calls scales and smoothing; None and {} if the model has no outliers."""
+    """What `Options` calls scales, smoothing and shifts; None and {} if the model has no outliers."""
 
-    scales: Array | None
-    factors: dict[str, Array]
+    scales: Array | None = None
+    smoothing: dict[str, Array] = {}
+    shifts: dict[str, Array] = {}
 
 
 def find(model: VisionTransformer, images: np.ndarray, smoothing: Smoothing) -> Outliers:
@@ -41,20 +42,29 @@ def find(model: VisionTransformer, images: np.ndarray, smoothing: Smoothing) -> 
 
         f = max |kernel|**(1 - alpha) / max |x|**alpha  for each channel
 
+    Large channels of x that are nearly constant lose their constant first: it becomes part of the next bias (Outlier
+    Suppression+, arXiv 2304.09145).
+
     Only norms where a channel of x or the kernel exceeds the median one `smoothing.threshold` times get factors, and
     only the channels of the residual stream above `smoothing.stream` times the median one are scaled.
     """
-    stream, normalized = _maxima(model, images)
+    stream, ranges = _measure(model, images)
     is_centered = not (model.config.has_map_head and model.config.final_norm == "pooled")
     scales = _stream_scales(stream, smoothing.stream) if smoothing.stream is not None and is_centered else None
-    applied = 1 if scales is None else scales
-    factors = {}
+    found, applied = Outliers(scales, {}, {}), 1 if scales is None else scales
     for name, (norm, kernel) in _norms(model):
-        activations = _above_zero(normalized[name] * applied)
+        least, most = ranges[name] * applied
         weights = _above_zero(np.abs(kernel * float64(norm.gamma) / applied).max(axis=0))
-        if max(side.max() / np.median(side) for side in (activations, weights)) > smoothing.threshold:
-            factors[name] = on_grid(weights ** (1 - smoothing.alpha) / activations**smoothing.alpha)
-    return Outliers(scales, factors)
+        middle, reach = (least + most) / 2, (most - least) / 2
+        impact = _above_zero(np.maximum(-least, most))
+        is_constant = (np.abs(middle) > reach) & (np.abs(middle) > smoothing.threshold * np.median(impact))
+        if is_constant.any():
+            found.shifts[name] = np.where(is_constant, middle, 0)
+            impact = _above_zero(np.where(is_constant, reach, impact))
+        if max(side.max() / np.median(side) for side in (impact, weights)) > smoothing.threshold:
+            factors = weights ** (1 - smoothing.alpha) / impact**smoothing.alpha
+            found.smoothing[name] = factors if scales is None else on_grid(factors)
+    return found
 
 
 def on_grid(values: Array) -> Array:
@@ -79,10 +89,12 @@ def _stream_scales(maxima: Array, most: float) -> Array | None:
     return scales
 
 
-def _maxima(model: VisionTransformer, images: np.ndarray) -> tuple[Array, dict[str, Array]]:
-    """Return the largest |values| of the channels: of the residual stream, and of each norm before its gain."""
+def _measure(model: VisionTransformer, images: np.ndarray) -> tuple[Array, dict[str, Array]]:
+    """Return the largest |values| of the channels of the residual stream, (width,), and the least and the largest values
+    of those of each norm before its gain, (2, width).
+    """
     stream = np.zeros(model.config.hidden_size)
-    normalized: dict[str, Array] = {}
+    ranges: dict[str, Array] = {}
     images = images[np.unique(np.linspace(0, len(images) - 1, NUM_IMAGES).astype(int))]
     for start in range(0, len(images), BATCH):
         for name, epsilon, tensor in _norm_inputs(model, images[start : start + BATCH]):
@@ -90,8 +102,9 @@ def _maxima(model: VisionTransformer, images: np.ndarray) -> tuple[Array, dict[s
             tokens = tokens.reshape(-1, tokens.shape[-1])
             stream = np.maximum(stream, np.abs(tokens).max(axis=0))
             tokens /= np.sqrt(np.square(tokens).mean(axis=-1, keepdims=True) + epsilon)
-            normalized[name] = np.maximum(normalized.get(name, 0.0), np.abs(tokens).max(axis=0))
-    return stream, normalized
+            least, most = ranges.get(name, (np.inf, -np.inf))
+            ranges[name] = np.array([np.minimum(least, tokens.min(axis=0)), np.maximum(most, tokens.max(axis=0))])
+    return stream, ranges
 
 
 def _norm_inputs(model: VisionTransformer, images: np.ndarray) -> Iterator[tuple[str, float, Any]]:
