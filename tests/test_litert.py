@@ -225,7 +225,8 @@ def test_smoothing_and_scales_move_factors_and_change_nothing(tmp_path: Path, ki
     images = prepared(model.config)
     factors = smooth(model, ["block_0/norm1", "block_0/norm2", "block_1/norm1", "encoder_norm"])
     scales = np.linspace(0.5, 1, model.config.hidden_size)
-    graph = written(model, tmp_path, smoothing=factors, scales=scales)
+    shifts = {name: np.linspace(-1, 1, model.config.hidden_size) for name in factors}
+    graph = written(model, tmp_path, smoothing=factors, scales=scales, shifts=shifts)
     assert reference.distance(output(graph, images), np.asarray(model(images))) < NOISE
     whole = {row["name"]: row for row in graph.get_tensor_details()}
     kernel = graph.get_tensor(whole["block_0/mlp/dense1/kernel"]["index"])
@@ -268,9 +269,9 @@ def test_operators_are_named_after_the_layers() -> None:
 def test_a_layer_after_a_norm_takes_its_gain_and_shift() -> None:
     random = np.random.default_rng(0)
     layer = folding.DenseWeights(random.normal(size=(3, 5)), random.normal(size=3))
-    affine = folding.Affine(random.normal(size=5), random.normal(size=5))
+    affine = folding.Affine(*random.normal(size=(3, 5)))
     x = random.normal(size=(4, 5))
-    want = (x * affine.gain + affine.shift) @ layer.kernel.T + layer.bias
+    want = (x * affine.gain + affine.shift + affine.constant) @ layer.kernel.T + layer.bias
     made = layer.fold_affine(affine)
     np.testing.assert_allclose(x @ made.kernel.T + made.bias, want, rtol=1e-12)  # float64
     scales = random.uniform(0.5, 1, 3)

@@ -102,7 +102,8 @@ class Encoder:
                 x = self._add_positions(x, position, f"{name}/position")
         normalized, affine = layers.norm(x, block.norm1, f"{name}/norm1", self.scales)
         mixed, weights = self._attention(normalized, affine, block.attention, relative, f"{name}/attention", queries)
-        out = folding.residual_weights(block.attention.out, block.scale1, self.scales)
+        constant = folding.dense_weights(block.attention.value).kernel @ affine.constant
+        out = folding.residual_weights(block.attention.out, block.scale1, self.scales, constant)
         x = self._first_tokens(x, queries, name)
         x = ops.add(x, layers.dense(mixed, out, f"{name}/attention/out"), f"{name}/attention")
         normalized, affine = layers.norm(x, block.norm2, f"{name}/norm2", self.scales)
@@ -127,10 +128,14 @@ class Encoder:
     ) -> tuple[Tensor, Tensor]:
         """Return attention of the first `queries` tokens before its output projection, (batch, queries, hidden_size),
         and its weights. `affine`: the norm's gain and shift, not applied yet.
+
+        Keys and values lack the norm's constant. Softmax ignores it in the keys: it is equal in all scores of a query.
+        The weights add up to 1, so it passes through the values to the projection, whose bias has it.
         """
         ops, layers, heads = self.ops, self.layers, attention.num_heads
-        keys = folding.dense_weights(attention.key).fold_affine(affine)
-        values = folding.dense_weights(attention.value).fold_affine(affine)
+        own = affine._replace(constant=np.zeros_like(affine.constant))
+        keys = folding.dense_weights(attention.key).fold_affine(own)
+        values = folding.dense_weights(attention.value).fold_affine(own)
         query_weights = folding.query_weights(attention).fold_affine(affine)
         query = layers.dense(self._first_tokens(x, queries, name), query_weights, f"{name}/query")
         if relative is None and heads * queries < self.config.num_tokens:

@@ -14,10 +14,11 @@ Array = npt.NDArray[np.float64]
 
 
 class Affine(NamedTuple):
-    """Affine part of a norm, x * gain + shift, both float64 (width,). The layer that reads the norm applies it."""
+    """Affine part of a norm, x * gain + shift + constant, float64 (width,). The layer that reads the norm applies it."""
 
     gain: Array
     shift: Array
+    constant: Array  # makes up for what is subtracted from x because it has outliers
 
 
 class DenseWeights(NamedTuple):
@@ -30,7 +31,7 @@ class DenseWeights(NamedTuple):
         """Return weights that take a norm's result before its gain and shift and give the same output."""
         if affine is None:
             return self
-        return self._replace(kernel=self.kernel * affine.gain, bias=self.bias + self.kernel @ affine.shift)
+        return self._replace(kernel=self.kernel * affine.gain, bias=self.bias + self.kernel @ (affine.shift + affine.constant))
 
     def scale_outputs(self, factors: Array | float) -> Self:
         """Return the weights whose outputs are multiplied by one factor, or by one for each, (outputs,)."""
@@ -62,7 +63,7 @@ def to_stream(tokens: Array, scales: Array | None) -> Array:
 def norm_affine(layer: Any, scales: Array | None = None) -> Affine:
     """Return the gain and shift of a LayerNorm whose input is already multiplied by `scales`, (width,)."""
     gain = float64(layer.gamma)
-    return Affine(gain if scales is None else gain / scales, float64(layer.beta))
+    return Affine(gain if scales is None else gain / scales, float64(layer.beta), np.zeros(len(gain)))
 
 
 def dense_weights(layer: Any) -> DenseWeights:
@@ -73,12 +74,13 @@ def dense_weights(layer: Any) -> DenseWeights:
     return DenseWeights(kernel, np.zeros(outputs) if layer.bias is None else float64(layer.bias).reshape(-1))
 
 
-def residual_weights(layer: Any, layer_scale: Any, scales: Array | None) -> DenseWeights:
+def residual_weights(layer: Any, layer_scale: Any, scales: Array | None, constant: Array | float = 0) -> DenseWeights:
     """Return the weights of a layer that writes to the residual stream, with its LayerScale (or None) folded in.
 
-    `scales` are those of `to_stream`.
+    `scales` are those of `to_stream`. `constant`, (inputs,), is what the layer's inputs lack.
     """
     weights = dense_weights(layer)
+    weights = weights._replace(bias=weights.bias + (weights.kernel * constant).sum(axis=1))
     if layer_scale is not None:
         weights = weights.scale_outputs(float64(layer_scale.gamma))
     return weights.to_stream(scales)

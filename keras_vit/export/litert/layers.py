@@ -36,7 +36,7 @@ class Layers:
         affine = folding.norm_affine(layer, scales)
         if shift is not None:
             steps.append((ops.subtract, ops.constant(np.asarray(shift, np.float64), f"{name}/constant"), "shifted"))
-            affine = affine._replace(shift=affine.shift + affine.gain * shift)
+            affine = affine._replace(constant=affine.gain * shift)
         if factors is not None:
             steps.append((ops.multiply, ops.constant(np.asarray(factors, np.float64), f"{name}/factors"), "smoothed"))
             affine = affine._replace(gain=affine.gain / factors)
@@ -62,7 +62,7 @@ class Layers:
         if affine is None:
             return x
         x = self.ops.multiply(x, self.ops.constant(affine.gain, f"{name}/gain"), f"{name}/scaled")
-        return self.ops.add(x, self.ops.constant(affine.shift, f"{name}/shift"), f"{name}/shifted")
+        return self.ops.add(x, self.ops.constant(affine.shift + affine.constant, f"{name}/shift"), f"{name}/shifted")
 
     def center(self, x: Tensor, name: str) -> Tensor:
         """Subtract the mean of the channels."""
