@@ -14,6 +14,7 @@ from keras_vit.export.litert import folding
 from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.options import Options
 from keras_vit.export.quantization import modes, outliers
+from keras_vit.export.quantization.calibration import FileGraph, observe
 from keras_vit.export.quantization.modes import Smoothing
 from outlier_models import KINDS, images, plant, score
 from tiny_models import VARIANTS, built
@@ -81,20 +82,44 @@ def test_planted_outliers_are_found(small: VisionTransformer) -> None:
     assert scales is not None
     assert (scales != 1).sum() == 2
     assert scales.min() < 0.1
-    later = ["block_1/norm1", "block_1/norm2", "block_2/norm1", "block_2/norm2", "encoder_norm"]
-    assert sorted(found(model, stream=None).factors) == later
+
+
+def test_large_constants_are_shifted(small: VisionTransformer) -> None:
+    model = plant(small, channel=250)
+    shifts = found(model, stream=None).shifts
+    assert sorted(shifts) == ["block_1/norm1", "block_1/norm2", "block_2/norm1", "block_2/norm2", "encoder_norm"]
+    for shift in shifts.values():
+        assert len(shift.nonzero()[0]) == 2
+        assert np.abs(shift).max() > 5
+
+
+@pytest.mark.parametrize("mode", ["none", "float16"])
+def test_float_files_are_safe_in_half_precision(small: VisionTransformer, tmp_path: Path, mode: str) -> None:
+    model, path, largest = plant(small, channel=400), tmp_path / "out.tflite", {}
+    shown = images(model.config, 2)
+    assert export.tflite(model, path, quantize=mode, verify=shown).cosine > 1 - 1e-6
+    options = Options(**outliers.find(model, shown, None)._asdict())
+    build_file(model, options).write(path)
+
+    def update(name: str, values: np.ndarray) -> None:
+        largest[name] = np.abs(values).max()
+
+    observe(path, FileGraph.read(np.fromfile(path, np.uint8)), shown, update, progress=False)
+    assert max(largest.values()) < 65504 / 4
+    assert len(set(options.scales)) == 1  # a power of two for all channels is exact in float32
+    assert np.log2(options.scales[0]) in (-2, -3)
 
 
 def test_a_model_without_outliers_gets_no_operator() -> None:
+    smoothing = {mode.smoothing for mode in map(modes.load_mode, modes.mode_names())}
     for model in (zoo.load("digits"), VisionTransformer(ViTConfig.from_name("Ti/16", num_layers=1))):
-        for name in modes.mode_names():
-            if smoothing := modes.load_mode(name).smoothing:
-                assert outliers.find(model, samples.images(model.config, 8), smoothing) == (None, {})
+        for parameters in smoothing:
+            assert outliers.find(model, samples.images(model.config, 8), parameters) == (None, {}, {})
 
 
 def test_factors_are_equation_four_of_the_paper_in_8_bits() -> None:
     model = built()
-    factors = found(model, threshold=1, stream=None).factors
+    factors = found(model, threshold=1, stream=100).smoothing
     assert sorted(factors) == ["block_0/norm1", "block_0/norm2", "block_1/norm1", "block_1/norm2", "encoder_norm"]
     x = model.features(samples.images(model.config, 8), ["block_1"])["block_1"]
     x = folding.center(np.asarray(x, np.float64))
@@ -114,7 +139,7 @@ def test_factors_are_equation_four_of_the_paper_in_8_bits() -> None:
 def test_every_kind_of_model_is_searched(tmp_path: Path, kind: str) -> None:
     model = built(**VARIANTS[kind])
     got = found(model, threshold=1, stream=1)
-    options = Options(smoothing=got.factors, scales=got.scales)
+    options = Options(**got._asdict())
     build_file(model, options).write(tmp_path / "out.tflite")
     given = samples.images(model.config, 2)
     received = export.runner(tmp_path / "out.tflite")(given)

@@ -151,8 +151,8 @@ def _calibration_images(model: keras.Model, images: Any, options: Options, mode:
 
 
 def _measured_images(model: keras.Model, calibration: Any, mode: Mode) -> np.ndarray | None:
-    """Return prepared images on which outliers are looked for; None if the mode leaves them."""
-    if mode.smoothing is None or not isinstance(model, VisionTransformer):
+    """Return prepared images on which outliers are looked for; None for another model, which has no direct route."""
+    if not isinstance(model, VisionTransformer):
         return None
     if calibration is None:
         return samples.images(model.config, NUM_BUILT_IN)
@@ -179,7 +179,7 @@ def _write(
     progress: bool,
 ) -> None:
     """Write the file from the model's weights, quantized, with its metadata and labels."""
-    if mode.smoothing is not None and measured is not None:
+    if measured is not None:
         found = find_outliers(model, measured, mode.smoothing)
         options = dataclasses.replace(options, **found._asdict())
     unquantized = path.with_name("unquantized") if mode.uses_quantizer else path

@@ -17,7 +17,7 @@ class Layers:
     """Add layers to a file, one for each call. Names of layers become the names of tensors, as in `block_0/norm1`."""
 
     ops: Operators
-    scales: Array  # of the residual stream, (hidden_size,)
+    scales: Array  # of the residual stream, (hidden_size,); the largest is a power of two
     smoothing: Mapping[str, np.ndarray] = field(default_factory=dict)  # see `Options`
     shifts: Mapping[str, np.ndarray] = field(default_factory=dict)
     norm_names: list[str] = field(default_factory=list)  # names of the norms added so far
@@ -30,8 +30,12 @@ class Layers:
         self.norm_names.append(name)
         if scales is None:
             x = self.center(x, name)
+        scale = 1.0  # a power of two for all channels; rounding the squares in half precision must not lose epsilon
+        if scales is not None:
+            scale, scales = scales.max(), scales / scales.max()
+        epsilon = max(layer.epsilon * scale**2, min(layer.epsilon, 2.0**-24))
         variance = self._mean_square(x, name, scales)
-        variance = ops.add(variance, ops.constant(np.array(layer.epsilon, np.float32), "epsilon"), f"{name}/safe")
+        variance = ops.add(variance, ops.constant(np.array(epsilon, np.float32), "epsilon"), f"{name}/safe")
         steps = [(ops.multiply, ops.unary("RSQRT", variance, f"{name}/rsqrt"), "normal")]
         affine = folding.norm_affine(layer, scales)
         if shift is not None:

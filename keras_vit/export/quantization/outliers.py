@@ -23,6 +23,7 @@ NUM_IMAGES = 8  # the factors depend on the largest values alone, which few imag
 NUM_BUILT_IN = 4  # of the built-in images, half as many: they are for all exports, which should take few seconds
 BATCH = 2  # images in a call, for few activations in memory
 LEVELS = 127  # steps of an 8-bit constant
+LARGEST = 127  # |value| of the residual stream; its square, with room, is a quarter of the largest float16
 ROOM = 2  # a channel that is scaled down is then at most this many times the median one
 
 
@@ -34,8 +35,11 @@ class Outliers(NamedTuple):
     shifts: dict[str, Array] = {}
 
 
-def find(model: VisionTransformer, images: np.ndarray, smoothing: Smoothing) -> Outliers:
+def find(model: VisionTransformer, images: np.ndarray, smoothing: Smoothing | None) -> Outliers:
     """Measure activations on some of these prepared images and return the factors that make them easier to quantize.
+
+    In every mode the residual stream is scaled by a power of two, which is exact, if its squares came near the largest
+    float16: GPUs compute in half precision. The rest is for a mode with `smoothing`.
 
     The channels of a row of activations share one scale, as do the inputs of a kernel's output: one very large channel
     takes the precision of all others. Smoothing divides the difficulty between x * f and kernel / f.
@@ -50,11 +54,16 @@ def find(model: VisionTransformer, images: np.ndarray, smoothing: Smoothing) -> 
     """
     stream, ranges = _measure(model, images)
     is_centered = not (model.config.has_map_head and model.config.final_norm == "pooled")
-    scales = _stream_scales(stream, smoothing.stream) if smoothing.stream is not None and is_centered else None
-    found, applied = Outliers(scales, {}, {}), 1 if scales is None else scales
+    scales = np.ones(len(stream))
+    if is_centered and smoothing is not None and smoothing.stream is not None:
+        scales = _stream_scales(stream, smoothing.stream)
+    half = 0.5 ** max(0, np.ceil(np.log2(max((stream * scales).max() / LARGEST, 1)))) if is_centered else 1
+    found = Outliers(None if (scales * half == 1).all() else scales * half, {}, {})
+    if smoothing is None:
+        return found
     for name, (norm, kernel) in _norms(model):
-        least, most = ranges[name] * applied
-        weights = _above_zero(np.abs(kernel * float64(norm.gamma) / applied).max(axis=0))
+        least, most = ranges[name] * scales
+        weights = _above_zero(np.abs(kernel * float64(norm.gamma) / scales).max(axis=0))
         middle, reach = (least + most) / 2, (most - least) / 2
         impact = _above_zero(np.maximum(-least, most))
         is_constant = (np.abs(middle) > reach) & (np.abs(middle) > smoothing.threshold * np.median(impact))
@@ -63,7 +72,7 @@ def find(model: VisionTransformer, images: np.ndarray, smoothing: Smoothing) -> 
             impact = _above_zero(np.where(is_constant, reach, impact))
         if max(side.max() / np.median(side) for side in (impact, weights)) > smoothing.threshold:
             factors = weights ** (1 - smoothing.alpha) / impact**smoothing.alpha
-            found.smoothing[name] = factors if scales is None else on_grid(factors)
+            found.smoothing[name] = factors if smoothing.stream is None else on_grid(factors)
     return found
 
 
@@ -76,16 +85,14 @@ def on_grid(values: Array) -> Array:
     return np.maximum(np.rint(values / step), 1) * step
 
 
-def _stream_scales(maxima: Array, most: float) -> Array | None:
-    """Return what the channels of the residual stream are multiplied by; None if no channel is an outlier."""
+def _stream_scales(maxima: Array, most: float) -> Array:
+    """Return what the channels of the residual stream are multiplied by: 1 but for outliers."""
     median = max(np.median(maxima), 1e-30)
-    is_outlier = maxima > most * median
-    if not is_outlier.any():
-        return None
-    # A norm multiplies the squares by 1 / scale**2 - 1, an 8-bit constant.
-    missing = on_grid((maxima[is_outlier] / (ROOM * median)) ** 2 - 1)
-    scales = np.ones(len(maxima))
-    scales[is_outlier] = 1 / np.sqrt(1 + missing)
+    is_outlier, scales = maxima > most * median, np.ones(len(maxima))
+    if is_outlier.any():
+        # A norm multiplies the squares by 1 / scale**2 - 1, an 8-bit constant.
+        missing = on_grid((maxima[is_outlier] / (ROOM * median)) ** 2 - 1)
+        scales[is_outlier] = 1 / np.sqrt(1 + missing)
     return scales
 
 
