@@ -24,7 +24,7 @@ from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
 from keras_vit.export.quantization.modes import Mode
-from keras_vit.export.quantization.outliers import NUM_BUILT_IN
+from keras_vit.export.quantization.outliers import BUILT_IN
 from keras_vit.export.quantization.outliers import find as find_outliers
 from keras_vit.export.quantization.quantize import quantize as quantize_file
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -155,7 +155,7 @@ def _measured_images(model: keras.Model, calibration: Any, mode: Mode) -> np.nda
     if not isinstance(model, VisionTransformer):
         return None
     if calibration is None:
-        return samples.images(model.config, NUM_BUILT_IN)
+        return samples.images(model.config, BUILT_IN.stop)[BUILT_IN]
     return inputs.prepared_images(model, calibration, "calibration")
 
 

@@ -14,13 +14,13 @@ import keras
 import numpy as np
 
 from keras_vit.export.litert import folding
-from keras_vit.export.litert.folding import Array, float64
+from keras_vit.export.litert.folding import Array, DenseWeights, float64
 from keras_vit.export.quantization.modes import Smoothing
 from keras_vit.model.vision_transformer import VisionTransformer
 
 FINAL = "encoder_norm"
 NUM_IMAGES = 8  # the factors depend on the largest values alone, which few images show
-NUM_BUILT_IN = 4  # of the built-in images, half as many: they are for all exports, which should take few seconds
+BUILT_IN = slice(0, 4, 3)  # of the built-in images two, smooth and noise: every export has to run them
 BATCH = 2  # images in a call, for few activations in memory
 LEVELS = 127  # steps of an 8-bit constant
 LARGEST = 127  # |value| of the residual stream; its square, with room, is a quarter of the largest float16
@@ -61,9 +61,10 @@ def find(model: VisionTransformer, images: np.ndarray, smoothing: Smoothing | No
     found = Outliers(None if (scales * half == 1).all() else scales * half, {}, {})
     if smoothing is None:
         return found
-    for name, (norm, kernel) in _norms(model):
+    for name, norm, readers in _norms(model):
         least, most = ranges[name] * scales
-        weights = _above_zero(np.abs(kernel * float64(norm.gamma) / scales).max(axis=0))
+        weights = np.max([np.abs(layer.kernel).max(axis=0) for layer in readers], axis=0)
+        weights = _above_zero(weights * np.abs(float64(norm.gamma)) / scales)
         middle, reach = (least + most) / 2, (most - least) / 2
         impact = _above_zero(np.maximum(-least, most))
         is_constant = (np.abs(middle) > reach) & (np.abs(middle) > smoothing.threshold * np.median(impact))
@@ -128,19 +129,19 @@ def _norm_inputs(model: VisionTransformer, images: np.ndarray) -> Iterator[tuple
     yield FINAL, model.config.norm_epsilon, x + (branch if block.scale2 is None else block.scale2(branch))
 
 
-def _norms(model: VisionTransformer) -> Iterator[tuple[str, tuple[Any, Array]]]:
-    """Yield the name of every norm that dense layers read, its layer, and their joined kernels (outputs, inputs)."""
+def _norms(model: VisionTransformer) -> Iterator[tuple[str, Any, list[DenseWeights]]]:
+    """Yield the name of every norm that dense layers read, its layer, and the weights of these layers."""
     for i in range(model.config.num_layers):
         block = model.get_layer(f"block_{i}")
         attention = block.attention
         first = [folding.query_weights(attention), *map(folding.dense_weights, (attention.key, attention.value))]
-        yield f"block_{i}/norm1", (block.norm1, np.concatenate([weights.kernel for weights in first]))
-        yield f"block_{i}/norm2", (block.norm2, folding.dense_weights(block.mlp.dense1).kernel)
+        yield f"block_{i}/norm1", block.norm1, first
+        yield f"block_{i}/norm2", block.norm2, [folding.dense_weights(block.mlp.dense1)]
     if readers := _final_readers(model):
-        yield FINAL, (model.get_layer(FINAL), np.concatenate([weights.kernel for weights in readers]))
+        yield FINAL, model.get_layer(FINAL), readers
 
 
-def _final_readers(model: VisionTransformer) -> list[folding.DenseWeights]:
+def _final_readers(model: VisionTransformer) -> list[DenseWeights]:
     """Return the weights of the layers that read the final norm; none of a model without a head."""
     c = model.config
     if c.has_map_head and c.final_norm == "tokens":
