@@ -14,7 +14,7 @@ Array = npt.NDArray[np.float64]
 
 
 class Affine(NamedTuple):
-    """Affine part of a norm, x * gain + shift + constant, float64 (width,). The layer that reads the norm applies it."""
+    """Affine part of a norm, x * gain + shift + constant, float64 (width,). The layer that reads it applies it."""
 
     gain: Array
     shift: Array
@@ -31,7 +31,9 @@ class DenseWeights(NamedTuple):
         """Return weights that take a norm's result before its gain and shift and give the same output."""
         if affine is None:
             return self
-        return self._replace(kernel=self.kernel * affine.gain, bias=self.bias + self.kernel @ (affine.shift + affine.constant))
+        return self._replace(
+            kernel=self.kernel * affine.gain, bias=self.bias + self.kernel @ (affine.shift + affine.constant)
+        )
 
     def scale_outputs(self, factors: Array | float) -> Self:
         """Return the weights whose outputs are multiplied by one factor, or by one for each, (outputs,)."""

@@ -98,8 +98,8 @@ def _stream_scales(maxima: Array, most: float) -> Array:
 
 
 def _measure(model: VisionTransformer, images: np.ndarray) -> tuple[Array, dict[str, Array]]:
-    """Return the largest |values| of the channels of the residual stream, (width,), and the least and the largest values
-    of those of each norm before its gain, (2, width).
+    """Return the largest |value| of each channel of the residual stream, (width,), and the least and the largest value
+    of each channel of the norms before their gains, (2, width).
     """
     stream = np.zeros(model.config.hidden_size)
     ranges: dict[str, Array] = {}
