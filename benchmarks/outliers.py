@@ -11,6 +11,7 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,8 @@ from keras_vit.export.quantization import modes
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from outlier_models import KINDS, images, plant, score
 
-MODES = ("dynamic", "float16", "int16x8", "int8", "int8-full", "int4")
+CONVERTER = "converter"  # TensorFlow's, in the mode dynamic
+MODES = ("dynamic", CONVERTER, "float16", "int16x8", "int8", "int8-full", "int4")
 CALIBRATION = 8  # built-in patterns, and as many images of other kinds
 
 
@@ -30,7 +32,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("modes", nargs="*", default=MODES)
     parser.add_argument("--model", default="Ti/16")
-    parser.add_argument("--block", type=int, default=3, help="the block that writes large channels")
+    parser.add_argument(
+        "--block", type=int, default=3, help="the block that writes large channels; -1: the position embedding"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     options = parser.parse_args()
     model = keras_vit.VisionTransformer(keras_vit.ViTConfig.from_name(options.model))
@@ -48,12 +52,14 @@ def main() -> None:
 
 def exported(model: keras_vit.VisionTransformer, mode: str, calibration: np.ndarray, shown: np.ndarray) -> np.ndarray:
     """Return what a file of the model computes for images."""
-    given = {"calibration": calibration} if modes.load_mode(mode).needs_calibration else {}
+    given: dict[str, Any] = {"quantize": mode}
+    if mode == CONVERTER:
+        given = {"quantize": "dynamic", "route": "converter"}
+    elif modes.load_mode(mode).needs_calibration:
+        given["calibration"] = calibration
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.tflite"
-        keras_vit.export.tflite(
-            model, path, quantize=mode, verify=shown[:1], least_cosine=-1, least_agreement=0, **given
-        )
+        keras_vit.export.tflite(model, path, verify=shown[:1], least_cosine=-1, least_agreement=0, **given)
         return keras_vit.export.runner(path)(shown)
 
 

@@ -33,7 +33,7 @@ def plant(
             of the norms that read them are as much smaller.
         token: size of one channel of one token.
         gain: of four channels of each norm, where the others have one near 1.
-        block: number of the block that writes the large channels.
+        block: number of the block that writes the large channels; -1 is the position embedding.
     """
     random = np.random.default_rng(seed)
     for variable in model.weights:
@@ -49,9 +49,9 @@ def plant(
         variable.assign(value)
     positive, negative, huge, *gains = random.permutation(model.config.hidden_size)[:7]
     _add(model.get_layer("position").embedding, (0, random.integers(1, model.config.num_tokens), huge), token)
-    bias = model.get_layer(f"block_{block}").mlp.dense2.bias
-    _add(bias, positive, channel)
-    _add(bias, negative, -channel)
+    first = model.get_layer("position").embedding if block < 0 else model.get_layer(f"block_{block}").mlp.dense2.bias
+    _add(first, (..., positive), channel)
+    _add(first, (..., negative), -channel)
     blocks = [model.get_layer(f"block_{number}") for number in range(model.config.num_layers)]
     norms = [norm for layer in blocks for norm in (layer.norm1, layer.norm2)] + [model.get_layer("encoder_norm")]
     for number, norm in enumerate(norms):

@@ -64,6 +64,16 @@ def test_modes_survive_outliers(small: VisionTransformer, tmp_path: Path, mode: 
     assert measured(plant(small, **KINDS[kind]), tmp_path / "out.tflite", mode) >= least(mode, kind)
 
 
+@pytest.mark.parametrize("kind", ["channel 250", "both 120"])
+def test_dynamic_survives_channels_that_are_large_from_the_start(
+    small: VisionTransformer, tmp_path: Path, kind: str
+) -> None:
+    model = plant(small, block=-1, **KINDS[kind])
+    token = model.get_layer("prefix").prefix[0]
+    token.assign(0.02 * np.array(token))  # of a size that images change much, as little as these channels let them
+    assert measured(model, tmp_path / "out.tflite", "dynamic") >= least("dynamic", kind)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", LEAST)
