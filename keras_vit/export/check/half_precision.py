@@ -1,0 +1,40 @@
+"""Check how a float file runs in half precision, as on phone GPUs and on CPUs with float16 arithmetic."""
+
+from pathlib import Path
+
+import numpy as np
+
+from keras_vit.export.check.compiled import run_compiled
+from keras_vit.export.check.measures import difference_cosine
+from keras_vit.export.check.running import main_output
+from keras_vit.export.quantization.calibration import FileGraph, observe
+
+FORCE_FP16 = 4  # XNNPACK's flag
+NUM_IMAGES, NUM_OBSERVED = 8, 2  # that run in half precision, and of which all tensors are kept
+FLOAT32_ERROR = 1e-5  # as a share of the largest output; that of half precision is 1e-4 and more
+
+
+def half_precision_cosine(path: Path, images: np.ndarray, expected: np.ndarray, received: np.ndarray) -> float | None:
+    """Return `difference_cosine` of a file in half precision, 0 for NaN; None if this CPU computes in float32 alone.
+
+    `expected` and `received` are the main outputs of the model and, in float32, of the file.
+    """
+    some = np.linspace(0, len(images) - 1, min(len(images), NUM_IMAGES)).astype(int)
+    try:
+        run = run_compiled(path, images[some], cpu={"num_threads": 2, "xnnpack_flags": FORCE_FP16})
+    except ValueError:
+        return None
+    half = main_output(run.outputs)
+    if not np.isfinite(half).all():
+        return 0.0
+    if np.abs(half - received[some]).max() <= FLOAT32_ERROR * np.abs(half).max():
+        return None
+    return difference_cosine(expected[some], half)
+
+
+def largest_value(path: Path, images: np.ndarray) -> float:
+    """Return the largest absolute value of any float tensor of a file, in float32 and on a few images."""
+    graph = FileGraph.read(np.memmap(path, np.uint8, "r"))
+    largest = [0.0]
+    observe(path, graph, images[:NUM_OBSERVED], lambda _, values: largest.append(np.abs(values).max()), progress=False)
+    return float(max(largest))
