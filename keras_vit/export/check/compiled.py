@@ -55,7 +55,7 @@ def run_compiled(
         try:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
-            raise ValueError(f"{path} did not run on {hardware} in {TIMEOUT:g} seconds") from None
+            raise ValueError(f"{path} did not run on {' and '.join(hardware)} in {TIMEOUT:g} seconds") from None
         if done.returncode:
             errors = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR:")]
             reason = (errors or [f"exit status {done.returncode}"])[0]

@@ -93,15 +93,15 @@ class Report:
         ]
         if self.difference_cosine is not None:
             lines.append(f"differences between images: cosine {self.difference_cosine:.6f}")
-        if self.preprocess_error is not None:
-            lines.append(f"resized images differ from preprocess by up to {self.preprocess_error:.2g} of 255")
-        if self.files_error is not None:
-            lines.append(f"answers to image files differ by up to {self.files_error:.1e}")
         if self.half_precision_cosine is not None:
             lines.append(f"in half precision: differences between images, cosine {self.half_precision_cosine:.6f}")
         if self.largest_value is not None:
             limit = "" if self.largest_value <= LARGEST_HALF else f": half precision holds {LARGEST_HALF:,.0f} at most"
             lines.append(f"largest value of a tensor {self.largest_value:,.0f}{limit}")
+        if self.preprocess_error is not None:
+            lines.append(f"resized images differ from preprocess by up to {self.preprocess_error:.2g} of 255")
+        if self.files_error is not None:
+            lines.append(f"answers to image files differ by up to {self.files_error:.1e}")
         if self.bfloat16_cosine is not None:
             lines.append(f"in bfloat16: cosine {self.bfloat16_cosine:.6f}")
         threads = "" if self.threads is None else f" on {self.threads} thread{'s' if self.threads > 1 else ''}"
