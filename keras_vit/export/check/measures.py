@@ -7,7 +7,7 @@ import numpy as np
 MOST_PAIRED = 1000  # images; of more, every second, third ... is taken
 DISTINGUISHED = 0.1  # least difference of two images that counts, as a share of the root mean square one
 ROUNDING = 1e-5  # as a share of the outputs: smaller differences between images are not the model's
-# Times the noise. The largest of 20 changed classes of fine-tuned models was 2.1; normal errors of two classes exceed 4
+# Times the noise. The largest of 15 changed classes of fine-tuned models was 2.1; normal errors of two classes exceed 4
 # in one of 200 cases.
 NEAR_TIE = 4.0
 MOST_NOISE = 0.05  # as a share of the model's deviation over classes; int8 throughout measures 0.045 and less
