@@ -101,7 +101,7 @@ def test_a_program_that_crashes_or_hangs_is_one_error(tmp_path: Path, monkeypatc
     from keras_vit.export.check import compiled
 
     program = tmp_path / "program.py"
-    monkeypatch.setattr(compiled, "PROGRAM", program)
+    monkeypatch.setattr(compiled, "__file__", str(program))
     program.write_text("import os; os.abort()")
     with pytest.raises(ValueError, match="exit status -6"):
         run_compiled(tmp_path / "file.tflite", np.zeros((1, 2, 2, 3), np.float32), hardware=("GPU", "CPU"))

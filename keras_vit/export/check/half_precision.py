@@ -37,10 +37,8 @@ def largest_value(path: Path, images: np.ndarray) -> float:
     graph = FileGraph.read(np.memmap(path, np.uint8, "r"))
     # The runtime leaves the values of float16 kernels undefined where it multiplies by them directly.
     names = {graph.name(operator) for operator in graph.operators if operator.kind != "DEQUANTIZE"}
-    largest = [0.0]
-
-    def measure(_: str, values: np.ndarray) -> None:
-        largest.append(float(np.abs(values).max()))
-
-    observe(path, graph, images[:NUM_OBSERVED], measure, names=names, progress=False)
-    return max(largest)
+    maxima = [0.0]
+    observe(
+        path, graph, images[:NUM_OBSERVED], lambda _, x: maxima.append(np.abs(x).max()), names=names, progress=False
+    )
+    return float(max(maxima))
