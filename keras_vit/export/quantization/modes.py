@@ -111,11 +111,6 @@ class Mode:
         return any(rule.needs_calibration for rule in self.rules)
 
     @property
-    def takes_calibration(self) -> bool:
-        """True if calibration images make files better."""
-        return self.needs_calibration or self.smoothing is not None
-
-    @property
     def bits(self) -> tuple[int, int]:
         """Fewest and most bits that a kernel may have."""
         if not self.rules:
