@@ -21,9 +21,11 @@ from keras_vit.cli.options import (
     quiet,
 )
 
-LeastCosine = Annotated[float | None, Option(help="Least cosine similarity; default: the mode's.")]
+LeastCosine = Annotated[
+    float | None, Option(help="Least cosine similarity, also of differences between images; default: the mode's.")
+]
 LeastAgreement = Annotated[
-    float | None, Option(help="Least share of images with the same best class; default: the mode's.")
+    float | None, Option(help="Least share of images with the same best class or a near tie; default: the mode's.")
 ]
 Threads = Annotated[int, Option(help="Threads for timing the file.")]
 OTHER_FORMATS = (".onnx", ".pb", ".keras", ".h5", ".npz", ".safetensors", ".pth", ".lite", ".zip")

@@ -74,8 +74,9 @@ def tflite(
         attention: whether to add the output `attention` (batch, heads, patches): the class token's, in the last block.
         labels: name of a list in zoo/labels, or the class names, which apps read from the file; None for the model's.
         route: "direct" writes the weights straight into the file, "converter" uses TensorFlow's converter.
-        least_cosine: lowest cosine similarity of an image's outputs with the model's, -1 to 1; None for the mode's.
-        least_agreement: least share of images with the same best class, 0 to 1; None for the mode's.
+        least_cosine: lowest cosine similarity of an image's outputs, or of the differences between images, with the
+            model's, -1 to 1; None for the mode's.
+        least_agreement: least share of images with the same best class or a near tie, 0 to 1; None for the mode's.
         threads: number of threads on which the file is timed.
         progress: whether to show progress bars.
 

@@ -29,6 +29,7 @@ _FILE = {
     "devices": str,
     "storage?": str,
     "least_cosine": NUMBER,
+    "least_difference_cosine?": NUMBER,
     "least_agreement": NUMBER,
     "rules?": [_RULE],
     "smoothing?": {"alpha": NUMBER, "threshold": NUMBER, "stream?": NUMBER},
@@ -41,6 +42,7 @@ _CHOICES: dict[str, Iterable[Any]] = {
 }
 _RANGES = {
     "least_cosine": (-1, 1),
+    "least_difference_cosine": (-1, 1),
     "least_agreement": (0, 1),
     "alpha": (0, 1),
     "threshold": (1, math.inf),
@@ -90,7 +92,10 @@ class Mode:
     summary: str  # one line for users who choose
     devices: str  # the devices it is meant for
     least_cosine: float  # lowest accepted cosine between the file's and the model's logits, on every image
-    least_agreement: float  # lowest accepted share of images for which both have the same best class
+    least_agreement: (
+        float  # lowest accepted share of images for which both have the same best class, near ties included
+    )
+    least_difference_cosine: float = 0.9  # lowest accepted mean cosine between the differences of two images' logits
     storage: str = "float32"  # of kernels in the written file, one of `STORAGES`; "float32" where there are rules
     rules: tuple[Rule, ...] = ()  # applied to the written file, in this order
     smoothing: Smoothing | None = None
