@@ -30,7 +30,7 @@ OTHER_FORMATS = (".onnx", ".pb", ".keras", ".h5", ".npz", ".safetensors", ".pth"
 MAX_IMAGES = 256  # of one folder: calibration does not gain from more
 # Options that only one of the two kinds of export takes.
 TFLITE_OPTIONS = (
-    *("quantize", "images", "batch", "input_dtype", "source_size", "resize", "output", "attention", "route"),
+    *("quantize", "images", "batch", "input_dtype", "source_size", "resize", "output", "attention", "patches", "route"),
     *("least_cosine", "least_agreement", "threads"),
 )
 SAVED_MODEL_OPTIONS = ("top", "warmup", "bfloat16")
@@ -56,6 +56,9 @@ def export(
     resize: Annotated[str, Option(help="Resize method: exact (as preprocess) or builtin.")] = "exact",
     output: Annotated[str, Option(help="logits or probabilities.")] = "logits",
     attention: Annotated[bool, Option("--attention", help="Also output the class token's attention.")] = False,
+    patches: Annotated[
+        str | None, Option(help="Embed patches by a dense layer or a convolution: default: the mode's.")
+    ] = None,
     labels: Annotated[str | None, Option(help="A list of the zoo, or a text file with one class per line.")] = None,
     route: Annotated[str, Option(help="direct, or converter (TensorFlow's).")] = "direct",
     least_cosine: LeastCosine = None,
@@ -83,7 +86,7 @@ def export(
     file: dict[str, Any] = {
         "batch": batch or None,
         "source_size": parse_size(source_size, "--source-size"),
-        **{"resize": resize, "output": output, "attention": attention},
+        **{"resize": resize, "output": output, "attention": attention, "patches": patches},
     }
     found = find_model(model, weights, image_size)
     class_names(found.config, names)

@@ -30,10 +30,12 @@ _FILE = {
     "storage?": str,
     "least_cosine": NUMBER,
     "least_agreement": NUMBER,
+    "patches?": str,
     "rules?": [_RULE],
     "smoothing?": {"alpha": NUMBER, "threshold": NUMBER, "stream?": NUMBER},
 }
 _CHOICES: dict[str, Iterable[Any]] = {
+    "patches": ("dense", "convolution"),
     "storage": STORAGES,
     "weights": (4, 8, FLOAT),
     "activations": (8, 16, FLOAT),
@@ -92,6 +94,7 @@ class Mode:
     least_cosine: float  # lowest accepted cosine between the file's and the model's logits, on every image
     least_agreement: float  # lowest accepted share of images for which both have the same best class
     storage: str = "float32"  # of kernels in the written file, one of `STORAGES`; "float32" where there are rules
+    patches: str = "dense"  # how patches are embedded: "dense" is SPACE_TO_DEPTH and FULLY_CONNECTED, or "convolution"
     rules: tuple[Rule, ...] = ()  # applied to the written file, in this order
     smoothing: Smoothing | None = None
 
