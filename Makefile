@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The environment in which `make test-wheel` tests the wheel.
 TRIED := build/wheel
-OPTIONAL := slow or torch or jax or peers or browser
+OPTIONAL := slow or torch or jax or peers or browser or gpu
 # The number of test processes. Each needs about 2 GB; all tests of a file run in the same one.
 JOBS ?= 2
 

@@ -137,6 +137,7 @@ def verify(
     ] = None,
     least_cosine: LeastCosine = None,
     least_agreement: LeastAgreement = None,
+    accelerator: Annotated[str, Option(help="Where to run a .tflite file: cpu or gpu.")] = "cpu",
     threads: Threads = 2,
     as_json: Json = False,
 ) -> None:
@@ -149,6 +150,7 @@ def verify(
 
         load_mode(quantize)
     check_counts(threads=threads)
+    one_of("--accelerator", accelerator, ("cpu", "gpu"))
     found = find_model(model, weights, image_size)
     with quiet():
         from keras_vit import export as exports
@@ -161,6 +163,7 @@ def verify(
             mode=quantize,
             least_cosine=least_cosine,
             least_agreement=least_agreement,
+            accelerator=accelerator,
             threads=threads,
             progress=not as_json,
         )

@@ -134,7 +134,14 @@ def tflite(
             else:
                 _converter.convert(model, work, mode=mode.name, batch=batch)
         report = verify_file(
-            model, work, verification_images, mode=mode, threads=threads, progress=progress, **thresholds
+            model,
+            work,
+            verification_images,
+            mode=mode,
+            accelerator=None,
+            threads=threads,
+            progress=progress,
+            **thresholds,
         )
         resize_error = _resize_error(model, verification_images, options, work.with_name("resize"))
         work.replace(path)

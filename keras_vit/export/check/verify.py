@@ -14,6 +14,7 @@ import numpy as np
 from keras_vit._util.progress import track
 from keras_vit.errors import VerificationError
 from keras_vit.export.check import inputs, samples, structure
+from keras_vit.export.check.accelerators import check_accelerator, run_on_gpu
 from keras_vit.export.check.report import Report
 from keras_vit.export.check.running import BATCH, ExportedModel, Outputs, load_exported, main_output
 from keras_vit.export.quantization import modes
@@ -36,6 +37,7 @@ def verify(
     mode: str | Mode | None = None,
     least_cosine: float | None = None,
     least_agreement: float | None = None,
+    accelerator: str | None = None,
     threads: int = 2,
     progress: bool = False,
 ) -> Report:
@@ -50,6 +52,8 @@ def verify(
         least_cosine: lowest accepted cosine similarity, -1 to 1. None for the mode's, or 0.99 without a mode.
         least_agreement: least share of images with the same best class, 0 to 1. None for the mode's, or 0 on the
             built-in patterns, whose classes mean little.
+        accelerator: "gpu" to run a .tflite file on the GPU by LiteRT's CompiledModel, and on the CPU what the GPU
+            refuses; `Report.accelerated` says which. "cpu" or None for the CPU.
         threads: number of threads for a .tflite file.
         progress: whether to show a progress bar.
 
@@ -60,7 +64,7 @@ def verify(
         VerificationError: outputs are not finite or too far from the model's, a .tflite file has unexpected operators,
             dimensions or size, or a SavedModel prepares image files differently from `model.preprocess`.
         FileNotFoundError: there is nothing at `path`.
-        ValueError: the file cannot be loaded, or images do not fit.
+        ValueError: the file cannot be loaded, images do not fit, or there is no such accelerator.
         ImportError: for a .tflite file without ai-edge-litert.
 
     Example:
@@ -71,6 +75,7 @@ def verify(
         1.0
     """
     path = Path(path)
+    check_accelerator(accelerator, path)
     mode = modes.load_mode(mode) if isinstance(mode, str) else mode
     is_litert = path.is_file()
     if is_litert:
@@ -79,12 +84,18 @@ def verify(
     file_images, model_images = inputs.comparison_images(model, file, images)
     if is_litert:
         _raise_problems(path, structure.find_size_problems(path, model, mode, file_images.shape[1:3]))
-    received, milliseconds = _run(file, file_images, progress)
+    accelerated = None
+    if accelerator == "gpu":
+        run, accelerated = run_on_gpu(path, file_images)
+        received, milliseconds = run.outputs, run.milliseconds
+    else:
+        received, milliseconds = _run(file, file_images, progress)
     broken = [name for name, values in received.items() if not np.isfinite(values).all()]
     _raise_problems(path, [f"computes NaN or infinity ({name})" for name in broken])
     expected = _model_outputs(model, model_images, list(received))
     mode_name = None if mode is None else mode.name
     report = _compare(path, expected, received, milliseconds=milliseconds, threads=file.threads, mode=mode_name)
+    report = dataclasses.replace(report, accelerated=accelerated, threads=None if accelerated else file.threads)
     if least_cosine is None:
         least_cosine = LEAST_COSINE if mode is None else mode.least_cosine
     if least_agreement is None:
