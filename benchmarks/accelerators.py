@@ -34,7 +34,7 @@ MODES = ("none", "float16", "dynamic", "int4", "int8", "int8-full", "int16x8")
 MODELS = ("digits", "Ti/16", "R26+S/32")
 HALF_PRECISION = {"num_threads": 2, "xnnpack_flags": 4}  # XNNPACK's FORCE_FP16
 CALIBRATION = 8  # built-in patterns, and as many other images
-SHOWN, ON_GPU = 12, 4  # images; software takes seconds for one
+SHOWN, ON_GPU = 10, 4  # images; software takes seconds for one
 
 
 def main() -> None:
