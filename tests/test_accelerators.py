@@ -71,9 +71,7 @@ def test_without_a_gpu_the_error_says_how_to_run_in_software(
     file: tuple[VisionTransformer, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(*_: Any, **__: Any) -> None:
-        raise ValueError(
-            "[delegate_webgpu.cc:359] Failed to initialize WebGPU environment: INTERNAL: No adapters found"
-        )
+        raise ValueError("Failed to initialize WebGPU environment: INTERNAL: No adapters found")
 
     monkeypatch.setattr(accelerators, "run_compiled", run)
     with pytest.raises(ValueError, match=r"no GPU.*chromium.*VK_ICD_FILENAMES.*No adapters"):
@@ -166,12 +164,12 @@ def check_whole_and_right(model: VisionTransformer, path: Path, mode: str, given
     export.tflite(model, path, quantize=mode, calibration=calibration, verify=shown, least_cosine=-1, least_agreement=0)
     run, accelerated = accelerators.run_on_gpu(path, shown)
     assert accelerated.refused is None and accelerated.taken == accelerated.of
-    reached = score(model.predict_on_batch(shown), run.outputs["logits"])
-    print(mode, reached, score(model.predict_on_batch(shown), export.runner(path)(shown)), accelerated)
-    assert reached > least
+    assert accelerated.refused is None and accelerated.taken == accelerated.of
+    assert score(model.predict_on_batch(shown), run.outputs["logits"]) > least
 
 
-# Measured on the GPU, mean cosine of differences: digits 1.0000000, .9999999, .99998, .9996, .9996, .9992.
+# Mean cosine of differences, measured in software: 1 - 1e-13, 1 - 3e-8, .99998, .9996, .9996, .9993, as on the CPU. The
+# bounds allow two to five times the distance from 1; a wrong operator gives less than .5.
 DIGITS = dict(zip(MODES, (0.999999, 0.999999, 0.9999, 0.999, 0.999, 0.998), strict=True))
 
 
@@ -181,6 +179,10 @@ def test_digits_are_whole_and_right_on_the_gpu(mode: str, file: Any, gpu: None, 
     model, seen = file[0], digits.load()
     given = [model.preprocess(part) for part in (seen.train_images[:64], seen.test_images[:40])]
     check_whole_and_right(model, tmp_path / "file.tflite", mode, given, DIGITS[mode])
+
+
+# The same of two blocks of Ti/16 and of a small hybrid, the lower one: 1 - 1e-12, 1 - 4e-7, .9998, .978, .992, .965.
+LARGER = dict(zip(MODES, (0.999999, 0.99999, 0.9995, 0.95, 0.98, 0.93), strict=True))
 
 
 @pytest.mark.gpu
@@ -197,10 +199,6 @@ def test_larger_models_are_whole_and_right_on_the_gpu(name: str, mode: str, gpu:
         variable.assign(variable + 0.02 * rng.standard_normal(variable.shape))
     given = np.concatenate([samples.images(config, 8), images(config, 8, seed=9)]), images(config, 6)
     check_whole_and_right(model, tmp_path / "file.tflite", mode, given, LARGER[mode])
-
-
-# Of both models, the lower value: measured in the comment of each line's end, and a margin of twice its distance to 1.
-LARGER = dict(zip(MODES, (0.9, 0.9, 0.9, 0.9, 0.9, 0.9), strict=True))
 
 
 @pytest.mark.gpu

@@ -22,13 +22,13 @@ GRAPH_BYTES = 256 * 1024  # and by this much for its graph
 
 @dataclass(frozen=True)
 class Structure:
-    """The kinds of operators of a LiteRT file ("CUSTOM Name" if not builtin), their number, and the most dimensions of
-    its tensors.
+    """The kinds of operators of a LiteRT file ("CUSTOM Name" if not builtin), the most dimensions of its tensors, and the
+    number of its operators.
     """
 
     operators: frozenset[str]
-    num_operators: int
     max_rank: int
+    num_operators: int
 
 
 def read_structure(path: str | os.PathLike[str]) -> Structure:
@@ -59,7 +59,7 @@ def _parse(litert_schema: Any, content: memoryview) -> Structure:
     graphs = [model.Subgraphs(index) for index in range(model.SubgraphsLength())]
     ranks = [graph.Tensors(index).ShapeLength() for graph in graphs for index in range(graph.TensorsLength())]
     num_operators = sum(graph.OperatorsLength() for graph in graphs)
-    return Structure(frozenset(operators), num_operators, max(ranks, default=0))
+    return Structure(frozenset(operators), max(ranks, default=0), num_operators)
 
 
 def find_problems(path: Path) -> list[str]:
