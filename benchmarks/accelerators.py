@@ -23,6 +23,7 @@ import keras
 import numpy as np
 
 import keras_vit
+from keras_vit import digits
 from keras_vit.export.check import samples
 from keras_vit.export.check.accelerators import run_on_gpu
 from keras_vit.export.check.compiled import run_compiled
@@ -69,7 +70,7 @@ def main() -> None:
 def prepared(name: str) -> tuple[Any, np.ndarray, np.ndarray]:
     """Return a model, calibration images, and the images on which it is compared."""
     if name == "digits":
-        data, model = keras_vit.digits.load(), keras_vit.zoo.load(name)
+        data, model = digits.load(), keras_vit.zoo.load(name)
         return model, model.preprocess(data.train_images[:256]), model.preprocess(data.test_images[:SHOWN])
     keras.utils.set_random_seed(0)
     random = np.random.default_rng(0)
