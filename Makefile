@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The environment in which `make test-wheel` tests the wheel.
 TRIED := build/wheel
-OPTIONAL := slow or torch or jax or peers or browser
+OPTIONAL := slow or torch or jax or peers or browser or gpu
 # The number of test processes. Each needs about 2 GB; all tests of a file run in the same one.
 JOBS ?= 2
 
@@ -26,7 +26,7 @@ demo: $(VENV)/.with-demo ## a tour, offline: load, classify, resize, fine-tune, 
 test: $(VENV)/.with-test ## the tests that need no other packages, browser or internet
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not ($(OPTIONAL) or network)"
 
-test-extra: $(VENV)/.with-test $(VENV)/.with-test-extra ## the optional tests: PyTorch, JAX, installing, other ViT packages if installed
+test-extra: $(VENV)/.with-test $(VENV)/.with-test-extra ## the optional tests: PyTorch, JAX, GPU, installing, other ViT packages if installed
 	$(BIN)/python -m pytest -m "($(OPTIONAL)) and not network and not browser"
 
 test-browser: $(VENV)/.with-test ## browser example, gallery and report in headless Chromium (needs npm and chromium)

@@ -220,9 +220,9 @@ def test_a_file_with_something_beside_its_weights_is_refused(tmp_path: Path, lin
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (structure.Structure(frozenset({"ADD", "CUSTOM FlexErf"}), 4), r"not LiteRT's own \(CUSTOM FlexErf\)"),
-        (structure.Structure(frozenset({"ADD"}), 5), "has tensors of 5 dimensions"),
-        (structure.Structure(frozenset({"VAR_HANDLE"}), 2), r"not in it \(VAR_HANDLE\)"),
+        (structure.Structure(frozenset({"ADD", "CUSTOM FlexErf"}), 4, 2), r"not LiteRT's own \(CUSTOM FlexErf\)"),
+        (structure.Structure(frozenset({"ADD"}), 5, 1), "has tensors of 5 dimensions"),
+        (structure.Structure(frozenset({"VAR_HANDLE"}), 2, 1), r"not in it \(VAR_HANDLE\)"),
     ],
     ids=["a foreign operator", "too many dimensions", "a variable"],  # the order of a set changes
 )
@@ -240,7 +240,7 @@ def test_operators_and_dimensions_are_read_out_of_the_file(tmp_path: Path) -> No
     deep = ops.reshape(image, (1, 1, 2, 2, 3), "deep")
     ops.builder.signature({"image": image}, {"logits": deep})
     ops.builder.write(tmp_path / "deep.tflite")
-    assert structure.read_structure(tmp_path / "deep.tflite") == structure.Structure(frozenset({"RESHAPE"}), 5)
+    assert structure.read_structure(tmp_path / "deep.tflite") == structure.Structure(frozenset({"RESHAPE"}), 5, 1)
     assert structure.find_problems(file(tmp_path / "flat.tflite")) == []
 
 

@@ -44,6 +44,7 @@ def tflite(
     resize: str = "exact",
     output: str = "logits",
     attention: bool = False,
+    patches: str | None = None,
     labels: str | Sequence[str] | None = None,
     route: str = "direct",
     least_cosine: float | None = None,
@@ -72,6 +73,8 @@ def tflite(
         resize: "exact" as `model.preprocess`, "builtin" for the runtime's bilinear kernel without antialias.
         output: "logits" or "probabilities".
         attention: whether to add the output `attention` (batch, heads, patches): the class token's, in the last block.
+        patches: "dense" (SPACE_TO_DEPTH and a dense layer) or "convolution" (CONV_2D, which every NPU has) to embed
+            patches; None for the mode's. Patches that are not square or do not cover the image are convolutions.
         labels: name of a list in zoo/labels, or the class names, which apps read from the file; None for the model's.
         route: "direct" writes the weights straight into the file, "converter" uses TensorFlow's converter.
         least_cosine: lowest cosine similarity of an image's outputs, or of the differences between images, with the
@@ -100,7 +103,13 @@ def tflite(
     path = Path(path)
     check_file_path(path)
     file = Options(
-        batch=batch, dtype=input_dtype, source_size=source_size, resize=resize, output=output, attention=attention
+        batch=batch,
+        dtype=input_dtype,
+        source_size=source_size,
+        resize=resize,
+        output=output,
+        attention=attention,
+        patches=patches,
     )
     thresholds = {"least_cosine": least_cosine, "least_agreement": least_agreement}
     given = ExportOptions(
@@ -126,7 +135,14 @@ def tflite(
             else:
                 _converter.convert(model, work, mode=mode.name, batch=batch)
         report = verify_file(
-            model, work, verification_images, mode=mode, threads=threads, progress=progress, **thresholds
+            model,
+            work,
+            verification_images,
+            mode=mode,
+            accelerator=None,
+            threads=threads,
+            progress=progress,
+            **thresholds,
         )
         resize_error = _resize_error(model, verification_images, options, work.with_name("resize"))
         work.replace(path)

@@ -7,6 +7,7 @@ from typing import Any
 
 from keras_vit._util import html
 from keras_vit._util.text import byte_size
+from keras_vit.export.check.accelerators import Accelerated
 
 LARGEST_HALF = 65504.0  # float16
 
@@ -31,6 +32,7 @@ class Report:
         milliseconds: median time of one image on this machine.
         threads: number of threads; None where the runtime chooses.
         mode: how the file is quantized, where known.
+        accelerated: which operators the accelerator takes, if the file was run on one.
         calibrated_on: whether the images are those of the calibration.
         preprocess_error: largest difference (0..255) of images that the file resizes from `model.preprocess`.
         files_error: for image files: largest difference of a probability from the model's for the same pixels; without
@@ -65,6 +67,7 @@ class Report:
     decided_agreement: float | None = None
     half_precision_cosine: float | None = None
     largest_value: float | None = None
+    accelerated: Accelerated | None = None
     calibrated_on: bool = False
     preprocess_error: float | None = None
     files_error: float | None = None
@@ -105,6 +108,8 @@ class Report:
         if self.bfloat16_cosine is not None:
             lines.append(f"in bfloat16: cosine {self.bfloat16_cosine:.6f}")
         threads = "" if self.threads is None else f" on {self.threads} thread{'s' if self.threads > 1 else ''}"
+        if self.accelerated is not None:
+            lines.append(str(self.accelerated))
         lines.append(f"{self.milliseconds:.2f} ms an image{threads}")
         if self.seconds is not None:
             memory = "" if self.peak_bytes is None else f", {byte_size(self.peak_bytes)} of memory above the model"
@@ -113,7 +118,8 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Return the report as a table for notebooks."""
-        cells = {name.replace("_", " "): _cell(name, value) for name, value in asdict(self).items() if name != "path"}
+        values = asdict(self) | {"accelerated": self.accelerated and str(self.accelerated)}
+        cells = {name.replace("_", " "): _cell(name, value) for name, value in values.items() if name != "path"}
         return html.facts(str(self.path), cells)
 
     def to_dict(self) -> dict[str, Any]:

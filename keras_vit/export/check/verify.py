@@ -15,6 +15,7 @@ from keras_vit._util.checks import given
 from keras_vit._util.progress import track
 from keras_vit.errors import VerificationError
 from keras_vit.export.check import inputs, samples, structure
+from keras_vit.export.check.accelerators import check_accelerator, run_on_gpu
 from keras_vit.export.check.half_precision import half_precision_cosine, largest_value
 from keras_vit.export.check.measures import difference_cosine, lowest_cosine, same_best_class
 from keras_vit.export.check.report import Report
@@ -42,6 +43,7 @@ def verify(
     mode: str | Mode | None = None,
     least_cosine: float | None = None,
     least_agreement: float | None = None,
+    accelerator: str | None = None,
     threads: int = 2,
     progress: bool = False,
 ) -> Report:
@@ -57,6 +59,8 @@ def verify(
             lower in a mode. None for the mode's, or 0.99 and 0.9 without a mode.
         least_agreement: least share of images with the same best class or a near tie, 0 to 1. None for the mode's, or 0
             on the built-in patterns, whose classes mean little.
+        accelerator: "gpu" to run a .tflite file on the GPU by LiteRT's CompiledModel, and on the CPU what the GPU
+            refuses; `Report.accelerated` says which. "cpu" or None for the CPU.
         threads: number of threads for a .tflite file.
         progress: whether to show a progress bar.
 
@@ -67,7 +71,7 @@ def verify(
         VerificationError: outputs are not finite or too far from the model's, a .tflite file has unexpected operators,
             dimensions or size, or a SavedModel prepares image files differently from `model.preprocess`.
         FileNotFoundError: there is nothing at `path`.
-        ValueError: the file cannot be loaded, or images do not fit.
+        ValueError: the file cannot be loaded, images do not fit, or there is no such accelerator.
         ImportError: for a .tflite file without ai-edge-litert.
 
     Example:
@@ -78,6 +82,7 @@ def verify(
         1.0
     """
     path = Path(path)
+    check_accelerator(accelerator, path)
     mode = modes.load_mode(mode) if isinstance(mode, str) else mode
     is_litert = path.is_file()
     if is_litert:
@@ -86,14 +91,20 @@ def verify(
     file_images, model_images = inputs.comparison_images(model, file, images)
     if is_litert:
         _raise_problems(path, structure.find_size_problems(path, model, mode, file_images.shape[1:3]))
-    received, milliseconds = _run(file, file_images, progress)
+    accelerated = None
+    if accelerator == "gpu":
+        run, accelerated = run_on_gpu(path, file_images)
+        received, milliseconds = run.outputs, run.milliseconds
+    else:
+        received, milliseconds = _run(file, file_images, progress)
     broken = [name for name, values in received.items() if not np.isfinite(values).all()]
     _raise_problems(path, [f"computes NaN or infinity ({name})" for name in broken])
     expected = _model_outputs(model, model_images, list(received))
     report = _compare(path, expected, received, milliseconds=milliseconds, threads=file.threads, mode=mode)
+    report = dataclasses.replace(report, accelerated=accelerated, threads=None if accelerated else file.threads)
     has_classes = images is not None and getattr(getattr(model, "config", None), "num_classes", 1) != 0
     _check_thresholds(report, mode, has_classes=has_classes, **given(cosine=least_cosine, agreement=least_agreement))
-    if mode is not None and min(mode.bits) >= HALF and is_litert:
+    if mode is not None and min(mode.bits) >= HALF and is_litert and accelerated is None:
         outputs = main_output(expected), main_output(received)
         report = dataclasses.replace(
             report,

@@ -23,7 +23,7 @@ def build_file(model: Any, options: Options) -> Builder:
     scales = np.ones(model.config.hidden_size) if options.scales is None else np.asarray(options.scales, np.float64)
     layers = Layers(Operators(builder, options.storage), scales, options.smoothing, options.shifts)
     image = images.add_image_input(layers.ops, model.config, options)
-    tokens, attention = Encoder(layers, model).encode(image)
+    tokens, attention = Encoder(layers, model, options.patches).encode(image)
     head = Head(layers, model)
     second_output = {"attention": head.class_attention(attention)} if options.attention else {}
     if not model.config.num_classes:

@@ -19,6 +19,7 @@ class Encoder:
 
     layers: Layers
     model: Any
+    patches: str | None = "dense"  # how patches are embedded, see `Options`
     _shared_constants: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -65,13 +66,13 @@ class Encoder:
     def _patches(self, x: Tensor, kernel: np.ndarray, bias: np.ndarray) -> Tensor:
         """Return one token for each patch, (batch, rows * columns, hidden_size).
 
-        Square patches that cover the image go to a dense layer: it is faster than a convolution, and the runtime
-        quantizes each patch by itself.
+        Square patches that cover the image can go to a dense layer: it is faster than a convolution, and the runtime
+        quantizes each patch by itself. Some NPUs have CONV_2D, but not the SPACE_TO_DEPTH before it.
         """
         ops, (rows, columns) = self.ops, self.config.grid
         _, height, width, _ = kernel.shape
         covers_image = x.shape[1:3] == (rows * height, columns * width)
-        if height != width or not covers_image:
+        if self.patches == "convolution" or height != width or not covers_image:
             x = ops.convolution(x, kernel, bias, "embedding", strides=(height, width), same=False)
             return ops.reshape(x, (x.shape[0], rows * columns, len(kernel)), "embedding/tokens")
         if height > 1:

@@ -12,6 +12,7 @@ from keras_vit.model.config import ViTConfig
 DTYPES = ("float32", "uint8")
 RESIZES = ("exact", "builtin")
 OUTPUTS = ("logits", "probabilities")
+PATCHES = ("dense", "convolution")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,7 @@ class Options:
     source_size: int | tuple[int, int] | None = None
     resize: str = "exact"
     output: str = "logits"
+    patches: str | None = "dense"  # None in arguments: the mode's
     attention: bool = False
     labels: Sequence[str] | None = None  # class names, in the order of the logits
     # "block_3/norm1" -> factors (hidden_size,) above 0: the norm's result is multiplied by them and the next kernel is
@@ -52,6 +54,7 @@ class Options:
             "input_dtype": (self.dtype, DTYPES),
             "resize": (self.resize, RESIZES),
             "output": (self.output, OUTPUTS),
+            "patches": (self.patches, (*PATCHES, None)),
         }
         for name, (value, known) in choices.items():
             if value not in known:

@@ -31,10 +31,12 @@ _FILE = {
     "least_cosine": NUMBER,
     "least_difference_cosine?": NUMBER,
     "least_agreement": NUMBER,
+    "patches?": str,
     "rules?": [_RULE],
     "smoothing?": {"alpha": NUMBER, "threshold": NUMBER, "stream?": NUMBER},
 }
 _CHOICES: dict[str, Iterable[Any]] = {
+    "patches": ("dense", "convolution"),
     "storage": STORAGES,
     "weights": (4, 8, FLOAT),
     "activations": (8, 16, FLOAT),
@@ -97,6 +99,7 @@ class Mode:
     )
     least_difference_cosine: float = 0.9  # lowest accepted mean cosine between the differences of two images' logits
     storage: str = "float32"  # of kernels in the written file, one of `STORAGES`; "float32" where there are rules
+    patches: str = "dense"  # how patches are embedded: "dense" is SPACE_TO_DEPTH and FULLY_CONNECTED, or "convolution"
     rules: tuple[Rule, ...] = ()  # applied to the written file, in this order
     smoothing: Smoothing | None = None
 
