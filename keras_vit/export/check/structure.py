@@ -22,9 +22,7 @@ GRAPH_BYTES = 256 * 1024  # and by this much for its graph
 
 @dataclass(frozen=True)
 class Structure:
-    """The kinds of operators of a LiteRT file ("CUSTOM Name" if not builtin), the most dimensions of its tensors, and how
-    many operators it has.
-    """
+    """Kinds of operators of a file ("CUSTOM Name" if not builtin), most dimensions of a tensor, number of operators."""
 
     operators: frozenset[str]
     max_rank: int
