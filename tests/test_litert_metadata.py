@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ import flatbuffers
 import numpy as np
 import pytest
 
+from keras_vit import VisionTransformer, export
 from keras_vit.export.litert import metadata
 from keras_vit.export.litert.builder import Builder
 from keras_vit.model.config import Preprocessing
 from litert_graph import read_labels
+from tiny_models import tiny
 
+CLIP = Preprocessing(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711))
 IMAGENET = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 LABELS = ["zero", "one", "tench, Tinca tinca"]
 
@@ -106,6 +110,21 @@ def test_callers_learn_to_prepare_the_image(
     assert unit.byte(0) == 1  # NormalizationOptions
     assert unit.table(1).floats(0) == pytest.approx(mean, rel=1e-6)  # float32
     assert unit.table(1).floats(1) == pytest.approx(std, rel=1e-6)
+
+
+# MediaPipe's ImageClassifier says "Per-channel image normalization is not available." of such a file.
+@pytest.mark.parametrize("preprocessing", [CLIP, Preprocessing(mean=CLIP.mean, std=(0.5,) * 3)])
+def test_an_export_says_what_mediapipe_refuses(preprocessing: Preprocessing, tmp_path: Path) -> None:
+    model = VisionTransformer(tiny(preprocessing=preprocessing))
+    with pytest.warns(UserWarning, match=r'^keras_vit: MediaPipe .* input_dtype="uint8"') as caught:
+        export.tflite(model, tmp_path / "floats.tflite")
+    ours = [warning for warning in caught if warning.category is UserWarning]
+    assert [Path(warning.filename) for warning in ours] == [Path(__file__)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        export.tflite(model, tmp_path / "pixels.tflite", input_dtype="uint8")
+        same = VisionTransformer(tiny(preprocessing=Preprocessing(mean=(0.4,) * 3, std=(0.3,) * 3)))
+        export.tflite(same, tmp_path / "same.tflite")
 
 
 @pytest.mark.parametrize(
