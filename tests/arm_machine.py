@@ -16,7 +16,7 @@ CPU = "cortex-a76"
 PLATFORMS = ("manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux2014_aarch64")
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """The machine cannot be set up here."""
 
 
@@ -24,12 +24,12 @@ def set_up(folder: Path) -> None:
     """Download everything into a folder, once.
 
     Raises:
-        Unavailable: there is no apt-get, or it or pip cannot get the packages.
+        UnavailableError: there is no apt-get, or it or pip cannot get the packages.
     """
     if (folder / "complete").exists():
         return
     if missing := [tool for tool in ("apt-get", "dpkg", "dpkg-deb") if not shutil.which(tool)]:
-        raise Unavailable(f"the emulator comes from Debian's packages; {', '.join(missing)} not found")
+        raise UnavailableError(f"the emulator comes from Debian's packages; {', '.join(missing)} not found")
     shutil.rmtree(folder, ignore_errors=True)
     _unpack(folder / "qemu", _output("dpkg", "--print-architecture"), "qemu-user-static")
     _unpack(folder / "debian", "arm64", "python3", "libstdc++6", "libgomp1")
@@ -79,5 +79,5 @@ def _unpack(folder: Path, architecture: str, *packages: str) -> None:
 def _output(*command: str | Path) -> str:
     ended = subprocess.run(command, capture_output=True, text=True)
     if ended.returncode:
-        raise Unavailable(f"{' '.join(map(str, command))}: {ended.stderr[-1000:]}")
+        raise UnavailableError(f"{' '.join(map(str, command))}: {ended.stderr[-1000:]}")
     return ended.stdout.strip()

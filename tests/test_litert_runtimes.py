@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from packaging.requirements import Requirement
 
 import arm_machine
 from keras_vit import VisionTransformer, ViTConfig, digits, export, zoo
@@ -79,7 +77,7 @@ def scores() -> Iterator[dict[str, dict[str, float]]]:
     """Set up the emulated machine; at the end, write the scores of all models beside it."""
     try:
         arm_machine.set_up(ARM)
-    except arm_machine.Unavailable as error:
+    except arm_machine.UnavailableError as error:
         pytest.skip(f"no emulated ARM64: {error}")
     found: dict[str, dict[str, float]] = {}
     yield found

@@ -40,8 +40,8 @@ def pack_metadata(
     differs = any(len(set(values)) > 1 for values in (preprocessing.mean, preprocessing.std))
     if dtype == "float32" and differs:
         warnings.warn(
-            "keras_vit: MediaPipe refuses a file of prepared images whose mean or std differ by channel; other runtimes "
-            'take it. For MediaPipe, export with input_dtype="uint8": then the file prepares the pixels.',
+            "keras_vit: MediaPipe refuses files of prepared images whose mean or std differ by channel; other runtimes "
+            'take them. For MediaPipe, export with input_dtype="uint8": then the file prepares the pixels.',
             stacklevel=5,  # of export.tflite
         )
     if dtype == "uint8":
