@@ -12,6 +12,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -22,7 +23,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edge_peers import ENVIRONMENTS, MODES, ONNX, PEERS, SUFFIXES, THREADS, measured, memory, runner, versions
+from edge_peers import (
+    ENVIRONMENTS,
+    MODES,
+    ONNX,
+    OPENVINO,
+    OPENVINO_BF16,
+    PEERS,
+    SUFFIXES,
+    THREADS,
+    measured,
+    memory,
+    runner,
+    versions,
+)
 from edge_report import CONVERTER, KERAS_PEERS, KINDS, LABELS, LARGE, OURS, PRODUCTS, report, verdicts
 
 SCRIPT = Path(__file__).resolve()
@@ -212,6 +226,11 @@ def short_of_memory(folder: Path) -> str:
 
 def export(contender: str, mode: str, folder: Path, peers: Path | None) -> dict[str, Any] | str:
     """Return a package's file and the cost of its export, or the reason for a failure. Others' files are made once."""
+    if contender == OPENVINO_BF16:
+        exported = export(OPENVINO, mode, folder, peers)
+        for path in folder.glob(f"{OPENVINO}-{mode}.*"):
+            shutil.copy(path, path.with_name(path.name.replace(OPENVINO, contender)))
+        return exported
     target = folder / f"{contender}-{mode}{SUFFIXES.get(contender, '.tflite')}"
     noted = target.with_suffix(".json")
     if contender != OURS and target.exists() and noted.exists():

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 ONNX, OPENVINO, OPENVINO_BF16 = "onnxruntime", "openvino", "openvino_bf16"
-# Runtimes that all run in the environment of the timing: the suffix of their files.
+# Runtimes that all run in the environment of the timing: the suffix of their files. OpenVINO runs each file twice, and
+# computes what is not int8 in float32, then in bfloat16.
 SUFFIXES = {ONNX: ".onnx", OPENVINO: ".xml", OPENVINO_BF16: ".xml"}
 FRAMEWORK = ("tensorflow==2.21.0", "keras==3.15.1")
 # The environment of the timing: all runtimes in one process. torch and timm write the other runtimes' files.
@@ -152,7 +153,6 @@ PEERS: dict[str, tuple[Callable[[Path], Any], Callable[[Any, str, Path], None]]]
     "zeromodels": (zeromodels, to_tflite),
     ONNX: (timm_model, to_onnx),
     OPENVINO: (timm_model, to_openvino),
-    OPENVINO_BF16: (timm_model, to_openvino),
 }
 
 
