@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The environment in which `make test-wheel` tests the wheel.
 TRIED := build/wheel
-OPTIONAL := slow or torch or jax or peers or browser or gpu
+OPTIONAL := slow or torch or jax or peers or browser or gpu or arm
 # The number of test processes. Each needs about 2 GB; all tests of a file run in the same one.
 JOBS ?= 2
 
@@ -15,7 +15,7 @@ unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-extra test-browser test-network test-packaging test-wheel lint format docs wheel bench clean
+.PHONY: help demo test test-extra test-browser test-arm test-network test-packaging test-wheel lint format docs wheel bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -27,11 +27,14 @@ test: $(VENV)/.with-test ## the tests that need no other packages, browser or in
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not ($(OPTIONAL) or network)"
 
 test-extra: $(VENV)/.with-test $(VENV)/.with-test-extra ## the optional tests: PyTorch, JAX, GPU, installing, other ViT packages if installed
-	$(BIN)/python -m pytest -m "($(OPTIONAL)) and not network and not browser"
+	$(BIN)/python -m pytest -m "($(OPTIONAL)) and not network and not browser and not arm"
 
 test-browser: $(VENV)/.with-test ## browser example, gallery and report in headless Chromium (needs npm and chromium)
 	npm ci --prefix examples/browser --no-audit --no-fund
 	$(BIN)/python -m pytest -s -m browser tests/test_browser.py tests/test_gallery.py tests/test_visualize_report.py
+
+test-arm: $(VENV)/.with-test ## exported files in LiteRT on an emulated ARM64 processor (needs Debian's apt-get)
+	$(BIN)/python -m pytest -rs -s -m arm tests/test_litert_runtimes.py
 
 test-network: $(VENV)/.with-test $(VENV)/.with-hf ## the tests that download from the internet
 	$(BIN)/python -m pytest -m network
