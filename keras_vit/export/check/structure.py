@@ -22,8 +22,8 @@ GRAPH_BYTES = 256 * 1024  # and by this much for its graph
 
 @dataclass(frozen=True)
 class Structure:
-    """The kinds of operators of a LiteRT file ("CUSTOM Name" if not builtin), the most dimensions of its tensors, and how
-    many operators it has.
+    """The kinds of operators of a LiteRT file ("CUSTOM Name" if not builtin), the most dimensions of a tensor, and the
+    number of operators.
     """
 
     operators: frozenset[str]
