@@ -93,9 +93,12 @@ def measured(path: Path, shown: np.ndarray, expected: np.ndarray) -> Iterator[st
     except ValueError as error:
         print(error, file=sys.stderr)
         yield f"{'refused':>8}"
-    run, accelerated = run_on_gpu(path, shown[:ON_GPU])
-    yield f"{score(expected[:ON_GPU], run.outputs['logits']):8.4f}"
-    yield f" {accelerated.taken}/{accelerated.of}".ljust(12)
+    try:
+        run, accelerated = run_on_gpu(path, shown[:ON_GPU])
+        yield f"{score(expected[:ON_GPU], run.outputs['logits']):8.4f}  {accelerated.taken}/{accelerated.of}".ljust(22)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        yield f"{'refused':>8}".ljust(22)
 
 
 if __name__ == "__main__":

@@ -56,9 +56,10 @@ def run_compiled(
         except subprocess.TimeoutExpired:
             raise ValueError(f"{path} did not run on {' and '.join(hardware)} in {TIMEOUT:g} seconds") from None
         if done.returncode:
-            errors = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR:")]
-            reason = (errors or [f"exit status {done.returncode}"])[0]
-            raise ValueError(f"{path} cannot be run on {' and '.join(hardware)}: {reason}")
+            first_error = " ".join(done.stderr.partition("ERROR: ")[2].splitlines()[:3])
+            raise ValueError(
+                f"{path} cannot be run on {' and '.join(hardware)}: {first_error} (exit status {done.returncode})"
+            )
         with np.load(work / "outputs.npz") as outputs:
             report = json.loads((work / "report.json").read_text())
             return CompiledRun(outputs=dict(outputs), messages=done.stderr, **report)
