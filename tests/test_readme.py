@@ -134,7 +134,7 @@ assert len(maps) == larger.config.num_layers and result.model.config.image_size 
 
 def test_the_python_of_the_readme_runs_from_top_to_bottom(outputs: tuple[Path, str, str]) -> None:
     folder, _, printed = outputs
-    assert printed.count("cosine") == 2
+    assert printed.count("SQNR") == 2
     for path in ("report.html", "runs/digits/model.keras", "digits.tflite", "models/digits/1/saved_model.pb"):
         assert (folder / path).is_file()
 
