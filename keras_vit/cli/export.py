@@ -59,7 +59,7 @@ def export(
     output: Annotated[str, Option(help="logits or probabilities.")] = "logits",
     attention: Annotated[bool, Option("--attention", help="Also output the class token's attention.")] = False,
     patches: Annotated[
-        str | None, Option(help="Embed patches by a dense layer or a convolution: default: the mode's.")
+        str | None, Option(help="How patches are embedded: dense or convolution; default: the mode's.")
     ] = None,
     labels: Annotated[str | None, Option(help="A list of the zoo, or a text file with one class per line.")] = None,
     route: Annotated[str, Option(help="direct, or converter (TensorFlow's).")] = "direct",

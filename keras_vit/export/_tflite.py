@@ -73,8 +73,9 @@ def tflite(
         resize: "exact" as `model.preprocess`, "builtin" for the runtime's bilinear kernel without antialias.
         output: "logits" or "probabilities".
         attention: whether to add the output `attention` (batch, heads, patches): the class token's, in the last block.
-        patches: "dense" (SPACE_TO_DEPTH and a dense layer) or "convolution" (CONV_2D, which every NPU has) to embed
-            patches; None for the mode's. Patches that are not square or do not cover the image are convolutions.
+        patches: "dense" (SPACE_TO_DEPTH and a dense layer) or "convolution" (CONV_2D, for NPUs without SPACE_TO_DEPTH)
+            to embed patches; None for the mode's. Patches that are not square or do not cover the image are
+            convolutions.
         labels: name of a list in zoo/labels, or the class names, which apps read from the file; None for the model's.
         route: "direct" writes the weights straight into the file, "converter" uses TensorFlow's converter.
         least_cosine: lowest cosine similarity of an image's outputs, or of the differences between images, with the

@@ -23,7 +23,7 @@ TIMEOUT = 600.0  # seconds
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledRun:
-    """What a .tflite file computes on some hardware."""
+    """Outputs and time of a .tflite file on some hardware, and the messages of the runtime."""
 
     outputs: dict[str, np.ndarray]  # for all images
     milliseconds: float  # median time of an image

@@ -94,9 +94,7 @@ class Mode:
     summary: str  # one line for users who choose
     devices: str  # the devices it is meant for
     least_cosine: float  # lowest accepted cosine between the file's and the model's logits, on every image
-    least_agreement: (
-        float  # lowest accepted share of images for which both have the same best class, near ties included
-    )
+    least_agreement: float  # lowest accepted share of images with the same best class in both, or a near tie
     least_difference_cosine: float = 0.9  # lowest accepted mean cosine between the differences of two images' logits
     storage: str = "float32"  # of kernels in the written file, one of `STORAGES`; "float32" where there are rules
     patches: str = "dense"  # how patches are embedded: "dense" is SPACE_TO_DEPTH and FULLY_CONNECTED, or "convolution"

@@ -28,7 +28,7 @@ ROOM = 2  # a channel that is scaled down is then at most this many times the me
 
 
 class Outliers(NamedTuple):
-    """What `Options` calls scales, smoothing and shifts; None and {} if the model has no outliers."""
+    """Values for `Options.scales`, `smoothing` and `shifts`; None and {} for a model without outliers."""
 
     scales: Array | None = None
     smoothing: dict[str, Array] = {}
@@ -38,8 +38,8 @@ class Outliers(NamedTuple):
 def find(model: VisionTransformer, images: np.ndarray, smoothing: Smoothing | None) -> Outliers:
     """Measure activations on some of these prepared images and return the factors that make them easier to quantize.
 
-    In every mode the residual stream is scaled by a power of two, which is exact, if its squares came near the largest
-    float16: GPUs compute in half precision. The rest is for a mode with `smoothing`.
+    In every mode the residual stream is scaled by a power of two, which is exact, if a square comes near the largest
+    float16, because GPUs compute in half precision. The rest is for a mode with `smoothing`.
 
     The channels of a row of activations share one scale, as do the inputs of a kernel's output: one very large channel
     takes the precision of all others. Smoothing divides the difficulty between x * f and kernel / f.
