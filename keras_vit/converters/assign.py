@@ -96,6 +96,7 @@ def assign(checkpoint: Checkpoint, model: Any, variables: Mapping[str, Any], *, 
     """Read every variable of a model from a file, at the model's grid; after an error the model must not be used."""
     # The parts of a tensor (timm's qkv) are assigned one after the other: read it once.
     read = functools.lru_cache(maxsize=1)(checkpoint.container.read)
+    positions = checkpoint.match.sources.get(POSITION)
     for path, variable in variables.items():
         source = checkpoint.match.sources.get(path)
         if source is None:  # zero without a tensor, as `check` found
@@ -103,6 +104,8 @@ def assign(checkpoint: Checkpoint, model: Any, variables: Mapping[str, Any], *, 
             continue
         shape = _shape_in_file(path, tuple(variable.shape), checkpoint.config)
         value = layout.to_variable(read(source.tensor), source, checkpoint.table.layout, shape)
+        if path == layout.PREFIX[0] and positions is not None and positions.row.folds_class_row:
+            value = value + checkpoint.container.read(positions.tensor).reshape(-1, shape[-1])[:1]
         if not allow_nonfinite and not is_finite(value):
             raise CheckpointError(
                 f"{checkpoint.container.path}: {source.tensor} holds values that are not finite; "

@@ -1,5 +1,6 @@
 """Decide which formats can hold a model, and where other readers of the file compute slightly different logits."""
 
+import collections
 import contextlib
 import math
 from collections.abc import Mapping
@@ -26,6 +27,8 @@ _FEATURES = {
     "registers": "registers",
     "distillation": "the distillation token (distilled)",
     "/scale": "LayerScale (layer_scale)",
+    "/gate/": "a gated MLP (gated_mlp)",
+    "/mlp/norm/": "a norm in the MLP (mlp_norm)",
     "pre_norm/": "the first LayerNorm (pre_norm)",
     "pre_logits/": "pre_logits (representation_size)",
     "root/": "a hybrid's ResNet (resnet)",
@@ -57,7 +60,7 @@ def formats_of(config: ViTConfig) -> dict[str, bool]:
     result = {}
     for table in map(load_table, formats()):
         if table.writable:
-            written = written_config(config, table)
+            written = written_config(config, table, _typical_shapes(config))
             with contextlib.suppress(CheckpointError):
                 result[table.format] = not plan(written, _typical_shapes(written), table).inexact
     return result
@@ -81,12 +84,19 @@ def _check_places(config: ViTConfig, shapes: Shapes, table: Table) -> dict[str, 
     found = {path: table.tensor_of(path, config.to_dict()) for path in shapes}
     written = {source.tensor for source in found.values() if source}
     sources = {path: source for path, source in found.items() if source and source.row.unless not in written}
-    unsupported = [path for path in shapes if path not in sources]
+    unsupported = [
+        path for path in shapes if path not in sources and not table.meaning.is_zero_without_tensor(path)
+    ]
     if unsupported:
         features = sorted({feature for path in unsupported for part, feature in _FEATURES.items() if part in path})
         raise CheckpointError(
             f"The {table.format} format has no place for {', '.join(features) or 'some variables'}: "
             f"{unsupported[:6]} ({len(unsupported)} in all)"
+        )
+    parts = collections.Counter(source.tensor for source in sources.values() if source.row.part[1] > 1)
+    if partial := [source.tensor for source in sources.values() if parts[source.tensor] % source.row.part[1]]:
+        raise CheckpointError(
+            f"The {table.format} format has one tensor for several variables, of which some are missing: {partial[0]}"
         )
     return sources
 
@@ -142,6 +152,10 @@ def _reads_the_same(name: str, read: Any, config: ViTConfig) -> bool:
         return (value is None) == (read is None)
     if name == "position_prefix" and (not config.num_prefix_tokens or config.position != "learned"):
         return True
+    if name == "key_bias" and not config.qkv_bias:
+        return True
+    if name in ("rotary_grid", "rotary_interleaved") and config.rotary_theta is None:
+        return True
     if name == "representation_activation" and config.representation_size is None:
         return True
     return bool(value == read)
@@ -149,7 +163,7 @@ def _reads_the_same(name: str, read: Any, config: ViTConfig) -> bool:
 
 def _typical_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of one variable for each option of a config, without building the model."""
-    width, heads = config.hidden_size, config.num_heads
+    width, heads, features = config.hidden_size, config.num_heads, config.feature_size
     channels = patch_values(config) // math.prod(config.patch)
     units = config.resnet.num_layers if config.resnet else ()
     place = {"stem": "position", "blocks": "position_0", "shared": "position"}[config.position_place]
@@ -167,11 +181,15 @@ def _typical_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
         "pre_norm/gamma": (width,) if config.pre_norm else None,
         "block_0/attention/query/kernel": (width, heads, width // heads),
         "block_0/attention/query/bias": (heads, width // heads) if config.qkv_bias else None,
+        "block_0/attention/key/bias": (heads, width // heads) if config.qkv_bias and config.key_bias else None,
         "block_0/scale1/gamma": (width,) if config.layer_scale is not None else None,
+        "block_0/mlp/gate/kernel": (width, config.mlp_dim) if config.gated_mlp else None,
+        "block_0/mlp/norm/gamma": (config.mlp_dim,) if config.mlp_norm else None,
         **{f"block_{i}/mlp/dense1/kernel": (width, config.mlp_dim) for i in range(config.num_layers)},
         "encoder_norm/gamma": (width,),
         "pool/probe": (1, 1, width) if config.has_map_head else None,
-        "pre_logits/kernel": (width, config.representation_size) if config.representation_size else None,
-        "head/kernel": (config.representation_size or width, config.num_classes) if config.num_classes else None,
+        "pre_logits/kernel": (features, config.representation_size) if config.representation_size else None,
+        "head/kernel": (config.representation_size or features, config.num_classes) if config.num_classes else None,
+        "head_distillation/kernel": (width, config.num_classes) if config.distilled and config.num_classes else None,
     }
     return {path: shape for path, shape in shapes.items() if shape is not None}

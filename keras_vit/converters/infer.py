@@ -62,9 +62,13 @@ def _config(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
     if known["layer_scale"] is not None:
         known["layer_scale"] = hints.json_fields.get("layer_scale", known["layer_scale"])
     json = {name: value for name, value in hints.json_fields.items() if name not in known or name == "classifier"}
-    stated = {**json, **hints.recorded_fields, **hints.caller_fields}
-    absent = [fields for variable, fields in table.meaning.without.items() if variable not in shapes]
-    fields = _merge_fields(table.meaning.config, table.meaning.defaults, *absent, known, hints.row_fields, stated)
+    stated = {**json, **hints.row_fields, **hints.recorded_fields, **hints.caller_fields}
+    if unknown := [name for name in table.meaning.required if name not in stated]:
+        raise CheckpointError(
+            f"is in {table.format} format, whose tensors do not say {', '.join(unknown)}, and has no config.json that "
+            f"does: pass config={{'{unknown[0]}': ...}}"
+        )
+    fields = _merge_fields(table.meaning.defaults, table.meaning.implied(shapes), known, stated)
     fields["num_heads"] = _num_heads(shapes, table, stated.get("num_heads"), hints.num_heads)
     fields["resnet"] = _resnet(shapes, fields.get("resnet"), is_required=bool(stated.get("resnet")))
     fields["classifier"] = _classifier(fields, is_stated="classifier" in stated)
@@ -78,6 +82,9 @@ def tensor_fields(shapes: Shapes) -> dict[str, Any]:
     """Return the fields of ViTConfig that follow from the shapes of a file's tensors."""
     height, width, channels, hidden_size = shapes["embedding/kernel"]
     class_token = "prefix/cls" in shapes
+    reads_two = class_token and _axis(shapes, "head/kernel", -2, 0) == 2 * hidden_size
+    pooling = "token_gap" if reads_two else "token" if class_token else "gap"
+    qkv_bias = "block_0/attention/query/bias" in shapes
     return {
         "patch_size": (height, width),
         "hidden_size": hidden_size,
@@ -86,12 +93,15 @@ def tensor_fields(shapes: Shapes) -> dict[str, Any]:
         "num_classes": _axis(shapes, "head/kernel", -1, 0),
         "representation_size": _axis(shapes, "pre_logits/kernel", -1, None),
         "num_channels": _axis(shapes, "root/conv/kernel", -2, channels),
-        "classifier": "map" if "pool/probe" in shapes else "token" if class_token else "gap",
+        "classifier": "map" if "pool/probe" in shapes else pooling,
         "class_token": class_token,
         "distilled": "prefix/distillation" in shapes,
         "num_registers": _axis(shapes, "prefix/registers", -2, 0),
         "patch_bias": "embedding/bias" in shapes,
-        "qkv_bias": "block_0/attention/query/bias" in shapes,
+        "qkv_bias": qkv_bias,
+        "key_bias": "block_0/attention/key/bias" in shapes or not qkv_bias,
+        "gated_mlp": "block_0/mlp/gate/kernel" in shapes,
+        "mlp_norm": "block_0/mlp/norm/gamma" in shapes,
         "pre_norm": "pre_norm/gamma" in shapes,
         "layer_scale": _LAYER_SCALE if "block_0/scale1/gamma" in shapes else None,
     }

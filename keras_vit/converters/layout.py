@@ -5,7 +5,7 @@ with the heads folded into one axis, a convolution is (out, in, height, width), 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -29,6 +29,8 @@ def variable_shape(shape: tuple[int, ...], source: Source, layout: str) -> tuple
         shape = (shape[0] // count, *shape[1:])
     if row.rank is not None:
         shape = _without_leading_ones(shape)
+    if row.folds_class_row and len(shape) > 1:
+        shape = (*shape[:-2], shape[-2] - 1, shape[-1])
     if layout == "torch" and row.is_kernel:
         shape = tuple(shape[axis] for axis in _TORCH_AXES.get(len(shape), range(len(shape))))
     return shape
@@ -55,6 +57,8 @@ def to_variable(tensor: np.ndarray, source: Source, layout: str, shape: tuple[in
     if count > 1:
         size = tensor.shape[0] // count
         tensor = tensor[index * size : (index + 1) * size]
+    if row.folds_class_row:
+        tensor = tensor[..., 1:, :]
     if layout == "torch" and row.is_kernel:
         tensor = tensor.transpose(_TORCH_AXES[tensor.ndim])
     return tensor.reshape(shape)
@@ -62,6 +66,8 @@ def to_variable(tensor: np.ndarray, source: Source, layout: str, shape: tuple[in
 
 def tensor_shape(shape: tuple[int, ...], row: Row, layout: str) -> tuple[int, ...]:
     """Return the shape that `to_tensor` gives a variable of this shape."""
+    if row.folds_class_row:
+        shape = (*shape[:-2], shape[-2] + 1, shape[-1])
     if layout == "torch":
         shape = _fold_heads(shape, row)
         if row.is_kernel:
@@ -75,6 +81,8 @@ def tensor_shape(shape: tuple[int, ...], row: Row, layout: str) -> tuple[int, ..
 def to_tensor(variable: np.ndarray, row: Row, layout: str) -> np.ndarray:
     """Return a variable as a file's tensor or part of one: the inverse of `to_variable`."""
     shape = tensor_shape(variable.shape, row, layout)
+    if row.folds_class_row:
+        variable = np.concatenate([np.zeros_like(variable[..., :1, :]), variable], axis=-2)
     if layout == "torch":
         variable = variable.reshape(_fold_heads(variable.shape, row))
         if row.is_kernel:
@@ -82,13 +90,14 @@ def to_tensor(variable: np.ndarray, row: Row, layout: str) -> np.ndarray:
     return np.ascontiguousarray(variable.reshape(shape))
 
 
-def written_config(config: ViTConfig, table: Table) -> ViTConfig:
-    """Return the config of a model as a format writes it: with or without position rows for the prefix tokens.
+def written_config(config: ViTConfig, table: Table, variables: Collection[str]) -> ViTConfig:
+    """Return the config of a model with these variables as a format writes it: with position rows for the prefix tokens
+    or without.
 
     Google's and Hugging Face's files have a position row for the class token; big_vision's add it to the token instead.
     Both compute the same, so that every model can be written either way.
     """
-    has_rows = table.meaning.config.get("position_prefix", config.position_prefix)
+    has_rows = table.meaning.implied(variables).get("position_prefix", config.position_prefix)
     # If every block adds positions, adding a row to the token once does not give the same model.
     is_movable = config.num_prefix_tokens and (config.position, config.position_place) == ("learned", "stem")
     return config.replace(position_prefix=has_rows) if is_movable else config

@@ -23,6 +23,7 @@ class TensorNames:
     head_prefix: str = ""  # written before every name except the head's, if the model has a head
     ignore_outside: bool = False  # ignore tensors without the prefix: an optimizer's state, a text tower
     ignore: tuple[str, ...] = ()  # patterns of tensors that are not part of the model
+    other_parts: tuple[str, ...] = ()  # patterns of tensors of a text tower or a decoder, which users are told about
     renumber: tuple[str, ...] = ()  # modules whose children are numbered together or class by class
     spelled: Mapping[str, str] = field(default_factory=dict)  # part of a name -> its replacement
     # Start of the name of a tensor with a leading axis of blocks -> start of the names of single blocks.

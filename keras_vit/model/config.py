@@ -14,7 +14,7 @@ from keras_vit.model.sizes import architecture
 
 RESIZES = ("squash", "crop")
 INTERPOLATIONS = ("bilinear", "bicubic", "area", "nearest", "lanczos3")
-CLASSIFIERS = ("token", "gap", "map", "unpooled", "token_unpooled")
+CLASSIFIERS = ("token", "gap", "token_gap", "map", "unpooled", "token_unpooled")
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "gelu_quick", "relu", "silu", "tanh", "linear")
 POSITION_METHODS = ("official", "bilinear", "bicubic", "bicubic-antialias")  # as position.METHODS, which needs NumPy
 POSITIONS = ("learned", "learned2d", "sincos2d", "relative", "none")
@@ -122,8 +122,9 @@ class ViTConfig:
         num_heads: number of attention heads; divides hidden_size.
         num_layers: number of encoder blocks.
         num_classes: number of classes; 0 means no head, the output is the feature.
-        classifier: "token" (class token), "gap" (mean of the patch tokens), "map" (attention pooling), "unpooled" (the
-            head is applied to every token) or "token_unpooled" (the same, with a class token).
+        classifier: "token" (class token), "gap" (mean of the patch tokens), "token_gap" (both side by side, DINOv2's
+            linear head), "map" (attention pooling), "unpooled" (the head is applied to every token) or
+            "token_unpooled" (the same, with a class token).
         representation_size: width of the pre_logits layer (Dense and tanh); None means no such layer.
         resnet: a ResNetConfig, or its fields as a dict, makes the model a hybrid.
         num_channels: channels of the image.
@@ -138,9 +139,19 @@ class ViTConfig:
         position_prefix: True: class token and registers come first and the position embedding has rows for them
             (Google, Hugging Face); False: they are put in front afterwards (big_vision, timm's no_embed_class).
         position_method: method of `position.resize`: "official", "bilinear", "bicubic" or "bicubic-antialias".
+        rotary_theta: base of the frequencies of rotary positions (arXiv 2104.09864), which turn the queries and keys of
+            patches in every block, beside `position`; None means no rotary positions.
+        rotary_grid: side in patches of the grid on which rotary positions were trained: patch i of n is at
+            i * rotary_grid / n (EVA-02). None means centres of patches from -1 to 1, in full turns (DINOv3).
+        rotary_interleaved: whether a pair that is turned is two neighbouring channels (EVA-02); False pairs channel i of
+            a head with channel i + size / 2 (DINOv3).
         patch_bias: whether the patch embedding has a bias.
         pre_norm: whether a LayerNorm precedes the first block (CLIP).
         qkv_bias: whether query, key and value have biases.
+        key_bias: whether the key has a bias where query and value have one.
+        gated_mlp: whether the MLP's activation is that of a second Dense layer, the gate, by which the first one is
+            multiplied (SwiGLU with "silu", arXiv 2002.05202).
+        mlp_norm: whether a LayerNorm precedes the MLP's last Dense layer (EVA-02).
         activation: in the MLP: "gelu_tanh" (Google), "gelu_erf" (timm, Hugging Face), "gelu_quick" (OpenAI), "relu",
             "silu", "tanh" or "linear".
         norm_epsilon: epsilon of every LayerNorm.
@@ -187,9 +198,15 @@ class ViTConfig:
     position_place: str = "stem"
     position_prefix: bool = True
     position_method: str = "official"
+    rotary_theta: float | None = None
+    rotary_grid: int | None = None
+    rotary_interleaved: bool = False
     patch_bias: bool = True
     pre_norm: bool = False
     qkv_bias: bool = True
+    key_bias: bool = True
+    gated_mlp: bool = False
+    mlp_norm: bool = False
     activation: str = "gelu_tanh"
     norm_epsilon: float = 1e-6
     layer_scale: float | None = None
@@ -255,6 +272,8 @@ class ViTConfig:
             yield f"hidden_size is a multiple of num_heads. Received: {self.hidden_size} and {self.num_heads}"
         if self.classifier.startswith("token") and not self.class_token:
             yield f"classifier={self.classifier!r} needs the class token. Received: class_token=False"
+        if self.classifier == "token_gap" and self.final_norm == "pooled":
+            yield "classifier='token_gap' needs final_norm='tokens'. Received: 'pooled'"
         if self.distilled and (self.classifier, self.representation_size, self.final_norm) != ("token", None, "tokens"):
             yield (
                 "distilled needs classifier='token', representation_size=None and final_norm='tokens'. Received: "
@@ -271,6 +290,11 @@ class ViTConfig:
             yield f"the image is smaller than one patch ({smallest} pixels). Received: image_size={self.image_size}"
 
     def _position_conflicts(self) -> Iterator[str]:
+        if self.rotary_theta is not None and (self.hidden_size // self.num_heads % 4 or self.position == "relative"):
+            yield (
+                "rotary_theta needs heads whose size is a multiple of 4, and no position='relative'. "
+                f"Received: {self.hidden_size} / {self.num_heads} and {self.position!r}"
+            )
         if self.position == "sincos2d" and (self.hidden_size % 4 or self.hidden_size < 8):
             yield f"position='sincos2d' needs hidden_size % 4 == 0 and at least 8. Received: {self.hidden_size}"
         if self.position == "learned2d" and self.hidden_size % 2:
@@ -312,8 +336,13 @@ class ViTConfig:
 
     @property
     def reads_class_token(self) -> bool:
-        """True if the feature is the class token."""
-        return self.classifier in ("token", "token_unpooled")
+        """True if the feature comes from the class token."""
+        return self.classifier in ("token", "token_gap", "token_unpooled")
+
+    @property
+    def feature_size(self) -> int:
+        """Width of the feature in front of pre_logits and head."""
+        return (2 if self.classifier == "token_gap" else 1) * self.hidden_size
 
     @property
     def read_tokens(self) -> slice:
@@ -406,16 +435,21 @@ class ViTConfig:
 
 _COUNTS = {  # field -> lowest value
     **dict.fromkeys(("hidden_size", "mlp_dim", "num_heads", "num_layers", "num_channels", "representation_size"), 1),
+    "rotary_grid": 1,
     **dict.fromkeys(("num_classes", "num_registers"), 0),
 }
 _LARGEST = 1e38  # of float32
 _RANGES: dict[str, tuple[float, float]] = {  # field -> lowest value, excluded end
     **dict.fromkeys(("dropout_rate", "attention_dropout_rate", "stochastic_depth"), (0, 1)),
     **dict.fromkeys(("norm_epsilon", "layer_scale"), (0, _LARGEST)),
+    "rotary_theta": (1, _LARGEST),
     "head_bias_init": (-_LARGEST, _LARGEST),
 }
-_FLAGS = ("class_token", "distilled", "position_prefix", "patch_bias", "pre_norm", "qkv_bias")
-_OPTIONAL = ("representation_size", "layer_scale")
+_FLAGS = (
+    *("class_token", "distilled", "position_prefix", "rotary_interleaved", "patch_bias", "pre_norm", "qkv_bias"),
+    *("key_bias", "gated_mlp", "mlp_norm"),
+)
+_OPTIONAL = ("representation_size", "layer_scale", "rotary_theta", "rotary_grid")
 _CHOICES = {
     "classifier": CLASSIFIERS,
     "position_method": POSITION_METHODS,

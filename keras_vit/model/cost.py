@@ -209,7 +209,7 @@ def _blocks(config: ViTConfig) -> tuple[Part, Part]:
     """Return the attention and the MLP of all blocks, each with its norm and LayerScale."""
     width, tokens = config.hidden_size, config.num_tokens
     norm_and_scale = 2 * width + (0 if config.layer_scale is None else width)
-    biases = 4 * width if config.qkv_bias else width
+    biases = (3 + config.key_bias) * width if config.qkv_bias else width
     # For each pair of tokens: a score and a weighted sum; relative positions score 2 * tokens offsets for each query.
     products = 4 if config.position == "relative" else 2
     attention = Part(
@@ -221,10 +221,10 @@ def _blocks(config: ViTConfig) -> tuple[Part, Part]:
         copies=config.num_layers,
     )
     mlp = Part(
-        name=f"MLP, {config.mlp_dim:,} wide, {config.activation}",
+        name=f"MLP, {config.mlp_dim:,} wide, {'gated by ' if config.gated_mlp else ''}{config.activation}",
         output=(tokens, width),
-        kernels=_mlp_kernels(config, tokens),
-        others=norm_and_scale + config.mlp_dim + width,
+        kernels=(*_mlp_kernels(config, tokens), *[Kernel(width, config.mlp_dim, tokens)] * config.gated_mlp),
+        others=norm_and_scale + (1 + config.gated_mlp + 2 * config.mlp_norm) * config.mlp_dim + width,
         copies=config.num_layers,
     )
     return attention, mlp
@@ -249,6 +249,8 @@ def _pooling(config: ViTConfig) -> Iterator[Part]:
         )
     elif config.classifier == "gap":
         yield Part(name="mean of the patches", output=(width,))
+    elif config.classifier == "token_gap":
+        yield Part(name="class token and mean of the patches", output=(2 * width,))
     if config.final_norm == "pooled":
         yield Part(name="final norm", output=(*_output_tokens(config), width), others=2 * width)
 
@@ -260,7 +262,7 @@ def _output_tokens(config: ViTConfig) -> tuple[int, ...]:
 
 def _heads(config: ViTConfig) -> Iterator[Part]:
     tokens = _output_tokens(config)
-    features = config.hidden_size
+    features = config.feature_size
     if config.representation_size:
         kernels = (Kernel(features, config.representation_size, prod(tokens)),)
         features = config.representation_size
@@ -283,8 +285,9 @@ def _block_peak(config: ViTConfig) -> int:
     if config.position == "relative":  # and the scores of 2 * tokens offsets, twice while they are skewed
         scores *= 5
     # The residual stream, and either the scores and three tensors of tokens (query, key and value or their copies with
-    # the heads in front), or the tensors of the activation.
-    return tokens + max(3 * tokens + scores, ACTIVATION_TENSORS[config.activation] * hidden)
+    # the heads in front), or the tensors of the activation (and, if it is a gate, the tensor that it multiplies).
+    mlp = (ACTIVATION_TENSORS[config.activation] + config.gated_mlp) * hidden
+    return tokens + max(3 * tokens + scores, mlp)
 
 
 def _convolution_peak(convolution: Convolution) -> int:

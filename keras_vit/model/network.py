@@ -105,6 +105,13 @@ class Network:
 
     def _encoder(self, x: Any) -> Any:
         c = self.config
+        rotary = {
+            "grid": c.grid,
+            "prefix_tokens": c.num_prefix_tokens,
+            "theta": c.rotary_theta,
+            "trained_grid": c.rotary_grid,
+            "interleaved": c.rotary_interleaved,
+        }
         for i in range(c.num_layers):
             block = vit.EncoderBlock(
                 c.num_heads,
@@ -112,6 +119,10 @@ class Network:
                 activation=c.activation,
                 norm_epsilon=c.norm_epsilon,
                 qkv_bias=c.qkv_bias,
+                key_bias=c.key_bias,
+                gated_mlp=c.gated_mlp,
+                mlp_norm=c.mlp_norm,
+                rotary=None if c.rotary_theta is None else rotary,
                 layer_scale=c.layer_scale,
                 dropout_rate=c.dropout_rate,
                 attention_dropout_rate=c.attention_dropout_rate,
@@ -150,11 +161,13 @@ class Network:
                 name="pool",
                 dtype=self.policy,
             )(x)
-        elif c.classifier in ("token", "gap"):
-            token_or_mean = token if c.classifier == "token" else None
+        elif not c.is_unpooled:
+            options = {"prefix_tokens": c.num_prefix_tokens, "dtype": self.policy}
             name = "pool" if token == 0 else f"pool_{token}"
-            prefix = c.num_prefix_tokens
-            x = vit.TokenPooling(token=token_or_mean, prefix_tokens=prefix, name=name, dtype=self.policy)(x)
+            parts = [] if c.classifier == "gap" else [vit.TokenPooling(token=token, name=name, **options)(x)]
+            if c.classifier != "token":
+                parts.append(vit.TokenPooling(name="pool_mean" if parts else "pool", **options)(x))
+            x = parts[0] if len(parts) == 1 else keras.layers.Concatenate(name="pools", dtype=self.policy)(parts)
         return self._norm("encoder_norm")(x) if c.final_norm == "pooled" else x
 
     def _representation(self, x: Any) -> Any:

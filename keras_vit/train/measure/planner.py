@@ -250,7 +250,8 @@ def _saved_by_block(config: ViTConfig, size: int) -> int:
     # Each norm: its input and the input / deviation in float32, and its output, which the projections read.
     saved = 2 * tokens * (2 * FLOAT32 + size)
     saved += 4 * tokens * size  # query, key, value and the output of the heads
-    saved += pairs * size + SAVED_BY_ACTIVATION[config.activation] * mlp * size
+    saved += pairs * size + (SAVED_BY_ACTIVATION[config.activation] + config.gated_mlp) * mlp * size
+    saved += mlp * (2 * FLOAT32 + size) if config.mlp_norm else 0
     if config.layer_scale is not None:
         saved += 2 * tokens * size
     if config.dropout_rate:  # masks of one byte per value
