@@ -23,6 +23,8 @@ BY_VARIABLE = {
     "registers": ("prefix/registers", 1000),
     "LayerScale": ("block_0/scale1/gamma", 1000),
     "pre-norm (CLIP)": ("pre_norm/gamma", 1000),
+    "gated MLP (SwiGLU)": ("block_0/mlp/gate/kernel", 1000),
+    "norm in the MLP": ("block_0/mlp/norm/gamma", 1000),
     "distillation token": ("prefix/distillation", 1000),
     "2-D positions": ("position/x_embedding", 1000),
     "relative positions": ("position_0/relative_embedding", 1000),
@@ -60,14 +62,14 @@ def _fits(row: Row, variable: str, classes: int) -> bool:
     """Return whether a row of a format's table is for this variable, in a model with this number of classes."""
     if row.beside and not classes:  # such rows need a head
         return False
-    if row.only_if and row.only_if[0] == "num_classes" and row.only_if[1] != classes:
+    if any(field == "num_classes" and value != classes for field, value in row.only_if):
         return False
     return re.fullmatch(re.sub(r"\\\{\w+\\\}", r"\\d+", re.escape(row.variable)), variable) is not None
 
 
 def _allows(table: Table, field: str, values: set[object]) -> bool:
     """Return whether the format has one of the values by default, by its tensors or by its config.json."""
-    if field in ("final_norm",) and any(row.only_if == ("final_norm", "pooled") for row in table.rows):
+    if field in ("final_norm",) and any(("final_norm", "pooled") in row.only_if for row in table.rows):
         return True
     spelled = {} if table.json is None else table.json.values.get(field, {})
     said = set(spelled.values()) if all(not isinstance(value, list) for value in spelled.values()) else set()

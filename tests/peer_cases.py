@@ -84,9 +84,6 @@ HUB = (
 NOT_READ = (
     "test_vit3",
     "vit_base_patch16_rpn_224",
-    "vit_giant_patch14_dinov2",
-    "vit_giant_patch14_reg1_tipsv2",
-    "vit_giant_patch14_reg4_dinov2",
 )
 
 # ---- of transformers.ViTConfig

@@ -23,7 +23,7 @@ from model_weights import assert_same_bits, values
 
 DATA = Path(__file__).parent / "data" / "keras_hub"
 PRESETS = sorted(path.name for path in DATA.iterdir() if path.is_dir())
-WRITTEN = [name for name in converters.formats() if load_table(name).writable]
+WRITTEN = ("big_vision", "google", "huggingface", "timm")  # the formats of plain ViT
 # float32 on both sides, sums in another order: the errors seen are 1e-7 of the largest value.
 CLOSE = 1e-6
 

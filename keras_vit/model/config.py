@@ -13,6 +13,7 @@ from keras_vit._util.text import nearest
 from keras_vit.model.sizes import architecture
 
 RESIZES = ("squash", "crop")
+CROP_ROUNDINGS = ("nearest", "down", "half_even")
 INTERPOLATIONS = ("bilinear", "bicubic", "area", "nearest", "lanczos3")
 CLASSIFIERS = ("token", "gap", "token_gap", "map", "unpooled", "token_unpooled")
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "gelu_quick", "relu", "silu", "tanh", "linear")
@@ -27,11 +28,16 @@ class Preprocessing:
     """Preparation of images for a model. The default is the official evaluation (vit_jax/input_pipeline.py).
 
     Args:
-        resize: "squash" scales both sides to the model's size and ignores the aspect ratio (vit_jax); "crop" scales the
-            shorter side to size / crop_fraction and takes the centre (big_vision, timm).
-        interpolation: "bilinear", "bicubic", "area", "nearest" or "lanczos3", as `tf.image.resize` computes them.
+        resize: "squash" scales both sides to size / crop_fraction and ignores the aspect ratio (vit_jax); "crop" scales
+            the shorter side to size / crop_fraction (big_vision, timm). Then the centre is taken.
+        interpolation: "bilinear", "bicubic", "area", "nearest" or "lanczos3", as `tf.image.resize` computes them; the
+            results are clipped to pixels, 0 to 255.
         antialias: whether the kernel widens when images shrink, as in Pillow; vit_jax has no antialias.
-        crop_fraction: for "crop", the share of the resized shorter side that is kept, in (0, 1].
+        crop_fraction: the share of the resized (shorter) side that is kept, in (0, 1].
+        crop_rounding: "nearest" rounds the longer side to the nearest pixel and the crop's corner down (big_vision);
+            "down" rounds both down (Hugging Face), "half_even" the side down and the corner half to even (timm).
+        round_pixels: whether pixels are rounded to whole numbers after each direction of the resize, as in Pillow (timm,
+            Hugging Face). A .tflite file that resizes images itself does not round.
         mean: subtracted first, one for each channel or one for all, for pixels on a scale of 0 to 1.
         std: the result is divided by it, one for each channel or one for all, above 0. The defaults give -1 to 1.
 
@@ -48,12 +54,15 @@ class Preprocessing:
     interpolation: str = "bilinear"
     antialias: bool = False
     crop_fraction: float = 1.0
+    crop_rounding: str = "nearest"
+    round_pixels: bool = False
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
 
     def __post_init__(self) -> None:
         one_of("resize", self.resize, RESIZES)
         one_of("interpolation", self.interpolation, INTERPOLATIONS)
+        one_of("crop_rounding", self.crop_rounding, CROP_ROUNDINGS)
         object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
         object.__setattr__(self, "std", tuple(float(value) for value in self.std))
         if not 0 < self.crop_fraction <= 1:
@@ -63,6 +72,11 @@ class Preprocessing:
                 "mean and std have one value for each channel or one for all, std above 0. "
                 f"Received: mean={self.mean}, std={self.std}"
             )
+
+    @property
+    def overshoots(self) -> bool:
+        """True if the interpolation alone gives values below 0 or above 255, which are clipped."""
+        return self.interpolation in ("bicubic", "lanczos3")
 
 
 @dataclass(frozen=True, kw_only=True)
