@@ -84,7 +84,7 @@ def load(
             groups = collections.Counter(name.partition(".")[0].partition("/")[0] for name in other_parts)
             listed = ", ".join(f"{name} ({count})" for name, count in sorted(groups.items()))
             warnings.warn(
-                f"keras_vit: {file.name} has tensors of other parts than the image encoder, which are not read: {listed}",
+                f"keras_vit: {file.name} has other parts than the image encoder, which are not read: {listed}",
                 stacklevel=2,
             )
         return model

@@ -22,6 +22,7 @@ _NOT_IN_FILES = _TRAINING_FIELDS | {"image_size", "num_heads", "position_method"
 _NUMERIC_FIELDS = {"activation": ("gelu_tanh", "gelu_erf", "gelu_quick"), "norm_epsilon": None, "resnet": None}
 # Files do not state whether their head is applied to every token: both readings are valid.
 _READ_AS = {"unpooled": "gap", "token_unpooled": "token"}
+_PROJECTIONS = ("query", "key", "value")
 # Part of a variable's path -> the part of the model that it belongs to.
 _FEATURES = {
     "registers": "registers",
@@ -75,7 +76,8 @@ def plan(config: ViTConfig, shapes: Shapes, table: Table) -> WritePlan:
     inferred_config, missing_fields = _infer_from_tensors(config, shapes, sources, table)
     json_values = None if table.json is None else config_json.to_json(config, table.json)
     json_fields = {} if json_values is None or table.json is None else config_json.to_fields(json_values, table.json)
-    inexact = _check_expressible(config, inferred_config, json_fields, table)
+    from_rows = fields_of_rows(source.row for source in sources.values())
+    inexact = _check_expressible(config, inferred_config, {**from_rows, **json_fields}, table)
     return WritePlan(sources, json_values, inferred_config, missing_fields, inexact)
 
 
@@ -84,9 +86,7 @@ def _check_places(config: ViTConfig, shapes: Shapes, table: Table) -> dict[str, 
     found = {path: table.tensor_of(path, config.to_dict()) for path in shapes}
     written = {source.tensor for source in found.values() if source}
     sources = {path: source for path, source in found.items() if source and source.row.unless not in written}
-    unsupported = [
-        path for path in shapes if path not in sources and not table.meaning.is_zero_without_tensor(path)
-    ]
+    unsupported = [path for path in shapes if path not in sources and not table.meaning.is_zero_without_tensor(path)]
     if unsupported:
         features = sorted({feature for path in unsupported for part, feature in _FEATURES.items() if part in path})
         raise CheckpointError(
@@ -107,7 +107,7 @@ def _infer_from_tensors(
     """Return the config that a reader infers without a config.json, and the fields that it cannot infer."""
     from_rows = fields_of_rows(source.row for source in sources.values())
     json_fields = set() if table.json is None else table.json.stated_fields
-    needed = json_fields & {"position_prefix", "classifier"} | {"num_heads"}
+    needed = json_fields & {"position_prefix", "classifier"} | {"num_heads", *table.meaning.required}
     stated = {name: getattr(config, name) for name in sorted(needed - set(table.meaning.config))}
     # These are noted in the file too, so that it can be read without its config.json or beside another one.
     missing_fields = (json_fields - set(tensor_fields(shapes))) | set(stated) if table.layout == "torch" else set()
@@ -119,9 +119,12 @@ def _infer_from_tensors(
 
 
 def _check_expressible(
-    config: ViTConfig, inferred: ViTConfig, json_fields: Mapping[str, Any], table: Table
+    config: ViTConfig, inferred: ViTConfig, read_fields: Mapping[str, Any], table: Table
 ) -> tuple[str, ...]:
-    """Return the fields that change only other readers' last digits; raise if they would read another model."""
+    """Return the fields that change only other readers' last digits; raise if they would read another model.
+
+    `read_fields` follow from the presence of tensors or from the config.json.
+    """
     stated = set() if table.json is None else table.json.stated_fields
     from_tensors = {"resnet", *(name for fields in table.meaning.without.values() for name in fields)}
     ours, theirs = config.to_dict(), inferred.to_dict()
@@ -132,7 +135,7 @@ def _check_expressible(
     inexact: list[str] = []
     for name, value in ours.items():
         implied = theirs[name] if name in from_tensors else table.meaning.config.get(name, theirs[name])
-        read = json_fields.get(name, implied)
+        read = read_fields.get(name, implied)
         if name in _NOT_IN_FILES | stated or _reads_the_same(name, read, config):
             continue
         values = _NUMERIC_FIELDS.get(name, ())
@@ -161,6 +164,10 @@ def _reads_the_same(name: str, read: Any, config: ViTConfig) -> bool:
     return bool(value == read)
 
 
+def _has_bias(projection: str, config: ViTConfig) -> bool:
+    return config.qkv_bias and (projection != "key" or config.key_bias)
+
+
 def _typical_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of one variable for each option of a config, without building the model."""
     width, heads, features = config.hidden_size, config.num_heads, config.feature_size
@@ -179,15 +186,22 @@ def _typical_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
         "prefix/registers": (1, config.num_registers, width) if config.num_registers else None,
         f"{place}/{position.get(config.position)}": (1, rows, width) if config.position in position else None,
         "pre_norm/gamma": (width,) if config.pre_norm else None,
-        "block_0/attention/query/kernel": (width, heads, width // heads),
-        "block_0/attention/query/bias": (heads, width // heads) if config.qkv_bias else None,
-        "block_0/attention/key/bias": (heads, width // heads) if config.qkv_bias and config.key_bias else None,
+        **{f"block_0/attention/{name}/kernel": (width, heads, width // heads) for name in _PROJECTIONS},
+        **{
+            f"block_0/attention/{name}/bias": (heads, width // heads)
+            for name in _PROJECTIONS
+            if _has_bias(name, config)
+        },
         "block_0/scale1/gamma": (width,) if config.layer_scale is not None else None,
-        "block_0/mlp/gate/kernel": (width, config.mlp_dim) if config.gated_mlp else None,
         "block_0/mlp/norm/gamma": (config.mlp_dim,) if config.mlp_norm else None,
-        **{f"block_{i}/mlp/dense1/kernel": (width, config.mlp_dim) for i in range(config.num_layers)},
+        **{
+            f"block_{i}/mlp/{name}/kernel": (width, config.mlp_dim)
+            for i in range(config.num_layers)
+            for name in ("dense1", *["gate"] * config.gated_mlp)
+        },
         "encoder_norm/gamma": (width,),
         "pool/probe": (1, 1, width) if config.has_map_head else None,
+        **{f"pool/attention/{name}/bias": (width,) for name in _PROJECTIONS if config.has_map_head},
         "pre_logits/kernel": (features, config.representation_size) if config.representation_size else None,
         "head/kernel": (config.representation_size or features, config.num_classes) if config.num_classes else None,
         "head_distillation/kernel": (width, config.num_classes) if config.distilled and config.num_classes else None,

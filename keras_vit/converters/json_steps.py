@@ -139,9 +139,13 @@ STEPS = {
     "image converter": Step(_image_converter, None),
     "processor sizes": Step(_processor, _processor_sizes),
     "over hidden_size": Step(None, lambda value, config: _ratio(value, config.hidden_size)),
-    "packed over hidden_size": Step(None, lambda value, config: _ratio(value * (1 + config.gated_mlp), config.hidden_size)),
+    "packed over hidden_size": Step(
+        None, lambda value, config: _ratio(value * (1 + config.gated_mlp), config.hidden_size)
+    ),
     "whole ratio": Step(None, _whole_ratio),
-    "side": Step(lambda value: value if isinstance(value, int) else _side(value), lambda value, _: value and [value] * 2),
+    "side": Step(
+        lambda value: value if isinstance(value, int) else _side(value), lambda value, _: value and [value] * 2
+    ),
     "with the query": Step(None, lambda value, config: value and config.qkv_bias),
     # One value for all channels is a list of one in ViTConfig, and one for each channel in the file.
     "each channel": Step(

@@ -36,8 +36,8 @@ class Preprocessing:
         crop_fraction: the share of the resized (shorter) side that is kept, in (0, 1].
         crop_rounding: "nearest" rounds the longer side to the nearest pixel and the crop's corner down (big_vision);
             "down" rounds both down (Hugging Face), "half_even" the side down and the corner half to even (timm).
-        round_pixels: whether pixels are rounded to whole numbers after each direction of the resize, as in Pillow (timm,
-            Hugging Face). A .tflite file that resizes images itself does not round.
+        round_pixels: whether pixels are rounded to whole numbers after each direction of the resize, as Pillow does
+            (timm, Hugging Face). A .tflite file that resizes images itself does not round.
         mean: subtracted first, one for each channel or one for all, for pixels on a scale of 0 to 1.
         std: the result is divided by it, one for each channel or one for all, above 0. The defaults give -1 to 1.
 
@@ -157,8 +157,8 @@ class ViTConfig:
             patches in every block, beside `position`; None means no rotary positions.
         rotary_grid: side in patches of the grid on which rotary positions were trained: patch i of n is at
             i * rotary_grid / n (EVA-02). None means centres of patches from -1 to 1, in full turns (DINOv3).
-        rotary_interleaved: whether a pair that is turned is two neighbouring channels (EVA-02); False pairs channel i of
-            a head with channel i + size / 2 (DINOv3).
+        rotary_interleaved: whether the channels that are turned together are neighbours (EVA-02); False pairs channel i
+            of a head with channel i + size / 2 (DINOv3).
         patch_bias: whether the patch embedding has a bias.
         pre_norm: whether a LayerNorm precedes the first block (CLIP).
         qkv_bias: whether query, key and value have biases.

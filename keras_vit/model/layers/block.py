@@ -47,9 +47,7 @@ class MLP(keras.layers.Layer):
             self.gate = self._dense("gate", self.mlp_dim)
             self.gate.build(input_shape)
         if self.norm_epsilon is not None:
-            self.norm = keras.layers.LayerNormalization(
-                epsilon=self.norm_epsilon, name="norm", dtype=self.dtype_policy
-            )
+            self.norm = keras.layers.LayerNormalization(epsilon=self.norm_epsilon, name="norm", dtype=self.dtype_policy)
             self.norm.build(hidden_shape)
         self.dense2 = self._dense("dense2", input_shape[-1])
         self.dense2.build(hidden_shape)
