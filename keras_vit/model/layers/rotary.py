@@ -35,9 +35,9 @@ class Rotary:
         if not self.interleaved:
             first, second = ops.split(x, 2, axis=-1)
             return ops.concatenate([-second, first], axis=-1)
-        shape = (-1, *x.shape[1:])
-        pairs = ops.reshape(x, (*shape[:-1], x.shape[-1] // 2, 2))
-        return ops.reshape(ops.stack([-pairs[..., 1], pairs[..., 0]], axis=-1), shape)
+        _, heads, tokens, size = x.shape
+        pairs = ops.reshape(x, (-1, tokens, size // 2, 2))  # of four axes, which every device takes
+        return ops.reshape(ops.stack([-pairs[..., 1], pairs[..., 0]], axis=-1), (-1, heads, tokens, size))
 
 
 @functools.lru_cache(maxsize=8)
