@@ -14,6 +14,7 @@ from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
 
 POSITION = "position/embedding"
+PATCHES = "embedding/kernel"
 PREFIX = ("prefix/cls", "prefix/distillation", "prefix/registers")  # in the order of the tokens
 
 _TORCH_AXES = {4: (2, 3, 1, 0), 2: (1, 0)}  # OIHW -> HWIO, (out, in) -> (in, out)

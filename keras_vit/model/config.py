@@ -16,7 +16,8 @@ RESIZES = ("squash", "crop")
 INTERPOLATIONS = ("bilinear", "bicubic", "area", "nearest", "lanczos3")
 CLASSIFIERS = ("token", "gap", "map", "unpooled", "token_unpooled")
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "gelu_quick", "relu", "silu", "tanh", "linear")
-POSITION_METHODS = ("official", "bilinear", "bicubic", "bicubic-antialias")  # as position.METHODS, which needs NumPy
+# As position.METHODS, which needs NumPy.
+POSITION_METHODS = ("official", "bilinear", "bilinear-antialias", "bicubic", "bicubic-antialias")
 POSITIONS = ("learned", "learned2d", "sincos2d", "relative", "none")
 POSITION_PLACES = ("stem", "blocks", "shared")
 NORM_PLACES = ("tokens", "pooled")
@@ -137,7 +138,8 @@ class ViTConfig:
             input of every block, "shared" the same one. "relative" needs "blocks" or "shared".
         position_prefix: True: class token and registers come first and the position embedding has rows for them
             (Google, Hugging Face); False: they are put in front afterwards (big_vision, timm's no_embed_class).
-        position_method: method of `position.resize`: "official", "bilinear", "bicubic" or "bicubic-antialias".
+        position_method: method of `position.resize`: "official", "bilinear", "bilinear-antialias", "bicubic" or
+            "bicubic-antialias".
         patch_bias: whether the patch embedding has a bias.
         pre_norm: whether a LayerNorm precedes the first block (CLIP).
         qkv_bias: whether query, key and value have biases.

@@ -1,0 +1,176 @@
+"""FlexiViT, MLP-Mixer, BiT and SigLIP files give the results of their official code; data/google_families has them."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import command_line
+from keras_vit import converters, export, position
+from keras_vit.converters.containers import open_container
+from model_weights import assert_same_bits, values
+from reference_cases import arrays, distance
+from tiny_models import VARIANTS, built
+
+FOLDER = Path(__file__).parent / "data" / "google_families"
+CASES: dict[str, dict[str, Any]] = json.loads((FOLDER / "cases.json").read_text())
+FORMATS = {
+    "bv_flexivit": "big_vision",
+    "timm_flexivit": "timm",
+    "bv_siglip2": "big_vision",
+    "bv_siglip_head": "big_vision",
+}
+# Official output -> name of our feature.
+FEATURES = {"pre_logits": "pre_logits", "encoded": "encoder_norm", "tokens": "block_1"}
+TARGETS = [(name, target) for name, case in CASES.items() for target in case.get("targets", ())]
+# FlexiViT's model resizes its positions with antialias, big_vision's load() does not; timm has one way.
+METHODS = {"r0": "bilinear-antialias", "r2": "bilinear-antialias", "r3": "bilinear-antialias", "load": "official"}
+
+
+def path_of(name: str) -> Path:
+    return FOLDER / name / CASES[name]["checkpoint"]
+
+
+def expected(name: str) -> dict[str, np.ndarray]:
+    return arrays(FOLDER / name / "outputs.npz")
+
+
+@functools.cache
+def loaded(name: str) -> Any:
+    """Return the model of a file in float64; tests do not change it."""
+    return converters.load(path_of(name), dtype="float64")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_file_gives_the_numbers_of_its_official_code(name: str) -> None:
+    assert converters.detect(path_of(name)) == FORMATS[name]
+    want, model = expected(name), loaded(name)
+    if "input" not in want:  # the official code ran it at other sizes only
+        return
+    images = want["input"].astype(np.float64)
+    got = model.features(images, [*(FEATURES[key] for key in FEATURES if key in want), model.feature_names[-1]])
+    errors = {
+        key: distance(np.reshape(got[FEATURES[key]], want[key].shape), want[key]) for key in want if key in FEATURES
+    }
+    assert max(errors.values()) <= CASES[name]["tolerance"], errors
+    output = got[model.feature_names[-1]]
+    assert distance(output, want["output"]) <= CASES[name]["tolerance"]
+    assert distance(output, want["output_float64"]) <= CASES[name]["tolerance_float64"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_file_that_is_written_again_has_the_same_tensors(name: str, tmp_path: Path) -> None:
+    path = converters.save(loaded(name), tmp_path / path_of(name).name, format=FORMATS[name])
+    assert converters.read_config(path) == loaded(name).config
+    with open_container(path) as written, open_container(path_of(name)) as official:
+        names = {tensor: tensor for tensor in official.headers}
+        if "ignored" in CASES[name]:  # the image tower alone is written, not stacked
+            names = {tensor: tensor.replace("params/", "params/img/") for tensor in written.headers}
+            assert len(names) > 20
+            names = {ours: theirs for ours, theirs in names.items() if theirs in official.headers}
+        for ours, theirs in names.items():
+            assert_same_bits({ours: written.read(ours)}, {ours: official.read(theirs)})
+
+
+# ---- FlexiViT
+
+
+@pytest.mark.parametrize(
+    ("name", "target"), TARGETS, ids=lambda value: value["name"] if isinstance(value, dict) else value
+)
+def test_patches_and_positions_are_resized_as_the_official_code_does(name: str, target: dict[str, Any]) -> None:
+    sizes = {key: np.broadcast_to(target[key], 2).tolist() for key in ("image_size", "patch_size")}
+    method = METHODS.get(target["name"].partition("_")[0])
+    want = {key: value for key, value in expected(name).items() if key.startswith(target["name"])}
+    images = want[f"{target['name']}/input"]
+    if method in (None, "official"):  # the method of the file
+        model = converters.load(path_of(name), **sizes)
+    else:
+        model = loaded(name).resized(sizes["image_size"], method, patch_size=sizes["patch_size"])
+    assert distance(model(images), want[f"{target['name']}/output"]) <= CASES[name]["tolerance"]
+
+
+def test_resized_patches_and_positions_are_those_of_big_vision() -> None:
+    want = arrays(FOLDER / "patch_resize.npz")
+    kernel, table = want.pop("kernel"), want.pop("positions").reshape(1, 49, 8)
+    methods = {"grid": "bilinear-antialias", "load_grid": "official"}
+    for name, value in want.items():
+        kind, _, text = name.partition("/")
+        size = tuple(map(int, np.broadcast_to([int(side) for side in text.split("x")], 2)))
+        if kind == "patch":
+            got = position.resize_patches(kernel, size)
+        else:
+            got = position.resize(table, size, prefix_tokens=0, method=methods[kind]).reshape(value.shape)
+        assert got.dtype == value.dtype
+        # TensorFlow builds the official resize matrix in float32: 1.2e-5 was measured for 30 pixels.
+        assert distance(got, value) <= 5e-5, name
+
+
+def test_a_patch_of_the_same_size_is_an_exact_copy_and_a_wrong_one_is_an_error() -> None:
+    kernel = np.random.default_rng(0).normal(size=(4, 4, 3, 8)).astype(np.float32)
+    same = position.resize_patches(kernel, 4)
+    assert np.array_equal(same, kernel)
+    assert not np.shares_memory(same, kernel)
+    with pytest.raises(ValueError, match=r"patch_size must be an integer or .*Received: 0"):
+        position.resize_patches(kernel, 0)
+    with pytest.raises(ValueError, match=r"\(height, width, channels, hidden\). Received: \(4, 4, 3\)"):
+        position.resize_patches(kernel[..., 0], 2)
+    with pytest.raises(TypeError, match="A patch kernel must hold floating point numbers"):
+        position.resize_patches(kernel.astype(int), 2)
+    with pytest.raises(ValueError, match="Unknown interpolation method"):
+        position.resize_patches(kernel, 2, method="nearest")
+
+
+@pytest.mark.parametrize("method", position.METHODS)
+def test_a_kernel_sees_the_same_in_patches_that_were_enlarged(method: str) -> None:
+    # The least-squares solution is exact when a patch grows: B has full column rank.
+    random = np.random.default_rng(1)
+    kernel, patch = random.normal(size=(4, 6, 2, 5)), random.normal(size=(4, 6, 2))
+    matrices = [
+        position._MATRICES["bicubic-antialias" if "cubic-anti" in method else "bilinear"](2 * n, n) for n in (4, 6)
+    ]
+    larger = np.einsum("hi,wj,ijc->hwc", *matrices, patch)
+    token = np.einsum("hwc,hwcd->d", larger, position.resize_patches(kernel, (8, 12), method=method))
+    assert np.allclose(token, np.einsum("hwc,hwcd->d", patch, kernel), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes", "text"),
+    [
+        ({}, {"patch_size": 0}, "patch_size is a whole number from 1"),
+        ({}, {"patch_size": (4, 4, 4)}, "patch_size is a whole number from 1"),
+        ({}, {"patch_size": 33}, "the image is smaller than one patch"),
+        (VARIANTS["hybrid"], {"patch_size": 2}, "patch_size is fixed in a hybrid"),
+        (VARIANTS["relative positions"], {"patch_size": 4}, "are not interpolated"),
+    ],
+    ids=str,
+)
+def test_an_impossible_size_is_one_clear_error(changes: dict[str, Any], sizes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        built(**changes).resized(**sizes)
+
+
+def test_other_patches_from_memory_a_keras_file_and_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = built(num_registers=3, position_prefix=False, num_layers=1)
+    model.save("model.keras")
+    resized = model.resized(patch_size=(16, 8))
+    assert resized.config.grid == (2, 4)
+    assert_same_bits(values(converters.load("model.keras", patch_size=(16, 8))), values(resized))
+    command_line.run("resize", "model.keras", "resized.keras", "32", "--patch-size", "16x8")
+    assert_same_bits(values(converters.load("resized.keras")), values(resized))
+
+
+def test_one_model_is_exported_with_fewer_tokens(tmp_path: Path) -> None:
+    model = built(num_layers=1, mlp_dim=32)
+    report = export.tflite(model, tmp_path / "fast.tflite", quantize="none", patch_size=16)  # verified with 4 patches
+    assert report.cosine > 0.9999
+    with pytest.raises(ValueError, match="tflite: .*smaller than one patch"):
+        export.tflite(model, tmp_path / "none.tflite", patch_size=64)
