@@ -23,6 +23,8 @@ _NUMERIC_FIELDS = {"activation": ("gelu_tanh", "gelu_erf", "gelu_quick"), "norm_
 _READ_AS = {"unpooled": "gap", "token_unpooled": "token"}
 # Part of a variable's path -> the part of the model that it belongs to.
 _FEATURES = {
+    "_0/attention/": "attention",
+    "token_mlp/": "an MLP over the tokens (tokens_mlp_dim)",
     "registers": "registers",
     "distillation": "the distillation token (distilled)",
     "/scale": "LayerScale (layer_scale)",
@@ -149,7 +151,7 @@ def _reads_the_same(name: str, read: Any, config: ViTConfig) -> bool:
 
 def _typical_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of one variable for each option of a config, without building the model."""
-    width, heads = config.hidden_size, config.num_heads
+    width = config.hidden_size
     channels = patch_values(config) // math.prod(config.patch)
     units = config.resnet.num_layers if config.resnet else ()
     place = {"stem": "position", "blocks": "position_0", "shared": "position"}[config.position_place]
@@ -165,8 +167,7 @@ def _typical_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
         "prefix/registers": (1, config.num_registers, width) if config.num_registers else None,
         f"{place}/{position.get(config.position)}": (1, rows, width) if config.position in position else None,
         "pre_norm/gamma": (width,) if config.pre_norm else None,
-        "block_0/attention/query/kernel": (width, heads, width // heads),
-        "block_0/attention/query/bias": (heads, width // heads) if config.qkv_bias else None,
+        **_typical_mixing(config),
         "block_0/scale1/gamma": (width,) if config.layer_scale is not None else None,
         **{f"block_{i}/mlp/dense1/kernel": (width, config.mlp_dim) for i in range(config.num_layers)},
         "encoder_norm/gamma": (width,),
@@ -175,3 +176,12 @@ def _typical_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
         "head/kernel": (config.representation_size or width, config.num_classes) if config.num_classes else None,
     }
     return {path: shape for path, shape in shapes.items() if shape is not None}
+
+
+def _typical_mixing(config: ViTConfig) -> dict[str, tuple[int, ...] | None]:
+    """Return the shapes of one variable of a block's attention, or of its MLP over the tokens."""
+    if config.tokens_mlp_dim is not None:
+        return {"block_0/token_mlp/dense1/kernel": (config.num_tokens, config.tokens_mlp_dim)}
+    heads, width = config.num_heads, config.hidden_size // config.num_heads
+    bias = {"block_0/attention/query/bias": (heads, width)} if config.qkv_bias else {}
+    return {"block_0/attention/query/kernel": (config.hidden_size, heads, width), **bias}

@@ -14,8 +14,14 @@ from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig, check
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-# Variables that every Vision Transformer has -> the numbers of axes they may have.
-_REQUIRED = {"embedding/kernel": (4,), "block_0/mlp/dense1/kernel": (2,), "block_0/attention/query/kernel": (2, 3)}
+# Variables that every model of a format has, if the format has a name for them -> the numbers of axes they may have.
+_REQUIRED = {
+    "embedding/kernel": (4,),
+    "block_0/mlp/dense1/kernel": (2,),
+    "block_0/attention/query/kernel": (2, 3),
+    "block_0/token_mlp/dense1/kernel": (2,),
+}
+_TOKEN_KERNEL = "block_0/token_mlp/dense1/kernel"  # (tokens, tokens_mlp_dim)
 _LAYER_SCALE = 1e-5  # the usual initial value; no file states it
 # A config.json may differ from the tensors in these: how the head pools, and which head it is.
 _NOT_COMPARED = {"classifier", "layer_scale", "representation_size"}
@@ -41,7 +47,7 @@ def infer(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
     """
     check_fields(hints.caller_fields)
     for name, ranks in _REQUIRED.items():
-        if len(shapes.get(name, ())) not in ranks or 0 in shapes[name]:
+        if table.has_row(name) and (len(shapes.get(name, ())) not in ranks or 0 in shapes[name]):
             raise CheckpointError(
                 f"is not a Vision Transformer in {table.format} format: {name} must have {ranks} axes. "
                 f"Received: {shapes.get(name, 'no tensor for it')}"
@@ -82,6 +88,7 @@ def tensor_fields(shapes: Shapes) -> dict[str, Any]:
         "patch_size": (height, width),
         "hidden_size": hidden_size,
         "mlp_dim": shapes["block_0/mlp/dense1/kernel"][-1],
+        "tokens_mlp_dim": _axis(shapes, _TOKEN_KERNEL, -1, None),
         "num_layers": len({name.split("/")[0] for name in shapes if name.startswith("block_")}),
         "num_classes": _axis(shapes, "head/kernel", -1, 0),
         "representation_size": _axis(shapes, "pre_logits/kernel", -1, None),
@@ -129,7 +136,9 @@ def _merge_fields(*sources: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _num_heads(shapes: Shapes, table: Table, stated: int | None, expected: int | None) -> int:
-    kernel = shapes["block_0/attention/query/kernel"]
+    kernel = shapes.get("block_0/attention/query/kernel", shapes.get("pool/attention/query/kernel"))
+    if kernel is None:  # no attention
+        return 1 if stated is None else stated
     found = kernel[1] if len(kernel) == 3 else stated if stated is not None else expected
     if found is None:
         raise CheckpointError(
@@ -199,15 +208,20 @@ def _image_size(shapes: Shapes, fields: Mapping[str, Any], wanted: Any) -> Any:
     """Return the image size of the file: as stated, or that of a square image with as many patches."""
     if fields.get("image_size") is not None:
         return fields["image_size"]
-    if "position/embedding" not in shapes:
+    token_kernel = shapes.get(_TOKEN_KERNEL)
+    if "position/embedding" not in shapes and token_kernel is None:
         if wanted is None:
             raise CheckpointError("has no position embedding to tell its resolution: pass image_size=")
         return wanted
     probe = _probe(fields)
-    tokens = math.prod(shapes["position/embedding"][:-1]) - probe.position_prefix_tokens
+    if token_kernel is None:
+        tokens = math.prod(shapes["position/embedding"][:-1]) - probe.position_prefix_tokens
+    else:
+        tokens = token_kernel[0] - probe.num_prefix_tokens
     if not _is_square(tokens):
+        name = "position embedding" if token_kernel is None else "token MLP"
         raise CheckpointError(
-            f"its position embedding {shapes['position/embedding']} fills no square grid: "
+            f"its {name} {token_kernel or shapes['position/embedding']} fills no square grid: "
             "pass config={'image_size': (height, width)} as it was trained"
         )
     side = math.isqrt(tokens)

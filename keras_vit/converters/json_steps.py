@@ -92,6 +92,7 @@ STEPS = {
     "channels last": Step(_height_width(0), None),
     "pooling": Step(_pooling, None),
     "image converter": Step(_image_converter, None),
+    "ratios": Step(None, lambda value, config: [value / config.hidden_size, config.mlp_dim / config.hidden_size]),
     "over hidden_size": Step(None, lambda value, config: value / config.hidden_size),
     # One value for all channels is a list of one in ViTConfig, and one for each channel in the file.
     "each channel": Step(

@@ -204,6 +204,10 @@ class Table:
                 return Source(prefix + fill(row.tensor.removeprefix("/"), found.groupdict(), -1), row)
         return None
 
+    def has_row(self, variable: str) -> bool:
+        """Return whether the format has a name for a variable."""
+        return any(pattern(row.variable).fullmatch(variable) for row in self.rows)
+
     def _variables(self, canonical: str, present: set[str]) -> list[tuple[str, Row]]:
         """Return every variable that a tensor holds, with its row."""
         found = []

@@ -15,7 +15,7 @@ from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
 from keras_vit.model.labels import class_names
 from keras_vit.model.layers.quantized import quantization_misfit
-from keras_vit.model.resizing import check_resizable
+from keras_vit.model.limits import check_resizable
 from keras_vit.model.vision_transformer import VisionTransformer
 
 ROUTES = ("direct", "converter")
@@ -57,6 +57,11 @@ class ExportOptions:
             misfits.append(f"quantize={self.quantize!r} starts from floating-point weights. {misfit}")
         elif is_ours:
             misfits += self.file.model_misfits(model.config)
+            if not model.config.has_attention:
+                misfits.append(
+                    'route="direct" writes models with attention; use route="converter" or export.saved_model. '
+                    "Received: tokens_mlp_dim, an MLP-Mixer"
+                )
             names = _attempt(lambda: class_names(model.config, self.labels), misfits)
         else:
             name = type(model).__name__

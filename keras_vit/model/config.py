@@ -127,6 +127,8 @@ class ViTConfig:
             head is applied to every token) or "token_unpooled" (the same, with a class token).
         representation_size: width of the pre_logits layer (Dense and tanh); None means no such layer.
         resnet: a ResNetConfig, or its fields as a dict, makes the model a hybrid.
+        tokens_mlp_dim: width of the hidden layer of an MLP over the tokens, which replaces the attention of every block
+            (MLP-Mixer, arXiv 2105.01601); None means attention.
         num_channels: channels of the image.
         class_token: whether there is a class token; None means only if the classifier needs one.
         distilled: whether DeiT's distillation token and head exist (arXiv 2012.12877); the logits are both heads' mean.
@@ -180,6 +182,7 @@ class ViTConfig:
     classifier: str = "token"
     representation_size: int | None = None
     resnet: ResNetConfig | None = None
+    tokens_mlp_dim: int | None = None
 
     num_channels: int = 3
     class_token: bool | None = None
@@ -253,7 +256,7 @@ class ViTConfig:
 
     def _conflicts(self) -> Iterator[str]:
         """Yield a sentence for each combination of values that is not accepted."""
-        if self.hidden_size % self.num_heads:
+        if self.hidden_size % self.num_heads and (self.has_attention or self.has_map_head):
             yield f"hidden_size is a multiple of num_heads. Received: {self.hidden_size} and {self.num_heads}"
         if self.classifier.startswith("token") and not self.class_token:
             yield f"classifier={self.classifier!r} needs the class token. Received: class_token=False"
@@ -275,6 +278,8 @@ class ViTConfig:
     def _position_conflicts(self) -> Iterator[str]:
         if self.position == "sincos2d" and (self.hidden_size % 4 or self.hidden_size < 8):
             yield f"position='sincos2d' needs hidden_size % 4 == 0 and at least 8. Received: {self.hidden_size}"
+        if self.position == "relative" and not self.has_attention:
+            yield "position='relative' needs attention. Received: tokens_mlp_dim, which replaces it"
         if self.position == "learned2d" and self.hidden_size % 2:
             yield f"position='learned2d' gives each axis half of the hidden_size. Received: {self.hidden_size}"
         if self.position == "relative" and self.position_place == "stem":
@@ -306,6 +311,11 @@ class ViTConfig:
     def is_unpooled(self) -> bool:
         """True if the head is applied to every token."""
         return self.classifier in ("unpooled", "token_unpooled")
+
+    @property
+    def has_attention(self) -> bool:
+        """True if the blocks have attention."""
+        return self.tokens_mlp_dim is None
 
     @property
     def has_map_head(self) -> bool:
@@ -408,6 +418,7 @@ class ViTConfig:
 
 _COUNTS = {  # field -> lowest value
     **dict.fromkeys(("hidden_size", "mlp_dim", "num_heads", "num_layers", "num_channels", "representation_size"), 1),
+    "tokens_mlp_dim": 1,
     **dict.fromkeys(("num_classes", "num_registers"), 0),
 }
 _LARGEST = 1e38  # of float32
@@ -417,7 +428,7 @@ _RANGES: dict[str, tuple[float, float]] = {  # field -> lowest value, excluded e
     "head_bias_init": (-_LARGEST, _LARGEST),
 }
 _FLAGS = ("class_token", "distilled", "position_prefix", "patch_bias", "pre_norm", "qkv_bias")
-_OPTIONAL = ("representation_size", "layer_scale")
+_OPTIONAL = ("representation_size", "layer_scale", "tokens_mlp_dim")
 _CHOICES = {
     "classifier": CLASSIFIERS,
     "position_method": POSITION_METHODS,

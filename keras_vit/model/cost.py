@@ -206,10 +206,26 @@ def _position_numbers(config: ViTConfig) -> int:
 
 
 def _blocks(config: ViTConfig) -> tuple[Part, Part]:
-    """Return the attention and the MLP of all blocks, each with its norm and LayerScale."""
+    """Return the attention (or token MLP) and the MLP of all blocks, each with its norm and LayerScale."""
     width, tokens = config.hidden_size, config.num_tokens
     norm_and_scale = 2 * width + (0 if config.layer_scale is None else width)
+    mlp = Part(
+        name=f"MLP, {config.mlp_dim:,} wide, {config.activation}",
+        output=(tokens, width),
+        kernels=_mlp_kernels(config, tokens),
+        others=norm_and_scale + config.mlp_dim + width,
+        copies=config.num_layers,
+    )
     biases = 4 * width if config.qkv_bias else width
+    if config.tokens_mlp_dim is not None:
+        mixing = Part(
+            name=f"MLP over the tokens, {config.tokens_mlp_dim:,} wide, {config.activation}",
+            output=(tokens, width),
+            kernels=(Kernel(tokens, config.tokens_mlp_dim, width), Kernel(config.tokens_mlp_dim, tokens, width)),
+            others=norm_and_scale + config.tokens_mlp_dim + tokens,
+            copies=config.num_layers,
+        )
+        return mixing, mlp
     # For each pair of tokens: a score and a weighted sum; relative positions score 2 * tokens offsets for each query.
     products = 4 if config.position == "relative" else 2
     attention = Part(
@@ -218,13 +234,6 @@ def _blocks(config: ViTConfig) -> tuple[Part, Part]:
         kernels=(Kernel(width, width, tokens),) * 4,
         others=norm_and_scale + biases,
         products=products * tokens**2 * width,
-        copies=config.num_layers,
-    )
-    mlp = Part(
-        name=f"MLP, {config.mlp_dim:,} wide, {config.activation}",
-        output=(tokens, width),
-        kernels=_mlp_kernels(config, tokens),
-        others=norm_and_scale + config.mlp_dim + width,
         copies=config.num_layers,
     )
     return attention, mlp
@@ -276,10 +285,17 @@ def _heads(config: ViTConfig) -> Iterator[Part]:
         )
 
 
+def mixing_values(config: ViTConfig) -> int:
+    """Return the number of attention scores in a block, or of values in the hidden layer of its token MLP."""
+    if config.tokens_mlp_dim is not None:
+        return config.tokens_mlp_dim * config.hidden_size
+    return config.num_heads * config.num_tokens**2
+
+
 def _block_peak(config: ViTConfig) -> int:
     """Return the largest number of values that exist at once in an encoder block."""
     tokens, hidden = config.num_tokens * config.hidden_size, config.num_tokens * config.mlp_dim
-    scores = config.num_heads * config.num_tokens**2
+    scores = mixing_values(config)
     if config.position == "relative":  # and the scores of 2 * tokens offsets, twice while they are skewed
         scores *= 5
     # The residual stream, and either the scores and three tensors of tokens (query, key and value or their copies with

@@ -113,6 +113,7 @@ class Network:
                 norm_epsilon=c.norm_epsilon,
                 qkv_bias=c.qkv_bias,
                 layer_scale=c.layer_scale,
+                tokens_mlp_dim=c.tokens_mlp_dim,
                 dropout_rate=c.dropout_rate,
                 attention_dropout_rate=c.attention_dropout_rate,
                 stochastic_depth=c.stochastic_depth * i / max(1, c.num_layers - 1),

@@ -1,4 +1,4 @@
-"""Names and sizes of architectures (paper, table 1; vit_jax/configs/models.py; big_vision's models/vit.py)."""
+"""Names and sizes of architectures (paper, table 1; configs of vit_jax, models of big_vision; MLP-Mixer)."""
 
 import re
 from typing import Any
@@ -31,6 +31,14 @@ HYBRIDS = {
     "R50+ViT-L/32": ((3, 4, 6, 3), 1),
 }
 
+MIXERS = {  # arXiv 2105.01601, table 1
+    #     hidden   mlp  tokens' mlp  layers
+    "S": (512, 2048, 256, 8),
+    "B": (768, 3072, 384, 12),
+    "L": (1024, 4096, 512, 24),
+    "H": (1280, 5120, 640, 32),
+}
+
 # Dropout of the official configs, for training from scratch. AugReg and all other models use none.
 DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32": 0.1}
 
@@ -40,6 +48,9 @@ def canonical_name(name: str) -> str:
 
     Any case and separators are accepted. Case matters only for sizes that differ in nothing else (g and G).
     """
+    mixer = re.fullmatch(r"Mixer[-_ ]*([A-Z])[-_/ ]?(\d+)", name.strip(), re.I)
+    if mixer and mixer[1].upper() in MIXERS and int(mixer[2]) > 0:
+        return f"Mixer-{mixer[1].upper()}/{int(mixer[2])}"
     match = re.fullmatch(
         r"(?:(R\d*)[+_\- ]*)??(?:ViT[-_ ]*)?([A-Z]+(?:400m)?(?:[-_ ]?opt)?)[/_\- ]?(\d+)", name.strip(), re.I
     )
@@ -52,6 +63,7 @@ def canonical_name(name: str) -> str:
             if not stem or canonical in HYBRIDS:
                 return canonical
     examples = [f"ViT-{size}/{patch}" for size in SIZES for patch in (8, 14, 16, 32)] + list(HYBRIDS)
+    examples += [f"Mixer-{size}/{patch}" for size in MIXERS for patch in (16, 32)]
     near = nearest(name, examples, count=4, cutoff=0)
     raise ValueError(f"No architecture has this name; the nearest are {near}. Received: {name!r}")
 
@@ -66,6 +78,8 @@ def _known_size(size: str) -> str | None:
 def architecture(name: str) -> dict[str, Any]:
     """Return the fields of ViTConfig for an architecture's name; "resnet" of a hybrid is a dict."""
     canonical = canonical_name(name)
+    if canonical.startswith("Mixer-"):
+        return _mixer(canonical)
     stem, _, vit = canonical.rpartition("+")
     size, patch = vit.removeprefix("ViT-").split("/")
     hidden_size, mlp_dim, num_heads, num_layers = SIZES[size]
@@ -83,13 +97,30 @@ def architecture(name: str) -> dict[str, Any]:
     return fields
 
 
+def _mixer(canonical: str) -> dict[str, Any]:
+    size, patch = canonical.removeprefix("Mixer-").split("/")
+    hidden_size, mlp_dim, tokens_mlp_dim, num_layers = MIXERS[size]
+    return {
+        "hidden_size": hidden_size,
+        "mlp_dim": mlp_dim,
+        "num_heads": 1,  # not used
+        "num_layers": num_layers,
+        "patch_size": int(patch),
+        "tokens_mlp_dim": tokens_mlp_dim,
+        "classifier": "gap",
+        "position": "none",
+    }
+
+
 def name_of(config: Any) -> str:
     """Return the name of a ViTConfig's architecture, such as "ViT-B/16", or its size if the papers do not name it."""
     wanted = config.to_dict()
     units = wanted["resnet"] and tuple(wanted["resnet"]["num_layers"])
-    for name in (*(f"ViT-{size}/{config.patch_size[0]}" for size in SIZES), *HYBRIDS):
+    patch = config.patch_size[0]
+    mixers = (f"Mixer-{size}/{patch}" for size in MIXERS) if config.tokens_mlp_dim else ()
+    for name in mixers or (*(f"ViT-{size}/{patch}" for size in SIZES), *HYBRIDS):
         fields = architecture(name)
-        resnet, patch, _ = fields.pop("resnet", None), fields.pop("patch_size"), fields.pop("dropout_rate")
+        resnet, patch, _ = fields.pop("resnet", None), fields.pop("patch_size"), fields.pop("dropout_rate", None)
         is_patch = tuple(config.patch_size) == (patch, patch)
         if is_patch and units == (resnet and resnet["num_layers"]) and fields.items() <= wanted.items():
             return name

@@ -19,8 +19,8 @@ from keras_vit.model import preprocess
 from keras_vit.model.classify import BATCH, classify_each
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.layers.quantized import load_quantization, quick_collections, save_quantization
+from keras_vit.model.limits import check_attention, check_resizable
 from keras_vit.model.network import Network
-from keras_vit.model.resizing import check_resizable
 
 HEADS = ("head", "head_distillation")  # names of the layers that return logits
 QUANTIZATION_MODES = ("int8", "int4", "float8")  # of Keras, without those that calibrate on token sequences
@@ -124,7 +124,11 @@ class VisionTransformer(keras.Model):
         Returns:
             A list of tensors (batch, heads, tokens, tokens), one for each block. Rows are queries; each sums to 1 (in
             bfloat16 within 2e-3).
+
+        Raises:
+            ValueError: the model has no attention, such as an MLP-Mixer.
         """
+        check_attention(self.config)
         inputs = self._block_input_model()(images, training=False)
         names = (f"block_{i}" for i in range(self.config.num_layers))
         return [self.get_layer(name).attention_weights(*inputs[name]) for name in names]

@@ -29,7 +29,7 @@ _NAME_WITH_SLASH = re.compile(r"[^/]+/\d\w*")  # "ViT-B/16", or almost
 _REMOTE_SAFETENSORS = re.compile(r"(?P<folder>(?:https?|gs|hf)://.+/)[^/]+\.safetensors(?P<revision>@[^#]+)?(?:#.*)?")
 _CONFIG_FILES = ("config.json", "preprocessor_config.json")
 # The fields in which a file must agree with the name that it is loaded by.
-_ARCHITECTURE_FIELDS = ("patch_size", "hidden_size", "mlp_dim", "num_heads", "num_layers")
+_ARCHITECTURE_FIELDS = ("patch_size", "hidden_size", "mlp_dim", "num_heads", "num_layers", "tokens_mlp_dim")
 
 
 @dataclass(frozen=True, kw_only=True)
