@@ -15,9 +15,11 @@ import command_line
 from keras_vit import ViTConfig, converters, export, position, visualize
 from keras_vit.converters.containers import open_container
 from keras_vit.model import cost, sizes
+from keras_vit.model.config import ResNetConfig
+from keras_vit.model.vision_transformer import VisionTransformer
 from model_weights import assert_same_bits, values
 from reference_cases import arrays, distance
-from tiny_models import VARIANTS, built, prepared
+from tiny_models import VARIANTS, built, prepared, tiny
 
 FOLDER = Path(__file__).parent / "data" / "google_families"
 CASES: dict[str, dict[str, Any]] = json.loads((FOLDER / "cases.json").read_text())
@@ -27,6 +29,9 @@ FORMATS = {
     "bv_mixer": "mixer",
     "vit_mixer": "mixer",
     "timm_mixer": "timm_mixer",
+    "bit_npz": "bit",
+    "bv_bit_v1": "big_vision_bit",
+    "timm_bit": "timm_bit",
     "bv_siglip2": "big_vision",
     "bv_siglip_head": "big_vision",
 }
@@ -48,7 +53,8 @@ def expected(name: str) -> dict[str, np.ndarray]:
 @functools.cache
 def loaded(name: str) -> Any:
     """Return the model of a file in float64; tests do not change it."""
-    return converters.load(path_of(name), dtype="float64")
+    size = {"image_size": 48} if "bit" in name else {}  # a ResNet's file does not state its size
+    return converters.load(path_of(name), dtype="float64", **size)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -191,15 +197,29 @@ def test_one_model_is_exported_with_fewer_tokens(tmp_path: Path) -> None:
 MIXER = {"tokens_mlp_dim": 24, "classifier": "gap", "position": "none"}
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"), [("Mixer-B/16", 59_880_472), ("mixer_b_32", 60_293_428), ("Mixer-L/16", 208_196_168)]
-)
-def test_the_official_sizes_have_their_number_of_parameters(name: str, parameters: int) -> None:
-    # models_test.py of google-research/vision_transformer
-    config = ViTConfig.from_name(name)
-    assert cost.count_parameters(config) == parameters
-    assert sizes.name_of(config).casefold() == name.casefold().replace("_b_32", "-b/32")
-    assert sizes.name_of(config.replace(tokens_mlp_dim=3)).startswith("Vision Transformer")
+# Mixer: models_test.py of google-research/vision_transformer; BiT: results-imagenet.csv of timm, in millions.
+SIZES = {
+    "Mixer-B/16": 59_880_472,
+    "Mixer-B/32": 60_293_428,
+    "Mixer-L/16": 208_196_168,
+    "BiT-R50x1": 25.55,
+    "BiT-R50x3": 217.32,
+    "BiT-R101x1": 44.54,
+    "BiT-R101x3": 387.93,
+    "BiT-R152x2": 236.34,
+    "BiT-R152x4": 936.53,
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_official_sizes_have_their_number_of_parameters(name: str) -> None:
+    config = ViTConfig.from_name(name.replace("-", "_").casefold().replace("/", ""))
+    count = cost.count_parameters(config)
+    assert SIZES[name] in (count, round(count / 1e6, 2))
+    assert sizes.name_of(config) == name
+    assert sizes.name_of(config.replace(hidden_size=64, resnet=None, num_layers=1, patch_size=7)).endswith(
+        "of width 64"
+    )
 
 
 def test_a_mixer_is_a_model_like_any_other(tmp_path: Path) -> None:
@@ -230,7 +250,7 @@ def test_what_a_mixer_cannot_do_is_one_clear_error(tmp_path: Path) -> None:
             model.resized(**options)
     with pytest.raises(ValueError, match="A token MLP has weights for 16 tokens"):
         converters.load(path_of("vit_mixer"), image_size=64)
-    with pytest.raises(ValueError, match=r"tflite: route=.direct. writes models with attention; .* MLP-Mixer"):
+    with pytest.raises(ValueError, match=r"tflite: route=.direct. writes Transformers and .* MLP-Mixer"):
         export.tflite(model, tmp_path / "model.tflite")
     with pytest.raises(ValueError, match="position='relative' needs attention"):
         ViTConfig(tokens_mlp_dim=8, position="relative", position_place="shared")
@@ -239,3 +259,71 @@ def test_what_a_mixer_cannot_do_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(converters.CheckpointError, match="no place for attention: .*prefix/cls"):
         converters.save(built(num_layers=1), tmp_path / "model.npz", format="mixer")
     assert not list(tmp_path.iterdir())
+
+
+# ---- BiT
+
+BIT = {
+    "num_layers": 0,
+    "hidden_size": 256,
+    "patch_size": 1,
+    "num_heads": 1,
+    "mlp_dim": 1,
+    "classifier": "gap",
+    "position": "none",
+}
+RESNET = {"num_layers": (2, 1), "width_factor": 0.5, "version": 2}
+
+
+@pytest.mark.parametrize("resnet", [RESNET, RESNET | {"version": 1}, RESNET | {"stage_widths": (32, 64)}], ids=str)
+def test_the_arithmetic_of_a_resnet_is_that_of_its_layers(resnet: dict[str, Any]) -> None:
+    model = VisionTransformer(tiny(**BIT, resnet=resnet))
+    assert cost.count_parameters(model.config) == model.count_params()
+    kernels = sum(part.kernel_numbers for part in cost.parts(model.config))
+    assert kernels == sum(weight.shape.num_elements() for weight in model.weights if weight.path.endswith("kernel"))
+    assert cost.forward_flops(model.config) > cost.block_flops(model.config) == 0
+    assert cost.inference_memory(model.config) > 0
+    assert model.feature_names[-2:] == ["pre_logits", "logits"]
+
+
+def test_a_resnet_is_a_model_like_any_other(tmp_path: Path) -> None:
+    model = built(**BIT, resnet=RESNET | {"num_layers": (1, 1)})
+    images = prepared(model.config)
+    model.save(tmp_path / "model.keras")
+    again = converters.load(tmp_path / "model.keras", image_size=(40, 64))  # convolutions take any size
+    assert again.config.grid == (5, 8)
+    assert_same_bits(values(again), values(model))
+    model.compile("sgd", "mse")
+    losses = model.fit(images, np.ones((2, 5)), epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+
+
+def test_what_a_resnet_cannot_do_is_one_clear_error(tmp_path: Path) -> None:
+    model = built(**BIT, resnet=RESNET)
+    for call in (model.attention_maps, functools.partial(visualize.class_attention, model)):
+        with pytest.raises(ValueError, match=r"Attention maps need .* no blocks \(num_layers=0\)"):
+            call(prepared(model.config))
+    with pytest.raises(ValueError, match=r"tflite: route=.direct. writes Transformers and .* ResNet, 3 blocks"):
+        export.tflite(model, tmp_path / "model.tflite")
+    with pytest.raises(converters.CheckpointError, match="no place for a ResNet of version 2"):
+        converters.save(model, tmp_path / "model.npz", format="google")
+    with pytest.raises(converters.CheckpointError, match="no place for a hybrid's ResNet"):
+        converters.save(built(**BIT, resnet=RESNET | {"version": 1}), tmp_path / "model.npz", format="bit")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match=r"num_layers=0, a ResNet .* needs .*'hidden_size': 256.* Received: .*: 64"):
+        tiny(**BIT | {"hidden_size": 64}, resnet=RESNET)
+    with pytest.raises(ValueError, match="num_layers=0, a ResNet without a Transformer, needs"):
+        tiny(num_layers=0)
+    with pytest.raises(ValueError, match=r"version is 1 or 2.*Received: version=3"):
+        ResNetConfig(version=3)
+
+
+def test_a_file_with_numbered_layers_is_read_like_the_published_ones(tmp_path: Path) -> None:
+    tensors = {}
+    for number, (name, value) in enumerate(arrays(path_of("bit_npz")).items()):
+        for layer in ("group_norm", "standardized_conv2d"):
+            name = name.replace(f"{layer}/", f"{layer}_{number}/")
+        tensors[name] = value
+    np.savez(tmp_path / "numbered.npz", **tensors)
+    numbered = converters.load(tmp_path / "numbered.npz", image_size=48)
+    assert_same_bits(values(numbered), values(converters.load(path_of("bit_npz"), image_size=48)))

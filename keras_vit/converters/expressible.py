@@ -32,6 +32,7 @@ _FEATURES = {
     "pre_logits/": "pre_logits (representation_size)",
     "root/": "a hybrid's ResNet (resnet)",
     "stage_": "a hybrid's ResNet (resnet)",
+    "resnet_norm": "a ResNet of version 2",
     "pool/": "attention pooling (classifier='map')",
     "x_embedding": "2-D positions (position='learned2d')",
     "y_embedding": "2-D positions (position='learned2d')",
@@ -151,15 +152,20 @@ def _reads_the_same(name: str, read: Any, config: ViTConfig) -> bool:
 
 def _typical_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of one variable for each option of a config, without building the model."""
-    width = config.hidden_size
+    width, heads = config.hidden_size, config.num_heads
+    stages = list(zip(config.resnet.num_layers, config.resnet.widths, strict=True)) if config.resnet else []
     channels = patch_values(config) // math.prod(config.patch)
-    units = config.resnet.num_layers if config.resnet else ()
     place = {"stem": "position", "blocks": "position_0", "shared": "position"}[config.position_place]
     position = {"learned": "embedding", "learned2d": "x_embedding", "relative": "relative_embedding"}
     rows = config.position_prefix_tokens + math.prod(config.grid)
     shapes = {
         "root/conv/kernel": (7, 7, config.num_channels, config.resnet.width) if config.resnet else None,
-        **{f"stage_{s}_unit_{u + 1}/conv1/kernel": (1, 1) for s, count in enumerate(units, 1) for u in range(count)},
+        **{
+            f"stage_{s}_unit_{u + 1}/conv1/kernel": (1, 1, 1, wide)
+            for s, (count, wide) in enumerate(stages, 1)
+            for u in range(count)
+        },
+        "resnet_norm/gamma": (width,) if config.resnet and config.resnet.version == 2 else None,
         "embedding/kernel": (*config.patch, channels, width),
         "embedding/bias": (width,) if config.patch_bias else None,
         "prefix/cls": (1, 1, width) if config.class_token else None,
@@ -167,7 +173,9 @@ def _typical_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
         "prefix/registers": (1, config.num_registers, width) if config.num_registers else None,
         f"{place}/{position.get(config.position)}": (1, rows, width) if config.position in position else None,
         "pre_norm/gamma": (width,) if config.pre_norm else None,
-        **_typical_mixing(config),
+        "block_0/attention/query/kernel": (width, heads, width // heads) if config.has_attention else None,
+        "block_0/attention/query/bias": (heads, width // heads) if config.has_attention and config.qkv_bias else None,
+        "block_0/token_mlp/dense1/kernel": (config.num_tokens, mixer) if (mixer := config.tokens_mlp_dim) else None,
         "block_0/scale1/gamma": (width,) if config.layer_scale is not None else None,
         **{f"block_{i}/mlp/dense1/kernel": (width, config.mlp_dim) for i in range(config.num_layers)},
         "encoder_norm/gamma": (width,),
@@ -175,13 +183,5 @@ def _typical_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
         "pre_logits/kernel": (width, config.representation_size) if config.representation_size else None,
         "head/kernel": (config.representation_size or width, config.num_classes) if config.num_classes else None,
     }
-    return {path: shape for path, shape in shapes.items() if shape is not None}
-
-
-def _typical_mixing(config: ViTConfig) -> dict[str, tuple[int, ...] | None]:
-    """Return the shapes of one variable of a block's attention, or of its MLP over the tokens."""
-    if config.tokens_mlp_dim is not None:
-        return {"block_0/token_mlp/dense1/kernel": (config.num_tokens, config.tokens_mlp_dim)}
-    heads, width = config.num_heads, config.hidden_size // config.num_heads
-    bias = {"block_0/attention/query/bias": (heads, width)} if config.qkv_bias else {}
-    return {"block_0/attention/query/kernel": (config.hidden_size, heads, width), **bias}
+    absent = () if config.num_layers else ("embedding/", "block_", "encoder_norm/")  # of a ResNet without blocks
+    return {path: shape for path, shape in shapes.items() if shape is not None and not path.startswith(absent)}

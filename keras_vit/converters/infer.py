@@ -20,6 +20,7 @@ _REQUIRED = {
     "block_0/mlp/dense1/kernel": (2,),
     "block_0/attention/query/kernel": (2, 3),
     "block_0/token_mlp/dense1/kernel": (2,),
+    "resnet_norm/gamma": (1,),
 }
 _TOKEN_KERNEL = "block_0/token_mlp/dense1/kernel"  # (tokens, tokens_mlp_dim)
 _LAYER_SCALE = 1e-5  # the usual initial value; no file states it
@@ -62,7 +63,7 @@ def infer(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
 
 def _config(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
     # A tensor that the format never has is missing in every file: its absence does not mean another architecture.
-    known = tensor_fields(shapes)
+    known = {name: value for name, value in tensor_fields(shapes).items() if (name, value) != ("hidden_size", None)}
     known |= {name: value for name, value in table.meaning.config.items() if name in known}
     _check_json(hints.json_fields, known)
     if known["layer_scale"] is not None:
@@ -73,6 +74,8 @@ def _config(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
     fields = _merge_fields(table.meaning.config, table.meaning.defaults, *absent, known, hints.row_fields, stated)
     fields["num_heads"] = _num_heads(shapes, table, stated.get("num_heads"), hints.num_heads)
     fields["resnet"] = _resnet(shapes, fields.get("resnet"), is_required=bool(stated.get("resnet")))
+    if "hidden_size" not in fields:
+        fields["hidden_size"] = fields["resnet"].channels
     fields["classifier"] = _classifier(fields, is_stated="classifier" in stated)
     fields["labels"] = _labels(fields.get("labels"), fields["num_classes"])
     fields["position_prefix"] = _position_prefix(shapes, fields)
@@ -82,12 +85,13 @@ def _config(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
 
 def tensor_fields(shapes: Shapes) -> dict[str, Any]:
     """Return the fields of ViTConfig that follow from the shapes of a file's tensors."""
-    height, width, channels, hidden_size = shapes["embedding/kernel"]
+    # A ResNet without blocks has neither patches nor MLPs; its hidden_size is that of its feature map.
+    height, width, channels, hidden_size = shapes.get("embedding/kernel", (1, 1, None, None))
     class_token = "prefix/cls" in shapes
     return {
         "patch_size": (height, width),
         "hidden_size": hidden_size,
-        "mlp_dim": shapes["block_0/mlp/dense1/kernel"][-1],
+        "mlp_dim": _axis(shapes, "block_0/mlp/dense1/kernel", -1, 1),
         "tokens_mlp_dim": _axis(shapes, _TOKEN_KERNEL, -1, None),
         "num_layers": len({name.split("/")[0] for name in shapes if name.startswith("block_")}),
         "num_classes": _axis(shapes, "head/kernel", -1, 0),
@@ -161,9 +165,13 @@ def _resnet(shapes: Shapes, numerics: ResNetConfig | None, *, is_required: bool)
         if unit:
             stages.setdefault(int(unit[1]), set()).add(int(unit[2]))
     num_layers = tuple(len(stages[stage]) for stage in sorted(stages))
-    width_factor = shapes["root/conv/kernel"][-1] / 64
+    widths = [shapes.get(f"stage_{stage}_unit_1/conv1/kernel", (0,))[-1] for stage in sorted(stages)]
+    width = shapes["root/conv/kernel"][-1]
+    fields: dict[str, Any] = {"num_layers": num_layers, "width_factor": width / 64}
+    if widths != [width * 2**stage for stage in range(len(widths))]:
+        fields["stage_widths"] = widths
     try:
-        return dataclasses.replace(numerics or ResNetConfig(), num_layers=num_layers, width_factor=width_factor)
+        return dataclasses.replace(numerics or ResNetConfig(), **fields)
     except ValueError as error:
         raise CheckpointError(f"does not describe a valid ResNet: {error}") from error
 

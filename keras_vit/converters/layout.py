@@ -28,11 +28,9 @@ def variable_shape(shape: tuple[int, ...], source: Source, layout: str) -> tuple
     _, count = row.part
     if count > 1 and shape:
         shape = (shape[0] // count, *shape[1:])
-    if row.rank is not None:
-        shape = _without_leading_ones(shape)
     if layout == "torch" and row.is_kernel:
         shape = tuple(shape[axis] for axis in _TORCH_AXES.get(len(shape), range(len(shape))))
-    return shape
+    return shape if row.rank is None else _without_leading_ones(shape)
 
 
 def fits(shape: tuple[int, ...], source: Source, layout: str, expected: tuple[int, ...]) -> bool:
@@ -63,10 +61,15 @@ def to_variable(tensor: np.ndarray, source: Source, layout: str, shape: tuple[in
 
 def tensor_shape(shape: tuple[int, ...], row: Row, layout: str) -> tuple[int, ...]:
     """Return the shape that `to_tensor` gives a variable of this shape."""
-    if layout == "torch":
-        shape = _fold_heads(shape, row)
-        if row.is_kernel:
-            shape = tuple(shape[axis] for axis in np.argsort(_TORCH_AXES[len(shape)]))
+    shape = _with_rank(shape, row, layout)
+    if layout == "torch" and row.is_kernel:
+        shape = tuple(shape[axis] for axis in np.argsort(_TORCH_AXES[len(shape)]))
+    return shape
+
+
+def _with_rank(shape: tuple[int, ...], row: Row, layout: str) -> tuple[int, ...]:
+    """Return a variable's shape with folded heads and the leading ones of its tensor, before axes are transposed."""
+    shape = _fold_heads(shape, row) if layout == "torch" else shape
     if row.rank is None:
         return shape
     core = _without_leading_ones(shape)
@@ -75,12 +78,10 @@ def tensor_shape(shape: tuple[int, ...], row: Row, layout: str) -> tuple[int, ..
 
 def to_tensor(variable: np.ndarray, row: Row, layout: str) -> np.ndarray:
     """Return a variable as a file's tensor or part of one: the inverse of `to_variable`."""
-    shape = tensor_shape(variable.shape, row, layout)
-    if layout == "torch":
-        variable = variable.reshape(_fold_heads(variable.shape, row))
-        if row.is_kernel:
-            variable = variable.transpose(np.argsort(_TORCH_AXES[variable.ndim]))
-    return np.ascontiguousarray(variable.reshape(shape))
+    variable = variable.reshape(_with_rank(variable.shape, row, layout))
+    if layout == "torch" and row.is_kernel:
+        variable = variable.transpose(np.argsort(_TORCH_AXES[variable.ndim]))
+    return np.ascontiguousarray(variable)
 
 
 def written_config(config: ViTConfig, table: Table) -> ViTConfig:

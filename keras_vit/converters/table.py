@@ -159,7 +159,7 @@ class Table:
 
     def find_prefix(self, names: Iterable[str]) -> str | None:
         """Return the prefix with which these names have all marks of the format, or None if they are another format."""
-        present = set(names)
+        present = {self.names.spell(name) for name in names}
         for prefix in self.names.prefixes:
             marked = all(prefix + mark in present for mark in self.marks.present)
             if marked and not any(prefix + mark in present for mark in self.marks.absent):

@@ -68,7 +68,7 @@ class Preprocessing:
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetConfig:
-    """ResNet in front of a hybrid's patches: version 1 units, weight-standardized convolutions, GroupNorm.
+    """ResNet in front of a hybrid's patches, or a whole BiT: weight-standardized convolutions, GroupNorm.
 
     Source: google-research/vision_transformer, vit_jax/models_resnet.py (paper, section 3.1, "Hybrid Architecture").
 
@@ -77,7 +77,11 @@ class ResNetConfig:
         width_factor: the stem has 64 * width_factor channels, a multiple of 32.
         norm_epsilon: epsilon of GroupNorm.
         conv_epsilon: epsilon of the weight standardization.
-        conv_epsilon_place: "std" divides by std + epsilon (Google), "variance" by sqrt(variance + epsilon) (timm).
+        conv_epsilon_place: "std" divides by std + epsilon (Google), "variance" by sqrt(variance + epsilon) (timm, BiT).
+        version: 1 has norms after the convolutions (hybrids); 2 has them in front, pads both sides with zeros, and ends
+            in a norm and ReLU (BiT, arXiv 1912.11370; google-research/big_transfer).
+        stage_widths: channels of the 3x3 convolutions of each stage, a quarter of its output's; () doubles them from
+            stage to stage, beginning with the stem's.
 
     Raises:
         ValueError: a value is not accepted.
@@ -93,9 +97,17 @@ class ResNetConfig:
     norm_epsilon: float = 1e-6
     conv_epsilon: float = 1e-5
     conv_epsilon_place: str = "std"
+    version: int = 1
+    stage_widths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_layers", tuple(self.num_layers))
+        object.__setattr__(self, "stage_widths", tuple(self.stage_widths))
+        if self.version not in (1, 2) or len(self.widths) != len(self.num_layers) or any(w % 32 for w in self.widths):
+            raise ValueError(
+                "version is 1 or 2, and stage_widths has a multiple of 32 for each stage of num_layers, or is (). "
+                f"Received: version={self.version!r}, stage_widths={self.stage_widths}, num_layers={self.num_layers}"
+            )
         one_of("conv_epsilon_place", self.conv_epsilon_place, ("std", "variance"))
         if self.width <= 0 or self.width % 32 or not all(is_count(units, least=1) for units in self.num_layers):
             raise ValueError(
@@ -107,6 +119,16 @@ class ResNetConfig:
     def width(self) -> int:
         """Channels of the stem."""
         return int(64 * self.width_factor)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Channels of the 3x3 convolutions of each stage."""
+        return self.stage_widths or tuple(self.width * 2**stage for stage in range(len(self.num_layers)))
+
+    @property
+    def channels(self) -> int:
+        """Channels of the feature map."""
+        return 4 * self.widths[-1] if self.widths else self.width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +143,8 @@ class ViTConfig:
         hidden_size: width of a token.
         mlp_dim: width of the MLP's hidden layer.
         num_heads: number of attention heads; divides hidden_size.
-        num_layers: number of encoder blocks.
+        num_layers: number of encoder blocks. 0 is a ResNet without a Transformer (BiT): it needs `resnet`,
+            patch_size=1, position="none", and the ResNet's channels as hidden_size.
         num_classes: number of classes; 0 means no head, the output is the feature.
         classifier: "token" (class token), "gap" (mean of the patch tokens), "map" (attention pooling), "unpooled" (the
             head is applied to every token) or "token_unpooled" (the same, with a class token).
@@ -256,6 +279,8 @@ class ViTConfig:
 
     def _conflicts(self) -> Iterator[str]:
         """Yield a sentence for each combination of values that is not accepted."""
+        if not self.num_layers:
+            yield from self._resnet_conflicts()
         if self.hidden_size % self.num_heads and (self.has_attention or self.has_map_head):
             yield f"hidden_size is a multiple of num_heads. Received: {self.hidden_size} and {self.num_heads}"
         if self.classifier.startswith("token") and not self.class_token:
@@ -274,6 +299,13 @@ class ViTConfig:
         if min(self.grid) < 1:
             smallest = f"{self.stride[0]}x{self.stride[1]}"
             yield f"the image is smaller than one patch ({smallest} pixels). Received: image_size={self.image_size}"
+
+    def _resnet_conflicts(self) -> Iterator[str]:
+        channels = self.resnet.channels if self.resnet else None
+        needed = {"hidden_size": channels, "patch_size": (1, 1), "position": "none", "pre_norm": False}
+        needed |= {"num_prefix_tokens": 0, "final_norm": "tokens", "tokens_mlp_dim": None}
+        if wrong := {name: getattr(self, name) for name, value in needed.items() if getattr(self, name) != value}:
+            yield f"num_layers=0, a ResNet without a Transformer, needs {needed}. Received: {wrong}"
 
     def _position_conflicts(self) -> Iterator[str]:
         if self.position == "sincos2d" and (self.hidden_size % 4 or self.hidden_size < 8):
@@ -315,7 +347,7 @@ class ViTConfig:
     @property
     def has_attention(self) -> bool:
         """True if the blocks have attention."""
-        return self.tokens_mlp_dim is None
+        return self.num_layers > 0 and self.tokens_mlp_dim is None
 
     @property
     def has_map_head(self) -> bool:
@@ -417,9 +449,9 @@ class ViTConfig:
 
 
 _COUNTS = {  # field -> lowest value
-    **dict.fromkeys(("hidden_size", "mlp_dim", "num_heads", "num_layers", "num_channels", "representation_size"), 1),
+    **dict.fromkeys(("hidden_size", "mlp_dim", "num_heads", "num_channels", "representation_size"), 1),
     "tokens_mlp_dim": 1,
-    **dict.fromkeys(("num_classes", "num_registers"), 0),
+    **dict.fromkeys(("num_layers", "num_classes", "num_registers"), 0),
 }
 _LARGEST = 1e38  # of float32
 _RANGES: dict[str, tuple[float, float]] = {  # field -> lowest value, excluded end

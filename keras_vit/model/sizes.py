@@ -39,6 +39,28 @@ MIXERS = {  # arXiv 2105.01601, table 1
     "H": (1280, 5120, 640, 32),
 }
 
+BIT = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}  # arXiv 1912.11370: units in each stage
+_NO_ATTENTION: dict[str, Any] = {"num_heads": 1, "classifier": "gap", "position": "none"}
+OTHERS: dict[str, dict[str, Any]] = {  # name -> fields of ViTConfig
+    **{
+        f"Mixer-{size}/{patch}": dict(
+            zip(("hidden_size", "mlp_dim", "tokens_mlp_dim", "num_layers"), row, strict=True), patch_size=patch
+        )
+        | _NO_ATTENTION
+        for size, row in MIXERS.items()
+        for patch in (8, 14, 16, 32)
+    },
+    **{
+        f"BiT-R{depth}x{width}": {
+            **{"hidden_size": 2048 * width, "patch_size": 1, "num_layers": 0, "mlp_dim": 1, **_NO_ATTENTION},
+            "resnet": {"version": 2, "num_layers": units, "width_factor": float(width), "norm_epsilon": 1e-5}
+            | {"conv_epsilon": 1e-10, "conv_epsilon_place": "variance"},
+        }
+        for depth, units in BIT.items()
+        for width in (1, 2, 3, 4)
+    },
+}
+
 # Dropout of the official configs, for training from scratch. AugReg and all other models use none.
 DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32": 0.1}
 
@@ -48,9 +70,9 @@ def canonical_name(name: str) -> str:
 
     Any case and separators are accepted. Case matters only for sizes that differ in nothing else (g and G).
     """
-    mixer = re.fullmatch(r"Mixer[-_ ]*([A-Z])[-_/ ]?(\d+)", name.strip(), re.I)
-    if mixer and mixer[1].upper() in MIXERS and int(mixer[2]) > 0:
-        return f"Mixer-{mixer[1].upper()}/{int(mixer[2])}"
+    for other in OTHERS:
+        if re.sub(r"[-_/ ]", "", other).casefold() == re.sub(r"[-_/ ]", "", name).casefold():
+            return other
     match = re.fullmatch(
         r"(?:(R\d*)[+_\- ]*)??(?:ViT[-_ ]*)?([A-Z]+(?:400m)?(?:[-_ ]?opt)?)[/_\- ]?(\d+)", name.strip(), re.I
     )
@@ -63,8 +85,7 @@ def canonical_name(name: str) -> str:
             if not stem or canonical in HYBRIDS:
                 return canonical
     examples = [f"ViT-{size}/{patch}" for size in SIZES for patch in (8, 14, 16, 32)] + list(HYBRIDS)
-    examples += [f"Mixer-{size}/{patch}" for size in MIXERS for patch in (16, 32)]
-    near = nearest(name, examples, count=4, cutoff=0)
+    near = nearest(name, [*examples, *OTHERS], count=4, cutoff=0)
     raise ValueError(f"No architecture has this name; the nearest are {near}. Received: {name!r}")
 
 
@@ -78,8 +99,8 @@ def _known_size(size: str) -> str | None:
 def architecture(name: str) -> dict[str, Any]:
     """Return the fields of ViTConfig for an architecture's name; "resnet" of a hybrid is a dict."""
     canonical = canonical_name(name)
-    if canonical.startswith("Mixer-"):
-        return _mixer(canonical)
+    if canonical in OTHERS:
+        return dict(OTHERS[canonical])
     stem, _, vit = canonical.rpartition("+")
     size, patch = vit.removeprefix("ViT-").split("/")
     hidden_size, mlp_dim, num_heads, num_layers = SIZES[size]
@@ -97,31 +118,20 @@ def architecture(name: str) -> dict[str, Any]:
     return fields
 
 
-def _mixer(canonical: str) -> dict[str, Any]:
-    size, patch = canonical.removeprefix("Mixer-").split("/")
-    hidden_size, mlp_dim, tokens_mlp_dim, num_layers = MIXERS[size]
-    return {
-        "hidden_size": hidden_size,
-        "mlp_dim": mlp_dim,
-        "num_heads": 1,  # not used
-        "num_layers": num_layers,
-        "patch_size": int(patch),
-        "tokens_mlp_dim": tokens_mlp_dim,
-        "classifier": "gap",
-        "position": "none",
-    }
-
-
 def name_of(config: Any) -> str:
     """Return the name of a ViTConfig's architecture, such as "ViT-B/16", or its size if the papers do not name it."""
     wanted = config.to_dict()
-    units = wanted["resnet"] and tuple(wanted["resnet"]["num_layers"])
-    patch = config.patch_size[0]
-    mixers = (f"Mixer-{size}/{patch}" for size in MIXERS) if config.tokens_mlp_dim else ()
-    for name in mixers or (*(f"ViT-{size}/{patch}" for size in SIZES), *HYBRIDS):
-        fields = architecture(name)
-        resnet, patch, _ = fields.pop("resnet", None), fields.pop("patch_size"), fields.pop("dropout_rate", None)
+    units = config.resnet and (config.resnet.version, config.resnet.num_layers)
+    names = [f"ViT-{size}/{config.patch_size[0]}" for size in SIZES]
+    for name in (*names, *HYBRIDS) if config.has_attention else OTHERS:
+        fields = {**architecture(name), "dropout_rate": config.dropout_rate}
+        resnet, patch = fields.pop("resnet", None), fields.pop("patch_size")
         is_patch = tuple(config.patch_size) == (patch, patch)
-        if is_patch and units == (resnet and resnet["num_layers"]) and fields.items() <= wanted.items():
+        if (
+            is_patch
+            and units == (resnet and (resnet.get("version", 1), resnet["num_layers"]))
+            and fields.items() <= wanted.items()
+        ):
             return name
-    return f"Vision Transformer, {config.num_layers} blocks of width {config.hidden_size}"
+    kind = "Vision Transformer" if config.has_attention else "MLP-Mixer" if config.tokens_mlp_dim else "ResNet"
+    return f"{kind}, {config.num_layers or sum(config.resnet.num_layers)} blocks of width {config.hidden_size}"
