@@ -40,9 +40,13 @@ BY_FIELD: dict[str, tuple[str, set[object]]] = {
 }
 
 
+# Formats of Vision Transformers; Mixer's and BiT's files are only of these.
+FORMATS = [name for name in formats() if load_table(name).has_row("block_0/attention/query/kernel")]
+
+
 def rendered() -> str:
     """Return the table in Markdown."""
-    tables = [load_table(name) for name in formats()]
+    tables = [load_table(name) for name in FORMATS]
     lines = [["", *(table.format for table in tables)], ["---"] * (len(tables) + 1)]
     lines.append(["read / written", *("both" if table.writable else "read" for table in tables)])
     for feature, (variable, classes) in BY_VARIABLE.items():

@@ -1,5 +1,6 @@
 """Read checkpoints of every known format, and models saved as .keras, as a VisionTransformer."""
 
+import collections
 import os
 import tempfile
 import warnings
@@ -81,7 +82,15 @@ def load(
         check_keras_facts(config=config, format=format)
         return _load_keras(file, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
     with open_checkpoint(file, facts=to_facts(config), format=format, wanted_size=image_size) as checkpoint:
-        return build(checkpoint, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
+        model = build(checkpoint, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
+        if other_parts := checkpoint.match.other_parts:
+            groups = collections.Counter(name.partition(".")[0].partition("/")[0] for name in other_parts)
+            listed = ", ".join(f"{name} ({count})" for name, count in sorted(groups.items()))
+            warnings.warn(
+                f"keras_vit: {file.name} has other parts than the image encoder, which are not read: {listed}",
+                stacklevel=2,
+            )
+        return model
 
 
 def build(

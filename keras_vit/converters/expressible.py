@@ -153,19 +153,16 @@ def _reads_the_same(name: str, read: Any, config: ViTConfig) -> bool:
 def _typical_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of one variable for each option of a config, without building the model."""
     width, heads = config.hidden_size, config.num_heads
-    stages = list(zip(config.resnet.num_layers, config.resnet.widths, strict=True)) if config.resnet else []
+    resnet = config.resnet
+    stages = enumerate(zip(resnet.num_layers, resnet.widths, strict=True), start=1) if resnet else ()
     channels = patch_values(config) // math.prod(config.patch)
     place = {"stem": "position", "blocks": "position_0", "shared": "position"}[config.position_place]
     position = {"learned": "embedding", "learned2d": "x_embedding", "relative": "relative_embedding"}
     rows = config.position_prefix_tokens + math.prod(config.grid)
     shapes = {
-        "root/conv/kernel": (7, 7, config.num_channels, config.resnet.width) if config.resnet else None,
-        **{
-            f"stage_{s}_unit_{u + 1}/conv1/kernel": (1, 1, 1, wide)
-            for s, (count, wide) in enumerate(stages, 1)
-            for u in range(count)
-        },
-        "resnet_norm/gamma": (width,) if config.resnet and config.resnet.version == 2 else None,
+        "root/conv/kernel": (7, 7, config.num_channels, resnet.width) if resnet else None,
+        **{f"stage_{s}_unit_{u + 1}/conv1/kernel": (1, 1, 1, w) for s, (n, w) in stages for u in range(n)},
+        "resnet_norm/gamma": (width,) if resnet and resnet.version == 2 else None,
         "embedding/kernel": (*config.patch, channels, width),
         "embedding/bias": (width,) if config.patch_bias else None,
         "prefix/cls": (1, 1, width) if config.class_token else None,

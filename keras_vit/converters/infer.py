@@ -20,7 +20,6 @@ _REQUIRED = {
     "block_0/mlp/dense1/kernel": (2,),
     "block_0/attention/query/kernel": (2, 3),
     "block_0/token_mlp/dense1/kernel": (2,),
-    "resnet_norm/gamma": (1,),
 }
 _TOKEN_KERNEL = "block_0/token_mlp/dense1/kernel"  # (tokens, tokens_mlp_dim)
 _LAYER_SCALE = 1e-5  # the usual initial value; no file states it
@@ -63,7 +62,8 @@ def infer(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
 
 def _config(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
     # A tensor that the format never has is missing in every file: its absence does not mean another architecture.
-    known = {name: value for name, value in tensor_fields(shapes).items() if (name, value) != ("hidden_size", None)}
+    is_resnet = not table.has_row("embedding/kernel")  # without blocks; its width is that of the feature map
+    known = {name: value for name, value in tensor_fields(shapes).items() if not (is_resnet and name == "hidden_size")}
     known |= {name: value for name, value in table.meaning.config.items() if name in known}
     _check_json(hints.json_fields, known)
     if known["layer_scale"] is not None:
@@ -73,8 +73,8 @@ def _config(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
     absent = [fields for variable, fields in table.meaning.without.items() if variable not in shapes]
     fields = _merge_fields(table.meaning.config, table.meaning.defaults, *absent, known, hints.row_fields, stated)
     fields["num_heads"] = _num_heads(shapes, table, stated.get("num_heads"), hints.num_heads)
-    fields["resnet"] = _resnet(shapes, fields.get("resnet"), is_required=bool(stated.get("resnet")))
-    if "hidden_size" not in fields:
+    fields["resnet"] = _resnet(shapes, fields.get("resnet"), is_required=is_resnet or bool(stated.get("resnet")))
+    if is_resnet and "hidden_size" not in stated:
         fields["hidden_size"] = fields["resnet"].channels
     fields["classifier"] = _classifier(fields, is_stated="classifier" in stated)
     fields["labels"] = _labels(fields.get("labels"), fields["num_classes"])
@@ -85,7 +85,6 @@ def _config(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
 
 def tensor_fields(shapes: Shapes) -> dict[str, Any]:
     """Return the fields of ViTConfig that follow from the shapes of a file's tensors."""
-    # A ResNet without blocks has neither patches nor MLPs; its hidden_size is that of its feature map.
     height, width, channels, hidden_size = shapes.get("embedding/kernel", (1, 1, None, None))
     class_token = "prefix/cls" in shapes
     return {
@@ -216,21 +215,18 @@ def _image_size(shapes: Shapes, fields: Mapping[str, Any], wanted: Any) -> Any:
     """Return the image size of the file: as stated, or that of a square image with as many patches."""
     if fields.get("image_size") is not None:
         return fields["image_size"]
-    token_kernel = shapes.get(_TOKEN_KERNEL)
-    if "position/embedding" not in shapes and token_kernel is None:
+    mixed, rows = shapes.get(_TOKEN_KERNEL, ())[:1], shapes.get("position/embedding", ())[:-1]
+    if not (mixed or rows):
         if wanted is None:
             raise CheckpointError("has no position embedding to tell its resolution: pass image_size=")
         return wanted
     probe = _probe(fields)
-    if token_kernel is None:
-        tokens = math.prod(shapes["position/embedding"][:-1]) - probe.position_prefix_tokens
-    else:
-        tokens = token_kernel[0] - probe.num_prefix_tokens
+    # A token MLP has an input for every token.
+    tokens = mixed[0] - probe.num_prefix_tokens if mixed else math.prod(rows) - probe.position_prefix_tokens
     if not _is_square(tokens):
-        name = "position embedding" if token_kernel is None else "token MLP"
+        name = f"token MLP for {mixed[0]} tokens" if mixed else f"position embedding {shapes['position/embedding']}"
         raise CheckpointError(
-            f"its {name} {token_kernel or shapes['position/embedding']} fills no square grid: "
-            "pass config={'image_size': (height, width)} as it was trained"
+            f"its {name} fills no square grid: pass config={{'image_size': (height, width)}} as it was trained"
         )
     side = math.isqrt(tokens)
     return side * probe.stride[0], side * probe.stride[1]

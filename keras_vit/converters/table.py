@@ -87,6 +87,7 @@ class Match:
 
     sources: dict[str, Source]
     unknown: list[str]
+    other_parts: list[str] = field(default_factory=list)  # tensors of a text tower or an optimizer, which are not read
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,9 @@ class Table:
             elif not any(fnmatch.fnmatchcase(names[name], glob.replace("**", "*")) for glob in ignored):
                 unknown.append(name)
         own = {name.removeprefix(OWN_PREFIX): name for name in headers if name.startswith(OWN_PREFIX)}
-        return Match(sources | {path: Source(name, Row(path, name)) for path, name in own.items()}, unknown)
+        parent = prefix[: prefix.rstrip("/").rfind("/") + 1]
+        outside = [name.removeprefix(parent) for name in headers.keys() - names.keys() - {*own.values()}]
+        return Match(sources | {path: Source(name, Row(path, name)) for path, name in own.items()}, unknown, outside)
 
     def tensor_of(self, variable: str, config: Mapping[str, Any]) -> Source | None:
         """Return where a variable of a model with this config is written, or None if the format has no place for it."""
@@ -230,8 +233,8 @@ def formats() -> list[str]:
 
     Example:
 
-    >>> keras_vit.converters.formats()
-    ['big_vision', 'google', 'huggingface', 'keras_hub', 'timm']
+    >>> [name for name in keras_vit.converters.formats() if "bit" in name]
+    ['big_vision_bit', 'bit', 'timm_bit']
     """
     return sorted(path.stem for path in (data_files.folder("converters") / "checkpoints").glob("*.toml"))
 

@@ -24,8 +24,7 @@ class TensorNames:
     ignore_outside: bool = False  # ignore tensors without the prefix: an optimizer's state, a text tower
     ignore: tuple[str, ...] = ()  # patterns of tensors that are not part of the model
     renumber: tuple[str, ...] = ()  # modules whose children are numbered together or class by class
-    # Part of a name, in which # is any number -> its replacement.
-    spelled: Mapping[str, str] = field(default_factory=dict)
+    spelled: Mapping[str, str] = field(default_factory=dict)  # part of a name (# is any number) -> its replacement
     # Start of the name of a tensor with a leading axis of blocks -> start of the names of single blocks.
     stacked: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()  # other files of weights in the same folder, read with the first
@@ -83,12 +82,10 @@ def pattern(template: str) -> re.Pattern[str]:
 
 
 def fill(template: str, values: Mapping[str, str], shift: int = 0, shifted_in: str | None = None) -> str:
-    """Return a template with its placeholders filled; those written {s-1} (here or in `shifted_in`) move by `shift`.
-
-    {u:02} has two digits or more.
-    """
+    """Return a template with its placeholders filled; those written {s-1} (here or in `shifted_in`) move by `shift`."""
     shifted = {name for name, option in PLACEHOLDER.findall(shifted_in or template) if option == "-1"}
     moved = {name: str(int(value) + shift * (name in shifted)) for name, value in values.items()}
+    # {u:02} has two digits.
     return PLACEHOLDER.sub(lambda found: moved[found[1]].zfill(2 if found[2] == ":02" else 1), template)
 
 

@@ -103,16 +103,16 @@ class ResNetConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_layers", tuple(self.num_layers))
         object.__setattr__(self, "stage_widths", tuple(self.stage_widths))
-        if self.version not in (1, 2) or len(self.widths) != len(self.num_layers) or any(w % 32 for w in self.widths):
-            raise ValueError(
-                "version is 1 or 2, and stage_widths has a multiple of 32 for each stage of num_layers, or is (). "
-                f"Received: version={self.version!r}, stage_widths={self.stage_widths}, num_layers={self.num_layers}"
-            )
         one_of("conv_epsilon_place", self.conv_epsilon_place, ("std", "variance"))
         if self.width <= 0 or self.width % 32 or not all(is_count(units, least=1) for units in self.num_layers):
             raise ValueError(
                 "The width 64 * width_factor is a multiple of GroupNorm's 32 groups, and every stage has a unit. "
                 f"Received: width_factor={self.width_factor}, num_layers={self.num_layers}"
+            )
+        if self.version not in (1, 2) or len(self.widths) != len(self.num_layers) or any(w % 32 for w in self.widths):
+            raise ValueError(
+                "version is 1 or 2, and stage_widths has a multiple of 32 for each stage of num_layers, or is (). "
+                f"Received: version={self.version!r}, stage_widths={self.stage_widths}, num_layers={self.num_layers}"
             )
 
     @property
@@ -163,8 +163,7 @@ class ViTConfig:
             input of every block, "shared" the same one. "relative" needs "blocks" or "shared".
         position_prefix: True: class token and registers come first and the position embedding has rows for them
             (Google, Hugging Face); False: they are put in front afterwards (big_vision, timm's no_embed_class).
-        position_method: method of `position.resize`: "official", "bilinear", "bilinear-antialias", "bicubic" or
-            "bicubic-antialias".
+        position_method: one of `position.METHODS`, by which positions and patches are resized.
         patch_bias: whether the patch embedding has a bias.
         pre_norm: whether a LayerNorm precedes the first block (CLIP).
         qkv_bias: whether query, key and value have biases.

@@ -116,10 +116,8 @@ def inference_memory(config: ViTConfig) -> int:
     """
     image = config.num_channels * prod(config.size)
     head = prod(_output_tokens(config)) * (config.hidden_size + config.num_classes)
-    return FLOAT * (
-        image
-        + max([_block_peak(config) if config.num_layers else 0, head, *map(_convolution_peak, convolutions(config))])
-    )
+    block = _block_peak(config) if config.num_layers else 0
+    return FLOAT * (image + max([block, head, *map(_convolution_peak, convolutions(config))]))
 
 
 def parts(config: ViTConfig) -> list[Part]:
@@ -299,8 +297,8 @@ def _heads(config: ViTConfig) -> Iterator[Part]:
 
 def mixing_values(config: ViTConfig) -> int:
     """Return the number of attention scores in a block, or of values in the hidden layer of its token MLP."""
-    if config.tokens_mlp_dim is not None:
-        return config.tokens_mlp_dim * config.hidden_size
+    if not config.has_attention:
+        return (config.tokens_mlp_dim or 0) * config.hidden_size
     return config.num_heads * config.num_tokens**2
 
 

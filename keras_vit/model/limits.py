@@ -12,8 +12,7 @@ def check_resizable(source: ViTConfig, target: ViTConfig) -> None:
         )
     if source.tokens_mlp_dim is not None and target.num_tokens != source.num_tokens:
         raise ValueError(
-            f"A token MLP has weights for {source.num_tokens} tokens, which are not interpolated: image_size and "
-            f"patch_size must give as many (image_size={source.size} with patch_size={source.patch} do). "
+            f"A token MLP has weights for {source.num_tokens} tokens: image_size and patch_size must give as many. "
             f"Received: image_size={target.size} and patch_size={target.patch}, which give {target.num_tokens}"
         )
 

@@ -53,8 +53,8 @@ class Network:
     def _tokens(self, x: Any) -> Any:
         c = self.config
         if not c.num_layers:  # a ResNet: its cells are the tokens
-            cells = keras.layers.Reshape((c.num_tokens, c.hidden_size), name="tokens", dtype=self.policy)(x)
-            return self._record("tokens", cells)
+            flatten = keras.layers.Reshape((-1, c.hidden_size), name="tokens", dtype=self.policy)
+            return self._record("tokens", flatten(x))
         x = vit.PatchEmbedding(c.hidden_size, c.patch, use_bias=c.patch_bias, name="embedding", dtype=self.policy)(x)
         self._record("embedding", x)
         # Google prepends the class token first, big_vision adds the position embedding first.

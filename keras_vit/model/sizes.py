@@ -126,12 +126,8 @@ def name_of(config: Any) -> str:
     for name in (*names, *HYBRIDS) if config.has_attention else OTHERS:
         fields = {**architecture(name), "dropout_rate": config.dropout_rate}
         resnet, patch = fields.pop("resnet", None), fields.pop("patch_size")
-        is_patch = tuple(config.patch_size) == (patch, patch)
-        if (
-            is_patch
-            and units == (resnet and (resnet.get("version", 1), resnet["num_layers"]))
-            and fields.items() <= wanted.items()
-        ):
+        same_resnet = units == (resnet and (resnet.get("version", 1), resnet["num_layers"]))
+        if tuple(config.patch_size) == (patch, patch) and same_resnet and fields.items() <= wanted.items():
             return name
     kind = "Vision Transformer" if config.has_attention else "MLP-Mixer" if config.tokens_mlp_dim else "ResNet"
     return f"{kind}, {config.num_layers or sum(config.resnet.num_layers)} blocks of width {config.hidden_size}"

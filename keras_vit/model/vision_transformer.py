@@ -237,12 +237,10 @@ class VisionTransformer(keras.Model):
         A head with another number of classes, or after another pre_logits layer, is new and zero.
 
         Args:
-            config: config of the new model. Position embeddings and patches are interpolated; all other shapes must
-                agree.
+            config: config of the new model. Position embeddings and patches are interpolated; all else must agree.
             dtype: a Keras dtype policy or its name; None means this model's.
             fresh: names of further layers that get new weights; names that the new model does not have are ignored.
         """
-        check_resizable(self.config, config)
         if config.representation_size != self.config.representation_size:
             fresh = ["pre_logits", *HEADS, *fresh]
         elif config.num_classes != self.config.num_classes:
@@ -262,6 +260,8 @@ class VisionTransformer(keras.Model):
             source: the model to copy from.
             skip: names of layers that keep their own weights.
         """
+        if not any(name.startswith(("embedding", "block_")) for name in skip):
+            check_resizable(source.config, self.config)
         own: dict[str, Any] = {}
         source.save_own_variables(own)
         load_quantization(own, (layer for layer in self._dense_layers() if layer.name not in skip))
