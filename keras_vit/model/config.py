@@ -109,7 +109,10 @@ class ResNetConfig:
                 "The width 64 * width_factor is a multiple of GroupNorm's 32 groups, and every stage has a unit. "
                 f"Received: width_factor={self.width_factor}, num_layers={self.num_layers}"
             )
-        if self.version not in (1, 2) or len(self.widths) != len(self.num_layers) or any(w % 32 for w in self.widths):
+        fits = len(self.widths) == len(self.num_layers) and all(
+            is_count(w, least=1) and not w % 32 for w in self.widths
+        )
+        if self.version not in (1, 2) or not fits:
             raise ValueError(
                 "version is 1 or 2, and stage_widths has a multiple of 32 for each stage of num_layers, or is (). "
                 f"Received: version={self.version!r}, stage_widths={self.stage_widths}, num_layers={self.num_layers}"
