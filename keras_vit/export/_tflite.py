@@ -68,8 +68,7 @@ def tflite(
             needs calibration the calibration images, which is optimistic: pass held-out images.
         batch: number of images in a call; None for any number.
         image_size: int or (height, width) in pixels, if another than the model's: position embeddings are interpolated.
-        patch_size: int or (height, width) in pixels, if another than the model's: larger patches are fewer tokens and
-            a faster file. `model.resized` says how kernels are resized, and for which models.
+        patch_size: int or (height, width) in pixels, if another than the model's, as for `model.resized`.
         input_dtype: "float32" for prepared images, "uint8" for pixels from 0 to 255, which the file scales itself.
         source_size: int or (height, width) of pixels that the file resizes itself; needs `input_dtype="uint8"`.
         resize: "exact" as `model.preprocess`, "builtin" for the runtime's bilinear kernel without antialias.

@@ -52,10 +52,7 @@ def check_inputs(model: Any, images: Any) -> tuple[VisionTransformer, np.ndarray
 
 
 def split_batch(config: ViTConfig, images: np.ndarray) -> list[np.ndarray]:
-    """Split images into batches whose attention weights take at most MAX_ATTENTION_BYTES, or into single images.
-
-    Raise a ValueError for a model without attention.
-    """
+    """Split images into batches of at most MAX_ATTENTION_BYTES of weights; a model without attention is an error."""
     check_attention(config)
     bytes_per_image = 4 * config.num_layers * config.num_heads * config.num_tokens**2
     step = max(1, MAX_ATTENTION_BYTES // bytes_per_image)
