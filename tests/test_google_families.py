@@ -14,6 +14,7 @@ import pytest
 import command_line
 from keras_vit import ViTConfig, converters, export, position, visualize
 from keras_vit.converters.containers import open_container
+from keras_vit.converters.source import open_checkpoint
 from keras_vit.model import cost, sizes
 from keras_vit.model.config import ResNetConfig
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -39,7 +40,7 @@ FORMATS = {
 FEATURES = {"pre_logits": "pre_logits", "encoded": "encoder_norm", "tokens": "block_1"}
 TARGETS = [(name, target) for name, case in CASES.items() for target in case.get("targets", ())]
 # FlexiViT's model resizes its positions with antialias, big_vision's load() does not; timm has one way.
-METHODS = {"r0": "bilinear-antialias", "r2": "bilinear-antialias", "r3": "bilinear-antialias", "load": "official"}
+METHODS = {"r0": "bilinear-antialias", "r3": "bilinear-antialias", "load": "official"}
 
 pytestmark = pytest.mark.filterwarnings("ignore:keras_vit. checkpoint.npz has other parts:UserWarning")
 
@@ -95,11 +96,12 @@ def test_a_file_that_is_written_again_has_the_same_tensors(name: str, tmp_path: 
         assert left_out == set(CASES[name].get("ignored", ()))
 
 
-@pytest.mark.parametrize("name", ["bv_siglip2", "bv_siglip_head"])
-def test_a_text_tower_is_left_out_by_name(name: str) -> None:
+def test_a_text_tower_is_left_out_by_name() -> None:
     text = r"checkpoint.npz has other parts than the image encoder, which are not read: b \(1\), t \(1\), txt \(\d+\)"
     with pytest.warns(UserWarning, match=text):
-        converters.load(path_of(name))
+        converters.load(path_of("bv_siglip2"))
+    with open_checkpoint(path_of("bv_siglip_head")) as checkpoint:
+        assert {name.partition("/")[0] for name in checkpoint.match.other_parts} == {"b", "t", "txt"}
 
 
 # ---- FlexiViT
@@ -242,8 +244,7 @@ def test_a_mixer_is_a_model_like_any_other(tmp_path: Path) -> None:
     assert again.config == model.config
     assert np.array_equal(again(images), model(images))
     model.compile("sgd", "mse")
-    losses = model.fit(images, np.ones((2, 5)), epochs=3, verbose=0).history["loss"]
-    assert losses[-1] < losses[0]
+    assert model.train_on_batch(images, np.ones((2, 5))) > model.train_on_batch(images, np.ones((2, 5)))
     wider = model.resized(64, patch_size=16)  # as many tokens
     assert wider.config.grid == model.config.grid
 
@@ -303,8 +304,7 @@ def test_a_resnet_is_a_model_like_any_other(tmp_path: Path) -> None:
     assert again.config.grid == (10, 16)
     assert_same_bits(values(again), values(model))
     model.compile("sgd", "mse")
-    losses = model.fit(images, np.ones((2, 5)), epochs=3, verbose=0).history["loss"]
-    assert losses[-1] < losses[0]
+    assert model.train_on_batch(images, np.ones((2, 5))) > model.train_on_batch(images, np.ones((2, 5)))
 
 
 def test_what_a_resnet_cannot_do_is_one_clear_error(tmp_path: Path) -> None:
@@ -334,5 +334,9 @@ def test_a_file_with_numbered_layers_is_read_like_the_published_ones(tmp_path: P
             name = name.replace(f"{layer}/", f"{layer}_{number}/")
         tensors[name] = value
     np.savez(tmp_path / "numbered.npz", **tensors)
-    numbered = converters.load(tmp_path / "numbered.npz", image_size=48)
-    assert_same_bits(values(numbered), values(converters.load(path_of("bit_npz"), image_size=48)))
+    with open_checkpoint(tmp_path / "numbered.npz") as numbered, open_checkpoint(path_of("bit_npz")) as published:
+        assert numbered.config == published.config
+        assert numbered.match.sources.keys() == published.match.sources.keys()
+        for variable, source in numbered.match.sources.items():
+            same = published.container.read(published.match.sources[variable].tensor)
+            assert np.array_equal(numbered.container.read(source.tensor), same)
