@@ -25,6 +25,8 @@ _READ_AS = {"unpooled": "gap", "token_unpooled": "token"}
 _PROJECTIONS = ("query", "key", "value")
 # Part of a variable's path -> the part of the model that it belongs to.
 _FEATURES = {
+    "_0/attention/": "attention",
+    "token_mlp/": "an MLP over the tokens (tokens_mlp_dim)",
     "registers": "registers",
     "distillation": "the distillation token (distilled)",
     "/scale": "LayerScale (layer_scale)",
@@ -34,6 +36,7 @@ _FEATURES = {
     "pre_logits/": "pre_logits (representation_size)",
     "root/": "a hybrid's ResNet (resnet)",
     "stage_": "a hybrid's ResNet (resnet)",
+    "resnet_norm": "a ResNet of version 2",
     "pool/": "attention pooling (classifier='map')",
     "x_embedding": "2-D positions (position='learned2d')",
     "y_embedding": "2-D positions (position='learned2d')",
@@ -171,14 +174,17 @@ def _has_bias(projection: str, config: ViTConfig) -> bool:
 def _typical_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of one variable for each option of a config, without building the model."""
     width, heads, features = config.hidden_size, config.num_heads, config.feature_size
+    resnet = config.resnet
+    stages = enumerate(zip(resnet.num_layers, resnet.widths, strict=True), start=1) if resnet else ()
+    projections = _PROJECTIONS if config.has_attention else ()
     channels = patch_values(config) // math.prod(config.patch)
-    units = config.resnet.num_layers if config.resnet else ()
     place = {"stem": "position", "blocks": "position_0", "shared": "position"}[config.position_place]
     position = {"learned": "embedding", "learned2d": "x_embedding", "relative": "relative_embedding"}
     rows = config.position_prefix_tokens + math.prod(config.grid)
     shapes = {
-        "root/conv/kernel": (7, 7, config.num_channels, config.resnet.width) if config.resnet else None,
-        **{f"stage_{s}_unit_{u + 1}/conv1/kernel": (1, 1) for s, count in enumerate(units, 1) for u in range(count)},
+        "root/conv/kernel": (7, 7, config.num_channels, resnet.width) if resnet else None,
+        **{f"stage_{s}_unit_{u + 1}/conv1/kernel": (1, 1, 1, w) for s, (n, w) in stages for u in range(n)},
+        "resnet_norm/gamma": (width,) if resnet and resnet.version == 2 else None,
         "embedding/kernel": (*config.patch, channels, width),
         "embedding/bias": (width,) if config.patch_bias else None,
         "prefix/cls": (1, 1, width) if config.class_token else None,
@@ -186,12 +192,11 @@ def _typical_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
         "prefix/registers": (1, config.num_registers, width) if config.num_registers else None,
         f"{place}/{position.get(config.position)}": (1, rows, width) if config.position in position else None,
         "pre_norm/gamma": (width,) if config.pre_norm else None,
-        **{f"block_0/attention/{name}/kernel": (width, heads, width // heads) for name in _PROJECTIONS},
+        **{f"block_0/attention/{name}/kernel": (width, heads, width // heads) for name in projections},
         **{
-            f"block_0/attention/{name}/bias": (heads, width // heads)
-            for name in _PROJECTIONS
-            if _has_bias(name, config)
+            f"block_0/attention/{name}/bias": (heads, width // heads) for name in projections if _has_bias(name, config)
         },
+        "block_0/token_mlp/dense1/kernel": (config.num_tokens, mixer) if (mixer := config.tokens_mlp_dim) else None,
         "block_0/scale1/gamma": (width,) if config.layer_scale is not None else None,
         "block_0/mlp/norm/gamma": (config.mlp_dim,) if config.mlp_norm else None,
         **{
@@ -206,4 +211,5 @@ def _typical_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
         "head/kernel": (config.representation_size or features, config.num_classes) if config.num_classes else None,
         "head_distillation/kernel": (width, config.num_classes) if config.distilled and config.num_classes else None,
     }
-    return {path: shape for path, shape in shapes.items() if shape is not None}
+    absent = () if config.num_layers else ("embedding/", "block_", "encoder_norm/")  # of a ResNet without blocks
+    return {path: shape for path, shape in shapes.items() if shape is not None and not path.startswith(absent)}

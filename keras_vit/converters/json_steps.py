@@ -140,6 +140,9 @@ STEPS = {
     "pooling": Step(_pooling, None),
     "image converter": Step(_image_converter, None),
     "processor sizes": Step(_processor, _processor_sizes),
+    "ratios": Step(
+        None, lambda value, config: [_ratio(width, config.hidden_size) for width in (value, config.mlp_dim)]
+    ),
     "over hidden_size": Step(None, lambda value, config: _ratio(value, config.hidden_size)),
     "packed over hidden_size": Step(
         None, lambda value, config: _ratio(value * (1 + config.gated_mlp), config.hidden_size)

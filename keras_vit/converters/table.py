@@ -93,7 +93,7 @@ class Match:
 
     sources: dict[str, Source]
     unknown: list[str]
-    other_parts: list[str] = field(default_factory=list)  # tensors of a text tower or a decoder, which are not read
+    other_parts: list[str] = field(default_factory=list)  # of a text tower, a decoder or an optimizer: not read
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Table:
 
     def find_prefix(self, names: Iterable[str]) -> str | None:
         """Return the prefix with which these names have all marks of the format, or None if they are another format."""
-        present = set(names)
+        present = {self.names.spell(name) for name in names}
         for prefix in self.names.prefixes:
             marked = all(any(prefix + one in present for one in mark.split(" | ")) for mark in self.marks.present)
             if marked and not any(prefix + mark in present for mark in self.marks.absent):
@@ -207,6 +207,8 @@ class Table:
             elif not _matches(names[name], ignored):
                 unknown.append(name)
         own = {name.removeprefix(OWN_PREFIX): name for name in headers if name.startswith(OWN_PREFIX)}
+        parent = prefix[: prefix.rstrip("/").rfind("/") + 1]
+        other_parts += [name.removeprefix(parent) for name in headers.keys() - names.keys() - {*own.values()}]
         return Match(
             sources | {path: Source(name, Row(path, name)) for path, name in own.items()}, unknown, other_parts
         )
@@ -220,6 +222,10 @@ class Table:
                 prefix = "" if row.tensor.startswith("/") else prefix
                 return Source(prefix + fill(row.tensor.removeprefix("/"), found.groupdict(), -1), row)
         return None
+
+    def has_row(self, variable: str) -> bool:
+        """Return whether the format has a name for a variable."""
+        return any(pattern(row.variable).fullmatch(variable) for row in self.rows)
 
     def _variables(self, canonical: str, present: Mapping[str, tuple[int, ...]]) -> list[tuple[str, Row]]:
         """Return every variable that a tensor holds, with its row; `present` are the shapes of all tensors."""
@@ -246,8 +252,8 @@ def formats() -> list[str]:
 
     Example:
 
-    >>> keras_vit.converters.formats()[:4]
-    ['big_vision', 'google', 'huggingface', 'huggingface_clip']
+    >>> [name for name in keras_vit.converters.formats() if "bit" in name]
+    ['big_vision_bit', 'bit', 'timm_bit']
     """
     return sorted(path.stem for path in (data_files.folder("converters") / "checkpoints").glob("*.toml"))
 

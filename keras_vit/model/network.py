@@ -36,23 +36,25 @@ class Network:
         resnet = self.config.resnet
         if resnet is None:
             return x
-        options = {
-            "norm_epsilon": resnet.norm_epsilon,
-            "conv_epsilon": resnet.conv_epsilon,
-            "conv_epsilon_place": resnet.conv_epsilon_place,
-            "dtype": self.policy,
-        }
+        names = ("version", "norm_epsilon", "conv_epsilon", "conv_epsilon_place")
+        options = {"dtype": self.policy, **{name: getattr(resnet, name) for name in names}}
         x = self._record("root", vit.ResNetRoot(resnet.width, name="root", **options)(x))
-        for stage, units in enumerate(resnet.num_layers, start=1):
+        for stage, (units, width) in enumerate(zip(resnet.num_layers, resnet.widths, strict=True), start=1):
             for unit in range(1, units + 1):
                 strides = 2 if unit == 1 and stage > 1 else 1
                 name = f"stage_{stage}_unit_{unit}"
-                x = vit.ResNetUnit(resnet.width * 2 ** (stage - 1), strides=strides, name=name, **options)(x)
+                x = vit.ResNetUnit(width, strides=strides, name=name, **options)(x)
             self._record(f"stage_{stage}", x)
+        if resnet.version == 2:
+            x = vit.GroupNormalization(resnet.norm_epsilon, name="resnet_norm", dtype=self.policy)(x)
+            x = self._record("resnet", keras.layers.ReLU(name="resnet", dtype=self.policy)(x))
         return x
 
     def _tokens(self, x: Any) -> Any:
         c = self.config
+        if not c.num_layers:  # a ResNet: its cells are the tokens
+            flatten = keras.layers.Reshape((-1, c.hidden_size), name="tokens", dtype=self.policy)
+            return self._record("tokens", flatten(x))
         x = vit.PatchEmbedding(c.hidden_size, c.patch, use_bias=c.patch_bias, name="embedding", dtype=self.policy)(x)
         self._record("embedding", x)
         # Google prepends the class token first, big_vision adds the position embedding first.
@@ -124,6 +126,7 @@ class Network:
                 mlp_norm=c.mlp_norm,
                 rotary=None if c.rotary_theta is None else rotary,
                 layer_scale=c.layer_scale,
+                tokens_mlp_dim=c.tokens_mlp_dim,
                 dropout_rate=c.dropout_rate,
                 attention_dropout_rate=c.attention_dropout_rate,
                 stochastic_depth=c.stochastic_depth * i / max(1, c.num_layers - 1),
@@ -132,7 +135,7 @@ class Network:
             )
             self.block_inputs[block.name] = self._block_input(x, i)
             x = self._record(block.name, block(*self.block_inputs[block.name]))
-        if c.final_norm == "tokens":
+        if c.final_norm == "tokens" and c.num_layers:
             x = self._record("encoder_norm", self._norm("encoder_norm")(x))
         return x
 

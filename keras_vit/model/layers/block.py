@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_vit.model.layers.activations import activation
 from keras_vit.model.layers.attention import MultiHeadAttention
@@ -113,6 +114,7 @@ class LayerScale(keras.layers.Layer):
 class EncoderBlock(keras.layers.Layer):
     """Compute x + attention(norm1(x)), then x + mlp(norm2(x)), for tokens (batch, tokens, hidden_size).
 
+    An MLP over the tokens replaces attention if `tokens_mlp_dim` is given (MLP-Mixer, arXiv 2105.01601).
     The arguments are fields of `ViTConfig`; `stochastic_depth` is the probability of dropping a branch of this block,
     `rotary` the arguments of a `Rotary`.
     For relative attention the table of a `RelativePosition` is a second input.
@@ -131,6 +133,7 @@ class EncoderBlock(keras.layers.Layer):
         mlp_norm: bool = False,
         rotary: dict[str, Any] | None = None,
         layer_scale: float | None = None,
+        tokens_mlp_dim: int | None = None,
         dropout_rate: float = 0.0,
         attention_dropout_rate: float = 0.0,
         stochastic_depth: float = 0.0,
@@ -148,21 +151,27 @@ class EncoderBlock(keras.layers.Layer):
             "mlp_norm": mlp_norm,
             "rotary": rotary,
             "layer_scale": layer_scale,
+            "tokens_mlp_dim": tokens_mlp_dim,
             "dropout_rate": dropout_rate,
             "attention_dropout_rate": attention_dropout_rate,
             "stochastic_depth": stochastic_depth,
         }
         policy = {"dtype": self.dtype_policy}
         self.norm1 = keras.layers.LayerNormalization(epsilon=norm_epsilon, name="norm1", **policy)
-        self.attention = MultiHeadAttention(
-            num_heads,
-            use_bias=qkv_bias,
-            key_bias=key_bias,
-            rotary=rotary,
-            dropout_rate=attention_dropout_rate,
-            name="attention",
-            **policy,
-        )
+        self.attention: Any = None
+        self.token_mlp: Any = None
+        if tokens_mlp_dim is None:
+            self.attention = MultiHeadAttention(
+                num_heads,
+                use_bias=qkv_bias,
+                key_bias=key_bias,
+                rotary=rotary,
+                dropout_rate=attention_dropout_rate,
+                name="attention",
+                **policy,
+            )
+        else:
+            self.token_mlp = MLP(tokens_mlp_dim, activation=activation, name="token_mlp", **policy)
         self.norm2 = keras.layers.LayerNormalization(epsilon=norm_epsilon, name="norm2", **policy)
         self.mlp = MLP(
             mlp_dim,
@@ -184,6 +193,9 @@ class EncoderBlock(keras.layers.Layer):
         for part in parts:
             if part is not None:
                 part.build(input_shape)
+        if self.token_mlp is not None:
+            batch, tokens, hidden_size = input_shape
+            self.token_mlp.build((batch, hidden_size, tokens))
 
     def call(self, x: Any, relative: Any = None, training: bool | None = None) -> Any:
         tensors = (x,) if relative is None else (x, relative)
@@ -191,9 +203,15 @@ class EncoderBlock(keras.layers.Layer):
 
     def _residuals(self, x: Any, relative: Any = None, *, training: bool | None) -> Any:
         # `training` is passed explicitly: a recomputed block has no outer call from which Keras could take it.
-        attended = self.attention(self.norm1(x), relative=relative, training=training)
-        x = x + self._branch(self.dropout(attended, training=training), self.scale1, training)
+        mixed = self._mix(self.norm1(x), relative, training)
+        x = x + self._branch(self.dropout(mixed, training=training), self.scale1, training)
         return x + self._branch(self.mlp(self.norm2(x), training=training), self.scale2, training)
+
+    def _mix(self, x: Any, relative: Any, training: bool | None) -> Any:
+        """Return what each token takes from all tokens."""
+        if self.token_mlp is None:
+            return self.attention(x, relative=relative, training=training)
+        return ops.swapaxes(self.token_mlp(ops.swapaxes(x, 1, 2), training=training), 1, 2)
 
     def _branch(self, x: Any, scale: LayerScale | None, training: bool | None) -> Any:
         return self.depth(x if scale is None else scale(x), training=training)
