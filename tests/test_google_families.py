@@ -264,6 +264,11 @@ def test_what_a_mixer_cannot_do_is_one_clear_error(tmp_path: Path) -> None:
         export.tflite(model, tmp_path / "model.tflite")
     with pytest.raises(ValueError, match="position='relative' needs attention"):
         ViTConfig(tokens_mlp_dim=8, position="relative", position_place="shared")
+    with pytest.raises(ValueError, match="rotary_theta needs attention. Received: tokens_mlp_dim"):
+        ViTConfig(tokens_mlp_dim=8, rotary_theta=100.0)
+    for field in ("gated_mlp", "mlp_norm"):
+        with pytest.raises(converters.CheckpointError, match=field):
+            converters.save(built(**MIXER, **{field: True}), tmp_path / "model.npz", format="mixer")
     with pytest.raises(converters.CheckpointError, match="no place for an MLP over the tokens"):
         converters.save(model, tmp_path / "model.npz", format="google")
     with pytest.raises(converters.CheckpointError, match="no place for attention: .*prefix/cls"):

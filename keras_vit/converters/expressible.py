@@ -81,6 +81,11 @@ def plan(config: ViTConfig, shapes: Shapes, table: Table) -> WritePlan:
     json_fields = {} if json_values is None or table.json is None else config_json.to_fields(json_values, table.json)
     from_rows = fields_of_rows(source.row for source in sources.values())
     inexact = _check_expressible(config, inferred_config, {**from_rows, **json_fields}, table)
+    if table.find_prefix(source.tensor for source in sources.values()) is None:
+        raise CheckpointError(
+            f"Files in {table.format} format are recognised by {list(table.marks.present)} without any of "
+            f"{list(table.marks.absent)}. The model's file would not be"
+        )
     return WritePlan(sources, json_values, inferred_config, missing_fields, inexact)
 
 
@@ -184,6 +189,7 @@ def _typical_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
     shapes = {
         "root/conv/kernel": (7, 7, config.num_channels, resnet.width) if resnet else None,
         **{f"stage_{s}_unit_{u + 1}/conv1/kernel": (1, 1, 1, w) for s, (n, w) in stages for u in range(n)},
+        "stage_1_unit_1/gn1/gamma": (1,) if resnet and resnet.num_layers else None,
         "resnet_norm/gamma": (width,) if resnet and resnet.version == 2 else None,
         "embedding/kernel": (*config.patch, channels, width),
         "embedding/bias": (width,) if config.patch_bias else None,
