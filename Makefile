@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The environment in which `make test-wheel` tests the wheel.
 TRIED := build/wheel
-OPTIONAL := slow or torch or jax or peers or browser
+OPTIONAL := slow or torch or jax or peers or browser or gpu or arm
 # The number of test processes. Each needs about 2 GB; all tests of a file run in the same one.
 JOBS ?= 2
 
@@ -15,7 +15,7 @@ unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-extra test-browser test-network test-packaging test-wheel lint format docs wheel bench clean
+.PHONY: help demo test test-extra test-browser test-arm test-network test-packaging test-wheel lint format docs wheel bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -26,12 +26,15 @@ demo: $(VENV)/.with-demo ## a tour, offline: load, classify, resize, fine-tune, 
 test: $(VENV)/.with-test ## the tests that need no other packages, browser or internet
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not ($(OPTIONAL) or network)"
 
-test-extra: $(VENV)/.with-test $(VENV)/.with-test-extra ## the optional tests: PyTorch, JAX, installing, other ViT packages if installed
-	$(BIN)/python -m pytest -m "($(OPTIONAL)) and not network and not browser"
+test-extra: $(VENV)/.with-test $(VENV)/.with-test-extra ## the optional tests: PyTorch, JAX, GPU, installing, other ViT packages if installed
+	$(BIN)/python -m pytest -m "($(OPTIONAL)) and not network and not browser and not arm"
 
 test-browser: $(VENV)/.with-test ## browser example, gallery and report in headless Chromium (needs npm and chromium)
 	npm ci --prefix examples/browser --no-audit --no-fund
 	$(BIN)/python -m pytest -s -m browser tests/test_browser.py tests/test_gallery.py tests/test_visualize_report.py
+
+test-arm: $(VENV)/.with-test ## exported files in LiteRT on an emulated ARM64 processor (needs Debian's apt-get)
+	$(BIN)/python -m pytest -rs -s -m arm tests/test_litert_runtimes.py
 
 test-network: $(VENV)/.with-test $(VENV)/.with-hf ## the tests that download from the internet
 	$(BIN)/python -m pytest -m network
@@ -62,7 +65,7 @@ wheel: $(VENV)/.with-test ## build the wheel and the sdist in dist/
 	$(BIN)/python -m build --outdir dist .
 
 bench: $(VENV)/.with-test ## run the benchmarks, with the other packages that are installed
-	@for script in $(filter-out %edge_peers.py %edge_report.py %runtimes.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+	@for script in $(filter-out %edge_peers.py %edge_report.py %runtimes.py %accelerators.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
 clean: ## remove .venv, builds and caches
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -12,6 +12,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -22,7 +23,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edge_peers import ENVIRONMENTS, MODES, ONNX, PEERS, THREADS, measured, memory, runner, versions
+from edge_peers import (
+    ENVIRONMENTS,
+    MODES,
+    ONNX,
+    OPENVINO,
+    OPENVINO_BF16,
+    PEERS,
+    SUFFIXES,
+    THREADS,
+    measured,
+    memory,
+    runner,
+    versions,
+)
 from edge_report import CONVERTER, KERAS_PEERS, KINDS, LABELS, LARGE, OURS, PRODUCTS, report, verdicts
 
 SCRIPT = Path(__file__).resolve()
@@ -34,7 +48,11 @@ MODELS = {
     "B/16 at 384": ("B/16", 384),
     "R26+S/32": ("R26+S/32", 224),
     "R50+B/16": ("R50+B/16", 224),
+    "B/16, gains": ("B/16", 224),
+    "B/16, gains and channels": ("B/16", 224),
 }
+# Outliers that tests/outlier_models.py plants: our dynamic files scale them away with operators that others lack.
+OUTLIERS = {"B/16, gains": {"gain": 8}, "B/16, gains and channels": {"gain": 6, "channel": 120}}
 IMAGES = 8  # to compare files with Keras
 TIMEOUT = 1800  # seconds for a child process
 # Memory that TensorFlow's converter needs, as a multiple of the weights; seconds to wait until it is free.
@@ -63,6 +81,11 @@ def seeded(name: str) -> Any:
 
     keras.utils.set_random_seed(0)
     model, rng = keras_vit.VisionTransformer(config(name)), np.random.default_rng(0)
+    if name in OUTLIERS:
+        sys.path.append(str(SCRIPT.parents[1] / "tests"))
+        from outlier_models import plant
+
+        return plant(model, seed=1, **OUTLIERS[name])
     for variable in model.weights:
         variable.assign(variable + 0.02 * rng.standard_normal(variable.shape, np.float32))
     return model
@@ -88,6 +111,7 @@ def prepare(name: str, folder: Path) -> None:
         variable.assign(weight)
     expected, single = (np.concatenate([m.predict_on_batch(image[None]) for image in images]) for m in (wide, model))
     np.save(folder / "images.npy", images)
+    np.save(folder / "calibration.npy", samples.images(model.config, 5 * IMAGES)[IMAGES:])
     np.save(folder / "logits.npy", expected)
     error = float(np.abs(single - expected).max() / np.abs(expected).max())
     flops = plan(model.config, batch_size=1).forward_flops
@@ -184,8 +208,8 @@ def set_up(peers: Path) -> None:
 
 
 def python_of(name: str, peers: Path) -> Path:
-    """Return the interpreter of a package's environment."""
-    return peers.absolute() / name / "bin" / "python"
+    """Return the interpreter of a package's environment; other runtimes share one."""
+    return peers.absolute() / (ONNX if name in SUFFIXES else name) / "bin" / "python"
 
 
 def short_of_memory(folder: Path) -> str:
@@ -202,12 +226,17 @@ def short_of_memory(folder: Path) -> str:
 
 def export(contender: str, mode: str, folder: Path, peers: Path | None) -> dict[str, Any] | str:
     """Return a package's file and the cost of its export, or the reason for a failure. Others' files are made once."""
-    target = folder / f"{contender}-{mode}.{'onnx' if contender == ONNX else 'tflite'}"
+    if contender == OPENVINO_BF16:
+        exported = export(OPENVINO, mode, folder, peers)
+        for path in folder.glob(f"{OPENVINO}-{mode}.*"):
+            shutil.copy(path, path.with_name(path.name.replace(OPENVINO, contender)))
+        return exported
+    target = folder / f"{contender}-{mode}{SUFFIXES.get(contender, '.tflite')}"
     noted = target.with_suffix(".json")
     if contender != OURS and target.exists() and noted.exists():
         figures: dict[str, Any] = json.loads(noted.read_text())
         return figures
-    shortage = short_of_memory(folder) if contender not in (OURS, ONNX) else ""
+    shortage = short_of_memory(folder) if contender in (*KERAS_PEERS, CONVERTER) else ""
     if contender in PEERS and peers:
         python, script = python_of(contender, peers), SCRIPT.with_name("edge_peers.py")
         received = shortage or child(python, script, contender, mode, folder, target)
@@ -226,7 +255,8 @@ def measure(name: str, folder: Path, peers: Path | None, rounds: int) -> dict[st
     if not (folder / "model.json").exists():
         required(child(sys.executable, SCRIPT, "--child", "prepare", name, folder))
     model = json.loads((folder / "model.json").read_text())
-    contenders = [OURS, *([CONVERTER] if model["hybrid"] else KERAS_PEERS if peers else []), *([ONNX] if peers else [])]
+    contenders = [OURS, *([CONVERTER] if model["hybrid"] else KERAS_PEERS if peers else [])]
+    contenders += SUFFIXES if peers else []
     exports, left_out = {}, {}
     for contender in contenders:
         for mode in MODES:

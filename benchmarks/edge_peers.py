@@ -3,8 +3,8 @@
     python edge_peers.py PEER MODE FOLDER TARGET      run by edge.py with the interpreter of the package's environment
     python edge_peers.py time FOLDER ROUNDS           run with the interpreter of the environment with the runtimes
 
-FOLDER has one model's weights: google.npz, timm/ and, without a ResNet, huggingface/. For the timing it also has all
-files, images.npy and logits.npy. This script does not import keras_vit.
+FOLDER has calibration.npy and one model's weights: google.npz, timm/ and, without a ResNet, huggingface/. For the
+timing it also has all files, images.npy and logits.npy. This script does not import keras_vit.
 """
 
 import functools
@@ -22,10 +22,13 @@ from typing import Any
 
 import numpy as np
 
-ONNX = "onnxruntime"
+ONNX, OPENVINO, OPENVINO_BF16 = "onnxruntime", "openvino", "openvino_bf16"
+# Runtimes that all run in the environment of the timing: the suffix of their files. OpenVINO runs each file twice, and
+# computes what is not int8 in float32, then in bfloat16.
+SUFFIXES = {ONNX: ".onnx", OPENVINO: ".xml", OPENVINO_BF16: ".xml"}
 FRAMEWORK = ("tensorflow==2.21.0", "keras==3.15.1")
-# The environment of the timing: both runtimes in one process. torch and timm write the ONNX files.
-RUNTIMES = ("ai-edge-litert==2.3.0", "onnxruntime", "onnx", "onnxscript", "torch", "timm", "pytest")
+# The environment of the timing: all runtimes in one process. torch and timm write the other runtimes' files.
+RUNTIMES = ("ai-edge-litert==2.3.0", "onnxruntime", "onnx", "onnxscript", "openvino", "nncf", "torch", "timm", "pytest")
 # Environment: packages that pip installs. The first three are Keras packages.
 ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "keras-hub": (*FRAMEWORK, "keras-hub==0.32.0", "safetensors"),
@@ -127,12 +130,29 @@ def to_onnx(model: Any, mode: str, target: Path) -> None:
         quantize_dynamic(exported, target, per_channel=True, **products)
 
 
-# Environment: the function that builds the model, and the one that writes the file.
+def to_openvino(model: Any, mode: str, target: Path) -> None:
+    """Convert a PyTorch model: one image per call; int8 with fixed ranges, OpenVINO's way for a Transformer."""
+    import openvino
+    import torch
+
+    image = torch.zeros(1, *model.default_cfg["input_size"])
+    converted = openvino.convert_model(model, example_input=image, input=[tuple(image.shape)])
+    if mode == "dynamic":
+        import nncf
+
+        images = np.load(target.parent / "calibration.npy").transpose(0, 3, 1, 2)
+        calibration = nncf.Dataset([image[None] for image in images])
+        converted = nncf.quantize(converted, calibration, model_type=nncf.ModelType.TRANSFORMER)
+    openvino.save_model(converted, target, compress_to_fp16=False)
+
+
+# Environment or runtime: the function that builds the model, and the one that writes the file.
 PEERS: dict[str, tuple[Callable[[Path], Any], Callable[[Any, str, Path], None]]] = {
     "keras-hub": (keras_hub, to_tflite),
     "vit-keras": (vit_keras, to_tflite),
     "zeromodels": (zeromodels, to_tflite),
     ONNX: (timm_model, to_onnx),
+    OPENVINO: (timm_model, to_openvino),
 }
 
 
@@ -183,6 +203,13 @@ def runner(path: Path) -> Callable[[np.ndarray], np.ndarray]:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         name = session.get_inputs()[0].name
         return lambda image: session.run(None, {name: np.ascontiguousarray(image.transpose(0, 3, 1, 2))})[0]
+    if path.suffix == ".xml":
+        import openvino
+
+        precision = "bf16" if path.name.startswith(OPENVINO_BF16) else "f32"  # of all that is not in int8
+        settings = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": THREADS, "NUM_STREAMS": 1}
+        compiled = openvino.Core().compile_model(path, "CPU", settings)
+        return lambda image: compiled([np.ascontiguousarray(image.transpose(0, 3, 1, 2))])[0]
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_path=str(path), num_threads=THREADS)
@@ -200,14 +227,17 @@ def runner(path: Path) -> Callable[[np.ndarray], np.ndarray]:
 def time_files(folder: Path, rounds: int) -> dict[str, Any]:
     """Run all files of a model alternately; return the milliseconds of each round and the errors of the logits."""
     images, expected = np.load(folder / "images.npy"), np.load(folder / "logits.npy").astype(np.float64)
-    runners = {path.name: runner(path) for path in sorted(folder.iterdir()) if path.suffix in (".tflite", ".onnx")}
+    suffixes = (".tflite", *SUFFIXES.values())
+    runners = {path.name: runner(path) for path in sorted(folder.iterdir()) if path.suffix in suffixes}
     files: dict[str, dict[str, Any]] = {}
     for name, run in runners.items():
         logits = np.concatenate([run(image[None]) for image in images]).astype(np.float64)
         norms = np.linalg.norm(logits, axis=1) * np.linalg.norm(expected, axis=1)
         cosine = float(((logits * expected).sum(axis=1) / norms).min())
         error = float(np.abs(logits - expected).max() / np.abs(expected).max())
-        files[name] = {"cosine": cosine, "error": error, "bytes": (folder / name).stat().st_size, "ms": []}
+        parts = [folder / name, (folder / name).with_suffix(".bin")]  # OpenVINO's weights
+        size = sum(path.stat().st_size for path in parts if path.exists())
+        files[name] = {"cosine": cosine, "error": error, "bytes": size, "ms": []}
     order, image, others = random.Random(0), images[:1], []
 
     def turns() -> None:
@@ -222,7 +252,8 @@ def time_files(folder: Path, rounds: int) -> dict[str, Any]:
     for _ in range(rounds):
         _, figures = measured(turns)
         others.append(figures["others"])
-    return {"files": files, "others": statistics.median(others), "versions": versions("ai-edge-litert", "onnxruntime")}
+    installed = versions("ai-edge-litert", ONNX, OPENVINO)
+    return {"files": files, "others": statistics.median(others), "versions": installed}
 
 
 def main() -> None:
@@ -235,7 +266,8 @@ def main() -> None:
         build, write = PEERS[step]
         model = build(folder)
         _, figures = measured(functools.partial(write, model, mode, target))
-        figures["versions"] = versions(*(requirement.partition("==")[0] for requirement in ENVIRONMENTS[step]))
+        installed = ENVIRONMENTS.get(step, RUNTIMES)
+        figures["versions"] = versions(*(requirement.partition("==")[0] for requirement in installed))
     print(json.dumps(figures))
 
 

@@ -9,20 +9,26 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from edge_peers import MODES, ONNX, PEERS, REPEATS, THREADS
+from edge_peers import MODES, ONNX, OPENVINO, OPENVINO_BF16, PEERS, REPEATS, SUFFIXES, THREADS
 
 OURS, CONVERTER = "keras_vit", "converter"
-KERAS_PEERS = [name for name in PEERS if name != ONNX]
-LABELS = {CONVERTER: "keras.layers.GroupNormalization", ONNX: "ONNX Runtime"}
+KERAS_PEERS = [name for name in PEERS if name not in SUFFIXES]
+LABELS = {
+    CONVERTER: "keras.layers.GroupNormalization",
+    ONNX: "ONNX Runtime",
+    OPENVINO: "OpenVINO",
+    OPENVINO_BF16: "OpenVINO, bfloat16",
+}
 KINDS = {"none": "float32", "dynamic": "dynamic int8"}
 PRODUCTS = {"2048^3": (2048, 2048, 2048), "197x768x3072": (197, 768, 3072)}
 SHARES = [f"% {product}" for product in PRODUCTS]
 COLUMNS = ("ms", "best", "x ours", "MB", "cosine", "error", "export s", "added MB", *SHARES)
 NOTES = """
 x ours: the median of the rounds' ratios. cosine: the lowest of the images', to Keras in float64. error: of a logit at
-most, of the largest, to the same. export s, added MB: what the export took, and the memory that it added to the loaded
-model, without verification; ~: others took processors. %: of TensorFlow's rate of float32 products, with the operations
-of the model.
+most, of the largest, to the same. OpenVINO's int8 has fixed ranges, from 32
+images; what is not int8 is float32 or bfloat16. export s, added MB: what the export took, and the memory that it added
+to the loaded model, without verification; ~: others took processors. %: of TensorFlow's rate of float32 products, with
+the operations of the model.
 """
 NOT_JUDGED = "not judged, others took processors"
 DISTURBED = 0.2  # mean number of processors that other programs may use; above it no target of time is judged
@@ -33,6 +39,9 @@ SPEED_TARGETS = [
     ("B/16", "none", (*KERAS_PEERS, ONNX), 1.05),
     ("B/16", "dynamic", KERAS_PEERS, 1.1),
     ("B/16", "dynamic", (ONNX,), 1.3),
+    ("B/16", "dynamic", (OPENVINO, OPENVINO_BF16, (OPENVINO_BF16, "none")), 1.0),
+    ("B/16, gains", "dynamic", KERAS_PEERS, 1.05),
+    ("B/16, gains and channels", "dynamic", KERAS_PEERS, 1.05),
     *((model, mode, (CONVERTER,), 1.8) for model in ("R26+S/32", "R50+B/16") for mode in MODES),
 ]
 ERROR, COSINE = 1e-5, 0.999  # error of every float32 file, relative to the largest logit; error of B/16 in dynamic int8
@@ -48,7 +57,9 @@ def times(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 def report(results: dict[str, dict[str, Any]], peak: dict[str, float], rounds: int) -> None:
     """Print the machine and the versions, and a table for each model."""
-    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    info = Path("/proc/cpuinfo").read_text()
+    cpu = re.search(r"model name\s*: (.*)", info)
+    processor = (cpu[1] if cpu else platform.machine()) + (" with AMX" if "amx_int8" in info else "")
     installed = {f"Python {platform.python_version()}"}
     for result in results.values():
         for row in (result, *result["rows"].values()):
@@ -56,7 +67,7 @@ def report(results: dict[str, dict[str, Any]], peak: dict[str, float], rounds: i
     rates = ", ".join(f"{shape} {rate:.0f} GFLOP/s" for shape, rate in peak.items())
     head = f"""
     Exported files, one image a call, {THREADS} threads: {rounds} rounds in one process, in each {REPEATS} calls of
-    every file in shuffled order. {datetime.date.today()}, {cpu[1] if cpu else platform.machine()}, {os.cpu_count()}
+    every file in shuffled order. {datetime.date.today()}, {processor}, {os.cpu_count()}
     CPUs, a load of {os.getloadavg()[2]:.1f} over fifteen minutes, this included; {", ".join(sorted(installed))}.
     TensorFlow's float32 products: {rates}.
     """
@@ -99,7 +110,8 @@ def verdicts(results: dict[str, dict[str, Any]], digit: dict[str, float] | str, 
         rows = results[name]["rows"] if name in results else {}
         if (OURS, mode) not in rows:
             continue
-        ratios = {LABELS.get(o, o): times(rows[o, mode], rows[OURS, mode]) for o in others if (o, mode) in rows}
+        keys = [(other, mode) if isinstance(other, str) else other for other in others]
+        ratios = {name_in(key, mode): times(rows[key], rows[OURS, mode]) for key in keys if key in rows}
         if ratios:
             verdict = NOT_JUDGED if disturbed(results[name]) else met(min(ratios.values()) >= least)
             words = ", ".join(f"{ratio:.2f}x {other}" for other, ratio in ratios.items())
@@ -119,6 +131,12 @@ def verdicts(results: dict[str, dict[str, Any]], digit: dict[str, float] | str, 
         words = f"cosine {row['cosine']:.6f} (target: {COSINE})"
         print(f"B/16, dynamic int8: {words}: {met(row['cosine'] >= COSINE)}")
     other_verdicts(digit, large)
+
+
+def name_in(key: tuple[str, str], mode: str) -> str:
+    """Return the name of a file in a verdict about files of a mode."""
+    contender, kind = key
+    return LABELS.get(contender, contender) + (f" ({KINDS[kind]})" if kind != mode else "")
 
 
 def other_verdicts(digit: dict[str, float] | str, large: dict[str, Any]) -> None:

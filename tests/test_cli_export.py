@@ -94,6 +94,10 @@ def test_calibration_takes_the_same_images(tmp_path: Path, pictures: Path) -> No
         (["export", "digits", "--to", "{}/out.tflite", "--source-size", "big"], "--source-size is a number of pixels"),
         (["export", "digits", "--to", "{}/out.tflite", "--input", "int8"], "--input is one of"),
         (["export", "digits", "--to", "{}/out.tflite", "--least-cosine", "1"], "wanted cosine >= 1.0"),
+        (
+            ["export", "digits", "--to", "{}/out.tflite", "--least-cosine", "1", "--least-agreement", "0"],
+            "--images FOLDER, or --quantize float16; or accept it with --least-cosine 0.99",
+        ),
         (["export", "nothing", "--to", "{}/out.tflite"], "nothing"),
         (["verify", "{}/nothing.tflite", "digits"], "There is no exported file {}/nothing.tflite"),
     ],
@@ -115,7 +119,8 @@ def test_a_file_of_another_model_is_status_1(written: Path, tmp_path: Path, monk
     head = other.get_layer("head")
     head.kernel.assign(-np.asarray(head.kernel))
     converters.save(other, tmp_path / "other.npz", format="google")
-    assert "differs from the model" in fails(monkeypatch, "verify", written, tmp_path / "other.npz")
+    message = fails(monkeypatch, "verify", written, tmp_path / "other.npz", "--quantize", "dynamic")
+    assert "differs from the model: wanted cosine >= 0.995 and difference_cosine >= 0.97." in message
 
 
 def test_a_size_that_does_not_fit_says_what_to_do(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,10 @@ WRONG = {
         TABLE.replace("cosine = 0.9", "cosine = 99.0"),
         "least_cosine is from -1 to 1",
     ),
+    "a cosine of differences above 1": (
+        TABLE + "least_difference_cosine = 99.0\n",
+        "least_difference_cosine is from -1 to 1. Received: 99.0",
+    ),
     "an agreement in per cent": (TABLE.replace("ment = 0.9", "ment = 99"), "least_agreement is from 0 to 1"),
     "odd bits": (TABLE + RULE.replace("8", "5"), r"weights is one of \[4, 8, 32\]. Received: 5"),
     "activations of 4 bits": (TABLE + RULE + "activations = 4\n", r"activations is one of \[8, 16, 32\]"),

@@ -219,17 +219,21 @@ def smooth(model: VisionTransformer, names: list[str]) -> dict[str, np.ndarray]:
     return {name: random.uniform(0.5, 2, model.config.hidden_size) for name in names}
 
 
-@pytest.mark.parametrize("kind", ["pure", "map", "pre-norm", "headless", "norm after the mean"])
-def test_smoothing_moves_factors_and_changes_nothing(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", VARIANTS)
+def test_smoothing_and_scales_move_factors_and_change_nothing(tmp_path: Path, kind: str) -> None:
     model = built("float64", **VARIANTS[kind])
     images = prepared(model.config)
     factors = smooth(model, ["block_0/norm1", "block_0/norm2", "block_1/norm1", "encoder_norm"])
-    graph = written(model, tmp_path, smoothing=factors)
+    scales = np.linspace(0.5, 1, model.config.hidden_size)
+    shifts = {name: np.linspace(-1, 1, model.config.hidden_size) for name in factors}
+    graph = written(model, tmp_path, smoothing=factors, scales=scales, shifts=shifts)
     assert reference.distance(output(graph, images), np.asarray(model(images))) < NOISE
     whole = {row["name"]: row for row in graph.get_tensor_details()}
     kernel = graph.get_tensor(whole["block_0/mlp/dense1/kernel"]["index"])
     layer = model.get_layer("block_0")
-    want = np.asarray(layer.mlp.dense1.kernel) * (np.asarray(layer.norm2.gamma) / factors["block_0/norm2"])[:, None]
+    is_plain = model.config.has_map_head and model.config.final_norm == "pooled"  # channels stay as they are
+    divided = factors["block_0/norm2"] * (1 if is_plain else scales)
+    want = np.asarray(layer.mlp.dense1.kernel) * (np.asarray(layer.norm2.gamma) / divided)[:, None]
     np.testing.assert_allclose(kernel, want.T, rtol=1e-6)  # one rounding to float32
 
 
@@ -239,6 +243,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no image": ({}, {"batch": 0}, "batch is a whole number"),
     "no class token": ({"classifier": "gap"}, {"attention": True}, "class token"),
     "factors of another width": ({}, {"smoothing": {"block_0/norm1": np.ones(3)}}, r"\(32,\) factors"),
+    "scales of another width": ({}, {"scales": np.ones(3)}, r"\(32,\) factors"),
     "factors of zero": ({}, {"smoothing": {"block_0/norm1": np.zeros(32)}}, "above 0"),
     "an unknown norm": ({}, {"smoothing": {"block_7/norm1": np.ones(32)}}, "block_7/norm1"),
 }
@@ -264,13 +269,16 @@ def test_operators_are_named_after_the_layers() -> None:
 def test_a_layer_after_a_norm_takes_its_gain_and_shift() -> None:
     random = np.random.default_rng(0)
     layer = folding.DenseWeights(random.normal(size=(3, 5)), random.normal(size=3))
-    affine = folding.Affine(random.normal(size=5), random.normal(size=5))
+    affine = folding.Affine(*random.normal(size=(3, 5)))
     x = random.normal(size=(4, 5))
-    want = (x * affine.gain + affine.shift) @ layer.kernel.T + layer.bias
+    want = (x * affine.gain + affine.shift + affine.constant) @ layer.kernel.T + layer.bias
     made = layer.fold_affine(affine)
     np.testing.assert_allclose(x @ made.kernel.T + made.bias, want, rtol=1e-12)  # float64
-    middle = layer.center_outputs()
-    np.testing.assert_allclose((x @ middle.kernel.T + middle.bias).mean(axis=1), 0, atol=1e-14)
+    scales = random.uniform(0.5, 1, 3)
+    stream = layer.to_stream(scales)
+    output = x @ layer.kernel.T + layer.bias
+    want = (output - output.mean(axis=1, keepdims=True)) * scales
+    np.testing.assert_allclose(x @ stream.kernel.T + stream.bias, want, rtol=1e-12, atol=1e-14)
 
 
 def test_eight_bits_are_rounded_to_the_nearest_of_their_row() -> None:

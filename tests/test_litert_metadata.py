@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ import flatbuffers
 import numpy as np
 import pytest
 
+from keras_vit import VisionTransformer, export
 from keras_vit.export.litert import metadata
 from keras_vit.export.litert.builder import Builder
 from keras_vit.model.config import Preprocessing
 from litert_graph import read_labels
+from tiny_models import tiny
 
+CLIP = Preprocessing(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711))
 IMAGENET = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 LABELS = ["zero", "one", "tench, Tinca tinca"]
 
@@ -106,6 +110,25 @@ def test_callers_learn_to_prepare_the_image(
     assert unit.byte(0) == 1  # NormalizationOptions
     assert unit.table(1).floats(0) == pytest.approx(mean, rel=1e-6)  # float32
     assert unit.table(1).floats(1) == pytest.approx(std, rel=1e-6)
+
+
+# MediaPipe 1.2.2 refuses such a file with "Per-channel image normalization is not available."
+@pytest.mark.parametrize("values", [{"mean": CLIP.mean}, {"std": CLIP.std}], ids=str)
+def test_metadata_that_mediapipe_refuses_are_announced(values: dict[str, Any]) -> None:
+    preprocessing = Preprocessing(**{"mean": (0.4,) * 3, "std": (0.3,) * 3, **values})
+    with pytest.warns(UserWarning, match='^keras_vit: MediaPipe refuses .* input_dtype="uint8"'):
+        made(preprocessing=preprocessing)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        made(preprocessing=preprocessing, dtype="uint8")
+        made(preprocessing=Preprocessing(mean=(0.4,) * 3, std=(0.3,) * 3))
+
+
+def test_the_warning_about_mediapipe_points_to_the_export(tmp_path: Path) -> None:
+    model = VisionTransformer(tiny(preprocessing=CLIP, num_layers=1))
+    with pytest.warns(UserWarning, match="MediaPipe") as caught:
+        export.tflite(model, tmp_path / "file.tflite", quantize="none")
+    assert __file__ in [warning.filename for warning in caught if warning.category is UserWarning]
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.storage import Float16, Float32, Int8
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.gptq import gptq
-from keras_vit.export.quantization.modes import Mode, Rule, Smoothing
-from keras_vit.export.quantization.quantize import quantize, smoothing_factors
+from keras_vit.export.quantization.modes import Mode, Rule
+from keras_vit.export.quantization.quantize import quantize
 from litert_graph import interpreter
 from tiny_models import built
 
@@ -186,46 +186,6 @@ def test_gptq_is_the_papers_across_blocks_of_columns(monkeypatch):
 def test_gptq_takes_inputs_that_are_never_used_and_kernels_of_zeros():
     received = gptq(np.zeros((2, 3), np.float32), np.zeros((3, 3)), 4)
     assert (received == 0).all()
-
-
-def with_outliers(factor: float):
-    """Return a tiny model in which some gammas of the norms are larger."""
-    model = built()
-    for number in range(model.config.num_layers):
-        block = model.get_layer(f"block_{number}")
-        for norm in (block.norm1, block.norm2):
-            gamma = np.ones(model.config.hidden_size, np.float32)
-            gamma[[3, 20]] = factor
-            norm.gamma.assign(gamma)
-    return model
-
-
-def test_smoothing_helps_where_norms_have_outliers(tmp_path):
-    model = with_outliers(20)
-    source, path = tmp_path / "float32.tflite", tmp_path / "model.tflite"
-    build_file(model, Options()).write(source)
-    images = samples.images(model.config, 16)
-    factors = smoothing_factors(source, images[:8], Smoothing(alpha=0.5, threshold=4))
-    assert sorted(factors) == ["block_0/norm1", "block_0/norm2", "block_1/norm1", "block_1/norm2"]
-    expected, measured = model.predict_on_batch(images), []
-    for options in ({}, {"smoothing": factors}):
-        build_file(model, Options(storage=Int8(), **options)).write(path)
-        measured.append(sqnr(results(path, images)[8:], expected[8:]))
-    assert measured[1] > measured[0] + 2, measured
-
-
-def test_smoothing_is_equation_four_of_the_paper(tiny_file):
-    source, images = tiny_file
-    halves = smoothing_factors(source, images, Smoothing(alpha=0.5, threshold=1))
-    ends = [smoothing_factors(source, images, Smoothing(alpha=alpha, threshold=1)) for alpha in (0, 1)]
-    for name, factors in halves.items():
-        kernel, activation = ends[0][name], 1 / ends[1][name]  # the largest of each channel
-        np.testing.assert_allclose(factors, np.sqrt(kernel / activation), rtol=1e-12)
-
-
-def test_nothing_is_smoothed_below_the_threshold(tiny_file):
-    source, images = tiny_file
-    assert smoothing_factors(source, images, Smoothing(alpha=0.5, threshold=100)) == {}
 
 
 BAD = {

@@ -11,6 +11,7 @@ import pytest
 
 from keras_vit import VisionTransformer, export, zoo
 from keras_vit import digits as digits_data
+from keras_vit._util import data_files
 from keras_vit.export.check import samples, structure
 from keras_vit.export.check.running import load_exported
 from keras_vit.export.quantization import modes
@@ -226,20 +227,29 @@ def test_without_other_images_a_calibrated_file_is_compared_on_the_calibrations(
     assert "on 64 images (those of the calibration)" in str(report)
 
 
-def test_calibration_smoothes_what_has_outliers(tmp_path: Path) -> None:
+def test_outliers_are_smoothed_without_calibration_too(tmp_path: Path) -> None:
     model = built(num_layers=2)
     gamma = model.get_layer("block_1").norm1.gamma
     factors = np.ones(gamma.shape, np.float32)
     factors[3] = 300
     gamma.assign(factors)
     images = samples.images(model.config, 16)
+    dynamic = (data_files.folder("converters") / "exports" / "dynamic.toml").read_text(encoding="utf-8")
+    plain = tmp_path / "plain.toml"
+    plain.write_text(dynamic.partition("[smoothing]")[0], encoding="utf-8")
     reports = [
         export.tflite(
-            model, tmp_path / "out.tflite", calibration=given, verify=images, least_cosine=0, least_agreement=0
+            model,
+            tmp_path / "out.tflite",
+            quantize=mode,
+            calibration=given,
+            verify=images,
+            least_cosine=0,
+            least_agreement=0,
         )
-        for given in (None, images)
+        for mode, given in ((str(plain), None), ("dynamic", None), ("dynamic", images))
     ]
-    assert reports[1].sqnr > reports[0].sqnr
+    assert min(report.sqnr for report in reports[1:]) > reports[0].sqnr + 2
 
 
 # ---- metadata
@@ -413,7 +423,7 @@ def fail_with(error: BaseException) -> Any:
     ("stage", "mode"),
     [
         ("build_file", "dynamic"),
-        ("smoothing_factors", "dynamic"),
+        ("find_outliers", "dynamic"),
         ("quantize_file", "int8"),
         ("verify_file", "none"),
     ],

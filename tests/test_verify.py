@@ -37,12 +37,12 @@ def linear() -> keras.Model:
     return model
 
 
-def file(path: Path, kernel: np.ndarray = KERNEL, *, batch: int | None = 1, ballast: int = 0) -> Path:
+def file(path: Path, kernel: np.ndarray = KERNEL, *, bias: Any = None, batch: int | None = 1, ballast: int = 0) -> Path:
     """Write the linear model as a file; `ballast` adds an unused constant of this number of bytes."""
     ops = Operators(Builder())
     image = ops.builder.input("image", (batch, 2, 2, 3))
     flat = ops.reshape(image, (batch, 12), "flat")
-    logits = ops.dense(flat, kernel.T, None, "logits")
+    logits = ops.dense(flat, kernel.T, bias, "logits")
     if ballast:
         ops.builder.constant(np.zeros(ballast, np.uint8), "ballast")
     ops.builder.signature({"image": image}, {"logits": logits})
@@ -100,7 +100,11 @@ def test_a_report_reads_as_sentences() -> None:
         max_error=0.01,
         cosine=0.9995,
         sqnr=30.0,
-        agreement=1.0,
+        difference_cosine=0.998,
+        agreement=0.75,
+        decided_agreement=1.0,
+        half_precision_cosine=0.9999,
+        largest_value=70_000,
         milliseconds=2.0,
         threads=2,
         mode="dynamic",
@@ -110,7 +114,11 @@ def test_a_report_reads_as_sentences() -> None:
     )
     assert str(report).splitlines() == [
         "x.tflite: 1.18 MiB, dynamic",
-        "  on 8 images: cosine 0.999500, SQNR 30.0 dB, relative error 1.0e-02, same best class 100.00%",
+        "  on 8 images: cosine 0.999500, SQNR 30.0 dB, relative error 1.0e-02, same best class 75.00%, "
+        "100.00% with near ties",
+        "  differences between images: cosine 0.998000",
+        "  in half precision: differences between images, cosine 0.999900",
+        "  largest value of a tensor 70,000: half precision holds 65,504 at most",
         "  resized images differ from preprocess by up to 0.25 of 255",
         "  2.00 ms an image on 2 threads",
         "  exported in 1.5 s, 28.6 MiB of memory above the model",
@@ -167,7 +175,7 @@ def test_any_number_of_images_goes_through_a_file_of_any_batch(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda kernel: -kernel, "differs from the model: wanted cosine >= 0.99"),
+        (lambda kernel: -kernel, "differs from the model: wanted cosine >= 0.99 and difference_cosine >= 0.9"),
         (lambda kernel: kernel * np.nan, r"computes NaN or infinity \(logits\)"),
         (
             lambda kernel: np.concatenate([kernel, kernel], axis=1),
@@ -179,6 +187,15 @@ def test_what_is_not_the_model_is_refused(change: Any, said: str, tmp_path: Path
     path = file(tmp_path / "bad.tflite", change(KERNEL))
     with pytest.raises(export.VerificationError, match=f"bad.tflite {said}"):
         export.verify(linear, path)
+
+
+def test_a_file_that_shares_only_a_constant_with_its_model_is_refused(tmp_path: Path) -> None:
+    image, bias = keras.Input((2, 2, 3)), np.full(5, 300, np.float32)
+    model = keras.Model(image, keras.layers.Dense(5)(keras.layers.Flatten()(image)))
+    model.set_weights([KERNEL, bias])
+    assert export.verify(model, file(tmp_path / "good.tflite", bias=bias)).difference_cosine > 0.999999
+    with pytest.raises(export.VerificationError, match=r"wanted difference_cosine >= 0.9\. on 8 images: cosine 0.999"):
+        export.verify(model, file(tmp_path / "bad.tflite", -KERNEL, bias=bias))
 
 
 def test_thresholds_are_the_callers_to_set(tmp_path: Path, linear: keras.Model) -> None:
@@ -203,9 +220,9 @@ def test_a_file_with_something_beside_its_weights_is_refused(tmp_path: Path, lin
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (structure.Structure(frozenset({"ADD", "CUSTOM FlexErf"}), 4), r"not LiteRT's own \(CUSTOM FlexErf\)"),
-        (structure.Structure(frozenset({"ADD"}), 5), "has tensors of 5 dimensions"),
-        (structure.Structure(frozenset({"VAR_HANDLE"}), 2), r"not in it \(VAR_HANDLE\)"),
+        (structure.Structure(frozenset({"ADD", "CUSTOM FlexErf"}), 4, 2), r"not LiteRT's own \(CUSTOM FlexErf\)"),
+        (structure.Structure(frozenset({"ADD"}), 5, 1), "has tensors of 5 dimensions"),
+        (structure.Structure(frozenset({"VAR_HANDLE"}), 2, 1), r"not in it \(VAR_HANDLE\)"),
     ],
     ids=["a foreign operator", "too many dimensions", "a variable"],  # the order of a set changes
 )
@@ -223,7 +240,7 @@ def test_operators_and_dimensions_are_read_out_of_the_file(tmp_path: Path) -> No
     deep = ops.reshape(image, (1, 1, 2, 2, 3), "deep")
     ops.builder.signature({"image": image}, {"logits": deep})
     ops.builder.write(tmp_path / "deep.tflite")
-    assert structure.read_structure(tmp_path / "deep.tflite") == structure.Structure(frozenset({"RESHAPE"}), 5)
+    assert structure.read_structure(tmp_path / "deep.tflite") == structure.Structure(frozenset({"RESHAPE"}), 5, 1)
     assert structure.find_problems(file(tmp_path / "flat.tflite")) == []
 
 

@@ -22,16 +22,18 @@ from keras_vit.cli.options import (
     quiet,
 )
 
-LeastCosine = Annotated[float | None, Option(help="Least cosine similarity; default: the mode's.")]
+LeastCosine = Annotated[
+    float | None, Option(help="Least cosine similarity, also of differences between images; default: the mode's.")
+]
 LeastAgreement = Annotated[
-    float | None, Option(help="Least share of images with the same best class; default: the mode's.")
+    float | None, Option(help="Least share of images with the same best class or a near tie; default: the mode's.")
 ]
 Threads = Annotated[int, Option(help="Threads for timing the file.")]
 OTHER_FORMATS = (".onnx", ".pb", ".keras", ".h5", ".npz", ".safetensors", ".pth", ".lite", ".zip")
 MAX_IMAGES = 256  # of one folder: calibration does not gain from more
 # Options that only one of the two kinds of export takes.
 TFLITE_OPTIONS = (
-    *("quantize", "images", "batch", "input_dtype", "source_size", "resize", "output", "attention", "route"),
+    *("quantize", "images", "batch", "input_dtype", "source_size", "resize", "output", "attention", "patches", "route"),
     *("least_cosine", "least_agreement", "threads"),
 )
 SAVED_MODEL_OPTIONS = ("top", "warmup", "bfloat16")
@@ -58,6 +60,9 @@ def export(
     resize: Annotated[str, Option(help="Resize method: exact (as preprocess) or builtin.")] = "exact",
     output: Annotated[str, Option(help="logits or probabilities.")] = "logits",
     attention: Annotated[bool, Option("--attention", help="Also output the class token's attention.")] = False,
+    patches: Annotated[
+        str | None, Option(help="Embed patches by a dense layer or a convolution: default: the mode's.")
+    ] = None,
     labels: Annotated[str | None, Option(help="A list of the zoo, or a text file with one class per line.")] = None,
     route: Annotated[str, Option(help="direct, or converter (TensorFlow's).")] = "direct",
     least_cosine: LeastCosine = None,
@@ -85,7 +90,7 @@ def export(
     file: dict[str, Any] = {
         "batch": batch or None,
         "source_size": parse_size(source_size, "--source-size"),
-        **{"resize": resize, "output": output, "attention": attention},
+        **{"resize": resize, "output": output, "attention": attention, "patches": patches},
     }
     found = find_model(model, weights, image_size, patch_size)
     class_names(found.config, names)
@@ -137,6 +142,7 @@ def verify(
     ] = None,
     least_cosine: LeastCosine = None,
     least_agreement: LeastAgreement = None,
+    accelerator: Annotated[str, Option(help="Where to run a .tflite file: cpu or gpu.")] = "cpu",
     threads: Threads = 2,
     as_json: Json = False,
 ) -> None:
@@ -149,6 +155,7 @@ def verify(
 
         load_mode(quantize)
     check_counts(threads=threads)
+    one_of("--accelerator", accelerator, ("cpu", "gpu"))
     found = find_model(model, weights, image_size, patch_size)
     with quiet():
         from keras_vit import export as exports
@@ -161,6 +168,7 @@ def verify(
             mode=quantize,
             least_cosine=least_cosine,
             least_agreement=least_agreement,
+            accelerator=accelerator,
             threads=threads,
             progress=not as_json,
         )

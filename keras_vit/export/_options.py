@@ -74,7 +74,9 @@ class ExportOptions:
             misfits.append(f"{' and '.join(self.sizes)} is for VisionTransformers. Received: {type(model).__name__}")
         if misfits or mode is None:
             raise ValueError("tflite: " + "; ".join(misfits))
-        return mode, dataclasses.replace(self.file, storage=STORAGES[mode.storage], labels=names)
+        return mode, dataclasses.replace(
+            self.file, storage=STORAGES[mode.storage], labels=names, patches=self.file.patches or mode.patches
+        )
 
     def _misfits(self) -> Iterator[str]:
         """Yield one sentence for each option beside the file's that is wrong for every model."""
@@ -93,6 +95,7 @@ class ExportOptions:
             "source_size": self.file.source_size is not None,
             f"output={self.file.output!r}": self.file.output != "logits",
             "attention": self.file.attention,
+            f"patches={self.file.patches!r}": self.file.patches is not None,
             "labels": self.labels is not None,
         }
         if received := [name for name, is_set in direct_only.items() if is_set]:

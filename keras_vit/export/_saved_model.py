@@ -14,10 +14,11 @@ from keras_vit._util.checks import check_counts
 from keras_vit.errors import VerificationError
 from keras_vit.export._temporary import check_folder_path, temporary_path
 from keras_vit.export.check import samples
+from keras_vit.export.check.measures import lowest_cosine
 from keras_vit.export.check.report import Report
 from keras_vit.export.check.resources import measure_resources
 from keras_vit.export.check.running import main_output
-from keras_vit.export.check.verify import lowest_cosine, verify
+from keras_vit.export.check.verify import verify
 from keras_vit.export.server import signatures
 from keras_vit.export.server import warmup as warmup_requests
 from keras_vit.model.labels import class_names, single_lines

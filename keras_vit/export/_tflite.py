@@ -13,7 +13,7 @@ from keras_vit._util import checks
 from keras_vit.export import _converter
 from keras_vit.export._options import ExportOptions
 from keras_vit.export._temporary import check_file_path, temporary_path
-from keras_vit.export.check import inputs
+from keras_vit.export.check import inputs, samples
 from keras_vit.export.check.report import Report
 from keras_vit.export.check.resources import measure_resources
 from keras_vit.export.check.running import load_exported
@@ -24,10 +24,10 @@ from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
-from keras_vit.export.litert.storage import FLOAT32
 from keras_vit.export.quantization.modes import Mode
+from keras_vit.export.quantization.outliers import BUILT_IN
+from keras_vit.export.quantization.outliers import find as find_outliers
 from keras_vit.export.quantization.quantize import quantize as quantize_file
-from keras_vit.export.quantization.quantize import smoothing_factors
 from keras_vit.model.vision_transformer import VisionTransformer
 
 
@@ -46,6 +46,7 @@ def tflite(
     resize: str = "exact",
     output: str = "logits",
     attention: bool = False,
+    patches: str | None = None,
     labels: str | Sequence[str] | None = None,
     route: str = "direct",
     least_cosine: float | None = None,
@@ -63,7 +64,8 @@ def tflite(
         quantize: name of a mode ("none", "float16", "dynamic", "int8", "int8-full", "int16x8", "int4"), or a path to
             your own .toml file (see converters/README.md).
         calibration: about a hundred typical images: prepared, float32 (batch, height, width, channels), or anything
-            that `model.preprocess` takes. Fixed ranges need them; "dynamic" gains if activations have outliers.
+            that `model.preprocess` takes. Fixed ranges need them. Outliers are looked for on a few of them, else
+            on built-in patterns.
         verify: images, as above, on which file and model are compared. None takes built-in patterns, or in a mode that
             needs calibration the calibration images, which is optimistic: pass held-out images.
         batch: number of images in a call; None for any number.
@@ -74,10 +76,13 @@ def tflite(
         resize: "exact" as `model.preprocess`, "builtin" for the runtime's bilinear kernel without antialias.
         output: "logits" or "probabilities".
         attention: whether to add the output `attention` (batch, heads, patches): the class token's, in the last block.
+        patches: "dense" (SPACE_TO_DEPTH and a dense layer) or "convolution" (CONV_2D, which every NPU has) to embed
+            patches; None for the mode's. Patches that are not square or do not cover the image are convolutions.
         labels: name of a list in zoo/labels, or the class names, which apps read from the file; None for the model's.
         route: "direct" writes the weights straight into the file, "converter" uses TensorFlow's converter.
-        least_cosine: lowest cosine similarity of an image's outputs with the model's, -1 to 1; None for the mode's.
-        least_agreement: least share of images with the same best class, 0 to 1; None for the mode's.
+        least_cosine: lowest cosine similarity of an image's outputs, or of the differences between images, with the
+            model's, -1 to 1; None for the mode's.
+        least_agreement: least share of images with the same best class or a near tie, 0 to 1; None for the mode's.
         threads: number of threads on which the file is timed.
         progress: whether to show progress bars.
 
@@ -101,7 +106,13 @@ def tflite(
     path = Path(path)
     check_file_path(path)
     file = Options(
-        batch=batch, dtype=input_dtype, source_size=source_size, resize=resize, output=output, attention=attention
+        batch=batch,
+        dtype=input_dtype,
+        source_size=source_size,
+        resize=resize,
+        output=output,
+        attention=attention,
+        patches=patches,
     )
     thresholds = {"least_cosine": least_cosine, "least_agreement": least_agreement}
     sizes = checks.given(image_size=image_size, patch_size=patch_size)
@@ -119,15 +130,23 @@ def tflite(
     if sizes:
         model = model.resized(**sizes)
     calibration_images = _calibration_images(model, calibration, options, mode)
+    measured_images = _measured_images(model, calibration, mode)
     verification_images = _verification_images(model, verify, calibration, options, mode)
     with temporary_path(path) as work:
         with measure_resources() as used:
             if route == "direct":
-                _write(model, work, options, mode, calibration=calibration_images, progress=progress)
+                _write(model, work, options, mode, calibration_images, measured_images, progress=progress)
             else:
                 _converter.convert(model, work, mode=mode.name, batch=batch)
         report = verify_file(
-            model, work, verification_images, mode=mode, threads=threads, progress=progress, **thresholds
+            model,
+            work,
+            verification_images,
+            mode=mode,
+            accelerator=None,
+            threads=threads,
+            progress=progress,
+            **thresholds,
         )
         resize_error = _resize_error(model, verification_images, options, work.with_name("resize"))
         work.replace(path)
@@ -143,13 +162,22 @@ def tflite(
 
 def _calibration_images(model: keras.Model, images: Any, options: Options, mode: Mode) -> np.ndarray | None:
     """Return calibration images as the file takes them; None if the mode does not use them."""
-    if not mode.needs_calibration and (mode.smoothing is None or images is None):
+    if not mode.needs_calibration:
         return None
     prepared = inputs.prepared_images(model, images, "calibration")
     if options.dtype == "float32":
         return prepared
     height, width = options.source_sides or model.input_shape[1:3]
     return inputs.to_pixels(model, images, (height, width, model.input_shape[-1]))
+
+
+def _measured_images(model: keras.Model, calibration: Any, mode: Mode) -> np.ndarray | None:
+    """Return prepared images on which outliers are looked for; None for another model, which has no direct route."""
+    if not isinstance(model, VisionTransformer):
+        return None
+    if calibration is None:
+        return samples.images(model.config, BUILT_IN.stop)[BUILT_IN]
+    return inputs.prepared_images(model, calibration, "calibration")
 
 
 def _verification_images(model: keras.Model, images: Any, calibration: Any, options: Options, mode: Mode) -> Any:
@@ -166,17 +194,15 @@ def _write(
     path: Path,
     options: Options,
     mode: Mode,
-    *,
     calibration: np.ndarray | None,
+    measured: np.ndarray | None,
+    *,
     progress: bool,
 ) -> None:
     """Write the file from the model's weights, quantized, with its metadata and labels."""
-    if mode.smoothing is not None and calibration is not None:
-        floats = path.with_name("unsmoothed")
-        build_file(model, dataclasses.replace(options, storage=FLOAT32)).write(floats)
-        smoothing = smoothing_factors(floats, calibration, mode.smoothing, progress=progress)
-        floats.unlink()
-        options = dataclasses.replace(options, smoothing=smoothing)
+    if measured is not None:
+        found = find_outliers(model, measured, mode.smoothing)
+        options = dataclasses.replace(options, **found._asdict())
     unquantized = path.with_name("unquantized") if mode.uses_quantizer else path
     builder = build_file(model, options)
     builder.metadata(metadata.BUFFER_NAME, _metadata(model, options, mode))

@@ -7,6 +7,9 @@ from typing import Any
 
 from keras_vit._util import html
 from keras_vit._util.text import byte_size
+from keras_vit.export.check.accelerators import Accelerated
+
+LARGEST_HALF = 65504.0  # float16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,14 +23,23 @@ class Report:
         max_error: largest difference of a logit, divided by the largest logit.
         cosine: lowest cosine similarity of an image's logits, or of its attention where the file returns it; -1 to 1.
         sqnr: signal-to-quantization-noise ratio in dB: power of the model's logits over that of the differences.
+        difference_cosine: mean cosine similarity between the differences of two images' logits, the file's and the
+            model's, over all pairs, -1 to 1. What all images share does not count, nor do pairs whose difference is
+            below a tenth of the root mean square one. None if the model distinguishes no two images.
         agreement: share of images with the same best class, 0 to 1; without a head, with the same largest feature.
+        decided_agreement: share with the same best class or a near tie, where the model's logits of the two classes
+            are closer than four times the root mean square error of the file's logits on the other images.
         milliseconds: median time of one image on this machine.
         threads: number of threads; None where the runtime chooses.
         mode: how the file is quantized, where known.
+        accelerated: which operators the accelerator takes, if the file was run on one.
         calibrated_on: whether the images are those of the calibration.
         preprocess_error: largest difference (0..255) of images that the file resizes from `model.preprocess`.
         files_error: for image files: largest difference of a probability from the model's for the same pixels; without
             a head, of a feature, divided by the largest.
+        half_precision_cosine: of a file with float weights, `difference_cosine` in half precision, 0 if it computes NaN
+            there; None where this machine's CPU cannot.
+        largest_value: of a file with float weights, largest absolute value of any tensor, on two images.
         bfloat16_cosine: lowest cosine similarity of the bfloat16 signatures, if a SavedModel has them.
         seconds: duration of the export without the comparison.
         peak_bytes: peak memory of the export above that in use before it; None where the system does not report it.
@@ -36,6 +48,7 @@ class Report:
         >>> print(keras_vit.export.tflite(keras_vit.zoo.load("digits"), "digits.tflite"))
         digits.tflite: ... KiB, dynamic
           on 8 images: cosine 0.99..., SQNR ... dB, relative error ..., same best class 100.00%
+          differences between images: cosine 0.99...
           ... ms an image on 2 threads
           exported in ... s...
     """
@@ -50,6 +63,11 @@ class Report:
     milliseconds: float
     threads: int | None = None
     mode: str | None = None
+    difference_cosine: float | None = None
+    decided_agreement: float | None = None
+    half_precision_cosine: float | None = None
+    largest_value: float | None = None
+    accelerated: Accelerated | None = None
     calibrated_on: bool = False
     preprocess_error: float | None = None
     files_error: float | None = None
@@ -68,11 +86,21 @@ class Report:
             'digits.tflite: ... KiB, dynamic'
         """
         caveat = " (those of the calibration)" if self.calibrated_on else ""
+        ties = ""
+        if self.decided_agreement not in (None, self.agreement):
+            ties = f", {self.decided_agreement:.2%} with near ties"
         lines = [
             f"{self.path}: {byte_size(self.bytes)}{f', {self.mode}' if self.mode else ''}",
             f"on {self.images} images{caveat}: cosine {self.cosine:.6f}, SQNR {self.sqnr:.1f} dB, relative error "
-            f"{self.max_error:.1e}, same best class {self.agreement:.2%}",
+            f"{self.max_error:.1e}, same best class {self.agreement:.2%}{ties}",
         ]
+        if self.difference_cosine is not None:
+            lines.append(f"differences between images: cosine {self.difference_cosine:.6f}")
+        if self.half_precision_cosine is not None:
+            lines.append(f"in half precision: differences between images, cosine {self.half_precision_cosine:.6f}")
+        if self.largest_value is not None:
+            limit = "" if self.largest_value <= LARGEST_HALF else f": half precision holds {LARGEST_HALF:,.0f} at most"
+            lines.append(f"largest value of a tensor {self.largest_value:,.0f}{limit}")
         if self.preprocess_error is not None:
             lines.append(f"resized images differ from preprocess by up to {self.preprocess_error:.2g} of 255")
         if self.files_error is not None:
@@ -80,6 +108,8 @@ class Report:
         if self.bfloat16_cosine is not None:
             lines.append(f"in bfloat16: cosine {self.bfloat16_cosine:.6f}")
         threads = "" if self.threads is None else f" on {self.threads} thread{'s' if self.threads > 1 else ''}"
+        if self.accelerated is not None:
+            lines.append(str(self.accelerated))
         lines.append(f"{self.milliseconds:.2f} ms an image{threads}")
         if self.seconds is not None:
             memory = "" if self.peak_bytes is None else f", {byte_size(self.peak_bytes)} of memory above the model"
@@ -88,7 +118,8 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Return the report as a table for notebooks."""
-        cells = {name.replace("_", " "): _cell(name, value) for name, value in asdict(self).items() if name != "path"}
+        values = asdict(self) | {"accelerated": self.accelerated and str(self.accelerated)}
+        cells = {name.replace("_", " "): _cell(name, value) for name, value in values.items() if name != "path"}
         return html.facts(str(self.path), cells)
 
     def to_dict(self) -> dict[str, Any]:

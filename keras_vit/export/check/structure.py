@@ -22,10 +22,11 @@ GRAPH_BYTES = 256 * 1024  # and by this much for its graph
 
 @dataclass(frozen=True)
 class Structure:
-    """The operators of a LiteRT file ("CUSTOM Name" if not builtin), and the most dimensions of its tensors."""
+    """Kinds of operators of a file ("CUSTOM Name" if not builtin), most dimensions of a tensor, number of operators."""
 
     operators: frozenset[str]
     max_rank: int
+    num_operators: int
 
 
 def read_structure(path: str | os.PathLike[str]) -> Structure:
@@ -53,9 +54,10 @@ def _parse(litert_schema: Any, content: memoryview) -> Structure:
         custom = code.CustomCode()
         number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())  # old files have the second alone
         operators.add(f"CUSTOM {custom.decode()}" if custom else names.get(number, f"number {number}"))
-    graphs = map(model.Subgraphs, range(model.SubgraphsLength()))
+    graphs = [model.Subgraphs(index) for index in range(model.SubgraphsLength())]
     ranks = [graph.Tensors(index).ShapeLength() for graph in graphs for index in range(graph.TensorsLength())]
-    return Structure(frozenset(operators), max(ranks, default=0))
+    num_operators = sum(graph.OperatorsLength() for graph in graphs)
+    return Structure(frozenset(operators), max(ranks, default=0), num_operators)
 
 
 def find_problems(path: Path) -> list[str]:

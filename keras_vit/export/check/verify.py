@@ -11,16 +11,23 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_vit._util.checks import given
 from keras_vit._util.progress import track
 from keras_vit.errors import VerificationError
 from keras_vit.export.check import inputs, samples, structure
+from keras_vit.export.check.accelerators import check_accelerator, run_on_gpu
+from keras_vit.export.check.half_precision import half_precision_cosine, largest_value
+from keras_vit.export.check.measures import difference_cosine, lowest_cosine, same_best_class
 from keras_vit.export.check.report import Report
 from keras_vit.export.check.running import BATCH, ExportedModel, Outputs, load_exported, main_output
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
 from keras_vit.model.vision_transformer import VisionTransformer
 
-LEAST_COSINE = 0.99  # of a file of unknown mode: 8-bit weights measure 0.999 and better, a broken file far less
+# Of a file of unknown mode: 8-bit weights measure 0.999 and better, a broken file far less.
+LEAST = {"cosine": 0.99, "difference_cosine": 0.9, "agreement": 0.0}
+ACCEPTABLE = 0.8  # values below mean that the file is another model's or damaged
+HALF = 16  # bits
 NUM_IMAGE_FILES = 4  # sent to a SavedModel that takes image files
 # Largest difference between a graph's outputs for an image file and for its pixels prepared here, by compute dtype.
 # The images differ in the last place, which changes a probability by 1e-6; in bfloat16 every layer may add to it.
@@ -36,6 +43,7 @@ def verify(
     mode: str | Mode | None = None,
     least_cosine: float | None = None,
     least_agreement: float | None = None,
+    accelerator: str | None = None,
     threads: int = 2,
     progress: bool = False,
 ) -> Report:
@@ -47,9 +55,12 @@ def verify(
         images: prepared images, float32 (batch, height, width, channels), or anything that `model.preprocess` takes:
             pixels, PIL images, paths. None takes built-in patterns. A file that takes pixels receives these as pixels.
         mode: by which the file was quantized, a name or a path to a .toml file: sets thresholds and expected size.
-        least_cosine: lowest accepted cosine similarity, -1 to 1. None for the mode's, or 0.99 without a mode.
-        least_agreement: least share of images with the same best class, 0 to 1. None for the mode's, or 0 on the
-            built-in patterns, whose classes mean little.
+        least_cosine: lowest accepted cosine similarity, -1 to 1, also of the differences between images, which may be
+            lower in a mode. None for the mode's, or 0.99 and 0.9 without a mode.
+        least_agreement: least share of images with the same best class or a near tie, 0 to 1. None for the mode's, or 0
+            on the built-in patterns, whose classes mean little.
+        accelerator: "gpu" to run a .tflite file on the GPU by LiteRT's CompiledModel, and on the CPU what the GPU
+            refuses; `Report.accelerated` says which. "cpu" or None for the CPU.
         threads: number of threads for a .tflite file.
         progress: whether to show a progress bar.
 
@@ -60,7 +71,7 @@ def verify(
         VerificationError: outputs are not finite or too far from the model's, a .tflite file has unexpected operators,
             dimensions or size, or a SavedModel prepares image files differently from `model.preprocess`.
         FileNotFoundError: there is nothing at `path`.
-        ValueError: the file cannot be loaded, or images do not fit.
+        ValueError: the file cannot be loaded, images do not fit, or there is no such accelerator.
         ImportError: for a .tflite file without ai-edge-litert.
 
     Example:
@@ -71,6 +82,7 @@ def verify(
         1.0
     """
     path = Path(path)
+    check_accelerator(accelerator, path)
     mode = modes.load_mode(mode) if isinstance(mode, str) else mode
     is_litert = path.is_file()
     if is_litert:
@@ -79,34 +91,54 @@ def verify(
     file_images, model_images = inputs.comparison_images(model, file, images)
     if is_litert:
         _raise_problems(path, structure.find_size_problems(path, model, mode, file_images.shape[1:3]))
-    received, milliseconds = _run(file, file_images, progress)
+    accelerated = None
+    if accelerator == "gpu":
+        run, accelerated = run_on_gpu(path, file_images)
+        received, milliseconds = run.outputs, run.milliseconds
+    else:
+        received, milliseconds = _run(file, file_images, progress)
     broken = [name for name, values in received.items() if not np.isfinite(values).all()]
     _raise_problems(path, [f"computes NaN or infinity ({name})" for name in broken])
     expected = _model_outputs(model, model_images, list(received))
-    mode_name = None if mode is None else mode.name
-    report = _compare(path, expected, received, milliseconds=milliseconds, threads=file.threads, mode=mode_name)
-    if least_cosine is None:
-        least_cosine = LEAST_COSINE if mode is None else mode.least_cosine
-    if least_agreement is None:
-        has_classes = getattr(getattr(model, "config", None), "num_classes", 1) != 0
-        is_meaningful = images is not None and has_classes
-        least_agreement = 0.0 if mode is None or not is_meaningful else mode.least_agreement
-    wanted = {"cosine": least_cosine, "agreement": least_agreement}
-    missed = [f"{name} >= {least}" for name, least in wanted.items() if not getattr(report, name) >= least]
-    if missed:
-        raise VerificationError(
-            f"{path} differs from the model: wanted {' and '.join(missed)}. {'; '.join(report.lines()[1:])}"
+    report = _compare(path, expected, received, milliseconds=milliseconds, threads=file.threads, mode=mode)
+    report = dataclasses.replace(report, accelerated=accelerated, threads=None if accelerated else file.threads)
+    has_classes = images is not None and getattr(getattr(model, "config", None), "num_classes", 1) != 0
+    _check_thresholds(report, mode, has_classes=has_classes, **given(cosine=least_cosine, agreement=least_agreement))
+    if mode is not None and min(mode.bits) >= HALF and is_litert and accelerated is None:
+        outputs = main_output(expected), main_output(received)
+        report = dataclasses.replace(
+            report,
+            half_precision_cosine=half_precision_cosine(path, file_images, *outputs),
+            largest_value=largest_value(path, file_images),
         )
     return dataclasses.replace(report, files_error=_files_error(model, path, file))
 
 
-def lowest_cosine(expected: np.ndarray, received: np.ndarray) -> float:
-    """Return the lowest cosine similarity of an image's outputs, each (images, ...); 1 for equal ones, even zeros."""
-    x, y = (values.reshape(len(values), -1).astype(np.float64) for values in (expected, received))
-    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
-    cosines = np.einsum("ij,ij->i", x, y) / np.maximum(norms, np.finfo(np.float32).tiny)
-    are_equal = np.all(x == y, axis=1)  # the logits of a new head are all zero, and have no direction
-    return float(np.where(are_equal, 1.0, cosines.clip(-1, 1)).min())
+def _check_thresholds(report: Report, mode: Mode | None, *, has_classes: bool, **given_least: float) -> None:
+    """Raise a VerificationError with the next step if a value of the report is below the given or the mode's least."""
+    names = ("cosine", "difference_cosine", "agreement")
+    least = LEAST if mode is None else {name: getattr(mode, f"least_{name}") for name in names}
+    least = least | ({} if has_classes else {"agreement": 0.0}) | given_least
+    least["difference_cosine"] = min(least["difference_cosine"], least["cosine"])
+    values = dict(zip(names, (report.cosine, report.difference_cosine, report.decided_agreement), strict=True))
+    missed = {name: value for name, value in values.items() if value is not None and not value >= least[name]}
+    if not missed:
+        return
+    steps = ["check that the file is of this model, with these weights"] if mode is None else []
+    if mode is not None and min(mode.bits) < HALF:
+        calibrates = mode.needs_calibration or mode.smoothing
+        images = "a hundred typical images, calibration=model.preprocess(...), or " if calibrates else ""
+        steps.append(f"export it again with {images}quantize='float16'")
+    if min(missed.values()) >= ACCEPTABLE:
+        arguments: dict[str, float] = {}
+        for name, value in missed.items():
+            argument = "least_agreement" if name == "agreement" else "least_cosine"
+            arguments[argument] = min(arguments.get(argument, 1.0), math.floor(10_000 * value) / 10_000)
+        steps.append(f"accept it with {' and '.join(f'{name}={value}' for name, value in arguments.items())}")
+    raise VerificationError(
+        f"{report.path} differs from the model: wanted {' and '.join(f'{name} >= {least[name]}' for name in missed)}. "
+        f"{'; '.join(report.lines()[1:])}. What to do: {'; or '.join(steps or ['write the damaged file again'])}"
+    )
 
 
 def _raise_problems(path: Path, problems: list[str]) -> None:
@@ -181,7 +213,7 @@ def _compare(
     *,
     milliseconds: float,
     threads: int | None = None,
-    mode: str | None = None,
+    mode: Mode | None = None,
 ) -> Report:
     """Compare a file's outputs with the model's; raise a VerificationError if shapes differ."""
     pairs = [(name, values.shape, received[name].shape) for name, values in expected.items()]
@@ -190,6 +222,9 @@ def _compare(
     )
     want, got = (main_output(outputs).astype(np.float64) for outputs in (expected, received))
     tiny = float(np.finfo(np.float32).tiny)
+    has_probabilities = main_output(expected) is expected.get("probabilities")
+    logits = [np.log(values.clip(tiny)) for values in (want, got)] if has_probabilities else [want, got]
+    are_same, are_same_or_near = same_best_class(*logits)
     power, noise = float(np.sum(want**2)), float(np.sum((want - got) ** 2))
     return Report(
         path=path,
@@ -198,8 +233,10 @@ def _compare(
         max_error=float(np.abs(want - got).max()) / max(float(np.abs(want).max()), tiny),
         cosine=min(lowest_cosine(values, received[name]) for name, values in expected.items()),
         sqnr=math.inf if noise == 0 else 10 * math.log10(max(power, tiny) / noise),
-        agreement=float(np.mean(want.argmax(axis=-1) == got.argmax(axis=-1))),
+        difference_cosine=difference_cosine(want, got),
+        agreement=float(are_same.mean()),
+        decided_agreement=float(are_same_or_near.mean()),
         milliseconds=milliseconds,
         threads=threads,
-        mode=mode,
+        mode=None if mode is None else mode.name,
     )

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from keras_vit.export.litert import images
 from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.encoder import Encoder
@@ -18,9 +20,10 @@ def build_file(model: Any, options: Options) -> Builder:
     and "attention" if asked for.
     """
     builder = Builder(description=f"{model.name}, a Vision Transformer by keras_vit")
-    layers = Layers(Operators(builder, options.storage), options.smoothing)
+    scales = np.ones(model.config.hidden_size) if options.scales is None else np.asarray(options.scales, np.float64)
+    layers = Layers(Operators(builder, options.storage), scales, options.smoothing, options.shifts)
     image = images.add_image_input(layers.ops, model.config, options)
-    tokens, attention = Encoder(layers, model).encode(image)
+    tokens, attention = Encoder(layers, model, options.patches).encode(image)
     head = Head(layers, model)
     second_output = {"attention": head.class_attention(attention)} if options.attention else {}
     if not model.config.num_classes:
@@ -29,7 +32,7 @@ def build_file(model: Any, options: Options) -> Builder:
         outputs = {"logits": head.logits(tokens)}
     else:
         outputs = {"probabilities": layers.ops.softmax(head.logits(tokens), "probabilities")}
-    if unknown := sorted(set(options.smoothing) - set(layers.norm_names)):
+    if unknown := sorted({*options.smoothing, *options.shifts} - set(layers.norm_names)):
         raise ValueError(f"smoothing names norms of the model: {layers.norm_names}. Received: {unknown}")
     builder.signature({"image": image.image}, outputs | second_output)
     return builder

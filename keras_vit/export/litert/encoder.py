@@ -19,12 +19,14 @@ class Encoder:
 
     layers: Layers
     model: Any
+    patches: str | None = "dense"  # how patches are embedded, see `Options`
     _shared_constants: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.ops, self.config = self.layers.ops, self.model.config
-        # Tokens have channels with mean zero, unless attention pooling reads them before any norm.
-        self.centered = not (self.config.has_map_head and self.config.final_norm == "pooled")
+        # See `folding.to_stream`. Tokens are left as they are where attention pooling reads them before any norm.
+        is_read_plain = self.config.has_map_head and self.config.final_norm == "pooled"
+        self.scales = None if is_read_plain else self.layers.scales
 
     def encode(self, image: ImageInput) -> tuple[Tensor, Tensor]:
         """Return the tokens for the head, (batch, num_final_tokens, hidden_size), and the attention weights of the last
@@ -44,8 +46,7 @@ class Encoder:
         if c.resnet is not None:
             x, scale = stem.stem(ops, self.model, image), None
         kernel, bias = folding.patch_weights(self.model.get_layer("embedding"), scale)
-        if self.centered:
-            kernel, bias = folding.center(kernel, axis=0), folding.center(bias)
+        kernel, bias = folding.to_stream(kernel.T, self.scales).T, folding.to_stream(bias, self.scales)
         x = self._patches(x, kernel, bias)
         if c.num_prefix_tokens:
             x = ops.pad(x, (0, c.num_prefix_tokens, 0), "prefix/places")
@@ -54,21 +55,24 @@ class Encoder:
             name = "position" if c.position_place == "stem" else "prefix"
             x = ops.add(x, ops.constant(table[None], f"{name}/embedding"), name)
         if c.pre_norm:
-            x, affine = self.layers.norm(x, self.model.get_layer("pre_norm"), "pre_norm", centered=self.centered)
+            x, affine = self.layers.norm(x, self.model.get_layer("pre_norm"), "pre_norm", self.scales)
             x = self.layers.apply_affine(x, affine, "pre_norm")
-            x = self.layers.center(x, "tokens") if self.centered else x
+            if self.scales is not None:
+                x = self.layers.center(x, "tokens")
+                if (self.scales != 1).any():
+                    x = ops.multiply(x, ops.constant(self.scales, "tokens/scales"), "tokens/scaled")
         return x
 
     def _patches(self, x: Tensor, kernel: np.ndarray, bias: np.ndarray) -> Tensor:
         """Return one token for each patch, (batch, rows * columns, hidden_size).
 
-        Square patches that cover the image go to a dense layer: it is faster than a convolution, and the runtime
-        quantizes each patch by itself.
+        Square patches that cover the image can go to a dense layer: it is faster than a convolution, and the runtime
+        quantizes each patch by itself. Some NPUs have CONV_2D, but not the SPACE_TO_DEPTH before it.
         """
         ops, (rows, columns) = self.ops, self.config.grid
         _, height, width, _ = kernel.shape
         covers_image = x.shape[1:3] == (rows * height, columns * width)
-        if height != width or not covers_image:
+        if self.patches == "convolution" or height != width or not covers_image:
             x = ops.convolution(x, kernel, bias, "embedding", strides=(height, width), same=False)
             return ops.reshape(x, (x.shape[0], rows * columns, len(kernel)), "embedding/tokens")
         if height > 1:
@@ -85,7 +89,7 @@ class Encoder:
         if c.position != "none" and c.position_place == "stem":
             first = c.num_prefix_tokens - c.position_prefix_tokens
             table[first:] += folding.position_table(self.model.get_layer("position"))
-        return folding.center(table) if self.centered else table
+        return folding.to_stream(table, self.scales)
 
     def _block(self, x: Tensor, i: int, queries: int) -> tuple[Tensor, Tensor]:
         """Return the block's first `queries` tokens, (batch, queries, hidden_size), and its attention weights."""
@@ -97,18 +101,18 @@ class Encoder:
                 relative = position
             else:
                 x = self._add_positions(x, position, f"{name}/position")
-        normalized, affine = layers.norm(x, block.norm1, f"{name}/norm1", centered=self.centered)
+        normalized, affine = layers.norm(x, block.norm1, f"{name}/norm1", self.scales)
         mixed, weights = self._attention(normalized, affine, block.attention, relative, f"{name}/attention", queries)
-        out = folding.residual_weights(block.attention.out, block.scale1, centered=self.centered)
+        constant = folding.dense_weights(block.attention.value).kernel @ affine.constant
+        out = folding.residual_weights(block.attention.out, block.scale1, self.scales, constant)
         x = self._first_tokens(x, queries, name)
         x = ops.add(x, layers.dense(mixed, out, f"{name}/attention/out"), f"{name}/attention")
-        normalized, affine = layers.norm(x, block.norm2, f"{name}/norm2", centered=self.centered)
-        branch = layers.mlp(normalized, affine, block.mlp, f"{name}/mlp", block.scale2, centered=self.centered)
+        normalized, affine = layers.norm(x, block.norm2, f"{name}/norm2", self.scales)
+        branch = layers.mlp(normalized, affine, block.mlp, f"{name}/mlp", block.scale2, self.scales)
         return ops.add(x, branch, name), weights
 
     def _add_positions(self, x: Tensor, layer: Any, name: str) -> Tensor:
-        table = folding.position_table(layer)[None]
-        table = folding.center(table) if self.centered else table
+        table = folding.to_stream(folding.position_table(layer)[None], self.scales)
         return self.ops.add(x, self._shared_constant(table, f"{layer.name}/embedding"), name)
 
     def _shared_constant(self, table: np.ndarray, name: str) -> Tensor:
@@ -125,10 +129,14 @@ class Encoder:
     ) -> tuple[Tensor, Tensor]:
         """Return attention of the first `queries` tokens before its output projection, (batch, queries, hidden_size),
         and its weights. `affine`: the norm's gain and shift, not applied yet.
+
+        Keys and values lack the norm's constant. Softmax ignores it in the keys: it is equal in all scores of a query.
+        The weights add up to 1, so it passes through the values to the projection, whose bias has it.
         """
         ops, layers, heads = self.ops, self.layers, attention.num_heads
-        keys = folding.dense_weights(attention.key).fold_affine(affine)
-        values = folding.dense_weights(attention.value).fold_affine(affine)
+        own = affine._replace(constant=np.zeros_like(affine.constant))
+        keys = folding.dense_weights(attention.key).fold_affine(own)
+        values = folding.dense_weights(attention.value).fold_affine(own)
         query_weights = folding.query_weights(attention).fold_affine(affine)
         query = layers.dense(self._first_tokens(x, queries, name), query_weights, f"{name}/query")
         if relative is None and heads * queries < self.config.num_tokens:

@@ -14,10 +14,11 @@ Array = npt.NDArray[np.float64]
 
 
 class Affine(NamedTuple):
-    """Affine part of a norm, x * gain + shift, both float64 (width,). The layer that reads the norm applies it."""
+    """Affine part of a norm, x * gain + shift + constant, float64 (width,). The layer that reads it applies it."""
 
     gain: Array
     shift: Array
+    constant: Array  # makes up for what is subtracted from x because it has outliers
 
 
 class DenseWeights(NamedTuple):
@@ -30,16 +31,18 @@ class DenseWeights(NamedTuple):
         """Return weights that take a norm's result before its gain and shift and give the same output."""
         if affine is None:
             return self
-        return self._replace(kernel=self.kernel * affine.gain, bias=self.bias + self.kernel @ affine.shift)
+        return self._replace(
+            kernel=self.kernel * affine.gain, bias=self.bias + self.kernel @ (affine.shift + affine.constant)
+        )
 
     def scale_outputs(self, factors: Array | float) -> Self:
         """Return the weights whose outputs are multiplied by one factor, or by one for each, (outputs,)."""
         factors = np.broadcast_to(np.asarray(factors, np.float64), self.bias.shape)
         return self._replace(kernel=self.kernel * factors[:, None], bias=self.bias * factors)
 
-    def center_outputs(self) -> Self:
-        """Return the weights whose outputs have the mean zero."""
-        return self._replace(kernel=center(self.kernel, axis=0), bias=center(self.bias))
+    def to_stream(self, scales: Array | None) -> Self:
+        """Return the weights whose outputs are tokens of the residual stream; see `to_stream`."""
+        return self._replace(kernel=to_stream(self.kernel.T, scales).T, bias=to_stream(self.bias, scales))
 
 
 def float64(weight: Any) -> Array:
@@ -52,10 +55,17 @@ def center(values: Array, axis: int = -1) -> Array:
     return values - values.mean(axis=axis, keepdims=True)
 
 
-def norm_affine(layer: Any, factors: np.ndarray | None = None) -> Affine:
-    """Return the gain and shift of a LayerNorm whose result is already multiplied by `factors` (width,)."""
+def to_stream(tokens: Array, scales: Array | None) -> Array:
+    """Return tokens, (..., width), as the residual stream has them: with the mean zero, then multiplied by `scales`,
+    (width,). None leaves them as they are.
+    """
+    return tokens if scales is None else center(tokens) * scales
+
+
+def norm_affine(layer: Any, scales: Array | None = None) -> Affine:
+    """Return the gain and shift of a LayerNorm whose input is already multiplied by `scales`, (width,)."""
     gain = float64(layer.gamma)
-    return Affine(gain if factors is None else gain / factors, float64(layer.beta))
+    return Affine(gain if scales is None else gain / scales, float64(layer.beta), np.zeros(len(gain)))
 
 
 def dense_weights(layer: Any) -> DenseWeights:
@@ -66,12 +76,16 @@ def dense_weights(layer: Any) -> DenseWeights:
     return DenseWeights(kernel, np.zeros(outputs) if layer.bias is None else float64(layer.bias).reshape(-1))
 
 
-def residual_weights(layer: Any, layer_scale: Any, *, centered: bool) -> DenseWeights:
-    """Return the weights of a layer that writes to the residual stream, with its LayerScale (or None) folded in."""
+def residual_weights(layer: Any, layer_scale: Any, scales: Array | None, constant: Array | float = 0) -> DenseWeights:
+    """Return the weights of a layer that writes to the residual stream, with its LayerScale (or None) folded in.
+
+    `scales` are those of `to_stream`. `constant`, (inputs,), is what the layer's inputs lack.
+    """
     weights = dense_weights(layer)
+    weights = weights._replace(bias=weights.bias + (weights.kernel * constant).sum(axis=1))
     if layer_scale is not None:
         weights = weights.scale_outputs(float64(layer_scale.gamma))
-    return weights.center_outputs() if centered else weights
+    return weights.to_stream(scales)
 
 
 def query_weights(attention: Any) -> DenseWeights:

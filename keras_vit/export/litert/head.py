@@ -5,7 +5,7 @@ from typing import Any
 
 from keras_vit.export.litert import folding
 from keras_vit.export.litert.builder import Tensor
-from keras_vit.export.litert.folding import Affine
+from keras_vit.export.litert.folding import Affine, Array
 from keras_vit.export.litert.layers import Layers
 
 
@@ -25,7 +25,7 @@ class Head:
         if not self.config.distilled:
             x, affine = self._pooled(tokens)
             return self.layers.dense(x, head.fold_affine(affine), "head")
-        tokens, affine = self._final_norm(tokens)
+        tokens, affine = self._final_norm(tokens, self.layers.scales)
         weights = {"head": head, "head_distillation": folding.dense_weights(self.model.get_layer("head_distillation"))}
         halves = [
             self.layers.dense(self._token(tokens, index), layer.fold_affine(affine).scale_outputs(0.5), name)
@@ -54,7 +54,7 @@ class Head:
         c = self.config
         affine: Affine | None = None
         if c.final_norm == "tokens":
-            tokens, affine = self._final_norm(tokens)
+            tokens, affine = self._final_norm(tokens, self.layers.scales)
         if c.has_map_head:
             x, affine = self._attention_pooling(tokens, affine), None
         elif c.distilled:
@@ -66,15 +66,15 @@ class Head:
         else:
             x = tokens
         if c.final_norm == "pooled":
-            x, affine = self._final_norm(x, centered=not c.has_map_head)
+            x, affine = self._final_norm(x, None if c.has_map_head else self.layers.scales)
         if c.representation_size is not None:
             weights = folding.dense_weights(self.model.get_layer("pre_logits")).fold_affine(affine)
             x, affine = self.layers.dense(x, weights, "pre_logits/dense"), None
             x = self.layers.activation(c.representation_activation, x, "pre_logits")
         return x, affine
 
-    def _final_norm(self, x: Tensor, *, centered: bool = True) -> tuple[Tensor, Affine]:
-        return self.layers.norm(x, self.model.get_layer("encoder_norm"), "encoder_norm", centered=centered)
+    def _final_norm(self, x: Tensor, scales: Array | None) -> tuple[Tensor, Affine]:
+        return self.layers.norm(x, self.model.get_layer("encoder_norm"), "encoder_norm", scales)
 
     def _token(self, tokens: Tensor, index: int) -> Tensor:
         """Return one token, (batch, width)."""
@@ -101,5 +101,5 @@ class Head:
         x = layers.merge_heads(ops.matmul(weights, value, "pool/attention/mixed"), "pool/attention")
         x = ops.reshape(x, (batch, x.shape[2]), "pool/attention/row")
         x = layers.dense(x, folding.dense_weights(attention.out), "pool/attention/out")
-        normalized, rest = layers.norm(x, pooling.norm, "pool/norm", centered=False)
-        return ops.add(x, layers.mlp(normalized, rest, pooling.mlp, "pool/mlp", centered=False), "pool")
+        normalized, rest = layers.norm(x, pooling.norm, "pool/norm", None)
+        return ops.add(x, layers.mlp(normalized, rest, pooling.mlp, "pool/mlp"), "pool")

@@ -80,7 +80,8 @@ def _resize_builtin(ops: Operators, x: Tensor, target: Size, preprocessing: Prep
 def _resize_exact(ops: Operators, x: Tensor, target: Size, preprocessing: Preprocessing) -> Tensor:
     """Multiply each channel by a matrix for the columns (pixels of a row lie side by side), then by one for the rows.
 
-    These are BATCH_MATMULs of two tensors instead of dense layers, because the quantizer does not change these.
+    These are BATCH_MATMULs instead of dense layers, because the quantizer does not change these. LiteRT's GPU refuses a
+    constant in front, and computes one behind wrong if it broadcasts over channels or adj_y transposes it.
     """
     matrices = []
     size, corner = resize_plan(_size(x), target, preprocessing)
@@ -90,12 +91,13 @@ def _resize_exact(ops: Operators, x: Tensor, target: Size, preprocessing: Prepro
         first, last = int(used[0]), int(used[-1]) + 1
         if last - first < old:
             x = ops.slice(x, axis, first, last, f"image/used_{axis}")
-        matrices.append(matrix[None, None, :, first:last])
+        matrices.append(matrix[:, first:last].T)
     rows, columns = (ops.constant(matrix, f"image/matrix_{axis}") for axis, matrix in enumerate(matrices))
     x = ops.transpose(_as_float(ops, x), (0, 3, 1, 2), "image/channels_first")
-    x = _clip(ops, ops.matmul(x, columns, "image/columns", transpose_b=True), preprocessing, "image/columns")
-    x = _clip(ops, ops.matmul(rows, x, "image/rows"), preprocessing, "image/rows")
-    return ops.transpose(x, (0, 2, 3, 1), "image/resized")
+    x = _clip(ops, ops.matmul(x, columns, "image/columns"), preprocessing, "image/columns")
+    x = ops.transpose(x, (0, 1, 3, 2), "image/columns_first")
+    x = _clip(ops, ops.matmul(x, rows, "image/rows"), preprocessing, "image/rows")
+    return ops.transpose(x, (0, 3, 2, 1), "image/resized")
 
 
 def _clip(ops: Operators, x: Tensor, preprocessing: Preprocessing, name: str) -> Tensor:

@@ -5,6 +5,7 @@ with the labels behind it. Its ten small tables are written here by the numbers 
 """
 
 import os
+import warnings
 import zipfile
 from collections.abc import Sequence
 from typing import Any
@@ -36,6 +37,13 @@ def pack_metadata(
     description: str = "",
 ) -> bytes:
     """Return the content of the buffer TFLITE_METADATA; the classes are those of the first output."""
+    differs = any(len(set(values)) > 1 for values in (preprocessing.mean, preprocessing.std))
+    if dtype == "float32" and differs:
+        warnings.warn(
+            "keras_vit: MediaPipe refuses files of prepared images whose mean or std differ by channel; other runtimes "
+            'take them. For MediaPipe, export with input_dtype="uint8": then the file prepares the pixels.',
+            stacklevel=5,  # of export.tflite
+        )
     if dtype == "uint8":
         mean, std, largest, smallest = [0.0], [1.0], [255.0], [0.0]
     else:

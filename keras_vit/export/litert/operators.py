@@ -163,10 +163,14 @@ class Operators:
         shape = tuple(x.shape[axis] for axis in order)
         return self.builder.operator("TRANSPOSE", [x, constant], (name, shape, x.dtype), options="TransposeOptions")
 
-    def pad(self, x: Tensor, before: Sequence[int], name: str) -> Tensor:
-        """Insert zeros at the front of each axis, `before[axis]` of them."""
-        widths = self.constant(np.array([(count, 0) for count in before], np.int32), f"{name}/widths")
-        shape = tuple(None if size is None else size + count for size, count in zip(x.shape, before, strict=True))
+    def pad(self, x: Tensor, before: Sequence[int], name: str, *, after: Sequence[int] | None = None) -> Tensor:
+        """Insert zeros at the front and the back of each axis, as many as `before[axis]` and `after[axis]`."""
+        counts = np.stack([before, after or [0] * len(before)], axis=1).astype(np.int32)
+        if not counts.any():
+            return x
+        widths = self.constant(counts, f"{name}/widths")
+        added = counts.sum(axis=1).tolist()
+        shape = tuple(None if size is None else size + count for size, count in zip(x.shape, added, strict=True))
         return self.builder.operator("PAD", [x, widths], (name, shape, x.dtype), options="PadOptions")
 
     def slice(self, x: Tensor, axis: int, start: int, stop: int, name: str) -> Tensor:

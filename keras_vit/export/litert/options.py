@@ -12,6 +12,7 @@ from keras_vit.model.config import ViTConfig
 DTYPES = ("float32", "uint8")
 RESIZES = ("exact", "builtin")
 OUTPUTS = ("logits", "probabilities")
+PATCHES = ("dense", "convolution")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +25,18 @@ class Options:
     source_size: int | tuple[int, int] | None = None
     resize: str = "exact"
     output: str = "logits"
+    patches: str | None = "dense"  # None in arguments: the mode's
     attention: bool = False
     labels: Sequence[str] | None = None  # class names, in the order of the logits
     # "block_3/norm1" -> factors (hidden_size,) above 0: the norm's result is multiplied by them and the next kernel is
     # divided by them, which moves outliers of activations into the kernel (SmoothQuant, arXiv 2211.10438).
     smoothing: Mapping[str, np.ndarray] = field(default_factory=dict)
+    # "block_3/norm1" -> constants (hidden_size,) that are subtracted from the norm's result, before its gain, and added
+    # again in the next bias: channels that are nearly constant need no range (Outlier Suppression+, arXiv 2304.09145).
+    shifts: Mapping[str, np.ndarray] = field(default_factory=dict)
+    # (hidden_size,) above 0: the residual stream keeps its channels multiplied by them, which takes large ones out of
+    # the ranges that integers must cover. None is all 1.
+    scales: np.ndarray | None = None
 
     @property
     def source_sides(self) -> tuple[int, int] | None:
@@ -46,6 +54,7 @@ class Options:
             "input_dtype": (self.dtype, DTYPES),
             "resize": (self.resize, RESIZES),
             "output": (self.output, OUTPUTS),
+            "patches": (self.patches, (*PATCHES, None)),
         }
         for name, (value, known) in choices.items():
             if value not in known:
@@ -73,10 +82,11 @@ class Options:
             yield "output='probabilities' needs a head. Received: a model of num_classes=0"
         if self.attention and not config.class_token:
             yield "attention=True needs a class token. Received: a model without one"
+        given = {**self.smoothing, **({} if self.scales is None else {"scales": self.scales})}
         wrong = {
             name: np.shape(factors)
-            for name, factors in self.smoothing.items()
+            for name, factors in given.items()
             if np.shape(factors) != (config.hidden_size,) or not np.all(np.asarray(factors) > 0)
         }
         if wrong:
-            yield f"smoothing has ({config.hidden_size},) factors above 0 for a norm. Received: {wrong}"
+            yield f"smoothing and scales have ({config.hidden_size},) factors above 0. Received: {wrong}"

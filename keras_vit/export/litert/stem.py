@@ -8,7 +8,7 @@ import numpy as np
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Array, float64
 from keras_vit.export.litert.images import ImageInput
-from keras_vit.export.litert.operators import Operators
+from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.storage import FLOAT32
 from keras_vit.model.layers.resnet import GROUPS
 
@@ -18,7 +18,7 @@ def stem(ops: Operators, model: Any, image: ImageInput) -> Tensor:
     x = _root(ops, model.get_layer("root"), image)
     for stage, units in enumerate(model.config.resnet.num_layers, start=1):
         for unit in range(1, units + 1):
-            x = _unit(ops, model.get_layer(f"stage_{stage}_unit_{unit}"), x)
+            x = _unit(ops, model.get_layer(f"stage_{stage}_unit_{unit}"), x, is_first=stage == unit == 1)
     return x
 
 
@@ -37,15 +37,19 @@ def _root(ops: Operators, layer: Any, image: ImageInput) -> Tensor:
     return ops.max_pool(x, "root/pool", size=3, strides=2)
 
 
-def _unit(ops: Operators, layer: Any, x: Tensor) -> Tensor:
-    """Add a bottleneck: convolutions of 1x1, 3x3 and 1x1, plus the shortcut, then ReLU."""
+def _unit(ops: Operators, layer: Any, x: Tensor, *, is_first: bool) -> Tensor:
+    """Add a bottleneck: convolutions of 1x1, 3x3 and 1x1, plus the shortcut, then ReLU.
+
+    The kernels that read the root's output are float32 for the same reasons as the root's: they are small (80 KiB).
+    """
     shortcut, branch = x, x
+    outer_ops = dataclasses.replace(ops, storage=FLOAT32) if is_first else ops
     for number in ("1", "2"):
-        branch, shift = _convolution_and_norm(ops, layer, number, branch)
+        branch, shift = _convolution_and_norm(outer_ops if number == "1" else ops, layer, number, branch)
         branch = ops.add(branch, shift, f"{layer.name}/gn{number}", activation="relu")
     branch, shift = _convolution_and_norm(ops, layer, "3", branch)
     if layer.conv_proj is not None:
-        shortcut, shortcut_shift = _convolution_and_norm(ops, layer, "_proj", x)
+        shortcut, shortcut_shift = _convolution_and_norm(outer_ops, layer, "_proj", x)
         shift = ops.add(shift, shortcut_shift, f"{layer.name}/shift")  # both shifts in one pass over the map
     return ops.add(ops.add(shortcut, branch, f"{layer.name}/sum"), shift, layer.name, activation="relu")
 
@@ -53,13 +57,37 @@ def _unit(ops: Operators, layer: Any, x: Tensor) -> Tensor:
 def _convolution_and_norm(
     ops: Operators, unit: Any, number: str, x: Tensor, kernel: Array | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Add a convolution of a unit and its norm; return what `group_norm` returns."""
+    """Add a convolution of a unit and its norm; return what `group_norm` returns.
+
+    1x1 convolutions are dense layers: the runtime quantizes each pixel by itself, and LiteRT's GPU computes an int8
+    CONV_2D of 1x1 with a stride wrong.
+    """
     conv, norm = getattr(unit, f"conv{number}"), getattr(unit, f"gn{number}")
     kernel = np.moveaxis(standardized_kernel(conv) if kernel is None else kernel, -1, 0)
     strides = (conv.strides, conv.strides)
     name, bias = f"{unit.name}/conv{number}", np.zeros(conv.filters, np.float32)
-    x = ops.convolution(x, kernel, bias, name, strides=strides, same=True)
+    if kernel.shape[1:3] == (1, 1):
+        x = ops.dense(_skip_pixels(ops, x, conv.strides, name), kernel[:, 0, 0], bias, name)
+    else:
+        x = ops.convolution(x, kernel, bias, name, strides=strides, same=True)
     return group_norm(ops, norm, x, f"{unit.name}/gn{number}")
+
+
+def _skip_pixels(ops: Operators, x: Tensor, step: int, name: str) -> Tensor:
+    """Return every `step`-th row and column of x, (batch, height, width, channels): pixels of a strided convolution.
+
+    Slices of reshaped tensors take whole rows, then whole pixels: XNNPACK slices with a stride of 1 only.
+    """
+    if step == 1:
+        return x
+    x = ops.pad(x, (0, 0, 0, 0), f"{name}/even", after=(0, *(-static_dim(side) % step for side in x.shape[1:3]), 0))
+    batch, height, width, channels = x.shape
+    rows, columns, depth = static_dim(height) // step, static_dim(width) // step, static_dim(channels)
+    x = ops.reshape(x, (batch, rows, step * step * columns * depth), f"{name}/row_pairs")
+    x = ops.slice(x, 2, 0, step * columns * depth, f"{name}/rows")
+    x = ops.reshape(x, (batch, rows * columns, step * depth), f"{name}/pixel_pairs")
+    x = ops.slice(x, 2, 0, depth, f"{name}/pixels")
+    return ops.reshape(x, (batch, rows, columns, depth), f"{name}/input")
 
 
 def standardized_kernel(layer: Any) -> Array:

@@ -29,17 +29,27 @@ _FILE = {
     "devices": str,
     "storage?": str,
     "least_cosine": NUMBER,
+    "least_difference_cosine?": NUMBER,
     "least_agreement": NUMBER,
+    "patches?": str,
     "rules?": [_RULE],
-    "smoothing?": {"alpha": NUMBER, "threshold": NUMBER},
+    "smoothing?": {"alpha": NUMBER, "threshold": NUMBER, "stream?": NUMBER},
 }
 _CHOICES: dict[str, Iterable[Any]] = {
+    "patches": ("dense", "convolution"),
     "storage": STORAGES,
     "weights": (4, 8, FLOAT),
     "activations": (8, 16, FLOAT),
     "method": METHODS,
 }
-_RANGES = {"least_cosine": (-1, 1), "least_agreement": (0, 1), "alpha": (0, 1), "threshold": (1, math.inf)}
+_RANGES = {
+    "least_cosine": (-1, 1),
+    "least_difference_cosine": (-1, 1),
+    "least_agreement": (0, 1),
+    "alpha": (0, 1),
+    "threshold": (1, math.inf),
+    "stream": (1, math.inf),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +77,13 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Smoothing:
-    """Parameters of SmoothQuant, which moves large activations into the kernel that reads them (arXiv 2211.10438)."""
+    """How outliers are found on a few images and made smaller, by SmoothQuant (arXiv 2211.10438)."""
 
     alpha: float  # 0 leaves all in the activations, 1 moves all into the kernel; equation 4
     threshold: float  # smoothing is applied where the largest channel exceeds the median one this many times
+    # Channels of the residual stream above this many times the median one are scaled down; None leaves all. It is for
+    # modes in which the stream, or what is added to it, has one fixed range for all channels.
+    stream: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +94,12 @@ class Mode:
     summary: str  # one line for users who choose
     devices: str  # the devices it is meant for
     least_cosine: float  # lowest accepted cosine between the file's and the model's logits, on every image
-    least_agreement: float  # lowest accepted share of images for which both have the same best class
+    least_agreement: (
+        float  # lowest accepted share of images for which both have the same best class, near ties included
+    )
+    least_difference_cosine: float = 0.9  # lowest accepted mean cosine between the differences of two images' logits
     storage: str = "float32"  # of kernels in the written file, one of `STORAGES`; "float32" where there are rules
+    patches: str = "dense"  # how patches are embedded: "dense" is SPACE_TO_DEPTH and FULLY_CONNECTED, or "convolution"
     rules: tuple[Rule, ...] = ()  # applied to the written file, in this order
     smoothing: Smoothing | None = None
 

@@ -1,4 +1,4 @@
-"""Quantize a float32 LiteRT file by the rules of a mode, and find the factors of SmoothQuant.
+"""Quantize a float32 LiteRT file by the rules of a mode.
 
 ai-edge-quantizer finds scales and integers and rewrites the graph. Three parts of its version 0.10 are replaced here:
 - It merges the ranges of images by a moving average, which cuts off rare large values. True minima and maxima are 13 dB
@@ -23,14 +23,16 @@ from keras_vit._util.text import install_command, suggestion
 from keras_vit.export.litert.builder import fits_flatbuffer, schema
 from keras_vit.export.quantization.calibration import FileGraph, Operator, check_images, ignore_memory_warning, observe
 from keras_vit.export.quantization.gptq import gptq
-from keras_vit.export.quantization.modes import FLOAT, METHODS, Mode, Rule, Smoothing
+from keras_vit.export.quantization.modes import FLOAT, METHODS, Mode, Rule
 
 # Name of an activation -> {"min": ..., "max": ...}, as the quantizer reads it.
 Ranges = dict[str, dict[str, np.ndarray]]
 
-SHAPE_OPERATORS = {"RESHAPE", "SLICE", "STRIDED_SLICE", "TRANSPOSE"}  # may stand between a norm and a dense layer
+# A token with a huge channel has hundreds of times the variance of the others, and a range for both would lose theirs.
+# The ranges of these tensors of a norm end where the maximum exceeds a quantile so many times: that token is normalized
+# less.
+CUT = {re.compile(r"norm\d?/(variance|whole|safe)$"): (0.5, 8.0), re.compile(r"norm\d?/squares$"): (0.9995, 4.0)}
 ALIGNMENT = 16  # bytes, of every weight; the schema requires it
-NORM = re.compile(r"block_\d+/norm[12]")
 
 
 def quantize(
@@ -55,37 +57,6 @@ def quantize(
     with _status("Quantizing", show=progress), ignore_memory_warning():
         result = quantizer.quantize(ranges, enable_progress_bar=False, enable_progress_report=False)
     Path(target).write_bytes(_store_inline(result.quantized_model))
-
-
-def smoothing_factors(
-    source: str | os.PathLike[str], images: np.ndarray, smoothing: Smoothing, *, progress: bool = False
-) -> dict[str, np.ndarray]:
-    """Find factors that make activations between LayerNorm and Dense easier to quantize (arXiv 2211.10438).
-
-    The channels of a row of activations share one scale, as do the inputs of a kernel's output: one very large channel
-    takes the precision of all others. Smoothing divides the difficulty between x * f and kernel / f.
-
-        f = max |kernel|**(1 - alpha) / max |x|**alpha  for each channel, float64 (hidden_size,)
-
-    Only norms such as "block_3/norm1" where a channel of x or the kernel exceeds the median one `smoothing.threshold`
-    times get factors.
-    """
-    graph = FileGraph.read(np.memmap(source, np.uint8, "r"))
-    kernels = dict(_kernels_after_norms(graph))
-    maxima: dict[str, np.ndarray] = {}
-
-    def update_maxima(name: str, values: np.ndarray) -> None:
-        channels = np.abs(values).reshape(-1, values.shape[-1]).max(axis=0)
-        maxima[name] = np.maximum(maxima.get(name, 0.0), channels)
-
-    images = check_images(graph, images, "smoothing")
-    observe(source, graph, images, update_maxima, names=set(kernels), progress=progress)
-    factors = {}
-    for name, kernel in kernels.items():
-        activations, weights = _above_zero(maxima[name]), _above_zero(np.abs(kernel).max(axis=0))
-        if max(side.max() / np.median(side) for side in (activations, weights)) > smoothing.threshold:
-            factors[name] = weights ** (1 - smoothing.alpha) / activations**smoothing.alpha
-    return factors
 
 
 def _import_quantizer() -> Any:
@@ -161,12 +132,15 @@ def _gptq_layers(graph: FileGraph, mode: Mode) -> Iterator[tuple[Operator, int]]
 def _statistics(
     source: str | os.PathLike[str], graph: FileGraph, images: np.ndarray, gptq_inputs: set[str], *, progress: bool
 ) -> tuple[Ranges, dict[str, np.ndarray]]:
-    """Return the true range of every activation, and the Hessians, x.T @ x over all rows x, of some."""
+    """Return the range of every activation, true but for `CUT`, and the Hessians, x.T @ x over all rows x, of some."""
     ranges: Ranges = {}
     hessians: dict[str, np.ndarray] = {}
 
     def update(name: str, values: np.ndarray) -> None:
         least, most = values.min(keepdims=True), values.max(keepdims=True)
+        for pattern, (share, times) in CUT.items():
+            if pattern.search(name) and most > times * np.quantile(values, share):
+                most = np.full_like(most, times * np.quantile(values, share))
         known = ranges.setdefault(name, {"min": least, "max": most})
         known["min"], known["max"] = np.minimum(known["min"], least), np.maximum(known["max"], most)
         if name in gptq_inputs:
@@ -185,27 +159,6 @@ def _status(text: str, *, show: bool) -> Iterator[None]:
     console = Console(file=sys.stderr)  # keeps the real one while it is redirected
     with console.status(text) if show else contextlib.nullcontext(), contextlib.redirect_stderr(io.StringIO()):
         yield
-
-
-def _kernels_after_norms(graph: FileGraph) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the name of every norm of a block, and the joined kernels (outputs, inputs) of the layers that read it."""
-    for norm in graph.operators:
-        if not NORM.fullmatch(graph.name(norm)):
-            continue
-        reached = set(norm.outputs)
-        kernels = []
-        for operator in graph.operators:
-            if operator.inputs[0] in reached and operator.kind in SHAPE_OPERATORS:
-                reached.update(operator.outputs)
-            elif operator.inputs[0] in reached and operator.kind == "FULLY_CONNECTED":
-                kernels.append(graph.kernel(operator))
-        yield graph.name(norm), np.concatenate(kernels)
-
-
-def _above_zero(values: np.ndarray) -> np.ndarray:
-    """Return float64 maxima of channels; channels that are never used get a very small one."""
-    values = values.astype(np.float64)
-    return np.maximum(values, 1e-5 * max(values.max(), 1e-30))
 
 
 def _store_inline(content: Any) -> bytes:

@@ -1,0 +1,97 @@
+"""Run .tflite files by LiteRT's CompiledModel, in half precision or on an accelerator.
+
+This file is also the program that does so in another process: drivers crash, and LiteRT describes each step on standard
+error. It imports nothing of the package, which would take seconds.
+"""
+
+import functools
+import json
+import operator
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+TIMEOUT = 600.0  # seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledRun:
+    """What a .tflite file computes on some hardware."""
+
+    outputs: dict[str, np.ndarray]  # for all images
+    milliseconds: float  # median time of an image
+    is_fully_accelerated: bool  # whether the accelerator takes every operator
+    messages: str  # what LiteRT wrote, with the reasons for operators that stay on the CPU
+
+
+def run_compiled(
+    path: Path, images: np.ndarray, *, hardware: tuple[str, ...] = ("CPU",), **options: Any
+) -> CompiledRun:
+    """Compile a .tflite file for some hardware and run it.
+
+    Args:
+        path: path of the file. Its input and outputs are floats or pixels, not integers with a scale.
+        images: as the file takes them: prepared images or uint8 pixels (batch, height, width, channels).
+        hardware: names of `HardwareAccelerator` in ai_edge_litert.compiled_model: "GPU" fails if the GPU does not take
+            an operator, which ("GPU", "CPU") leaves to the CPU.
+        **options: `cpu` and `gpu`, each a dict with arguments of `CpuOptions` and `GpuOptions` there.
+
+    Raises:
+        ValueError: LiteRT cannot compile or run the file with these options, crashes, or takes too long.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        np.save(work / "images.npy", images)
+        (work / "run.json").write_text(json.dumps({"path": str(path.absolute()), "hardware": hardware, **options}))
+        command = [sys.executable, "-P", __file__, folder]  # -P: the modules beside this file hide no others
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise ValueError(f"{path} did not run on {' and '.join(hardware)} in {TIMEOUT:g} seconds") from None
+        if done.returncode:
+            first_error = " ".join(done.stderr.partition("ERROR: ")[2].splitlines()[:3])
+            raise ValueError(
+                f"{path} cannot be run on {' and '.join(hardware)}: {first_error} (exit status {done.returncode})"
+            )
+        with np.load(work / "outputs.npz") as outputs:
+            report = json.loads((work / "report.json").read_text())
+            return CompiledRun(outputs=dict(outputs), messages=done.stderr, **report)
+
+
+def _run(work: Path, path: str, hardware: list[str], cpu: dict[str, Any] | None = None, gpu: Any = None) -> None:
+    """Run a file on work/images.npy; write outputs.npz, and the other fields of a `CompiledRun` to report.json."""
+    from ai_edge_litert.compiled_model import CompiledModel, CpuOptions, GpuOptions, HardwareAccelerator, Options
+
+    accelerators = functools.reduce(operator.or_, (HardwareAccelerator[name] for name in hardware))
+    options = Options(accelerators, cpu_options=CpuOptions(**(cpu or {})), gpu_options=GpuOptions(**(gpu or {})))
+    model = CompiledModel.from_file(path, options=options)
+    key = model.get_signature_by_index(0)["key"]
+    [(name, image)], tensors = model.get_input_tensor_details(key).items(), model.get_output_tensor_details(key)
+    given = {name: model.create_input_buffer_by_name(key, name)}
+    results = {output: model.create_output_buffer_by_name(key, output) for output in tensors}
+    images, batch, times = np.load(work / "images.npy", mmap_mode="r"), image["shape"][0], []
+    outputs: dict[str, list[np.ndarray]] = {output: [] for output in tensors}
+    for start in range(-batch, len(images), batch):  # the first batch twice: the first call prepares kernels
+        indices = np.arange(max(start, 0), max(start, 0) + batch).clip(max=len(images) - 1)
+        began = time.perf_counter()
+        given[name].write(images[indices].astype(image["dtype"]))
+        model.run_by_name(key, given, results)
+        for output, tensor in tensors.items():
+            values = results[output].read(int(np.prod(tensor["shape"])), np.dtype(tensor["dtype"]))
+            outputs[output].append(values.reshape(tensor["shape"]))
+        times.append(1000 * (time.perf_counter() - began) / batch)
+    joined = {output: np.concatenate(parts[1:])[: len(images)] for output, parts in outputs.items()}
+    np.savez(work / "outputs.npz", allow_pickle=False, **joined)
+    report = {"milliseconds": statistics.median(times[1:]), "is_fully_accelerated": model.is_fully_accelerated()}
+    (work / "report.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    _run(Path(sys.argv[1]), **json.loads((Path(sys.argv[1]) / "run.json").read_text()))

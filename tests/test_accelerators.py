@@ -1,0 +1,224 @@
+"""Files are run on accelerators: what LiteRT's messages say is in the report, and GPUs take files whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keras_vit import VisionTransformer, ViTConfig, digits, export, zoo
+from keras_vit.export.check import accelerators, samples
+from keras_vit.export.check.accelerators import Accelerated
+from keras_vit.export.check.compiled import CompiledRun
+from outlier_models import images, score
+from tiny_models import built, tiny
+
+interpreter = pytest.importorskip("ai_edge_litert.interpreter")
+
+CHROMIUM = Path("/usr/lib/chromium")  # Debian's package has SwiftShader, a GPU in software
+REFUSAL = (
+    "ERROR: Following operations are not supported by GPU delegate:\n"
+    "CONV_2D: Max version supported: 6. Requested version 7.\n"
+    "392 operations will run on the GPU, and the remaining 597 operations will run on the CPU.\n"
+)
+MODES = ("none", "float16", "dynamic", "int4", "int8", "int8-full")  # int16x8: no GPU has int16 tensors
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> tuple[VisionTransformer, Path]:
+    model, path = zoo.load("digits"), tmp_path_factory.mktemp("accelerators") / "digits.tflite"
+    export.tflite(model, path, quantize="none")
+    return model, path
+
+
+def answering(path: Path, messages: str) -> Any:
+    """Return a stand-in for `run_compiled` with a CPU's outputs and these messages."""
+
+    def run(given: Path, batch: np.ndarray, **options: Any) -> CompiledRun:
+        assert options == {"hardware": ("GPU", "CPU")} and given == path
+        outputs = {"logits": export.runner(path)(batch)}
+        return CompiledRun(outputs=outputs, milliseconds=1.0, is_fully_accelerated=True, messages=messages)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        (REFUSAL, Accelerated("gpu", 392, 989, "CONV_2D: Max version supported: 6. Requested version 7.")),
+        ("INFO: nothing is refused", Accelerated("gpu", 133, 133)),
+    ],
+)
+def test_the_report_says_which_operators_are_taken(
+    messages: str, expected: Accelerated, file: tuple[VisionTransformer, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, path = file
+    monkeypatch.setattr(accelerators, "run_compiled", answering(path, messages))
+    report = export.verify(model, path, accelerator="gpu")
+    total = len(interpreter.Interpreter(str(path))._get_ops_details())
+    if expected.refused is None:
+        expected = Accelerated("gpu", total, total)
+    assert report.accelerated == expected and report.threads is None
+    assert str(expected) in report.lines()
+    assert report.to_dict()["accelerated"]["taken"] == expected.taken
+    assert str(expected) in report._repr_html_()
+    assert export.verify(model, path, accelerator="cpu").accelerated is None
+
+
+def test_without_a_gpu_the_error_says_how_to_run_in_software(
+    file: tuple[VisionTransformer, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*_: Any, **__: Any) -> None:
+        raise ValueError("Failed to initialize WebGPU environment: INTERNAL: No adapters found")
+
+    monkeypatch.setattr(accelerators, "run_compiled", run)
+    with pytest.raises(ValueError, match=r"no GPU.*chromium.*VK_ICD_FILENAMES.*No adapters"):
+        export.verify(*file, accelerator="gpu")
+
+
+def test_accelerators_are_checked(file: tuple[VisionTransformer, Path], tmp_path: Path) -> None:
+    model, path = file
+    with pytest.raises(ValueError, match=r"accelerator is one of \['cpu', 'gpu'\]. Received: 'tpu'"):
+        export.verify(model, path, accelerator="tpu")
+    with pytest.raises(ValueError, match="is for .tflite files"):
+        export.verify(model, tmp_path, accelerator="gpu")
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "int8"])
+def test_a_hybrid_has_no_convolution_that_gpus_refuse_or_compute_wrong(mode: str, tmp_path: Path) -> None:
+    resnet = {"num_layers": (1, 1), "width_factor": 0.5}
+    model, path = built(resnet=resnet, patch_size=1, image_size=64), tmp_path / "hybrid.tflite"
+    given = samples.images(model.config, 4)
+    export.tflite(
+        model, path, quantize=mode, calibration=given, verify=given, patches="dense", least_cosine=-1, least_agreement=0
+    )
+    convolutions = operators(path)["CONV_2D"]
+    kernels = [kernel for _, kernel in convolutions]
+    assert kernels and all(height > 1 for _, height, _, _ in kernels)
+    assert max(version for version, _ in convolutions) <= 6  # 7 is for int4 kernels
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"quantize": "int8"}, "CONV_2D"),
+        ({"quantize": "int8-full"}, "CONV_2D"),
+        ({"quantize": "int16x8"}, "CONV_2D"),
+        ({"quantize": "dynamic"}, "SPACE_TO_DEPTH"),
+        ({"quantize": "dynamic", "patches": "convolution"}, "CONV_2D"),
+        ({"quantize": "int8", "patches": "dense"}, "SPACE_TO_DEPTH"),
+    ],
+)
+def test_patches_are_embedded_as_the_mode_or_the_caller_says(
+    options: dict[str, str], expected: str, tmp_path: Path
+) -> None:
+    model, path = built(), tmp_path / "file.tflite"
+    given = samples.images(model.config, 4)
+    export.tflite(model, path, calibration=given, verify=given, least_cosine=-1, least_agreement=0, **options)
+    assert {"CONV_2D", "SPACE_TO_DEPTH"} & set(operators(path)) == {expected}
+
+
+def test_patches_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"patches is one of \['dense', 'convolution', None\]. Received: 'conv'"):
+        export.tflite(built(), tmp_path / "file.tflite", patches="conv")
+    with pytest.raises(ValueError, match="patches='dense'"):
+        export.tflite(built(), tmp_path / "file.tflite", patches="dense", route="converter")
+
+
+def operators(path: Path) -> dict[str, list[tuple[int, tuple[int, ...]]]]:
+    """Return the (version, shape of the second input) of a file's operators, by kind."""
+    from ai_edge_litert.tools import flatbuffer_utils
+
+    from keras_vit.export.litert.builder import schema
+
+    names = {number: name for name, number in vars(schema().BuiltinOperator).items() if isinstance(number, int)}
+    model, found = flatbuffer_utils.read_model(str(path)), {}
+    [graph] = model.subgraphs
+    for operator in graph.operators:
+        code = model.operatorCodes[operator.opcodeIndex]
+        shape = tuple(graph.tensors[operator.inputs[min(1, len(operator.inputs) - 1)]].shape)
+        found.setdefault(names[code.builtinCode], []).append((code.version, shape))
+    return found
+
+
+@pytest.fixture(scope="module")
+def gpu(file: tuple[VisionTransformer, Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Provide a GPU: this machine's, or SwiftShader."""
+    with pytest.MonkeyPatch.context() as patch:
+        if (CHROMIUM / "vk_swiftshader_icd.json").exists():
+            patch.setenv("LD_LIBRARY_PATH", str(CHROMIUM))
+            patch.setenv("VK_ICD_FILENAMES", str(CHROMIUM / "vk_swiftshader_icd.json"))
+            patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("vulkan")))
+        try:
+            export.verify(*file, accelerator="gpu")
+        except ValueError as error:
+            pytest.skip(str(error))
+        yield
+
+
+def check_whole_and_right(model: VisionTransformer, path: Path, mode: str, given: Any, least: float) -> None:
+    """Export, run on the GPU, and compare differences of images with the model's."""
+    calibration, shown = given
+    export.tflite(model, path, quantize=mode, calibration=calibration, verify=shown, least_cosine=-1, least_agreement=0)
+    run, accelerated = accelerators.run_on_gpu(path, shown)
+    assert accelerated.refused is None and accelerated.taken == accelerated.of
+    assert accelerated.refused is None and accelerated.taken == accelerated.of
+    assert score(model.predict_on_batch(shown), run.outputs["logits"]) > least
+
+
+# Mean cosine of differences, measured in software: 1 - 1e-13, 1 - 3e-8, .99998, .9996, .9996, .9993, as on the CPU. The
+# bounds allow two to five times the distance from 1; a wrong operator gives less than .5.
+DIGITS = dict(zip(MODES, (0.999999, 0.999999, 0.9999, 0.999, 0.999, 0.998), strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+def test_digits_are_whole_and_right_on_the_gpu(mode: str, file: Any, gpu: None, tmp_path: Path) -> None:
+    model, seen = file[0], digits.load()
+    given = [model.preprocess(part) for part in (seen.train_images[:64], seen.test_images[:40])]
+    check_whole_and_right(model, tmp_path / "file.tflite", mode, given, DIGITS[mode])
+
+
+# The same of two blocks of Ti/16 and of a small hybrid, the lower one: 1 - 1e-12, 1 - 4e-7, .9998, .978, .992, .965.
+LARGER = dict(zip(MODES, (0.999999, 0.99999, 0.9995, 0.95, 0.98, 0.93), strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["Ti/16", "R26+S/32"])
+def test_larger_models_are_whole_and_right_on_the_gpu(name: str, mode: str, gpu: None, tmp_path: Path) -> None:
+    config = ViTConfig.from_name(name, image_size=64, num_layers=2, num_classes=50)
+    if config.resnet is not None:  # a second unit and a second stage with a stride, and odd sides
+        resnet = {"num_layers": (2, 1, 1), "width_factor": 0.5}
+        config = tiny(resnet=resnet, patch_size=1, image_size=72, num_classes=50, hidden_size=64)
+    model = VisionTransformer(config)
+    rng = np.random.default_rng(0)
+    for variable in model.weights:
+        variable.assign(variable + 0.02 * rng.standard_normal(variable.shape))
+    given = np.concatenate([samples.images(config, 8), images(config, 8, seed=9)]), images(config, 6)
+    check_whole_and_right(model, tmp_path / "file.tflite", mode, given, LARGER[mode])
+
+
+@pytest.mark.gpu
+def test_int16_stays_on_the_cpu_and_the_report_says_why(file: Any, gpu: None, tmp_path: Path) -> None:
+    model, seen = file[0], digits.load()
+    calibration, path = model.preprocess(seen.train_images[:16]), tmp_path / "file.tflite"
+    export.tflite(
+        model, path, quantize="int16x8", calibration=calibration, verify=calibration, least_agreement=0, least_cosine=-1
+    )
+    accelerated = export.verify(model, path, calibration, accelerator="gpu").accelerated
+    assert accelerated is not None and accelerated.taken < accelerated.of
+    assert "INT16" in accelerators.run_compiled(path, calibration, hardware=("GPU", "CPU")).messages
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "options", [{"input_dtype": "uint8"}, {"input_dtype": "uint8", "source_size": (12, 20)}, {"attention": True}]
+)
+def test_other_files_are_whole_on_the_gpu(options: dict[str, Any], file: Any, gpu: None, tmp_path: Path) -> None:
+    model, path = file[0], tmp_path / "file.tflite"
+    export.tflite(model, path, **options)
+    accelerated = export.verify(model, path, accelerator="gpu").accelerated
+    assert accelerated is not None and accelerated.refused is None
