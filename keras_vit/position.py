@@ -1,4 +1,4 @@
-"""Resize position embeddings to another grid of patches, and compute fixed sin-cos embeddings.
+"""Resize position embeddings and patch kernels, and compute fixed sin-cos embeddings.
 
 Each family of checkpoints interpolates in its own way, and the differences are visible in the logits.
 """
@@ -40,6 +40,7 @@ def resize(
               sizes (28 to 48, which is B/8 from 224 to 384 pixels) SciPy rounds past the edge and sets the last row and
               column to zero; the official code and this function do so too.
             * `"bilinear"`: half-pixel centres, no antialias (`tf.image.resize`, PyTorch's `interpolate`).
+            * `"bilinear-antialias"`: the same with antialias (`jax.image.resize`, in the model of FlexiViT).
             * `"bicubic"`: half-pixel centres, a = -0.75, no antialias (Hugging Face ViT).
             * `"bicubic-antialias"`: half-pixel centres, a = -0.5, with antialias (timm's `resample_abs_pos_embed`).
 
@@ -56,11 +57,7 @@ def resize(
         >>> keras_vit.position.resize(embedding, (24, 24)).shape  # at 384 pixels
         (1, 577, 768)
     """
-    table = np.asarray(embedding)
-    if method not in _MATRICES:
-        raise ValueError(f"Unknown interpolation method. Expected one of {', '.join(METHODS)}. Received: {method!r}")
-    if table.dtype.kind in "iubcOSU":
-        raise TypeError(f"A position embedding must hold floating point numbers. Received dtype: {table.dtype}")
+    table = _floats(embedding, "A position embedding", method)
     old = _source_grid(table.shape, source_grid, prefix_tokens)
     new = _sides(grid, "grid")
     if new == old:
@@ -71,6 +68,43 @@ def resize(
     source = patches.astype(np.float64).reshape(*old, hidden)
     resized = np.einsum("hi,wj,ijd->hwd", rows, columns, source, optimize=True).reshape(-1, hidden)
     return np.concatenate([prefix, resized.astype(table.dtype)]).reshape(*table.shape[:-2], -1, hidden)
+
+
+def resize_patches(kernel: npt.ArrayLike, patch_size: Grid, *, method: str = "official") -> np.ndarray:
+    """Resize the kernel of a patch embedding, so that patches of another size give nearly the same tokens.
+
+    The result is the least-squares solution of FlexiViT (arXiv 2212.08013, section 3.4): with B the matrix that resizes
+    a patch, it is pinv(B)' times the kernel. Source: `resample_patchemb` in big_vision's `models/proj/flexi/vit.py`.
+
+    Args:
+        kernel: floats, (height, width, channels, hidden_size).
+        patch_size: the new (height, width) in pixels; one number means a square.
+        method: the method of the model's positions, one of `METHODS`. Patches are resized with
+            `"bicubic-antialias"` as in timm's `resample_patch_embed`, else bilinearly without antialias as in FlexiViT.
+
+    Returns:
+        A new array of the same dtype. For an equal patch size it is an exact copy of `kernel`.
+
+    Raises:
+        TypeError: the kernel holds integers, booleans, complex numbers or text.
+        ValueError: a shape, the patch size or the method does not fit.
+
+    Example:
+        >>> keras_vit.position.resize_patches(np.zeros((32, 32, 3, 768), np.float32), 12).shape
+        (12, 12, 3, 768)
+    """
+    weights = _floats(kernel, "A patch kernel", method)
+    new = _sides(patch_size, "patch_size")
+    if weights.ndim != 4:
+        raise ValueError(f"A patch kernel has shape (height, width, channels, hidden). Received: {weights.shape}")
+    if new == weights.shape[:2]:
+        return weights.copy()
+    matrix = _bicubic_antialias if method == "bicubic-antialias" else _bilinear
+    # The matrix of both axes is the Kronecker product of these two, and so is its pseudo-inverse.
+    rows, columns = (np.linalg.pinv(matrix(*sizes)) for sizes in zip(new, weights.shape[:2], strict=True))
+    source = np.ascontiguousarray(weights, np.float64)  # the bits of the result do not depend on the order in memory
+    resized = np.einsum("ih,jw,ijcd->hwcd", rows, columns, source, optimize=True)
+    return resized.astype(weights.dtype)
 
 
 def sincos2d(
@@ -101,6 +135,16 @@ def sincos2d(
     omega = temperature ** -np.linspace(0.0, 1.0, hidden_size // 4)
     y, x = (axis.reshape(-1, 1) * omega for axis in np.mgrid[:height, :width])
     return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1).astype(dtype)[None]
+
+
+def _floats(values: npt.ArrayLike, name: str, method: str) -> np.ndarray:
+    """Return values as an array, after checking their dtype and the method that will resize them."""
+    array = np.asarray(values)
+    if method not in _MATRICES:
+        raise ValueError(f"Unknown interpolation method. Expected one of {', '.join(METHODS)}. Received: {method!r}")
+    if array.dtype.kind in "iubcOSU":
+        raise TypeError(f"{name} must hold floating point numbers. Received dtype: {array.dtype}")
+    return array
 
 
 def _sides(grid: Grid, name: str) -> tuple[int, int]:
@@ -150,8 +194,17 @@ def _bicubic(new: int, old: int) -> Matrix:
 
 
 def _bicubic_antialias(new: int, old: int) -> Matrix:
+    return _antialiased(new, old, lambda distance: _cubic(distance, a=-0.5))
+
+
+def _bilinear_antialias(new: int, old: int) -> Matrix:
+    return _antialiased(new, old, lambda distance: np.maximum(1.0 - np.abs(distance), 0.0))
+
+
+def _antialiased(new: int, old: int, kernel: Callable[[Matrix], Matrix]) -> Matrix:
+    """Return the matrix of a kernel that widens when the grid shrinks."""
     widening = max(old / new, 1.0)
-    matrix = _cubic((_half_pixel(new, old)[:, None] - np.arange(old)) / widening, a=-0.5)
+    matrix = kernel((_half_pixel(new, old)[:, None] - np.arange(old)) / widening)
     # Patches beyond the border do not exist: the remaining weights are scaled to sum to one.
     return matrix / matrix.sum(axis=1, keepdims=True)
 
@@ -178,6 +231,7 @@ def _cubic(distance: Matrix, *, a: float) -> Matrix:
 _MATRICES: dict[str, Callable[[int, int], Matrix]] = {
     "official": _official,
     "bilinear": _bilinear,
+    "bilinear-antialias": _bilinear_antialias,
     "bicubic": _bicubic,
     "bicubic-antialias": _bicubic_antialias,
 }

@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from keras_vit.converters.table import Row, Table, formats, load_table
+from keras_vit.converters.table import Row, Table, load_table
 
 PAGE = Path(__file__).parent.parent / "docs" / "load-and-convert.md"
 START, END = "<!-- features: written by tests/feature_table.py, checked by make test -->\n", "<!-- /features -->"
 
+FORMATS = ("big_vision", "google", "huggingface", "keras_hub", "timm")  # the others are for one family each
 # feature: a variable of a model that has it, and the number of classes
 BY_VARIABLE = {
     "class token": ("prefix/cls", 1000),
@@ -23,6 +24,7 @@ BY_VARIABLE = {
     "registers": ("prefix/registers", 1000),
     "LayerScale": ("block_0/scale1/gamma", 1000),
     "pre-norm (CLIP)": ("pre_norm/gamma", 1000),
+    "gated MLP (SwiGLU)": ("block_0/mlp/gate/kernel", 1000),
     "distillation token": ("prefix/distillation", 1000),
     "2-D positions": ("position/x_embedding", 1000),
     "relative positions": ("position_0/relative_embedding", 1000),
@@ -42,7 +44,7 @@ BY_FIELD: dict[str, tuple[str, set[object]]] = {
 
 def rendered() -> str:
     """Return the table in Markdown."""
-    tables = [load_table(name) for name in formats()]
+    tables = [load_table(name) for name in FORMATS]
     lines = [["", *(table.format for table in tables)], ["---"] * (len(tables) + 1)]
     lines.append(["read / written", *("both" if table.writable else "read" for table in tables)])
     for feature, (variable, classes) in BY_VARIABLE.items():
@@ -60,14 +62,14 @@ def _fits(row: Row, variable: str, classes: int) -> bool:
     """Return whether a row of a format's table is for this variable, in a model with this number of classes."""
     if row.beside and not classes:  # such rows need a head
         return False
-    if row.only_if and row.only_if[0] == "num_classes" and row.only_if[1] != classes:
+    if any(field == "num_classes" and value != classes for field, value in row.only_if):
         return False
     return re.fullmatch(re.sub(r"\\\{\w+\\\}", r"\\d+", re.escape(row.variable)), variable) is not None
 
 
 def _allows(table: Table, field: str, values: set[object]) -> bool:
     """Return whether the format has one of the values by default, by its tensors or by its config.json."""
-    if field in ("final_norm",) and any(row.only_if == ("final_norm", "pooled") for row in table.rows):
+    if field in ("final_norm",) and any(("final_norm", "pooled") in row.only_if for row in table.rows):
         return True
     spelled = {} if table.json is None else table.json.values.get(field, {})
     said = set(spelled.values()) if all(not isinstance(value, list) for value in spelled.values()) else set()

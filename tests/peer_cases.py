@@ -84,10 +84,10 @@ HUB = (
 NOT_READ = (
     "test_vit3",
     "vit_base_patch16_rpn_224",
-    "vit_giant_patch14_dinov2",
-    "vit_giant_patch14_reg1_tipsv2",
-    "vit_giant_patch14_reg4_dinov2",
+    "vit_pe_core_base_patch16_224",
+    "vit_small_patch16_rope_224",
 )
+NOT_READ_KINDS = ("vit_pe_", "eva_giant_", "eva02_enormous_")
 
 # ---- of transformers.ViTConfig
 HF: dict[str, Any] = {

@@ -14,23 +14,23 @@ from keras_vit import export, zoo
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import PRECISIONS, count_parameters, file_bytes, forward_flops, inference_memory, parts
 from keras_vit.model.vision_transformer import VisionTransformer
-from tiny_models import VARIANTS, prepared, tiny
+from tiny_models import FAMILIES, VARIANTS, prepared, tiny
 
 MODES = {"float32": "none", "float16": "float16", "int8": "dynamic"}
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS | FAMILIES)
 def test_every_variant_has_parts_with_names_and_shapes(variant: str) -> None:
-    config = tiny(**VARIANTS[variant])
+    config = tiny(**(VARIANTS | FAMILIES)[variant])
     made = parts(config)
     assert sum(part.parameters for part in made) == count_parameters(config)
     assert sum(part.flops for part in made) == forward_flops(config)
     assert all(part.name and min(part.output) > 0 for part in made)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS | FAMILIES)
 def test_the_last_part_gives_what_the_model_gives(variant: str) -> None:
-    model = VisionTransformer(tiny(**VARIANTS[variant]))
+    model = VisionTransformer(tiny(**(VARIANTS | FAMILIES)[variant]))
     # The class token is not counted separately: without a head the output is the first row of the norm.
     expected = {"headless": (17, 32)}.get(variant, model.output_shape[1:])
     assert parts(model.config)[-1].output == expected

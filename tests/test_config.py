@@ -14,10 +14,10 @@ from keras_vit import position
 from keras_vit.model import layers as vit
 from keras_vit.model.config import POSITION_METHODS, Preprocessing, ResNetConfig, ViTConfig, check_fields
 from keras_vit.model.sizes import HYBRIDS, SIZES
-from tiny_models import TINY, VARIANTS, tiny
+from tiny_models import FAMILIES, TINY, VARIANTS, tiny
 
 CONFIGS = {
-    **{name: tiny(**changes) for name, changes in VARIANTS.items()},
+    **{name: tiny(**changes) for name, changes in (VARIANTS | FAMILIES).items()},
     "default": ViTConfig(),
     "labels": tiny(labels=["a", "b", "c", "d", "e"]),
     "preprocessing": tiny(preprocessing={"resize": "crop", "mean": [0.1, 0.2, 0.3], "std": [1, 1, 1]}),

@@ -17,12 +17,12 @@ import tensorflow as tf
 from keras_vit import position
 from keras_vit.model import layers as vit
 from keras_vit.model.vision_transformer import VisionTransformer
-from tiny_models import VARIANTS, built, prepared, randomised, tiny
+from tiny_models import FAMILIES, VARIANTS, built, prepared, randomised, tiny
 
 
-@pytest.fixture(params=VARIANTS)
+@pytest.fixture(params=VARIANTS | FAMILIES)
 def model(request: pytest.FixtureRequest) -> VisionTransformer:
-    return built(**VARIANTS[request.param])
+    return built(**(VARIANTS | FAMILIES)[request.param])
 
 
 def same_weights(model: keras.Model, other: keras.Model) -> None:
@@ -406,7 +406,7 @@ def test_features_are_by_default_the_blocks_tokens_and_the_heads_input(model: Vi
     assert list(features) == ["block_0", "block_1", "pre_logits"]
     tokens = (2, model.config.num_tokens, 32)
     assert features["block_0"].shape == features["block_1"].shape == tokens
-    feature = 24 if model.config.representation_size else 32
+    feature = 24 if model.config.representation_size else model.config.feature_size
     pooled = "unpooled" not in model.config.classifier
     assert features["pre_logits"].shape == ((2, feature) if pooled else (*tokens[:2], feature))
 

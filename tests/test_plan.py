@@ -17,15 +17,15 @@ from keras_vit.model.layers import randomness
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.measure.planner import PARTS, plan
 from test_parameter_counts import GSAM, OFFICIAL
-from tiny_models import VARIANTS, prepared, tiny
+from tiny_models import FAMILIES, VARIANTS, prepared, tiny
 
 
 @functools.cache
 def built(variant: str) -> VisionTransformer:
-    return VisionTransformer(tiny(**VARIANTS[variant]))
+    return VisionTransformer(tiny(**(VARIANTS | FAMILIES)[variant]))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS | FAMILIES)
 def test_a_variants_parameters_are_counted_without_building_it(variant: str) -> None:
     assert count_parameters(built(variant).config) == built(variant).count_params()
 

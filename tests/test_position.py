@@ -196,7 +196,7 @@ def test_non_finite_values_pass_through():
     ((17, 3), {"source_grid": (3, 5)}, r"17 tokens less prefix_tokens=1 do not fill source_grid=\(3, 5\)"),
     ((1, 1, 3), {}, r"1 tokens less prefix_tokens=1 do not fill a square"),
     ((1, 3, 3), {"prefix_tokens": 5}, r"3 tokens less prefix_tokens=5 do not fill a square"),
-    ((1, 17, 3), {"method": "area"}, r"official, bilinear, bicubic, bicubic-antialias\. Received: 'area'"),
+    ((1, 17, 3), {"method": "area"}, r"official, bilinear, .*bicubic-antialias\. Received: 'area'"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused_by_name(shape, options, message):
     with pytest.raises(ValueError, match=message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +54,43 @@ def test_with_antialias_it_is_pillows(
 ) -> None:
     plain = Preprocessing(interpolation=interpolation, antialias=True, mean=(0,), std=(1 / 255,))
     want = np.asarray(Image.fromarray(photo).resize(size[::-1], pillow), np.float32)
-    # Pillow rounds to whole values after each of its two passes: half a value each. After the first it also clips
-    # the cubic's overshoot to 0..255, so that hard edges differ by one or two values more.
-    got = np.clip(prepared(photo, size, preprocessing=plain)[0], 0, 255)
-    assert np.abs(got - want).max() <= (1.01 if interpolation == "bilinear" else 4)
+    # Pillow rounds to whole values after each of its two passes: half a value each, and the cubic's weights, whose
+    # absolute values add up to at most 1.25, enlarge the first.
+    got = prepared(photo, size, preprocessing=plain)[0]
+    assert np.abs(got - want).max() <= (1.01 if interpolation == "bilinear" else 1.2)
     assert np.abs(got - want).mean() < 0.35
+    rounded = prepared(photo, size, preprocessing=dataclasses.replace(plain, round_pixels=True))[0]
+    assert np.abs(rounded - want).max() <= 1.01  # Pillow's weights are rounded to 22 bits: few values differ
+    assert np.abs(rounded - want).mean() < 0.02
+
+
+@pytest.mark.parametrize("margin", [2, 3, 4, 5])
+def test_a_crop_rounds_as_stated(margin: int) -> None:
+    image = pixels(10 + margin, 10 + margin)
+    for rounding, corner in (("nearest", margin // 2), ("down", margin // 2), ("half_even", round(margin / 2))):
+        fraction = 10 / (10 + margin)
+        cropped = Preprocessing(crop_fraction=fraction, crop_rounding=rounding, mean=(0,), std=(1 / 255,))
+        got = prepared(image, (10, 10), preprocessing=cropped)[0]  # squash resizes to the image's own size
+        np.testing.assert_array_equal(got, image[corner : corner + 10, corner : corner + 10])
+
+
+def test_the_longer_side_rounds_as_stated() -> None:
+    image = pixels(20, 39)
+    for rounding, width in (("nearest", 20), ("down", 19)):  # 39 / 2
+        halved = Preprocessing(resize="crop", crop_rounding=rounding, mean=(0,), std=(1 / 255,))
+        want = tf.image.resize(image, (10, width)).numpy()
+        corner = (width - 10) // 2
+        got = prepared(image, (10, 10), preprocessing=halved)[0]
+        np.testing.assert_allclose(got, want[:, corner : corner + 10], atol=1e-3)
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "area", "nearest", "lanczos3"])
 @pytest.mark.parametrize("antialias", [False, True])
 def test_every_interpolation_is_tensorflows(interpolation: str, antialias: bool) -> None:
     plain = Preprocessing(interpolation=interpolation, antialias=antialias, mean=(0,), std=(1 / 255,))
-    want = tf.cast(tf.image.resize(pixels(), (48, 64), method=interpolation, antialias=antialias), tf.float32)
-    np.testing.assert_allclose(prepared(pixels(), preprocessing=plain)[0], want, rtol=1e-5, atol=1e-3)
+    grey = pixels() // 2 + 64  # far from 0 and 255, where results are clipped
+    want = tf.cast(tf.image.resize(grey, (48, 64), method=interpolation, antialias=antialias), tf.float32)
+    np.testing.assert_allclose(prepared(grey, preprocessing=plain)[0], want, rtol=1e-5, atol=1e-3)
 
 
 def test_mean_and_deviation_are_per_channel_on_a_scale_of_one() -> None:

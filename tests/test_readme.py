@@ -23,7 +23,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 FEATURES = feature_table.PAGE.read_text(encoding="utf-8")
 TABLE = FEATURES.split(feature_table.START)[1].split(feature_table.END)[0]
 HEADER, _, *ROWS = [[cell.strip() for cell in line.strip("| \n").split("|")] for line in TABLE.splitlines()]
-HEADER = HEADER[-len(converters.formats()) :]
+HEADER = HEADER[-len(feature_table.FORMATS) :]
 CELLS = {(row[0], format): cell for row in ROWS for format, cell in zip(HEADER, row[1:], strict=True)}
 
 # feature: a model that differs from the standard one by it alone

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 
+from feature_table import FORMATS
 from keras_vit import Preprocessing, converters
 from keras_vit.converters.table import load_table
 from keras_vit.errors import CheckpointError
@@ -85,7 +86,7 @@ def test_a_path_that_is_no_file_in_a_folder_is_refused(tmp_path: Path, name: str
 
 
 @pytest.mark.filterwarnings("ignore:keras_vit")  # digits of other readers
-@pytest.mark.parametrize("format", [name for name in converters.formats() if load_table(name).writable])
+@pytest.mark.parametrize("format", [name for name in FORMATS if load_table(name).writable])
 def test_a_name_that_says_another_container_is_refused(tmp_path: Path, format: str) -> None:
     model = built()
     own = f".{load_table(format).container}"

@@ -44,6 +44,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shared relative positions": {"position": "relative", "position_place": "shared"},
 }
 
+# Parts that the LiteRT writer does not have.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "rotary": {"position": "none", "rotary_theta": 100.0, "key_bias": False, "num_registers": 2},
+    "rotary beside learned positions, gated, normed": {
+        "rotary_theta": 10000.0,
+        "rotary_grid": 16,
+        "rotary_interleaved": True,
+        "gated_mlp": True,
+        "mlp_norm": True,
+        "activation": "silu",
+    },
+    "class token and mean": {"classifier": "token_gap", "num_registers": 2, "position_prefix": False},
+}
+
 
 def tiny(**changes: Any) -> ViTConfig:
     """Return a config with two blocks of width 32, for images of 32 pixels."""

@@ -11,7 +11,7 @@ import typer
 from typer import Option
 
 from keras_vit._util.checks import check_counts, given
-from keras_vit.cli.options import Json, Model, Size, Weights, find_model, quiet
+from keras_vit.cli.options import Json, Model, Patch, Size, Weights, find_model, quiet
 
 WARM_UP = (3, 0.5)  # least calls and least seconds before the timed calls
 
@@ -23,16 +23,17 @@ def bench(
     threads: Annotated[int | None, Option(help="Default: the runtime's choice; 2 for a .tflite file.")] = None,
     weights: Weights = None,
     image_size: Size = None,
+    patch_size: Patch = None,
     as_json: Json = False,
 ) -> None:
     """Time a model, a checkpoint, a .tflite file or a SavedModel on this machine, without preprocessing."""
     check_counts(**given(batch=batch, rounds=rounds, threads=threads))
     is_exported = _is_exported(model)
-    if is_exported and (weights is not None or image_size is not None):
-        raise ValueError(f"{model} has its weights and its size: --weights and --image-size are for models")
+    if is_exported and given(weights=weights, image_size=image_size, patch_size=patch_size):
+        raise ValueError(f"{model} has its weights and sizes: --weights, --image-size and --patch-size are for models")
     if is_exported and not Path(model).exists():
         raise FileNotFoundError(f"There is no exported file {model}")
-    found = None if is_exported else find_model(model, weights, image_size)
+    found = None if is_exported else find_model(model, weights, image_size, patch_size)
     with quiet():
         if found is None:
             call, images = _exported_call(model, batch, threads)

@@ -11,6 +11,7 @@ from keras_vit._util.image_paths import image_files
 from keras_vit.cli.options import (
     Json,
     Model,
+    Patch,
     Size,
     Weights,
     complete_mode,
@@ -48,6 +49,7 @@ def export(
     ] = "dynamic",
     weights: Weights = None,
     image_size: Size = None,
+    patch_size: Patch = None,
     images: Annotated[
         list[str] | None,
         Option(help="Image files, folders and patterns for calibration and comparison; may be repeated."),
@@ -90,7 +92,7 @@ def export(
         "source_size": parse_size(source_size, "--source-size"),
         **{"resize": resize, "output": output, "attention": attention, "patches": patches},
     }
-    found = find_model(model, weights, image_size)
+    found = find_model(model, weights, image_size, patch_size)
     class_names(found.config, names)
     if is_saved_model:
         check_folder_path(to)
@@ -134,6 +136,7 @@ def verify(
     ] = None,
     weights: Weights = None,
     image_size: Size = None,
+    patch_size: Patch = None,
     quantize: Annotated[
         str | None, Option(help="The mode of the file, for its thresholds.", autocompletion=complete_mode)
     ] = None,
@@ -153,7 +156,7 @@ def verify(
         load_mode(quantize)
     check_counts(threads=threads)
     one_of("--accelerator", accelerator, ("cpu", "gpu"))
-    found = find_model(model, weights, image_size)
+    found = find_model(model, weights, image_size, patch_size)
     with quiet():
         from keras_vit import export as exports
 

@@ -73,6 +73,7 @@ complete_format = _complete_tables("converters", "checkpoints")
 complete_mode = _complete_tables("converters", "exports")
 
 Size = Annotated[str | None, Option("--image-size", help="Pixels: 384 or HEIGHTxWIDTH.")]
+Patch = Annotated[str | None, Option("--patch-size", help="Pixels: 12 or HEIGHTxWIDTH; for FlexiViT, see resized.")]
 Classes = Annotated[int | None, Option("--num-classes", help="A new head of this many classes; 0 for none.")]
 Facts = Annotated[
     list[str] | None,
@@ -169,6 +170,7 @@ def find_model(
     model: str,
     weights: str | None = None,
     image_size: str | None = None,
+    patch_size: str | None = None,
     *,
     default: str | None = "default",
     num_classes: int | None = None,
@@ -180,7 +182,8 @@ def find_model(
     """
     from keras_vit.zoo.pretrained import load_choice, read_config, resolve
 
-    changes = given(image_size=parse_size(image_size), num_classes=num_classes)
+    sizes = {"image_size": parse_size(image_size), "patch_size": parse_size(patch_size, "--patch-size")}
+    changes = given(**sizes, num_classes=num_classes)
     choice = resolve(model, weights, default=default)
     config = read_config(choice, changes, **file_facts)
     return FoundModel(choice, config, functools.partial(load_choice, choice, changes, **file_facts))

@@ -1,5 +1,6 @@
 """Read checkpoints of every known format, and models saved as .keras, as a VisionTransformer."""
 
+import collections
 import os
 import tempfile
 import warnings
@@ -30,6 +31,7 @@ from keras_vit.converters.source import (
 from keras_vit.errors import CheckpointError
 from keras_vit.model import layers
 from keras_vit.model.config import ViTConfig
+from keras_vit.model.limits import check_resizable
 from keras_vit.model.vision_transformer import VisionTransformer
 
 
@@ -39,6 +41,7 @@ def load(
     config: ViTConfig | Mapping[str, Any] | None = None,
     image_size: int | tuple[int, int] | None = None,
     num_classes: int | None = None,
+    patch_size: int | tuple[int, int] | None = None,
     format: str | None = None,
     dtype: Any = None,
     allow_nonfinite: bool = False,
@@ -54,6 +57,7 @@ def load(
             its head). A dict states the fields it names; a ViTConfig states every field, its defaults included.
         image_size: *wanted*, int or (height, width) in pixels; position embeddings are interpolated once.
         num_classes: *wanted*; if it differs from the file's, the head is new and zero; 0 means no head.
+        patch_size: *wanted*, int or (height, width) in pixels; the kernel is resized as for `model.resized`.
         format: one of `formats()` or a path to a .toml table of your own; None recognises it.
         dtype: Keras dtype policy of the model, such as "mixed_bfloat16"; None is the global one.
         allow_nonfinite: accept NaN and infinities among the weights.
@@ -72,13 +76,21 @@ def load(
     >>> keras_vit.converters.load(path, image_size=40).config.grid
     (10, 10)
     """
-    changes = given(image_size=image_size, num_classes=num_classes)
+    changes = given(image_size=image_size, num_classes=num_classes, patch_size=patch_size)
     file = find_weights(Path(path))
     if is_keras_file(file):
         check_keras_facts(config=config, format=format)
         return _load_keras(file, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
     with open_checkpoint(file, facts=to_facts(config), format=format, wanted_size=image_size) as checkpoint:
-        return build(checkpoint, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
+        model = build(checkpoint, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
+        if other_parts := checkpoint.match.other_parts:
+            groups = collections.Counter(name.partition(".")[0].partition("/")[0] for name in other_parts)
+            listed = ", ".join(f"{name} ({count})" for name, count in sorted(groups.items()))
+            warnings.warn(
+                f"keras_vit: {file.name} has other parts than the image encoder, which are not read: {listed}",
+                stacklevel=2,
+            )
+        return model
 
 
 def build(
@@ -105,6 +117,7 @@ def build(
     (None, 3)
     """
     config = checkpoint.written.replace(**changes)
+    check_resizable(checkpoint.config, config)
     with layers.uninitialized():
         model = VisionTransformer(config, dtype=dtype)
     new_layers = _new_layers(checkpoint, config)
@@ -129,10 +142,11 @@ def convert(
     format: str,
     image_size: int | tuple[int, int] | None = None,
     num_classes: int | None = None,
+    patch_size: int | tuple[int, int] | None = None,
     config: ViTConfig | Mapping[str, Any] | None = None,
     source_format: str | None = None,
 ) -> Path:
-    """Convert a checkpoint to another format, image size or number of classes: `load` and `save` in one.
+    """Convert a checkpoint to another format, image size, patch size or number of classes: `load` and `save` in one.
 
     Args:
         source: the checkpoint to read, a file or a folder.
@@ -140,6 +154,7 @@ def convert(
         format: the format to write, one of `formats()` or a path to a .toml table of your own.
         image_size: wanted, int or (height, width) in pixels; None is the file's.
         num_classes: wanted; if it differs from the file's, the head is new and zero; 0 means no head.
+        patch_size: wanted, int or (height, width) in pixels; None is the file's.
         config: facts about the source that it cannot state itself, as for `load`.
         source_format: format of the source; None recognises it.
 
@@ -157,7 +172,8 @@ def convert(
     >>> keras_vit.converters.convert(path, "digits", format="huggingface").name
     'model.safetensors'
     """
-    model = load(source, config=config, image_size=image_size, num_classes=num_classes, format=source_format)
+    wanted: dict[str, Any] = {"image_size": image_size, "num_classes": num_classes, "patch_size": patch_size}
+    model = load(source, config=config, format=source_format, **wanted)
     return save(model, path, format=format)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from keras_vit.converters import assign, config_json, expressible, layout, record
 from keras_vit.converters.containers import write_npz, write_safetensors
 from keras_vit.converters.table import OWN_PREFIX, Table, formats, load_table
@@ -52,7 +54,7 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
     if misfit := quantization_misfit(model):
         raise CheckpointError(f"The {table.format} format holds floating-point weights. {misfit}")
     variables = assign.merge_lora(model, assign.variables_by_path(model))
-    config = layout.written_config(model.config, table)
+    config = layout.written_config(model.config, table, variables)
     moved = {}
     if config != model.config:
         arrays = {
@@ -67,6 +69,9 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
             "reads it back; other readers' logits will differ in the fourth digit or so.",
             stacklevel=2,
         )
+    nonzero = [name for name in values if name not in plan.sources and np.any(assign.as_array(values[name]))]
+    if nonzero:
+        raise CheckpointError(f"The {table.format} format has no place for {nonzero}, unless they are zero")
     tensors: Iterable[tuple[str, Any]] = assign.collect(values, plan.sources, table)
     if table.layout == "keras":  # the torch formats' own readers refuse unknown tensors
         config = model.config

@@ -12,7 +12,7 @@ import numpy as np
 from keras_vit import position
 from keras_vit._util.text import nearest
 from keras_vit.converters import layout
-from keras_vit.converters.layout import POSITION
+from keras_vit.converters.layout import PATCHES, POSITION
 from keras_vit.converters.source import Checkpoint
 from keras_vit.converters.table import Source, Table
 from keras_vit.errors import CheckpointError
@@ -93,9 +93,10 @@ def _misfit(checkpoint: Checkpoint, path: str, variable: Any) -> str | None:
 
 
 def assign(checkpoint: Checkpoint, model: Any, variables: Mapping[str, Any], *, allow_nonfinite: bool = False) -> None:
-    """Read every variable of a model from a file, at the model's grid; after an error the model must not be used."""
+    """Read every variable of a model from a file, at the model's sizes; after an error the model must not be used."""
     # The parts of a tensor (timm's qkv) are assigned one after the other: read it once.
     read = functools.lru_cache(maxsize=1)(checkpoint.container.read)
+    positions = checkpoint.match.sources.get(POSITION)
     for path, variable in variables.items():
         source = checkpoint.match.sources.get(path)
         if source is None:  # zero without a tensor, as `check` found
@@ -103,16 +104,22 @@ def assign(checkpoint: Checkpoint, model: Any, variables: Mapping[str, Any], *, 
             continue
         shape = _shape_in_file(path, tuple(variable.shape), checkpoint.config)
         value = layout.to_variable(read(source.tensor), source, checkpoint.table.layout, shape)
+        if path == layout.PREFIX[0] and positions is not None and positions.row.folds_class_row:
+            value = value + checkpoint.container.read(positions.tensor).reshape(-1, shape[-1])[:1]
         if not allow_nonfinite and not is_finite(value):
             raise CheckpointError(
                 f"{checkpoint.container.path}: {source.tensor} holds values that are not finite; "
                 "allow_nonfinite=True reads them"
             )
-        variable.assign(_resized(value, checkpoint, model.config) if path == POSITION else value)
+        variable.assign(_resized(path, value, checkpoint, model.config))
 
 
-def _resized(value: np.ndarray, checkpoint: Checkpoint, config: ViTConfig) -> np.ndarray:
-    """Return a file's position embedding at the model's grid, without rows that were added when it was written."""
+def _resized(path: str, value: np.ndarray, checkpoint: Checkpoint, config: ViTConfig) -> np.ndarray:
+    """Return a file's value for a variable at the model's sizes; the position embedding without added zero rows."""
+    if path == PATCHES:
+        return position.resize_patches(value, config.patch, method=config.position_method)
+    if path != POSITION:
+        return value
     value = position.resize(
         value,
         config.grid,
@@ -162,7 +169,9 @@ def _lazy_tensor(pieces: list[tuple[Source, Any]], table: Table) -> LazyTensor:
 
 
 def _shape_in_file(path: str, shape: tuple[int, ...], file_config: ViTConfig) -> tuple[int, ...]:
-    """Return the shape of a variable in the file, where the position embedding belongs to the file's grid."""
+    """Return the shape of a variable in the file, which may have another grid and another patch size."""
+    if path == PATCHES:
+        return (*file_config.patch, *shape[2:])
     if path != POSITION:
         return shape
     height, width = file_config.grid

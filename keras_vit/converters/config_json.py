@@ -49,6 +49,8 @@ def read_beside(weights: Path, spelling: JsonFields) -> dict[str, Any]:
 
 def to_fields(values: Mapping[str, Any], spelling: JsonFields) -> dict[str, Any]:
     """Convert the object in a config.json to fields of ViTConfig, nested ones as dicts; raise for an unknown value."""
+    if spelling.inside and spelling.inside not in values:
+        values = {**values, spelling.inside: values}
     _check_known(values, spelling)
     fields = _fields_of_name(str(_get(values, spelling.name)), spelling)
     for path, (name, step) in spelling.rules.items():
@@ -74,7 +76,8 @@ def to_json(config: ViTConfig, spelling: JsonFields) -> dict[str, Any]:
     """Convert a config to the object in a config.json; raise for values that the format cannot express."""
     values: dict[str, Any] = {}
     fields = config.to_dict()
-    for path, value in [*spelling.constants.items(), *_values_of_kind(fields, spelling).items()]:
+    kind = _kind(fields, spelling)
+    for path, value in [*spelling.constants.items(), *kind.get("write", {}).items()]:
         _put(values, path, value)
     unsupported = []
     for path, (name, step) in spelling.rules.items():
@@ -95,6 +98,8 @@ def to_json(config: ViTConfig, spelling: JsonFields) -> dict[str, Any]:
             _put(values, path, value)
     if unsupported:
         raise CheckpointError(f"config.json cannot express {', '.join(unsupported)}")
+    if kind.get("flat") and spelling.inside:
+        values = {**values.pop(spelling.inside), **values}
     return values
 
 
@@ -162,13 +167,12 @@ def _check_known(values: Mapping[str, Any], spelling: JsonFields) -> None:
             )
 
 
-def _values_of_kind(fields: Mapping[str, Any], spelling: JsonFields) -> Mapping[str, Any]:
-    """Return the values to write of the first matching row of [[json.kinds]]."""
+def _kind(fields: Mapping[str, Any], spelling: JsonFields) -> Mapping[str, Any]:
+    """Return the first matching row of [[json.kinds]]."""
     for kind in spelling.kinds:
         matches = all(lookup(fields, path) == value for path, value in kind.get("when", {}).items())
         if matches and not any(lookup(fields, path) for path in kind.get("unless", ())):
-            values: Mapping[str, Any] = kind["write"]
-            return values
+            return kind
     return {}
 
 
@@ -192,4 +196,4 @@ def _put(values: dict[str, Any], path: str, value: Any) -> None:
     *parents, last = path.split(".")
     for parent in parents:
         values = values.setdefault(parent, {})
-    values[last] = value
+    values[last] = {**values.get(last, {}), **value} if isinstance(value, dict) else value

@@ -1,5 +1,6 @@
 """Decide which formats can hold a model, and where other readers of the file compute slightly different logits."""
 
+import collections
 import contextlib
 import math
 from collections.abc import Mapping
@@ -21,15 +22,21 @@ _NOT_IN_FILES = _TRAINING_FIELDS | {"image_size", "num_heads", "position_method"
 _NUMERIC_FIELDS = {"activation": ("gelu_tanh", "gelu_erf", "gelu_quick"), "norm_epsilon": None, "resnet": None}
 # Files do not state whether their head is applied to every token: both readings are valid.
 _READ_AS = {"unpooled": "gap", "token_unpooled": "token"}
+_PROJECTIONS = ("query", "key", "value")
 # Part of a variable's path -> the part of the model that it belongs to.
 _FEATURES = {
+    "_0/attention/": "attention",
+    "token_mlp/": "an MLP over the tokens (tokens_mlp_dim)",
     "registers": "registers",
     "distillation": "the distillation token (distilled)",
     "/scale": "LayerScale (layer_scale)",
+    "/gate/": "a gated MLP (gated_mlp)",
+    "/mlp/norm/": "a norm in the MLP (mlp_norm)",
     "pre_norm/": "the first LayerNorm (pre_norm)",
     "pre_logits/": "pre_logits (representation_size)",
     "root/": "a hybrid's ResNet (resnet)",
     "stage_": "a hybrid's ResNet (resnet)",
+    "resnet_norm": "a ResNet of version 2",
     "pool/": "attention pooling (classifier='map')",
     "x_embedding": "2-D positions (position='learned2d')",
     "y_embedding": "2-D positions (position='learned2d')",
@@ -57,7 +64,7 @@ def formats_of(config: ViTConfig) -> dict[str, bool]:
     result = {}
     for table in map(load_table, formats()):
         if table.writable:
-            written = written_config(config, table)
+            written = written_config(config, table, _typical_shapes(config))
             with contextlib.suppress(CheckpointError):
                 result[table.format] = not plan(written, _typical_shapes(written), table).inexact
     return result
@@ -72,7 +79,13 @@ def plan(config: ViTConfig, shapes: Shapes, table: Table) -> WritePlan:
     inferred_config, missing_fields = _infer_from_tensors(config, shapes, sources, table)
     json_values = None if table.json is None else config_json.to_json(config, table.json)
     json_fields = {} if json_values is None or table.json is None else config_json.to_fields(json_values, table.json)
-    inexact = _check_expressible(config, inferred_config, json_fields, table)
+    from_rows = fields_of_rows(source.row for source in sources.values())
+    inexact = _check_expressible(config, inferred_config, {**from_rows, **json_fields}, table)
+    if table.find_prefix(source.tensor for source in sources.values()) is None:
+        raise CheckpointError(
+            f"Files in {table.format} format are recognised by {list(table.marks.present)} without any of "
+            f"{list(table.marks.absent)}. The model's file would not be"
+        )
     return WritePlan(sources, json_values, inferred_config, missing_fields, inexact)
 
 
@@ -81,12 +94,17 @@ def _check_places(config: ViTConfig, shapes: Shapes, table: Table) -> dict[str, 
     found = {path: table.tensor_of(path, config.to_dict()) for path in shapes}
     written = {source.tensor for source in found.values() if source}
     sources = {path: source for path, source in found.items() if source and source.row.unless not in written}
-    unsupported = [path for path in shapes if path not in sources]
+    unsupported = [path for path in shapes if path not in sources and not table.meaning.is_zero_without_tensor(path)]
     if unsupported:
         features = sorted({feature for path in unsupported for part, feature in _FEATURES.items() if part in path})
         raise CheckpointError(
             f"The {table.format} format has no place for {', '.join(features) or 'some variables'}: "
             f"{unsupported[:6]} ({len(unsupported)} in all)"
+        )
+    parts = collections.Counter(source.tensor for source in sources.values() if source.row.part[1] > 1)
+    if partial := [source.tensor for source in sources.values() if parts[source.tensor] % source.row.part[1]]:
+        raise CheckpointError(
+            f"The {table.format} format has one tensor for several variables, of which some are missing: {partial[0]}"
         )
     return sources
 
@@ -97,7 +115,7 @@ def _infer_from_tensors(
     """Return the config that a reader infers without a config.json, and the fields that it cannot infer."""
     from_rows = fields_of_rows(source.row for source in sources.values())
     json_fields = set() if table.json is None else table.json.stated_fields
-    needed = json_fields & {"position_prefix", "classifier"} | {"num_heads"}
+    needed = json_fields & {"position_prefix", "classifier"} | {"num_heads", *table.meaning.required}
     stated = {name: getattr(config, name) for name in sorted(needed - set(table.meaning.config))}
     # These are noted in the file too, so that it can be read without its config.json or beside another one.
     missing_fields = (json_fields - set(tensor_fields(shapes))) | set(stated) if table.layout == "torch" else set()
@@ -109,9 +127,12 @@ def _infer_from_tensors(
 
 
 def _check_expressible(
-    config: ViTConfig, inferred: ViTConfig, json_fields: Mapping[str, Any], table: Table
+    config: ViTConfig, inferred: ViTConfig, read_fields: Mapping[str, Any], table: Table
 ) -> tuple[str, ...]:
-    """Return the fields that change only other readers' last digits; raise if they would read another model."""
+    """Return the fields that change only other readers' last digits; raise if they would read another model.
+
+    `read_fields` follow from the presence of tensors or from the config.json.
+    """
     stated = set() if table.json is None else table.json.stated_fields
     from_tensors = {"resnet", *(name for fields in table.meaning.without.values() for name in fields)}
     ours, theirs = config.to_dict(), inferred.to_dict()
@@ -122,7 +143,7 @@ def _check_expressible(
     inexact: list[str] = []
     for name, value in ours.items():
         implied = theirs[name] if name in from_tensors else table.meaning.config.get(name, theirs[name])
-        read = json_fields.get(name, implied)
+        read = read_fields.get(name, implied)
         if name in _NOT_IN_FILES | stated or _reads_the_same(name, read, config):
             continue
         values = _NUMERIC_FIELDS.get(name, ())
@@ -142,22 +163,34 @@ def _reads_the_same(name: str, read: Any, config: ViTConfig) -> bool:
         return (value is None) == (read is None)
     if name == "position_prefix" and (not config.num_prefix_tokens or config.position != "learned"):
         return True
+    if name == "key_bias" and not config.qkv_bias:
+        return True
+    if name in ("rotary_grid", "rotary_interleaved") and config.rotary_theta is None:
+        return True
     if name == "representation_activation" and config.representation_size is None:
         return True
     return bool(value == read)
 
 
+def _has_bias(projection: str, config: ViTConfig) -> bool:
+    return config.qkv_bias and (projection != "key" or config.key_bias)
+
+
 def _typical_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of one variable for each option of a config, without building the model."""
-    width, heads = config.hidden_size, config.num_heads
+    width, heads, features = config.hidden_size, config.num_heads, config.feature_size
+    resnet = config.resnet
+    stages = enumerate(zip(resnet.num_layers, resnet.widths, strict=True), start=1) if resnet else ()
+    projections = _PROJECTIONS if config.has_attention else ()
     channels = patch_values(config) // math.prod(config.patch)
-    units = config.resnet.num_layers if config.resnet else ()
     place = {"stem": "position", "blocks": "position_0", "shared": "position"}[config.position_place]
     position = {"learned": "embedding", "learned2d": "x_embedding", "relative": "relative_embedding"}
     rows = config.position_prefix_tokens + math.prod(config.grid)
     shapes = {
-        "root/conv/kernel": (7, 7, config.num_channels, config.resnet.width) if config.resnet else None,
-        **{f"stage_{s}_unit_{u + 1}/conv1/kernel": (1, 1) for s, count in enumerate(units, 1) for u in range(count)},
+        "root/conv/kernel": (7, 7, config.num_channels, resnet.width) if resnet else None,
+        **{f"stage_{s}_unit_{u + 1}/conv1/kernel": (1, 1, 1, w) for s, (n, w) in stages for u in range(n)},
+        "stage_1_unit_1/gn1/gamma": (1,) if resnet and resnet.num_layers else None,
+        "resnet_norm/gamma": (width,) if resnet and resnet.version == 2 else None,
         "embedding/kernel": (*config.patch, channels, width),
         "embedding/bias": (width,) if config.patch_bias else None,
         "prefix/cls": (1, 1, width) if config.class_token else None,
@@ -165,13 +198,24 @@ def _typical_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
         "prefix/registers": (1, config.num_registers, width) if config.num_registers else None,
         f"{place}/{position.get(config.position)}": (1, rows, width) if config.position in position else None,
         "pre_norm/gamma": (width,) if config.pre_norm else None,
-        "block_0/attention/query/kernel": (width, heads, width // heads),
-        "block_0/attention/query/bias": (heads, width // heads) if config.qkv_bias else None,
+        **{f"block_0/attention/{name}/kernel": (width, heads, width // heads) for name in projections},
+        **{
+            f"block_0/attention/{name}/bias": (heads, width // heads) for name in projections if _has_bias(name, config)
+        },
+        "block_0/token_mlp/dense1/kernel": (config.num_tokens, mixer) if (mixer := config.tokens_mlp_dim) else None,
         "block_0/scale1/gamma": (width,) if config.layer_scale is not None else None,
-        **{f"block_{i}/mlp/dense1/kernel": (width, config.mlp_dim) for i in range(config.num_layers)},
+        "block_0/mlp/norm/gamma": (config.mlp_dim,) if config.mlp_norm else None,
+        **{
+            f"block_{i}/mlp/{name}/kernel": (width, config.mlp_dim)
+            for i in range(config.num_layers)
+            for name in ("dense1", *["gate"] * config.gated_mlp)
+        },
         "encoder_norm/gamma": (width,),
         "pool/probe": (1, 1, width) if config.has_map_head else None,
-        "pre_logits/kernel": (width, config.representation_size) if config.representation_size else None,
-        "head/kernel": (config.representation_size or width, config.num_classes) if config.num_classes else None,
+        **{f"pool/attention/{name}/bias": (width,) for name in _PROJECTIONS if config.has_map_head},
+        "pre_logits/kernel": (features, config.representation_size) if config.representation_size else None,
+        "head/kernel": (config.representation_size or features, config.num_classes) if config.num_classes else None,
+        "head_distillation/kernel": (width, config.num_classes) if config.distilled and config.num_classes else None,
     }
-    return {path: shape for path, shape in shapes.items() if shape is not None}
+    absent = () if config.num_layers else ("embedding/", "block_", "encoder_norm/")  # of a ResNet without blocks
+    return {path: shape for path, shape in shapes.items() if shape is not None and not path.startswith(absent)}

@@ -14,8 +14,14 @@ from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig, check
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-# Variables that every Vision Transformer has -> the numbers of axes they may have.
-_REQUIRED = {"embedding/kernel": (4,), "block_0/mlp/dense1/kernel": (2,), "block_0/attention/query/kernel": (2, 3)}
+# Variables that every model of a format has, if the format has a name for them -> the numbers of axes they may have.
+_REQUIRED = {
+    "embedding/kernel": (4,),
+    "block_0/mlp/dense1/kernel": (2,),
+    "block_0/attention/query/kernel": (2, 3),
+    "block_0/token_mlp/dense1/kernel": (2,),
+}
+_TOKEN_KERNEL = "block_0/token_mlp/dense1/kernel"  # (tokens, tokens_mlp_dim)
 _LAYER_SCALE = 1e-5  # the usual initial value; no file states it
 # A config.json may differ from the tensors in these: how the head pools, and which head it is.
 _NOT_COMPARED = {"classifier", "layer_scale", "representation_size"}
@@ -41,7 +47,7 @@ def infer(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
     """
     check_fields(hints.caller_fields)
     for name, ranks in _REQUIRED.items():
-        if len(shapes.get(name, ())) not in ranks or 0 in shapes[name]:
+        if table.has_row(name) and (len(shapes.get(name, ())) not in ranks or 0 in shapes[name]):
             raise CheckpointError(
                 f"is not a Vision Transformer in {table.format} format: {name} must have {ranks} axes. "
                 f"Received: {shapes.get(name, 'no tensor for it')}"
@@ -56,17 +62,24 @@ def infer(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
 
 def _config(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
     # A tensor that the format never has is missing in every file: its absence does not mean another architecture.
-    known = tensor_fields(shapes)
+    is_resnet = not table.has_row("embedding/kernel")  # without blocks; its width is that of the feature map
+    known = {name: value for name, value in tensor_fields(shapes).items() if not (is_resnet and name == "hidden_size")}
     known |= {name: value for name, value in table.meaning.config.items() if name in known}
     _check_json(hints.json_fields, known)
     if known["layer_scale"] is not None:
         known["layer_scale"] = hints.json_fields.get("layer_scale", known["layer_scale"])
     json = {name: value for name, value in hints.json_fields.items() if name not in known or name == "classifier"}
-    stated = {**json, **hints.recorded_fields, **hints.caller_fields}
-    absent = [fields for variable, fields in table.meaning.without.items() if variable not in shapes]
-    fields = _merge_fields(table.meaning.config, table.meaning.defaults, *absent, known, hints.row_fields, stated)
+    stated = {**json, **hints.row_fields, **hints.recorded_fields, **hints.caller_fields}
+    if unknown := [name for name in table.meaning.required if name not in stated]:
+        raise CheckpointError(
+            f"is in {table.format} format, whose tensors do not say {', '.join(unknown)}, and has no config.json that "
+            f"does: pass config={{'{unknown[0]}': ...}}"
+        )
+    fields = _merge_fields(table.meaning.defaults, table.meaning.implied(shapes), known, stated)
     fields["num_heads"] = _num_heads(shapes, table, stated.get("num_heads"), hints.num_heads)
-    fields["resnet"] = _resnet(shapes, fields.get("resnet"), is_required=bool(stated.get("resnet")))
+    fields["resnet"] = _resnet(shapes, fields.get("resnet"), is_required=is_resnet or bool(stated.get("resnet")))
+    if is_resnet and "hidden_size" not in stated:
+        fields["hidden_size"] = fields["resnet"].channels
     fields["classifier"] = _classifier(fields, is_stated="classifier" in stated)
     fields["labels"] = _labels(fields.get("labels"), fields["num_classes"])
     fields["position_prefix"] = _position_prefix(shapes, fields)
@@ -76,22 +89,29 @@ def _config(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
 
 def tensor_fields(shapes: Shapes) -> dict[str, Any]:
     """Return the fields of ViTConfig that follow from the shapes of a file's tensors."""
-    height, width, channels, hidden_size = shapes["embedding/kernel"]
+    height, width, channels, hidden_size = shapes.get("embedding/kernel", (1, 1, None, None))
     class_token = "prefix/cls" in shapes
+    reads_two = class_token and hidden_size and _axis(shapes, "head/kernel", -2, 0) == 2 * hidden_size
+    pooling = "token_gap" if reads_two else "token" if class_token else "gap"
+    qkv_bias = "block_0/attention/query/bias" in shapes
     return {
         "patch_size": (height, width),
         "hidden_size": hidden_size,
-        "mlp_dim": shapes["block_0/mlp/dense1/kernel"][-1],
+        "mlp_dim": _axis(shapes, "block_0/mlp/dense1/kernel", -1, 1),
+        "tokens_mlp_dim": _axis(shapes, _TOKEN_KERNEL, -1, None),
         "num_layers": len({name.split("/")[0] for name in shapes if name.startswith("block_")}),
         "num_classes": _axis(shapes, "head/kernel", -1, 0),
         "representation_size": _axis(shapes, "pre_logits/kernel", -1, None),
         "num_channels": _axis(shapes, "root/conv/kernel", -2, channels),
-        "classifier": "map" if "pool/probe" in shapes else "token" if class_token else "gap",
+        "classifier": "map" if "pool/probe" in shapes else pooling,
         "class_token": class_token,
         "distilled": "prefix/distillation" in shapes,
         "num_registers": _axis(shapes, "prefix/registers", -2, 0),
         "patch_bias": "embedding/bias" in shapes,
-        "qkv_bias": "block_0/attention/query/bias" in shapes,
+        "qkv_bias": qkv_bias,
+        "key_bias": "block_0/attention/key/bias" in shapes or not qkv_bias,
+        "gated_mlp": "block_0/mlp/gate/kernel" in shapes,
+        "mlp_norm": "block_0/mlp/norm/gamma" in shapes,
         "pre_norm": "pre_norm/gamma" in shapes,
         "layer_scale": _LAYER_SCALE if "block_0/scale1/gamma" in shapes else None,
     }
@@ -129,7 +149,9 @@ def _merge_fields(*sources: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _num_heads(shapes: Shapes, table: Table, stated: int | None, expected: int | None) -> int:
-    kernel = shapes["block_0/attention/query/kernel"]
+    kernel = shapes.get("block_0/attention/query/kernel", shapes.get("pool/attention/query/kernel"))
+    if kernel is None:  # no attention
+        return 1 if stated is None else stated
     found = kernel[1] if len(kernel) == 3 else stated if stated is not None else expected
     if found is None:
         raise CheckpointError(
@@ -152,9 +174,13 @@ def _resnet(shapes: Shapes, numerics: ResNetConfig | None, *, is_required: bool)
         if unit:
             stages.setdefault(int(unit[1]), set()).add(int(unit[2]))
     num_layers = tuple(len(stages[stage]) for stage in sorted(stages))
-    width_factor = shapes["root/conv/kernel"][-1] / 64
+    widths = [shapes.get(f"stage_{stage}_unit_1/conv1/kernel", (0,))[-1] for stage in sorted(stages)]
+    width = shapes["root/conv/kernel"][-1]
+    fields: dict[str, Any] = {"num_layers": num_layers, "width_factor": width / 64}
+    if widths != [width * 2**stage for stage in range(len(widths))]:
+        fields["stage_widths"] = widths
     try:
-        return dataclasses.replace(numerics or ResNetConfig(), num_layers=num_layers, width_factor=width_factor)
+        return dataclasses.replace(numerics or ResNetConfig(), **fields)
     except ValueError as error:
         raise CheckpointError(f"does not describe a valid ResNet: {error}") from error
 
@@ -199,16 +225,18 @@ def _image_size(shapes: Shapes, fields: Mapping[str, Any], wanted: Any) -> Any:
     """Return the image size of the file: as stated, or that of a square image with as many patches."""
     if fields.get("image_size") is not None:
         return fields["image_size"]
-    if "position/embedding" not in shapes:
+    mixed, rows = shapes.get(_TOKEN_KERNEL, ())[:1], shapes.get("position/embedding", ())[:-1]
+    if not (mixed or rows):
         if wanted is None:
             raise CheckpointError("has no position embedding to tell its resolution: pass image_size=")
         return wanted
     probe = _probe(fields)
-    tokens = math.prod(shapes["position/embedding"][:-1]) - probe.position_prefix_tokens
+    # A token MLP has an input for every token.
+    tokens = mixed[0] - probe.num_prefix_tokens if mixed else math.prod(rows) - probe.position_prefix_tokens
     if not _is_square(tokens):
+        name = f"token MLP for {mixed[0]} tokens" if mixed else f"position embedding {shapes['position/embedding']}"
         raise CheckpointError(
-            f"its position embedding {shapes['position/embedding']} fills no square grid: "
-            "pass config={'image_size': (height, width)} as it was trained"
+            f"its {name} fills no square grid: pass config={{'image_size': (height, width)}} as it was trained"
         )
     side = math.isqrt(tokens)
     return side * probe.stride[0], side * probe.stride[1]

@@ -6,7 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
+
+_SIDES = ("height", "width")
 
 
 class Step(NamedTuple):
@@ -75,16 +78,60 @@ def _image_converter(value: Any) -> dict[str, Any]:
     }
 
 
+def _processor(value: Any) -> dict[str, Any]:
+    """Return the sizes in Hugging Face's preprocessor_config.json as fields of Preprocessing."""
+    size, crop = value.get("size"), value.get("crop_size")
+    if isinstance(size, int):  # an old file: of the shorter side if it crops
+        size = {"shortest_edge": size} if crop else {"height": size, "width": size}
+    if size and set(size) not in ({"shortest_edge"}, set(_SIDES)):
+        raise ValueError(f"a size has {_SIDES} or shortest_edge")
+    fields: dict[str, Any] = {"resize": "crop" if size and "shortest_edge" in size else "squash"}
+    if size and crop and value.get("do_center_crop", True):
+        cropped = crop if isinstance(crop, int) else crop["height"]
+        fields["crop_fraction"] = _fraction(cropped / next(iter(size.values())))
+    return fields
+
+
+def _processor_sizes(value: Any, config: ViTConfig) -> dict[str, Any]:
+    sides = [math.floor(side / value["crop_fraction"] + 1e-6) for side in config.size]
+    size = {"shortest_edge": min(sides)} if value["resize"] == "crop" else dict(zip(_SIDES, sides, strict=True))
+    if value["resize"] == "squash" and value["crop_fraction"] == 1:
+        return {"size": size}
+    return {"size": size, "do_center_crop": True, "crop_size": dict(zip(_SIDES, config.size, strict=True))}
+
+
 def _fraction(value: Any) -> float:
     if not 0 < float(value) <= 1 or not math.isfinite(value):
         raise ValueError("a fraction lies in (0, 1]")
     return float(value)
 
 
+def _ratio(width: int, hidden_size: int) -> float:
+    """Return a ratio r with int(r * hidden_size) == width, as timm computes the width of an MLP."""
+    ratio = width / hidden_size
+    return ratio if int(hidden_size * ratio) == width else math.nextafter(ratio, math.inf)
+
+
+def _whole_ratio(width: int, config: ViTConfig) -> int:
+    """Return Dinov2Config.mlp_ratio, a whole number; a SwiGLU is 2/3 as wide, rounded up to a multiple of 8."""
+    for ratio in range(1, 2 + 3 * width // config.hidden_size):
+        full = ratio * config.hidden_size
+        if width == ((int(full * 2 / 3) + 7) // 8 * 8 if config.gated_mlp else full):
+            return ratio
+    raise CheckpointError(f"config.json cannot express mlp_dim={width}: mlp_ratio is a whole number")
+
+
+def _side(value: Any) -> int:
+    if len(value) != 2 or value[0] != value[1]:
+        raise ValueError("both sides are equal")
+    return int(value[0])
+
+
 STEPS = {
     # name in a table: read, write
     "": Step(_same, _same),
-    "written": Step(None, _same),
+    "written": Step(None, lambda value, _: value or None),
+    "written as it is": Step(None, _same),
     "square or list": Step(_same, lambda value, _: value[0] if value[0] == value[1] else list(value)),
     "numbered": Step(_labels_of_ids, _ids_to_labels),
     "to numbers": Step(None, _labels_to_ids),
@@ -92,7 +139,19 @@ STEPS = {
     "channels last": Step(_height_width(0), None),
     "pooling": Step(_pooling, None),
     "image converter": Step(_image_converter, None),
-    "over hidden_size": Step(None, lambda value, config: value / config.hidden_size),
+    "processor sizes": Step(_processor, _processor_sizes),
+    "ratios": Step(
+        None, lambda value, config: [_ratio(width, config.hidden_size) for width in (value, config.mlp_dim)]
+    ),
+    "over hidden_size": Step(None, lambda value, config: _ratio(value, config.hidden_size)),
+    "packed over hidden_size": Step(
+        None, lambda value, config: _ratio(value * (1 + config.gated_mlp), config.hidden_size)
+    ),
+    "whole ratio": Step(None, _whole_ratio),
+    "side": Step(
+        lambda value: value if isinstance(value, int) else _side(value), lambda value, _: value and [value] * 2
+    ),
+    "with the query": Step(None, lambda value, config: value and config.qkv_bias),
     # One value for all channels is a list of one in ViTConfig, and one for each channel in the file.
     "each channel": Step(
         lambda value: value[:1] if len(set(value)) == 1 else list(value),

@@ -5,7 +5,7 @@ with the heads folded into one axis, a convolution is (out, in, height, width), 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
 
 POSITION = "position/embedding"
+PATCHES = "embedding/kernel"
 PREFIX = ("prefix/cls", "prefix/distillation", "prefix/registers")  # in the order of the tokens
 
 _TORCH_AXES = {4: (2, 3, 1, 0), 2: (1, 0)}  # OIHW -> HWIO, (out, in) -> (in, out)
@@ -27,11 +28,11 @@ def variable_shape(shape: tuple[int, ...], source: Source, layout: str) -> tuple
     _, count = row.part
     if count > 1 and shape:
         shape = (shape[0] // count, *shape[1:])
-    if row.rank is not None:
-        shape = _without_leading_ones(shape)
+    if row.folds_class_row and len(shape) > 1:
+        shape = (*shape[:-2], shape[-2] - 1, shape[-1])
     if layout == "torch" and row.is_kernel:
         shape = tuple(shape[axis] for axis in _TORCH_AXES.get(len(shape), range(len(shape))))
-    return shape
+    return shape if row.rank is None else _without_leading_ones(shape)
 
 
 def fits(shape: tuple[int, ...], source: Source, layout: str, expected: tuple[int, ...]) -> bool:
@@ -55,6 +56,8 @@ def to_variable(tensor: np.ndarray, source: Source, layout: str, shape: tuple[in
     if count > 1:
         size = tensor.shape[0] // count
         tensor = tensor[index * size : (index + 1) * size]
+    if row.folds_class_row:
+        tensor = tensor[..., 1:, :]
     if layout == "torch" and row.is_kernel:
         tensor = tensor.transpose(_TORCH_AXES[tensor.ndim])
     return tensor.reshape(shape)
@@ -62,10 +65,17 @@ def to_variable(tensor: np.ndarray, source: Source, layout: str, shape: tuple[in
 
 def tensor_shape(shape: tuple[int, ...], row: Row, layout: str) -> tuple[int, ...]:
     """Return the shape that `to_tensor` gives a variable of this shape."""
-    if layout == "torch":
-        shape = _fold_heads(shape, row)
-        if row.is_kernel:
-            shape = tuple(shape[axis] for axis in np.argsort(_TORCH_AXES[len(shape)]))
+    if row.folds_class_row:
+        shape = (*shape[:-2], shape[-2] + 1, shape[-1])
+    shape = _with_rank(shape, row, layout)
+    if layout == "torch" and row.is_kernel:
+        shape = tuple(shape[axis] for axis in np.argsort(_TORCH_AXES[len(shape)]))
+    return shape
+
+
+def _with_rank(shape: tuple[int, ...], row: Row, layout: str) -> tuple[int, ...]:
+    """Return a variable's shape with folded heads and the leading ones of its tensor, before axes are transposed."""
+    shape = _fold_heads(shape, row) if layout == "torch" else shape
     if row.rank is None:
         return shape
     core = _without_leading_ones(shape)
@@ -74,21 +84,22 @@ def tensor_shape(shape: tuple[int, ...], row: Row, layout: str) -> tuple[int, ..
 
 def to_tensor(variable: np.ndarray, row: Row, layout: str) -> np.ndarray:
     """Return a variable as a file's tensor or part of one: the inverse of `to_variable`."""
-    shape = tensor_shape(variable.shape, row, layout)
-    if layout == "torch":
-        variable = variable.reshape(_fold_heads(variable.shape, row))
-        if row.is_kernel:
-            variable = variable.transpose(np.argsort(_TORCH_AXES[variable.ndim]))
-    return np.ascontiguousarray(variable.reshape(shape))
+    if row.folds_class_row:
+        variable = np.concatenate([np.zeros_like(variable[..., :1, :]), variable], axis=-2)
+    variable = variable.reshape(_with_rank(variable.shape, row, layout))
+    if layout == "torch" and row.is_kernel:
+        variable = variable.transpose(np.argsort(_TORCH_AXES[variable.ndim]))
+    return np.ascontiguousarray(variable)
 
 
-def written_config(config: ViTConfig, table: Table) -> ViTConfig:
-    """Return the config of a model as a format writes it: with or without position rows for the prefix tokens.
+def written_config(config: ViTConfig, table: Table, variables: Collection[str]) -> ViTConfig:
+    """Return the config of a model with these variables as a format writes it: with position rows for the prefix tokens
+    or without.
 
     Google's and Hugging Face's files have a position row for the class token; big_vision's add it to the token instead.
     Both compute the same, so that every model can be written either way.
     """
-    has_rows = table.meaning.config.get("position_prefix", config.position_prefix)
+    has_rows = table.meaning.implied(variables).get("position_prefix", config.position_prefix)
     # If every block adds positions, adding a row to the token once does not give the same model.
     is_movable = config.num_prefix_tokens and (config.position, config.position_place) == ("learned", "stem")
     return config.replace(position_prefix=has_rows) if is_movable else config

@@ -3,13 +3,14 @@
 The tables are the .toml files in converters/checkpoints; converters/README.md describes them.
 """
 
+import collections
 import dataclasses
 import fnmatch
 import functools
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ OWN_PREFIX = "keras_vit/"
 
 _CONTAINERS = ("npz", "safetensors", "h5")
 _LAYOUTS = ("keras", "torch")
-_LISTS = ("prefixes", "ignore", "detect_absent", "beside", "renumber", "zeros")
+_LISTS = ("prefixes", "ignore", "other_parts", "detect_absent", "beside", "renumber", "required", "zeros")
 _SCHEMA = {
     **dict.fromkeys(("format", "container", "layout", "write_prefix?", "head_prefix?"), str),
     **dict.fromkeys(("ignore_outside?", "writable?"), bool),
@@ -42,7 +43,8 @@ _SCHEMA = {
         "names?": {"*": (dict, str)},
         "accepts?": {"*": list},
         "constants?": {"*": ANY},
-        "kinds?": [{"when?": {"*": ANY}, "unless?": [str], "write": {"*": ANY}}],
+        "kinds?": [{"when?": {"*": ANY}, "unless?": [str], "flat?": bool, "write": {"*": ANY}}],
+        "inside?": str,
         "beside?": {"*": str},
     },
     "refused?": [dict],
@@ -57,9 +59,13 @@ class Row:
     tensor: str  # name in the file with the same placeholders; {s-1} is the number less one
     part: tuple[int, int] = (0, 1)  # (index, count) of the part of the tensor's first axis; (0, 1) is all of it
     rank: int | None = None  # number of axes in the file, if it has leading axes of length 1
-    only_if: tuple[str, Any] | None = None  # (field of ViTConfig, value): the tensor exists only with this value
+    only_if: tuple[tuple[str, Any], ...] = ()  # (field of ViTConfig, value): the tensor exists only with these values
     unless: str | None = None  # a tensor; the row is ignored in a file that has it
     beside: str | None = None  # a tensor; the row is ignored in a file that lacks it
+    # A torch tensor; the row is ignored where its own tensor has not twice as many outputs as that one has inputs.
+    twice: str | None = None
+    # Whether the position embedding begins with a row for the class token alone, which is added to that token.
+    folds_class_row: bool = False
 
     @property
     def is_kernel(self) -> bool:
@@ -87,11 +93,12 @@ class Match:
 
     sources: dict[str, Source]
     unknown: list[str]
+    other_parts: list[str] = field(default_factory=list)  # of a text tower, a decoder or an optimizer: not read
 
 
 @dataclass(frozen=True)
 class Marks:
-    """Tensors by which a format is recognised: all of `present`, none of `absent`."""
+    """Tensors by which a format is recognised: all of `present` (of "a | b" one is enough), none of `absent`."""
 
     present: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
@@ -105,7 +112,13 @@ class Meaning:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # values that its users choose, such as preprocessing
     without: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # variable -> fields its absence implies
     zeros: tuple[str, ...] = ()  # variables that are zero where a file has no tensor for them
+    required: tuple[str, ...] = ()  # fields that config.json or the caller must state
     refused: tuple[Mapping[str, Any], ...] = ()  # combinations of values that the format cannot hold
+
+    def implied(self, variables: Container[str]) -> dict[str, Any]:
+        """Return the fields that a file with these variables implies, `defaults` apart."""
+        absent = [fields for variable, fields in self.without.items() if variable not in variables]
+        return dict(collections.ChainMap(*map(dict, reversed([self.config, *absent]))))
 
     def is_zero_without_tensor(self, variable: str) -> bool:
         """Return whether a variable is zero in files that have no tensor for it."""
@@ -136,6 +149,7 @@ class JsonFields:
     # Of the first row whose `when` holds and whose `unless` fields are not set, `write` is written too.
     kinds: tuple[Mapping[str, Any], ...] = ()
     beside: Mapping[str, str] = field(default_factory=dict)  # key -> .json file in the same folder that holds its value
+    inside: str | None = None  # key of the object with the fields, in files that have it; others have them at the top
 
     @property
     def stated_fields(self) -> set[str]:
@@ -159,9 +173,9 @@ class Table:
 
     def find_prefix(self, names: Iterable[str]) -> str | None:
         """Return the prefix with which these names have all marks of the format, or None if they are another format."""
-        present = set(names)
+        present = {self.names.spell(name) for name in names}
         for prefix in self.names.prefixes:
-            marked = all(prefix + mark in present for mark in self.marks.present)
+            marked = all(any(prefix + one in present for one in mark.split(" | ")) for mark in self.marks.present)
             if marked and not any(prefix + mark in present for mark in self.marks.absent):
                 return prefix
         return None
@@ -175,41 +189,53 @@ class Table:
             if not self.names.ignore_outside or name.startswith(prefix)
         }
         names = {name: short for name, short in names.items() if not name.startswith(OWN_PREFIX)}
-        present = set(names.values())
+        present = {short: headers[name].shape for name, short in names.items()}
         ignored = [*self.names.ignore, *(wildcard(row.tensor) for row in self.rows if row.unless in present)]
         single = {name: self.names.unstack(short, headers[name]) for name, short in names.items()}
         canonical = self.names.renumbered([short for layers in single.values() for short, _ in layers])
         sources: dict[str, Source] = {}
-        unknown = []
+        unknown, other_parts = [], []
         for name, layers in single.items():
-            found = {
-                variable: Source(name, row, layer)
-                for short, layer in layers
-                for variable, row in self._variables(canonical[short], present)
-            }
+            found: dict[str, Source] = {}
+            for short, layer in layers:
+                for variable, row in self._variables(canonical[short], present):
+                    found.setdefault(variable, Source(name, row, layer))
             if found and not found.keys() & sources.keys():
                 sources |= found
-            elif not any(fnmatch.fnmatchcase(names[name], glob.replace("**", "*")) for glob in ignored):
+            elif _matches(names[name], self.names.other_parts):
+                other_parts.append(name)
+            elif not _matches(names[name], ignored):
                 unknown.append(name)
         own = {name.removeprefix(OWN_PREFIX): name for name in headers if name.startswith(OWN_PREFIX)}
-        return Match(sources | {path: Source(name, Row(path, name)) for path, name in own.items()}, unknown)
+        parent = prefix[: prefix.rstrip("/").rfind("/") + 1]
+        other_parts += [name.removeprefix(parent) for name in headers.keys() - names.keys() - {*own.values()}]
+        return Match(
+            sources | {path: Source(name, Row(path, name)) for path, name in own.items()}, unknown, other_parts
+        )
 
     def tensor_of(self, variable: str, config: Mapping[str, Any]) -> Source | None:
         """Return where a variable of a model with this config is written, or None if the format has no place for it."""
         for row in self.rows:
             found = pattern(row.variable).fullmatch(variable)
-            if found and (row.only_if is None or lookup(config, row.only_if[0]) == row.only_if[1]):
-                has_prefix = config["num_classes"] and not row.tensor.startswith("/")
-                prefix = self.names.write_prefix + (self.names.head_prefix if has_prefix else "")
+            if found and all(lookup(config, name) == value for name, value in row.only_if):
+                prefix = self.names.write_prefix + (self.names.head_prefix if config["num_classes"] else "")
+                prefix = "" if row.tensor.startswith("/") else prefix
                 return Source(prefix + fill(row.tensor.removeprefix("/"), found.groupdict(), -1), row)
         return None
 
-    def _variables(self, canonical: str, present: set[str]) -> list[tuple[str, Row]]:
-        """Return every variable that a tensor holds, with its row."""
+    def has_row(self, variable: str) -> bool:
+        """Return whether the format has a name for a variable."""
+        return any(pattern(row.variable).fullmatch(variable) for row in self.rows)
+
+    def _variables(self, canonical: str, present: Mapping[str, tuple[int, ...]]) -> list[tuple[str, Row]]:
+        """Return every variable that a tensor holds, with its row; `present` are the shapes of all tensors."""
         found = []
         for row_pattern, row in self._patterns:
             match = row_pattern.fullmatch(canonical)
-            if match and row.unless not in present and (row.beside is None or row.beside in present):
+            if not match or row.unless in present or not (row.beside is None or row.beside in present):
+                continue
+            other = present.get(fill(row.twice, match.groupdict()), ()) if row.twice else ()
+            if row.twice is None or [2 * size for size in other[-1:]] == [*present.get(canonical, ())[:1]]:
                 found.append((fill(row.variable, match.groupdict(), +1, row.tensor), row))
         return found
 
@@ -226,8 +252,8 @@ def formats() -> list[str]:
 
     Example:
 
-    >>> keras_vit.converters.formats()
-    ['big_vision', 'google', 'huggingface', 'keras_hub', 'timm']
+    >>> [name for name in keras_vit.converters.formats() if "bit" in name]
+    ['big_vision_bit', 'bit', 'timm_bit']
     """
     return sorted(path.stem for path in (data_files.folder("converters") / "checkpoints").glob("*.toml"))
 
@@ -243,7 +269,7 @@ def load_table(format: str | os.PathLike[str]) -> Table:
 
 def fields_of_rows(rows: Iterable[Row]) -> dict[str, Any]:
     """Return the fields of ViTConfig that the presence of these rows' tensors implies."""
-    return dict(row.only_if for row in rows if row.only_if and "." not in row.only_if[0])
+    return {name: value for row in rows for name, value in row.only_if if "." not in name}
 
 
 def lookup(config: Mapping[str, Any], path: str) -> Any:
@@ -254,9 +280,29 @@ def lookup(config: Mapping[str, Any], path: str) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+def _matches(name: str, globs: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, glob.replace("**", "*")) for glob in globs)
+
+
+def _read_raw(path: Path) -> dict[str, Any]:
+    """Return the keys of a table, over those of its `base`: tables are merged, other values replaced."""
+    raw = data_files.read_toml(path)
+    base = raw.pop("base", None)
+    if base is None:
+        return raw
+    if base not in formats():
+        raise ValueError(f"{path}: base is one of {formats()}. Received: {base!r}")
+    return _merge(_read_raw(data_files.folder("converters") / "checkpoints" / f"{base}.toml"), raw)
+
+
+def _merge(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    both = {key: _merge(first[key], value) for key, value in second.items() if isinstance(value, dict) and key in first}
+    return {key: value for key, value in {**first, **second, **both}.items() if value != ""}
+
+
 @functools.cache
 def _read_table(path: Path) -> Table:
-    raw = data_files.read_toml(path)
+    raw = _read_raw(path)
     if isinstance(tensors := raw.get("tensors"), dict):
         # A variable may have several names: each is read, and the first whose conditions hold is written.
         raw["tensors"] = {name: [texts] if isinstance(texts, str) else texts for name, texts in tensors.items()}
@@ -313,13 +359,15 @@ def _row(variable: str, text: str) -> Row:
             case ["rank", axes] if axes.isdecimal():
                 options["rank"] = int(axes)
             case ["if", name, "=", value]:
-                options["only_if"] = name, json.loads(value)
-            case ["unless" | "beside" as condition, other]:
+                options["only_if"] = (*options.get("only_if", ()), (name, json.loads(value)))
+            case ["unless" | "beside" | "twice" as condition, other]:
                 options[condition] = other
+            case ["fold", "class", "row"]:
+                options["folds_class_row"] = True
             case _:
                 raise ValueError(
                     f"{variable}: the steps are 'part K of N', 'rank N', 'if FIELD = VALUE', 'unless TENSOR', "
-                    f"'beside TENSOR'. Received: {step!r}"
+                    f"'beside TENSOR', 'twice TENSOR', 'fold class row'. Received: {step!r}"
                 )
     if {name for name, _ in PLACEHOLDER.findall(variable)} != {name for name, _ in PLACEHOLDER.findall(tensor)}:
         raise ValueError(f"{variable}: both names need the same placeholders. Received: {tensor!r}")

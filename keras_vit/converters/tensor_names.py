@@ -11,7 +11,7 @@ from keras_vit.converters.containers.base import Header
 # No model has more blocks; a header can claim a stack of any number of empty ones.
 MAX_LAYERS = 256
 
-PLACEHOLDER = re.compile(r"\{(\w+)(-1)?\}")
+PLACEHOLDER = re.compile(r"\{(\w+)(-1|:02)?\}")
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,9 @@ class TensorNames:
     head_prefix: str = ""  # written before every name except the head's, if the model has a head
     ignore_outside: bool = False  # ignore tensors without the prefix: an optimizer's state, a text tower
     ignore: tuple[str, ...] = ()  # patterns of tensors that are not part of the model
+    other_parts: tuple[str, ...] = ()  # patterns of tensors of a text tower or a decoder, which users are told about
     renumber: tuple[str, ...] = ()  # modules whose children are numbered together or class by class
-    spelled: Mapping[str, str] = field(default_factory=dict)  # part of a name -> its replacement
+    spelled: Mapping[str, str] = field(default_factory=dict)  # part of a name (# is any number) -> its replacement
     # Start of the name of a tensor with a leading axis of blocks -> start of the names of single blocks.
     stacked: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()  # other files of weights in the same folder, read with the first
@@ -32,7 +33,7 @@ class TensorNames:
     def spell(self, name: str) -> str:
         """Return a name with the parts in `spelled` replaced."""
         for part, other in self.spelled.items():
-            name = name.replace(part, other)
+            name = re.sub(re.escape(part).replace(r"\#", r"\d{1,9}"), other.replace("\\", r"\\"), name)
         return name
 
     def unstack(self, name: str, header: Header) -> list[tuple[str, int | None]]:
@@ -83,9 +84,10 @@ def pattern(template: str) -> re.Pattern[str]:
 
 def fill(template: str, values: Mapping[str, str], shift: int = 0, shifted_in: str | None = None) -> str:
     """Return a template with its placeholders filled; those written {s-1} (here or in `shifted_in`) move by `shift`."""
-    shifted = {name for name, offset in PLACEHOLDER.findall(shifted_in or template) if offset}
-    moved = {name: str(int(value) + shift) if name in shifted else value for name, value in values.items()}
-    return PLACEHOLDER.sub(lambda found: moved[found[1]], template)
+    shifted = {name for name, option in PLACEHOLDER.findall(shifted_in or template) if option == "-1"}
+    moved = {name: str(int(value) + shift * (name in shifted)) for name, value in values.items()}
+    # {u:02} has two digits.
+    return PLACEHOLDER.sub(lambda found: moved[found[1]].zfill(2 if found[2] == ":02" else 1), template)
 
 
 def wildcard(template: str) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import keras
 
@@ -15,6 +15,8 @@ from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
 from keras_vit.model.labels import class_names
 from keras_vit.model.layers.quantized import quantization_misfit
+from keras_vit.model.limits import check_resizable
+from keras_vit.model.sizes import name_of
 from keras_vit.model.vision_transformer import VisionTransformer
 
 ROUTES = ("direct", "converter")
@@ -29,7 +31,7 @@ class ExportOptions:
     quantize: str
     has_calibration: bool
     file: Options
-    image_size: int | tuple[int, int] | None
+    sizes: Mapping[str, Any]  # image_size and patch_size, if given
     labels: str | Sequence[str] | None
     route: str
     thresholds: Mapping[str, float | None]
@@ -56,14 +58,20 @@ class ExportOptions:
             misfits.append(f"quantize={self.quantize!r} starts from floating-point weights. {misfit}")
         elif is_ours:
             misfits += self.file.model_misfits(model.config)
+            resnet = model.config.resnet
+            if not model.config.has_attention or (resnet is not None and resnet.version != 1):
+                misfits.append(
+                    'route="direct" writes Transformers and their hybrids with a ResNet of version 1; '
+                    f'use route="converter" or export.saved_model. Received: {name_of(model.config)}'
+                )
             names = _attempt(lambda: class_names(model.config, self.labels), misfits)
         else:
             name = type(model).__name__
             misfits.append(f'route="direct" writes VisionTransformers; use route="converter". Received: {name}')
-        if self.image_size is not None and is_ours:
-            _attempt(lambda: model.config.replace(image_size=self.image_size), misfits)
-        elif self.image_size is not None:
-            misfits.append(f"image_size is for VisionTransformers. Received: {type(model).__name__}")
+        if self.sizes and is_ours:
+            _attempt(lambda: check_resizable(model.config, model.config.replace(**self.sizes)), misfits)
+        elif self.sizes:
+            misfits.append(f"{' and '.join(self.sizes)} is for VisionTransformers. Received: {type(model).__name__}")
         if misfits or mode is None:
             raise ValueError("tflite: " + "; ".join(misfits))
         return mode, dataclasses.replace(

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_vit._util import checks
 from keras_vit.export import _converter
 from keras_vit.export._options import ExportOptions
 from keras_vit.export._temporary import check_file_path, temporary_path
@@ -39,6 +40,7 @@ def tflite(
     verify: Any = None,
     batch: int | None = 1,
     image_size: int | tuple[int, int] | None = None,
+    patch_size: int | tuple[int, int] | None = None,
     input_dtype: str = "float32",
     source_size: int | tuple[int, int] | None = None,
     resize: str = "exact",
@@ -68,6 +70,7 @@ def tflite(
             needs calibration the calibration images, which is optimistic: pass held-out images.
         batch: number of images in a call; None for any number.
         image_size: int or (height, width) in pixels, if another than the model's: position embeddings are interpolated.
+        patch_size: int or (height, width) in pixels, if another than the model's, as for `model.resized`.
         input_dtype: "float32" for prepared images, "uint8" for pixels from 0 to 255, which the file scales itself.
         source_size: int or (height, width) of pixels that the file resizes itself; needs `input_dtype="uint8"`.
         resize: "exact" as `model.preprocess`, "builtin" for the runtime's bilinear kernel without antialias.
@@ -113,19 +116,20 @@ def tflite(
         patches=patches,
     )
     thresholds = {"least_cosine": least_cosine, "least_agreement": least_agreement}
+    sizes = checks.given(image_size=image_size, patch_size=patch_size)
     given = ExportOptions(
         quantize=quantize,
         has_calibration=calibration is not None,
         file=file,
-        image_size=image_size,
+        sizes=sizes,
         labels=labels,
         route=route,
         thresholds=thresholds,
         threads=threads,
     )
     mode, options = given.check(model)
-    if image_size is not None:
-        model = model.resized(image_size)
+    if sizes:
+        model = model.resized(**sizes)
     calibration_images = _calibration_images(model, calibration, options, mode)
     measured_images = _measured_images(model, calibration, mode)
     verification_images = _verification_images(model, verify, calibration, options, mode)

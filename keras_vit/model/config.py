@@ -3,109 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
-from keras_vit._util.checks import is_count, one_of, pair
+from keras_vit._util.checks import is_count, pair
 from keras_vit._util.text import nearest
+from keras_vit.model.config_parts import Preprocessing, ResNetConfig
 from keras_vit.model.sizes import architecture
 
-RESIZES = ("squash", "crop")
-INTERPOLATIONS = ("bilinear", "bicubic", "area", "nearest", "lanczos3")
-CLASSIFIERS = ("token", "gap", "map", "unpooled", "token_unpooled")
+__all__ = ["Preprocessing", "ResNetConfig", "ViTConfig", "check_fields"]
+
+CLASSIFIERS = ("token", "gap", "token_gap", "map", "unpooled", "token_unpooled")
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "gelu_quick", "relu", "silu", "tanh", "linear")
-POSITION_METHODS = ("official", "bilinear", "bicubic", "bicubic-antialias")  # as position.METHODS, which needs NumPy
+# As position.METHODS, which needs NumPy.
+POSITION_METHODS = ("official", "bilinear", "bilinear-antialias", "bicubic", "bicubic-antialias")
 POSITIONS = ("learned", "learned2d", "sincos2d", "relative", "none")
 POSITION_PLACES = ("stem", "blocks", "shared")
 NORM_PLACES = ("tokens", "pooled")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preprocessing:
-    """Preparation of images for a model. The default is the official evaluation (vit_jax/input_pipeline.py).
-
-    Args:
-        resize: "squash" scales both sides to the model's size and ignores the aspect ratio (vit_jax); "crop" scales the
-            shorter side to size / crop_fraction and takes the centre (big_vision, timm).
-        interpolation: "bilinear", "bicubic", "area", "nearest" or "lanczos3", as `tf.image.resize` computes them.
-        antialias: whether the kernel widens when images shrink, as in Pillow; vit_jax has no antialias.
-        crop_fraction: for "crop", the share of the resized shorter side that is kept, in (0, 1].
-        mean: subtracted first, one for each channel or one for all, for pixels on a scale of 0 to 1.
-        std: the result is divided by it, one for each channel or one for all, above 0. The defaults give -1 to 1.
-
-    Raises:
-        ValueError: a value is not accepted.
-
-    Example:
-        >>> timm = keras_vit.Preprocessing(resize="crop", crop_fraction=0.9, interpolation="bicubic", antialias=True)
-        >>> keras_vit.ViTConfig(preprocessing=timm).preprocessing.crop_fraction
-        0.9
-    """
-
-    resize: str = "squash"
-    interpolation: str = "bilinear"
-    antialias: bool = False
-    crop_fraction: float = 1.0
-    mean: tuple[float, ...] = (0.5,)
-    std: tuple[float, ...] = (0.5,)
-
-    def __post_init__(self) -> None:
-        one_of("resize", self.resize, RESIZES)
-        one_of("interpolation", self.interpolation, INTERPOLATIONS)
-        object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
-        object.__setattr__(self, "std", tuple(float(value) for value in self.std))
-        if not 0 < self.crop_fraction <= 1:
-            raise ValueError(f"crop_fraction lies in (0, 1]. Received: {self.crop_fraction}")
-        if not self.mean or len(self.mean) != len(self.std) or not all(0 < value < math.inf for value in self.std):
-            raise ValueError(
-                "mean and std have one value for each channel or one for all, std above 0. "
-                f"Received: mean={self.mean}, std={self.std}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResNetConfig:
-    """ResNet in front of a hybrid's patches: version 1 units, weight-standardized convolutions, GroupNorm.
-
-    Source: google-research/vision_transformer, vit_jax/models_resnet.py (paper, section 3.1, "Hybrid Architecture").
-
-    Args:
-        num_layers: number of units in each stage; () is the stem alone.
-        width_factor: the stem has 64 * width_factor channels, a multiple of 32.
-        norm_epsilon: epsilon of GroupNorm.
-        conv_epsilon: epsilon of the weight standardization.
-        conv_epsilon_place: "std" divides by std + epsilon (Google), "variance" by sqrt(variance + epsilon) (timm).
-
-    Raises:
-        ValueError: a value is not accepted.
-
-    Example:
-        >>> r50 = keras_vit.ResNetConfig(num_layers=(3, 4, 9))
-        >>> keras_vit.ViTConfig(resnet=r50, patch_size=1).grid  # R50+ViT-B/16: the map has stride 16
-        (14, 14)
-    """
-
-    num_layers: tuple[int, ...] = ()
-    width_factor: float = 1.0
-    norm_epsilon: float = 1e-6
-    conv_epsilon: float = 1e-5
-    conv_epsilon_place: str = "std"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "num_layers", tuple(self.num_layers))
-        one_of("conv_epsilon_place", self.conv_epsilon_place, ("std", "variance"))
-        if self.width <= 0 or self.width % 32 or not all(is_count(units, least=1) for units in self.num_layers):
-            raise ValueError(
-                "The width 64 * width_factor is a multiple of GroupNorm's 32 groups, and every stage has a unit. "
-                f"Received: width_factor={self.width_factor}, num_layers={self.num_layers}"
-            )
-
-    @property
-    def width(self) -> int:
-        """Channels of the stem."""
-        return int(64 * self.width_factor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,12 +35,16 @@ class ViTConfig:
         hidden_size: width of a token.
         mlp_dim: width of the MLP's hidden layer.
         num_heads: number of attention heads; divides hidden_size.
-        num_layers: number of encoder blocks.
+        num_layers: number of encoder blocks. 0 is a ResNet without a Transformer (BiT): it needs `resnet`,
+            patch_size=1, position="none", and the ResNet's channels as hidden_size.
         num_classes: number of classes; 0 means no head, the output is the feature.
-        classifier: "token" (class token), "gap" (mean of the patch tokens), "map" (attention pooling), "unpooled" (the
-            head is applied to every token) or "token_unpooled" (the same, with a class token).
+        classifier: "token" (class token), "gap" (mean of the patch tokens), "token_gap" (both side by side, DINOv2's
+            linear head), "map" (attention pooling), "unpooled" (the head is applied to every token) or
+            "token_unpooled" (the same, with a class token).
         representation_size: width of the pre_logits layer (Dense and tanh); None means no such layer.
         resnet: a ResNetConfig, or its fields as a dict, makes the model a hybrid.
+        tokens_mlp_dim: width of the hidden layer of an MLP over the tokens, which replaces the attention of every block
+            (MLP-Mixer, arXiv 2105.01601); None means attention.
         num_channels: channels of the image.
         class_token: whether there is a class token; None means only if the classifier needs one.
         distilled: whether DeiT's distillation token and head exist (arXiv 2012.12877); the logits are both heads' mean.
@@ -137,10 +56,20 @@ class ViTConfig:
             input of every block, "shared" the same one. "relative" needs "blocks" or "shared".
         position_prefix: True: class token and registers come first and the position embedding has rows for them
             (Google, Hugging Face); False: they are put in front afterwards (big_vision, timm's no_embed_class).
-        position_method: method of `position.resize`: "official", "bilinear", "bicubic" or "bicubic-antialias".
+        position_method: one of `position.METHODS`, by which positions and patches are resized.
+        rotary_theta: base of the frequencies of rotary positions (arXiv 2104.09864), which turn the queries and keys of
+            patches in every block, beside `position`; None means no rotary positions.
+        rotary_grid: side in patches of the grid on which rotary positions were trained: patch i of n is at
+            i * rotary_grid / n (EVA-02). None means centres of patches from -1 to 1, in full turns (DINOv3).
+        rotary_interleaved: whether the channels that are turned together are neighbours (EVA-02); False pairs channel i
+            of a head with channel i + size / 2 (DINOv3).
         patch_bias: whether the patch embedding has a bias.
         pre_norm: whether a LayerNorm precedes the first block (CLIP).
         qkv_bias: whether query, key and value have biases.
+        key_bias: whether the key has a bias where query and value have one.
+        gated_mlp: whether the MLP's activation is that of a second Dense layer, the gate, by which the first one is
+            multiplied (SwiGLU with "silu", arXiv 2002.05202).
+        mlp_norm: whether a LayerNorm precedes the MLP's last Dense layer (EVA-02).
         activation: in the MLP: "gelu_tanh" (Google), "gelu_erf" (timm, Hugging Face), "gelu_quick" (OpenAI), "relu",
             "silu", "tanh" or "linear".
         norm_epsilon: epsilon of every LayerNorm.
@@ -178,6 +107,7 @@ class ViTConfig:
     classifier: str = "token"
     representation_size: int | None = None
     resnet: ResNetConfig | None = None
+    tokens_mlp_dim: int | None = None
 
     num_channels: int = 3
     class_token: bool | None = None
@@ -187,9 +117,15 @@ class ViTConfig:
     position_place: str = "stem"
     position_prefix: bool = True
     position_method: str = "official"
+    rotary_theta: float | None = None
+    rotary_grid: int | None = None
+    rotary_interleaved: bool = False
     patch_bias: bool = True
     pre_norm: bool = False
     qkv_bias: bool = True
+    key_bias: bool = True
+    gated_mlp: bool = False
+    mlp_norm: bool = False
     activation: str = "gelu_tanh"
     norm_epsilon: float = 1e-6
     layer_scale: float | None = None
@@ -251,10 +187,14 @@ class ViTConfig:
 
     def _conflicts(self) -> Iterator[str]:
         """Yield a sentence for each combination of values that is not accepted."""
-        if self.hidden_size % self.num_heads:
+        if not self.num_layers:
+            yield from self._resnet_conflicts()
+        if self.hidden_size % self.num_heads and (self.has_attention or self.has_map_head):
             yield f"hidden_size is a multiple of num_heads. Received: {self.hidden_size} and {self.num_heads}"
         if self.classifier.startswith("token") and not self.class_token:
             yield f"classifier={self.classifier!r} needs the class token. Received: class_token=False"
+        if self.classifier == "token_gap" and self.final_norm == "pooled":
+            yield "classifier='token_gap' needs final_norm='tokens'. Received: 'pooled'"
         if self.distilled and (self.classifier, self.representation_size, self.final_norm) != ("token", None, "tokens"):
             yield (
                 "distilled needs classifier='token', representation_size=None and final_norm='tokens'. Received: "
@@ -270,9 +210,28 @@ class ViTConfig:
             smallest = f"{self.stride[0]}x{self.stride[1]}"
             yield f"the image is smaller than one patch ({smallest} pixels). Received: image_size={self.image_size}"
 
+    def _resnet_conflicts(self) -> Iterator[str]:
+        channels = self.resnet.channels if self.resnet else None
+        needed = {"hidden_size": channels, "patch_size": (1, 1), "position": "none", "pre_norm": False}
+        needed |= {"num_prefix_tokens": 0, "final_norm": "tokens", "tokens_mlp_dim": None}
+        if wrong := {name: getattr(self, name) for name, value in needed.items() if getattr(self, name) != value}:
+            yield f"num_layers=0, a ResNet without a Transformer, needs {needed}. Received: {wrong}"
+
     def _position_conflicts(self) -> Iterator[str]:
+        if self.rotary_theta is not None and (self.hidden_size // self.num_heads % 4 or self.position == "relative"):
+            yield (
+                "rotary_theta needs heads whose size is a multiple of 4, and no position='relative'. "
+                f"Received: {self.hidden_size} / {self.num_heads} and {self.position!r}"
+            )
         if self.position == "sincos2d" and (self.hidden_size % 4 or self.hidden_size < 8):
             yield f"position='sincos2d' needs hidden_size % 4 == 0 and at least 8. Received: {self.hidden_size}"
+        in_attention = {
+            "position='relative'": self.position == "relative",
+            "rotary_theta": self.rotary_theta is not None,
+        }
+        for name, is_used in in_attention.items():
+            if is_used and not self.has_attention:
+                yield f"{name} needs attention. Received: {'tokens_mlp_dim' if self.num_layers else 'num_layers=0'}"
         if self.position == "learned2d" and self.hidden_size % 2:
             yield f"position='learned2d' gives each axis half of the hidden_size. Received: {self.hidden_size}"
         if self.position == "relative" and self.position_place == "stem":
@@ -306,14 +265,24 @@ class ViTConfig:
         return self.classifier in ("unpooled", "token_unpooled")
 
     @property
+    def has_attention(self) -> bool:
+        """True if the blocks have attention."""
+        return self.num_layers > 0 and self.tokens_mlp_dim is None
+
+    @property
     def has_map_head(self) -> bool:
         """True if the feature comes from attention pooling (big_vision's MAP head)."""
         return self.classifier == "map"
 
     @property
     def reads_class_token(self) -> bool:
-        """True if the feature is the class token."""
-        return self.classifier in ("token", "token_unpooled")
+        """True if the feature comes from the class token."""
+        return self.classifier in ("token", "token_gap", "token_unpooled")
+
+    @property
+    def feature_size(self) -> int:
+        """Width of the feature in front of pre_logits and head."""
+        return (2 if self.classifier == "token_gap" else 1) * self.hidden_size
 
     @property
     def read_tokens(self) -> slice:
@@ -405,17 +374,22 @@ class ViTConfig:
 
 
 _COUNTS = {  # field -> lowest value
-    **dict.fromkeys(("hidden_size", "mlp_dim", "num_heads", "num_layers", "num_channels", "representation_size"), 1),
-    **dict.fromkeys(("num_classes", "num_registers"), 0),
+    **dict.fromkeys(("hidden_size", "mlp_dim", "num_heads", "num_channels", "representation_size"), 1),
+    **dict.fromkeys(("tokens_mlp_dim", "rotary_grid"), 1),
+    **dict.fromkeys(("num_layers", "num_classes", "num_registers"), 0),
 }
 _LARGEST = 1e38  # of float32
 _RANGES: dict[str, tuple[float, float]] = {  # field -> lowest value, excluded end
     **dict.fromkeys(("dropout_rate", "attention_dropout_rate", "stochastic_depth"), (0, 1)),
     **dict.fromkeys(("norm_epsilon", "layer_scale"), (0, _LARGEST)),
+    "rotary_theta": (1, _LARGEST),
     "head_bias_init": (-_LARGEST, _LARGEST),
 }
-_FLAGS = ("class_token", "distilled", "position_prefix", "patch_bias", "pre_norm", "qkv_bias")
-_OPTIONAL = ("representation_size", "layer_scale")
+_FLAGS = (
+    *("class_token", "distilled", "position_prefix", "rotary_interleaved", "patch_bias", "pre_norm", "qkv_bias"),
+    *("key_bias", "gated_mlp", "mlp_norm"),
+)
+_OPTIONAL = ("representation_size", "layer_scale", "tokens_mlp_dim", "rotary_theta", "rotary_grid")
 _CHOICES = {
     "classifier": CLASSIFIERS,
     "position_method": POSITION_METHODS,

@@ -116,7 +116,8 @@ def inference_memory(config: ViTConfig) -> int:
     """
     image = config.num_channels * prod(config.size)
     head = prod(_output_tokens(config)) * (config.hidden_size + config.num_classes)
-    return FLOAT * (image + max([_block_peak(config), head, *map(_convolution_peak, convolutions(config))]))
+    block = _block_peak(config) if config.num_layers else 0
+    return FLOAT * (image + max([block, head, *map(_convolution_peak, convolutions(config))]))
 
 
 def parts(config: ViTConfig) -> list[Part]:
@@ -132,11 +133,11 @@ def convolutions(config: ViTConfig) -> Iterator[Convolution]:
     size, width = _halved(sides), config.resnet.width
     yield Convolution("root", 7, config.num_channels, width, size, config.num_channels * prod(sides))
     size, inputs = _halved(size), width
-    for stage, units in enumerate(config.resnet.num_layers):
+    for stage, (units, narrow) in enumerate(zip(config.resnet.num_layers, config.resnet.widths, strict=True)):
         for unit in range(units):
-            yield from _unit(f"stage {stage + 1}", size, inputs, width * 2**stage, 2 if stage and not unit else 1)
+            yield from _unit(f"stage {stage + 1}", size, inputs, narrow, 2 if stage and not unit else 1)
             size = _halved(size) if stage and not unit else size
-            inputs = 4 * width * 2**stage
+            inputs = 4 * narrow
 
 
 def _unit(name: str, size: tuple[int, int], inputs: int, narrow: int, strides: int) -> Iterator[Convolution]:
@@ -156,16 +157,21 @@ def _halved(size: tuple[int, int]) -> tuple[int, int]:
 
 
 def _stem(config: ViTConfig) -> Iterator[Part]:
+    has_norms_behind = config.resnet is None or config.resnet.version == 1
     for name, group in itertools.groupby(convolutions(config), key=lambda convolution: convolution.name):
         members = list(group)
         last = members[-1]
+        in_front = [c.inputs for c in members if c.relu and name != "root"]  # version 2
+        normed = [c.outputs for c in members] if has_norms_behind else in_front
         size = _halved(last.size) if name == "root" else last.size  # the root's max pooling has stride 2
         yield Part(
             name=f"ResNet {name}",
             output=(*size, last.outputs),
             kernels=tuple(Kernel(c.kernel**2 * c.inputs, c.outputs, c.positions) for c in members),
-            others=sum(2 * c.outputs for c in members),
+            others=2 * sum(normed),
         )
+    if not has_norms_behind:
+        yield Part(name="norm of the ResNet", output=(*size, last.outputs), others=2 * last.outputs)
 
 
 def patch_values(config: ViTConfig) -> int:
@@ -175,7 +181,9 @@ def patch_values(config: ViTConfig) -> int:
 
 
 def _tokens(config: ViTConfig) -> Iterator[Part]:
-    """Yield the parts from the patches to the input of the first block."""
+    """Yield the parts from the patches to the input of the first block; none for a ResNet without blocks."""
+    if not config.num_layers:
+        return
     width, sequence = config.hidden_size, (config.num_tokens, config.hidden_size)
     height, across = config.patch
     yield Part(
@@ -205,11 +213,29 @@ def _position_numbers(config: ViTConfig) -> int:
     return int(rows.get(config.position, 0) * config.hidden_size * tables)
 
 
-def _blocks(config: ViTConfig) -> tuple[Part, Part]:
-    """Return the attention and the MLP of all blocks, each with its norm and LayerScale."""
+def _blocks(config: ViTConfig) -> tuple[Part, ...]:
+    """Return the attention (or token MLP) and the MLP of all blocks, each with its norm and LayerScale."""
+    if not config.num_layers:
+        return ()
     width, tokens = config.hidden_size, config.num_tokens
     norm_and_scale = 2 * width + (0 if config.layer_scale is None else width)
-    biases = 4 * width if config.qkv_bias else width
+    mlp = Part(
+        name=f"MLP, {config.mlp_dim:,} wide, {'gated by ' if config.gated_mlp else ''}{config.activation}",
+        output=(tokens, width),
+        kernels=(*_mlp_kernels(config, tokens), *[Kernel(width, config.mlp_dim, tokens)] * config.gated_mlp),
+        others=norm_and_scale + (1 + config.gated_mlp + 2 * config.mlp_norm) * config.mlp_dim + width,
+        copies=config.num_layers,
+    )
+    biases = (3 + config.key_bias) * width if config.qkv_bias else width
+    if config.tokens_mlp_dim is not None:
+        mixing = Part(
+            name=f"MLP over the tokens, {config.tokens_mlp_dim:,} wide, {config.activation}",
+            output=(tokens, width),
+            kernels=(Kernel(tokens, config.tokens_mlp_dim, width), Kernel(config.tokens_mlp_dim, tokens, width)),
+            others=norm_and_scale + config.tokens_mlp_dim + tokens,
+            copies=config.num_layers,
+        )
+        return mixing, mlp
     # For each pair of tokens: a score and a weighted sum; relative positions score 2 * tokens offsets for each query.
     products = 4 if config.position == "relative" else 2
     attention = Part(
@@ -218,13 +244,6 @@ def _blocks(config: ViTConfig) -> tuple[Part, Part]:
         kernels=(Kernel(width, width, tokens),) * 4,
         others=norm_and_scale + biases,
         products=products * tokens**2 * width,
-        copies=config.num_layers,
-    )
-    mlp = Part(
-        name=f"MLP, {config.mlp_dim:,} wide, {config.activation}",
-        output=(tokens, width),
-        kernels=_mlp_kernels(config, tokens),
-        others=norm_and_scale + config.mlp_dim + width,
         copies=config.num_layers,
     )
     return attention, mlp
@@ -237,7 +256,7 @@ def _mlp_kernels(config: ViTConfig, positions: int) -> tuple[Kernel, Kernel]:
 
 def _pooling(config: ViTConfig) -> Iterator[Part]:
     width, patches = config.hidden_size, prod(config.grid)
-    if config.final_norm == "tokens":
+    if config.final_norm == "tokens" and config.num_layers:
         yield Part(name="final norm", output=(config.num_tokens, width), others=2 * width)
     if config.has_map_head:  # keys and values of every patch; query, output and MLP of the probe alone
         yield Part(
@@ -249,6 +268,8 @@ def _pooling(config: ViTConfig) -> Iterator[Part]:
         )
     elif config.classifier == "gap":
         yield Part(name="mean of the patches", output=(width,))
+    elif config.classifier == "token_gap":
+        yield Part(name="class token and mean of the patches", output=(2 * width,))
     if config.final_norm == "pooled":
         yield Part(name="final norm", output=(*_output_tokens(config), width), others=2 * width)
 
@@ -260,7 +281,7 @@ def _output_tokens(config: ViTConfig) -> tuple[int, ...]:
 
 def _heads(config: ViTConfig) -> Iterator[Part]:
     tokens = _output_tokens(config)
-    features = config.hidden_size
+    features = config.feature_size
     if config.representation_size:
         kernels = (Kernel(features, config.representation_size, prod(tokens)),)
         features = config.representation_size
@@ -276,15 +297,23 @@ def _heads(config: ViTConfig) -> Iterator[Part]:
         )
 
 
+def mixing_values(config: ViTConfig) -> int:
+    """Return the number of attention scores in a block, or of values in the hidden layer of its token MLP."""
+    if not config.has_attention:
+        return (config.tokens_mlp_dim or 0) * config.hidden_size
+    return config.num_heads * config.num_tokens**2
+
+
 def _block_peak(config: ViTConfig) -> int:
     """Return the largest number of values that exist at once in an encoder block."""
     tokens, hidden = config.num_tokens * config.hidden_size, config.num_tokens * config.mlp_dim
-    scores = config.num_heads * config.num_tokens**2
+    scores = mixing_values(config)
     if config.position == "relative":  # and the scores of 2 * tokens offsets, twice while they are skewed
         scores *= 5
     # The residual stream, and either the scores and three tensors of tokens (query, key and value or their copies with
-    # the heads in front), or the tensors of the activation.
-    return tokens + max(3 * tokens + scores, ACTIVATION_TENSORS[config.activation] * hidden)
+    # the heads in front), or the tensors of the activation (and, if it is a gate, the tensor that it multiplies).
+    mlp = (ACTIVATION_TENSORS[config.activation] + config.gated_mlp) * hidden
+    return tokens + max(3 * tokens + scores, mlp)
 
 
 def _convolution_peak(convolution: Convolution) -> int:

@@ -36,23 +36,25 @@ class Network:
         resnet = self.config.resnet
         if resnet is None:
             return x
-        options = {
-            "norm_epsilon": resnet.norm_epsilon,
-            "conv_epsilon": resnet.conv_epsilon,
-            "conv_epsilon_place": resnet.conv_epsilon_place,
-            "dtype": self.policy,
-        }
+        names = ("version", "norm_epsilon", "conv_epsilon", "conv_epsilon_place")
+        options = {"dtype": self.policy, **{name: getattr(resnet, name) for name in names}}
         x = self._record("root", vit.ResNetRoot(resnet.width, name="root", **options)(x))
-        for stage, units in enumerate(resnet.num_layers, start=1):
+        for stage, (units, width) in enumerate(zip(resnet.num_layers, resnet.widths, strict=True), start=1):
             for unit in range(1, units + 1):
                 strides = 2 if unit == 1 and stage > 1 else 1
                 name = f"stage_{stage}_unit_{unit}"
-                x = vit.ResNetUnit(resnet.width * 2 ** (stage - 1), strides=strides, name=name, **options)(x)
+                x = vit.ResNetUnit(width, strides=strides, name=name, **options)(x)
             self._record(f"stage_{stage}", x)
+        if resnet.version == 2:
+            x = vit.GroupNormalization(resnet.norm_epsilon, name="resnet_norm", dtype=self.policy)(x)
+            x = self._record("resnet", keras.layers.ReLU(name="resnet", dtype=self.policy)(x))
         return x
 
     def _tokens(self, x: Any) -> Any:
         c = self.config
+        if not c.num_layers:  # a ResNet: its cells are the tokens
+            flatten = keras.layers.Reshape((-1, c.hidden_size), name="tokens", dtype=self.policy)
+            return self._record("tokens", flatten(x))
         x = vit.PatchEmbedding(c.hidden_size, c.patch, use_bias=c.patch_bias, name="embedding", dtype=self.policy)(x)
         self._record("embedding", x)
         # Google prepends the class token first, big_vision adds the position embedding first.
@@ -105,6 +107,13 @@ class Network:
 
     def _encoder(self, x: Any) -> Any:
         c = self.config
+        rotary = {
+            "grid": c.grid,
+            "prefix_tokens": c.num_prefix_tokens,
+            "theta": c.rotary_theta,
+            "trained_grid": c.rotary_grid,
+            "interleaved": c.rotary_interleaved,
+        }
         for i in range(c.num_layers):
             block = vit.EncoderBlock(
                 c.num_heads,
@@ -112,7 +121,12 @@ class Network:
                 activation=c.activation,
                 norm_epsilon=c.norm_epsilon,
                 qkv_bias=c.qkv_bias,
+                key_bias=c.key_bias,
+                gated_mlp=c.gated_mlp,
+                mlp_norm=c.mlp_norm,
+                rotary=None if c.rotary_theta is None else rotary,
                 layer_scale=c.layer_scale,
+                tokens_mlp_dim=c.tokens_mlp_dim,
                 dropout_rate=c.dropout_rate,
                 attention_dropout_rate=c.attention_dropout_rate,
                 stochastic_depth=c.stochastic_depth * i / max(1, c.num_layers - 1),
@@ -121,7 +135,7 @@ class Network:
             )
             self.block_inputs[block.name] = self._block_input(x, i)
             x = self._record(block.name, block(*self.block_inputs[block.name]))
-        if c.final_norm == "tokens":
+        if c.final_norm == "tokens" and c.num_layers:
             x = self._record("encoder_norm", self._norm("encoder_norm")(x))
         return x
 
@@ -150,11 +164,13 @@ class Network:
                 name="pool",
                 dtype=self.policy,
             )(x)
-        elif c.classifier in ("token", "gap"):
-            token_or_mean = token if c.classifier == "token" else None
+        elif not c.is_unpooled:
+            options = {"prefix_tokens": c.num_prefix_tokens, "dtype": self.policy}
             name = "pool" if token == 0 else f"pool_{token}"
-            prefix = c.num_prefix_tokens
-            x = vit.TokenPooling(token=token_or_mean, prefix_tokens=prefix, name=name, dtype=self.policy)(x)
+            parts = [] if c.classifier == "gap" else [vit.TokenPooling(token=token, name=name, **options)(x)]
+            if c.classifier != "token":
+                parts.append(vit.TokenPooling(name="pool_mean" if parts else "pool", **options)(x))
+            x = parts[0] if len(parts) == 1 else keras.layers.Concatenate(name="pools", dtype=self.policy)(parts)
         return self._norm("encoder_norm")(x) if c.final_norm == "pooled" else x
 
     def _representation(self, x: Any) -> Any:

@@ -166,26 +166,56 @@ def _to_channels(image: Any, num_channels: int) -> Any:
     raise ValueError(f"The model takes images of {num_channels} channels. Received: {channels} in shape {image.shape}")
 
 
-def _squash(image: Any, image_size: tuple[int, int], preprocessing: Preprocessing) -> Any:
-    import tensorflow as tf
+def size_before_crop(image_size: tuple[int, int], preprocessing: Preprocessing) -> tuple[int, int]:
+    """Return the size (height, width) of which `crop_fraction` is kept."""
+    # Rounded down as in timm (224 / 0.9 is 248); 1e-6 corrects floats, so that 384 / (384 / 448) is 448.
+    height, width = (math.floor(side / preprocessing.crop_fraction + 1e-6) for side in image_size)
+    return height, width
 
-    if tuple(image.shape[-3:-1]) == image_size:  # the static shape: no operation in the graph
+
+def _squash(image: Any, image_size: tuple[int, int], preprocessing: Preprocessing) -> Any:
+    wanted = size_before_crop(image_size, preprocessing)
+    if tuple(image.shape[-3:-1]) == wanted == image_size:  # the static shape: no operation in the graph
         return image
-    return tf.image.resize(image, image_size, method=preprocessing.interpolation, antialias=preprocessing.antialias)
+    return _cut_centre(_resize(image, wanted, preprocessing), image_size, preprocessing)
 
 
 def _crop(image: Any, image_size: tuple[int, int], preprocessing: Preprocessing) -> Any:
     import tensorflow as tf
 
     image = _middle(image)
-    height, width = tf.unstack(tf.shape(image)[-3:-1])
-    # Rounded down as in timm (224 / 0.9 is 248); 1e-6 corrects floats, so that 384 / (384 / 448) is 448.
-    wanted = [math.floor(side / preprocessing.crop_fraction + 1e-6) for side in image_size]
-    ratio = tf.reduce_max(tf.constant(wanted, tf.float32) / tf.cast([height, width], tf.float32))
-    sides = tf.maximum(tf.cast(tf.round(tf.cast([height, width], tf.float32) * ratio), tf.int32), image_size)
-    image = tf.image.resize(image, sides, method=preprocessing.interpolation, antialias=preprocessing.antialias)
-    top, left = tf.unstack((sides - tf.constant(image_size)) // 2)
-    return image[..., top : top + image_size[0], left : left + image_size[1], :]
+    sides = tf.shape(image)[-3:-1]
+    wanted = size_before_crop(image_size, preprocessing)
+    ratios = tf.constant(wanted, tf.float32) / tf.cast(sides, tf.float32)
+    if preprocessing.crop_rounding == "nearest":
+        scaled = tf.cast(tf.round(tf.cast(sides, tf.float32) * tf.reduce_max(ratios)), tf.int32)
+    else:
+        axis = tf.argmax(ratios)
+        scaled = sides * tf.constant(wanted)[axis] // sides[axis]
+    return _cut_centre(_resize(image, tf.maximum(scaled, image_size), preprocessing), image_size, preprocessing)
+
+
+def _resize(image: Any, size: Any, preprocessing: Preprocessing) -> Any:
+    import tensorflow as tf
+
+    options = {"method": preprocessing.interpolation, "antialias": preprocessing.antialias}
+    if not (preprocessing.overshoots or preprocessing.round_pixels):
+        return tf.image.resize(image, size, **options)
+    for sides in ((tf.shape(image)[-3], size[1]), size):  # along the rows first, as in Pillow
+        image = tf.clip_by_value(tf.image.resize(image, sides, **options), 0, 255)
+        image = tf.round(image) if preprocessing.round_pixels else image
+    return image
+
+
+def _cut_centre(image: Any, size: tuple[int, int], preprocessing: Preprocessing) -> Any:
+    import tensorflow as tf
+
+    margins = tf.shape(image)[-3:-1] - tf.constant(size)
+    corner = margins // 2
+    if preprocessing.crop_rounding == "half_even":
+        corner += margins % 2 * (corner % 2)
+    top, left = tf.unstack(corner)
+    return image[..., top : top + size[0], left : left + size[1], :]
 
 
 def _middle(image: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Names and sizes of architectures (paper, table 1; vit_jax/configs/models.py; big_vision's models/vit.py)."""
+"""Names and sizes of architectures (paper, table 1; configs of vit_jax, models of big_vision; MLP-Mixer)."""
 
 import re
 from typing import Any
@@ -31,6 +31,36 @@ HYBRIDS = {
     "R50+ViT-L/32": ((3, 4, 6, 3), 1),
 }
 
+MIXERS = {  # arXiv 2105.01601, table 1
+    #     hidden   mlp  tokens' mlp  layers
+    "S": (512, 2048, 256, 8),
+    "B": (768, 3072, 384, 12),
+    "L": (1024, 4096, 512, 24),
+    "H": (1280, 5120, 640, 32),
+}
+
+BIT = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}  # arXiv 1912.11370: units in each stage
+_NO_ATTENTION: dict[str, Any] = {"num_heads": 1, "classifier": "gap", "position": "none"}
+OTHERS: dict[str, dict[str, Any]] = {  # name -> fields of ViTConfig
+    **{
+        f"Mixer-{size}/{patch}": dict(
+            zip(("hidden_size", "mlp_dim", "tokens_mlp_dim", "num_layers"), row, strict=True), patch_size=patch
+        )
+        | _NO_ATTENTION
+        for size, row in MIXERS.items()
+        for patch in (8, 14, 16, 32)
+    },
+    **{
+        f"BiT-R{depth}x{width}": {
+            **{"hidden_size": 2048 * width, "patch_size": 1, "num_layers": 0, "mlp_dim": 1, **_NO_ATTENTION},
+            "resnet": {"version": 2, "num_layers": units, "width_factor": float(width), "norm_epsilon": 1e-5}
+            | {"conv_epsilon": 1e-10, "conv_epsilon_place": "variance"},
+        }
+        for depth, units in BIT.items()
+        for width in (1, 2, 3, 4)
+    },
+}
+
 # Dropout of the official configs, for training from scratch. AugReg and all other models use none.
 DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32": 0.1}
 
@@ -40,6 +70,9 @@ def canonical_name(name: str) -> str:
 
     Any case and separators are accepted. Case matters only for sizes that differ in nothing else (g and G).
     """
+    for other in OTHERS:
+        if re.sub(r"[-_/ ]", "", other).casefold() == re.sub(r"[-_/ ]", "", name).casefold():
+            return other
     match = re.fullmatch(
         r"(?:(R\d*)[+_\- ]*)??(?:ViT[-_ ]*)?([A-Z]+(?:400m)?(?:[-_ ]?opt)?)[/_\- ]?(\d+)", name.strip(), re.I
     )
@@ -52,7 +85,7 @@ def canonical_name(name: str) -> str:
             if not stem or canonical in HYBRIDS:
                 return canonical
     examples = [f"ViT-{size}/{patch}" for size in SIZES for patch in (8, 14, 16, 32)] + list(HYBRIDS)
-    near = nearest(name, examples, count=4, cutoff=0)
+    near = nearest(name, [*examples, *OTHERS], count=4, cutoff=0)
     raise ValueError(f"No architecture has this name; the nearest are {near}. Received: {name!r}")
 
 
@@ -66,6 +99,8 @@ def _known_size(size: str) -> str | None:
 def architecture(name: str) -> dict[str, Any]:
     """Return the fields of ViTConfig for an architecture's name; "resnet" of a hybrid is a dict."""
     canonical = canonical_name(name)
+    if canonical in OTHERS:
+        return dict(OTHERS[canonical])
     stem, _, vit = canonical.rpartition("+")
     size, patch = vit.removeprefix("ViT-").split("/")
     hidden_size, mlp_dim, num_heads, num_layers = SIZES[size]
@@ -86,11 +121,13 @@ def architecture(name: str) -> dict[str, Any]:
 def name_of(config: Any) -> str:
     """Return the name of a ViTConfig's architecture, such as "ViT-B/16", or its size if the papers do not name it."""
     wanted = config.to_dict()
-    units = wanted["resnet"] and tuple(wanted["resnet"]["num_layers"])
-    for name in (*(f"ViT-{size}/{config.patch_size[0]}" for size in SIZES), *HYBRIDS):
-        fields = architecture(name)
-        resnet, patch, _ = fields.pop("resnet", None), fields.pop("patch_size"), fields.pop("dropout_rate")
-        is_patch = tuple(config.patch_size) == (patch, patch)
-        if is_patch and units == (resnet and resnet["num_layers"]) and fields.items() <= wanted.items():
+    units = config.resnet and (config.resnet.version, config.resnet.num_layers)
+    names = [f"ViT-{size}/{config.patch_size[0]}" for size in SIZES]
+    for name in (*names, *HYBRIDS) if config.has_attention else OTHERS:
+        fields = {**architecture(name), "dropout_rate": config.dropout_rate}
+        resnet, patch = fields.pop("resnet", None), fields.pop("patch_size")
+        same_resnet = units == (resnet and (resnet.get("version", 1), resnet["num_layers"]))
+        if tuple(config.patch_size) == (patch, patch) and same_resnet and fields.items() <= wanted.items():
             return name
-    return f"Vision Transformer, {config.num_layers} blocks of width {config.hidden_size}"
+    kind = "Vision Transformer" if config.has_attention else "MLP-Mixer" if config.tokens_mlp_dim else "ResNet"
+    return f"{kind}, {config.num_layers or sum(config.resnet.num_layers)} blocks of width {config.hidden_size}"

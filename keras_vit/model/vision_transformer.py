@@ -11,13 +11,15 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_vit._util.checks import check_counts
+from keras_vit import position
+from keras_vit._util.checks import check_counts, given
 from keras_vit.model import labels as label_lists
 from keras_vit.model import layers as vit
 from keras_vit.model import preprocess
 from keras_vit.model.classify import BATCH, classify_each
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.layers.quantized import load_quantization, quick_collections, save_quantization
+from keras_vit.model.limits import check_attention, check_resizable
 from keras_vit.model.network import Network
 
 HEADS = ("head", "head_distillation")  # names of the layers that return logits
@@ -58,8 +60,8 @@ class VisionTransformer(keras.Model):
         'seven'
         >>> tuple(model.features(images)["block_3"].shape), tuple(model.attention_maps(images)[0].shape)
         ((2, 65, 64), (2, 4, 65, 65))
-        >>> model.resized((32, 48)).config.grid
-        (8, 12)
+        >>> model.resized((32, 48)).config.grid, model.resized(patch_size=8).config.grid
+        ((8, 12), (4, 4))
         >>> three_classes = model.rebuilt(model.config.replace(num_classes=3))
         >>> three_classes.copy_weights_from(model, skip=["head"])
     """
@@ -122,7 +124,11 @@ class VisionTransformer(keras.Model):
         Returns:
             A list of tensors (batch, heads, tokens, tokens), one for each block. Rows are queries; each sums to 1 (in
             bfloat16 within 2e-3).
+
+        Raises:
+            ValueError: the model has no attention, such as an MLP-Mixer.
         """
+        check_attention(self.config)
         inputs = self._block_input_model()(images, training=False)
         names = (f"block_{i}" for i in range(self.config.num_layers))
         return [self.get_layer(name).attention_weights(*inputs[name]) for name in names]
@@ -204,14 +210,25 @@ class VisionTransformer(keras.Model):
             raise ValueError("classify needs at least one image. Received: an empty list")
         return results
 
-    def resized(self, image_size: int | tuple[int, int], method: str | None = None) -> VisionTransformer:
-        """Return a new model with the same weights for another image size. Position embeddings are interpolated once.
+    def resized(
+        self,
+        image_size: int | tuple[int, int] | None = None,
+        method: str | None = None,
+        *,
+        patch_size: int | tuple[int, int] | None = None,
+    ) -> VisionTransformer:
+        """Return a new model with the same weights for another image or patch size. Weights are interpolated once.
 
         Args:
-            image_size: int or (height, width) in pixels.
+            image_size: int or (height, width) in pixels; None means this model's.
             method: interpolation method of `position.resize`; None means the model's own.
+            patch_size: int or (height, width) in pixels; None means this model's. Kernels are resized as FlexiViT's, by
+                `position.resize_patches`. Other models than FlexiViT lose accuracy and need fine-tuning.
+
+        Raises:
+            ValueError: a size is wrong, or the model cannot be resized to it.
         """
-        changes = {"image_size": image_size} | ({"position_method": method} if method else {})
+        changes = given(image_size=image_size, patch_size=patch_size, position_method=method)
         return self.rebuilt(self.config.replace(**changes))
 
     def rebuilt(self, config: ViTConfig, *, dtype: Any = None, fresh: Sequence[str] = ()) -> VisionTransformer:
@@ -220,7 +237,7 @@ class VisionTransformer(keras.Model):
         A head with another number of classes, or after another pre_logits layer, is new and zero.
 
         Args:
-            config: config of the new model. Position embeddings are interpolated; all other shapes must agree.
+            config: config of the new model. Position embeddings and patches are interpolated; all else must agree.
             dtype: a Keras dtype policy or its name; None means this model's.
             fresh: names of further layers that get new weights; names that the new model does not have are ignored.
         """
@@ -235,7 +252,7 @@ class VisionTransformer(keras.Model):
         return other
 
     def copy_weights_from(self, source: VisionTransformer, *, skip: Sequence[str] = ()) -> None:
-        """Copy the weights of a model of the same architecture. Position embeddings are interpolated.
+        """Copy the weights of a model of the same architecture. Position embeddings and patches are interpolated.
 
         Kernels with LoRA are copied with LoRA's update. Layers that are quantized in `source` become so here.
 
@@ -243,6 +260,8 @@ class VisionTransformer(keras.Model):
             source: the model to copy from.
             skip: names of layers that keep their own weights.
         """
+        if not any(name.startswith(("embedding", "block_")) for name in skip):
+            check_resizable(source.config, self.config)
         own: dict[str, Any] = {}
         source.save_own_variables(own)
         load_quantization(own, (layer for layer in self._dense_layers() if layer.name not in skip))
@@ -253,6 +272,9 @@ class VisionTransformer(keras.Model):
             for inner, inner_origin in zip(layer._flatten_layers(), origin._flatten_layers(), strict=True):
                 store: dict[str, Any] = {}
                 inner_origin.save_own_variables(store)
+                if isinstance(inner, vit.PatchEmbedding):
+                    size, method = inner.patch_size, self.config.position_method
+                    store["0"] = position.resize_patches(store["0"], size, method=method)
                 inner.load_own_variables(store)
 
     def get_config(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 
 from keras_vit.model.config import ViTConfig
+from keras_vit.model.limits import check_attention
 from keras_vit.model.vision_transformer import VisionTransformer
 
 # Bytes of attention weights computed at once: those of 11 images of ViT-B/16 at 224 pixels. One image of ViT-L/16 at
@@ -51,7 +52,8 @@ def check_inputs(model: Any, images: Any) -> tuple[VisionTransformer, np.ndarray
 
 
 def split_batch(config: ViTConfig, images: np.ndarray) -> list[np.ndarray]:
-    """Split images into batches whose attention weights take at most MAX_ATTENTION_BYTES, or into single images."""
+    """Split images into batches of at most MAX_ATTENTION_BYTES of weights; a model without attention is an error."""
+    check_attention(config)
     bytes_per_image = 4 * config.num_layers * config.num_heads * config.num_tokens**2
     step = max(1, MAX_ATTENTION_BYTES // bytes_per_image)
     return [images[start : start + step] for start in range(0, len(images), step)]

@@ -24,6 +24,8 @@ _PREPROCESSING = {
     "interpolation": str,
     "antialias": bool,
     "crop_fraction?": NUMBER,
+    "crop_rounding?": str,
+    "round_pixels?": bool,
     "mean": [NUMBER],
     "std": [NUMBER],
 }

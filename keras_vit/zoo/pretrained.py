@@ -29,7 +29,7 @@ _NAME_WITH_SLASH = re.compile(r"[^/]+/\d\w*")  # "ViT-B/16", or almost
 _REMOTE_SAFETENSORS = re.compile(r"(?P<folder>(?:https?|gs|hf)://.+/)[^/]+\.safetensors(?P<revision>@[^#]+)?(?:#.*)?")
 _CONFIG_FILES = ("config.json", "preprocessor_config.json")
 # The fields in which a file must agree with the name that it is loaded by.
-_ARCHITECTURE_FIELDS = ("patch_size", "hidden_size", "mlp_dim", "num_heads", "num_layers")
+_ARCHITECTURE_FIELDS = ("patch_size", "hidden_size", "mlp_dim", "num_heads", "num_layers", "tokens_mlp_dim")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +186,8 @@ def load(
         num_classes: number of outputs of the head. If it differs from the weights', the head is new and zero; 0 builds
             a model without a head.
         dtype: Keras dtype policy, such as "mixed_bfloat16"; logits are float32 under every policy.
-        **config_changes: other fields of ViTConfig, such as dropout_rate. representation_size=None leaves out the
+        **config_changes: other fields of ViTConfig, such as dropout_rate. patch_size resizes the patches' kernel, as
+            `model.resized` does. representation_size=None leaves out the
             pre_logits layer of the imagenet21k files, as the official fine-tuning does.
 
     Returns:
@@ -214,8 +215,8 @@ def load_choice(
 ) -> VisionTransformer:
     """Load the model that `resolve` found. Errors are those of `load` or, for a file, of `converters.load`.
 
-    `changes` are fields of ViTConfig; for a file, image_size and num_classes alone. Only a file takes `file_facts`, the
-    config and format of `converters.load`.
+    `changes` are fields of ViTConfig; for a file, image_size, patch_size and num_classes alone. Only a file takes
+    `file_facts`, the config and format of `converters.load`.
     """
     changes = dict(changes or {})
     if choice.expected_config is None:

@@ -192,7 +192,7 @@ def _files_error(model: keras.Model, path: Path, file: ExportedModel) -> float |
     prepared = model.preprocess(pixels)
     [(name, received)] = file.call_files([tf.io.encode_png(image).numpy() for image in pixels]).items()
     error = _difference(file.call(prepared)[name], received)
-    limit = MAX_FILES_ERROR.get(model.get_layer("embedding").compute_dtype, MAX_FILES_ERROR_LOW_PRECISION)
+    limit = MAX_FILES_ERROR.get(model.layers[1].compute_dtype, MAX_FILES_ERROR_LOW_PRECISION)
     if not error <= limit:  # NaN fails too
         raise VerificationError(
             f"{path} prepares image files differently from the model: wanted outputs within {limit} of the "

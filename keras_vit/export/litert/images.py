@@ -1,6 +1,5 @@
 """Input of a LiteRT file: prepared images, or pixels that the file itself prepares as `preprocess` does."""
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.options import Options
 from keras_vit.model.config import Preprocessing, ViTConfig
+from keras_vit.model.preprocess import size_before_crop
 
 Matrix = npt.NDArray[np.float64]
 Size = tuple[int, int]  # height, width
@@ -52,14 +52,19 @@ def _as_float(ops: Operators, x: Tensor) -> Tensor:
 
 def resize_plan(source: Size, target: Size, preprocessing: Preprocessing) -> tuple[Size, Size]:
     """Return (height, width) to resize to, and (top, left) of the part that is kept, as `preprocess` computes them."""
-    if preprocessing.resize == "squash":
-        return target, (0, 0)
-    wanted = [math.floor(side / preprocessing.crop_fraction + 1e-6) for side in target]
-    ratio = np.max(np.array(wanted, np.float32) / np.array(source, np.float32))  # float32, as in TensorFlow
-    height, width = (
-        max(int(np.round(np.float32(side) * ratio)), least) for side, least in zip(source, target, strict=True)
-    )
-    return (height, width), ((height - target[0]) // 2, (width - target[1]) // 2)
+    size = size_before_crop(target, preprocessing)
+    if preprocessing.resize == "crop":
+        ratios = np.array(size, np.float32) / np.array(source, np.float32)  # float32, as in TensorFlow
+        if preprocessing.crop_rounding == "nearest":
+            scaled = [int(np.round(np.float32(side) * np.max(ratios))) for side in source]
+        else:
+            axis = int(np.argmax(ratios))
+            scaled = [side * size[axis] // source[axis] for side in source]
+        size = max(scaled[0], target[0]), max(scaled[1], target[1])
+    margins = [old - new for old, new in zip(size, target, strict=True)]
+    is_even = preprocessing.crop_rounding == "half_even"
+    top, left = (round(margin / 2) if is_even else margin // 2 for margin in margins)
+    return size, (top, left)
 
 
 def _resize_builtin(ops: Operators, x: Tensor, target: Size, preprocessing: Preprocessing) -> Tensor:
@@ -89,10 +94,19 @@ def _resize_exact(ops: Operators, x: Tensor, target: Size, preprocessing: Prepro
         matrices.append(matrix[:, first:last].T)
     rows, columns = (ops.constant(matrix, f"image/matrix_{axis}") for axis, matrix in enumerate(matrices))
     x = ops.transpose(_as_float(ops, x), (0, 3, 1, 2), "image/channels_first")
-    x = ops.matmul(x, columns, "image/columns")
+    x = _clip(ops, ops.matmul(x, columns, "image/columns"), preprocessing, "image/columns")
     x = ops.transpose(x, (0, 1, 3, 2), "image/columns_first")
-    x = ops.matmul(x, rows, "image/rows")
+    x = _clip(ops, ops.matmul(x, rows, "image/rows"), preprocessing, "image/rows")
     return ops.transpose(x, (0, 3, 2, 1), "image/resized")
+
+
+def _clip(ops: Operators, x: Tensor, preprocessing: Preprocessing, name: str) -> Tensor:
+    """Clip pixels to 0 to 255 if the interpolation leaves this range."""
+    if not preprocessing.overshoots:
+        return x
+    white = ops.constant(np.array(255, np.float32), "image/white")
+    x = ops.subtract(white, ops.unary("RELU", ops.subtract(white, x, f"{name}/below"), f"{name}/dark"), f"{name}/light")
+    return ops.unary("RELU", x, f"{name}/clipped")
 
 
 def _size(x: Tensor) -> Size:

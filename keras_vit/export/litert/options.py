@@ -68,6 +68,14 @@ class Options:
 
     def model_misfits(self, config: ViTConfig) -> Iterator[str]:
         """Yield one sentence for each option that a file of this model cannot have."""
+        unknown_parts = {
+            "rotary positions (rotary_theta)": config.rotary_theta is not None,
+            "a gated MLP (gated_mlp)": config.gated_mlp,
+            "a norm in the MLP (mlp_norm)": config.mlp_norm,
+            "classifier='token_gap'": config.classifier == "token_gap",
+        }
+        if received := [part for part, is_set in unknown_parts.items() if is_set]:
+            yield f'route="direct" cannot write this model; use route="converter". Received: {", ".join(received)}'
         if self.source_size is not None and self.dtype != "uint8":
             yield f"source_size needs input_dtype='uint8': only pixels are resized. Received: {self.dtype!r}"
         if self.output == "probabilities" and not config.num_classes:

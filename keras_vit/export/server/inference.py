@@ -17,7 +17,7 @@ def float32_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
     For classifiers that read the class token, the last block computes that token only.
     """
     config = model.config
-    if config.classifier != "token" or config.position == "relative":
+    if config.classifier != "token" or config.position == "relative" or not config.has_attention:
         names = ["pre_logits", *(["logits"] if config.num_classes else [])]
 
         def all_tokens(images: Any) -> Outputs:

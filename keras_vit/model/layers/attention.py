@@ -1,5 +1,6 @@
 """Multi-head attention (paper, appendix A). Its weights have an axis for the heads, as in the official files."""
 
+import dataclasses
 from typing import Any
 
 import keras
@@ -10,20 +11,35 @@ from keras_vit.model.layers.initializers import glorot_uniform_matrix
 from keras_vit.model.layers.quantized import load_quantization, save_quantization
 from keras_vit.model.layers.randomness import Dropout
 from keras_vit.model.layers.relative import relative_scores
+from keras_vit.model.layers.rotary import Rotary
 
 
 @keras.saving.register_keras_serializable("keras_vit")
 class MultiHeadAttention(keras.layers.Layer):
     """Compute softmax(q k' / sqrt(head size)) v and project it to hidden_size.
 
+    `key_bias` is whether the keys have a bias where queries and values have one; `rotary` are the arguments of a
+    `Rotary` as a dict.
+
     Inputs: queries (batch, tokens, hidden_size), other tokens to attend to, the table of a `RelativePosition`; the last
     two may be None. Kernels: query, key, value (hidden_size, heads, head size), out (heads, head size, hidden_size).
     """
 
-    def __init__(self, num_heads: int, *, use_bias: bool = True, dropout_rate: float = 0.0, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        use_bias: bool = True,
+        key_bias: bool = True,
+        rotary: dict[str, Any] | None = None,
+        dropout_rate: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.num_heads = num_heads
         self.use_bias = use_bias
+        self.key_bias = key_bias
+        self.rotary = None if rotary is None else Rotary(**{**rotary, "grid": tuple(rotary["grid"])})
         self.dropout_rate = dropout_rate
         self.dropout = Dropout(dropout_rate, dtype=self.dtype_policy, name="dropout")
 
@@ -44,11 +60,14 @@ class MultiHeadAttention(keras.layers.Layer):
         return keras.layers.EinsumDense(
             equation,
             output_shape=output_shape,
-            bias_axes=equation[-1] if name == "out" else "hk" if self.use_bias else None,
+            bias_axes=equation[-1] if name == "out" else "hk" if self._has_bias(name) else None,
             kernel_initializer=glorot_uniform_matrix(hidden_size, hidden_size),
             dtype=self.dtype_policy,
             name=name,
         )
+
+    def _has_bias(self, name: str) -> bool:
+        return self.use_bias and (name != "key" or self.key_bias)
 
     def call(self, queries: Any, attended: Any = None, relative: Any = None, training: bool | None = None) -> Any:
         attended = queries if attended is None else attended
@@ -59,7 +78,12 @@ class MultiHeadAttention(keras.layers.Layer):
     def weights_of(self, queries: Any, attended: Any, relative: Any = None) -> Any:
         """Return the attention weights, (batch, heads, queries, attended); every row sums to 1."""
         query = product_then(self.query, queries, _heads_first, scale=self.scale)
-        scores = ops.matmul(query, product_then(self.key, attended, _tokens_last))
+        if self.rotary is None:
+            key = product_then(self.key, attended, _tokens_last)
+        else:
+            query = self.rotary.turn(query)
+            key = ops.transpose(self.rotary.turn(product_then(self.key, attended, _heads_first)), (0, 1, 3, 2))
+        scores = ops.matmul(query, key)
         return ops.softmax(scores if relative is None else scores + relative_scores(query, relative), axis=-1)
 
     def compute_output_shape(self, input_shape: tuple[Any, ...], *_: Any) -> tuple[Any, ...]:
@@ -73,7 +97,8 @@ class MultiHeadAttention(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         config = {"num_heads": self.num_heads, "use_bias": self.use_bias, "dropout_rate": self.dropout_rate}
-        return {**super().get_config(), **config}
+        rotary = None if self.rotary is None else dataclasses.asdict(self.rotary)
+        return {**super().get_config(), **config, "key_bias": self.key_bias, "rotary": rotary}
 
 
 def _heads_first(x: Any, *, scale: float = 1.0) -> Any:

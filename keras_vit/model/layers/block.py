@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_vit.model.layers.activations import activation
 from keras_vit.model.layers.attention import MultiHeadAttention
@@ -15,22 +16,42 @@ from keras_vit.model.layers.randomness import Dropout, StochasticDepth, as_one_b
 
 @keras.saving.register_keras_serializable("keras_vit")
 class MLP(keras.layers.Layer):
-    """Apply Dense, activation and Dense, with dropout after both, to (..., hidden_size) (paper, section 3.1)."""
+    """Apply Dense, activation and Dense, with dropout after both, to (..., hidden_size) (paper, section 3.1).
+
+    `gated`: the activation is that of a second Dense layer, and multiplies the first one (arXiv 2002.05202).
+    `norm_epsilon`: that of a LayerNorm before the last Dense layer; None means no such norm.
+    """
 
     def __init__(
-        self, mlp_dim: int, *, activation: str = "gelu_tanh", dropout_rate: float = 0.0, **kwargs: Any
+        self,
+        mlp_dim: int,
+        *,
+        activation: str = "gelu_tanh",
+        gated: bool = False,
+        norm_epsilon: float | None = None,
+        dropout_rate: float = 0.0,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.mlp_dim = mlp_dim
         self.activation = activation
+        self.gated = gated
+        self.norm_epsilon = norm_epsilon
         self.dropout_rate = dropout_rate
         self.dropout = Dropout(dropout_rate, dtype=self.dtype_policy, name="dropout")
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
+        hidden_shape = (*input_shape[:-1], self.mlp_dim)
         self.dense1 = self._dense("dense1", self.mlp_dim)
         self.dense1.build(input_shape)
+        if self.gated:
+            self.gate = self._dense("gate", self.mlp_dim)
+            self.gate.build(input_shape)
+        if self.norm_epsilon is not None:
+            self.norm = keras.layers.LayerNormalization(epsilon=self.norm_epsilon, name="norm", dtype=self.dtype_policy)
+            self.norm.build(hidden_shape)
         self.dense2 = self._dense("dense2", input_shape[-1])
-        self.dense2.build((*input_shape[:-1], self.mlp_dim))
+        self.dense2.build(hidden_shape)
 
     def _dense(self, name: str, units: int) -> keras.layers.Dense:
         return keras.layers.Dense(
@@ -42,21 +63,29 @@ class MLP(keras.layers.Layer):
         )
 
     def call(self, x: Any, training: bool | None = None) -> Any:
-        x = self.dropout(product_then(self.dense1, x, activation(self.activation)), training=training)
+        if self.gated:
+            x = product_then(self.gate, x, activation(self.activation)) * product_then(self.dense1, x)
+        else:
+            x = product_then(self.dense1, x, activation(self.activation))
+        x = self.dropout(x if self.norm_epsilon is None else self.norm(x), training=training)
         return self.dropout(self.dense2(x), training=training)
+
+    @property
+    def _dense_layers(self) -> tuple[keras.layers.Dense, ...]:
+        return (self.dense1, self.gate, self.dense2) if self.gated else (self.dense1, self.dense2)
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         return input_shape
 
     def save_own_variables(self, store: Any) -> None:
-        save_quantization(store, (self.dense1, self.dense2))
+        save_quantization(store, self._dense_layers)
 
     def load_own_variables(self, store: Any) -> None:
-        load_quantization(store, (self.dense1, self.dense2))
+        load_quantization(store, self._dense_layers)
 
     def get_config(self) -> dict[str, Any]:
         config = {"mlp_dim": self.mlp_dim, "activation": self.activation, "dropout_rate": self.dropout_rate}
-        return {**super().get_config(), **config}
+        return {**super().get_config(), **config, "gated": self.gated, "norm_epsilon": self.norm_epsilon}
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -85,7 +114,9 @@ class LayerScale(keras.layers.Layer):
 class EncoderBlock(keras.layers.Layer):
     """Compute x + attention(norm1(x)), then x + mlp(norm2(x)), for tokens (batch, tokens, hidden_size).
 
-    The arguments are fields of `ViTConfig`; `stochastic_depth` is the probability of dropping a branch of this block.
+    An MLP over the tokens replaces attention if `tokens_mlp_dim` is given (MLP-Mixer, arXiv 2105.01601).
+    The arguments are fields of `ViTConfig`; `stochastic_depth` is the probability of dropping a branch of this block,
+    `rotary` the arguments of a `Rotary`.
     For relative attention the table of a `RelativePosition` is a second input.
     """
 
@@ -97,7 +128,12 @@ class EncoderBlock(keras.layers.Layer):
         activation: str = "gelu_tanh",
         norm_epsilon: float = 1e-6,
         qkv_bias: bool = True,
+        key_bias: bool = True,
+        gated_mlp: bool = False,
+        mlp_norm: bool = False,
+        rotary: dict[str, Any] | None = None,
         layer_scale: float | None = None,
+        tokens_mlp_dim: int | None = None,
         dropout_rate: float = 0.0,
         attention_dropout_rate: float = 0.0,
         stochastic_depth: float = 0.0,
@@ -110,18 +146,42 @@ class EncoderBlock(keras.layers.Layer):
             "activation": activation,
             "norm_epsilon": norm_epsilon,
             "qkv_bias": qkv_bias,
+            "key_bias": key_bias,
+            "gated_mlp": gated_mlp,
+            "mlp_norm": mlp_norm,
+            "rotary": rotary,
             "layer_scale": layer_scale,
+            "tokens_mlp_dim": tokens_mlp_dim,
             "dropout_rate": dropout_rate,
             "attention_dropout_rate": attention_dropout_rate,
             "stochastic_depth": stochastic_depth,
         }
         policy = {"dtype": self.dtype_policy}
         self.norm1 = keras.layers.LayerNormalization(epsilon=norm_epsilon, name="norm1", **policy)
-        self.attention = MultiHeadAttention(
-            num_heads, use_bias=qkv_bias, dropout_rate=attention_dropout_rate, name="attention", **policy
-        )
+        self.attention: Any = None
+        self.token_mlp: Any = None
+        if tokens_mlp_dim is None:
+            self.attention = MultiHeadAttention(
+                num_heads,
+                use_bias=qkv_bias,
+                key_bias=key_bias,
+                rotary=rotary,
+                dropout_rate=attention_dropout_rate,
+                name="attention",
+                **policy,
+            )
+        else:
+            self.token_mlp = MLP(tokens_mlp_dim, activation=activation, name="token_mlp", **policy)
         self.norm2 = keras.layers.LayerNormalization(epsilon=norm_epsilon, name="norm2", **policy)
-        self.mlp = MLP(mlp_dim, activation=activation, dropout_rate=dropout_rate, name="mlp", **policy)
+        self.mlp = MLP(
+            mlp_dim,
+            activation=activation,
+            gated=gated_mlp,
+            norm_epsilon=norm_epsilon if mlp_norm else None,
+            dropout_rate=dropout_rate,
+            name="mlp",
+            **policy,
+        )
         self.dropout = Dropout(dropout_rate, name="dropout", **policy)
         self.depth = StochasticDepth(stochastic_depth, name="depth", **policy)
         self.scale1 = LayerScale(layer_scale, name="scale1", **policy) if layer_scale is not None else None
@@ -133,6 +193,9 @@ class EncoderBlock(keras.layers.Layer):
         for part in parts:
             if part is not None:
                 part.build(input_shape)
+        if self.token_mlp is not None:
+            batch, tokens, hidden_size = input_shape
+            self.token_mlp.build((batch, hidden_size, tokens))
 
     def call(self, x: Any, relative: Any = None, training: bool | None = None) -> Any:
         tensors = (x,) if relative is None else (x, relative)
@@ -140,9 +203,15 @@ class EncoderBlock(keras.layers.Layer):
 
     def _residuals(self, x: Any, relative: Any = None, *, training: bool | None) -> Any:
         # `training` is passed explicitly: a recomputed block has no outer call from which Keras could take it.
-        attended = self.attention(self.norm1(x), relative=relative, training=training)
-        x = x + self._branch(self.dropout(attended, training=training), self.scale1, training)
+        mixed = self._mix(self.norm1(x), relative, training)
+        x = x + self._branch(self.dropout(mixed, training=training), self.scale1, training)
         return x + self._branch(self.mlp(self.norm2(x), training=training), self.scale2, training)
+
+    def _mix(self, x: Any, relative: Any, training: bool | None) -> Any:
+        """Return what each token takes from all tokens."""
+        if self.token_mlp is None:
+            return self.attention(x, relative=relative, training=training)
+        return ops.swapaxes(self.token_mlp(ops.swapaxes(x, 1, 2), training=training), 1, 2)
 
     def _branch(self, x: Any, scale: LayerScale | None, training: bool | None) -> Any:
         return self.depth(x if scale is None else scale(x), training=training)

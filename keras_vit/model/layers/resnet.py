@@ -1,4 +1,4 @@
-"""ResNet of a hybrid: version 1 units (paper, section 3.1; vit_jax/models_resnet.py)."""
+"""ResNet: version 1 of hybrids (paper, section 3.1; vit_jax/models_resnet.py), version 2 of BiT (arXiv 1912.11370)."""
 
 from typing import Any
 
@@ -14,7 +14,8 @@ GROUPS = 32
 class StandardizedConv2D(keras.layers.Layer):
     """Convolve with a kernel of mean 0 and standard deviation 1 for every output channel (arXiv 1903.10520).
 
-    Adds `epsilon` to the standard deviation ("std", Google) or the variance ("variance", timm). SAME padding, no bias.
+    Adds `epsilon` to the standard deviation ("std", Google) or the variance ("variance", timm). SAME padding, or, if
+    `symmetric`, as many zeros on both sides. No bias.
     """
 
     def __init__(
@@ -25,6 +26,7 @@ class StandardizedConv2D(keras.layers.Layer):
         strides: int = 1,
         epsilon: float = 1e-5,
         epsilon_place: str = "std",
+        symmetric: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -33,6 +35,7 @@ class StandardizedConv2D(keras.layers.Layer):
         self.strides = strides
         self.epsilon = epsilon
         self.epsilon_place = epsilon_place
+        self.symmetric = symmetric
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
         shape = (self.kernel_size, self.kernel_size, input_shape[-1], self.filters)
@@ -51,14 +54,17 @@ class StandardizedConv2D(keras.layers.Layer):
 
     def call(self, x: Any) -> Any:
         kernel = ops.cast(self.standardized_kernel(), x.dtype)
-        return ops.conv(x, kernel, strides=self.strides, padding="same", data_format="channels_last")
+        if self.symmetric:
+            x = _pad_sides(x, self.kernel_size // 2)
+        padding = "valid" if self.symmetric else "same"
+        return ops.conv(x, kernel, strides=self.strides, padding=padding, data_format="channels_last")
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         height, width = (-(-side // self.strides) for side in input_shape[1:3])
         return (input_shape[0], height, width, self.filters)
 
     def get_config(self) -> dict[str, Any]:
-        names = ("filters", "kernel_size", "strides", "epsilon", "epsilon_place")
+        names = ("filters", "kernel_size", "strides", "epsilon", "epsilon_place", "symmetric")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
@@ -100,24 +106,68 @@ class GroupNormalization(keras.layers.Layer):
         return {**super().get_config(), "epsilon": self.epsilon, "gamma_initializer": self.gamma_initializer}
 
 
-@keras.saving.register_keras_serializable("keras_vit")
-class ResNetRoot(keras.layers.Layer):
-    """Apply the stem: 7x7 convolution with stride 2, GroupNorm, ReLU, 3x3 max pooling with stride 2."""
+class _ResNetLayer(keras.layers.Layer):
+    """Base of a ResNet's layers: the version and epsilons of `ResNetConfig`, and convolutions and norms with them."""
 
     def __init__(
-        self, width: int, *, norm_epsilon: float, conv_epsilon: float, conv_epsilon_place: str, **kwargs: Any
+        self,
+        width: int,
+        *,
+        norm_epsilon: float,
+        conv_epsilon: float,
+        conv_epsilon_place: str,
+        version: int = 1,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.width = width
-        self._factory = factory = _LayerFactory(self.dtype_policy, norm_epsilon, conv_epsilon, conv_epsilon_place)
-        self.conv = factory.conv("conv", width, 7, 2)
-        self.gn = factory.norm("gn")
+        self.version = version
+        self._epsilons: dict[str, Any] = {
+            "norm_epsilon": norm_epsilon,
+            "conv_epsilon": conv_epsilon,
+            "conv_epsilon_place": conv_epsilon_place,
+        }
+
+    def _new_conv(self, name: str, filters: int, kernel_size: int, strides: int) -> StandardizedConv2D:
+        return StandardizedConv2D(
+            filters,
+            kernel_size,
+            strides=strides,
+            epsilon=self._epsilons["conv_epsilon"],
+            epsilon_place=self._epsilons["conv_epsilon_place"],
+            symmetric=self.version == 2,
+            name=name,
+            dtype=self.dtype_policy,
+        )
+
+    def _new_norm(self, name: str, gamma_initializer: str = "ones") -> GroupNormalization:
+        epsilon = self._epsilons["norm_epsilon"]
+        return GroupNormalization(epsilon, gamma_initializer=gamma_initializer, name=name, dtype=self.dtype_policy)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "width": self.width, "version": self.version, **self._epsilons}
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class ResNetRoot(_ResNetLayer):
+    """Apply the stem: 7x7 convolution with stride 2, GroupNorm, ReLU, 3x3 max pooling with stride 2.
+
+    Version 2 has no norm and no ReLU here, and the pooling's padding is zeros instead of the lowest value.
+    """
+
+    def __init__(self, width: int, **kwargs: Any) -> None:
+        super().__init__(width, **kwargs)
+        self.conv = self._new_conv("conv", width, 7, 2)
+        self.gn: Any = self._new_norm("gn") if self.version == 1 else None
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
         self.conv.build(input_shape)
-        self.gn.build(self.conv.compute_output_shape(input_shape))
+        if self.gn is not None:
+            self.gn.build(self.conv.compute_output_shape(input_shape))
 
     def call(self, x: Any) -> Any:
+        if self.gn is None:
+            return ops.max_pool(_pad_sides(self.conv(x), 1), 3, 2, padding="valid", data_format="channels_last")
         x = ops.relu(self.gn(self.conv(x)))
         return ops.max_pool(x, 3, strides=2, padding="same", data_format="channels_last")
 
@@ -125,48 +175,45 @@ class ResNetRoot(keras.layers.Layer):
         batch, height, width, channels = self.conv.compute_output_shape(input_shape)
         return (batch, -(-height // 2), -(-width // 2), channels)
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "width": self.width, **self._factory.epsilons}
-
 
 @keras.saving.register_keras_serializable("keras_vit")
-class ResNetUnit(keras.layers.Layer):
-    """Apply a bottleneck of 4 * width channels: 1x1, 3x3 (strided) and 1x1, plus the shortcut, then ReLU."""
+class ResNetUnit(_ResNetLayer):
+    """Apply a bottleneck of 4 * width channels: 1x1, 3x3 (strided) and 1x1, plus the shortcut, then ReLU.
 
-    def __init__(
-        self,
-        width: int,
-        *,
-        strides: int = 1,
-        norm_epsilon: float,
-        conv_epsilon: float,
-        conv_epsilon_place: str,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.width = width
+    Version 2 has norm and ReLU in front of each convolution; a shortcut's projection comes after the first of them.
+    """
+
+    def __init__(self, width: int, *, strides: int = 1, **kwargs: Any) -> None:
+        super().__init__(width, **kwargs)
         self.strides = strides
-        self._factory = factory = _LayerFactory(self.dtype_policy, norm_epsilon, conv_epsilon, conv_epsilon_place)
-        self.conv1, self.gn1 = factory.conv("conv1", width, 1, 1), factory.norm("gn1")
-        self.conv2, self.gn2 = factory.conv("conv2", width, 3, strides), factory.norm("gn2")
-        # gn3 starts at zero: a new unit adds nothing to its shortcut.
-        self.conv3, self.gn3 = factory.conv("conv3", 4 * width, 1, 1), factory.norm("gn3", gamma_initializer="zeros")
+        self.conv1, self.gn1 = self._new_conv("conv1", width, 1, 1), self._new_norm("gn1")
+        self.conv2, self.gn2 = self._new_conv("conv2", width, 3, strides), self._new_norm("gn2")
+        # Version 1: gn3 starts at zero, so that a new unit adds nothing to its shortcut.
+        initial = "zeros" if self.version == 1 else "ones"
+        self.conv3, self.gn3 = self._new_conv("conv3", 4 * width, 1, 1), self._new_norm("gn3", initial)
         self.conv_proj: Any = None
         self.gn_proj: Any = None
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
         if input_shape[-1] != 4 * self.width or self.strides != 1:
-            self.conv_proj = self._factory.conv("conv_proj", 4 * self.width, 1, self.strides)
-            self.gn_proj = self._factory.norm("gn_proj")
+            self.conv_proj = self._new_conv("conv_proj", 4 * self.width, 1, self.strides)
             self.conv_proj.build(input_shape)
-            self.gn_proj.build(self.conv_proj.compute_output_shape(input_shape))
+            if self.version == 1:
+                self.gn_proj = self._new_norm("gn_proj")
+                self.gn_proj.build(self.conv_proj.compute_output_shape(input_shape))
         shape = input_shape
         for conv, norm in ((self.conv1, self.gn1), (self.conv2, self.gn2), (self.conv3, self.gn3)):
             conv.build(shape)
-            shape = conv.compute_output_shape(shape)
-            norm.build(shape)
+            output_shape = conv.compute_output_shape(shape)
+            norm.build(output_shape if self.version == 1 else shape)
+            shape = output_shape
 
     def call(self, x: Any) -> Any:
+        if self.version == 2:
+            first = ops.relu(self.gn1(x))
+            shortcut = x if self.conv_proj is None else self.conv_proj(first)
+            x = self.conv2(ops.relu(self.gn2(self.conv1(first))))
+            return shortcut + self.conv3(ops.relu(self.gn3(x)))
         shortcut = x if self.conv_proj is None else self.gn_proj(self.conv_proj(x))
         x = ops.relu(self.gn1(self.conv1(x)))
         x = ops.relu(self.gn2(self.conv2(x)))
@@ -176,23 +223,8 @@ class ResNetUnit(keras.layers.Layer):
         return self.conv3.compute_output_shape(self.conv2.compute_output_shape(input_shape))
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "width": self.width, "strides": self.strides, **self._factory.epsilons}
+        return {**super().get_config(), "strides": self.strides}
 
 
-class _LayerFactory:
-    """Create convolutions and norms with the epsilons of one ResNet."""
-
-    def __init__(self, policy: Any, norm_epsilon: float, conv_epsilon: float, conv_epsilon_place: str) -> None:
-        self.epsilons = {
-            "norm_epsilon": norm_epsilon,
-            "conv_epsilon": conv_epsilon,
-            "conv_epsilon_place": conv_epsilon_place,
-        }
-        self._norm = {"epsilon": norm_epsilon, "dtype": policy}
-        self._conv = {"epsilon": conv_epsilon, "epsilon_place": conv_epsilon_place, "dtype": policy}
-
-    def conv(self, name: str, filters: int, kernel_size: int, strides: int) -> StandardizedConv2D:
-        return StandardizedConv2D(filters, kernel_size, strides=strides, name=name, **self._conv)
-
-    def norm(self, name: str, gamma_initializer: str = "ones") -> GroupNormalization:
-        return GroupNormalization(gamma_initializer=gamma_initializer, name=name, **self._norm)
+def _pad_sides(x: Any, width: int) -> Any:
+    return ops.pad(x, ((0, 0), (width, width), (width, width), (0, 0)))

@@ -46,7 +46,9 @@ def training_batches(
     prepare = preprocess.preprocessing_function(
         image_size=image_size,
         num_channels=num_channels,
-        preprocessing=dataclasses.replace(preprocessing, resize="squash"),  # crops have the size, nothing is resized
+        preprocessing=dataclasses.replace(
+            preprocessing, resize="squash", crop_fraction=1.0
+        ),  # crops have the size, nothing is resized
     )
 
     # Compiled by XLA into one pass over the pixels: as single operations it took a seventh of the pipeline's time.

@@ -22,6 +22,7 @@ import filelock
 import tensorflow as tf
 
 from keras_vit.errors import CheckpointError
+from keras_vit.model.config import ViTConfig
 from keras_vit.train.loop import manifest, storage
 
 STEP = re.compile(r"step-(\d{8,})")
@@ -190,7 +191,10 @@ class Checkpoints:
 
     def _compare(self, saved: dict[str, Any]) -> None:
         """Raise CheckpointError if another run saved the checkpoint."""
-        facts = manifest.differences(saved["facts"], self._facts, self._may_differ, self._may_be_added)
+        earlier = dict(saved["facts"])
+        with contextlib.suppress(LookupError, TypeError, ValueError):  # with the fields that ViTConfig got since then
+            earlier["model"] = ViTConfig(**earlier["model"]).to_dict()
+        facts = manifest.differences(earlier, self._facts, self._may_differ, self._may_be_added)
         shapes = manifest.differences(saved["variables"], self._shapes)
         for title, remedy, lines in (
             ("a run with other settings", "the settings of that run", facts),

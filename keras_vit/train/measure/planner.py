@@ -15,7 +15,7 @@ from keras_vit._util import html
 from keras_vit._util.checks import check_counts, given, one_of
 from keras_vit._util.text import byte_size
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.cost import block_flops, convolutions, count_parameters, forward_flops
+from keras_vit.model.cost import block_flops, convolutions, count_parameters, forward_flops, mixing_values
 from keras_vit.model.sizes import canonical_name
 
 OPTIMIZERS = {"sgd": 0, "adamw": 1}  # float32 values per parameter, besides the momentum
@@ -233,7 +233,7 @@ def _activations(config: ViTConfig, size: int, *, remat: bool) -> tuple[int, int
     tokens = config.num_tokens * config.hidden_size
     block = _saved_by_block(config, size)
     # Incoming gradient, outgoing gradient and one between, of the block's widest tensor.
-    working = 3 * size * max(config.num_tokens * config.mlp_dim, config.num_heads * config.num_tokens**2)
+    working = 3 * size * max(config.num_tokens * config.mlp_dim, mixing_values(config))
     others = _saved_by_stem(config, size) + _saved_by_pooling(config, size)
     others += 2 * tokens * FLOAT32 if config.pre_norm else 0  # its output is the first block's input
     others += tokens if config.dropout_rate else 0
@@ -246,11 +246,12 @@ def _saved_by_block(config: ViTConfig, size: int) -> int:
     """Return the bytes per image that an encoder block saves for its gradient."""
     tokens = config.num_tokens * config.hidden_size
     mlp = config.num_tokens * config.mlp_dim
-    pairs = config.num_heads * config.num_tokens**2
+    pairs = mixing_values(config)
     # Each norm: its input and the input / deviation in float32, and its output, which the projections read.
     saved = 2 * tokens * (2 * FLOAT32 + size)
     saved += 4 * tokens * size  # query, key, value and the output of the heads
-    saved += pairs * size + SAVED_BY_ACTIVATION[config.activation] * mlp * size
+    saved += pairs * size + (SAVED_BY_ACTIVATION[config.activation] + config.gated_mlp) * mlp * size
+    saved += mlp * (2 * FLOAT32 + size) if config.mlp_norm else 0
     if config.layer_scale is not None:
         saved += 2 * tokens * size
     if config.dropout_rate:  # masks of one byte per value

@@ -1,0 +1,316 @@
+"""Further families of models: their files give the official outputs, and are written back as they were.
+
+The cases in tests/data/families were written and run by timm 1.0.31 and transformers 5.23; manifest.json has what each
+tests. Outputs are compared by the largest difference over the largest value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from keras_vit import Preprocessing, ViTConfig, converters, export, visualize
+from keras_vit.converters.config_json import to_fields
+from keras_vit.converters.expressible import formats_of
+from keras_vit.converters.table import load_table
+from keras_vit.errors import CheckpointError
+from keras_vit.export.server.inference import float32_function
+from keras_vit.model.cost import count_parameters
+from keras_vit.model.preprocess import prepare
+from keras_vit.train.measure.planner import plan
+from reference_cases import arrays, distance
+from tiny_models import FAMILIES, built, prepared
+
+FOLDER = Path(__file__).parent / "data" / "families"
+CASES: dict[str, dict[str, Any]] = {case["id"]: case for case in json.loads((FOLDER / "manifest.json").read_text())}
+FILES = [name for name, case in CASES.items() if "float32" in case]
+PREPROCESS = [name for name in CASES if name.startswith("preprocess")]
+# The reference's names of the model's output, the first that a case has.
+OUTPUTS = ("logits", "image_features", "image_embeds", "output", "pooler_output", "last_hidden_state")
+FORMATS = {
+    "hf_clip": "huggingface_clip",
+    "hf_siglip": "huggingface_siglip",
+    "hf_deit": "huggingface_deit",
+    "hf_dinov2_reg": "huggingface_dinov2_registers",
+    "hf_dinov2": "huggingface_dinov2",
+    "hf_dinov3": "huggingface_dinov3",
+    "hf_mae": "huggingface",
+    "timm_": "timm_eva",
+}
+OTHER_PARTS = pytest.mark.filterwarnings("ignore:keras_vit. .* has other parts:UserWarning")
+pytestmark = OTHER_PARTS
+
+
+def format_of(name: str) -> str:
+    """Return the format of a case."""
+    return next(format for start, format in FORMATS.items() if name.startswith(start))
+
+
+def wanted(case: dict[str, np.ndarray], prefix: str = "") -> tuple[np.ndarray, np.ndarray]:
+    """Return the images of a case and the official output, at the file's resolution or at another one."""
+    images = case[f"{prefix}input_nhwc"]
+    return images, next(case[prefix + key] for key in OUTPUTS if prefix + key in case)
+
+
+def output(model: Any, images: np.ndarray, want: np.ndarray) -> np.ndarray:
+    """Return what a case compares: the model's output, or all tokens."""
+    found = model(images) if want.ndim == 2 else model.features(images, ["encoder_norm"])["encoder_norm"]
+    return np.asarray(found)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_outputs_are_the_official_ones(name: str) -> None:
+    assert converters.detect(FOLDER / name) == format_of(name)
+    model, case = converters.load(FOLDER / name), arrays(FOLDER / name / "reference.npz")
+    for prefix in ("", *(f"{target}/" for target in CASES[name]["targets"])):
+        images, want = wanted(case, prefix)
+        resized = model.resized(images.shape[1:3]) if prefix else model
+        assert distance(output(resized, images, want), want) <= CASES[name]["float32"], prefix
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if CASES[name]["float64"]])
+def test_outputs_are_the_official_ones_in_float64(name: str) -> None:
+    images, _ = wanted(arrays(FOLDER / name / "reference.npz"))
+    exact = arrays(FOLDER / name / "reference_f64.npz")
+    want = next(exact[key] for key in OUTPUTS if key in exact)
+    model = converters.load(FOLDER / name, dtype="float64")
+    assert distance(output(model, images.astype(np.float64), want), want) <= CASES[name]["float64"]
+
+
+def plain(tensors: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+    """Return the tensors that are read, without the prefix that the two versions of transformers differ in."""
+    ignored = ("text_", "logit_", "decoder.")
+    return {
+        key.removeprefix("vision_model.").removeprefix("vit."): value
+        for key, value in tensors.items()
+        if not key.startswith(ignored) and not key.endswith(("mask_token", "position_ids"))
+    }
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_come_back_with_the_same_tensors(name: str, tmp_path: Path) -> None:
+    model = converters.load(FOLDER / name)
+    converters.save(model, tmp_path / "again", format=format_of(name))
+    assert format_of(name) in formats_of(model.config)
+    before = plain(load_file(FOLDER / name / "model.safetensors"), name)
+    after = plain(load_file(tmp_path / "again" / "model.safetensors"), name)
+    if model.config.num_registers and format_of(name).startswith(
+        "huggingface_dinov2"
+    ):  # the class token's row is folded
+        prefix = next(key for key in before if key.endswith("cls_token")).removesuffix("cls_token")
+        table = before[f"{prefix}position_embeddings"].copy()
+        before[f"{prefix}cls_token"] = before[f"{prefix}cls_token"] + table[:, :1]
+        table[:, 0] = 0
+        before[f"{prefix}position_embeddings"] = table
+    assert before.keys() == after.keys()
+    for key, value in before.items():
+        np.testing.assert_array_equal(after[key], value, err_msg=key)
+    again = converters.load(tmp_path / "again")
+    images = prepared(model.config)
+    np.testing.assert_array_equal(np.asarray(again(images)), np.asarray(model(images)))
+    assert again.config == model.config
+    assert_same_meaning(FOLDER / name / "config.json", tmp_path / "again" / "config.json")
+
+
+# What the official classes read from config.json, beside the sizes, must be what they wrote.
+MEANING = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size", "image_size"),
+    *("layer_norm_eps", "mlp_ratio", "use_swiglu_ffn", "use_gated_mlp", "num_register_tokens", "rope_theta"),
+    *("query_bias", "key_bias", "value_bias", "vision_use_head", "architecture", "num_classes", "global_pool"),
+)
+
+
+def assert_same_meaning(before: Path, after: Path) -> None:
+    old, new = (json.loads(path.read_text()) for path in (before, after))
+    old, new = ({**values, **values.get("vision_config", {})} for values in (old, new))
+    if "architecture" in old:  # a size that timm does not have is written with the smallest name of its kind
+        old["architecture"] = new["architecture"]
+    assert {key: new.get(key) for key in MEANING if key in old} == {key: old[key] for key in MEANING if key in old}
+
+
+@pytest.mark.parametrize("name", ["hf_clip_full", "hf_siglip_full", "hf_mae_pretraining"])
+def test_tensors_of_other_parts_are_named(name: str) -> None:
+    first = {"hf_mae_pretraining": "decoder"}.get(name, "logit_scale")
+    with pytest.warns(UserWarning, match=f"has other parts than the image encoder, which are not read: .*{first}"):
+        converters.load(FOLDER / name)
+
+
+# ---- preprocessing
+
+
+def preprocessing_of(name: str) -> Preprocessing:
+    """Return the preprocessing that a format reads from the files of a case."""
+    source = {"hf": f"huggingface_{name.rpartition('_')[2]}", "timm": "timm", "bv": "big_vision"}[name.split("_")[1]]
+    table = load_table(source)
+    values = {"pretrained_cfg": CASES[name]["config"]}
+    if source.startswith("huggingface"):
+        values = {"preprocessor": json.loads((FOLDER / name / "preprocessor_config.json").read_text())}
+    fields = {} if table.json is None else to_fields(values, table.json).get("preprocessing", {})
+    return dataclasses.replace(table.meaning.defaults.get("preprocessing", Preprocessing()), **fields)
+
+
+@pytest.mark.parametrize("name", PREPROCESS)
+def test_preprocessing_is_the_official_one_within_one_byte(name: str) -> None:
+    case, found = arrays(FOLDER / name / "reference.npz"), preprocessing_of(name)
+    for number in range(2):
+        image = case[f"image_{number}"]
+        received = prepare(image, image_size=(32, 32), num_channels=3, preprocessing=found)[0]
+        # big_vision truncates to bytes, which keras_vit does not; others differ in few pixels, by one.
+        assert np.abs(received - case[f"output_{number}"]).max() <= 1.0001 * CASES[name]["one_byte_step"]
+
+
+def test_sizes_of_the_preprocessing_come_back(tmp_path: Path) -> None:
+    for name in ("hf_deit", "hf_dinov2", "hf_clip_full", "hf_siglip_full"):
+        model = converters.load(FOLDER / name)
+        converters.save(model, tmp_path / name, format=format_of(name))
+        old, new = (
+            json.loads((path / "preprocessor_config.json").read_text()) for path in (FOLDER / name, tmp_path / name)
+        )
+        for key in (
+            "size",
+            "crop_size",
+            "do_center_crop",
+            "image_mean",
+            "image_std",
+            "resample",
+            "image_processor_type",
+        ):
+            assert new.get(key) == old.get(key), (name, key)
+
+
+# ---- files without a config.json, and names of other writers
+
+
+def test_metas_own_names_of_dinov2_are_read(tmp_path: Path) -> None:
+    # Renamed from Hugging Face's case by the table in transformers' conversion script.
+    tensors = load_file(FOLDER / "hf_dinov2_reg" / "model.safetensors")
+    renamed = {"mask_token": tensors["embeddings.mask_token"], "register_tokens": tensors["embeddings.register_tokens"]}
+    for ours, theirs in (
+        ("cls_token", "embeddings.cls_token"),
+        ("pos_embed", "embeddings.position_embeddings"),
+        *(
+            (f"patch_embed.proj.{kind}", f"embeddings.patch_embeddings.projection.{kind}")
+            for kind in ("weight", "bias")
+        ),
+        *((f"norm.{kind}", f"layernorm.{kind}") for kind in ("weight", "bias")),
+    ):
+        renamed[ours] = tensors[theirs]
+    for i in range(2):
+        layer = f"encoder.layer.{i}."
+        for kind in ("weight", "bias"):
+            parts = [tensors[f"{layer}attention.attention.{part}.{kind}"] for part in ("query", "key", "value")]
+            renamed[f"blocks.{i}.attn.qkv.{kind}"] = np.concatenate(parts)
+            renamed[f"blocks.{i}.attn.proj.{kind}"] = tensors[f"{layer}attention.output.dense.{kind}"]
+            for part in ("norm1", "norm2", "mlp.fc1", "mlp.fc2"):
+                renamed[f"blocks.{i}.{part}.{kind}"] = tensors[f"{layer}{part}.{kind}"]
+        for number in (1, 2):
+            renamed[f"blocks.{i}.ls{number}.gamma"] = tensors[f"{layer}layer_scale{number}.lambda1"]
+    save_file(renamed, tmp_path / "dinov2.safetensors")
+    model = converters.load(tmp_path / "dinov2.safetensors", config={"num_heads": 4})
+    images, want = wanted(arrays(FOLDER / "hf_dinov2_reg" / "reference.npz"))
+    assert distance(np.asarray(model(images)), want) <= CASES["hf_dinov2_reg"]["float32"]
+
+
+def test_rotary_positions_are_not_guessed(tmp_path: Path) -> None:
+    shutil.copy(FOLDER / "timm_eva02" / "model.safetensors", tmp_path)
+    with pytest.raises(CheckpointError, match="timm_eva format, whose tensors do not say rotary_theta"):
+        converters.load(tmp_path / "model.safetensors", config={"num_heads": 4})
+
+
+def test_a_packed_gate_is_told_from_a_plain_mlp_by_its_shape(tmp_path: Path) -> None:
+    model = converters.load(FOLDER / "hf_dinov2_swiglu")
+    converters.save(model, tmp_path / "timm", format="timm")
+    config = json.loads((tmp_path / "timm" / "config.json").read_text())
+    assert config["architecture"] == "vit_giant_patch14_dinov2"
+    assert int(24 * config["model_args"]["mlp_ratio"]) == 128  # timm's width is that of both halves
+    moved = converters.load(tmp_path / "timm")
+    assert (moved.config.gated_mlp, moved.config.mlp_dim, moved.config.activation) == (True, 64, "silu")
+    np.testing.assert_array_equal(*(np.asarray(one(prepared(model.config))) for one in (moved, model)))
+
+
+@pytest.mark.parametrize(
+    ("format", "changes", "error"),
+    [
+        ("timm", {"key_bias": False}, "one tensor for several variables.*qkv.bias"),
+        ("google", {"key_bias": False}, "key_bias=False"),
+        ("huggingface", {"gated_mlp": True}, "gated MLP"),
+        ("huggingface", {"rotary_theta": 100.0}, "rotary_theta=100.0"),
+        ("huggingface", {"classifier": "token_gap"}, "classifier='token_gap'"),
+        ("huggingface_deit", {}, "num_registers=0"),
+        ("huggingface_deit", {"distilled": True, "num_classes": 0}, "num_classes=0"),
+        ("huggingface_dinov2", {"layer_scale": 0.1}, "head/kernel"),
+        ("huggingface_dinov2", {"num_classes": 0, "activation": "gelu_erf"}, "recognised by .*layer_scale1.lambda1"),
+        ("huggingface_clip", {"pre_norm": True, "patch_bias": False}, "head/bias.* unless they are zero"),
+        ("huggingface_siglip", {"classifier": "map", "position_prefix": False}, "attention pooling"),
+        ("timm_eva", FAMILIES["class token and mean"], "key/bias"),
+    ],
+)
+def test_what_a_format_cannot_hold_is_refused(format: str, changes: dict[str, Any], error: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=error):
+        converters.save(built(**changes), tmp_path / "model", format=format)
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+# ---- what every model can do
+
+
+@pytest.mark.parametrize("changes", FAMILIES.values(), ids=FAMILIES)
+def test_models_are_saved_served_planned_and_quantized(changes: dict[str, Any], tmp_path: Path) -> None:
+    model = built(**changes)
+    images = prepared(model.config)
+    want = np.asarray(model(images))
+    model.save(tmp_path / "model.keras")
+    np.testing.assert_array_equal(np.asarray(converters.load(tmp_path / "model.keras")(images)), want)
+    assert distance(np.asarray(float32_function(model)(images)["logits"]), want) < 1e-6  # its last block is shorter
+    for weights in model.attention_maps(images):
+        np.testing.assert_allclose(np.asarray(weights).sum(axis=-1), 1, atol=1e-5)
+    assert model.resized((48, 32))(prepared(model.config.replace(image_size=(48, 32)))).shape == want.shape
+    assert plan(model.config, batch_size=2)
+    report = visualize.report(model, np.zeros((1, 32, 32, 3), np.uint8), tmp_path / "report.html").read_text()
+    assert ("rotary positions" in report) == (model.config.rotary_theta is not None)
+    with pytest.raises(ValueError, match='route="direct" cannot write this model; use route="converter"'):
+        export.tflite(model, tmp_path / "model.tflite", quantize="none")
+    model.quantize("int8")
+    assert distance(np.asarray(model(images)), want) < 0.2
+
+
+def test_rotary_positions_turn_pairs_of_patches_alike() -> None:
+    # With equal tokens everywhere, a score depends on the offset of two patches alone; tokens in front are not turned.
+    model = built("float64", **FAMILIES["rotary"] | {"num_layers": 1, "num_registers": 0})
+    attention = model.get_layer("block_0").attention
+    x = np.broadcast_to(np.random.default_rng(0).normal(size=32), (1, 17, 32))
+    weights = np.log(np.asarray(attention.weights_of(x, x)))[0]
+    scores = weights[:, 1:, 1:] - np.diagonal(weights, axis1=1, axis2=2)[:, 1:, None]  # beside the score of offset 0
+    scores = scores.reshape(4, 4, 4, 4, 4)
+    np.testing.assert_allclose(scores[:, 0, 0, 1, 2], scores[:, 2, 1, 3, 3], atol=1e-9)
+    assert np.abs(scores[:, 0, 0, 0, 1] - scores[:, 0, 0, 1, 0]).max() > 1e-3
+
+
+def test_configs_of_earlier_versions_have_the_defaults_of_new_fields() -> None:
+    fields = ViTConfig().to_dict()
+    new = ("rotary_theta", "rotary_grid", "rotary_interleaved", "key_bias", "gated_mlp", "mlp_norm")
+    assert ViTConfig(**{name: value for name, value in fields.items() if name not in new}) == ViTConfig()
+
+
+# Parameters of Meta's dinov2_vitb14 and dinov3_vitb16 (Hugging Face's names) with their mask token of 768, which is not
+# kept, and of the image towers of SigLIP and CLIP, whose projection has no bias.
+DINO = {"num_classes": 0, "layer_scale": 1e-5}
+DINOV3 = {"position": "none", "num_registers": 4, "rotary_theta": 100.0, "key_bias": False}
+SIZES = {
+    "DINOv2-B/14": ({**DINO, "image_size": 518, "patch_size": 14}, 86_580_480 - 768),
+    "DINOv3-B/16": ({**DINO, **DINOV3}, 85_660_416 - 768),
+    "SigLIP-B/16": ({"classifier": "map", "num_classes": 0}, 92_884_224),
+    "CLIP-B/16": ({"pre_norm": True, "patch_bias": False, "num_classes": 512}, 86_192_640 + 512),
+}
+
+
+@pytest.mark.parametrize(("changes", "number"), SIZES.values(), ids=SIZES)
+def test_base_sizes_have_the_official_number_of_parameters(changes: dict[str, Any], number: int) -> None:
+    assert count_parameters(ViTConfig.from_name("B/16", **changes)) == number
