@@ -76,11 +76,12 @@ class Options:
             received = "class token" if config.has_attention else "attention"
             yield f"attention=True needs attention and a class token. Received: a model without {received}"
         given = {**self.smoothing, **({} if self.scales is None else {"scales": self.scales})}
+        widths = {name: config.mlp_dim if name.endswith("mlp/norm") else config.hidden_size for name in given}
         wrong = {
             name: np.shape(factors)
             for name, factors in given.items()
-            if np.shape(factors) != (config.mlp_dim if name.endswith("mlp/norm") else config.hidden_size,)
-            or not np.all(np.asarray(factors) > 0)
+            if np.shape(factors) != (widths[name],) or not np.all(np.asarray(factors) > 0)
         }
         if wrong:
-            yield f"smoothing and scales have ({config.hidden_size},) factors above 0. Received: {wrong}"
+            expected = {name: (widths[name],) for name in wrong}
+            yield f"smoothing and scales have factors above 0 of the shapes {expected}. Received: {wrong}"

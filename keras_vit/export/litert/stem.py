@@ -1,4 +1,4 @@
-"""ResNet of a hybrid or BiT as LiteRT operators: standardized kernels are constants, GroupNorm has at most four axes."""
+"""ResNet of a hybrid or BiT as LiteRT operators: kernels are constants, GroupNorm has at most four axes."""
 
 import dataclasses
 from typing import Any
