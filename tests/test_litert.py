@@ -44,6 +44,7 @@ MORE: dict[str, dict[str, Any]] = {
     "relative, distilled": {"position": "relative", "position_place": "shared", "distilled": True},
     "rotary, all tokens": {**FAMILIES["rotary"], "classifier": "gap", "key_bias": True, "pre_norm": True},
     "class token and mean, headless": {**FAMILIES["class token and mean"], "num_classes": 0},
+    "mixer, gated, normed": {**OTHERS["mixer"], "gated_mlp": True, "mlp_norm": True},
     "mixer, normed after the probe": {**OTHERS["mixer"], "classifier": "map", "final_norm": "pooled"},
     "hybrid of version 2": {"resnet": OTHERS["BiT"]["resnet"], "patch_size": 1, "image_size": (37, 50)},
     "BiT with a probe, not even": {**OTHERS["BiT"], "classifier": "map", "image_size": (37, 50)},

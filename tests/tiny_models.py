@@ -61,7 +61,7 @@ _RESNET = {"num_layers": (2, 1), "width_factor": 0.5, "version": 2}
 # Without attention.
 OTHERS: dict[str, dict[str, Any]] = {
     "mixer": {"tokens_mlp_dim": 24, "classifier": "gap", "position": "none"},
-    "mixer with a class token": {"tokens_mlp_dim": 24, "layer_scale": 0.1, "gated_mlp": True, "mlp_norm": True},
+    "mixer with a class token": {"tokens_mlp_dim": 24, "layer_scale": 0.1},
     "BiT": {
         **{"num_layers": 0, "hidden_size": 256, "patch_size": 1, "num_heads": 1, "mlp_dim": 1},
         **{"classifier": "gap", "position": "none", "resnet": _RESNET},
