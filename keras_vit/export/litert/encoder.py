@@ -182,7 +182,8 @@ class Encoder:
     def _turn(self, x: Tensor, rotary: Any, name: str) -> Tensor:
         """Return queries or keys, (batch, heads, tokens, size), turned by rotary positions.
 
-        x * cosines + quarter_turn(x) * sines; the signs of the quarter turn are those of the sines.
+        x * cosines + quarter_turn(x) * sines; the signs of the quarter turn are those of the sines. In a dynamic file
+        of B/16 this takes 0.2 ms of a block's 4.2; a second dense layer for the quarter turn takes 0.6 ms.
         """
         ops, (_, _, count, size) = self.ops, x.shape
         tokens, half = static_dim(count), static_dim(size) // 2
