@@ -14,7 +14,7 @@ from keras_vit.export.check.measures import difference_cosine
 from keras_vit.export.quantization import modes
 from outlier_models import images, standardise
 from reference_cases import distance
-from tiny_models import FAMILIES, OTHERS, VARIANTS, tiny
+from tiny_models import FAMILIES, OTHERS, VARIANTS, built, prepared, tiny
 
 KINDS: dict[str, dict[str, Any]] = {
     **FAMILIES,
@@ -88,3 +88,18 @@ def test_twenty_steps_of_a_recipe_lower_the_loss(kind: str) -> None:
     losses = [line["loss"] for line in result.history]
     assert losses[0] == pytest.approx(np.log(10), abs=0.01)  # of a head of zeros
     assert np.mean(losses[-5:]) < 2.2  # measured: 1.46 to 2.13
+
+
+@pytest.mark.parametrize(("kind", "mlp", "layer"), [("gated", "mlp", "gate"), ("mixer", "token_mlp", "dense1")])
+def test_lora_updates_reach_new_models_and_files(kind: str, mlp: str, layer: str, tmp_path: Path) -> None:
+    model = built(**KINDS[kind], num_layers=1)
+    images = prepared(model.config)
+    before = np.asarray(model(images))
+    target = getattr(getattr(model.get_layer("block_0"), mlp), layer)
+    target.enable_lora(rank=2)
+    target.lora_kernel_b.assign(np.random.default_rng(0).normal(size=target.lora_kernel_b.shape))
+    want = np.asarray(model(images))
+    assert distance(want, before) > 0.01
+    assert distance(np.asarray(model.rebuilt(model.config)(images)), want) < 1e-5
+    export.tflite(model, tmp_path / "out.tflite", quantize="none")
+    assert distance(export.runner(tmp_path / "out.tflite")(images), want) < 1e-5
