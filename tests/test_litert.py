@@ -201,6 +201,15 @@ def test_patches_are_rows_of_a_dense_layer_where_they_are_square_and_cover_the_i
     assert [code for code, _ in graph._opcodes][operator.opcodeIndex] == kind
 
 
+def test_no_padding_is_next_to_a_max_pool() -> None:
+    # LiteRT's GPU would merge them, and pad with the lowest value instead of zeros.
+    graph = build_file(built(**OTHERS["BiT"]), Options())
+    codes = [code for code, _ in graph._opcodes]
+    made_by = {output: codes[row.opcodeIndex] for row in graph._operators for output in row.outputs}
+    [pool] = [row for row in graph._operators if codes[row.opcodeIndex] == "MAX_POOL_2D"]
+    assert made_by[pool.inputs[0]] == "ADD"
+
+
 @pytest.mark.parametrize(
     ("kind", "name"), [("shared positions", "embedding"), ("shared relative positions", "table_17")]
 )
