@@ -21,6 +21,22 @@ KINDS: dict[str, dict[str, float]] = {
 }
 
 
+def standardise(model: VisionTransformer, random: np.random.Generator) -> VisionTransformer:
+    """Give a model random weights under which the variance of activations stays near 1."""
+    for variable in model.weights:
+        shape = tuple(variable.shape)
+        value = random.normal(size=shape)
+        if variable.name == "gamma":
+            value = 1 + 0.1 * value
+        elif variable.name == "kernel":
+            has_many_outputs = len(shape) == 3 and "/out/" not in variable.path  # query, key, value
+            value /= np.sqrt(np.prod(shape) / (shape[1] * shape[2] if has_many_outputs else shape[-1]))
+        elif len(shape) < 2 or variable.name == "bias" or "position" in variable.path:
+            value *= 0.02
+        variable.assign(value)
+    return model
+
+
 def plant(
     model: VisionTransformer, seed: int = 0, *, channel: float = 0, token: float = 0, gain: float = 1, block: int = 0
 ) -> VisionTransformer:
@@ -36,17 +52,7 @@ def plant(
         block: number of the block that writes the large channels; -1 is the position embedding.
     """
     random = np.random.default_rng(seed)
-    for variable in model.weights:
-        shape = tuple(variable.shape)
-        value = random.normal(size=shape)
-        if variable.name == "gamma":
-            value = 1 + 0.1 * value
-        elif variable.name == "kernel":
-            has_many_outputs = len(shape) == 3 and "/out/" not in variable.path  # query, key, value
-            value /= np.sqrt(np.prod(shape) / (shape[1] * shape[2] if has_many_outputs else shape[-1]))
-        elif len(shape) < 2 or variable.name == "bias" or "position" in variable.path:
-            value *= 0.02
-        variable.assign(value)
+    standardise(model, random)
     positive, negative, huge, *gains = random.permutation(model.config.hidden_size)[:7]
     _add(model.get_layer("position").embedding, (0, random.integers(1, model.config.num_tokens), huge), token)
     first = model.get_layer("position").embedding if block < 0 else model.get_layer(f"block_{block}").mlp.dense2.bias

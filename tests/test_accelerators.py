@@ -12,8 +12,8 @@ from keras_vit import VisionTransformer, ViTConfig, digits, export, zoo
 from keras_vit.export.check import accelerators, samples
 from keras_vit.export.check.accelerators import Accelerated
 from keras_vit.export.check.compiled import CompiledRun
-from outlier_models import images, score
-from tiny_models import built, tiny
+from outlier_models import images, score, standardise
+from tiny_models import FAMILIES, OTHERS, built, tiny
 
 interpreter = pytest.importorskip("ai_edge_litert.interpreter")
 
@@ -199,6 +199,14 @@ def test_larger_models_are_whole_and_right_on_the_gpu(name: str, mode: str, gpu:
         variable.assign(variable + 0.02 * rng.standard_normal(variable.shape))
     given = np.concatenate([samples.images(config, 8), images(config, 8, seed=9)]), images(config, 6)
     check_whole_and_right(model, tmp_path / "file.tflite", mode, given, LARGER[mode])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", FAMILIES | OTHERS)
+def test_families_are_whole_and_right_on_the_gpu(kind: str, gpu: None, tmp_path: Path) -> None:
+    model = standardise(VisionTransformer(tiny(**(FAMILIES | OTHERS)[kind])), np.random.default_rng(0))
+    shown = images(model.config, 4)  # measured: 1 - 1e-12
+    check_whole_and_right(model, tmp_path / "file.tflite", "none", (None, shown), 0.999999)
 
 
 @pytest.mark.gpu

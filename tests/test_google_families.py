@@ -18,9 +18,10 @@ from keras_vit.converters.source import open_checkpoint
 from keras_vit.model import cost, sizes
 from keras_vit.model.config import ResNetConfig
 from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.train.step.masked_patch import MaskedPatchModel
 from model_weights import assert_same_bits, values
 from reference_cases import arrays, distance
-from tiny_models import VARIANTS, built, prepared, tiny
+from tiny_models import OTHERS, VARIANTS, built, prepared, tiny
 
 FOLDER = Path(__file__).parent / "data" / "google_families"
 CASES: dict[str, dict[str, Any]] = json.loads((FOLDER / "cases.json").read_text())
@@ -205,7 +206,7 @@ def test_one_model_is_exported_with_fewer_tokens(tmp_path: Path) -> None:
 
 # ---- MLP-Mixer
 
-MIXER = {"tokens_mlp_dim": 24, "classifier": "gap", "position": "none"}
+MIXER = OTHERS["mixer"]
 
 
 # Mixer: models_test.py of google-research/vision_transformer; BiT: results-imagenet.csv of timm, in millions.
@@ -260,8 +261,11 @@ def test_what_a_mixer_cannot_do_is_one_clear_error(tmp_path: Path) -> None:
             model.resized(**options)
     with pytest.raises(ValueError, match="A token MLP has weights for 16 tokens"):
         converters.load(path_of("vit_mixer"), image_size=64)
-    with pytest.raises(ValueError, match=r"tflite: route=.direct. writes Transformers and .* MLP-Mixer"):
-        export.tflite(model, tmp_path / "model.tflite")
+    model = built(**MIXER, class_token=True, num_layers=1)
+    with pytest.raises(
+        ValueError, match="attention=True needs attention and a class token. Received: .* without atten"
+    ):
+        export.tflite(model, tmp_path / "model.tflite", attention=True)
     with pytest.raises(ValueError, match="position='relative' needs attention"):
         ViTConfig(tokens_mlp_dim=8, position="relative", position_place="shared")
     with pytest.raises(ValueError, match="rotary_theta needs attention. Received: tokens_mlp_dim"):
@@ -270,7 +274,7 @@ def test_what_a_mixer_cannot_do_is_one_clear_error(tmp_path: Path) -> None:
         with pytest.raises(converters.CheckpointError, match=field):
             converters.save(built(**MIXER, **{field: True}), tmp_path / "model.npz", format="mixer")
     with pytest.raises(converters.CheckpointError, match="no place for an MLP over the tokens"):
-        converters.save(model, tmp_path / "model.npz", format="google")
+        converters.save(built(**MIXER, num_layers=1), tmp_path / "model.npz", format="google")
     with pytest.raises(converters.CheckpointError, match="no place for attention: .*prefix/cls"):
         converters.save(built(num_layers=1), tmp_path / "model.npz", format="mixer")
     assert not list(tmp_path.iterdir())
@@ -278,16 +282,8 @@ def test_what_a_mixer_cannot_do_is_one_clear_error(tmp_path: Path) -> None:
 
 # ---- BiT
 
-BIT = {
-    "num_layers": 0,
-    "hidden_size": 256,
-    "patch_size": 1,
-    "num_heads": 1,
-    "mlp_dim": 1,
-    "classifier": "gap",
-    "position": "none",
-}
-RESNET = {"num_layers": (2, 1), "width_factor": 0.5, "version": 2}
+BIT = {name: value for name, value in OTHERS["BiT"].items() if name != "resnet"}
+RESNET = OTHERS["BiT"]["resnet"]
 
 
 @pytest.mark.parametrize("resnet", [RESNET, RESNET | {"version": 1}, RESNET | {"stage_widths": (32, 64)}], ids=str)
@@ -317,8 +313,8 @@ def test_what_a_resnet_cannot_do_is_one_clear_error(tmp_path: Path) -> None:
     for call in (model.attention_maps, functools.partial(visualize.class_attention, model)):
         with pytest.raises(ValueError, match=r"Attention maps need .* no blocks \(num_layers=0\)"):
             call(prepared(model.config))
-    with pytest.raises(ValueError, match=r"tflite: route=.direct. writes Transformers and .* ResNet, 3 blocks"):
-        export.tflite(model, tmp_path / "model.tflite")
+    with pytest.raises(ValueError, match="Masked patch prediction corrupts .* without patch embedding"):
+        MaskedPatchModel(model)
     with pytest.raises(converters.CheckpointError, match="no place for a ResNet of version 2"):
         converters.save(model, tmp_path / "model.npz", format="google")
     with pytest.raises(converters.CheckpointError, match="no place for a hybrid's ResNet"):

@@ -17,7 +17,7 @@ from keras_vit.export.quantization import modes, outliers
 from keras_vit.export.quantization.calibration import FileGraph, observe
 from keras_vit.export.quantization.modes import Smoothing
 from outlier_models import KINDS, images, plant, score
-from tiny_models import VARIANTS, built
+from tiny_models import FAMILIES, OTHERS, VARIANTS, built
 
 pytest.importorskip("ai_edge_quantizer")
 
@@ -145,10 +145,10 @@ def test_factors_are_equation_four_of_the_paper_in_8_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["pure", "relative positions", "layer scale", "map", "headless", "distilled", "hybrid"]
+    "kind", ["pure", "relative positions", "layer scale", "map", "headless", "distilled", "hybrid", *FAMILIES, *OTHERS]
 )
 def test_every_kind_of_model_is_searched(tmp_path: Path, kind: str) -> None:
-    model = built(**VARIANTS[kind])
+    model = built(**(VARIANTS | FAMILIES | OTHERS)[kind])
     got = found(model, threshold=1, stream=1)
     options = Options(**got._asdict())
     build_file(model, options).write(tmp_path / "out.tflite")

@@ -20,7 +20,7 @@ from PIL import Image
 import image_kinds
 from keras_vit import VisionTransformer, export
 from keras_vit.export.server import signatures, warmup
-from tiny_models import FAMILIES, VARIANTS, built, prepared
+from tiny_models import FAMILIES, OTHERS, VARIANTS, built, prepared
 
 TESTS = Path(__file__).parent
 # Largest error of a logit over the largest logit: float32 noise of another order of additions, 1e-7 to 2e-6.
@@ -60,11 +60,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[VisionTransformer, 
     return model, folder, tf.saved_model.load(str(folder)).signatures, report
 
 
-@pytest.mark.parametrize("kind", VARIANTS | FAMILIES)
+@pytest.mark.parametrize("kind", VARIANTS | FAMILIES | OTHERS)
 def test_the_served_graph_computes_the_model(kind: str) -> None:
     from keras_vit.export.server import inference
 
-    model = built(**(VARIANTS | FAMILIES)[kind])
+    model = built(**(VARIANTS | FAMILIES | OTHERS)[kind])
     images = prepared(model.config, batch=3)
     found = inference.float32_function(model)(images)
     assert error(found["logits" if model.config.num_classes else "features"], model(images)) < NOISE

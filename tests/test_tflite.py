@@ -393,7 +393,11 @@ def test_options_are_checked_once(tmp_path: Path, model: VisionTransformer, monk
             "output='probabilities' needs a head. Received: a model of num_classes=0",
         ),
         ("headless", {"labels": ["a"]}, "labels need a head. Received: a model of num_classes=0"),
-        ("gap", {"attention": True}, "attention=True needs a class token. Received: a model without one"),
+        (
+            "gap",
+            {"attention": True},
+            "attention=True needs attention and a class token. Received: a model without class token",
+        ),
     ],
 )
 def test_what_a_model_cannot_give_is_said(kind: str, options: dict[str, Any], said: str, tmp_path: Path) -> None:

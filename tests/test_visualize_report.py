@@ -31,7 +31,7 @@ from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.visualize.html import figures
 from keras_vit.visualize.html.report import report
 from keras_vit.visualize.html.report_data import undo_preprocessing
-from tiny_models import VARIANTS, built
+from tiny_models import OTHERS, VARIANTS, built
 
 HOSTILE = '<script>alert("1")</script>'
 EXPORTS = (
@@ -197,6 +197,8 @@ def test_card_and_exports_may_be_dicts_and_may_be_missing(small: VisionTransform
 
 
 RELATIVE = VARIANTS["relative positions"]
+NO_POSITIONS = "Left out: this model has no positions to compare."
+NO_ATTENTION = "Left out: this model has no attention."
 NO_HEAD = "Left out: this model has no head."
 SENTENCES: dict[str, tuple[dict[str, Any], list[str]]] = {
     # case: changes of the config, and a text in the report
@@ -207,7 +209,7 @@ SENTENCES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "gap without positions": (
         {"classifier": "gap", "position": "none"},
         [
-            "Left out: this model has no positions to compare.",
+            NO_POSITIONS,
             "the mean over all patches",
             "4 × 4 patches; no positions",
         ],
@@ -226,6 +228,8 @@ SENTENCES: dict[str, tuple[dict[str, Any], list[str]]] = {
         VARIANTS["distilled"],
         ["5 classes from the class and the distillation token", ", the mean of class and distillation token"],
     ),
+    "mixer": (OTHERS["mixer"], ["MLP-Mixer of", "2 blocks of a token MLP 24,", NO_ATTENTION, NO_POSITIONS]),
+    "BiT": (OTHERS["BiT"], [" ResNet of", "3 units, width 256", "4 × 4 cells;", NO_ATTENTION, NO_POSITIONS]),
     "grey, not square": ({"num_channels": 1, "image_size": (32, 48)}, ["a grid of 4 × 6 patches and a class token"]),
 }
 

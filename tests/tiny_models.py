@@ -44,7 +44,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shared relative positions": {"position": "relative", "position_place": "shared"},
 }
 
-# Parts that the LiteRT writer does not have.
+# Parts of families beside the plain Vision Transformer.
 FAMILIES: dict[str, dict[str, Any]] = {
     "rotary": {"position": "none", "rotary_theta": 100.0, "key_bias": False, "num_registers": 2},
     "rotary beside learned positions, gated, normed": {
@@ -56,6 +56,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "activation": "silu",
     },
     "class token and mean": {"classifier": "token_gap", "num_registers": 2, "position_prefix": False},
+}
+_RESNET = {"num_layers": (2, 1), "width_factor": 0.5, "version": 2}
+# Without attention.
+OTHERS: dict[str, dict[str, Any]] = {
+    "mixer": {"tokens_mlp_dim": 24, "classifier": "gap", "position": "none"},
+    "mixer with a class token": {"tokens_mlp_dim": 24, "layer_scale": 0.1},
+    "BiT": {
+        **{"num_layers": 0, "hidden_size": 256, "patch_size": 1, "num_heads": 1, "mlp_dim": 1},
+        **{"classifier": "gap", "position": "none", "resnet": _RESNET},
+    },
 }
 
 

@@ -16,7 +16,6 @@ from keras_vit.export.quantization.modes import Mode
 from keras_vit.model.labels import class_names
 from keras_vit.model.layers.quantized import quantization_misfit
 from keras_vit.model.limits import check_resizable
-from keras_vit.model.sizes import name_of
 from keras_vit.model.vision_transformer import VisionTransformer
 
 ROUTES = ("direct", "converter")
@@ -58,12 +57,6 @@ class ExportOptions:
             misfits.append(f"quantize={self.quantize!r} starts from floating-point weights. {misfit}")
         elif is_ours:
             misfits += self.file.model_misfits(model.config)
-            resnet = model.config.resnet
-            if not model.config.has_attention or (resnet is not None and resnet.version != 1):
-                misfits.append(
-                    'route="direct" writes Transformers and their hybrids with a ResNet of version 1; '
-                    f'use route="converter" or export.saved_model. Received: {name_of(model.config)}'
-                )
             names = _attempt(lambda: class_names(model.config, self.labels), misfits)
         else:
             name = type(model).__name__

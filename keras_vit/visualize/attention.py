@@ -100,14 +100,14 @@ def attention_rollout(
         ((2, 8, 8), [1.0, 1.0])
     """
     model, images = check_inputs(model, images)
-    config = model.config
+    config, batches = model.config, split_batch(model.config, images)
     _check_options(config, head_fusion, discard_ratio, start_layer)
 
     def roll_out(batch: np.ndarray) -> np.ndarray:
         maps, probe = block_maps(model, batch)[start_layer:], probe_map(model, batch)
         return rollout(config, maps, probe, head_fusion=head_fusion, discard_ratio=discard_ratio)
 
-    return np.concatenate([roll_out(batch) for batch in split_batch(config, images)])
+    return np.concatenate([roll_out(batch) for batch in batches])
 
 
 def class_attention(model: Any, images: Any) -> np.ndarray:

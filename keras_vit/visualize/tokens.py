@@ -1,4 +1,7 @@
-"""Arrays that describe the tokens after each block: their norms, their rank, and the logits they would give."""
+"""Arrays that describe the tokens after each block: their norms, their rank, and the logits they would give.
+
+A ResNet without blocks (BiT) has one layer: the cells of its last map.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -94,9 +97,14 @@ def logit_lens(model: Any, images: Any) -> np.ndarray:
 
 def block_tokens(model: VisionTransformer, images: np.ndarray) -> list[Any]:
     """Return the tokens after every block: tensors (batch, tokens, hidden_size)."""
-    names = [f"block_{i}" for i in range(model.config.num_layers)]
+    names = _token_layers(model)
     features = model.features(images, names)
     return [features[name] for name in names]
+
+
+def _token_layers(model: VisionTransformer) -> list[str]:
+    """Return the names of the blocks; of a ResNet without blocks that of its tokens, the cells of its map."""
+    return [f"block_{i}" for i in range(model.config.num_layers)] or ["tokens"]
 
 
 def norms(blocks: Sequence[Any]) -> np.ndarray:
@@ -124,7 +132,7 @@ def _rank(matrix: np.ndarray) -> float:
 def block_logits(model: VisionTransformer, blocks: Sequence[Any]) -> np.ndarray:
     """Return `logit_lens` from `block_tokens`."""
     config = model.config
-    last_block = model.get_layer(f"block_{config.num_layers - 1}")
+    last_block = model.get_layer(_token_layers(model)[-1])
     # A keras.Model would add nodes to the layers of the user's model; a Function does not.
     last_part = keras.Function(last_block.output, model.outputs[0])
     logits = [to_float32(last_part(tokens)) for tokens in blocks]

@@ -25,7 +25,7 @@ def build_file(model: Any, options: Options) -> Builder:
     image = images.add_image_input(layers.ops, model.config, options)
     tokens, attention = Encoder(layers, model, options.patches).encode(image)
     head = Head(layers, model)
-    second_output = {"attention": head.class_attention(attention)} if options.attention else {}
+    second_output = {"attention": head.class_attention(attention)} if options.attention and attention else {}
     if not model.config.num_classes:
         outputs = {"features": head.features(tokens)}
     elif options.output == "logits":

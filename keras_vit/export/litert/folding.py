@@ -4,11 +4,14 @@ The gain and shift of a LayerNorm move into the dense layer that reads it. Layer
 write channels with mean zero, so that the LayerNorms that read it need not subtract the mean.
 """
 
+import dataclasses
 from typing import Any, NamedTuple, Self
 
 import keras
 import numpy as np
 import numpy.typing as npt
+
+from keras_vit.model.layers.rotary import tables
 
 Array = npt.NDArray[np.float64]
 
@@ -19,6 +22,10 @@ class Affine(NamedTuple):
     gain: Array
     shift: Array
     constant: Array  # makes up for what is subtracted from x because it has outliers
+
+    def beside_itself(self) -> "Affine":
+        """Return the affine part of two results side by side, (2 * width,)."""
+        return Affine(*(np.tile(part, 2) for part in self))
 
 
 class DenseWeights(NamedTuple):
@@ -76,13 +83,12 @@ def dense_weights(layer: Any) -> DenseWeights:
     return DenseWeights(kernel, np.zeros(outputs) if layer.bias is None else float64(layer.bias).reshape(-1))
 
 
-def residual_weights(layer: Any, layer_scale: Any, scales: Array | None, constant: Array | float = 0) -> DenseWeights:
+def residual_weights(layer: Any, layer_scale: Any, scales: Array | None, affine: Affine | None = None) -> DenseWeights:
     """Return the weights of a layer that writes to the residual stream, with its LayerScale (or None) folded in.
 
-    `scales` are those of `to_stream`. `constant`, (inputs,), is what the layer's inputs lack.
+    `scales` are those of `to_stream`. `affine` is what is still to be applied to the layer's inputs.
     """
-    weights = dense_weights(layer)
-    weights = weights._replace(bias=weights.bias + (weights.kernel * constant).sum(axis=1))
+    weights = dense_weights(layer).fold_affine(affine)
     if layer_scale is not None:
         weights = weights.scale_outputs(float64(layer_scale.gamma))
     return weights.to_stream(scales)
@@ -90,7 +96,32 @@ def residual_weights(layer: Any, layer_scale: Any, scales: Array | None, constan
 
 def query_weights(attention: Any) -> DenseWeights:
     """Return the weights of a MultiHeadAttention's queries, with the factor 1 / sqrt(head size) folded in."""
-    return dense_weights(attention.query).scale_outputs(attention.scale)
+    return _with_pairs_apart(dense_weights(attention.query).scale_outputs(attention.scale), attention)
+
+
+def key_weights(attention: Any) -> DenseWeights:
+    """Return the weights of a MultiHeadAttention's keys."""
+    return _with_pairs_apart(dense_weights(attention.key), attention)
+
+
+def _with_pairs_apart(weights: DenseWeights, attention: Any) -> DenseWeights:
+    """Order the channels of each head as a Rotary that is not interleaved has them.
+
+    Scores do not depend on the order of channels, if it is the same in queries and keys.
+    """
+    if attention.rotary is None or not attention.rotary.interleaved:
+        return weights
+    channels = np.arange(len(weights.bias)).reshape(attention.num_heads, -1, 2)
+    order = channels.swapaxes(1, 2).reshape(-1)
+    return DenseWeights(weights.kernel[order], weights.bias[order])
+
+
+def rotary_tables(rotary: Any, queries: int, size: int) -> tuple[Array, Array]:
+    """Return the cosines, and the sines with the signs of a quarter turn, for the first queries: (queries, size)."""
+    plain = dataclasses.replace(rotary, interleaved=False)
+    cosines, sines = (table[:queries].copy() for table in tables(plain, size, "float64"))
+    sines[:, : size // 2] *= -1
+    return cosines, sines
 
 
 def probe_weights(pooling: Any) -> DenseWeights:

@@ -53,7 +53,7 @@ class Head:
         """Return what one head reads, (batch, width) or unpooled (batch, tokens, width), and the norm to apply."""
         c = self.config
         affine: Affine | None = None
-        if c.final_norm == "tokens":
+        if c.final_norm == "tokens" and c.num_layers:
             tokens, affine = self._final_norm(tokens, self.layers.scales)
         if c.has_map_head:
             x, affine = self._attention_pooling(tokens, affine), None
@@ -63,6 +63,10 @@ class Head:
             x = self._token(tokens, 0)
         elif c.classifier == "gap":
             x = self.ops.mean(self._patches(tokens), [1], "pool", keepdims=False)
+        elif c.classifier == "token_gap":
+            mean = self.ops.mean(self._patches(tokens), [1], "pool_mean", keepdims=False)
+            x = self.ops.concatenate([self._token(tokens, 0), mean], 1, "pools")
+            affine = affine and affine.beside_itself()
         else:
             x = tokens
         if c.final_norm == "pooled":

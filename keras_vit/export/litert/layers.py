@@ -89,8 +89,23 @@ class Layers:
         `scales` are those of the residual stream if the result goes there.
         """
         hidden = self.dense(x, folding.dense_weights(layer.dense1).fold_affine(affine), f"{name}/dense1")
+        gate, rest = hidden, None
+        if layer.gated:
+            gate = self.dense(x, folding.dense_weights(layer.gate).fold_affine(affine), f"{name}/gate")
+        gate = self.activation(layer.activation, gate, f"{name}/activation")
+        hidden = self.ops.multiply(gate, hidden, f"{name}/gated") if layer.gated else gate
+        if layer.norm_epsilon is not None:
+            hidden, rest = self.norm(hidden, layer.norm, f"{name}/norm", None)
+        return self.dense(hidden, folding.residual_weights(layer.dense2, layer_scale, scales, rest), f"{name}/dense2")
+
+    def token_mlp(self, x: Tensor, layer: Any, queries: int, name: str) -> Tensor:
+        """Apply an MLP over the tokens of x, (batch, tokens, width), and return the first `queries` tokens."""
+        last = folding.dense_weights(layer.dense2)
+        last = DenseWeights(last.kernel[:queries], last.bias[:queries])
+        x = self.ops.transpose(x, (0, 2, 1), f"{name}/channels_first")
+        hidden = self.dense(x, folding.dense_weights(layer.dense1), f"{name}/dense1")
         hidden = self.activation(layer.activation, hidden, f"{name}/activation")
-        return self.dense(hidden, folding.residual_weights(layer.dense2, layer_scale, scales), f"{name}/dense2")
+        return self.ops.transpose(self.dense(hidden, last, f"{name}/dense2"), (0, 2, 1), name)
 
     def activation(self, function: str, x: Tensor, name: str) -> Tensor:
         """Apply one of `config.ACTIVATIONS`."""

@@ -53,10 +53,7 @@ class Operators:
         """Compute a 2-D convolution, padded as SAME or VALID. kernel: (outputs, height, width, inputs)."""
         weights = self.storage.add_kernel(self.builder, kernel, f"{name}/kernel")
         sides = zip(x.shape[1:3], kernel.shape[1:3], strides, strict=True)
-        height, width = (
-            -(-static_dim(side) // step) if same else (static_dim(side) - size) // step + 1
-            for side, size, step in sides
-        )
+        height, width = (window_count(static_dim(side), size, step, same=same) for side, size, step in sides)
         return self.builder.operator(
             "CONV_2D",
             [x, weights, self.constant(bias, f"{name}/bias")],
@@ -68,15 +65,16 @@ class Operators:
             strideW=strides[1],
         )
 
-    def max_pool(self, x: Tensor, name: str, *, size: int, strides: int) -> Tensor:
-        """Compute the maximum over square windows with SAME padding. x: (batch, height, width, channels)."""
-        batch, height, width, channels = x.shape
+    def max_pool(self, x: Tensor, name: str, *, size: int, strides: int, same: bool) -> Tensor:
+        """Compute the maximum over square windows, padded as SAME or VALID. x: (batch, height, width, channels)."""
+        batch, *sides, channels = x.shape
+        height, width = (window_count(static_dim(side), size, strides, same=same) for side in sides)
         return self.builder.operator(
             "MAX_POOL_2D",
             [x],
-            (name, (batch, -(-static_dim(height) // strides), -(-static_dim(width) // strides), channels), x.dtype),
+            (name, (batch, height, width, channels), x.dtype),
             options="Pool2DOptions",
-            padding=SAME,
+            padding=SAME if same else VALID,
             strideH=strides,
             strideW=strides,
             filterHeight=size,
@@ -192,6 +190,13 @@ class Operators:
             endMask=other_axes,
         )
 
+    def concatenate(self, tensors: Sequence[Tensor], axis: int, name: str) -> Tensor:
+        """Join tensors along an axis, counted from the front; their other sizes are equal."""
+        shape = list(tensors[0].shape)
+        shape[axis] = sum(static_dim(x.shape[axis]) for x in tensors)
+        output = (name, tuple(shape), tensors[0].dtype)
+        return self.builder.operator("CONCATENATION", tensors, output, options="ConcatenationOptions", axis=axis)
+
     def cast(self, x: Tensor, dtype: str, name: str) -> Tensor:
         """Convert to another dtype."""
         return self.builder.operator("CAST", [x], (name, x.shape, dtype), options="CastOptions")
@@ -213,6 +218,11 @@ def broadcast_shape(a: Shape, b: Shape) -> Shape:
     rank = max(len(a), len(b))
     pairs = zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True)
     return tuple(None if x is None or y is None else max(x, y) for x, y in pairs)
+
+
+def window_count(side: int, size: int, step: int, *, same: bool) -> int:
+    """Return how many windows of `size`, `step` apart, fit a side, padded as SAME or VALID."""
+    return -(-side // step) if same else (side - size) // step + 1
 
 
 def static_dim(size: int | None) -> int:

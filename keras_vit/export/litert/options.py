@@ -68,25 +68,20 @@ class Options:
 
     def model_misfits(self, config: ViTConfig) -> Iterator[str]:
         """Yield one sentence for each option that a file of this model cannot have."""
-        unknown_parts = {
-            "rotary positions (rotary_theta)": config.rotary_theta is not None,
-            "a gated MLP (gated_mlp)": config.gated_mlp,
-            "a norm in the MLP (mlp_norm)": config.mlp_norm,
-            "classifier='token_gap'": config.classifier == "token_gap",
-        }
-        if received := [part for part, is_set in unknown_parts.items() if is_set]:
-            yield f'route="direct" cannot write this model; use route="converter". Received: {", ".join(received)}'
         if self.source_size is not None and self.dtype != "uint8":
             yield f"source_size needs input_dtype='uint8': only pixels are resized. Received: {self.dtype!r}"
         if self.output == "probabilities" and not config.num_classes:
             yield "output='probabilities' needs a head. Received: a model of num_classes=0"
-        if self.attention and not config.class_token:
-            yield "attention=True needs a class token. Received: a model without one"
+        if self.attention and not (config.class_token and config.has_attention):
+            received = "class token" if config.has_attention else "attention"
+            yield f"attention=True needs attention and a class token. Received: a model without {received}"
         given = {**self.smoothing, **({} if self.scales is None else {"scales": self.scales})}
+        widths = {name: config.mlp_dim if name.endswith("mlp/norm") else config.hidden_size for name in given}
         wrong = {
             name: np.shape(factors)
             for name, factors in given.items()
-            if np.shape(factors) != (config.hidden_size,) or not np.all(np.asarray(factors) > 0)
+            if np.shape(factors) != (widths[name],) or not np.all(np.asarray(factors) > 0)
         }
         if wrong:
-            yield f"smoothing and scales have ({config.hidden_size},) factors above 0. Received: {wrong}"
+            expected = {name: (widths[name],) for name in wrong}
+            yield f"smoothing and scales have factors above 0 of the shapes {expected}. Received: {wrong}"

@@ -1,4 +1,4 @@
-"""ResNet of a hybrid as LiteRT operators: standardized kernels are constants, GroupNorm has at most four dimensions."""
+"""ResNet of a hybrid or BiT as LiteRT operators: kernels are constants, GroupNorm has at most four axes."""
 
 import dataclasses
 from typing import Any
@@ -14,16 +14,16 @@ from keras_vit.model.layers.resnet import GROUPS
 
 
 def stem(ops: Operators, model: Any, image: ImageInput) -> Tensor:
-    """Add the ResNet of a hybrid and return its feature map, float32 (batch, height, width, channels)."""
-    x = _root(ops, model.get_layer("root"), image)
+    """Add the ResNet of a model and return its feature map, float32 (batch, height, width, channels)."""
+    x, unit_of = _root(ops, model.get_layer("root"), image), _unit if model.config.resnet.version == 1 else _unit_v2
     for stage, units in enumerate(model.config.resnet.num_layers, start=1):
         for unit in range(1, units + 1):
-            x = _unit(ops, model.get_layer(f"stage_{stage}_unit_{unit}"), x, is_first=stage == unit == 1)
-    return x
+            x = unit_of(ops, model.get_layer(f"stage_{stage}_unit_{unit}"), x, is_first=stage == unit == 1)
+    return x if model.config.resnet.version == 1 else _norm_and_relu(ops, model.get_layer("resnet_norm"), x, "resnet")
 
 
 def _root(ops: Operators, layer: Any, image: ImageInput) -> Tensor:
-    """Add a 7x7 convolution with stride 2, GroupNorm, ReLU and 3x3 max pooling with stride 2.
+    """Add a 7x7 convolution with stride 2, GroupNorm and ReLU (version 1), and 3x3 max pooling with stride 2.
 
     The kernel is always float32: it is small, its errors grow through all later layers (4 dB in a trained hybrid), and
     quantizing the image takes longer than 8-bit products of three channels save.
@@ -32,9 +32,14 @@ def _root(ops: Operators, layer: Any, image: ImageInput) -> Tensor:
     kernel = standardized_kernel(layer.conv)
     if image.scale is not None:
         kernel = kernel * image.scale[:, None]
-    x, shift = _convolution_and_norm(float32_ops, layer, "", image.tensor, kernel)
-    x = ops.add(x, shift, "root/gn", activation="relu")
-    return ops.max_pool(x, "root/pool", size=3, strides=2)
+    x = _convolution(float32_ops, layer, "", image.tensor, kernel)
+    if layer.version == 2:
+        x = _pad_sides(ops, x, 1, "root/padded")
+        # LiteRT's GPU merges PAD into MAX_POOL_2D, which pads with the lowest value: logits were off by 13 %.
+        x = ops.add(x, ops.constant(np.zeros((1, 1, 1, static_dim(x.shape[3]))), "root/zeros"), "root/apart")
+        return ops.max_pool(x, "root/pool", size=3, strides=2, same=False)
+    x = _norm_and_relu(ops, layer.gn, x, "root/gn")
+    return ops.max_pool(x, "root/pool", size=3, strides=2, same=True)
 
 
 def _unit(ops: Operators, layer: Any, x: Tensor, *, is_first: bool) -> Tensor:
@@ -44,33 +49,54 @@ def _unit(ops: Operators, layer: Any, x: Tensor, *, is_first: bool) -> Tensor:
     """
     shortcut, branch = x, x
     outer_ops = dataclasses.replace(ops, storage=FLOAT32) if is_first else ops
-    for number in ("1", "2"):
-        branch, shift = _convolution_and_norm(outer_ops if number == "1" else ops, layer, number, branch)
-        branch = ops.add(branch, shift, f"{layer.name}/gn{number}", activation="relu")
-    branch, shift = _convolution_and_norm(ops, layer, "3", branch)
+    for number, norm in (("1", layer.gn1), ("2", layer.gn2)):
+        branch = _convolution(outer_ops if number == "1" else ops, layer, number, branch)
+        branch = _norm_and_relu(ops, norm, branch, f"{layer.name}/gn{number}")
+    branch, shift = group_norm(ops, layer.gn3, _convolution(ops, layer, "3", branch), f"{layer.name}/gn3")
     if layer.conv_proj is not None:
-        shortcut, shortcut_shift = _convolution_and_norm(outer_ops, layer, "_proj", x)
+        shortcut = _convolution(outer_ops, layer, "_proj", x)
+        shortcut, shortcut_shift = group_norm(ops, layer.gn_proj, shortcut, f"{layer.name}/gn_proj")
         shift = ops.add(shift, shortcut_shift, f"{layer.name}/shift")  # both shifts in one pass over the map
     return ops.add(ops.add(shortcut, branch, f"{layer.name}/sum"), shift, layer.name, activation="relu")
 
 
-def _convolution_and_norm(
-    ops: Operators, unit: Any, number: str, x: Tensor, kernel: Array | None = None
-) -> tuple[Tensor, Tensor]:
-    """Add a convolution of a unit and its norm; return what `group_norm` returns.
+def _unit_v2(ops: Operators, layer: Any, x: Tensor, *, is_first: bool) -> Tensor:
+    """Add a bottleneck with norm and ReLU in front of each convolution; the first kernels are float32 as in `_unit`."""
+    outer_ops = dataclasses.replace(ops, storage=FLOAT32) if is_first else ops
+    first = branch = _norm_and_relu(ops, layer.gn1, x, f"{layer.name}/gn1")
+    shortcut = x if layer.conv_proj is None else _convolution(outer_ops, layer, "_proj", first)
+    for number, norm in (("1", layer.gn2), ("2", layer.gn3)):
+        branch = _convolution(outer_ops if number == "1" else ops, layer, number, branch)
+        branch = _norm_and_relu(ops, norm, branch, f"{layer.name}/{norm.name}")
+    return ops.add(shortcut, _convolution(ops, layer, "3", branch), layer.name)
+
+
+def _norm_and_relu(ops: Operators, norm: Any, x: Tensor, name: str) -> Tensor:
+    x, shift = group_norm(ops, norm, x, name)
+    return ops.add(x, shift, name, activation="relu")
+
+
+def _pad_sides(ops: Operators, x: Tensor, width: int, name: str) -> Tensor:
+    """Put zeros around an image."""
+    return ops.pad(x, (0, width, width, 0), name, after=(0, width, width, 0))
+
+
+def _convolution(ops: Operators, unit: Any, number: str, x: Tensor, kernel: Array | None = None) -> Tensor:
+    """Add a convolution of a unit.
 
     1x1 convolutions are dense layers: the runtime quantizes each pixel by itself, and LiteRT's GPU computes an int8
     CONV_2D of 1x1 with a stride wrong.
     """
-    conv, norm = getattr(unit, f"conv{number}"), getattr(unit, f"gn{number}")
+    conv = getattr(unit, f"conv{number}")
     kernel = np.moveaxis(standardized_kernel(conv) if kernel is None else kernel, -1, 0)
     strides = (conv.strides, conv.strides)
     name, bias = f"{unit.name}/conv{number}", np.zeros(conv.filters, np.float32)
     if kernel.shape[1:3] == (1, 1):
-        x = ops.dense(_skip_pixels(ops, x, conv.strides, name), kernel[:, 0, 0], bias, name)
-    else:
-        x = ops.convolution(x, kernel, bias, name, strides=strides, same=True)
-    return group_norm(ops, norm, x, f"{unit.name}/gn{number}")
+        return ops.dense(_skip_pixels(ops, x, conv.strides, name), kernel[:, 0, 0], bias, name)
+    is_same = not conv.symmetric or conv.strides == 1  # with a stride, SAME pads fewer zeros in front than behind
+    if not is_same:
+        x = _pad_sides(ops, x, conv.kernel_size // 2, f"{name}/padded")
+    return ops.convolution(x, kernel, bias, name, strides=strides, same=is_same)
 
 
 def _skip_pixels(ops: Operators, x: Tensor, step: int, name: str) -> Tensor:

@@ -19,6 +19,7 @@ from keras_vit.export.quantization.modes import Smoothing
 from keras_vit.model.vision_transformer import VisionTransformer
 
 FINAL = "encoder_norm"
+IN_MLP = "/mlp/norm"  # end of the names of norms that do not read the residual stream
 NUM_IMAGES = 8  # the factors depend on the largest values alone, which few images show
 BUILT_IN = slice(0, 4, 3)  # of the built-in images two, smooth and noise: every export has to run them
 BATCH = 2  # images in a call, for few activations in memory
@@ -52,6 +53,8 @@ def find(model: VisionTransformer, images: np.ndarray, smoothing: Smoothing | No
     Only norms where a channel of x or the kernel exceeds the median one `smoothing.threshold` times get factors, and
     only the channels of the residual stream above `smoothing.stream` times the median one are scaled.
     """
+    if not model.config.num_layers:
+        return Outliers()
     stream, ranges = _measure(model, images)
     is_centered = not (model.config.has_map_head and model.config.final_norm == "pooled")
     scales = np.ones(len(stream))
@@ -62,9 +65,10 @@ def find(model: VisionTransformer, images: np.ndarray, smoothing: Smoothing | No
     if smoothing is None:
         return found
     for name, norm, readers in _norms(model):
-        least, most = ranges[name] * scales
+        factors_in = 1.0 if name.endswith(IN_MLP) else scales
+        least, most = ranges[name] * factors_in
         weights = np.max([np.abs(layer.kernel).max(axis=0) for layer in readers], axis=0)
-        weights = _above_zero(weights * np.abs(float64(norm.gamma)) / scales)
+        weights = _above_zero(weights * np.abs(float64(norm.gamma)) / factors_in)
         middle, reach = (least + most) / 2, (most - least) / 2
         impact = _above_zero(np.maximum(-least, most))
         is_constant = (np.abs(middle) > reach) & (np.abs(middle) > smoothing.threshold * np.median(impact))
@@ -108,7 +112,8 @@ def _measure(model: VisionTransformer, images: np.ndarray) -> tuple[Array, dict[
         for name, epsilon, tensor in _norm_inputs(model, images[start : start + BATCH]):
             tokens = folding.center(np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32"))))
             tokens = tokens.reshape(-1, tokens.shape[-1])
-            stream = np.maximum(stream, np.abs(tokens).max(axis=0))
+            if not name.endswith(IN_MLP):
+                stream = np.maximum(stream, np.abs(tokens).max(axis=0))
             tokens /= np.sqrt(np.square(tokens).mean(axis=-1, keepdims=True) + epsilon)
             least, most = ranges.get(name, (np.inf, -np.inf))
             ranges[name] = np.array([np.minimum(least, tokens.min(axis=0)), np.maximum(most, tokens.max(axis=0))])
@@ -121,9 +126,11 @@ def _norm_inputs(model: VisionTransformer, images: np.ndarray) -> Iterator[tuple
     for i in range(model.config.num_layers):
         block, (x, *relative) = model.get_layer(f"block_{i}"), inputs[f"block_{i}"]
         yield f"block_{i}/norm1", block.norm1.epsilon, x
-        branch = block.attention(block.norm1(x), relative=relative[0] if relative else None, training=False)
+        branch = block._mix(block.norm1(x), relative[0] if relative else None, False)
         x = x + (branch if block.scale1 is None else block.scale1(branch))
         yield f"block_{i}/norm2", block.norm2.epsilon, x
+        if model.config.mlp_norm:
+            yield f"block_{i}{IN_MLP}", block.mlp.norm.epsilon, block.mlp.hidden(block.norm2(x))
     branch = block.mlp(block.norm2(x), training=False)
     # Where the final norm follows the pooling, its tokens are the means of these.
     yield FINAL, model.config.norm_epsilon, x + (branch if block.scale2 is None else block.scale2(branch))
@@ -133,10 +140,14 @@ def _norms(model: VisionTransformer) -> Iterator[tuple[str, Any, list[DenseWeigh
     """Yield the name of every norm that dense layers read, its layer, and the weights of these layers."""
     for i in range(model.config.num_layers):
         block = model.get_layer(f"block_{i}")
-        attention = block.attention
-        first = [folding.query_weights(attention), *map(folding.dense_weights, (attention.key, attention.value))]
-        yield f"block_{i}/norm1", block.norm1, first
-        yield f"block_{i}/norm2", block.norm2, [folding.dense_weights(block.mlp.dense1)]
+        attention, mlp = block.attention, block.mlp
+        if attention is not None:
+            first = [folding.query_weights(attention), *map(folding.dense_weights, (attention.key, attention.value))]
+            yield f"block_{i}/norm1", block.norm1, first
+        second = (mlp.dense1, mlp.gate) if mlp.gated else (mlp.dense1,)
+        yield f"block_{i}/norm2", block.norm2, list(map(folding.dense_weights, second))
+        if model.config.mlp_norm:
+            yield f"block_{i}{IN_MLP}", mlp.norm, [folding.dense_weights(mlp.dense2)]
     if readers := _final_readers(model):
         yield FINAL, model.get_layer(FINAL), readers
 
@@ -147,10 +158,16 @@ def _final_readers(model: VisionTransformer) -> list[DenseWeights]:
     if c.has_map_head and c.final_norm == "tokens":
         pooling = model.get_layer("pool")
         return [folding.probe_weights(pooling), folding.dense_weights(pooling.attention.value)]
-    if c.representation_size is not None:
-        return [folding.dense_weights(model.get_layer("pre_logits"))]
     names = ["head", "head_distillation"][: c.distilled + 1] if c.num_classes else []
-    return [folding.dense_weights(model.get_layer(name)) for name in names]
+    if c.representation_size is not None:
+        names = ["pre_logits"]
+    readers = [folding.dense_weights(model.get_layer(name)) for name in names]
+    width = c.hidden_size  # of "token_gap", token and mean are read side by side
+    return [
+        weights._replace(kernel=weights.kernel[:, start : start + width])
+        for weights in readers
+        for start in range(0, c.feature_size, width)
+    ]
 
 
 def _above_zero(values: Array) -> Array:

@@ -62,11 +62,14 @@ class MLP(keras.layers.Layer):
             name=name,
         )
 
-    def call(self, x: Any, training: bool | None = None) -> Any:
+    def hidden(self, x: Any) -> Any:
+        """Return what the norm, if any, and the last Dense layer read, (..., mlp_dim)."""
         if self.gated:
-            x = product_then(self.gate, x, activation(self.activation)) * product_then(self.dense1, x)
-        else:
-            x = product_then(self.dense1, x, activation(self.activation))
+            return product_then(self.gate, x, activation(self.activation)) * product_then(self.dense1, x)
+        return product_then(self.dense1, x, activation(self.activation))
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        x = self.hidden(x)
         x = self.dropout(x if self.norm_epsilon is None else self.norm(x), training=training)
         return self.dropout(self.dense2(x), training=training)
 

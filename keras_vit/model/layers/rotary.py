@@ -26,7 +26,7 @@ class Rotary:
         """Return queries or keys (batch, heads, tokens, head size) turned: the first tokens of a sequence, or all."""
         cosines, sines = (
             ops.cast(table[: x.shape[2]], x.dtype)
-            for table in _tables(self, x.shape[-1], "float64" if x.dtype == "float64" else "float32")
+            for table in tables(self, x.shape[-1], "float64" if x.dtype == "float64" else "float32")
         )
         return x * cosines + self._quarter_turn(x) * sines
 
@@ -41,7 +41,7 @@ class Rotary:
 
 
 @functools.lru_cache(maxsize=8)
-def _tables(rotary: Rotary, size: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+def tables(rotary: Rotary, size: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     """Return cosines and sines (tokens, head size), which the blocks share."""
     lines = []
     for side in rotary.grid:

@@ -47,6 +47,11 @@ class MaskedPatchModel(keras.Model):
                 f"up to {MAX_CHANNELS} channels. Received: num_channels={config.num_channels}"
             )
         _check_patches(config.grid[0] * config.grid[1])
+        if not config.num_layers:
+            raise ValueError(
+                "Masked patch prediction corrupts the embeddings of patches; train a ResNet with another objective. "
+                "Received: a model without patch embedding (num_layers=0)"
+            )
         # A function, because Keras would count the encoder's unused weights as this model's.
         self._encoder = lambda: encoder
         # A final norm that follows pooling is applied here to every patch.

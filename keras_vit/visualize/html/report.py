@@ -122,7 +122,7 @@ def _render(data: ReportData, *, title: str, part_of: str | None, card: Any, exp
     filters = {"data_uri": data_uri, "heat": figures.heat, "svg": svg, "times_average": figures.times_average}
     environment = html.environment("keras_vit.visualize.html", **filters)
     charts = {
-        "distance": figures.draw_distances(data.distance),
+        "distance": None if data.distance is None else figures.draw_distances(data.distance),
         "filters": figures.draw_filters(data.filters),
         "similarity": None if data.similarity is None else figures.draw_similarities(data.similarity),
         "norms": figures.draw_norms(data.norms, prefix_tokens=data.config.num_prefix_tokens),

@@ -23,9 +23,10 @@ class ReportData:
     pictures: tuple[np.ndarray, ...]  # results of `undo_preprocessing`
     filters: np.ndarray  # result of `embedding_filters`
     similarity: np.ndarray | None  # result of `position_similarity`; None without position embeddings
-    rollout: np.ndarray  # (batch, rows, columns), result of `attention_rollout`
-    attention: np.ndarray  # (batch, heads, rows, columns), the last layer of `class_attention`
-    distance: np.ndarray  # (layers, heads), result of `attention_distance`, in pixels
+    # The next three are None without attention.
+    rollout: np.ndarray | None = None  # (batch, rows, columns), result of `attention_rollout`
+    attention: np.ndarray | None = None  # (batch, heads, rows, columns), the last layer of `class_attention`
+    distance: np.ndarray | None = None  # (layers, heads), result of `attention_distance`, in pixels
     norms: np.ndarray  # (layers, batch, tokens), result of `token_norms`
     rank: np.ndarray  # (layers,), result of `effective_rank`
     predictions: list[list[Prediction]] | None  # for each image the likeliest classes; None without a head
@@ -40,15 +41,15 @@ def collect(
     Raise a ValueError if the model computes NaN or infinity.
     """
     config = model.config
-    batches = track(split_batch(config, images), "Computing attention", show=progress)
-    parts = [_arrays(model, batch) for batch in batches]
+    batches = split_batch(config, images) if config.has_attention else [images]
+    parts = [_arrays(model, batch) for batch in track(batches, "Computing attention", show=progress)]
     arrays: dict[str, Any] = {name: np.concatenate([part[name] for part in parts], _AXES[name]) for name in parts[0]}
     if not np.isfinite(arrays["norms"]).all():
         raise ValueError(
             f"{model.name!r} computes NaN or infinity from these images: there is nothing to draw. Received: "
-            f"tokens that are not finite, computed in {model.get_layer('block_0').compute_dtype}"
+            f"tokens that are not finite, computed in {model.layers[1].compute_dtype}"
         )
-    distance, rank = (arrays.pop(name).mean(axis=1) for name in ("distance", "rank"))
+    arrays |= {name: arrays[name].mean(axis=1) for name in ("distance", "rank") if name in arrays}
     lens = arrays.pop("lens", None)
     return ReportData(
         config=config,
@@ -57,8 +58,6 @@ def collect(
         pictures=tuple(undo_preprocessing(config, image) for image in images),
         filters=weights.embedding_filters(model),
         similarity=weights.position_similarity(model) if weights.has_position_embedding(config) else None,
-        distance=distance,
-        rank=rank,
         predictions=None if lens is None else model.decode_predictions(lens[-1], top),
         leaders=None if lens is None else [[best for [best] in model.decode_predictions(x, 1)] for x in lens],
         **arrays,
@@ -71,15 +70,13 @@ _AXES = {"rollout": 0, "attention": 0, "distance": 1, "norms": 1, "rank": 1, "le
 
 def _arrays(model: VisionTransformer, images: np.ndarray) -> dict[str, np.ndarray]:
     config = model.config
-    maps, probe = attention.block_maps(model, images), attention.probe_map(model, images)
     blocks = tokens.block_tokens(model, images)
-    arrays = {
-        "rollout": attention.rollout(config, maps, probe),
-        "attention": attention.class_maps(config, maps, probe)[-1],
-        "distance": attention.distances(config, maps),
-        "norms": tokens.norms(blocks),
-        "rank": tokens.ranks(blocks),
-    }
+    arrays = {"norms": tokens.norms(blocks), "rank": tokens.ranks(blocks)}
+    if config.has_attention:
+        maps, probe = attention.block_maps(model, images), attention.probe_map(model, images)
+        arrays["rollout"] = attention.rollout(config, maps, probe)
+        arrays["attention"] = attention.class_maps(config, maps, probe)[-1]
+        arrays["distance"] = attention.distances(config, maps)
     return arrays | ({"lens": tokens.block_logits(model, blocks)} if config.num_classes else {})
 
 
