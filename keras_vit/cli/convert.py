@@ -7,7 +7,18 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from keras_vit.cli.options import Classes, Facts, Licence, Model, Patch, Size, complete_format, find_model, parse_fields, quiet
+from keras_vit.cli.options import (
+    Classes,
+    Facts,
+    Licence,
+    Model,
+    Patch,
+    Size,
+    complete_format,
+    find_model,
+    parse_fields,
+    quiet,
+)
 
 
 def convert(

@@ -37,7 +37,10 @@ def list_models(
     cards = [catalogue.card(name) for name in catalogue.names(pattern)]
     _print_named_weights(pattern)
     if as_json:
-        rows = [{"name": card.name, "family": card.family, "default": card.default, "weights": list(card.weights)} for card in cards]
+        rows = [
+            {"name": card.name, "family": card.family, "default": card.default, "weights": list(card.weights)}
+            for card in cards
+        ]
         typer.echo(json.dumps(rows, indent=2))
         return
     none = f"keras-vit: no model of the zoo matches {pattern!r}; keras-vit list shows all"

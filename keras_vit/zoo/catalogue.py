@@ -110,7 +110,7 @@ def _search(text: str) -> list[str]:
 
     A text that states the whole architecture finds no others.
     """
-    found, spelled = _architecture(text), spellings.read(text)
+    found, spelled = _find(text), spellings.read(text)
     if found in _cards() and not (spelled and spelled.is_guess):
         return [found]
     part = f"{found.rpartition('/')[0]}/" if found else text
@@ -139,10 +139,10 @@ def card(name: str) -> Card:
     single = parse_augreg(name)
     if single:
         return Card(single.architecture, {single.tag: single})
-    by_spelling = {spelling: known for known in _cards() for spelling in _spellings(known)}
-    found = by_spelling.get(name.casefold()) or by_spelling.get(_joined(name)) or _architecture(name)
+    found = _find(name)
     if found in _cards():
         return _cards()[found]
+    by_spelling = {spelling: known for known in _cards() for spelling in _spellings(known)}
     foreign = {spelling: _architecture(spelling) for spelling in spellings.known_names()}
     by_spelling |= {spelling: known for spelling, known in foreign.items() if known in _cards()}
     close = nearest(name.casefold(), by_spelling, count=8, cutoff=0.4)
@@ -150,6 +150,12 @@ def card(name: str) -> Card:
     offer = f"the nearest are {models}" if models else f"the models are {names()}"
     problem = f"{found} has no published weights" if found else "No model has this name"
     raise UnknownModel(f"{problem}; {offer}. Received: {name!r}")
+
+
+def _find(name: str) -> str | None:
+    """Return the model or architecture that a name stands for, in any spelling and with any separators."""
+    by_spelling = {spelling: known for known in _cards() for spelling in _spellings(known)}
+    return by_spelling.get(name.casefold()) or by_spelling.get(_joined(name)) or _architecture(name)
 
 
 def table(pattern: str = "*") -> list[dict[str, Any]]:
@@ -189,6 +195,7 @@ def _row(weights: Weights) -> dict[str, Any]:
     arguments = f"{listed.name!r}" if default else f"{listed.name!r}, weights={weights.tag!r}"
     if weights.tag not in listed.weights:  # an AugReg file is loaded by its own name
         arguments = f"{weights.tag!r}"
+    arguments += ", accept_licence=True" * bool(weights.terms)
     sizes = {f"bytes_{name}": cost.file_bytes(config, name) for name in cost.PRECISIONS}
     return {
         "name": listed.name,

@@ -110,4 +110,4 @@ def entries() -> list[Entry]:
 
 def _anchor(text: str) -> str:
     """Return text as a part of an HTML id: "R50+ViT-B/16" becomes "R50-ViT-B-16"."""
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-")
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", re.sub(r"\+(?!\w)", "plus", text)).strip("-")
