@@ -210,7 +210,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> Visio
 
 
 def test_a_file_with_terms_is_loaded_only_after_they_are_accepted(small: VisionTransformer) -> None:
-    words = "terms of its own .DINOv3 License.*https://ai.meta.com/.*accept_licence=True.*--accept-licence"
+    words = "terms of its own .DINOv3 License.*https://ai.meta.com/.*and, if you accept them, load it with accept_licence=True"
     with pytest.raises(LicenceError, match=words):
         zoo.load("DINOv3-B/16")
     model = zoo.load("DINOv3-B/16", accept_licence=True)
@@ -231,7 +231,7 @@ def test_the_command_line_asks_likewise(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = ("convert", "DINOv3-B/16", "out", "--to", "timm_eva")
-    assert "accept_licence=True, on the command line --accept-licence" in fails(monkeypatch, *arguments)
+    assert "if you accept them, load it with --accept-licence" in fails(monkeypatch, *arguments)
     assert not Path("out").exists()
     run(*arguments, "--accept-licence")
     assert_same_bits(values(converters.load("out")), values(small))

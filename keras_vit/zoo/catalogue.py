@@ -91,7 +91,8 @@ def names(pattern: str = "*") -> list[str]:
             or "[" may also be a name of another package ("vit_base_patch16_224"), or part of a name.
 
     Returns:
-        Canonical names, in each family in natural order, B/8 before B/16; the model that a text without wildcards names is the first.
+        Canonical names, in each family in natural order, B/8 before B/16; the model that a text without wildcards names
+        is the first.
 
     Example:
         >>> keras_vit.zoo.names("B/*")
@@ -169,8 +170,8 @@ def table(pattern: str = "*") -> list[dict[str, Any]]:
     Returns:
         One dict for each model and tag:
 
-        - name, family, weights (the tag), default (bool), image_size, file, url (None if the file comes with the package),
-          paper, licence, load (a line of Python);
+        - name, family, weights (the tag), default (bool), image_size, file, url (None if the file comes with the
+          package), paper, licence, load (a line of Python);
         - num_classes: None if only the file states it; the counts then exclude the head;
         - parameters, and gflops: 1e9 operations for one image at image_size. A multiply-add counts as two operations:
           the number is twice what papers and timm print;
