@@ -5,7 +5,7 @@ Example:
     ...     keras_vit.zoo.load("digit")
     ... except keras_vit.errors.KerasViTError as error:
     ...     print(error)
-    No model has this name; the nearest are ['ViT-digits']. Received: 'digit'
+    No model has this name; the nearest are ['ViT-digits', ...]. Received: 'digit'
 """
 
 __all__ = [
