@@ -5,7 +5,7 @@ Example:
     ...     keras_vit.zoo.load("digit")
     ... except keras_vit.errors.KerasViTError as error:
     ...     print(error)
-    No model has this name; the nearest are ['ViT-digits']. Received: 'digit'
+    No model has this name; the nearest are ['ViT-digits', ...]. Received: 'digit'
 """
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "DownloadError",
     "FileUnavailableError",
     "KerasViTError",
+    "LicenceError",
     "UnknownModel",
     "VerificationError",
 ]
@@ -35,6 +36,10 @@ class DownloadError(KerasViTError, OSError):
 
 class FileUnavailableError(DownloadError):
     """The file does not exist at its source, access is denied, or the package is offline."""
+
+
+class LicenceError(KerasViTError, PermissionError):
+    """The publisher's own terms must be accepted before the file is downloaded; the message has their address."""
 
 
 class CardError(KerasViTError, ValueError):

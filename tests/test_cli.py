@@ -96,7 +96,9 @@ def test_help_names_every_verb() -> None:
 
 
 def test_list_names_every_model_and_its_weights() -> None:
-    lines = run("list").splitlines()
+    families = run("list").split("\n\n")
+    assert [family.partition("-")[0] for family in families][1:3] == ["BiT", "CLIP"]
+    lines = "\n".join(families).splitlines()
     assert [line.split()[0] for line in lines] == catalogue.names()
     assert "augreg-imagenet21k+imagenet2012" in next(line for line in lines if line.startswith("ViT-B/16"))
 
@@ -105,13 +107,14 @@ def test_list_prints_json() -> None:
     rows = json.loads(run("list", "*", "--json"))
     assert [row["name"] for row in rows] == catalogue.names()
     for row in rows:
+        assert row["family"] == catalogue.card(row["name"]).family
         assert row["default"] == row["weights"][0] == catalogue.card(row["name"]).default
 
 
 def test_a_pattern_that_nothing_matches_lists_nothing() -> None:
     assert run("list", "X*") == ""
     assert json.loads(run("list", "X*", "--json")) == []
-    assert "no model of the zoo matches 'deit'" in CliRunner().invoke(app, ["list", "deit"]).stderr
+    assert "no model of the zoo matches 'swin'" in CliRunner().invoke(app, ["list", "swin"]).stderr
 
 
 @pytest.mark.parametrize("command", ["list", "show"])

@@ -15,7 +15,7 @@ TIMM = "hf://timm/{}/model.safetensors"
 NAMES = {
     "vit_base_patch16_224": ("ViT-B/16", TIMM.format("vit_base_patch16_224.augreg2_in21k_ft_in1k")),
     "VIT_Base_Patch16_224": ("ViT-B/16", TIMM.format("VIT_Base_Patch16_224.augreg2_in21k_ft_in1k")),
-    "timm/vit_base_patch16_224.mae": ("ViT-B/16", TIMM.format("vit_base_patch16_224.mae")),
+    "timm/vit_base_patch16_224.dino": ("ViT-B/16", TIMM.format("vit_base_patch16_224.dino")),
     "vit_base_patch16_224_in21k": ("ViT-B/16", TIMM.format("vit_base_patch16_224.augreg_in21k")),
     "vit_large_patch16_384": ("ViT-L/16", TIMM.format("vit_large_patch16_384.augreg_in21k_ft_in1k")),
     "vit_tiny_patch16_224": ("ViT-Ti/16", TIMM.format("vit_tiny_patch16_224.augreg_in21k_ft_in1k")),
@@ -46,7 +46,7 @@ def test_the_right_card_comes_first(name: str) -> None:
 
 def test_a_size_alone_lists_all_of_that_size() -> None:
     assert zoo.names("vit_base") == ["ViT-B/16", "R26+ViT-B/32", "R50+ViT-B/16", "ViT-B/8", "ViT-B/32"]
-    assert zoo.names("r50") == ["R50+ViT-B/16", "R50+ViT-L/32"]
+    assert zoo.names("r50") == ["R50+ViT-B/16", "R50+ViT-L/32", "BiT-R50x1", "BiT-R50x3"]
     assert zoo.names("nothing") == []
 
 

@@ -28,7 +28,7 @@ from keras_vit._util.text import install_command
 from keras_vit._util.transfer import download, no_connection
 from keras_vit.errors import DownloadError, FileUnavailableError
 
-__all__ = ["DownloadError", "cache_folder", "fetch"]
+__all__ = ["DownloadError", "cache_folder", "fetch", "is_cached"]
 
 STORAGE = "https://storage.googleapis.com/"
 HUB_SOURCE = re.compile(r"hf://(?P<org>[^/@]+)/(?P<repo>[^/@]+)/(?P<path>[^@]+)(@(?P<revision>.+))?")
@@ -69,6 +69,11 @@ def fetch(source: str, *, sha256: str | None = None, size: int | None = None, na
     expected = Expected(_one_hash(sha256, fragment), size)
     local = _local_path(source)
     return _fetch_remote(_locate(source, name), expected) if local is None else _verify_local(local, expected)
+
+
+def is_cached(source: str) -> bool:
+    """Return whether the copy of a remote file is in the cache."""
+    return _locate(source, None).cached.exists()
 
 
 def _one_hash(sha256: str | None, fragment: str) -> str | None:

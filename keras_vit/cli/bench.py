@@ -11,7 +11,7 @@ import typer
 from typer import Option
 
 from keras_vit._util.checks import check_counts, given
-from keras_vit.cli.options import Json, Model, Patch, Size, Weights, find_model, quiet
+from keras_vit.cli.options import Json, Licence, Model, Patch, Size, Weights, find_model, quiet
 
 WARM_UP = (3, 0.5)  # least calls and least seconds before the timed calls
 
@@ -22,6 +22,7 @@ def bench(
     rounds: Annotated[int, Option(help="Number of timed calls.")] = 20,
     threads: Annotated[int | None, Option(help="Default: the runtime's choice; 2 for a .tflite file.")] = None,
     weights: Weights = None,
+    accept_licence: Licence = False,
     image_size: Size = None,
     patch_size: Patch = None,
     as_json: Json = False,
@@ -33,7 +34,7 @@ def bench(
         raise ValueError(f"{model} has its weights and sizes: --weights, --image-size and --patch-size are for models")
     if is_exported and not Path(model).exists():
         raise FileNotFoundError(f"There is no exported file {model}")
-    found = None if is_exported else find_model(model, weights, image_size, patch_size)
+    found = None if is_exported else find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
     with quiet():
         if found is None:
             call, images = _exported_call(model, batch, threads)

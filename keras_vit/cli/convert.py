@@ -7,7 +7,18 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from keras_vit.cli.options import Classes, Facts, Model, Patch, Size, complete_format, find_model, parse_fields, quiet
+from keras_vit.cli.options import (
+    Classes,
+    Facts,
+    Licence,
+    Model,
+    Patch,
+    Size,
+    complete_format,
+    find_model,
+    parse_fields,
+    quiet,
+)
 
 
 def convert(
@@ -20,14 +31,16 @@ def convert(
     num_classes: Classes = None,
     patch_size: Patch = None,
     config: Facts = None,
+    accept_licence: Licence = False,
     source_format: Annotated[
         str | None, Option("--from", help="The source's format, or a .toml table.", autocompletion=complete_format)
     ] = None,
 ) -> None:
     """Convert a checkpoint to another format, resolution, patch size or number of classes."""
     facts: dict[str, Any] = {"config": parse_fields(config) or None, "format": source_format}
+    facts |= {"num_classes": num_classes, "accept_licence": accept_licence}
     _check_target(target, to)
-    found = find_model(source, image_size=image_size, patch_size=patch_size, num_classes=num_classes, **facts)
+    found = find_model(source, image_size=image_size, patch_size=patch_size, **facts)
     with quiet():
         from keras_vit import converters
 
@@ -41,13 +54,15 @@ def resize(
     image_size: Annotated[str, Argument(help="Pixels: 384 or HEIGHTxWIDTH.")],
     patch_size: Patch = None,
     config: Facts = None,
+    accept_licence: Licence = False,
 ) -> None:
     """Interpolate the position embeddings of a checkpoint to another resolution, and its patches to another size."""
     from keras_vit import converters
     from keras_vit.converters.source import find_weights, is_keras_file
     from keras_vit.zoo.pretrained import fetch_source
 
-    found = find_model(source, image_size=image_size, patch_size=patch_size, config=parse_fields(config) or None)
+    facts: dict[str, Any] = {"config": parse_fields(config) or None, "accept_licence": accept_licence}
+    found = find_model(source, image_size=image_size, patch_size=patch_size, **facts)
     file = find_weights(fetch_source(found.choice))
     format = None if is_keras_file(file) else converters.detect(file)
     if format is None and not is_keras_file(target):

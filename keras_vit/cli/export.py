@@ -10,6 +10,7 @@ from keras_vit._util.checks import check_counts, one_of
 from keras_vit._util.image_paths import image_files
 from keras_vit.cli.options import (
     Json,
+    Licence,
     Model,
     Patch,
     Size,
@@ -48,6 +49,7 @@ def export(
         str, Option(help="A mode (none, float16, dynamic, int8 ...) or a .toml file.", autocompletion=complete_mode)
     ] = "dynamic",
     weights: Weights = None,
+    accept_licence: Licence = False,
     image_size: Size = None,
     patch_size: Patch = None,
     images: Annotated[
@@ -92,7 +94,7 @@ def export(
         "source_size": parse_size(source_size, "--source-size"),
         **{"resize": resize, "output": output, "attention": attention, "patches": patches},
     }
-    found = find_model(model, weights, image_size, patch_size)
+    found = find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
     class_names(found.config, names)
     if is_saved_model:
         check_folder_path(to)
@@ -135,6 +137,7 @@ def verify(
         list[str] | None, Argument(help="Image files, folders and patterns; default: a built-in set.")
     ] = None,
     weights: Weights = None,
+    accept_licence: Licence = False,
     image_size: Size = None,
     patch_size: Patch = None,
     quantize: Annotated[
@@ -156,7 +159,7 @@ def verify(
         load_mode(quantize)
     check_counts(threads=threads)
     one_of("--accelerator", accelerator, ("cpu", "gpu"))
-    found = find_model(model, weights, image_size, patch_size)
+    found = find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
     with quiet():
         from keras_vit import export as exports
 

@@ -15,6 +15,7 @@ _OPTIONS = {"input_dtype": "--input", "source_format": "--from", "format": "--fr
 _PHRASES = {
     "calibration=model.preprocess(...)": "--images FOLDER",
     "labels='real'": "--real",
+    "accept_licence=True": "--accept-licence",
     "reset_head=True": "--set reset_head=true",
     "(height, width)": "HEIGHTxWIDTH",
 }

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 
@@ -86,6 +87,9 @@ Model = Annotated[str, Argument(help=MODEL_HELP, autocompletion=complete_model)]
 Images = Annotated[list[str], Argument(help='Image files, folders and patterns such as "photos/*.jpg".')]
 Weights = Annotated[
     str | None, Option(help="For a name: a tag of the model's card, a path or a URL.", autocompletion=complete_weights)
+]
+Licence = Annotated[
+    bool, Option("--accept-licence", help="Accept the publisher's own terms, whose address the model's card has.")
 ]
 Json = Annotated[bool, Option("--json", help="Print JSON, and nothing else, on standard output.")]
 
@@ -174,6 +178,7 @@ def find_model(
     *,
     default: str | None = "default",
     num_classes: int | None = None,
+    accept_licence: bool = False,
     **file_facts: Any,
 ) -> FoundModel:
     """Find what a command was given and check it, without TensorFlow.
@@ -184,7 +189,7 @@ def find_model(
 
     sizes = {"image_size": parse_size(image_size), "patch_size": parse_size(patch_size, "--patch-size")}
     changes = given(**sizes, num_classes=num_classes)
-    choice = resolve(model, weights, default=default)
+    choice = replace(resolve(model, weights, default=default), accept_licence=accept_licence)
     config = read_config(choice, changes, **file_facts)
     return FoundModel(choice, config, functools.partial(load_choice, choice, changes, **file_facts))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,17 +31,22 @@ OPERATIONS = (" ", " k", " M", " G", " T")
 def list_models(
     pattern: Annotated[str, Argument(help='Such as "B*", "R50*", b16 or vit_base.')] = "*", as_json: Json = False
 ) -> None:
-    """List the models of the zoo and their weights."""
+    """List the models of the zoo and their weights, with an empty line between families."""
     from keras_vit.zoo import catalogue
 
     cards = [catalogue.card(name) for name in catalogue.names(pattern)]
     _print_named_weights(pattern)
     if as_json:
-        rows = [{"name": card.name, "default": card.default, "weights": list(card.weights)} for card in cards]
+        rows = [
+            {"name": card.name, "family": card.family, "default": card.default, "weights": list(card.weights)}
+            for card in cards
+        ]
         typer.echo(json.dumps(rows, indent=2))
         return
     none = f"keras-vit: no model of the zoo matches {pattern!r}; keras-vit list shows all"
-    typer.echo(aligned([(card.name, ", ".join(card.weights)) for card in cards]) if cards else none, err=not cards)
+    lines = iter(aligned([(card.name, ", ".join(card.weights)) for card in cards]).splitlines() if cards else ())
+    families = [[next(lines) for _ in group] for _, group in itertools.groupby(cards, lambda card: card.family)]
+    typer.echo("\n\n".join(map("\n".join, families)) or none, err=not cards)
 
 
 def show(name: Model, image_size: Size = None, as_json: Json = False) -> None:
@@ -49,7 +55,7 @@ def show(name: Model, image_size: Size = None, as_json: Json = False) -> None:
     The numbers are for the recommended weights, at their resolution or at --image-size. A file has no card.
     """
     from keras_vit.model.sizes import name_of
-    from keras_vit.zoo import catalogue
+    from keras_vit.zoo import catalogue, spellings
     from keras_vit.zoo.pretrained import resolve
 
     if resolve(name, default=None).is_file:
@@ -59,7 +65,8 @@ def show(name: Model, image_size: Size = None, as_json: Json = False) -> None:
         return
     card = catalogue.card(name)
     _print_named_weights(name)
-    weights = catalogue.select(card)
+    spelled = spellings.read(name)
+    weights = catalogue.select(card, spelled and spelled.weights or "default")
     config = weights.whole_config()
     if image_size is not None:
         config = config.replace(image_size=parse_size(image_size))

@@ -17,6 +17,7 @@ from keras_vit.cli.options import (
     BadImage,
     DataDir,
     Json,
+    Licence,
     Model,
     Size,
     Weights,
@@ -49,6 +50,7 @@ def train(
         str | None,
         Option(help="Initial weights: a tag of the model's card, a path or a URL.", autocompletion=complete_weights),
     ] = None,
+    accept_licence: Licence = False,
     continue_from: Annotated[
         Path | None, Option(help="Folder of a run: start a new one from its weights, with its recipe and data.")
     ] = None,
@@ -76,7 +78,8 @@ def train(
     fields = given(image_size=parse_size(image_size), steps=steps, variant=variant) | parse_fields(changes, "--set")
     chosen = _with_auto_accumulation(training.recipe(recipe, **fields)) if recipe else None
     if chosen and model:
-        found = find_model(model, weights, default="default" if chosen.start == "pretrained" else None)
+        default = "default" if chosen.start == "pretrained" else None
+        found = find_model(model, weights, default=default, accept_licence=accept_licence)
         found.config.replace(**chosen.config_changes(found.config))
     check_data(data or "digits", data_dir, on_bad_image)
     folder = out or Path(f"{continue_from}-continued")
@@ -138,6 +141,7 @@ def evaluate(
         Option(help="The split or sub-folder, all or held-out; default: the held-out one, or all of a plain folder."),
     ] = None,
     weights: Weights = None,
+    accept_licence: Licence = False,
     image_size: Size = None,
     batch_size: Annotated[int, Option(help="Images per call.")] = 64,
     real: Annotated[bool, Option("--real", help="Several labels for each image, each of them right (ReaL).")] = False,
@@ -155,7 +159,7 @@ def evaluate(
     check_counts(batch_size=batch_size)
     for shots in few_shot or ():
         check_counts(few_shot=shots)
-    found = find_model(model, weights, image_size)
+    found = find_model(model, weights, image_size, accept_licence=accept_licence)
     check_data(data, data_dir, on_bad_image)
     with quiet():
         loaded = found.load()

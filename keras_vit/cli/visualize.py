@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from keras_vit._util.checks import check_counts
 from keras_vit._util.image_paths import image_files
-from keras_vit.cli.options import Model, Size, Weights, drop_unreadable, find_model, quiet
+from keras_vit.cli.options import Licence, Model, Size, Weights, drop_unreadable, find_model, quiet
 
 MAX_IMAGES = 16  # as in visualize.html.report
 
@@ -19,6 +19,7 @@ def visualize(
     images: Annotated[list[str], Argument(help=f"Image files, folders and patterns; at most {MAX_IMAGES} are shown.")],
     out: Annotated[Path, Option(help="The HTML file to write.")] = Path("report.html"),
     weights: Weights = None,
+    accept_licence: Licence = False,
     image_size: Size = None,
     top: Annotated[int, Option(help="Number of classes for each image.")] = 5,
 ) -> None:
@@ -28,7 +29,7 @@ def visualize(
         warnings.warn(f"the report shows {MAX_IMAGES} of the {len(files):,} images, evenly chosen", stacklevel=2)
         files = [files[place * len(files) // MAX_IMAGES] for place in range(MAX_IMAGES)]
     check_counts(top=top)
-    found = find_model(model, weights, image_size)
+    found = find_model(model, weights, image_size, accept_licence=accept_licence)
     with quiet():
         from keras_vit.visualize.html.report import report
 

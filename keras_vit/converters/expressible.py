@@ -91,7 +91,8 @@ def plan(config: ViTConfig, shapes: Shapes, table: Table) -> WritePlan:
 
 def _check_places(config: ViTConfig, shapes: Shapes, table: Table) -> dict[str, Source]:
     """Return the tensor of every variable; raise a CheckpointError that names those the format has no place for."""
-    found = {path: table.tensor_of(path, config.to_dict()) for path in shapes}
+    fields = config.to_dict()
+    found = {path: table.tensor_of(path, fields) for path in shapes}
     written = {source.tensor for source in found.values() if source}
     sources = {path: source for path, source in found.items() if source and source.row.unless not in written}
     unsupported = [path for path in shapes if path not in sources and not table.meaning.is_zero_without_tensor(path)]
@@ -144,7 +145,7 @@ def _check_expressible(
     for name, value in ours.items():
         implied = theirs[name] if name in from_tensors else table.meaning.config.get(name, theirs[name])
         read = read_fields.get(name, implied)
-        if name in _NOT_IN_FILES | stated or _reads_the_same(name, read, config):
+        if name in _NOT_IN_FILES | stated or _reads_the_same(name, value, read, config):
             continue
         values = _NUMERIC_FIELDS.get(name, ())
         is_inexact = name in _NUMERIC_FIELDS and (values is None or {value, read} <= set(values))
@@ -154,9 +155,8 @@ def _check_expressible(
     return tuple(inexact)
 
 
-def _reads_the_same(name: str, read: Any, config: ViTConfig) -> bool:
-    """Return whether the model stays the same if the value `read` replaces that of a field."""
-    value = config.to_dict()[name]
+def _reads_the_same(name: str, value: Any, read: Any, config: ViTConfig) -> bool:
+    """Return whether the model stays the same if the value `read` replaces the value of a field."""
     if name == "classifier":
         return _READ_AS.get(value, value) == read
     if name == "layer_scale":  # only the initial value, which trained weights replace

@@ -4,7 +4,7 @@ An invalid file is refused as a whole; one error lists everything that is wrong 
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from keras_vit._util import data_files
 from keras_vit._util.schema import NUMBER, misfits
 from keras_vit.errors import CardError
 from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
+from keras_vit.model.sizes import architecture as official
 from keras_vit.model.sizes import canonical_name
 
 NOT_PUBLISHED = "not published"
@@ -31,6 +32,8 @@ _PREPROCESSING = {
 }
 _FILE = {
     "file": str,
+    "num_classes?": int,
+    "preprocessing?": dict,
     "image_size?": int,
     "config?": dict,
     "notes?": [str],
@@ -44,6 +47,7 @@ _WEIGHTS = {
     "rank": int,
     "image_size": int,
     "config?": dict,
+    "preprocessing?": dict,
     "notes?": [str],
     "files": {"*": _FILE},
     "accuracy?": [_ACCURACY],
@@ -53,11 +57,13 @@ _GRAMMAR = {"image_size": int, "pre_trained": [_PART], "fine_tuned": [_PART], "d
 _FAMILY = {
     "title": str,
     "licence": str,
+    "terms?": str,
     "source": str,
     "base": str,
     "paper": {"title": str, "arxiv": str},
     "preprocessing": _PREPROCESSING,
     "notes?": [str],
+    "config?": dict,
     "models?": {"*": dict},
     "weights": {"*": _WEIGHTS},
     "grammar?": _GRAMMAR,
@@ -104,11 +110,12 @@ class Weights:
     config: Mapping[str, Any]
     preprocessing: Preprocessing
     paper: Paper
-    licence: str  # SPDX identifier
+    licence: str  # SPDX identifier, or the name of the publisher's own
     source: str  # publisher
     rank: int  # the lowest rank is the default of the model
     accuracy: tuple[Accuracy, ...] = ()
     notes: tuple[str, ...] = ()  # caveats
+    terms: str | None = None  # address of terms that one must accept before the download
     sha256: str | None = None  # lower-case hexadecimal
     bytes: int | None = None  # exact size of the file
     size_mib: float | None = None  # approximate size
@@ -116,7 +123,7 @@ class Weights:
     @property
     def url(self) -> str | None:
         """URL of the file; None if it comes with the package."""
-        return self.base + self.file if "://" in self.base else None
+        return self.base + self.file if "://" in self.base + self.file else None
 
     @property
     def location(self) -> str:
@@ -166,6 +173,7 @@ class Weights:
             *[("note", note) for note in self.notes],
             ("paper", str(self.paper)),
             ("licence", f"{self.licence}, {self.source}"),
+            *([("terms", f"{self.terms} (accept_licence=True, --accept-licence)")] if self.terms else []),
         ]
         return "\n".join(f"{name:<9} {text}" for name, text in rows)
 
@@ -212,25 +220,40 @@ def make_weights(
         for entry in stated.get("accuracy", [])
         if architecture in entry["values"]
     ]
-    own = family.get("models", {}).get(architecture, {})
+    tables = [family, stated, row]  # what a later one states takes precedence
     return Weights(
         tag=tag,
         architecture=architecture,
         file=row["file"],
         base=family["base"],
         image_size=row.get("image_size", stated["image_size"]),
-        num_classes=stated.get("num_classes"),
+        num_classes=row.get("num_classes", stated.get("num_classes")),
         labels=stated.get("labels"),
-        config={**own, **stated.get("config", {}), **row.get("config", {})},
-        preprocessing=Preprocessing(**family["preprocessing"]),
+        config=_merged("config", [_sizes(family, architecture), *tables]),
+        preprocessing=Preprocessing(**_merged("preprocessing", tables)),
         paper=Paper(**family["paper"]),
         licence=family["licence"],
         source=family["source"],
         rank=stated["rank"],
         accuracy=tuple(reported),
         notes=(*row.get("notes", ()), *stated.get("notes", ()), *family.get("notes", ())),
+        terms=family.get("terms"),
         **{key: row[key] for key in ("sha256", "bytes", "size_mib") if key in row},
     )
+
+
+def _sizes(family: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    """Return the config of a model of `family` that is no official architecture, as a table with the key "config".
+
+    The key "architecture" of the model stands for all fields of an official architecture.
+    """
+    own = dict(family.get("models", {}).get(architecture, {}))
+    sizes = official(own.pop("architecture")) | {"dropout_rate": 0.0} if "architecture" in own else {}
+    return {"config": sizes | own}
+
+
+def _merged(key: str, tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: value for table in tables for name, value in table.get(key, {}).items()}
 
 
 def _check(weights: Weights, *, own: bool) -> None:

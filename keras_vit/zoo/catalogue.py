@@ -50,6 +50,16 @@ class Card:
         """
         return next(iter(self.weights))
 
+    @property
+    def family(self) -> str:
+        """First part of the name, such as "DINOv2"; hybrids with a ResNet are in the family "ViT".
+
+        Example:
+            >>> keras_vit.zoo.card("R50+ViT-B/16").family
+            'ViT'
+        """
+        return self.name.partition("-")[0].rpartition("+")[2]
+
     def __str__(self) -> str:
         blocks = [self.name]
         for tag, weights in self.weights.items():
@@ -74,14 +84,15 @@ class Card:
 
 
 def names(pattern: str = "*") -> list[str]:
-    """List the models that have published weights.
+    """List the models that have published weights, grouped by family: first the ViTs.
 
     Args:
         pattern: shell pattern such as "B/*" or "r50*", in any case and any spelling of the names. Text without "*", "?"
             or "[" may also be a name of another package ("vit_base_patch16_224"), or part of a name.
 
     Returns:
-        Canonical names in natural order, B/8 before B/16; the model that a text without wildcards names is the first.
+        Canonical names, in each family in natural order, B/8 before B/16; the model that a text without wildcards names
+        is the first.
 
     Example:
         >>> keras_vit.zoo.names("B/*")
@@ -92,7 +103,7 @@ def names(pattern: str = "*") -> list[str]:
     ]
     if not matching and not glob.has_magic(pattern):
         return _search(pattern)
-    return sorted(matching, key=_natural_key)
+    return sorted(matching, key=_order)
 
 
 def _search(text: str) -> list[str]:
@@ -100,7 +111,7 @@ def _search(text: str) -> list[str]:
 
     A text that states the whole architecture finds no others.
     """
-    found, spelled = _architecture(text), spellings.read(text)
+    found, spelled = _find(text), spellings.read(text)
     if found in _cards() and not (spelled and spelled.is_guess):
         return [found]
     part = f"{found.rpartition('/')[0]}/" if found else text
@@ -129,10 +140,10 @@ def card(name: str) -> Card:
     single = parse_augreg(name)
     if single:
         return Card(single.architecture, {single.tag: single})
-    by_spelling = {spelling: known for known in _cards() for spelling in _spellings(known)}
-    found = by_spelling.get(name.casefold()) or _architecture(name)
+    found = _find(name)
     if found in _cards():
         return _cards()[found]
+    by_spelling = {spelling: known for known in _cards() for spelling in _spellings(known)}
     foreign = {spelling: _architecture(spelling) for spelling in spellings.known_names()}
     by_spelling |= {spelling: known for spelling, known in foreign.items() if known in _cards()}
     close = nearest(name.casefold(), by_spelling, count=8, cutoff=0.4)
@@ -140,6 +151,12 @@ def card(name: str) -> Card:
     offer = f"the nearest are {models}" if models else f"the models are {names()}"
     problem = f"{found} has no published weights" if found else "No model has this name"
     raise UnknownModel(f"{problem}; {offer}. Received: {name!r}")
+
+
+def _find(name: str) -> str | None:
+    """Return the model or architecture that a name stands for, in any spelling and with any separators."""
+    by_spelling = {spelling: known for known in _cards() for spelling in _spellings(known)}
+    return by_spelling.get(name.casefold()) or by_spelling.get(_joined(name)) or _architecture(name)
 
 
 def table(pattern: str = "*") -> list[dict[str, Any]]:
@@ -153,8 +170,8 @@ def table(pattern: str = "*") -> list[dict[str, Any]]:
     Returns:
         One dict for each model and tag:
 
-        - name, weights (the tag), default (bool), image_size, file, url (None if the file comes with the package),
-          paper, licence, load (a line of Python);
+        - name, family, weights (the tag), default (bool), image_size, file, url (None if the file comes with the
+          package), paper, licence, load (a line of Python);
         - num_classes: None if only the file states it; the counts then exclude the head;
         - parameters, and gflops: 1e9 operations for one image at image_size. A multiply-add counts as two operations:
           the number is twice what papers and timm print;
@@ -179,9 +196,11 @@ def _row(weights: Weights) -> dict[str, Any]:
     arguments = f"{listed.name!r}" if default else f"{listed.name!r}, weights={weights.tag!r}"
     if weights.tag not in listed.weights:  # an AugReg file is loaded by its own name
         arguments = f"{weights.tag!r}"
+    arguments += ", accept_licence=True" * bool(weights.terms)
     sizes = {f"bytes_{name}": cost.file_bytes(config, name) for name in cost.PRECISIONS}
     return {
         "name": listed.name,
+        "family": listed.family,
         "weights": weights.tag,
         "default": default,
         "parameters": cost.count_parameters(config),
@@ -297,8 +316,14 @@ def gather(rows: Sequence[Weights]) -> dict[str, Card]:
 def _spellings(name: str) -> list[str]:
     short = name.replace("ViT-", "")
     plain = [spelling.replace("/", "_") for spelling in (name, short)]
-    return [spelling.casefold() for spelling in (name, short, *plain, plain[1].replace("+", "_"))]
+    return [spelling.casefold() for spelling in (name, short, *plain, plain[1].replace("+", "_"), _joined(name))]
 
 
-def _natural_key(name: str) -> list[tuple[str, int]]:
-    return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D+)(\d*)", name)]
+def _joined(name: str) -> str:
+    return re.sub(r"[-_/ ]", "", name).casefold()
+
+
+def _order(name: str) -> tuple[bool, str, list[tuple[str, int]]]:
+    family = _cards()[name].family
+    natural = [(text, int(digits or 0)) for text, digits in re.findall(r"(\D+)(\d*)", name)]
+    return family != "ViT", family.casefold(), natural

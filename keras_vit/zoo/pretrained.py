@@ -6,12 +6,12 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_vit._util.checks import given
-from keras_vit.errors import FileUnavailableError, UnknownModel
+from keras_vit.errors import FileUnavailableError, LicenceError, UnknownModel
 from keras_vit.model import labels
 from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
 from keras_vit.model.sizes import canonical_name
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 # Endings that only files have. AugReg names may end in .npz too.
 _FILE_SUFFIXES = (".keras", ".npz", ".safetensors", ".h5", ".hdf5", ".pth", ".pt", ".bin", ".ckpt", ".tflite", ".onnx")
 _NAME_WITH_SLASH = re.compile(r"[^/]+/\d\w*")  # "ViT-B/16", or almost
-_REMOTE_SAFETENSORS = re.compile(r"(?P<folder>(?:https?|gs|hf)://.+/)[^/]+\.safetensors(?P<revision>@[^#]+)?(?:#.*)?")
+_REMOTE_CHECKPOINT = re.compile(
+    r"(?P<folder>(?:https?|gs|hf)://.+/)(?:[^/]+\.safetensors|pytorch_model\.bin)(?P<revision>@[^#]+)?(?:#.*)?"
+)
 _CONFIG_FILES = ("config.json", "preprocessor_config.json")
 # The fields in which a file must agree with the name that it is loaded by.
 _ARCHITECTURE_FIELDS = ("patch_size", "hidden_size", "mlp_dim", "num_heads", "num_layers", "tokens_mlp_dim")
@@ -41,6 +43,7 @@ class Choice:
     expected_config: ViTConfig | None = None  # of the name: random weights take it, a file must agree with it
     defaults: Mapping[str, Any] = field(default_factory=dict)  # fields of the card, for a file that does not state them
     published: Weights | None = None  # the published weights whose file `source` is
+    accept_licence: bool = False  # whether the user accepts the publisher's own terms
 
     @property
     def is_file(self) -> bool:
@@ -93,8 +96,10 @@ def _choose_weights(name: str, found: Card | ValueError, weights: str | os.PathL
     if spelled is not None and weights == "default":
         _check_named_weights(name, found, spelled)
     if isinstance(found, Card):
+        named = spelled.weights if spelled and spelled.weights else "default"
+        weights = named if weights == "default" else weights
         tag = weights if isinstance(weights, str) and not _is_weights_file(weights, found) else None
-        row = select(found, tag if tag is not None else "default")
+        row = select(found, tag if tag is not None else named)
         source = source if tag is None else row.location
         published = row if source == row.location else None
         return Choice(
@@ -170,6 +175,7 @@ def load(
     image_size: int | tuple[int, int] | None = None,
     num_classes: int | None = None,
     dtype: Any = None,
+    accept_licence: bool = False,
     **config_changes: Any,
 ) -> VisionTransformer:
     """Load a model of the zoo, with pretrained or random weights.
@@ -177,8 +183,9 @@ def load(
     Published weights are downloaded once, verified and kept in the cache folder (`KERAS_VIT_CACHE`).
 
     Args:
-        name: "ViT-B/16", "B_16", "R50+ViT-B/16", "R26+S/32", "digits", or the name of an AugReg file. A name of timm's
-            or Hugging Face's weights ("vit_base_patch16_224") needs `weights`: the error says which are its own.
+        name: "ViT-B/16", "B_16", "R50+ViT-B/16", "DINOv2-B/14", "digits", or the name of an AugReg file. A name of timm
+            or Hugging Face ("facebook/dinov2-base") stands for the same weights on the model's card; where the card
+            does not have them ("vit_base_patch16_224"), the error says which `weights` they are.
         weights: "default" (the card's recommended file), a tag of the card ("imagenet21k", "sam", ...), a path or URL
             (https, gs, hf, file) of a checkpoint in any known format, or None for random weights.
         image_size: int or (height, width) in pixels. None takes the size that the weights were trained at, or 224
@@ -186,6 +193,8 @@ def load(
         num_classes: number of outputs of the head. If it differs from the weights', the head is new and zero; 0 builds
             a model without a head.
         dtype: Keras dtype policy, such as "mixed_bfloat16"; logits are float32 under every policy.
+        accept_licence: whether you accept the terms of a publisher who has terms of its own, such as DINOv3's. A card
+            has their address. Without it such a file is not downloaded.
         **config_changes: other fields of ViTConfig, such as dropout_rate. patch_size resizes the patches' kernel, as
             `model.resized` does. representation_size=None leaves out the
             pre_logits layer of the imagenet21k files, as the official fine-tuning does.
@@ -197,6 +206,7 @@ def load(
         UnknownModel: no card has this name; the message lists the nearest.
         ValueError: unknown weights or fields, weights of another architecture, or a name of another package's weights.
         FileNotFoundError: the path does not exist.
+        LicenceError: the file has terms of its own, and accept_licence is False.
         DownloadError: the file could not be downloaded completely and verified.
         CheckpointError: the file is damaged or holds no such model.
 
@@ -207,7 +217,8 @@ def load(
     """
     check_fields(config_changes)
     changes = given(image_size=image_size, num_classes=num_classes) | config_changes
-    return load_choice(resolve_name(name, weights), changes, dtype=dtype)
+    choice = replace(resolve_name(name, weights), accept_licence=accept_licence)
+    return load_choice(choice, changes, dtype=dtype)
 
 
 def load_choice(
@@ -263,19 +274,24 @@ def _random_config(config: ViTConfig, changes: Mapping[str, Any]) -> ViTConfig:
 
 
 def fetch_source(choice: Choice) -> Path:
-    """Return the local path of the weights. Errors are those of `_util.download.fetch`.
+    """Return the local path of the weights. Errors are those of `_util.download.fetch`, and LicenceError.
 
-    A remote .safetensors file is fetched together with the config files beside it, if there are any.
+    A remote .safetensors file is fetched together with the config files beside it, if there are any. Published weights
+    on the Hugging Face Hub need their config.json: it has what the tensors do not show, such as the activation.
     """
-    from keras_vit._util.download import fetch
+    from keras_vit._util.download import fetch, is_cached
 
-    source = choice.source or ""
-    if choice.published is not None:
-        return fetch(source, sha256=choice.published.sha256, size=choice.published.bytes)
-    path = fetch(source)
-    if match := _REMOTE_SAFETENSORS.fullmatch(source):
+    source, row = choice.source or "", choice.published
+    if row is not None and row.terms and not choice.accept_licence and not is_cached(source):
+        raise LicenceError(
+            f"{choice.name}, weights {row.tag!r}, has terms of its own ({row.licence}): read {row.terms} and, if you "
+            "accept them, load it with accept_licence=True."
+        )
+    path = fetch(source, sha256=row.sha256, size=row.bytes) if row is not None else fetch(source)
+    if match := _REMOTE_CHECKPOINT.fullmatch(source):
         for name in _CONFIG_FILES:
-            with contextlib.suppress(FileUnavailableError):
+            needed = row is not None and name == "config.json"
+            with contextlib.nullcontext() if needed else contextlib.suppress(FileUnavailableError):
                 fetch(f"{match['folder']}{name}{match['revision'] or ''}")
     return path
 

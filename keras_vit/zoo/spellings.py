@@ -17,6 +17,7 @@ class Spelling:
     is_guess: bool = False  # whether the name leaves a part of the architecture open
     publisher: str | None = None  # of the weights that the name stands for; None for the name of an architecture
     source: str | None = None  # URL of those weights
+    weights: str | None = None  # or their tag on the card of the architecture
     image_size: int | None = None  # of those weights, in pixels
 
 
@@ -37,6 +38,7 @@ def read(name: str) -> Spelling | None:
                 is_guess="guesses" in rule,
                 publisher=rule.get("publisher"),
                 source=rule["source"].format(**fields) if "source" in rule else None,
+                weights=rule["weights"].format(**fields) if "weights" in rule else None,
                 image_size=int(fields["image_size"]) if "image_size" in fields else None,
             )
     return None

@@ -60,6 +60,7 @@ def document(entries: Sequence[Entry]) -> str:
         example=min(entries, key=lambda entry: (entry.is_hybrid, not entry.is_default)).load,
         plots=[plot.layout(entries, width=width, height=height) for width, height in PLOT_SIZES if has_points],
         columns=COLUMNS,
+        families=list(dict.fromkeys(entry.family for entry in entries)),
         tags=sorted({entry.weights.tag for entry in entries}),
         not_published=NOT_PUBLISHED,
     )

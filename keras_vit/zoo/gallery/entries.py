@@ -28,7 +28,8 @@ class Point:
 class Entry:
     """One file of published weights."""
 
-    rank: int  # index of the model: the one to try first, then the others in the natural order of names
+    rank: int  # index of the model: the one to try first, then the others in the order of `zoo.names`
+    family: str
     weights: Weights
     config: ViTConfig  # of the model as `zoo.load` loads it
     is_default: bool  # whether `zoo.load` takes the file if no weights are named
@@ -56,7 +57,7 @@ class Entry:
     @property
     def is_hybrid(self) -> bool:
         """Return whether the patches are taken from a ResNet's feature map."""
-        return self.config.resnet is not None
+        return self.config.resnet is not None and self.config.num_layers > 0
 
     @property
     def file_bytes(self) -> int | None:
@@ -93,6 +94,7 @@ def entries() -> list[Entry]:
             row, config = rows[name, tag], weights.whole_config()
             entry = Entry(
                 rank=rank,
+                family=row["family"],
                 weights=weights,
                 config=config,
                 is_default=row["default"],
@@ -108,4 +110,4 @@ def entries() -> list[Entry]:
 
 def _anchor(text: str) -> str:
     """Return text as a part of an HTML id: "R50+ViT-B/16" becomes "R50-ViT-B-16"."""
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-")
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", re.sub(r"\+(?!\w)", "plus", text)).strip("-")

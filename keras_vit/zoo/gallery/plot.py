@@ -30,7 +30,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Dot:
-    """An entry in the plot; `series` is the index of its tag."""
+    """An entry in the plot; `series` is the index of its family."""
 
     entry: Entry
     point: Point
@@ -58,7 +58,7 @@ class Plot:
     area: Box  # between the axes
     rows: list[tuple[float, float]]  # accuracy and y of each horizontal line
     columns: list[tuple[float, float]]  # GFLOPs and x of each vertical line
-    series: list[str]  # tags of the weights
+    series: list[str]  # families
     dots: list[Dot]
     labels: list[Label]  # as many names as there is room for
 
@@ -79,9 +79,9 @@ def layout(entries: Sequence[Entry], *, width: int, height: int) -> Plot:
     def y_of(accuracy: float) -> float:
         return area.bottom - (area.bottom - area.top) * (accuracy / step - lines[0]) / (lines[-1] - lines[0])
 
-    series = list(dict.fromkeys(entry.weights.tag for entry, _ in points))
+    series = list(dict.fromkeys(entry.family for entry, _ in points))
     dots = [
-        Dot(entry, point, x_of(point.gflops), y_of(point.accuracy.value), series.index(entry.weights.tag))
+        Dot(entry, point, x_of(point.gflops), y_of(point.accuracy.value), series.index(entry.family))
         for entry, point in points
     ]
     return Plot(

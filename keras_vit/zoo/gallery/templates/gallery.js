@@ -6,6 +6,7 @@ const body = table.tBodies[0];
 const rows = [...body.rows];
 const heads = [...table.tHead.rows[0].cells];
 const search = document.getElementById("search");
+const family = document.getElementById("family");
 const kind = document.getElementById("kind");
 const measured = document.getElementById("measured");
 const by = document.getElementById("by");
@@ -22,9 +23,10 @@ function filter() {
   let shown = 0;
   for (const row of rows) {
     const fits = words.every((word) => row.dataset.words.includes(word));
+    const isFamily = !family.value || row.dataset.family === family.value;
     const isKind = !kind.value || row.dataset.kind === kind.value;
     const isMeasured = !measured.checked || keyOf(row, ACCURACY) !== "";
-    row.hidden = !(fits && isKind && isMeasured);
+    row.hidden = !(fits && isFamily && isKind && isMeasured);
     shown += row.hidden ? 0 : 1;
     for (const dot of document.querySelectorAll(`.dot[href="#${CSS.escape(row.dataset.for)}"]`)) {
       dot.classList.toggle("faded", row.hidden);
@@ -113,7 +115,7 @@ for (const line of document.querySelectorAll(".load")) {
   line.append(button);
 }
 document.getElementById("controls").addEventListener("submit", (event) => event.preventDefault());
-[search, kind, measured].forEach((control) => control.addEventListener("input", filter));
+[search, family, kind, measured].forEach((control) => control.addEventListener("input", filter));
 by.addEventListener("input", () => sort(Number(by.value), heads[by.value].dataset.first === "descending"));
 document.getElementById("close").addEventListener("click", () => frame.close());
 frame.addEventListener("click", ({ target, clientX: x, clientY: y }) => {

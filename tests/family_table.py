@@ -1,0 +1,109 @@
+"""Write the table of families into docs/load-and-convert.md, from the cards and the tables of formats.
+
+python tests/family_table.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from pathlib import Path
+from typing import Any
+
+from keras_vit import ViTConfig, zoo
+from keras_vit.converters import expressible, layout
+from keras_vit.converters.expressible import formats_of
+from keras_vit.converters.table import formats, load_table
+from keras_vit.errors import CheckpointError
+from keras_vit.export.litert.options import Options
+
+PAGE = Path(__file__).parent.parent / "docs" / "load-and-convert.md"
+START, END = "<!-- families: written by tests/family_table.py, checked by make test -->\n", "<!-- /families -->"
+# Formats that are only read, of which a model does not show whether it could be in such a file.
+READ_ONLY = {"ViT": {"keras_hub"}, "DINOv2": {"meta_dinov2"}}
+HEADER = ("family", "models", "read from", "written to", "trained", "LiteRT route", "SavedModel", "attention maps")
+
+
+@functools.cache
+def configs() -> dict[str, list[ViTConfig]]:
+    """Return small configs of each family, one for each kind of model on its cards."""
+    found: dict[str, list[ViTConfig]] = {}
+    for family, names in itertools.groupby(zoo.names(), lambda name: zoo.card(name).family):
+        rows = [row for name in names for row in zoo.card(name).weights.values()]
+        smaller = [small(row.whole_config()) for row in rows if row.tag != "digits"]
+        found[family] = [config for index, config in enumerate(smaller) if config not in smaller[:index]]
+    return found
+
+
+def small(config: ViTConfig) -> ViTConfig:
+    """Return a config of the same kind with small sizes."""
+    sizes: dict[str, Any] = {"hidden_size": 32, "mlp_dim": 64, "num_heads": 4, "num_layers": 2, "patch_size": 8}
+    if config.resnet:
+        stages = config.resnet.num_layers[:2] and (1, 1)
+        resnet = {**config.to_dict()["resnet"], "num_layers": stages, "width_factor": 0.5}
+        sizes |= {"resnet": resnet, "patch_size": 1 if stages else 2}
+        sizes |= {} if config.num_layers else {"hidden_size": 256, "mlp_dim": 1, "num_layers": 0, "num_heads": 1}
+    stride = config.replace(**sizes, image_size=64).stride[0]
+    sizes |= {"image_size": 4 * stride, "dropout_rate": 0.0, "preprocessing": {}}
+    sizes |= {"num_classes": 5} if config.num_classes else {}
+    sizes |= {"representation_size": 24} if config.representation_size else {}
+    return config.replace(**sizes, labels=None, **({"tokens_mlp_dim": 16} if config.tokens_mlp_dim else {}))
+
+
+def read_from(family: str) -> list[str]:
+    """Return the formats that such models are read from: a ResNet's epsilon may be the format's own."""
+    found = set(READ_ONLY.get(family, ()))
+    for config, table in itertools.product(configs()[family], map(load_table, formats())):
+        written = layout.written_config(config, table, expressible._typical_shapes(config))
+        with contextlib.suppress(CheckpointError):
+            inexact = expressible.plan(written, expressible._typical_shapes(written), table).inexact
+            found |= set() if [text for text in inexact if not text.startswith("resnet=")] else {table.format}
+    return sorted(found)
+
+
+def written_to(family: str) -> list[str]:
+    """Return the formats that such models are written to without a difference."""
+    return sorted({name for config in configs()[family] for name, exact in formats_of(config).items() if exact})
+
+
+def route(config: ViTConfig) -> str:
+    """Return the route of `export.tflite` that writes a model."""
+    return "direct" if config.has_attention and not [*Options().model_misfits(config)] else "converter"
+
+
+@functools.cache
+def rows() -> dict[str, dict[str, Any]]:
+    """Return the cells of each family by their columns."""
+    return {
+        family: {
+            "models": str(sum(zoo.card(name).family == family for name in zoo.names())),
+            "read from": read_from(family),
+            "written to": written_to(family),
+            "trained": "yes",
+            "LiteRT route": ", ".join(sorted(set(map(route, kinds)), reverse=True)),
+            "SavedModel": "yes",
+            "attention maps": "yes" if all(config.has_attention for config in kinds) else "-",
+        }
+        for family, kinds in configs().items()
+    }
+
+
+def rendered() -> str:
+    """Return the table in Markdown."""
+    lines = [HEADER, ["---"] * len(HEADER)]
+    for family, cells in rows().items():
+        texts = [cell if isinstance(cell, str) else ", ".join(f"`{name}`" for name in cell) for cell in cells.values()]
+        same = texts[1] == texts[2]
+        lines.append([family, texts[0], texts[1], "the same" if same else texts[2], *texts[3:]])
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def main() -> None:
+    """Replace the table in the page."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
+    PAGE.write_text(before + START + rendered() + END + rest.partition(END)[2], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""The cards of further families: sizes, names that people use, files, and terms that must be accepted."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import family_table
+from command_line import fails, run
+from keras_vit import VisionTransformer, converters, zoo
+from keras_vit._util import download
+from keras_vit.errors import FileUnavailableError, LicenceError
+from keras_vit.model.config import Preprocessing
+from keras_vit.model.cost import count_parameters
+from keras_vit.zoo import catalogue, pretrained
+from model_weights import assert_same_bits, values
+from tiny_models import randomised
+
+pytest_plugins = ["download_fixtures"]
+
+DATA = Path(__file__).parent / "data"
+# Millions of parameters that timm prints (results/*.csv, aa4b585), and those of models_test.py in vision_transformer.
+# FlexiViT has 86.59 there, with patches of 16 pixels at 240.
+OFFICIAL = {
+    ("DINOv2-S/14", "lvd142m"): 22.06,
+    ("DINOv2-B/14", "lvd142m"): 86.58,
+    ("DINOv2-L/14", "lvd142m"): 304.37,
+    ("DINOv2-g/14", "lvd142m"): 1136.48,
+    ("DINOv2-reg-B/14", "lvd142m"): 86.58,
+    ("DINOv3-S/16", "lvd1689m"): 21.60,
+    ("DINOv3-S+/16", "lvd1689m"): 28.69,
+    ("DINOv3-B/16", "lvd1689m"): 85.66,
+    ("DINOv3-B/16", "timm-lvd1689m"): 85.64,
+    ("DINOv3-L/16", "lvd1689m"): 303.13,
+    ("DINOv3-H+/16", "lvd1689m"): 840.59,
+    ("SigLIP-B/16", "webli-224"): 92.88,
+    ("SigLIP-So400m/14", "webli-224"): 427.68,
+    ("SigLIP2-B/32", "webli-256"): 94.55,
+    ("SigLIP2-L/16", "webli-256"): 315.96,
+    ("SigLIP2-g-opt/16", "webli-256"): 1163.17,
+    ("CLIP-B/16", "openai"): 86.19,
+    ("CLIP-B/32", "openai_ft_in1k-224"): 88.22,
+    ("CLIP-L/14", "openai_ft_in12k_in1k-336"): 304.53,
+    ("DeiT-Ti/16", "fb_in1k-224"): 5.72,
+    ("DeiT-B/16", "fb_in1k-384"): 86.86,
+    ("DeiT-distilled-B/16", "fb_in1k-224"): 87.34,
+    ("DeiT3-M/16", "fb_in1k-224"): 38.85,
+    ("DeiT3-H/14", "fb_in1k-224"): 632.13,
+    ("FlexiViT-B", "1200ep_in1k"): 86.59,
+    ("EVA02-Ti/14", "mim_in22k_ft_in1k"): 5.76,
+    ("EVA02-B/14", "mim_in22k_ft_in1k"): 87.12,
+    ("EVA02-L/14", "mim_in22k_ft_in1k"): 305.08,
+    ("Mixer-B/16", "imagenet2012"): 59.88,
+    ("Mixer-L/16", "imagenet2012"): 208.20,
+    ("BiT-R50x1", "imagenet2012"): 25.55,
+    ("BiT-R152x4", "imagenet2012"): 936.53,
+}
+# Name -> model and tag that it is loaded by.
+NAMES = {
+    "DINOv2-B/14": ("DINOv2-B/14", "lvd142m"),
+    "dinov2-b14": ("DINOv2-B/14", "lvd142m"),
+    "dinov2_vitb14": ("DINOv2-B/14", "lvd142m"),
+    "vit_base_patch14_dinov2.lvd142m": ("DINOv2-B/14", "lvd142m"),
+    "facebook/dinov2-base": ("DINOv2-B/14", "lvd142m"),
+    "facebook/dinov2-giant": ("DINOv2-g/14", "lvd142m"),
+    "facebook/dinov2-large-imagenet1k-1-layer": ("DINOv2-L/14", "lvd142m+imagenet2012"),
+    "timm/vit_large_patch14_reg4_dinov2": ("DINOv2-reg-L/14", "lvd142m"),
+    "facebook/dinov2-with-registers-small": ("DINOv2-reg-S/14", "lvd142m"),
+    "facebook/dinov3-vitb16-pretrain-lvd1689m": ("DINOv3-B/16", "lvd1689m"),
+    "facebook/dinov3-vits16plus-pretrain-lvd1689m": ("DINOv3-S+/16", "lvd1689m"),
+    "dinov3_vits16": ("DINOv3-S/16", "lvd1689m"),
+    "vit_huge_plus_patch16_dinov3.lvd1689m": ("DINOv3-H+/16", "timm-lvd1689m"),
+    "SigLIP2-B/16": ("SigLIP2-B/16", "webli-224"),
+    "google/siglip2-base-patch16-224": ("SigLIP2-B/16", "webli-224"),
+    "google/siglip2-giant-opt-patch16-384": ("SigLIP2-g-opt/16", "webli-384"),
+    "google/siglip-so400m-patch14-384": ("SigLIP-So400m/14", "webli-384"),
+    "google/siglip-base-patch16-256-multilingual": ("SigLIP-B/16", "webli-i18n-256"),
+    "vit_so400m_patch14_siglip_384.webli": ("SigLIP-So400m/14", "webli-384"),
+    "vit_base_patch16_siglip_512.v2_webli": ("SigLIP2-B/16", "webli-512"),
+    "CLIP-B/16": ("CLIP-B/16", "openai"),
+    "openai/clip-vit-base-patch16": ("CLIP-B/16", "openai"),
+    "openai/clip-vit-large-patch14-336": ("CLIP-L/14", "openai-336"),
+    "vit_base_patch16_clip_384.openai_ft_in12k_in1k": ("CLIP-B/16", "openai_ft_in12k_in1k-384"),
+    "DeiT-B/16": ("DeiT-B/16", "fb_in1k-224"),
+    "deit_base_patch16_384": ("DeiT-B/16", "fb_in1k-384"),
+    "facebook/deit-tiny-distilled-patch16-224": ("DeiT-distilled-Ti/16", "fb_in1k-224"),
+    "deit3_small_patch16_224": ("DeiT3-S/16", "fb_in1k-224"),
+    "deit3_large_patch16_384.fb_in22k_ft_in1k": ("DeiT3-L/16", "fb_in22k_ft_in1k-384"),
+    "FlexiViT-B": ("FlexiViT-B", "1200ep_in1k"),
+    "flexivit_large.300ep_in1k": ("FlexiViT-L", "300ep_in1k"),
+    "timm/vit_base_patch16_224.mae": ("MAE-B/16", "mae"),
+    "facebook/vit-mae-huge": ("MAE-H/14", "mae"),
+    "facebook/vit-msn-large-7": ("MSN-L/7", "msn"),
+    "eva02_base_patch14_448.mim_in22k_ft_in1k": ("EVA02-B/14", "mim_in22k_ft_in1k"),
+    "Mixer-B/16": ("Mixer-B/16", "imagenet2012"),
+    "mixer_b16_224": ("Mixer-B/16", "goog_in21k_ft_in1k"),
+    "BiT-R50x1": ("BiT-R50x1", "imagenet21k+imagenet2012"),
+    "google/bit-50": ("BiT-R50x1", "imagenet21k+imagenet2012"),
+    "resnetv2_152x4_bit.goog_in21k": ("BiT-R152x4", "imagenet21k"),
+}
+# A file of the official code -> the model and tag with the same options.
+CASES = {
+    "families/hf_dinov2": ("DINOv2-B/14", "lvd142m"),
+    "families/hf_dinov2_swiglu": ("DINOv2-g/14", "lvd142m"),
+    "families/hf_dinov2_reg_cls": ("DINOv2-reg-B/14", "lvd142m"),
+    "families/hf_dinov3_gated": ("DINOv3-S+/16", "lvd1689m"),
+    "families/timm_dinov3_swiglu": ("DINOv3-S+/16", "timm-lvd1689m"),
+    "families/timm_eva02": ("EVA02-B/14", "mim_in22k_ft_in1k"),
+    "families/timm_eva02_fused": ("EVA02-S/14", "mim_in22k_ft_in1k"),
+    "families/hf_siglip_vision": ("SigLIP-B/16", "webli-224"),
+    "google_families/bv_siglip2": ("SigLIP2-B/16", "webli-224"),
+    "google_families/bv_flexivit": ("FlexiViT-B", "1200ep_in1k"),
+    "google_families/vit_mixer": ("Mixer-B/16", "imagenet2012"),
+    "google_families/timm_mixer": ("Mixer-B/16", "goog_in21k_ft_in1k"),
+}
+SIZES = (
+    *("hidden_size", "mlp_dim", "num_heads", "num_layers", "patch_size", "image_size", "num_classes", "tokens_mlp_dim"),
+    *("preprocessing", "labels", "layer_scale", "position_method"),
+)
+
+
+@pytest.mark.parametrize(("name", "tag"), OFFICIAL)
+def test_a_model_has_the_official_number_of_parameters(name: str, tag: str) -> None:
+    config = zoo.card(name).weights[tag].whole_config()
+    if name.startswith("FlexiViT"):
+        config = config.replace(patch_size=16, image_size=240)
+    assert round(count_parameters(config) / 1e6, 2) == OFFICIAL[name, tag]
+    if tag == zoo.card(name).default and not name.startswith(("FlexiViT", "Mixer", "BiT")):
+        assert pretrained.resolve(name, default=None).expected_config == config  # random weights
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_that_people_use_finds_the_card_and_its_weights(name: str) -> None:
+    model, tag = NAMES[name]
+    assert zoo.card(name).name == model
+    assert zoo.names(name)[0] == model
+    choice = pretrained.resolve(name)
+    assert choice.published is zoo.card(model).weights[tag]
+    assert choice.source == choice.published.location
+    assert pretrained.resolve(name, "mine.npz").source == "mine.npz"
+    random = pretrained.resolve(name, default=None).expected_config
+    assert random and random.image_size == choice.published.base_config().image_size
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("google/siglip2-base-patch16-naflex", "No model has this name|zoo.load takes names"),  # another model
+        ("google/siglip2-base-patch16-230", "SigLIP2-B/16 has the weights .*'webli-224'.*'webli-230'"),
+        ("deit_base_patch8_224", "No model has this name|ViT-.*/8 has no published weights|DeiT-B/8 has no published"),
+        ("vit_base_patch16_clip_224.openai", "'vit_base_patch16_clip_224.openai' is a name of timm. Write 'CLIP-B/16'"),
+    ],
+)
+def test_a_name_of_weights_without_a_card_is_never_another_model(name: str, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        zoo.load(name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_card_states_the_options_that_its_kind_of_file_has(case: str) -> None:
+    name, tag = CASES[case]
+    stated, read = zoo.card(name).weights[tag].whole_config().to_dict(), converters.read_config(DATA / case).to_dict()
+    read["classifier"] = "token" if read["classifier"] == "token_gap" else read["classifier"]
+    assert {key: stated[key] for key in stated if key not in SIZES} == {
+        key: read[key] for key in read if key not in SIZES
+    }
+    assert (stated["layer_scale"] is None) == (read["layer_scale"] is None)
+
+
+def test_families_follow_each_other_and_the_vits_come_first() -> None:
+    families = [zoo.card(name).family for name in zoo.names()]
+    assert list(dict.fromkeys(families)) == sorted(set(families), key=lambda name: (name != "ViT", name.casefold()))
+    assert sum(one != two for one, two in zip(families, families[1:], strict=False)) == len(set(families)) - 1
+    assert {"BiT", "CLIP", "DeiT", "DINOv2", "DINOv3", "FlexiViT", "MAE", "Mixer", "MSN", "SigLIP2"} <= set(families)
+
+
+def test_licences_are_those_of_the_publishers() -> None:
+    licences = {zoo.card(name).family: {row.licence for row in zoo.card(name).weights.values()} for name in zoo.names()}
+    assert licences["MAE"] == {"CC-BY-NC-4.0"}
+    assert "does not allow commercial use" in str(zoo.card("MAE-B/16"))
+    with_terms = {
+        zoo.card(name).family for name in zoo.names() if any(r.terms for r in zoo.card(name).weights.values())
+    }
+    assert with_terms == {"DINOv3"}
+    assert "--accept-licence" in str(zoo.card("DINOv3-B/16"))
+
+
+# ---- files
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path) -> VisionTransformer:
+    """Put a DINOv3-B/16 with small sizes on its card, and its file into a mirror."""
+    row = zoo.card("DINOv3-B/16").weights["timm-lvd1689m"]
+    sizes: dict[str, Any] = {"hidden_size": 32, "mlp_dim": 64, "num_heads": 2, "num_layers": 1}
+    row = dataclasses.replace(row, config={**row.config, **sizes}, image_size=32)
+    monkeypatch.setattr(
+        catalogue, "_cards", lambda: {row.architecture: catalogue.Card(row.architecture, {"small": row})}
+    )
+    model = randomised(VisionTransformer(row.whole_config()))
+    folder = tmp_path / "mirror" / Path(row.file).parent
+    folder.mkdir(parents=True)
+    converters.save(model, folder, format="timm_eva")
+    monkeypatch.setenv("KERAS_VIT_MIRROR", str(tmp_path / "mirror"))
+    return model
+
+
+def test_a_file_with_terms_is_loaded_only_after_they_are_accepted(small: VisionTransformer) -> None:
+    words = "terms of its own .DINOv3 License.*https://ai.meta.com/.*if you accept them, .* accept_licence=True"
+    with pytest.raises(LicenceError, match=words):
+        zoo.load("DINOv3-B/16")
+    model = zoo.load("DINOv3-B/16", accept_licence=True)
+    assert_same_bits(values(model), values(small))
+    assert model.config.preprocessing == small.config.preprocessing
+    assert zoo.load("DINOv3-B/16", weights=None, accept_licence=False).config.rotary_theta == 100.0  # no download
+
+
+def test_a_file_that_was_downloaded_once_needs_no_acceptance(
+    small: VisionTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "is_cached", lambda source: True)
+    assert_same_bits(values(zoo.load("DINOv3-B/16")), values(small))
+
+
+def test_the_command_line_asks_likewise(
+    small: VisionTransformer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ("convert", "DINOv3-B/16", "out", "--to", "timm_eva")
+    assert "if you accept them, load it with --accept-licence" in fails(monkeypatch, *arguments)
+    assert not Path("out").exists()
+    run(*arguments, "--accept-licence")
+    assert_same_bits(values(converters.load("out")), values(small))
+
+
+def test_a_published_file_of_the_hub_needs_its_config(small: VisionTransformer, tmp_path: Path) -> None:
+    (config,) = (tmp_path / "mirror").rglob("config.json")
+    config.unlink()
+    with pytest.raises(FileUnavailableError, match=r"config\.json"):
+        zoo.load("DINOv3-B/16", accept_licence=True)
+
+
+# ---- the table of families
+
+
+def test_the_table_of_families_is_the_cards() -> None:
+    page = family_table.PAGE.read_text(encoding="utf-8")
+    table = page.split(family_table.START)[1].split(family_table.END)[0]
+    assert table == family_table.rendered(), "run python tests/family_table.py"
+
+
+@pytest.mark.parametrize("family", family_table.configs())
+def test_a_row_of_the_table_says_what_the_models_do(family: str, tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    row, config = family_table.rows()[family], family_table.configs()[family][0]
+    model = randomised(VisionTransformer(config))
+    if config.pre_norm and config.num_classes:  # CLIP's projection has no bias
+        model.get_layer("head").bias.assign(np.zeros(config.num_classes))
+    written = [name for name, exact in family_table.formats_of(config).items() if exact]
+    assert set(written) <= set(row["written to"]) <= set(row["read from"])
+    for name in written:
+        path = tmp_path / (f"{name}.npz" if family_table.load_table(name).container == "npz" else name)
+        converters.save(model, path, format=name)
+        again = converters.load(path, format=name, image_size=config.image_size if family == "BiT" else None)
+        assert_same_bits(values(again), values(model))
+    images = np.zeros((1, *config.size, 3), np.float32)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(images, training=True) ** 2)
+    assert all(gradient is not None for gradient in tape.gradient(loss, model.trainable_variables))
+    if row["attention maps"] == "yes":
+        assert len(model.attention_maps(images)) == config.num_layers
+    else:
+        with pytest.raises(ValueError, match="Attention maps need blocks with attention"):
+            model.attention_maps(images)
+    assert isinstance(config.preprocessing, Preprocessing)
