@@ -80,6 +80,9 @@ class ViTConfig:
         attention_dropout_rate: on the attention weights, in [0, 1).
         stochastic_depth: probability of dropping a branch of the last block, in [0, 1); it grows linearly from 0 at the
             first block (AugReg, arXiv 2106.10270).
+        normalize_features: whether the feature is divided by its Euclidean norm before the head, or as the output of a
+            model without a head.
+        projection_head: whether the head gives an embedding (CLIP), not classes. A changed num_classes makes it False.
         head_bias_init: initial bias of the head (big_vision: -10 for the sigmoid loss on ImageNet-21k).
         preprocessing: a Preprocessing, or its fields as a dict.
         labels: name of a list in zoo/labels, or the class names themselves; None means plain numbers.
@@ -131,6 +134,8 @@ class ViTConfig:
     layer_scale: float | None = None
     final_norm: str = "tokens"
     representation_activation: str = "tanh"
+    normalize_features: bool = False
+    projection_head: bool = False
 
     dropout_rate: float = 0.0
     attention_dropout_rate: float = 0.0
@@ -154,6 +159,8 @@ class ViTConfig:
             self._set("class_token", str(self.classifier).startswith("token"))
         if self.labels is not None and not isinstance(self.labels, str):
             self._set("labels", tuple(self.labels))
+        if self.num_classes == 0 and self.projection_head is True:
+            self._set("projection_head", False)  # a file of CLIP without the projection
         if errors := list(self._field_errors()) or list(self._conflicts()):
             raise ValueError("ViTConfig: " + "; ".join(errors))
         for name in _RANGES:
@@ -200,6 +207,12 @@ class ViTConfig:
                 "distilled needs classifier='token', representation_size=None and final_norm='tokens'. Received: "
                 f"{self.classifier!r}, {self.representation_size!r} and {self.final_norm!r}"
             )
+        needed: dict[str, Any] = {"distilled": False, "is_unpooled": False}
+        if self.projection_head:
+            needed |= {"normalize_features": False, "representation_size": None, "labels": None}
+        wrong = {name: getattr(self, name) for name, value in needed.items() if getattr(self, name) != value}
+        if wrong and (self.normalize_features or self.projection_head):
+            yield f"normalize_features or projection_head needs {needed}. Received: {wrong}"
         yield from self._position_conflicts()
         if len(self.preprocessing.mean) not in (1, self.num_channels):
             yield (
@@ -341,7 +354,7 @@ class ViTConfig:
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed.
 
-        A changed `classifier` keeps the class token. A changed `num_classes` drops the labels.
+        A changed `classifier` keeps the class token. A changed `num_classes` drops the labels and `projection_head`.
 
         Args:
             **changes: fields and their new values.
@@ -351,7 +364,7 @@ class ViTConfig:
         """
         check_fields(changes)
         if changes.get("num_classes", self.num_classes) != self.num_classes:
-            changes = {"labels": None, **changes}
+            changes = {"labels": None, "projection_head": False, **changes}
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -387,7 +400,7 @@ _RANGES: dict[str, tuple[float, float]] = {  # field -> lowest value, excluded e
 }
 _FLAGS = (
     *("class_token", "distilled", "position_prefix", "rotary_interleaved", "patch_bias", "pre_norm", "qkv_bias"),
-    *("key_bias", "gated_mlp", "mlp_norm"),
+    *("key_bias", "gated_mlp", "mlp_norm", "normalize_features", "projection_head"),
 )
 _OPTIONAL = ("representation_size", "layer_scale", "tokens_mlp_dim", "rotary_theta", "rotary_grid")
 _CHOICES = {
