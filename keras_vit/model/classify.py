@@ -40,16 +40,16 @@ def classify_each(
 
 def embed_all(model: VisionTransformer, images: Any, *, batch_size: int) -> np.ndarray:
     """Return the normalized embeddings of images; arguments and errors as for `embed`."""
+    if model.config.is_unpooled:
+        raise ValueError(f"embed needs a pooled feature. Received: classifier={model.config.classifier!r}")
     check_counts(batch_size=batch_size)
     single, features = single_images(images), []
     layer = "logits" if model.config.projection_head else "pre_logits"
     while group := list(itertools.islice(single, batch_size)):
         batch = np.concatenate([model.preprocess(image) for image in group])
         features.append(ops.convert_to_numpy(model.features(batch, [layer])[layer]).astype(np.float64))
-    if not features or model.config.is_unpooled:
-        raise ValueError(
-            f"embed needs an image and a pooled feature. Received: {len(features)}, {model.config.classifier!r}"
-        )
+    if not features:
+        raise ValueError("embed needs at least one image. Received: an empty list")
     vectors = np.concatenate(features)
     return np.float32(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
 

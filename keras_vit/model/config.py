@@ -194,25 +194,14 @@ class ViTConfig:
 
     def _conflicts(self) -> Iterator[str]:
         """Yield a sentence for each combination of values that is not accepted."""
-        if not self.num_layers:
-            yield from self._resnet_conflicts()
+        for option, (is_used, needed) in self._needs().items():
+            wrong = {name: getattr(self, name) for name, value in needed.items() if getattr(self, name) != value}
+            if is_used and wrong:
+                yield f"{option} needs {needed}. Received: {wrong}"
         if self.hidden_size % self.num_heads and (self.has_attention or self.has_map_head):
             yield f"hidden_size is a multiple of num_heads. Received: {self.hidden_size} and {self.num_heads}"
         if self.classifier.startswith("token") and not self.class_token:
             yield f"classifier={self.classifier!r} needs the class token. Received: class_token=False"
-        if self.classifier == "token_gap" and self.final_norm == "pooled":
-            yield "classifier='token_gap' needs final_norm='tokens'. Received: 'pooled'"
-        if self.distilled and (self.classifier, self.representation_size, self.final_norm) != ("token", None, "tokens"):
-            yield (
-                "distilled needs classifier='token', representation_size=None and final_norm='tokens'. Received: "
-                f"{self.classifier!r}, {self.representation_size!r} and {self.final_norm!r}"
-            )
-        needed: dict[str, Any] = {"distilled": False, "is_unpooled": False}
-        if self.projection_head:
-            needed |= {"normalize_features": False, "representation_size": None, "labels": None}
-        wrong = {name: getattr(self, name) for name, value in needed.items() if getattr(self, name) != value}
-        if wrong and (self.normalize_features or self.projection_head):
-            yield f"normalize_features or projection_head needs {needed}. Received: {wrong}"
         yield from self._position_conflicts()
         if len(self.preprocessing.mean) not in (1, self.num_channels):
             yield (
@@ -223,12 +212,18 @@ class ViTConfig:
             smallest = f"{self.stride[0]}x{self.stride[1]}"
             yield f"the image is smaller than one patch ({smallest} pixels). Received: image_size={self.image_size}"
 
-    def _resnet_conflicts(self) -> Iterator[str]:
-        channels = self.resnet.channels if self.resnet else None
-        needed = {"hidden_size": channels, "patch_size": (1, 1), "position": "none", "pre_norm": False}
-        needed |= {"num_prefix_tokens": 0, "final_norm": "tokens", "tokens_mlp_dim": None}
-        if wrong := {name: getattr(self, name) for name, value in needed.items() if getattr(self, name) != value}:
-            yield f"num_layers=0, a ResNet without a Transformer, needs {needed}. Received: {wrong}"
+    def _needs(self) -> dict[str, tuple[bool, dict[str, Any]]]:
+        """Return for each option whether it is used, and the values that other fields and properties must have."""
+        resnet = {"hidden_size": self.resnet.channels if self.resnet else None, "patch_size": (1, 1)}
+        resnet |= {"position": "none", "pre_norm": False, "num_prefix_tokens": 0, "tokens_mlp_dim": None}
+        tokens, one = {"final_norm": "tokens"}, {"distilled": False, "is_unpooled": False}
+        return {
+            "num_layers=0, a ResNet without a Transformer,": (not self.num_layers, {**resnet, **tokens}),
+            "classifier='token_gap'": (self.classifier == "token_gap", tokens),
+            "distilled": (self.distilled, {"classifier": "token", "representation_size": None, **tokens}),
+            "normalize_features": (self.normalize_features, {**one, "projection_head": False}),
+            "projection_head": (self.projection_head, {**one, "representation_size": None, "labels": None}),
+        }
 
     def _position_conflicts(self) -> Iterator[str]:
         if self.rotary_theta is not None and (self.hidden_size // self.num_heads % 4 or self.position == "relative"):

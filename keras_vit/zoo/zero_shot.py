@@ -10,6 +10,8 @@ import numpy as np
 if TYPE_CHECKING:
     from keras_vit.model.vision_transformer import VisionTransformer
 
+_LARGEST = 1e30  # far below the largest number of float32
+
 
 def zero_shot_head(
     model: VisionTransformer, text_embeddings: Any, labels: Sequence[str], logit_scale: float, bias: float = 0.0
@@ -40,13 +42,13 @@ def zero_shot_head(
     """
     config = model.config
     text, scale, offset = (_numbers(value) for value in (text_embeddings, logit_scale, bias))
-    wrong = [*_wrong_texts(text, model.output_shape[-1]), *_wrong_labels(labels, len(text))]
+    wrong = list(_wrong_classes(text, labels, model.output_shape[-1]))
     if config.num_classes and not config.projection_head:
         wrong = [
             f"the model has a head of {config.num_classes} classes. Load it with num_classes=0, or, if its head is a "
             "projection, pass model.rebuilt(model.config.replace(projection_head=True, labels=None))"
         ]
-    if scale.size != 1 or not 0 < scale.min() < np.inf or offset.size != 1 or not np.isfinite(offset).all():
+    if scale.size != 1 or not 0 < scale[0] < _LARGEST or offset.size != 1 or not abs(offset[0]) < _LARGEST:
         wrong.append(f"logit_scale is a number above 0, and bias a number. Received: {logit_scale!r} and {bias!r}")
     if wrong:
         raise ValueError("zero_shot_head: " + "; ".join(wrong))
@@ -59,26 +61,24 @@ def zero_shot_head(
         model.get_layer("head").save_own_variables(projection)
         result.get_layer("pre_logits").load_own_variables(projection)
     text = text / np.abs(text).max(axis=1, keepdims=True)  # squares of large numbers overflow
-    text = scale.item() * text / np.linalg.norm(text, axis=1, keepdims=True)
-    result.get_layer("head").set_weights([text.T, np.full(len(text), offset.item())])
+    text *= scale / np.linalg.norm(text, axis=1, keepdims=True)
+    result.get_layer("head").set_weights([text.T, offset.repeat(len(text))])
     return result
 
 
 def _numbers(value: Any) -> np.ndarray:
-    """Return numbers as float64; an empty array for anything else, which no check accepts."""
+    """Return numbers as float64, and an empty array for anything else."""
     try:
-        return np.asarray(value, np.float64)
+        return np.atleast_1d(np.asarray(value, np.float64))
     except (RuntimeError, TypeError, ValueError):
         return np.empty(0)
 
 
-def _wrong_texts(text: np.ndarray, width: int) -> Iterator[str]:
-    if text.ndim != 2 or text.shape[1] != width or not len(text):
+def _wrong_classes(text: np.ndarray, labels: Any, width: int) -> Iterator[str]:
+    if text.ndim != 2 or text.shape[1] != width or not text.size:
         yield f"text_embeddings are numbers (classes, {width}). Received: shape {text.shape}"
     elif (rows := np.flatnonzero(~np.isfinite(text).all(axis=1) | ~text.any(axis=1))).size:
         yield f"text_embeddings are finite, and no row is zero. Received: others in rows {rows[:5]}"
-
-
-def _wrong_labels(labels: Any, count: int) -> Iterator[str]:
-    if isinstance(labels, str) or len(labels) != count or len(set(labels)) != count:
-        yield f"labels are {count} different names, one for each row. Received: {labels!r:.200}"
+    are_names = isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels)
+    if not are_names or not len(text) == len(labels) == len(set(labels)):
+        yield f"labels are a list of {len(text)} different names, one for each row. Received: {labels!r:.200}"

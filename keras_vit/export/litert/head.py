@@ -77,9 +77,7 @@ class Head:
         return self._normalized(x, affine) if c.normalize_features else (x, affine)
 
     def _normalized(self, x: Tensor, affine: Affine | None) -> tuple[Tensor, Affine]:
-        """Return x / the root of its mean square, and the rest of the Euclidean norm: in half precision the sum of squares
-        overflows from a norm of 256.
-        """
+        """Return x / the root of its mean square (a sum overflows half precision), and the rest of the norm."""
         ops, x, width = self.ops, self.layers.apply_affine(x, affine, "features"), static_dim(x.shape[-1])
         square = ops.mean(ops.multiply(x, x, "normalized/squares"), [-1], "normalized/mean", keepdims=True)
         square = ops.add(square, ops.constant(np.array(1e-20, np.float32), "tiny"), "normalized/safe")
