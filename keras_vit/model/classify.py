@@ -51,7 +51,7 @@ def embed_all(model: VisionTransformer, images: Any, *, batch_size: int) -> np.n
     if not features:
         raise ValueError("embed needs at least one image. Received: an empty list")
     vectors = np.concatenate(features)
-    return np.float32(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
+    return (vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)).astype(np.float32)
 
 
 def prepare(model: VisionTransformer, image: Any) -> np.ndarray | Exception:

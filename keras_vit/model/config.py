@@ -214,7 +214,7 @@ class ViTConfig:
 
     def _needs(self) -> dict[str, tuple[bool, dict[str, Any]]]:
         """Return for each option whether it is used, and the values that other fields and properties must have."""
-        resnet = {"hidden_size": self.resnet.channels if self.resnet else None, "patch_size": (1, 1)}
+        resnet: dict[str, Any] = {"hidden_size": self.resnet.channels if self.resnet else None, "patch_size": (1, 1)}
         resnet |= {"position": "none", "pre_norm": False, "num_prefix_tokens": 0, "tokens_mlp_dim": None}
         tokens, one = {"final_norm": "tokens"}, {"distilled": False, "is_unpooled": False}
         return {
