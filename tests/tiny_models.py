@@ -41,6 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shared positions": {"position_place": "shared"},
     "2-D positions at every block": {"position": "learned2d", "position_place": "blocks"},
     "relative positions": {"position": "relative", "position_place": "blocks"},
+    "normalized": {"normalize_features": True},
     "shared relative positions": {"position": "relative", "position_place": "shared"},
 }
 

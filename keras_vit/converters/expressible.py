@@ -17,7 +17,8 @@ from keras_vit.model.cost import patch_values
 
 # Fields that no file holds: how the model is trained, and what happens before and after it.
 _TRAINING_FIELDS = {"dropout_rate", "attention_dropout_rate", "stochastic_depth", "head_bias_init"}
-_NOT_IN_FILES = _TRAINING_FIELDS | {"image_size", "num_heads", "position_method", "preprocessing", "labels"}
+_USES = {"image_size", "position_method", "preprocessing", "labels", "projection_head"}
+_NOT_IN_FILES = _TRAINING_FIELDS | _USES | {"num_heads"}
 # Fields (and their values; None for all) that change only the last digits: such a model is written with a warning.
 _NUMERIC_FIELDS = {"activation": ("gelu_tanh", "gelu_erf", "gelu_quick"), "norm_epsilon": None, "resnet": None}
 # Files do not state whether their head is applied to every token: both readings are valid.

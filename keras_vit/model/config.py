@@ -80,6 +80,9 @@ class ViTConfig:
         attention_dropout_rate: on the attention weights, in [0, 1).
         stochastic_depth: probability of dropping a branch of the last block, in [0, 1); it grows linearly from 0 at the
             first block (AugReg, arXiv 2106.10270).
+        normalize_features: whether the feature is divided by its Euclidean norm before the head, or as the output of a
+            model without a head.
+        projection_head: whether the head gives an embedding (CLIP), not classes. A changed num_classes makes it False.
         head_bias_init: initial bias of the head (big_vision: -10 for the sigmoid loss on ImageNet-21k).
         preprocessing: a Preprocessing, or its fields as a dict.
         labels: name of a list in zoo/labels, or the class names themselves; None means plain numbers.
@@ -131,6 +134,8 @@ class ViTConfig:
     layer_scale: float | None = None
     final_norm: str = "tokens"
     representation_activation: str = "tanh"
+    normalize_features: bool = False
+    projection_head: bool = False
 
     dropout_rate: float = 0.0
     attention_dropout_rate: float = 0.0
@@ -154,6 +159,8 @@ class ViTConfig:
             self._set("class_token", str(self.classifier).startswith("token"))
         if self.labels is not None and not isinstance(self.labels, str):
             self._set("labels", tuple(self.labels))
+        if self.num_classes == 0 and self.projection_head is True:
+            self._set("projection_head", False)  # a file of CLIP without the projection
         if errors := list(self._field_errors()) or list(self._conflicts()):
             raise ValueError("ViTConfig: " + "; ".join(errors))
         for name in _RANGES:
@@ -187,19 +194,14 @@ class ViTConfig:
 
     def _conflicts(self) -> Iterator[str]:
         """Yield a sentence for each combination of values that is not accepted."""
-        if not self.num_layers:
-            yield from self._resnet_conflicts()
+        for option, (is_used, needed) in self._needs().items():
+            wrong = {name: getattr(self, name) for name, value in needed.items() if getattr(self, name) != value}
+            if is_used and wrong:
+                yield f"{option} needs {needed}. Received: {wrong}"
         if self.hidden_size % self.num_heads and (self.has_attention or self.has_map_head):
             yield f"hidden_size is a multiple of num_heads. Received: {self.hidden_size} and {self.num_heads}"
         if self.classifier.startswith("token") and not self.class_token:
             yield f"classifier={self.classifier!r} needs the class token. Received: class_token=False"
-        if self.classifier == "token_gap" and self.final_norm == "pooled":
-            yield "classifier='token_gap' needs final_norm='tokens'. Received: 'pooled'"
-        if self.distilled and (self.classifier, self.representation_size, self.final_norm) != ("token", None, "tokens"):
-            yield (
-                "distilled needs classifier='token', representation_size=None and final_norm='tokens'. Received: "
-                f"{self.classifier!r}, {self.representation_size!r} and {self.final_norm!r}"
-            )
         yield from self._position_conflicts()
         if len(self.preprocessing.mean) not in (1, self.num_channels):
             yield (
@@ -210,12 +212,18 @@ class ViTConfig:
             smallest = f"{self.stride[0]}x{self.stride[1]}"
             yield f"the image is smaller than one patch ({smallest} pixels). Received: image_size={self.image_size}"
 
-    def _resnet_conflicts(self) -> Iterator[str]:
-        channels = self.resnet.channels if self.resnet else None
-        needed = {"hidden_size": channels, "patch_size": (1, 1), "position": "none", "pre_norm": False}
-        needed |= {"num_prefix_tokens": 0, "final_norm": "tokens", "tokens_mlp_dim": None}
-        if wrong := {name: getattr(self, name) for name, value in needed.items() if getattr(self, name) != value}:
-            yield f"num_layers=0, a ResNet without a Transformer, needs {needed}. Received: {wrong}"
+    def _needs(self) -> dict[str, tuple[bool, dict[str, Any]]]:
+        """Return for each option whether it is used, and the values that other fields and properties must have."""
+        resnet: dict[str, Any] = {"hidden_size": self.resnet.channels if self.resnet else None, "patch_size": (1, 1)}
+        resnet |= {"position": "none", "pre_norm": False, "num_prefix_tokens": 0, "tokens_mlp_dim": None}
+        tokens, one = {"final_norm": "tokens"}, {"distilled": False, "is_unpooled": False}
+        return {
+            "num_layers=0, a ResNet without a Transformer,": (not self.num_layers, {**resnet, **tokens}),
+            "classifier='token_gap'": (self.classifier == "token_gap", tokens),
+            "distilled": (self.distilled, {"classifier": "token", "representation_size": None, **tokens}),
+            "normalize_features": (self.normalize_features, {**one, "projection_head": False}),
+            "projection_head": (self.projection_head, {**one, "representation_size": None, "labels": None}),
+        }
 
     def _position_conflicts(self) -> Iterator[str]:
         if self.rotary_theta is not None and (self.hidden_size // self.num_heads % 4 or self.position == "relative"):
@@ -341,7 +349,7 @@ class ViTConfig:
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed.
 
-        A changed `classifier` keeps the class token. A changed `num_classes` drops the labels.
+        A changed `classifier` keeps the class token. A changed `num_classes` drops the labels and `projection_head`.
 
         Args:
             **changes: fields and their new values.
@@ -351,7 +359,7 @@ class ViTConfig:
         """
         check_fields(changes)
         if changes.get("num_classes", self.num_classes) != self.num_classes:
-            changes = {"labels": None, **changes}
+            changes = {"labels": None, "projection_head": False, **changes}
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -387,7 +395,7 @@ _RANGES: dict[str, tuple[float, float]] = {  # field -> lowest value, excluded e
 }
 _FLAGS = (
     *("class_token", "distilled", "position_prefix", "rotary_interleaved", "patch_bias", "pre_norm", "qkv_bias"),
-    *("key_bias", "gated_mlp", "mlp_norm"),
+    *("key_bias", "gated_mlp", "mlp_norm", "normalize_features", "projection_head"),
 )
 _OPTIONAL = ("representation_size", "layer_scale", "tokens_mlp_dim", "rotary_theta", "rotary_grid")
 _CHOICES = {

@@ -287,6 +287,8 @@ def _heads(config: ViTConfig) -> Iterator[Part]:
         features = config.representation_size
         name = f"pre_logits, {config.representation_activation}"
         yield Part(name=name, output=(*tokens, features), kernels=kernels, others=features)
+    if config.normalize_features:
+        yield Part(name="feature of length 1", output=(features,))
     if config.num_classes:
         yield Part(
             name="heads of both tokens" if config.distilled else "head",

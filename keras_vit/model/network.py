@@ -142,6 +142,8 @@ class Network:
     def _head(self, tokens: Any) -> Any:
         c = self.config
         x = self._representation(self._pool(tokens, token=0))
+        if c.normalize_features:
+            x = vit.L2Normalization(name="normalized", dtype=self.output_dtype)(x)
         if not c.distilled:
             self._record("pre_logits", x)
             return self._record("logits", self._classes("head")(x)) if c.num_classes else self._feature(x)

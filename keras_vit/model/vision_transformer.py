@@ -16,7 +16,7 @@ from keras_vit._util.checks import check_counts, given
 from keras_vit.model import labels as label_lists
 from keras_vit.model import layers as vit
 from keras_vit.model import preprocess
-from keras_vit.model.classify import BATCH, classify_each
+from keras_vit.model.classify import BATCH, classify_each, embed_all
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.layers.quantized import load_quantization, quick_collections, save_quantization
 from keras_vit.model.limits import check_attention, check_resizable
@@ -58,6 +58,8 @@ class VisionTransformer(keras.Model):
         ((2, 32, 32, 3), (2, 10))
         >>> model.decode_predictions(model(images), top=1)[0][0].label
         'seven'
+        >>> model.embed(photos).shape
+        (2, 64)
         >>> tuple(model.features(images)["block_3"].shape), tuple(model.attention_maps(images)[0].shape)
         ((2, 65, 64), (2, 4, 65, 65))
         >>> model.resized((32, 48)).config.grid, model.resized(patch_size=8).config.grid
@@ -209,6 +211,24 @@ class VisionTransformer(keras.Model):
         if not results:
             raise ValueError("classify needs at least one image. Received: an empty list")
         return results
+
+    def embed(self, images: Any, *, batch_size: int = BATCH) -> np.ndarray:
+        """Return the embeddings of images, of length 1: dot products are cosine similarities.
+
+        They are the feature "pre_logits", or the head's output if the head is a projection (`config.projection_head`).
+
+        Args:
+            images: as for `classify`.
+            batch_size: number of images that are in memory and in a call at a time, from 1.
+
+        Returns:
+            float32 (images, width), in the order of the images.
+
+        Raises:
+            ValueError: an image cannot be read, or there is none; the model has a feature for every token.
+            FileNotFoundError: there is no file at a path, or no image in a folder.
+        """
+        return embed_all(self, images, batch_size=batch_size)
 
     def resized(
         self,

@@ -1,4 +1,4 @@
-"""List the known models, show their cards, and load them by name.
+"""List the known models, show their cards, load them by name, and make zero-shot classifiers of them.
 
 Example:
     >>> keras_vit.zoo.names("*digits")
@@ -11,5 +11,6 @@ Example:
 from keras_vit.errors import UnknownModel
 from keras_vit.zoo.catalogue import Card, card, names, table
 from keras_vit.zoo.pretrained import load
+from keras_vit.zoo.zero_shot import zero_shot_head
 
-__all__ = ["Card", "UnknownModel", "card", "load", "names", "table"]
+__all__ = ["Card", "UnknownModel", "card", "load", "names", "table", "zero_shot_head"]

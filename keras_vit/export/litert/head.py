@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from keras_vit.export.litert import folding
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Affine, Array
 from keras_vit.export.litert.layers import Layers
+from keras_vit.export.litert.operators import static_dim
 
 
 @dataclass
@@ -75,7 +78,15 @@ class Head:
             weights = folding.dense_weights(self.model.get_layer("pre_logits")).fold_affine(affine)
             x, affine = self.layers.dense(x, weights, "pre_logits/dense"), None
             x = self.layers.activation(c.representation_activation, x, "pre_logits")
-        return x, affine
+        return self._normalized(x, affine) if c.normalize_features else (x, affine)
+
+    def _normalized(self, x: Tensor, affine: Affine | None) -> tuple[Tensor, Affine]:
+        """Return x / the root of its mean square (a sum overflows half precision), and the rest of the norm."""
+        ops, x, width = self.ops, self.layers.apply_affine(x, affine, "features"), static_dim(x.shape[-1])
+        square = ops.mean(ops.multiply(x, x, "normalized/squares"), [-1], "normalized/mean", keepdims=True)
+        square = ops.add(square, ops.constant(np.array(1e-20, np.float32), "tiny"), "normalized/safe")
+        x = ops.multiply(x, ops.unary("RSQRT", square, "normalized/rsqrt"), "normalized")
+        return x, Affine(np.full(width, width**-0.5), *np.zeros((2, width)))
 
     def _final_norm(self, x: Tensor, scales: Array | None) -> tuple[Tensor, Affine]:
         return self.layers.norm(x, self.model.get_layer("encoder_norm"), "encoder_norm", scales)

@@ -153,12 +153,12 @@ def _norms(model: VisionTransformer) -> Iterator[tuple[str, Any, list[DenseWeigh
 
 
 def _final_readers(model: VisionTransformer) -> list[DenseWeights]:
-    """Return the weights of the layers that read the final norm; none of a model without a head."""
+    """Return the weights of the layers that read the final norm; none where no layer reads it directly."""
     c = model.config
     if c.has_map_head and c.final_norm == "tokens":
         pooling = model.get_layer("pool")
         return [folding.probe_weights(pooling), folding.dense_weights(pooling.attention.value)]
-    names = ["head", "head_distillation"][: c.distilled + 1] if c.num_classes else []
+    names = ["head", "head_distillation"][: c.distilled + 1] if c.num_classes and not c.normalize_features else []
     if c.representation_size is not None:
         names = ["pre_logits"]
     readers = [folding.dense_weights(model.get_layer(name)) for name in names]

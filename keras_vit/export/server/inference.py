@@ -71,6 +71,8 @@ def _heads(model: VisionTransformer, tokens: list[Any]) -> Outputs:
     config = model.config
     if config.representation_size is not None:
         tokens = [model.get_layer("pre_logits")(token) for token in tokens]
+    if config.normalize_features:
+        tokens = [model.get_layer("normalized")(token) for token in tokens]
     outputs = {"features": keras.ops.cast(_mean(tokens), "float32")}
     if config.num_classes:
         names = ("head", "head_distillation")[: len(tokens)]

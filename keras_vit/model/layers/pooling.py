@@ -1,4 +1,4 @@
-"""Pool tokens to one feature: a token, the mean of the patches, or attention pooling."""
+"""Pool tokens to one feature: a token, the mean of the patches, or attention pooling; normalize it."""
 
 from typing import Any
 
@@ -79,3 +79,12 @@ class AttentionPooling(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **self._config}
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class L2Normalization(keras.layers.Layer):
+    """Divide each feature by its Euclidean norm. A feature of zeros stays zero, and its gradient is finite."""
+
+    def call(self, x: Any) -> Any:
+        squares = ops.sum(ops.square(x), axis=-1, keepdims=True)
+        return x * ops.rsqrt(ops.maximum(squares, 1e-24))
