@@ -16,13 +16,12 @@ from keras_vit.converters import expressible, layout
 from keras_vit.converters.expressible import formats_of
 from keras_vit.converters.table import formats, load_table
 from keras_vit.errors import CheckpointError
-from keras_vit.export.litert.options import Options
 
 PAGE = Path(__file__).parent.parent / "docs" / "load-and-convert.md"
 START, END = "<!-- families: written by tests/family_table.py, checked by make test -->\n", "<!-- /families -->"
 # Formats that are only read, of which a model does not show whether it could be in such a file.
 READ_ONLY = {"ViT": {"keras_hub"}, "DINOv2": {"meta_dinov2"}}
-HEADER = ("family", "models", "read from", "written to", "trained", "LiteRT route", "SavedModel", "attention maps")
+HEADER = ("family", "models", "read from", "written to", "trains", "exports", "visualizes")
 
 
 @functools.cache
@@ -67,11 +66,6 @@ def written_to(family: str) -> list[str]:
     return sorted({name for config in configs()[family] for name, exact in formats_of(config).items() if exact})
 
 
-def route(config: ViTConfig) -> str:
-    """Return the route of `export.tflite` that writes a model."""
-    return "direct" if config.has_attention and not [*Options().model_misfits(config)] else "converter"
-
-
 @functools.cache
 def rows() -> dict[str, dict[str, Any]]:
     """Return the cells of each family by their columns."""
@@ -80,10 +74,9 @@ def rows() -> dict[str, dict[str, Any]]:
             "models": str(sum(zoo.card(name).family == family for name in zoo.names())),
             "read from": read_from(family),
             "written to": written_to(family),
-            "trained": "yes",
-            "LiteRT route": ", ".join(sorted(set(map(route, kinds)), reverse=True)),
-            "SavedModel": "yes",
-            "attention maps": "yes" if all(config.has_attention for config in kinds) else "-",
+            "trains": "yes",
+            "exports": "LiteRT, SavedModel",
+            "visualizes": "all" if all(config.has_attention for config in kinds) else "all but attention",
         }
         for family, kinds in configs().items()
     }

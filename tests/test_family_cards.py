@@ -11,10 +11,9 @@ import pytest
 
 import family_table
 from command_line import fails, run
-from keras_vit import VisionTransformer, converters, zoo
+from keras_vit import VisionTransformer, converters, export, visualize, zoo
 from keras_vit._util import download
 from keras_vit.errors import FileUnavailableError, LicenceError
-from keras_vit.model.config import Preprocessing
 from keras_vit.model.cost import count_parameters
 from keras_vit.zoo import catalogue, pretrained
 from model_weights import assert_same_bits, values
@@ -272,9 +271,22 @@ def test_a_row_of_the_table_says_what_the_models_do(family: str, tmp_path: Path)
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(model(images, training=True) ** 2)
     assert all(gradient is not None for gradient in tape.gradient(loss, model.trainable_variables))
-    if row["attention maps"] == "yes":
+    if row["visualizes"] == "all":
         assert len(model.attention_maps(images)) == config.num_layers
     else:
         with pytest.raises(ValueError, match="Attention maps need blocks with attention"):
             model.attention_maps(images)
-    assert isinstance(config.preprocessing, Preprocessing)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", family_table.configs())
+def test_every_kind_of_a_family_is_exported_and_drawn(family: str, tmp_path: Path) -> None:
+    for index, config in enumerate(family_table.configs()[family]):
+        model = randomised(VisionTransformer(config))
+        export.tflite(model, tmp_path / f"{index}.tflite", quantize="none")
+        export.saved_model(model, tmp_path / str(index))
+        images = np.random.default_rng(0).integers(0, 256, (2, *config.size, 3), np.uint8)
+        visualize.report(model, images, tmp_path / f"{index}.html")
+        sections = (tmp_path / f"{index}.html").read_text(encoding="utf-8")
+        left_out = "Left out: this model has no attention" in sections
+        assert left_out == (family_table.rows()[family]["visualizes"] != "all")

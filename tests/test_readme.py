@@ -36,6 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "registers": {"num_registers": 2},
     "LayerScale": {"layer_scale": 0.1},
     "pre-norm (CLIP)": {"pre_norm": True, "patch_bias": False},
+    "gated MLP (SwiGLU)": {"gated_mlp": True, "activation": "silu"},
     "distillation token": {"distilled": True},
     "2-D positions": {"position": "learned2d"},
     "relative positions": {"position": "relative", "position_place": "blocks"},
