@@ -54,6 +54,7 @@ LAYERS: dict[str, tuple[type[keras.layers.Layer], dict[str, Any], tuple[int, ...
     "token pooling": (vit.TokenPooling, {"token": 1}, TOKENS),
     "mean pooling": (vit.TokenPooling, {"prefix_tokens": 2}, TOKENS),
     "attention pooling": (vit.AttentionPooling, {"num_heads": 4, "mlp_dim": 48, "norm_epsilon": 1e-3}, TOKENS),
+    "length 1": (vit.L2Normalization, {}, TOKENS),
     "position": (vit.PositionEmbedding, {"grid": (2, 4), "prefix_tokens": 1, "method": "bicubic"}, TOKENS),
     "sincos": (vit.PositionEmbedding, {"grid": (3, 3), "kind": "sincos2d"}, TOKENS),
     "prefix": (vit.PrefixTokens, {"class_token": True, "distilled": True, "num_registers": 3}, TOKENS),

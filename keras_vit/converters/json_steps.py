@@ -83,8 +83,8 @@ def _processor(value: Any) -> dict[str, Any]:
     size, crop = value.get("size"), value.get("crop_size")
     if isinstance(size, int):  # an old file: of the shorter side if it crops
         size = {"shortest_edge": size} if crop else {"height": size, "width": size}
-    if size and set(size) not in ({"shortest_edge"}, set(_SIDES)):
-        raise ValueError(f"a size has {_SIDES} or shortest_edge")
+    if size and "shortest_edge" not in size and not set(_SIDES) & set(size):
+        raise ValueError(f"a size has one of {_SIDES} or shortest_edge")
     fields: dict[str, Any] = {"resize": "crop" if size and "shortest_edge" in size else "squash"}
     if size and crop and value.get("do_center_crop", True):
         cropped = crop if isinstance(crop, int) else crop["height"]

@@ -88,3 +88,6 @@ class L2Normalization(keras.layers.Layer):
     def call(self, x: Any) -> Any:
         squares = ops.sum(ops.square(x), axis=-1, keepdims=True)
         return x * ops.rsqrt(ops.maximum(squares, 1e-24))
+
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        return input_shape
