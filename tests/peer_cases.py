@@ -142,6 +142,7 @@ WITHOUT_ENTRY_POINT = ("hybrid", "stem only")
 REFUSED_BY_BOTH = {
     **{name: "no place for" for name in VARIANTS if "positions" in name},
     "shared positions": "position_place='shared'",
+    "normalized": "normalize_features=True",
 }
 REFUSED_BY_TIMM = {
     **REFUSED_BY_BOTH,
