@@ -81,15 +81,22 @@ def _image_converter(value: Any) -> dict[str, Any]:
 def _processor(value: Any) -> dict[str, Any]:
     """Return the sizes in Hugging Face's preprocessor_config.json as fields of Preprocessing."""
     size, crop = value.get("size"), value.get("crop_size")
-    if isinstance(size, int):  # an old file: of the shorter side if it crops
-        size = {"shortest_edge": size} if crop else {"height": size, "width": size}
-    if size and set(size) not in ({"shortest_edge"}, set(_SIDES)):
-        raise ValueError(f"a size has {_SIDES} or shortest_edge")
-    fields: dict[str, Any] = {"resize": "crop" if size and "shortest_edge" in size else "squash"}
-    if size and crop and value.get("do_center_crop", True):
-        cropped = crop if isinstance(crop, int) else crop["height"]
-        fields["crop_fraction"] = _fraction(cropped / next(iter(size.values())))
-    return fields
+    if not size:
+        return {}
+    fields: dict[str, Any] = {}  # an old file has a single number: of the sides that the format's table names
+    if not isinstance(size, int):
+        if set(size) not in ({"shortest_edge"}, set(_SIDES)):
+            raise ValueError(f"a size has {_SIDES} or shortest_edge")
+        fields["resize"] = "crop" if "shortest_edge" in size else "squash"
+    sides = [size] if isinstance(size, int) else [size[key] for key in sorted(size)]
+    cropped = sides
+    if crop and value.get("do_center_crop", True):
+        cropped = [crop] if isinstance(crop, int) else [crop[key] for key in _SIDES]
+    cropped = [min(cropped)] if len(sides) == 1 else cropped
+    share = _fraction(min(part / side for part, side in zip(cropped, sides, strict=True)))
+    if any(math.floor(part / share + 1e-6) != side for part, side in zip(cropped, sides, strict=True)):
+        raise ValueError("size and crop_size have the same aspect ratio")
+    return fields | {"crop_fraction": share}
 
 
 def _processor_sizes(value: Any, config: ViTConfig) -> dict[str, Any]:
