@@ -226,6 +226,31 @@ def test_values_that_transformers_leaves_out_of_a_nested_config_are_its_defaults
         assert to_fields(values, load_table(format).json) == {"num_heads": 12}
 
 
+def test_tensors_that_change_nothing_are_not_needed(tmp_path: Path) -> None:
+    # A SiglipForImageClassification whose config has vision_use_head: the pooling is in the file, and is not used.
+    tensors = load_file(FOLDER / "hf_siglip_cls" / "model.safetensors")
+    pooling = load_file(FOLDER / "hf_siglip_vision" / "model.safetensors")
+    pooling = {f"vision_model.{key}": value for key, value in pooling.items() if key.startswith("head.")}
+    assert len(pooling) == 11
+    save_file(tensors | pooling, tmp_path / "model.safetensors")
+    shutil.copy(FOLDER / "hf_siglip_cls" / "config.json", tmp_path)
+    images, want = wanted(arrays(FOLDER / "hf_siglip_cls" / "reference.npz"))
+    assert distance(converters.load(tmp_path)(images), want) <= CASES["hf_siglip_cls"]["float32"]
+
+
+def test_a_dinov3_without_registers_or_with_key_biases_comes_back(tmp_path: Path) -> None:
+    # DINOv3ViTConfig() has no registers: its files have a tensor for none of them.
+    rotary = FAMILIES["rotary"] | {"layer_scale": 0.1, "num_classes": 0, "norm_epsilon": 1e-5, "activation": "gelu_erf"}
+    model = built(**rotary | {"num_registers": 0, "key_bias": True})
+    converters.save(model, tmp_path, format="huggingface_dinov3")
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert "layer.0.attention.k_proj.bias" in tensors
+    none = np.zeros((1, 0, model.config.hidden_size), np.float32)
+    save_file(tensors | {"embeddings.register_tokens": none}, tmp_path / "model.safetensors")
+    images = prepared(model.config)
+    np.testing.assert_array_equal(np.asarray(converters.load(tmp_path)(images)), np.asarray(model(images)))
+
+
 def test_a_checkpoint_in_several_files_is_one(tmp_path: Path) -> None:
     tensors = list(load_file(FOLDER / "hf_dinov2" / "model.safetensors").items())
     for number in (1, 2, 3):
