@@ -83,20 +83,20 @@ def _processor(value: Any) -> dict[str, Any]:
     size, crop = value.get("size"), value.get("crop_size")
     if not size:
         return {}
-    fields: dict[str, Any] = {}  # an old file has a single number: of the sides that the format's table names
-    if not isinstance(size, int):
-        if set(size) not in ({"shortest_edge"}, set(_SIDES)):
-            raise ValueError(f"a size has {_SIDES} or shortest_edge")
-        fields["resize"] = "crop" if "shortest_edge" in size else "squash"
-    sides = [size] if isinstance(size, int) else [size[key] for key in sorted(size)]
+    stated = {"shortest_edge": size} if isinstance(size, int) else size
+    keys = ("shortest_edge",) if "shortest_edge" in stated else _SIDES
+    if not (sides := [stated[key] for key in keys if key in stated]):
+        raise ValueError(f"a size has one of {_SIDES} or shortest_edge")
     cropped = sides
     if crop and value.get("do_center_crop", True):
-        cropped = [crop] if isinstance(crop, int) else [crop[key] for key in _SIDES]
-    cropped = [min(cropped)] if len(sides) == 1 else cropped
+        cropped = [crop, crop] if isinstance(crop, int) else [crop[key] for key in _SIDES]
+        cropped = cropped if len(sides) == 2 else [min(cropped)]
     share = _fraction(min(part / side for part, side in zip(cropped, sides, strict=True)))
     if any(math.floor(part / share + 1e-6) != side for part, side in zip(cropped, sides, strict=True)):
         raise ValueError("size and crop_size have the same aspect ratio")
-    return fields | {"crop_fraction": share}
+    # An old file has a single number: of the sides that the format's table names.
+    resize = {} if stated is not size else {"resize": "squash" if keys is _SIDES else "crop"}
+    return {**resize, "crop_fraction": share}
 
 
 def _processor_sizes(value: Any, config: ViTConfig) -> dict[str, Any]:
