@@ -185,7 +185,82 @@ def test_sizes_of_the_preprocessing_come_back(tmp_path: Path) -> None:
             assert new.get(key) == old.get(key), (name, key)
 
 
+PROCESSORS: list[tuple[str, dict[str, Any], dict[str, Any] | str]] = [
+    # Old files have single numbers, which DeiT's processor takes for both sides and CLIP's for the shorter one.
+    ("huggingface_deit", {"size": 256, "crop_size": 224}, {"resize": "squash", "crop_fraction": 0.875}),
+    ("huggingface_clip", {"size": 256, "crop_size": 224}, {"resize": "crop", "crop_fraction": 0.875}),
+    ("huggingface_dinov2", {"size": {"height": 32, "width": 32}}, {"resize": "squash", "crop_fraction": 1.0}),
+    (
+        "huggingface_dinov2",
+        {"size": {"shortest_edge": 36}, "crop_size": {"height": 48, "width": 32}},
+        {"resize": "crop", "crop_fraction": 32 / 36},
+    ),
+    (
+        "huggingface_deit",
+        {"size": {"height": 40, "width": 60}, "crop_size": {"height": 32, "width": 32}},
+        "size and crop_size have the same aspect ratio",
+    ),
+    ("huggingface_siglip", {"rescale_factor": 1 / 127.5}, "rescale_factor is read only as"),
+]
+
+
+@pytest.mark.parametrize(("format", "values", "want"), PROCESSORS, ids=str)
+def test_a_processors_sizes_are_those_of_its_class(format: str, values: Any, want: Any) -> None:
+    table = load_table(format)
+    if isinstance(want, str):
+        with pytest.raises(CheckpointError, match=want):
+            to_fields({"preprocessor": values}, table.json)
+        return
+    found = dataclasses.replace(
+        table.meaning.defaults["preprocessing"], **to_fields({"preprocessor": values}, table.json)["preprocessing"]
+    )
+    assert {name: getattr(found, name) for name in want} == want
+
+
 # ---- files without a config.json, and names of other writers
+
+
+def test_values_that_transformers_leaves_out_of_a_nested_config_are_its_defaults() -> None:
+    for format, kind in (("huggingface_siglip", "siglip"), ("huggingface_clip", "clip")):
+        values = {"vision_config": {"model_type": f"{kind}_vision_model"}}  # google/siglip-base-patch16-224 has no more
+        assert to_fields(values, load_table(format).json) == {"num_heads": 12}
+
+
+def test_tensors_that_change_nothing_are_not_needed(tmp_path: Path) -> None:
+    # A SiglipForImageClassification whose config has vision_use_head: the pooling is in the file, and is not used.
+    tensors = load_file(FOLDER / "hf_siglip_cls" / "model.safetensors")
+    pooling = load_file(FOLDER / "hf_siglip_vision" / "model.safetensors")
+    pooling = {f"vision_model.{key}": value for key, value in pooling.items() if key.startswith("head.")}
+    assert len(pooling) == 11
+    save_file(tensors | pooling, tmp_path / "model.safetensors")
+    shutil.copy(FOLDER / "hf_siglip_cls" / "config.json", tmp_path)
+    images, want = wanted(arrays(FOLDER / "hf_siglip_cls" / "reference.npz"))
+    assert distance(converters.load(tmp_path)(images), want) <= CASES["hf_siglip_cls"]["float32"]
+
+
+def test_a_dinov3_without_registers_or_with_key_biases_comes_back(tmp_path: Path) -> None:
+    # DINOv3ViTConfig() has no registers: its files have a tensor for none of them.
+    rotary = FAMILIES["rotary"] | {"layer_scale": 0.1, "num_classes": 0, "norm_epsilon": 1e-5, "activation": "gelu_erf"}
+    model = built(**rotary | {"num_registers": 0, "key_bias": True})
+    converters.save(model, tmp_path, format="huggingface_dinov3")
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert "layer.0.attention.k_proj.bias" in tensors
+    none = np.zeros((1, 0, model.config.hidden_size), np.float32)
+    save_file(tensors | {"embeddings.register_tokens": none}, tmp_path / "model.safetensors")
+    images = prepared(model.config)
+    np.testing.assert_array_equal(np.asarray(converters.load(tmp_path)(images)), np.asarray(model(images)))
+
+
+def test_a_checkpoint_in_several_files_is_one(tmp_path: Path) -> None:
+    tensors = list(load_file(FOLDER / "hf_dinov2" / "model.safetensors").items())
+    for number in (1, 2, 3):
+        save_file(dict(tensors[number - 1 :: 3]), tmp_path / f"model-{number:05}-of-00003.safetensors")
+    shutil.copy(FOLDER / "hf_dinov2" / "config.json", tmp_path)
+    images, want = wanted(arrays(FOLDER / "hf_dinov2" / "reference.npz"))
+    assert distance(converters.load(tmp_path)(images), want) <= CASES["hf_dinov2"]["float32"]
+    (tmp_path / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="more than one file of weights"):
+        converters.load(tmp_path)
 
 
 def test_metas_own_names_of_dinov2_are_read(tmp_path: Path) -> None:

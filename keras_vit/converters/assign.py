@@ -60,7 +60,9 @@ def check(checkpoint: Checkpoint, variables: Mapping[str, Any], *, skip: tuple[s
     unused = dict.fromkeys(
         source.tensor
         for path, source in match.sources.items()
-        if path not in variables and not (skip and path.startswith(skip))
+        if path not in variables
+        and 0 not in checkpoint.container.headers[source.tensor].shape  # no registers
+        and not (skip and path.startswith(skip))
     )
     misfits += [f"{name} is left over" for name in [*unused, *match.unknown]]
     if misfits:

@@ -81,15 +81,22 @@ def _image_converter(value: Any) -> dict[str, Any]:
 def _processor(value: Any) -> dict[str, Any]:
     """Return the sizes in Hugging Face's preprocessor_config.json as fields of Preprocessing."""
     size, crop = value.get("size"), value.get("crop_size")
-    if isinstance(size, int):  # an old file: of the shorter side if it crops
-        size = {"shortest_edge": size} if crop else {"height": size, "width": size}
-    if size and "shortest_edge" not in size and not set(_SIDES) & set(size):
+    if not size:
+        return {}
+    stated = {"shortest_edge": size} if isinstance(size, int) else size
+    keys = ("shortest_edge",) if "shortest_edge" in stated else _SIDES
+    if not (sides := [stated[key] for key in keys if key in stated]):
         raise ValueError(f"a size has one of {_SIDES} or shortest_edge")
-    fields: dict[str, Any] = {"resize": "crop" if size and "shortest_edge" in size else "squash"}
-    if size and crop and value.get("do_center_crop", True):
-        cropped = crop if isinstance(crop, int) else crop["height"]
-        fields["crop_fraction"] = _fraction(cropped / next(iter(size.values())))
-    return fields
+    cropped = sides
+    if crop and value.get("do_center_crop", True):
+        cropped = [crop, crop] if isinstance(crop, int) else [crop[key] for key in _SIDES]
+        cropped = cropped if len(sides) == 2 else [min(cropped)]
+    share = _fraction(min(part / side for part, side in zip(cropped, sides, strict=True)))
+    if any(math.floor(part / share + 1e-6) != side for part, side in zip(cropped, sides, strict=True)):
+        raise ValueError("size and crop_size have the same aspect ratio")
+    # An old file has a single number: of the sides that the format's table names.
+    resize = {} if stated is not size else {"resize": "squash" if keys is _SIDES else "crop"}
+    return {**resize, "crop_fraction": share}
 
 
 def _processor_sizes(value: Any, config: ViTConfig) -> dict[str, Any]:

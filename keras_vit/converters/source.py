@@ -70,7 +70,7 @@ def open_checkpoint(
     `wanted_size` (the image size the caller wants) are used only where nothing else states them.
     """
     file = find_weights(Path(path))
-    with open_container(file) as container:
+    with _open(file) as container:
         table = load_table(format) if format else recognise(container)
         for name in table.names.beside:
             if (file.parent / name).is_file():
@@ -152,8 +152,16 @@ def detect(path: str | os.PathLike[str]) -> str:
     >>> keras_vit.converters.detect(path)
     'big_vision'
     """
-    with open_container(find_weights(Path(path))) as container:
+    with _open(find_weights(Path(path))) as container:
         return recognise(container).format
+
+
+def _open(file: Path) -> Container:
+    """Open a file of weights, with all others if it is the first of a checkpoint in several files."""
+    container = open_container(file)
+    for other in sorted(file.parent.glob(file.name.replace("-00001-of-", "-?????-of-")))[1:]:
+        container.join(open_container(other))
+    return container
 
 
 def to_facts(config: ViTConfig | Mapping[str, Any] | None) -> dict[str, Any]:
@@ -249,7 +257,7 @@ def find_weights(path: Path) -> Path:
         return path
     for pattern in _WEIGHTS:
         files = sorted(path.glob(pattern))
-        if len(files) > 1:
+        if len(files) > 1 and not files[0].stem.endswith(f"-00001-of-{len(files):05}"):
             names = [file.name for file in files]
             raise CheckpointError(f"{path} holds more than one file of weights: name one of {names}")
         if files:
