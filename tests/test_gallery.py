@@ -278,10 +278,10 @@ def ordered(column: str, *, descending: bool = False) -> list[str]:
     [
         ("", lambda entry: True),
         ("vit-b_16", lambda entry: entry.name.endswith("ViT-B/16")),
-        ("  SAM   b/32 ", lambda entry: "sam" in entry.weights.tag and entry.name == "ViT-B/32"),  # gsam too
-        ("surrogate gap", lambda entry: entry.weights.tag == "gsam"),
+        ("  SAM   b/32 ", lambda entry: "sam" in entry.weights.tag and entry.name.endswith("B/32")),  # gsam too
+        ("surrogate gap", lambda entry: entry.weights.tag == "gsam" and entry.family == "ViT"),
         ("2106.10270 r50", lambda entry: entry.name.startswith("R50") and "augreg" in entry.weights.tag),
-        ("huggingface", lambda entry: "huggingface" in " ".join(entry.formats)),
+        ("huggingface", lambda entry: "huggingface" in " ".join([*entry.formats, entry.weights.source])),
         ("no such model", lambda entry: False),
     ],
 )
@@ -441,7 +441,7 @@ def test_no_label_of_the_plot_covers_another_or_a_dot(page: Page, width: str) ->
         "[...document.querySelectorAll('.plot :is(.label, .tick, .mark)')].filter((one) => one.checkVisibility())"
         ".map((one) => ({name: one.textContent, ...one.getBoundingClientRect().toJSON()}))"
     )
-    assert len([box for box in boxes if "/" in box["name"]]) >= len(MEASURED) - 3  # the plot is not empty
+    assert len([box for box in boxes if "/" in box["name"]]) >= 15  # as many names as there is room for
     for one, other in itertools.combinations(boxes, 2):
         if not one["name"] and not other["name"]:
             continue  # dots do not move
