@@ -97,9 +97,10 @@ def layout(entries: Sequence[Entry], *, width: int, height: int) -> Plot:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Return the round numbers (1, 2 and 5 times powers of ten) between two positive numbers."""
+    """Return round numbers between two positive numbers: 1, 2 and 5 times powers of ten, or fewer of a wide range."""
+    digits = (1, 2, 5) if high / low < 1000 else (1, 3)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    return [tick for decade in decades for digit in (1, 2, 5) if low <= (tick := digit * 10.0**decade) <= high]
+    return [tick for decade in decades for digit in digits if low <= (tick := digit * 10.0**decade) <= high]
 
 
 def _line_distance(span: float) -> float:
