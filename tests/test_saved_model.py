@@ -66,7 +66,7 @@ def test_the_served_graph_computes_the_model(kind: str) -> None:
 
     model = built(**(VARIANTS | FAMILIES | OTHERS)[kind])
     images = prepared(model.config, batch=3)
-    found = inference.float32_function(model)(images)
+    found = inference.model_function(model)(images)
     assert error(found["logits" if model.config.num_classes else "features"], model(images)) < NOISE
     assert error(found["features"], model.features(images, ["pre_logits"])["pre_logits"]) < NOISE
     half = inference.bfloat16_function(model)(images)
