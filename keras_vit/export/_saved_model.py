@@ -64,8 +64,8 @@ def saved_model(
         warmup: batch sizes, from 1, which a server runs before it serves (assets.extra/tf_serving_warmup_requests).
         dtype: "float32" or "bfloat16", of weights and matrix products; None for the model's own. "bfloat16" halves the
             folder and the memory, and is fast on processors with AMX or AVX512_BF16 only.
-        bfloat16: whether to add serving_bfloat16 and float_images_bfloat16 to a float32 SavedModel, with matrix products
-            in bfloat16. Each call converts the float32 weights, so they are slower than with `dtype`.
+        bfloat16: whether to add serving_bfloat16 and float_images_bfloat16 to a float32 SavedModel, with matrix
+            products in bfloat16. Each call converts the float32 weights, so they are slower than with `dtype`.
 
     Returns:
         The comparison of the SavedModel with the model, and the time and memory that the export took.

@@ -53,8 +53,8 @@ def verify(
 
     Args:
         model: a VisionTransformer, or another Keras model with one input and one output.
-        path: a SavedModel's folder or a .tflite file. If a SavedModel takes image files, they are compared too. One with
-            bfloat16 weights has thresholds of its own.
+        path: a SavedModel's folder or a .tflite file. If a SavedModel takes image files, they are compared too. A
+            SavedModel with bfloat16 weights has thresholds of its own.
         images: prepared images, float32 (batch, height, width, channels), or anything that `model.preprocess` takes:
             pixels, PIL images, paths. None takes built-in patterns. A file that takes pixels receives these as pixels.
         mode: by which the file was quantized, a name or a path to a .toml file: sets thresholds and expected size.

@@ -110,9 +110,9 @@ def _block(block: vit.EncoderBlock, x: Any, *, count: int | None = None) -> Any:
 
 
 def _norm(layer: keras.layers.LayerNormalization, x: Any) -> Any:
-    """Apply a LayerNorm as a batch norm with the rows as channels, which TensorFlow's optimizer turns into one operator.
+    """Apply a LayerNorm as a batch norm with the rows as channels.
 
-    The operator exists for CPUs, and computes in float32 with one rounding at the end.
+    On CPUs, TensorFlow's optimizer turns it into one operator, which computes in float32.
     """
     if x.dtype not in NORM_DTYPES:
         return layer(x)
