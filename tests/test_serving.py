@@ -321,9 +321,8 @@ def test_large_requests_are_answered_or_refused_in_bounded_memory(
         with pytest.raises(ValueError, match="400"):
             rest_client.classify(connection, [bytes(20_000_000)])
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    # Client and server are one process: text of 27 MB, its bytes and messages of both sides. 160 MB were measured.
-    print("PEAK", used.peak_bytes)
-    assert used.peak_bytes is None or used.peak_bytes < 500_000_000
+    # Of client and server in one process: the files, their text and messages on both sides. 450 MB were measured.
+    assert used.peak_bytes is None or used.peak_bytes < 1_000_000_000
     assert len(grpc_client.classify(stub, FILES)["classes"]) == len(FILES)
 
 

@@ -1,6 +1,6 @@
 """Send requests to a model server from many clients at once, some of them damaged files, and very large requests.
 
-    python benchmarks/serving_load.py > benchmarks/results/serving_load.txt
+    python benchmarks/serving_clients.py > benchmarks/results/serving_clients.txt
 
 The server is the look-alike of TensorFlow Serving (tests/serving_lookalike.py), in a process of its own, over gRPC. It
 serves a SavedModel of ours, which takes image files, or Keras' export of the same model. That one takes prepared
@@ -201,9 +201,7 @@ def main() -> None:
     files = photos()
     with tempfile.TemporaryDirectory() as directory:
         folders = write(Path(directory), options.model)
-        print(
-            f"{options.model}, {options.clients} clients, {options.seconds:g} s for each contender, over gRPC on loopback"
-        )
+        print(f"{options.model}, {options.clients} clients, {options.seconds:g} s for each contender, gRPC on loopback")
         print(f"from the same CPUs; JPEG files of 640x480, {CORRUPT:.0%} of them cut in half")
         print(f"{machine()}\n")
         under_load(folders, files, options.clients, options.seconds)
