@@ -182,11 +182,11 @@ def profile(folder: Path, size: int) -> tuple[float, dict[str, tuple[int, float]
     """Return the processor's milliseconds for one image on one thread, and each kind of operator's count and share."""
     import tensorflow as tf
 
-    v1 = tf.compat.v1
+    v1, image = tf.compat.v1, inputs(size, 1)["float32"].numpy()
     settings = v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
     with v1.Session(graph=tf.Graph(), config=settings) as session:
         signature = v1.saved_model.loader.load(session, ["serve"], str(folder)).signature_def["float_images"]
-        feed = {signature.inputs["images"].name: inputs(size, 1)["float32"].numpy()}
+        feed = {signature.inputs["images"].name: image}
         fetch, options = signature.outputs["logits"].name, v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
         times, traces = [], []
         for turn in range(8):
