@@ -140,7 +140,8 @@ class ModelServer:
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._http = RestServer(self, rest)
-        self._grpc = grpc.server(ThreadPoolExecutor(16))
+        options = [("grpc.max_receive_message_length", -1)]  # as the real server; gRPC's default is 4 MB
+        self._grpc = grpc.server(ThreadPoolExecutor(16), options=options)
         prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(_Prediction(self), self._grpc)
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(_Models(self), self._grpc)
         self.rest = self._http.server_address[1]

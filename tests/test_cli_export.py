@@ -137,8 +137,11 @@ def test_the_report_is_the_functions_own(written: Path) -> None:
 
 
 def test_a_folder_is_a_saved_model(tmp_path: Path) -> None:
-    report = json.loads(run("export", "digits", "--to", tmp_path / "digits" / "1", "--warmup", 2, "--json"))
+    report = json.loads(
+        run("export", "digits", "--to", tmp_path / "digits" / "1", "--warmup", 2, "--dtype", "bfloat16", "--json")
+    )
     assert (report["path"], report["agreement"]) == (str(tmp_path / "digits" / "1"), 1.0)
+    assert report["mode"] == "bfloat16"
     assert (tmp_path / "digits" / "1" / "assets.extra" / "tf_serving_warmup_requests").exists()
 
 

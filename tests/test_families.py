@@ -21,7 +21,7 @@ from keras_vit.converters.config_json import to_fields
 from keras_vit.converters.expressible import formats_of
 from keras_vit.converters.table import load_table
 from keras_vit.errors import CheckpointError
-from keras_vit.export.server.inference import float32_function
+from keras_vit.export.server.inference import model_function
 from keras_vit.model.cost import count_parameters
 from keras_vit.model.preprocess import prepare
 from keras_vit.train.measure.planner import plan
@@ -343,7 +343,7 @@ def test_models_are_saved_served_planned_and_quantized(changes: dict[str, Any], 
     want = np.asarray(model(images))
     model.save(tmp_path / "model.keras")
     np.testing.assert_array_equal(np.asarray(converters.load(tmp_path / "model.keras")(images)), want)
-    assert distance(np.asarray(float32_function(model)(images)["logits"]), want) < 1e-6  # its last block is shorter
+    assert distance(np.asarray(model_function(model)(images)["logits"]), want) < 1e-6  # its last block is shorter
     for weights in model.attention_maps(images):
         np.testing.assert_allclose(np.asarray(weights).sum(axis=-1), 1, atol=1e-5)
     assert model.resized((48, 32))(prepared(model.config.replace(image_size=(48, 32)))).shape == want.shape

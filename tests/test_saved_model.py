@@ -19,7 +19,7 @@ from PIL import Image
 
 import image_kinds
 from keras_vit import VisionTransformer, export
-from keras_vit.export.server import signatures, warmup
+from keras_vit.export.server import inference, signatures, warmup
 from tiny_models import FAMILIES, OTHERS, VARIANTS, built, prepared
 
 TESTS = Path(__file__).parent
@@ -62,11 +62,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[VisionTransformer, 
 
 @pytest.mark.parametrize("kind", VARIANTS | FAMILIES | OTHERS)
 def test_the_served_graph_computes_the_model(kind: str) -> None:
-    from keras_vit.export.server import inference
-
     model = built(**(VARIANTS | FAMILIES | OTHERS)[kind])
     images = prepared(model.config, batch=3)
-    found = inference.float32_function(model)(images)
+    found = inference.model_function(model)(images)
     assert error(found["logits" if model.config.num_classes else "features"], model(images)) < NOISE
     assert error(found["features"], model.features(images, ["pre_logits"])["pre_logits"]) < NOISE
     half = inference.bfloat16_function(model)(images)
@@ -131,6 +129,72 @@ def test_bfloat16_signatures_are_near(saved: Any) -> None:
     near = call["serving_bfloat16"](image_bytes=files)["probabilities"]
     np.testing.assert_allclose(near, call["serving_default"](image_bytes=files)["probabilities"], atol=0.02)
     assert 0 < error(call["float_images_bfloat16"](images=tf.constant(images))["logits"], model(images)) < 0.05
+
+
+@pytest.fixture(scope="module")
+def halved(tmp_path_factory: pytest.TempPathFactory) -> tuple[VisionTransformer, Path, export.Report]:
+    """Return a model, and the folder and report of its SavedModel with bfloat16 weights."""
+    model, folder = built(hidden_size=256, mlp_dim=1024, num_layers=2), tmp_path_factory.mktemp("half") / "1"
+    return model, folder, export.saved_model(model, folder, dtype="bfloat16")
+
+
+def test_a_bfloat16_folder_has_the_same_signatures_and_half_the_weights(saved: Any, halved: Any) -> None:
+    model, folder, report = halved
+    _, _, signatures, _ = saved
+    weights = (folder / "variables" / "variables.data-00000-of-00001").stat().st_size
+    assert weights <= 1.05 * 2 * model.count_params() + 20_000  # the index of checkpoints beside the weights
+    call = tf.saved_model.load(str(folder)).signatures
+    assert sorted(call) == sorted(name for name in signatures if "bfloat16" not in name)
+    files, images = pngs(model)
+    expected = np.asarray(model(images))
+    answer = call["float_images"](images=tf.constant(images))
+    assert all(value.dtype in (tf.float32, tf.string) for value in answer.values())
+    # 8 bits: 0.004 is one rounding of the largest logit. Equality would mean that nothing is computed in bfloat16.
+    assert 1e-4 < error(answer["logits"], expected) < 0.03
+    answer = call["serving_default"](image_bytes=files)
+    np.testing.assert_allclose(answer["probabilities"], keras.ops.softmax(expected), atol=0.02)
+    assert (report.mode, report.agreement) == ("bfloat16", 1.0) and report.cosine > 0.999
+    assert model.dtype == "float32"
+
+
+def test_verify_knows_a_bfloat16_folder_and_refuses_a_wrong_one(halved: Any) -> None:
+    model, folder, _ = halved
+    report = export.verify(model, folder)
+    assert report.mode == "bfloat16" and 1e-5 < report.files_error < 0.05
+    other = model.rebuilt(model.config)
+    kernel = other.get_layer("block_1").mlp.dense2.kernel
+    kernel.assign(np.asarray(kernel) * 0.5)
+    with pytest.raises(export.VerificationError, match=r"wanted .*cosine >= 0\.9[95]"):
+        export.verify(other, folder)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_other_dtypes_are_refused(dtype: str, tmp_path: Path) -> None:
+    said = "dtype is one of" if dtype == "float16" else "adds signatures to a float32 SavedModel"
+    with pytest.raises(ValueError, match=said):
+        export.saved_model(small(), tmp_path / "1", dtype=dtype, bfloat16=True)
+    assert nothing_but(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_one_operator_has_each_norm_and_each_gelu(dtype: str | None) -> None:
+    # TensorFlow's optimizer joins them only in this form: a product, its bias, and tf.nn.gelu; a batch norm of rows.
+    model = built(num_layers=2)
+    served = model.rebuilt(model.config, dtype=dtype) if dtype else model
+    spec = tf.TensorSpec((None, *model.config.size, 3), tf.float32)
+    graph = tf.function(inference.model_function(served), input_signature=[spec]).get_concrete_function().graph
+    kinds = [operator.type for operator in graph.get_operations()]
+    assert kinds.count("FusedBatchNormV3") == 5 and "SquaredDifference" not in kinds
+    for tanh in (operator for operator in graph.get_operations() if operator.type == "Tanh"):
+        scope = tanh.name.rpartition("/")[0]
+        (bias,) = {
+            tensor.op.type
+            for operator in graph.get_operations()
+            if operator.name.startswith(scope)
+            for tensor in operator.inputs
+            if not tensor.op.name.startswith(scope)
+        }
+        assert bias == "BiasAdd"
 
 
 @pytest.mark.parametrize("name", FILE_SIGNATURES)

@@ -23,6 +23,7 @@ from PIL import Image
 
 import image_kinds
 from keras_vit import export, zoo
+from keras_vit.export.check.resources import measure_resources
 
 grpc = pytest.importorskip("grpc", reason="the look-alike serves gRPC")
 pytest.importorskip("tensorflow_serving", reason="the look-alike speaks tensorflow-serving-api's messages")
@@ -297,6 +298,32 @@ def test_a_new_version_takes_over_under_load_without_a_lost_request(model: Any, 
         (1, States.END),
     ]
     assert after[0]["classes"][0] == f"digit {np.argmax(before[0]['probabilities'])}"
+
+
+@pytest.mark.parametrize("protocol", ["rest", "grpc"])
+def test_64_clients_at_once_lose_no_good_request(server: ModelServer, protocol: str) -> None:
+    left = iter(range(192))
+    counts = load.run(
+        senders(server)[protocol], FILES, going=lambda: next(left, None) is not None, threads=64, corrupt=0.1
+    )
+    assert not counts.failures, str(counts)
+    assert len(counts.times) == 192 and counts.refused == counts.corrupt > 5
+
+
+def test_large_requests_are_answered_or_refused_in_bounded_memory(
+    connection: http.client.HTTPConnection, stub: Any
+) -> None:
+    with measure_resources() as used:
+        assert len(grpc_client.classify(stub, FILES[:1] * 256)["classes"]) == 256
+        assert len(rest_client.classify(connection, FILES[:1] * 256)) == 256
+        with pytest.raises(grpc.RpcError) as caught:
+            grpc_client.classify(stub, [bytes(20_000_000)])
+        with pytest.raises(ValueError, match="400"):
+            rest_client.classify(connection, [bytes(20_000_000)])
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    # Of client and server in one process: the files, their text and messages on both sides. 450 MB were measured.
+    assert used.peak_bytes is None or used.peak_bytes < 1_000_000_000
+    assert len(grpc_client.classify(stub, FILES)["classes"]) == len(FILES)
 
 
 def test_a_folder_with_half_a_version_is_seen_as_such(folder: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from keras_vit.converters.expressible import formats_of
 from keras_vit.errors import CheckpointError
 from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.options import Options
-from keras_vit.export.server.inference import float32_function
+from keras_vit.export.server.inference import model_function
 from keras_vit.model.layers import L2Normalization
 from reference_cases import arrays, distance
 from tiny_models import built, prepared, tiny
@@ -88,7 +88,7 @@ def test_every_kind_of_encoder_classifies_and_is_written_as_one_file(kind: str, 
         (model, 10 * unit(encoder(images)) @ unit(texts(encoder)).T - 2),
     ):
         assert distance(made(images), want) < 2e-6
-        served = float32_function(made)(images)
+        served = model_function(made)(images)
         assert distance(served.get("logits", served["features"]), want) < 2e-6
         build_file(made, Options(batch=3)).write(tmp_path / "m.tflite")
         assert distance(export.runner(tmp_path / "m.tflite")(images), want) < 2e-6

@@ -37,7 +37,7 @@ TFLITE_OPTIONS = (
     *("quantize", "images", "batch", "input_dtype", "source_size", "resize", "output", "attention", "patches", "route"),
     *("least_cosine", "least_agreement", "threads"),
 )
-SAVED_MODEL_OPTIONS = ("top", "warmup", "bfloat16")
+SAVED_MODEL_OPTIONS = ("top", "warmup", "dtype", "bfloat16")
 GIVEN = "COMMANDLINE"  # typer's name of the source of an option that is on the command line
 
 
@@ -72,7 +72,8 @@ def export(
     threads: Threads = 2,
     top: Annotated[int, Option(help="Classes in a SavedModel's answer.")] = 5,
     warmup: Annotated[list[int], Option(help="Batch size for which a server warms up; may be repeated.")] = [1],  # noqa: B006
-    bfloat16: Annotated[bool, Option("--bfloat16", help="Add faster signatures to a SavedModel.")] = False,
+    dtype: Annotated[str | None, Option(help="Of a SavedModel's weights: float32 or bfloat16.")] = None,
+    bfloat16: Annotated[bool, Option("--bfloat16", help="Add bfloat16 signatures to a float32 SavedModel.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write a LiteRT (.tflite) file or a SavedModel, run it, and compare it with the model."""
@@ -108,7 +109,9 @@ def export(
 
         loaded = found.load()
         if is_saved_model:
-            report = exports.saved_model(loaded, to, labels=names, top=top, warmup=warmup, bfloat16=bfloat16)
+            report = exports.saved_model(
+                loaded, to, labels=names, top=top, warmup=warmup, dtype=dtype, bfloat16=bfloat16
+            )
             print_result(report, as_json)
             return
         files = drop_unreadable(loaded, files)

@@ -31,7 +31,7 @@ class Report:
             are closer than four times the root mean square error of the file's logits on the other images.
         milliseconds: median time of one image on this machine.
         threads: number of threads; None where the runtime chooses.
-        mode: how the file is quantized, where known.
+        mode: how the file is quantized, where known; "bfloat16" for a SavedModel with such weights.
         accelerated: which operators the accelerator takes, if the file was run on one.
         calibrated_on: whether the images are those of the calibration.
         preprocess_error: largest difference (0..255) of images that the file resizes from `model.preprocess`.

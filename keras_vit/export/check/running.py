@@ -32,6 +32,7 @@ class ExportedModel:
     dtype: str  # "float32" for prepared images, even if the file quantizes them; "uint8" for pixels
     threads: int | None  # None if the runtime chooses
     call_files: Callable[[Any], Outputs] | None = None  # takes JPEG and PNG files as strings (batch,)
+    is_bfloat16: bool = False  # whether weights are bfloat16
 
     def batches(self, images: np.ndarray, size: int = BATCH) -> Iterator[tuple[np.ndarray, int]]:
         """Yield batches of the file's size, else of `size`, each with the number of its images that are not padding."""
@@ -107,8 +108,16 @@ def _load_saved_model(path: Path) -> ExportedModel:
     files = _find_signature(loaded, FILE_SIGNATURES, rank=1, is_text=True)
     call, spec = images
     batch, *shape = spec.shape
-    call_files = files[0] if files else None
-    return ExportedModel(call, tuple(shape), batch, spec.dtype.name, threads=None, call_files=call_files)
+    variables = [variable for signature in loaded.signatures.values() for variable in signature.variables]
+    return ExportedModel(
+        call,
+        tuple(shape),
+        batch,
+        spec.dtype.name,
+        threads=None,
+        call_files=files[0] if files else None,
+        is_bfloat16=any(variable.dtype == tf.bfloat16 for variable in variables),
+    )
 
 
 def _find_signature(

@@ -26,6 +26,8 @@ from keras_vit.model.vision_transformer import VisionTransformer
 
 # Of a file of unknown mode: 8-bit weights measure 0.999 and better, a broken file far less.
 LEAST = {"cosine": 0.99, "difference_cosine": 0.9, "agreement": 0.0}
+# Of a SavedModel with bfloat16 weights: 0.9998 and 0.992 are the lowest of all model families.
+LEAST_BFLOAT16 = {"cosine": 0.995, "difference_cosine": 0.95, "agreement": 0.0}
 ACCEPTABLE = 0.8  # values below mean that the file is another model's or damaged
 HALF = 16  # bits
 NUM_IMAGE_FILES = 4  # sent to a SavedModel that takes image files
@@ -51,12 +53,13 @@ def verify(
 
     Args:
         model: a VisionTransformer, or another Keras model with one input and one output.
-        path: a SavedModel's folder or a .tflite file. If a SavedModel takes image files, they are compared too.
+        path: a SavedModel's folder or a .tflite file. If a SavedModel takes image files, they are compared too. A
+            SavedModel with bfloat16 weights has thresholds of its own.
         images: prepared images, float32 (batch, height, width, channels), or anything that `model.preprocess` takes:
             pixels, PIL images, paths. None takes built-in patterns. A file that takes pixels receives these as pixels.
         mode: by which the file was quantized, a name or a path to a .toml file: sets thresholds and expected size.
         least_cosine: lowest accepted cosine similarity, -1 to 1, also of the differences between images, which may be
-            lower in a mode. None for the mode's, or 0.99 and 0.9 without a mode.
+            lower in a mode. None for the mode's, or without a mode 0.99 and 0.9, in bfloat16 0.995 and 0.95.
         least_agreement: least share of images with the same best class or a near tie, 0 to 1. None for the mode's, or 0
             on the built-in patterns, whose classes mean little.
         accelerator: "gpu" to run a .tflite file on the GPU by LiteRT's CompiledModel, and on the CPU what the GPU
@@ -102,6 +105,8 @@ def verify(
     expected = _model_outputs(model, model_images, list(received))
     report = _compare(path, expected, received, milliseconds=milliseconds, threads=file.threads, mode=mode)
     report = dataclasses.replace(report, accelerated=accelerated, threads=None if accelerated else file.threads)
+    if file.is_bfloat16:
+        report = dataclasses.replace(report, mode="bfloat16")
     has_classes = images is not None and getattr(getattr(model, "config", None), "num_classes", 1) != 0
     _check_thresholds(report, mode, has_classes=has_classes, **given(cosine=least_cosine, agreement=least_agreement))
     if mode is not None and min(mode.bits) >= HALF and is_litert and accelerated is None:
@@ -117,7 +122,9 @@ def verify(
 def _check_thresholds(report: Report, mode: Mode | None, *, has_classes: bool, **given_least: float) -> None:
     """Raise a VerificationError with the next step if a value of the report is below the given or the mode's least."""
     names = ("cosine", "difference_cosine", "agreement")
-    least = LEAST if mode is None else {name: getattr(mode, f"least_{name}") for name in names}
+    least = LEAST_BFLOAT16 if report.mode == "bfloat16" else LEAST
+    if mode is not None:
+        least = {name: getattr(mode, f"least_{name}") for name in names}
     least = least | ({} if has_classes else {"agreement": 0.0}) | given_least
     least["difference_cosine"] = min(least["difference_cosine"], least["cosine"])
     values = dict(zip(names, (report.cosine, report.difference_cosine, report.decided_agreement), strict=True))
@@ -192,7 +199,8 @@ def _files_error(model: keras.Model, path: Path, file: ExportedModel) -> float |
     prepared = model.preprocess(pixels)
     [(name, received)] = file.call_files([tf.io.encode_png(image).numpy() for image in pixels]).items()
     error = _difference(file.call(prepared)[name], received)
-    limit = MAX_FILES_ERROR.get(model.layers[1].compute_dtype, MAX_FILES_ERROR_LOW_PRECISION)
+    dtype = "bfloat16" if file.is_bfloat16 else model.layers[1].compute_dtype
+    limit = MAX_FILES_ERROR.get(dtype, MAX_FILES_ERROR_LOW_PRECISION)
     if not error <= limit:  # NaN fails too
         raise VerificationError(
             f"{path} prepares image files differently from the model: wanted outputs within {limit} of the "

@@ -34,7 +34,7 @@ def build(
     )
     decode = functools.partial(encoded.strict, config=config)
     answer = _answer_function(config, labels, top)
-    run = tf.function(inference.float32_function(model), input_signature=[floats])  # once in the file, called by all
+    run = tf.function(inference.model_function(model), input_signature=[floats])  # once in the file, called by all
 
     def tolerant(image_bytes: Any) -> Outputs:
         images, valid = encoded.tolerant(image_bytes, config)
