@@ -1,0 +1,113 @@
+"""Find images in folders, patterns, lists and files of records, and read them one by one."""
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tensorflow as tf
+
+from keras_vit._util import image_paths
+from keras_vit._util.text import error_reason, install_command
+from keras_vit.model.image_files import is_jpeg_or_png
+from keras_vit.model.preprocess import read_file
+
+RECORDS = re.compile(r"\.(tfrecords?|array_?record)(-\d+-of-\d+)?$")
+PATH_COLUMNS = ("path", "url")  # of a Parquet file; or else its only column of strings
+IMAGE_FEATURES = ("image/encoded", "image")  # of a tf.train.Example; or else those that begin as image files do
+
+Item = tuple[str, Callable[[], bytes]]  # the name of an image in its row, and the function that reads its file
+
+
+def find(source: str) -> Iterator[str]:
+    """Yield the paths and URLs of images and of files of records, one at a time."""
+    if source.endswith(".parquet"):
+        yield from _read_parquet(source)
+    elif source.endswith(".txt"):
+        with fsspec.open(source, "rt", encoding="utf-8", errors="surrogateescape") as file:
+            yield from filter(None, map(str.strip, file))
+    elif "://" in source:
+        system, path = fsspec.core.url_to_fs(source)
+        found = system.glob(path) if "*" in path else system.find(path)
+        yield from sorted(system.unstrip_protocol(name) for name in found if _is_wanted(name))
+    elif (folder := Path(source).expanduser()).is_dir():
+        yield from image_paths.walk(folder, _is_wanted)
+    else:
+        yield from image_paths.expand(source, _is_wanted)
+
+
+def is_records(name: str) -> bool:
+    """Return whether a file has records instead of one image."""
+    return RECORDS.search(name) is not None
+
+
+def open_items(names: list[str], base: Path) -> Iterator[Item]:
+    """Yield the images of one output file: `names`, or the records of one file. Relative paths begin at `base`."""
+    if not is_records(names[0]):
+        yield from ((name, functools.partial(_read, name, base)) for name in names)
+        return
+    number = 0
+    try:
+        for number, record in enumerate(_read_records(_resolve(names[0], base)), 1):
+            yield f"{names[0]}#{number - 1}", functools.partial(_image_of, record)
+    except (OSError, RuntimeError, ValueError, tf.errors.OpError) as error:
+        message = f"This record and all after it cannot be read: {error_reason(str(error))}"
+        yield f"{names[0]}#{number}", functools.partial(_fail, message)
+
+
+def _is_wanted(name: str) -> bool:
+    return image_paths.is_image(name) or is_records(name)
+
+
+def _read_parquet(source: str) -> Iterator[str]:
+    with fsspec.open(source, "rb") as file, pq.ParquetFile(file) as table:
+        strings = [field.name for field in table.schema_arrow if field.type in (pa.string(), pa.large_string())]
+        columns = [name for name in strings if name in PATH_COLUMNS or len(strings) == 1]
+        if len(columns) != 1:
+            raise ValueError(f"{source} needs one column of strings named path or url. Received: {strings}")
+        for batch in table.iter_batches(columns=columns):
+            yield from batch[columns[0]].to_pylist()
+
+
+def _resolve(name: str, base: Path) -> str:
+    return name if "://" in name else str(base / Path(name).expanduser())
+
+
+def _read(name: str, base: Path) -> bytes:
+    if "://" not in name:
+        return read_file(_resolve(name, base))
+    with fsspec.open(name, "rb") as file:
+        return bytes(file.read())
+
+
+def _read_records(path: str) -> Iterator[bytes]:
+    if ".tfrecord" in path:
+        return tf.data.TFRecordDataset(path).prefetch(1).as_numpy_iterator()
+    try:
+        from array_record.python.array_record_data_source import ArrayRecordDataSource
+    except ImportError as error:
+        raise ImportError(f"ArrayRecord files need the package array_record: {install_command('train')}") from error
+    records = ArrayRecordDataSource(path)
+    return map(records.__getitem__, range(len(records)))
+
+
+def _image_of(record: bytes) -> bytes:
+    """Return the image file in a record: the record itself, or a feature of a tf.train.Example."""
+    if is_jpeg_or_png(record):
+        return record
+    try:
+        features = tf.train.Example.FromString(record).features.feature
+    except Exception as error:  # of protobuf: its class depends on the version
+        raise ValueError(f"is neither an image nor a tf.train.Example: {error}") from None
+    values = {name: feature.bytes_list.value[0] for name, feature in features.items() if feature.bytes_list.value}
+    found = [values[name] for name in IMAGE_FEATURES if name in values] + list(filter(is_jpeg_or_png, values.values()))
+    if not found:
+        raise ValueError(f"has no image among its features {sorted(features)}")
+    return bytes(found[0])
+
+
+def _fail(message: str) -> bytes:
+    raise ValueError(message)
