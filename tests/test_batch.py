@@ -90,9 +90,7 @@ def test_the_pixels_are_those_of_preprocess_to_the_last_bit(channels: int, tmp_p
         paths[-1].write_bytes(file)
     folder = open_folder(tmp_path / "out", {"source": str(tmp_path), "rows_per_file": 99}, {"working_folder": "/"})
     worker = _worker(chosen, what="embeddings", dtype="float32", output_dtype="float32", batch_size=4)
-    found = [
-        pair for batch in worker._prepare_all(folder, [0]) for pair in zip(batch.images, batch.errors, strict=False)
-    ]
+    found = [pair for batch in worker._batches(folder, [0]) for pair in zip(batch.images, batch.errors, strict=False)]
     bad = []
     for path, name, (pixels, error) in zip(paths, files, found, strict=True):
         try:
@@ -157,7 +155,7 @@ def test_shards_share_the_work_and_the_list(tmp_path: Path) -> None:
     assert [len(names) for names in parts] == [2, 3]
     assert [row["path"] for row in rows(tmp_path / "out")] == paths
     other = built(num_layers=1, num_classes=3)
-    with pytest.raises(ValueError, match=r"another run: weights was '\w+', what was 'embeddings'.*new folder"):
+    with pytest.raises(ValueError, match=r"another run: what was 'embeddings' and is now 'logits'; weights was"):
         embed(other, tmp_path / "photos", to=tmp_path / "out", what="logits")
 
 
@@ -245,7 +243,7 @@ def test_a_missing_image_is_a_row_but_unreadable_ones_end_the_run(
 
     monkeypatch.setattr(images, "read_file", refuse)
     with pytest.raises(PermissionError, match="no access"):
-        embed(model(), source, to=tmp_path / "other")
+        embed(model(), source, to=tmp_path / "other", batch_size=2)
     assert not contents(tmp_path / "other")
 
 
@@ -268,7 +266,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "head": ({"model": {"num_classes": 0}, "what": "classes"}, "needs a model with a head"),
     "tokens": ({"model": {"classifier": "unpooled"}}, "needs a pooled feature"),
     "channels": ({"model": {"num_channels": 5}}, "5 channels"),
-    "other files": ({"to": "."}, "has Parquet files"),
+    "other files": ({"to": ".", "source": "seven.png"}, "has Parquet files"),
 }
 
 
@@ -277,12 +275,13 @@ def test_wrong_input_is_one_clear_error(case: str, tmp_path: Path, monkeypatch: 
     changes, message = WRONG[case]
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
-    Path("part-1.parquet").write_bytes(b"")
-    chosen = built(num_layers=0, **changes.get("model", {})) if "model" in changes else model()
+    for name in ("part-1.parquet", "seven.png"):
+        Path(name).write_bytes(b"")
+    chosen = built(num_layers=1, **changes.get("model", {})) if "model" in changes else model()
     arguments = {"to": "out", "source": "empty", **changes, "model": chosen}
     with pytest.raises((ValueError, OSError), match=message):
         batch.embed(arguments.pop("model"), arguments.pop("source"), **arguments)
-    assert not Path("out").exists()
+    assert not list(Path().glob("out/[!.]*"))
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,18 +100,16 @@ def embed(
         model = load_choice(resolve(model))
     _check(model, what)
     name = os.fspath(source)
-    facts = {
-        "source": name if "://" in name else str(Path(name).expanduser().absolute()),
-        "weights": _fingerprint(model),
-        **{"what": what, "output_dtype": output_dtype, "rows_per_file": rows_per_file},
-    }
-    first = {"working_folder": str(Path.cwd()), "dtype": _best_dtype(model)}
+    settings: dict[str, Any] = {"what": what, "output_dtype": output_dtype}
+    facts = {"source": name if "://" in name else str(Path(name).expanduser().absolute()), **settings}
+    facts |= {"weights": _fingerprint(model), "rows_per_file": rows_per_file}
     facts |= {"dtype": dtype} if dtype != "auto" else {}
-    folder = open_folder(Path(to).absolute(), facts, first)
-    settings = {"dtype": folder.record["dtype"], "what": what, "output_dtype": output_dtype, "batch_size": batch_size}
-    missing = [number for number in range(begin, folder.record["files"], step) if not folder.file(number).exists()]
-    with counter("Computing", total=folder.count(missing), show=progress) as advance:
-        start, done = time.perf_counter(), 0
+    folder = open_folder(Path(to).absolute(), facts, {"working_folder": str(Path.cwd()), "dtype": _best_dtype(model)})
+    record, start, done = folder.record, time.perf_counter(), 0
+    missing = [number for number in range(begin, record["files"], step) if not folder.file(number).exists()]
+    total = None if record["records"] else record["images"] * len(missing) // record["files"]
+    settings |= {"dtype": record["dtype"], "batch_size": batch_size}
+    with counter("Computing", total=total, show=progress) as advance:
         for count in ENGINES[engine](model, settings, folder, missing) if missing else ():
             done += count
             advance(count, f"{done / (time.perf_counter() - start):,.0f} images/s")
@@ -154,7 +152,7 @@ def _fingerprint(model: VisionTransformer) -> str:
 
 def _best_dtype(model: VisionTransformer) -> str:
     """Return the model's own dtype, or bfloat16 where it is faster than float32."""
-    own = str(model.get_layer("embedding").compute_dtype)
+    own = str(model.layers[1].compute_dtype)
     if own != "float32":
         return own
     if gpus := tf.config.list_physical_devices("GPU"):

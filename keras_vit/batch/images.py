@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import tensorflow as tf
 
 from keras_vit._util import image_paths
-from keras_vit._util.text import error_reason, install_command
+from keras_vit._util.text import error_reason
 from keras_vit.model.image_files import is_jpeg_or_png
 from keras_vit.model.preprocess import read_file
 
@@ -33,7 +33,7 @@ def find(source: str) -> Iterator[str]:
         system, path = fsspec.core.url_to_fs(source)
         found = system.glob(path) if "*" in path else system.find(path)
         yield from sorted(system.unstrip_protocol(name) for name in found if _is_wanted(name))
-    elif (folder := Path(source).expanduser()).is_dir():
+    elif (folder := Path(source)).is_dir():
         yield from image_paths.walk(folder, _is_wanted)
     else:
         yield from image_paths.expand(source, _is_wanted)
@@ -85,11 +85,9 @@ def _read(name: str, base: Path) -> bytes:
 
 def _read_records(path: str) -> Iterator[bytes]:
     if ".tfrecord" in path:
-        return tf.data.TFRecordDataset(path).prefetch(1).as_numpy_iterator()
-    try:
-        from array_record.python.array_record_data_source import ArrayRecordDataSource
-    except ImportError as error:
-        raise ImportError(f"ArrayRecord files need the package array_record: {install_command('train')}") from error
+        return iter(tf.data.TFRecordDataset(path).prefetch(1).as_numpy_iterator())
+    from array_record.python.array_record_data_source import ArrayRecordDataSource
+
     records = ArrayRecordDataSource(path)
     return map(records.__getitem__, range(len(records)))
 

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -35,21 +35,12 @@ def embed(
 ) -> None:
     """Write the embeddings or predictions of any number of images to Parquet files: path, values, error."""
     found = find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
+    options: dict[str, Any] = {"what": what, "dtype": dtype, "output_dtype": output_dtype, "batch_size": batch_size}
+    options |= {"rows_per_file": rows_per_file, "shard": shard, "engine": engine}
     with quiet():
         from keras_vit import batch
 
-        result = batch.embed(
-            found.load(),
-            source,
-            to=to,
-            what=what,
-            dtype=dtype,
-            output_dtype=output_dtype,
-            batch_size=batch_size,
-            rows_per_file=rows_per_file,
-            shard=shard,
-            engine=engine,
-        )
+        result = batch.embed(found.load(), source, to=to, **options)
     typer.echo(json.dumps(result._asdict(), default=str) if as_json else str(result))
     if result.rows == result.errors:
         raise ValueError(f"{result.path}: not one of the {result.rows:,} images could be read")
