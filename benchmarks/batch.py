@@ -141,6 +141,7 @@ def child(task: str, *arguments: Path | str) -> dict[str, float]:
 
 
 def start(task: str, *arguments: Path | str) -> subprocess.Popen[str]:
+    """Start a task of this script in a new process."""
     command = [sys.executable, str(SCRIPT), task, *map(str, arguments)]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(SCRIPT.parents[1])}
     pipe = subprocess.PIPE
@@ -185,25 +186,41 @@ def report(count: int, folder: Path) -> str:
     same = "the same rows" if tables[0].equals(tables[1]) else "OTHER ROWS"
     once = "each image once" if tables[1]["path"].to_pylist() == paths else "NOT EACH IMAGE ONCE"
     dtype = json.loads((folder / "whole" / "_run.json").read_text())["dtype"]
-    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    flags = " with AMX" if "amx_bf16" in Path("/proc/cpuinfo").read_text() else ""
-    return f"""\
-{count:,} JPEG files of {SIZE} px, one in {ONE_DAMAGED_IN} damaged, embedded with {MODEL} in {dtype}, batches of {BATCH}.
-{datetime.date.today()}, {cpu[1] if cpu else platform.machine()}{flags}, {os.cpu_count()} CPUs, load {os.getloadavg()[2]:.1f} over 15 minutes
-Python {platform.python_version()}, tensorflow {version("tensorflow")}, keras {version("keras")}, pyarrow {version("pyarrow")}
 
-memory above the model   {count // 10:,} images: {small["memory"] / 1e6:,.0f} MB; {count:,} images: {large["memory"] / 1e6:,.0f} MB (target: {MOST_MEMORY / 1e6:.0f})
-seconds                  {large["seconds"]:,.1f}: {count / large["seconds"]:,.1f} images/s, start and compilation included
-decode alone             {1000 * decode:.2f} ms an image, plain tf.data
-model alone              {1000 * model:.2f} ms an image
-rate                     {rate:.2f} of decode and model alone, one after the other (target: {LEAST_RATE})
-processor time           {1000 * large["processor"] / count:.2f} ms an image, beside {1000 * work:.2f} of both alone
-rows                     {large["rows"]:,}, {large["errors"]:,} of them with an error
-kill -9                  after {", ".join(f"{number}" for number in finished)} of {-(-count // ROWS)} files, then to the end: {same}, {once}
-"""
+    def megabytes(figures: dict[str, float]) -> str:
+        return f"{figures['memory'] / 1e6:,.0f} MB for {figures['rows']:,} images"
+
+    def milliseconds(seconds: float) -> str:
+        return f"{1000 * seconds:.2f} ms an image"
+
+    rows = {
+        "memory above the model": f"{megabytes(small)}, {megabytes(large)} (target: {MOST_MEMORY / 1e6:.0f} MB)",
+        "time": f"{large['seconds']:,.1f} s: {count / large['seconds']:,.1f} images/s, with start and compilation",
+        "decode alone": f"{milliseconds(decode)}, plain tf.data",
+        "model alone": milliseconds(model),
+        "rate": f"{rate:.2f} of decode and model alone, one after the other (target: {LEAST_RATE})",
+        "processor time": f"{milliseconds(large['processor'] / count)}, of the two alone {milliseconds(work)}",
+        "rows": f"{large['rows']:,}, {large['errors']:,} of them with an error",
+        "kill -9": f"after {finished} of {-(-count // ROWS)} files, then to the end: {same}, {once}",
+    }
+    return "\n".join([*title(count, dtype), "", *(f"{name:24} {text}" for name, text in rows.items())]) + "\n"
+
+
+def title(count: int, dtype: str) -> list[str]:
+    """Return the lines that say what was measured, and on which machine."""
+    info = Path("/proc/cpuinfo").read_text()
+    cpu = re.search(r"model name\s*: (.*)", info)
+    processor = (cpu[1] if cpu else platform.machine()) + (" with AMX" if "amx_bf16" in info else "")
+    packages = ", ".join(f"{name} {version(name)}" for name in ("tensorflow", "keras", "pyarrow"))
+    return [
+        f"{count:,} JPEG files of {SIZE} px, one in {ONE_DAMAGED_IN} damaged; {MODEL} in {dtype}, batches of {BATCH}.",
+        f"{datetime.date.today()}, {processor}, {os.cpu_count()} CPUs, a load of {os.getloadavg()[2]:.1f}",
+        f"Python {platform.python_version()}, {packages}",
+    ]
 
 
 def main() -> None:
+    """Run the benchmark, or one of its tasks."""
     if len(sys.argv) > 1 and sys.argv[1] in TASKS:
         print(json.dumps(TASKS[sys.argv[1]](*sys.argv[2:])))
         return

@@ -80,7 +80,9 @@ def run_script(script: str, python: str, source: str, folder: Path) -> None:
 
     export.saved_model(zoo.load("digits"), folder / "model")
     environment = {**os.environ, "PYTHONPATH": "", "PYSPARK_PYTHON": python, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [python, str(EXAMPLES / script), str(folder / "model"), source, str(folder / "out" / "rows")]
+    submit = [str(Path(python).with_name("spark-submit")), "--master", "local[2]"]
+    start = submit if script.startswith("spark") else [python]
+    command = [*start, str(EXAMPLES / script), str(folder / "model"), source, str(folder / "out" / "rows")]
     (folder / "out").mkdir()
     subprocess.run(command, env=environment, cwd=folder, check=True)
 

@@ -26,9 +26,11 @@ class Features(ModelHandler[bytes, Row, Any]):
         self._model = model
 
     def load_model(self) -> Any:
+        """Load the model, once for each worker."""
         return tf.saved_model.load(self._model)
 
     def run_inference(self, batch: Sequence[bytes], model: Any, inference_args: Any = None) -> Iterable[Row]:
+        """Return a row for each image."""
         try:
             found = model.signatures["features"](image_bytes=tf.constant(batch))["features"].numpy()
             return [(row.tolist(), None) for row in found]

@@ -12,10 +12,13 @@ from pyspark.sql.functions import pandas_udf
 
 MODEL, IMAGES, OUT = sys.argv[1:]
 BATCH = 32
+# pandas_udf needs a session.
+spark = SparkSession.builder.config("spark.sql.execution.arrow.maxRecordsPerBatch", BATCH).getOrCreate()
 
 
 @pandas_udf("features array<float>, error string")
 def features(batches: Iterator[pd.Series]) -> Iterator[pd.DataFrame]:
+    """Yield a row for each image."""
     import tensorflow as tf  # on the workers only; the model is loaded once for each partition
 
     call = tf.saved_model.load(MODEL).signatures["features"]
@@ -32,7 +35,6 @@ def features(batches: Iterator[pd.Series]) -> Iterator[pd.DataFrame]:
         yield pd.DataFrame(compute(files.tolist()) if len(files) else [], columns=["features", "error"])
 
 
-spark = SparkSession.builder.config("spark.sql.execution.arrow.maxRecordsPerBatch", BATCH).getOrCreate()
 files = spark.read.format("binaryFile").option("recursiveFileLookup", True).load(IMAGES)
 rows = files.withColumn("row", features("content")).select("path", "row.features", "row.error")
 rows.write.parquet(OUT)
