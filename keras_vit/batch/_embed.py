@@ -25,7 +25,6 @@ from keras_vit._util.progress import counter
 from keras_vit.batch import on_ray
 from keras_vit.batch.compute import WHAT, Worker
 from keras_vit.batch.folder import Folder, Result, open_folder
-from keras_vit.model.classify import embedding_layer
 from keras_vit.model.image_files import CHANNELS
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.zoo.pretrained import load_choice, resolve
@@ -135,7 +134,8 @@ def _parse_shard(shard: str) -> tuple[int, int]:
 def _check(model: VisionTransformer, what: str) -> None:
     """Raise a ValueError if the model does not compute this from image files."""
     config = model.config
-    embedding_layer(config)
+    if config.is_unpooled:
+        raise ValueError(f"embed needs a pooled feature. Received: classifier={config.classifier!r}")
     if config.num_channels not in CHANNELS:
         raise ValueError(f"Image files are colour or grey. Received: a model of {config.num_channels} channels")
     if WHAT[what][0] == "logits" and (not config.num_classes or (config.projection_head and what != "logits")):

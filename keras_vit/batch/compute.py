@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,8 @@ from keras_vit.batch.folder import Folder
 from keras_vit.batch.images import Item
 from keras_vit.export.server import image_bytes, inference
 from keras_vit.model import preprocess
-from keras_vit.model.classify import IMAGE_ERRORS, embedding_layer, softmax, unit_length
+from keras_vit.model.classify import IMAGE_ERRORS, softmax, unit_length
+from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 
 # What is computed: the model's output, where "" is the embedding, and the function of its rows.
@@ -51,15 +52,14 @@ class Worker:
     def __init__(self, model: VisionTransformer, *, what: str, dtype: str, output_dtype: str, batch_size: int) -> None:
         self._model, self._what, self._batch_size = model, what, batch_size
         self._dtype, config, (output, self._finish) = np.dtype(output_dtype), model.config, WHAT[what]
-        output = output or {"pre_logits": "features"}.get(embedding_layer(config), "logits")
+        output = output or ("logits" if config.projection_head else "features")
         if model.layers[1].compute_dtype != dtype:
             model = model.rebuilt(config, dtype=dtype if dtype == "float32" else f"mixed_{dtype}")
         run, spec = inference.float32_function(model), tf.TensorSpec((batch_size, *config.size, config.num_channels))
         self._call = tf.function(lambda x: run(x)[output], input_signature=[spec])
         # The pixels before normalization: in a graph, a division may be rounded differently.
-        plain = config.replace(preprocessing=replace(config.preprocessing, mean=(0,), std=(1 / 255,)))
-        decode = functools.partial(image_bytes.tolerant, config=plain)
-        self._decode = tf.function(decode, input_signature=[tf.TensorSpec((None,), tf.string)])
+        plain = replace(config.preprocessing, mean=(0,), std=(1 / 255,))
+        self._decode = _decoder(config.replace(preprocessing=plain, labels=None))
         width = self._call.get_concrete_function().output_shapes[1]
         values = CLASSES if what == "classes" else {what: pa.list_(pa.from_numpy_dtype(self._dtype), width)}
         self._schema = pa.schema({"path": pa.string(), **values, "error": pa.string()})
@@ -135,6 +135,12 @@ class Worker:
             is_bad = pa.array([error is not None for error in errors], pa.bool_())
             columns = [pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1], mask=is_bad)]
         return pa.table([batch.names, *columns, errors], schema=self._schema)
+
+
+@functools.cache  # tracing takes longer than some runs
+def _decoder(config: ViTConfig) -> Callable[[Any], Any]:
+    decode = functools.partial(image_bytes.tolerant, config=config)
+    return tf.function(decode, input_signature=[tf.TensorSpec((None,), tf.string)])
 
 
 def _read(item: Item) -> bytes | Exception:

@@ -14,7 +14,6 @@ from keras_vit._util.checks import check_counts
 from keras_vit._util.image_paths import image_files
 
 if TYPE_CHECKING:
-    from keras_vit.model.config import ViTConfig
     from keras_vit.model.vision_transformer import Prediction, VisionTransformer
 
 BATCH = 16  # images in a call; larger batches gain little on a CPU
@@ -41,9 +40,11 @@ def classify_each(
 
 def embed_all(model: VisionTransformer, images: Any, *, batch_size: int) -> np.ndarray:
     """Return the normalized embeddings of images; arguments and errors as for `embed`."""
-    layer = embedding_layer(model.config)
+    if model.config.is_unpooled:
+        raise ValueError(f"embed needs a pooled feature. Received: classifier={model.config.classifier!r}")
     check_counts(batch_size=batch_size)
     single, features = single_images(images), []
+    layer = "logits" if model.config.projection_head else "pre_logits"
     while group := list(itertools.islice(single, batch_size)):
         batch = np.concatenate([model.preprocess(image) for image in group])
         features.append(ops.convert_to_numpy(model.features(batch, [layer])[layer]))
@@ -62,13 +63,6 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     """Return the probabilities of rows of logits."""
     shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
     return shifted / shifted.sum(axis=1, keepdims=True)
-
-
-def embedding_layer(config: ViTConfig) -> str:
-    """Return which output is the embedding, "pre_logits" or "logits"; a ValueError if there is one for every token."""
-    if config.is_unpooled:
-        raise ValueError(f"embed needs a pooled feature. Received: classifier={config.classifier!r}")
-    return "logits" if config.projection_head else "pre_logits"
 
 
 def prepare(model: VisionTransformer, image: Any) -> np.ndarray | Exception:
