@@ -18,7 +18,7 @@ import tensorflow as tf
 import image_kinds
 from command_line import fails, run
 from keras_vit import batch
-from keras_vit.batch import _embed, compute, images
+from keras_vit.batch import compute, images
 from keras_vit.batch.folder import open_folder
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -27,6 +27,7 @@ from tiny_models import built
 GOOD, BAD = image_kinds.good(), image_kinds.bad()
 # Of embeddings of length 1: 2.4e-7 was measured on Intel. The compiled call computes one token of the last block.
 TOLERANCE = 2e-6
+WORKER = compute.Worker
 
 
 @functools.cache
@@ -37,12 +38,12 @@ def model() -> VisionTransformer:
 @pytest.fixture(autouse=True)
 def workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep compiled models from test to test."""
-    monkeypatch.setattr(_embed, "Worker", _worker)
+    monkeypatch.setattr(compute, "Worker", _worker)
 
 
 @functools.cache
 def _worker(model: VisionTransformer, **settings: Any) -> compute.Worker:
-    return compute.Worker(model, **settings)
+    return WORKER(model, **settings)
 
 
 embed = functools.partial(batch.embed, dtype="float32", batch_size=4, rows_per_file=5)
@@ -134,7 +135,7 @@ def test_a_stopped_run_goes_on_with_the_same_bytes_and_no_image_twice(
 ) -> None:
     paths = photos(tmp_path / "photos")
     embed(model(), tmp_path / "photos", to=tmp_path / "whole")
-    compute_rows, calls = compute.Worker._rows, []
+    compute_rows, calls = WORKER._rows, []
 
     def stop(self: compute.Worker, batch: Any) -> Any:
         calls.append(batch)
@@ -143,7 +144,7 @@ def test_a_stopped_run_goes_on_with_the_same_bytes_and_no_image_twice(
         return compute_rows(self, batch)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(compute.Worker, "_rows", stop)
+        patched.setattr(WORKER, "_rows", stop)
         embed(model(), tmp_path / "photos", to=tmp_path / "out")
     (first,) = (tmp_path / "out").glob("part-*")
     written = first.stat().st_mtime_ns

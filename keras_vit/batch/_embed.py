@@ -5,7 +5,6 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,9 @@ except ImportError as missing:
 
 from keras_vit._util.checks import check_counts, one_of
 from keras_vit._util.progress import counter
-from keras_vit.batch import on_ray
-from keras_vit.batch.compute import WHAT, Worker
-from keras_vit.batch.folder import Folder, Result, open_folder
+from keras_vit.batch import compute, on_ray
+from keras_vit.batch.compute import WHAT
+from keras_vit.batch.folder import Result, open_folder
 from keras_vit.model.image_files import CHANNELS
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.zoo.pretrained import load_choice, resolve
@@ -92,7 +91,7 @@ def embed(
     one_of("what", what, tuple(WHAT))
     one_of("dtype", dtype, ("auto", "float32", "bfloat16"))
     one_of("output_dtype", output_dtype, ("float32", "float16"))
-    one_of("engine", engine, tuple(ENGINES))
+    one_of("engine", engine, ("local", "ray"))
     check_counts(batch_size=batch_size, rows_per_file=rows_per_file)
     begin, step = _parse_shard(shard)
     if not isinstance(model, VisionTransformer):
@@ -108,20 +107,12 @@ def embed(
     missing = [number for number in range(begin, record["files"], step) if not folder.file(number).exists()]
     total = None if record["records"] else record["images"] * len(missing) // record["files"]
     settings |= {"dtype": record["dtype"], "batch_size": batch_size}
+    run = on_ray.run if engine == "ray" else compute.run
     with counter("Computing", total=total, show=progress) as advance:
-        for count in ENGINES[engine](model, settings, folder, missing) if missing else ():
+        for count in run(model, settings, folder, missing) if missing else ():
             done += count
             advance(count, f"{done / (time.perf_counter() - start):,.0f} images/s")
     return folder.result()
-
-
-def _run_here(
-    model: VisionTransformer, settings: dict[str, Any], folder: Folder, numbers: Sequence[int]
-) -> Iterator[int]:
-    return Worker(model, **settings).run(folder, numbers)
-
-
-ENGINES = {"local": _run_here, "ray": on_ray.run}
 
 
 def _parse_shard(shard: str) -> tuple[int, int]:
@@ -155,11 +146,9 @@ def _best_dtype(model: VisionTransformer) -> str:
     own = str(model.layers[1].compute_dtype)
     if own != "float32":
         return own
-    if gpus := tf.config.list_physical_devices("GPU"):
-        details = map(tf.config.experimental.get_device_details, gpus)
-        is_faster = all(each.get("compute_capability", (0, 0)) >= AMPERE for each in details)
-    else:
-        cpu = Path("/proc/cpuinfo")
-        flags = cpu.read_text(encoding="utf-8", errors="replace") if cpu.exists() else ""
-        is_faster = bool(tf.config.list_physical_devices("TPU")) or any(flag in flags for flag in CPU_FLAGS)
+    gpus, cpu = tf.config.list_physical_devices("GPU"), Path("/proc/cpuinfo")
+    details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
+    flags = cpu.read_text(encoding="utf-8", errors="replace") if cpu.exists() and not gpus else ""
+    is_faster = any(flag in flags for flag in CPU_FLAGS) or bool(tf.config.list_physical_devices("TPU"))
+    is_faster |= bool(gpus) and all(each.get("compute_capability", (0, 0)) >= AMPERE for each in details)
     return "bfloat16" if is_faster else "float32"

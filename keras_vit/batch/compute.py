@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -42,7 +42,7 @@ class Batch(NamedTuple):
 
     number: int  # of the file
     names: list[str]
-    images: np.ndarray  # float32 (batch_size, height, width, channels); zeros in the place of bad images
+    images: np.ndarray  # float32 (batch_size, height, width, channels), also in the place of bad images
     errors: list[Exception | None]
 
 
@@ -67,8 +67,15 @@ class Worker:
     def run(self, folder: Folder, numbers: Iterable[int]) -> Iterator[int]:
         """Write output files; yield the number of images in each batch."""
         for number, batches in itertools.groupby(self._batches(folder, numbers), lambda batch: batch.number):
-            with replacing(folder.file(number)) as file:
-                yield from self._write(file, batches)
+            tables: list[pa.Table] = []
+            with replacing(folder.file(number)) as file, pq.ParquetWriter(file, self._schema) as writer:
+                for batch in batches:
+                    tables.append(self._rows(batch))
+                    if sum(table.nbytes for table in tables) > GROUP_BYTES:
+                        writer.write_table(pa.concat_tables(tables))
+                        tables.clear()
+                    yield len(batch.names)
+                writer.write_table(pa.concat_tables([*tables, self._schema.empty_table()]))
 
     def _batches(self, folder: Folder, numbers: Iterable[int]) -> Iterator[Batch]:
         """Yield the batches of all files in order, each prepared while the model computes those before it."""
@@ -86,38 +93,20 @@ class Worker:
 
     def _prepare(self, number: int, items: list[Item], readers: ThreadPoolExecutor) -> Batch:
         files = list(readers.map(_read, items))
-        pixels, valid = self._decode(
-            tf.constant([b"" if isinstance(file, Exception) else file for file in files], tf.string)
-        )
+        errors = [error for _, error in files]
+        pixels, valid = self._decode(tf.constant([file for file, _ in files], tf.string))
         images = np.zeros((self._batch_size, *pixels.shape[1:]), np.float32)
         images[: len(files)] = preprocess.normalize(pixels, self._model.config.preprocessing)
-        errors: list[Exception | None] = [None] * len(files)
-        for place in np.flatnonzero(~valid.numpy()):
-            try:
-                images[place] = self._prepare_one(files[place])
+        for place in (place for place in np.flatnonzero(~valid.numpy()) if errors[place] is None):
+            try:  # a file of another format than JPEG and PNG, or a damaged one
+                decoded = preprocess.decode_bytes(files[place][0], self._model.config.num_channels)
+                images[place] = self._model.preprocess(decoded)[0]
             except IMAGE_ERRORS as error:
-                images[place], errors[place] = 0, error
+                errors[place] = error
         lost = [error for error in errors if isinstance(error, OSError) and not isinstance(error, FileNotFoundError)]
         if len(lost) == self._batch_size:  # no damaged images, but a network or permissions
             raise lost[0]
         return Batch(number, [escaped(name) for name, _ in items], images, errors)
-
-    def _prepare_one(self, file: bytes | Exception) -> np.ndarray:
-        """Prepare a file of another format than JPEG and PNG, or raise the error of a bad one."""
-        if isinstance(file, Exception):
-            raise file
-        return self._model.preprocess(preprocess.decode_bytes(file, self._model.config.num_channels))[0]
-
-    def _write(self, file: BinaryIO, batches: Iterable[Batch]) -> Iterator[int]:
-        tables: list[pa.Table] = []
-        with pq.ParquetWriter(file, self._schema) as writer:
-            for batch in batches:
-                tables.append(self._rows(batch))
-                if sum(table.nbytes for table in tables) > GROUP_BYTES:
-                    writer.write_table(pa.concat_tables(tables))
-                    tables.clear()
-                yield len(batch.names)
-            writer.write_table(pa.concat_tables([*tables, self._schema.empty_table()]))
 
     def _rows(self, batch: Batch) -> pa.Table:
         """Return the rows of a batch: path, values or None, and error or None."""
@@ -137,14 +126,19 @@ class Worker:
         return pa.table([batch.names, *columns, errors], schema=self._schema)
 
 
+def run(model: VisionTransformer, settings: dict[str, Any], folder: Folder, numbers: Iterable[int]) -> Iterator[int]:
+    """Write output files in this process; yield the number of images in each batch."""
+    yield from Worker(model, **settings).run(folder, numbers)
+
+
 @functools.cache  # tracing takes longer than some runs
 def _decoder(config: ViTConfig) -> Callable[[Any], Any]:
     decode = functools.partial(image_bytes.tolerant, config=config)
     return tf.function(decode, input_signature=[tf.TensorSpec((None,), tf.string)])
 
 
-def _read(item: Item) -> bytes | Exception:
+def _read(item: Item) -> tuple[bytes, Exception | None]:
     try:
-        return item[1]()
+        return item[1](), None
     except IMAGE_ERRORS as error:
-        return error
+        return b"", error

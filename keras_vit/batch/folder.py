@@ -25,9 +25,6 @@ class Result(NamedTuple):
     rows: int
     errors: int
 
-    def __str__(self) -> str:
-        return f"{self.path}: {self.rows:,} rows, {self.errors:,} with an error"
-
 
 @dataclass(frozen=True)
 class Folder:

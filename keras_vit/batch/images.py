@@ -33,8 +33,8 @@ def find(source: str) -> Iterator[str]:
         system, path = fsspec.core.url_to_fs(source)
         found = system.glob(path) if "*" in path else system.find(path)
         yield from sorted(system.unstrip_protocol(name) for name in found if _is_wanted(name))
-    elif (folder := Path(source)).is_dir():
-        yield from image_paths.walk(folder, _is_wanted)
+    elif Path(source).is_dir():
+        yield from image_paths.walk(Path(source), _is_wanted)
     else:
         yield from image_paths.expand(source, _is_wanted)
 
@@ -46,16 +46,17 @@ def is_records(name: str) -> bool:
 
 def open_items(names: list[str], base: Path) -> Iterator[Item]:
     """Yield the images of one output file: `names`, or the records of one file. Relative paths begin at `base`."""
-    if not is_records(names[0]):
-        yield from ((name, functools.partial(_read, name, base)) for name in names)
-        return
-    number = 0
-    try:
-        for number, record in enumerate(_read_records(_resolve(names[0], base)), 1):
-            yield f"{names[0]}#{number - 1}", functools.partial(_image_of, record)
-    except (OSError, RuntimeError, ValueError, tf.errors.OpError) as error:
-        message = f"This record and all after it cannot be read: {error_reason(str(error))}"
-        yield f"{names[0]}#{number}", functools.partial(_fail, message)
+    for name in names:
+        place, number = name if "://" in name else str(base / name), 0
+        if not is_records(name):
+            yield name, functools.partial(_read, place)
+            continue
+        try:
+            for number, record in enumerate(_read_records(place), 1):
+                yield f"{name}#{number - 1}", functools.partial(_image_of, record)
+        except (OSError, RuntimeError, ValueError, tf.errors.OpError) as error:
+            reason = f"This record and all after it cannot be read: {error_reason(str(error))}"
+            yield f"{name}#{number}", functools.partial(_image_of, ValueError(reason))
 
 
 def _is_wanted(name: str) -> bool:
@@ -72,28 +73,26 @@ def _read_parquet(source: str) -> Iterator[str]:
             yield from batch[columns[0]].to_pylist()
 
 
-def _resolve(name: str, base: Path) -> str:
-    return name if "://" in name else str(base / Path(name).expanduser())
-
-
-def _read(name: str, base: Path) -> bytes:
-    if "://" not in name:
-        return read_file(_resolve(name, base))
-    with fsspec.open(name, "rb") as file:
+def _read(place: str) -> bytes:
+    if "://" not in place:
+        return read_file(place)
+    with fsspec.open(place, "rb") as file:
         return bytes(file.read())
 
 
-def _read_records(path: str) -> Iterator[bytes]:
-    if ".tfrecord" in path:
-        return iter(tf.data.TFRecordDataset(path).prefetch(1).as_numpy_iterator())
+def _read_records(place: str) -> Iterator[bytes]:
+    if ".tfrecord" in place:
+        return iter(tf.data.TFRecordDataset(place).prefetch(1).as_numpy_iterator())
     from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-    records = ArrayRecordDataSource(path)
+    records = ArrayRecordDataSource(place)
     return map(records.__getitem__, range(len(records)))
 
 
-def _image_of(record: bytes) -> bytes:
+def _image_of(record: bytes | Exception) -> bytes:
     """Return the image file in a record: the record itself, or a feature of a tf.train.Example."""
+    if isinstance(record, Exception):
+        raise record
     if is_jpeg_or_png(record):
         return record
     try:
@@ -105,7 +104,3 @@ def _image_of(record: bytes) -> bytes:
     if not found:
         raise ValueError(f"has no image among its features {sorted(features)}")
     return bytes(found[0])
-
-
-def _fail(message: str) -> bytes:
-    raise ValueError(message)

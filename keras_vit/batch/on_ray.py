@@ -13,14 +13,11 @@ from keras_vit.model.vision_transformer import VisionTransformer
 MODEL = "_model.keras"  # in the output folder, which all nodes share
 
 
-class Actor:
-    """A worker in a process of Ray's."""
-
+class _Actor:
     def __init__(self, folder: Folder, settings: dict[str, Any]) -> None:
         self._folder, self._worker = folder, Worker(keras.saving.load_model(folder.path / MODEL), **settings)
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
-        """Write the files of these numbers; return the numbers of their images."""
         return {"images": [sum(self._worker.run(self._folder, [number])) for number in rows["item"].tolist()]}
 
 
@@ -37,5 +34,5 @@ def run(model: VisionTransformer, settings: dict[str, Any], folder: Folder, numb
     resources = {"num_gpus": 1} if gpus else {"num_cpus": min(node["Resources"].get("CPU", 1) for node in nodes)}
     files = ray.data.from_items(list(numbers), override_num_blocks=len(numbers))
     arguments = {"fn_constructor_args": (folder, settings), "concurrency": (1, gpus or len(nodes))}
-    for row in files.map_batches(Actor, batch_size=1, **arguments, **resources).iter_rows():
+    for row in files.map_batches(_Actor, batch_size=1, **arguments, **resources).iter_rows():
         yield int(row["images"])

@@ -41,6 +41,10 @@ def embed(
         from keras_vit import batch
 
         result = batch.embed(found.load(), source, to=to, **options)
-    typer.echo(json.dumps(result._asdict(), default=str) if as_json else str(result))
+    typer.echo(
+        json.dumps(result._asdict(), default=str)
+        if as_json
+        else f"{result.path}: {result.rows:,} rows, {result.errors:,} with an error"
+    )
     if result.rows == result.errors:
         raise ValueError(f"{result.path}: not one of the {result.rows:,} images could be read")
