@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -125,6 +126,8 @@ def _parse_shard(shard: str) -> tuple[int, int]:
 def _check(model: VisionTransformer, what: str) -> None:
     """Raise a ValueError if the model does not compute this from image files."""
     config = model.config
+    if keras.backend.backend() != "tensorflow":
+        raise ValueError(f"batch.embed needs Keras' TensorFlow back end. Received: {keras.backend.backend()}")
     if config.is_unpooled:
         raise ValueError(f"embed needs a pooled feature. Received: classifier={config.classifier!r}")
     if config.num_channels not in CHANNELS:

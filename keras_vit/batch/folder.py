@@ -19,7 +19,12 @@ RECORD, LISTING = "_run.json", "_images.parquet"  # readers of Parquet folders l
 
 
 class Result(NamedTuple):
-    """The finished files of a folder: its path, the number of their rows, and of those the number with an error."""
+    """The finished files of a folder: its path, the number of their rows, and of those the number with an error.
+
+    Example:
+        >>> keras_vit.batch.Result("vectors", rows=1000, errors=3).errors
+        3
+    """
 
     path: Path
     rows: int
