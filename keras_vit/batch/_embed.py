@@ -43,7 +43,7 @@ def embed(
     what: str = "embeddings",
     dtype: str = "auto",
     output_dtype: str = "float32",
-    batch_size: int = 32,
+    batch_size: int = 16,
     rows_per_file: int = 4096,
     shard: str = "0/1",
     engine: str = "local",
@@ -65,7 +65,7 @@ def embed(
             or "classes" (the best one: label_id, label, probability).
         dtype: of the products of matrices: "float32", "bfloat16", or "auto": bfloat16 where the device has it.
         output_dtype: of the values, "float32" or "float16".
-        batch_size: number of images in a call of the model, from 1.
+        batch_size: number of images in a call of the model, from 1. A GPU needs 128 or more to be fast.
         rows_per_file: number of rows of a Parquet file, from 1. The images of a file of records are one file.
         shard: "i/n" computes every n-th file from file i, 0 <= i < n, so that n processes share the work.
         engine: "local", or "ray": on all nodes of the Ray cluster, which share the output folder.

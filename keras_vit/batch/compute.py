@@ -43,7 +43,7 @@ class Batch(NamedTuple):
     number: int  # of the file
     names: list[str]
     images: np.ndarray  # float32 (batch_size, height, width, channels), also in the place of bad images
-    errors: list[Exception | None]
+    errors: list[str | None]
 
 
 class Worker:
@@ -79,7 +79,7 @@ class Worker:
 
     def _batches(self, folder: Folder, numbers: Iterable[int]) -> Iterator[Batch]:
         """Yield the batches of all files in order, each prepared while the model computes those before it."""
-        threads = max(2, (os.cpu_count() or 1) // image_bytes.PARALLEL_IMAGES)
+        threads = max(1, (os.cpu_count() or 1) // image_bytes.PARALLEL_IMAGES)
         waiting: deque[Future[Batch]] = deque()
         with ThreadPoolExecutor(threads) as pool, ThreadPoolExecutor(READERS) as readers:
             for number in numbers:
@@ -93,19 +93,20 @@ class Worker:
 
     def _prepare(self, number: int, items: list[Item], readers: ThreadPoolExecutor) -> Batch:
         files = list(readers.map(_read, items))
-        errors = [error for _, error in files]
+        lost = [error for _, error in files if isinstance(error, OSError) and not isinstance(error, FileNotFoundError)]
+        if len(lost) == self._batch_size:  # no damaged images, but a network or permissions
+            raise lost[0]
+        errors = [None if error is None else str(error) for _, error in files]  # an error would keep all of the batch
         pixels, valid = self._decode(tf.constant([file for file, _ in files], tf.string))
         images = np.zeros((self._batch_size, *pixels.shape[1:]), np.float32)
-        images[: len(files)] = preprocess.normalize(pixels, self._model.config.preprocessing)
+        for place, image in enumerate(pixels.numpy()):  # one by one, because of the memory
+            images[place] = preprocess.normalize(image, self._model.config.preprocessing)
         for place in (place for place in np.flatnonzero(~valid.numpy()) if errors[place] is None):
             try:  # a file of another format than JPEG and PNG, or a damaged one
                 decoded = preprocess.decode_bytes(files[place][0], self._model.config.num_channels)
                 images[place] = self._model.preprocess(decoded)[0]
             except IMAGE_ERRORS as error:
-                errors[place] = error
-        lost = [error for error in errors if isinstance(error, OSError) and not isinstance(error, FileNotFoundError)]
-        if len(lost) == self._batch_size:  # no damaged images, but a network or permissions
-            raise lost[0]
+                errors[place] = str(error)
         return Batch(number, [escaped(name) for name, _ in items], images, errors)
 
     def _rows(self, batch: Batch) -> pa.Table:
@@ -113,7 +114,7 @@ class Worker:
         outputs = self._call(batch.images).numpy()[: len(batch.names)]
         with np.errstate(over="ignore"):  # it becomes an error below
             values = self._finish(outputs).astype(self._dtype)
-        errors = [None if error is None else str(error) for error in batch.errors]
+        errors = list(batch.errors)
         for place in np.flatnonzero(~np.isfinite(values).all(axis=1)):
             errors[place] = errors[place] or f"The model's output is not finite in {self._dtype}"
         if self._what == "classes":
