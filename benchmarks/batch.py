@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 SCRIPT = Path(__file__).resolve()
-MODEL, SIZE, BATCH, ROWS = "ViT-Ti/16", 224, 16, 1024
+MODEL, SIZE, BATCH, ROWS = "ViT-Ti/16", 224, 16, 512
 ONE_DAMAGED_IN = 100
-ALONE = 2048  # images for the measurements of decoding and of the model alone
+ALONE = 512  # images for the measurements of decoding and of the model alone
 MOST_MEMORY, LEAST_RATE = 300e6, 0.9  # the targets
 KILLS = 3
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,18 @@ def test_the_pixels_are_those_of_preprocess_to_the_last_bit(channels: int, tmp_p
             assert str(reason) == f"{str(path)!r} {error}"
             bad.append(name)
     assert set(BAD) >= set(bad) and len(bad) > 2
+
+
+def test_the_error_of_a_bad_image_does_not_keep_its_batch(tmp_path: Path) -> None:
+    (tmp_path / "bad.jpg").write_bytes(b"no image")
+    folder = open_folder(tmp_path / "out", {"source": str(tmp_path), "rows_per_file": 9}, {"working_folder": "/"})
+    worker = _worker(model(), what="embeddings", dtype="float32", output_dtype="float32", batch_size=4)
+    gc.disable()
+    try:
+        kept = [weakref.ref(batch.images) for batch in worker._batches(folder, [0]) if batch.errors[:1] != [None]]
+        assert kept[0]() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("what", ["features", "logits", "probabilities", "classes"])
