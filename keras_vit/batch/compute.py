@@ -97,17 +97,25 @@ class Worker:
         if len(lost) == self._batch_size:  # no damaged images, but a network or permissions
             raise lost[0]
         errors = [None if error is None else str(error) for _, error in files]  # an error would keep all of the batch
-        pixels, valid = self._decode(tf.constant([file for file, _ in files], tf.string))
-        images = np.zeros((self._batch_size, *pixels.shape[1:]), np.float32)
-        for place, image in enumerate(pixels.numpy()):  # one by one, because of the memory
-            images[place] = preprocess.normalize(image, self._model.config.preprocessing)
-        for place in (place for place in np.flatnonzero(~valid.numpy()) if errors[place] is None):
-            try:  # a file of another format than JPEG and PNG, or a damaged one
-                decoded = preprocess.decode_bytes(files[place][0], self._model.config.num_channels)
-                images[place] = self._model.preprocess(decoded)[0]
+        images = np.zeros(self._call.input_signature[0].shape, np.float32)
+        readable = [place for place, error in enumerate(errors) if error is None]
+        for place, pixels in zip(readable, self._pixels([files[place][0] for place in readable]), strict=True):
+            try:
+                if pixels is None:
+                    pixels = preprocess.decode_bytes(files[place][0], self._model.config.num_channels)
+                    images[place] = self._model.preprocess(pixels)[0]
+                else:
+                    images[place] = preprocess.normalize(pixels, self._model.config.preprocessing)
             except IMAGE_ERRORS as error:
                 errors[place] = str(error)
         return Batch(number, [escaped(name) for name, _ in items], images, errors)
+
+    def _pixels(self, files: list[bytes]) -> list[np.ndarray | None]:
+        """Return the pixels of files in the model's size; None for bad files, and other formats than JPEG and PNG."""
+        try:
+            return list(self._decode(tf.constant(files, tf.string)).numpy())
+        except tf.errors.OpError:  # in any of them
+            return [None] if len(files) == 1 else [self._pixels([file])[0] for file in files]
 
     def _rows(self, batch: Batch) -> pa.Table:
         """Return the rows of a batch: path, values or None, and error or None."""
@@ -134,7 +142,7 @@ def run(model: VisionTransformer, settings: dict[str, Any], folder: Folder, numb
 
 @functools.cache  # tracing takes longer than some runs
 def _decoder(config: ViTConfig) -> Callable[[Any], Any]:
-    decode = functools.partial(image_bytes.tolerant, config=config)
+    decode = functools.partial(image_bytes.strict, config=config)
     return tf.function(decode, input_signature=[tf.TensorSpec((None,), tf.string)])
 
 
