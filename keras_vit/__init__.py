@@ -17,13 +17,13 @@ from keras_vit._util import lazy
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from keras_vit import converters, errors, export, position, train, visualize, zoo
+    from keras_vit import batch, converters, errors, export, position, train, visualize, zoo
     from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig
     from keras_vit.model.vision_transformer import VisionTransformer
 
 _NAMES = {
     "model": ("Preprocessing", "ResNetConfig", "ViTConfig", "VisionTransformer"),
-    "": ("converters", "errors", "export", "position", "train", "visualize", "zoo"),
+    "": ("batch", "converters", "errors", "export", "position", "train", "visualize", "zoo"),
 }
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "ViTConfig",
     "VisionTransformer",
     "__version__",
+    "batch",
     "converters",
     "errors",
     "export",

@@ -20,6 +20,7 @@ CONTENT = {
     "__main__": ("python -m keras_vit", 2),
     "cli": ("the command keras-vit", 2),
     "__init__": ("the public names", 2),
+    "batch": ("rows of any number of images", 2),
     "train": ("recipes, data, training, evaluation", 1),
     "zoo": ("model cards; load by name", 1),
     "converters": ("read and write checkpoints", 1),

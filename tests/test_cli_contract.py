@@ -31,6 +31,7 @@ WRONG = {
     "bench": ["digits", "--rounds", "0"],
     "convert": ["nothing.npz", "out.npz", "--to", "google"],
     "demo": ["--out", "file"],
+    "embed": ["nothing.npz", "photos", "--to", "out"],
     "evaluate": ["nothing.npz"],
     "export": ["digits", "--to", "out.tflite", "--images", "nothing.png"],
     "gallery": ["--out", "file"],
@@ -46,6 +47,7 @@ UNFAILING = {"list"}  # every pattern is valid
 # Commands that print figures, with as few arguments as possible.
 FIGURES: dict[str, list[str]] = {
     "bench": ["digits", "--rounds", "1", "--threads", "1"],
+    "embed": ["digits", "digit.png", "--to", "rows"],
     "evaluate": ["digits", "--split", "test[:16]"],
     "export": ["digits", "--to", "digits.tflite"],
     "list": [],
@@ -150,6 +152,7 @@ def process(
 WITH_MODEL = {
     "bench": ["{}"],
     "convert": ["{}", "out.npz", "--to", "google"],
+    "embed": ["{}", "photos", "--to", "out"],
     "evaluate": ["{}"],
     "plan": ["{}", "--batch", "8"],
     "export": ["{}", "--to", "out.tflite"],

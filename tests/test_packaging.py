@@ -25,8 +25,11 @@ SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
 DATA = ["zoo", "converters"]
 # Packages whose import name differs from their distribution's.
 DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}
-# Modules that are imported only if these packages are installed, because they define subclasses of their classes.
-ON_TOP = {"train.data.digits_dataset_builder": {"tensorflow-datasets"}}
+# Modules that are imported only if these packages are installed; batch._embed says how to install them.
+ON_TOP = {
+    "train.data.digits_dataset_builder": {"tensorflow-datasets"},
+    **dict.fromkeys(("batch._embed", "batch.compute", "batch.folder", "batch.images"), {"fsspec", "pyarrow"}),
+}
 FOR_DEVELOPERS = {"docs", "lint", "test", "test-extra"}
 
 

@@ -17,7 +17,7 @@ FLOORS = (
     {"model"},
     {"converters", "export", "visualize"},
     {"zoo"},
-    {"train"},
+    {"batch", "train"},
     {"__init__"},  # the public names; higher floors use the package like its users
     {"cli"},
     {"__main__"},
@@ -28,7 +28,7 @@ LIGHT = (
     *("model.__init__", "model.config", "model.config_parts", "model.cost", "model.labels", "model.sizes"),
     *("converters.__init__", "converters.containers", "converters.config_json", "converters.expressible"),
     *("converters.infer", "converters.json_steps", "converters.layout", "converters.table", "converters.tensor_names"),
-    *("export.__init__", "train.__init__", "visualize.__init__"),
+    *("batch.__init__", "export.__init__", "train.__init__", "visualize.__init__"),
 )
 HEAVY = ("cli.demo",)  # runs models; only its command imports it
 # The mathematics of the model runs on all of Keras' back ends.
@@ -114,7 +114,7 @@ def test_no_model_carries_code_and_no_pickle_is_read(module: str) -> None:
     assert "allow_pickle=True" not in keywords
 
 
-@pytest.mark.parametrize("package", ["cli", "converters", "export", "model", "train", "visualize", "zoo"])
+@pytest.mark.parametrize("package", ["batch", "cli", "converters", "export", "model", "train", "visualize", "zoo"])
 def test_no_module_hides_a_public_name_of_its_package(package: str) -> None:
     # Importing keras_vit.train.recipe would make `keras_vit.train.recipe` the module.
     modules = {path.stem if path.stem != "__init__" else path.parent.name for path in (PACKAGE / package).glob("*")}

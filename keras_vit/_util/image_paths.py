@@ -2,13 +2,18 @@
 
 import glob
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 READABLE = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 # Files of a folder with these suffixes are images. Formats that cannot be decoded are listed too: such a file is an
 # error, and not left out without a word.
 SUFFIXES = (*READABLE, ".heic", ".heif", ".avif")
+
+
+def is_image(name: str) -> bool:
+    """Return whether a file with this name is an image."""
+    return name.lower().endswith(SUFFIXES)
 
 
 def image_files(paths: Iterable[str | os.PathLike[str]], *, most: int | None = None) -> list[str]:
@@ -19,7 +24,7 @@ def image_files(paths: Iterable[str | os.PathLike[str]], *, most: int | None = N
     """
     found: list[str] = []
     for path in paths:
-        files = _expand(os.fspath(path))
+        files = expand(os.fspath(path))
         found.extend(files[:: -(-len(files) // most) if most else 1])
     return found
 
@@ -32,7 +37,8 @@ def readable_images(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
     return files
 
 
-def _expand(path: str) -> list[str]:
+def expand(path: str, is_wanted: Callable[[str], bool] = is_image) -> list[str]:
+    """Return the files of a path or pattern as `image_files` does; `is_wanted` takes the name of a file."""
     place = Path(path).expanduser()
     if "://" in path or place.is_file():
         return [path]
@@ -42,16 +48,21 @@ def _expand(path: str) -> list[str]:
         raise ValueError(f"{path!r} is not a regular file")
     # Path.glob takes no absolute patterns.
     matches = [place] if place.exists() else map(Path, glob.iglob(str(place), recursive=True))  # noqa: PTH207
-    files = sorted(
-        {
-            str(file)
-            for match in matches
-            for file in (match.rglob("*") if match.is_dir() else [match])
-            if file.suffix.lower() in SUFFIXES
-            and file.is_file()
-            and not any(part.startswith(".") for part in file.relative_to(match).parts)
-        }
-    )
+    files = sorted({file for match in matches for file in walk(match, is_wanted)})
     if not files:
         raise FileNotFoundError(f"{path!r} has no images ({', '.join(SUFFIXES)})")
     return files
+
+
+def walk(place: Path, is_wanted: Callable[[str], bool]) -> Iterator[str]:
+    """Yield the wanted files that are not hidden of a folder and its sub-folders, each sorted; or the file `place`."""
+    if place.is_file() and is_wanted(place.name):
+        yield str(place)
+    for folder, inner, names in os.walk(place, onerror=_raise) if place.is_dir() else ():
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        visible = (Path(folder, name) for name in sorted(names) if is_wanted(name) and not name.startswith("."))
+        yield from (str(path) for path in visible if path.is_file())
+
+
+def _raise(error: OSError) -> None:
+    raise error  # os.walk leaves a folder out that it may not read

@@ -5,7 +5,11 @@ import re
 from collections.abc import Iterable, Sequence
 
 DISTRIBUTION = "keras-vit-zoo"  # on a package index; `keras-vit` there is another project
-GRAPH_NAMES = re.compile(r"\{\{.*?\}\} ?|\s*\[Op:[^]]*\](?: name:\s?\S*)?")  # TensorFlow puts these around a reason
+# TensorFlow puts these around a reason.
+GRAPH_NAMES = re.compile(
+    r"\{\{.*?\}\} ?|\s*\[Op:[^]]*\](?: name:\s?\S*)?"
+    r"|Graph execution error:\s+(?:Detected at .*\n(?:\s*(?:File .*)?\n)*)?"
+)
 
 
 def nearest(name: str, known: Iterable[str], *, count: int = 1, cutoff: float = 0.6) -> list[str]:

@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 import keras_vit
-from keras_vit.cli import bench, convert, export, predict, show, train, visualize
+from keras_vit.cli import bench, convert, embed, export, predict, show, train, visualize
 from keras_vit.cli.messages import command_options, error_line, is_user_error, show_warning
 
 app = typer.Typer(add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -17,6 +17,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "list": show.list_models,
     "show": show.show,
     "predict": predict.predict,
+    "embed": embed.embed,
     "convert": convert.convert,
     "resize": convert.resize,
     "train": train.train,

@@ -47,11 +47,22 @@ def embed_all(model: VisionTransformer, images: Any, *, batch_size: int) -> np.n
     layer = "logits" if model.config.projection_head else "pre_logits"
     while group := list(itertools.islice(single, batch_size)):
         batch = np.concatenate([model.preprocess(image) for image in group])
-        features.append(ops.convert_to_numpy(model.features(batch, [layer])[layer]).astype(np.float64))
+        features.append(ops.convert_to_numpy(model.features(batch, [layer])[layer]))
     if not features:
         raise ValueError("embed needs at least one image. Received: an empty list")
-    vectors = np.concatenate(features)
+    return unit_length(np.concatenate(features))
+
+
+def unit_length(features: np.ndarray) -> np.ndarray:
+    """Return rows divided by their lengths, float32."""
+    vectors = features.astype(np.float64)
     return (vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)).astype(np.float32)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Return the probabilities of rows of logits."""
+    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return shifted / shifted.sum(axis=1, keepdims=True)
 
 
 def prepare(model: VisionTransformer, image: Any) -> np.ndarray | Exception:

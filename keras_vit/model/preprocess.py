@@ -39,17 +39,21 @@ def preprocessing_function(
     """Return a TensorFlow function from images (..., height, width, channels) of 0..255 to prepared ones, float32."""
     import tensorflow as tf
 
-    mean = np.array(preprocessing.mean, np.float32) * 255
-    std = np.array(preprocessing.std, np.float32) * 255
     resize = _crop if preprocessing.resize == "crop" else _squash
 
     def prepare_tensor(image: Any) -> Any:
         image = _to_channels(image, num_channels)
         image = resize(image, image_size, preprocessing)
         image = tf.ensure_shape(image, (*image.shape[:-3], *image_size, num_channels))
-        return (tf.cast(image, tf.float32) - mean) / std
+        return normalize(tf.cast(image, tf.float32), preprocessing)
 
     return prepare_tensor
+
+
+def normalize(pixels: Any, preprocessing: Preprocessing) -> Any:
+    """Return float32 pixels of 0..255 in the model's range."""
+    mean, std = (np.array(each, np.float32) * 255 for each in (preprocessing.mean, preprocessing.std))
+    return (pixels - mean) / std
 
 
 def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
@@ -58,21 +62,27 @@ def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
     The file of an http, https or hf URL is downloaded into the cache folder; `tf.io.gfile` reads others, such as gs://.
     A ValueError says why a file is no image, or that it has more than `image_files.MAX_PIXELS` pixels.
     """
-    from keras_vit.model import image_files, pillow_images
-
     name = os.fspath(path)
     if name.startswith(DOWNLOADED):
         return _download_and_decode(name, num_channels)
-    data = _read_remote_file(name) if "://" in name else _read_file(name)
+    data = _read_remote_file(name) if "://" in name else read_file(name)
     try:
-        is_plain = image_files.is_jpeg_or_png(data)
-        pixels = np.asarray(image_files.decode(data) if is_plain else pillow_images.read(data))
+        return decode_bytes(data, num_channels)
     except ValueError as error:
         raise ValueError(f"{name!r} {error}") from None
+
+
+def decode_bytes(data: bytes, num_channels: int) -> np.ndarray:
+    """Decode the content of an image file as `decode` does. The message of a ValueError lacks the file's name."""
+    from keras_vit.model import image_files, pillow_images
+
+    is_plain = image_files.is_jpeg_or_png(data)
+    pixels = np.asarray(image_files.decode(data) if is_plain else pillow_images.read(data))
     return _with_channels(pixels, num_channels)
 
 
-def _read_file(name: str) -> bytes:
+def read_file(name: str) -> bytes:
+    """Return the content of a local image file; an error if it is a folder, a device or not there."""
     path = Path(name).expanduser()
     if path.is_dir():
         raise ValueError(f"{name!r} is a folder, not an image file; pass a list of the files in it")

@@ -16,7 +16,7 @@ from keras_vit._util.checks import check_counts, given
 from keras_vit.model import labels as label_lists
 from keras_vit.model import layers as vit
 from keras_vit.model import preprocess
-from keras_vit.model.classify import BATCH, classify_each, embed_all
+from keras_vit.model.classify import BATCH, classify_each, embed_all, softmax
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.layers.quantized import load_quantization, quick_collections, save_quantization
 from keras_vit.model.limits import check_attention, check_resizable
@@ -179,8 +179,7 @@ class VisionTransformer(keras.Model):
             )
         check_counts(top=top)
         labels = label_lists.names(self.config.labels, self.config.num_classes)
-        shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-        probabilities = shifted / shifted.sum(axis=1, keepdims=True)
+        probabilities = softmax(logits)
         best = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
         return [
             [Prediction(*labels[int(index)], float(row[index])) for index in order]

@@ -1,0 +1,15 @@
+"""Embed or classify any number of images into Parquet files.
+
+Public names are imported on first use. They need `pip install "keras-vit-zoo[batch]"`.
+"""
+
+from typing import TYPE_CHECKING
+
+from keras_vit._util import lazy
+
+if TYPE_CHECKING:
+    from keras_vit.batch._embed import Result, embed
+
+__all__ = ["Result", "embed"]
+
+__getattr__, __dir__ = lazy.lazy_names(__name__, {"_embed": ("Result", "embed")})

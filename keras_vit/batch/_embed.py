@@ -1,0 +1,157 @@
+"""Embed or classify any number of images into Parquet files."""
+
+import hashlib
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_vit._util.text import install_command
+
+try:
+    import fsspec  # noqa: F401
+    import pyarrow  # noqa: F401
+except ImportError as missing:
+    raise ImportError(f"keras_vit.batch needs the package {missing.name}: {install_command('batch')}") from missing
+
+from keras_vit._util.checks import check_counts, one_of
+from keras_vit._util.progress import counter
+from keras_vit.batch import compute, on_ray
+from keras_vit.batch.compute import WHAT
+from keras_vit.batch.folder import Result, open_folder
+from keras_vit.model.image_files import CHANNELS
+from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.zoo.pretrained import load_choice, resolve
+
+__all__ = ["Result", "embed"]
+
+CPU_FLAGS = ("amx_bf16", "avx512_bf16")  # of processors that multiply bfloat16 matrices faster than float32
+AMPERE = (8, 0)  # the first compute capability of NVIDIA's that does
+
+
+def embed(
+    model: VisionTransformer | str | os.PathLike[str],
+    source: str | os.PathLike[str],
+    *,
+    to: str | os.PathLike[str],
+    what: str = "embeddings",
+    dtype: str = "auto",
+    output_dtype: str = "float32",
+    batch_size: int = 16,
+    rows_per_file: int = 4096,
+    shard: str = "0/1",
+    engine: str = "local",
+    progress: bool = True,
+) -> Result:
+    """Compute the embeddings or predictions of any number of images, as rows of Parquet files.
+
+    Each image is one row: its path, the values (or null) and an error (or null). Pixels are those of
+    `model.preprocess(path)`. Memory does not grow with the number of images. A run that was stopped is continued by the
+    same call: each file is written whole or not at all, and finished files are kept.
+
+    Args:
+        model: the model, or a name, path or URL as for `keras-vit predict`.
+        source: a folder (with its sub-folders), a pattern such as "photos/*.jpg", a .txt or .parquet file of paths or
+            URLs, a folder or pattern of such URLs, or files of records (.tfrecord, .array_record). fsspec opens URLs,
+            such as gs:// and s3://. A record is an image file, or a tf.train.Example with one.
+        to: the output folder, created if it does not exist. The list of images is written there first.
+        what: "embeddings" (of length 1, as `model.embed`), "features" (of the head's input), "logits", "probabilities"
+            or "classes" (the best one: label_id, label, probability).
+        dtype: of the products of matrices: "float32", "bfloat16", or "auto": bfloat16 where the device has it.
+        output_dtype: of the values, "float32" or "float16".
+        batch_size: number of images in a call of the model, from 1. A GPU needs 128 or more to be fast.
+        rows_per_file: number of rows of a Parquet file, from 1. The images of a file of records are one file.
+        shard: "i/n" computes every n-th file from file i, 0 <= i < n, so that n processes share the work.
+        engine: "local", or "ray": on all nodes of the Ray cluster, which share the output folder.
+        progress: whether to show a progress bar on a terminal.
+
+    Returns:
+        The folder, and the numbers of rows and of errors in all files that are finished.
+
+    Raises:
+        ValueError: an argument is wrong, or the folder has the files of another run.
+        FileNotFoundError: there is no image.
+        ImportError: a package is missing.
+
+    Example:
+        >>> from PIL import Image
+        >>> from keras_vit import batch, digits
+        >>> Image.fromarray(digits.load().test_images[0, ..., 0]).save("seven.png")
+        >>> batch.embed("digits", "*.png", to="rows", what="classes")[1:]
+        (1, 0)
+        >>> import pyarrow.parquet
+        >>> pyarrow.parquet.read_table("rows")["label"].to_pylist()
+        ['seven']
+    """
+    one_of("what", what, tuple(WHAT))
+    one_of("dtype", dtype, ("auto", "float32", "bfloat16"))
+    one_of("output_dtype", output_dtype, ("float32", "float16"))
+    one_of("engine", engine, ("local", "ray"))
+    check_counts(batch_size=batch_size, rows_per_file=rows_per_file)
+    begin, step = _parse_shard(shard)
+    if not isinstance(model, VisionTransformer):
+        model = load_choice(resolve(model))
+    _check(model, what)
+    name = os.fspath(source)
+    settings: dict[str, Any] = {"what": what, "output_dtype": output_dtype}
+    facts = {"source": name if "://" in name else str(Path(name).expanduser().absolute()), **settings}
+    facts |= {"weights": _fingerprint(model), "rows_per_file": rows_per_file}
+    facts |= {"dtype": dtype} if dtype != "auto" else {}
+    folder = open_folder(Path(to).absolute(), facts, {"working_folder": str(Path.cwd()), "dtype": _best_dtype(model)})
+    record, start, done = folder.record, time.perf_counter(), 0
+    missing = [number for number in range(begin, record["files"], step) if not folder.file(number).exists()]
+    total = None if record["records"] else record["images"] * len(missing) // record["files"]
+    settings |= {"dtype": record["dtype"], "batch_size": batch_size}
+    run = on_ray.run if engine == "ray" else compute.run
+    with counter("Computing", total=total, show=progress) as advance:
+        for count in run(model, settings, folder, missing) if missing else ():
+            done += count
+            advance(count, f"{done / (time.perf_counter() - start):,.0f} images/s")
+    return folder.result()
+
+
+def _parse_shard(shard: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", shard)
+    if not match or not int(match[1]) < int(match[2]):
+        raise ValueError(f'shard is "i/n" with i from 0 to n - 1, such as "0/4". Received: {shard!r}')
+    return int(match[1]), int(match[2])
+
+
+def _check(model: VisionTransformer, what: str) -> None:
+    """Raise a ValueError if the model does not compute this from image files."""
+    config = model.config
+    if keras.backend.backend() != "tensorflow":
+        raise ValueError(f"batch.embed needs Keras' TensorFlow back end. Received: {keras.backend.backend()}")
+    if config.is_unpooled:
+        raise ValueError(f"embed needs a pooled feature. Received: classifier={config.classifier!r}")
+    if config.num_channels not in CHANNELS:
+        raise ValueError(f"Image files are colour or grey. Received: a model of {config.num_channels} channels")
+    if WHAT[what][0] == "logits" and (not config.num_classes or (config.projection_head and what != "logits")):
+        raise ValueError(f"what={what!r} needs a model with a head for classes. Take embeddings or features")
+
+
+def _fingerprint(model: VisionTransformer) -> str:
+    """Return a hash of the config and the weights."""
+    digest = hashlib.sha256(json.dumps(model.config.to_dict(), sort_keys=True).encode())
+    for weight in model.weights:
+        digest.update(np.asarray(weight).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _best_dtype(model: VisionTransformer) -> str:
+    """Return the model's own dtype, or bfloat16 where it is faster than float32."""
+    own = str(model.layers[1].compute_dtype)
+    if own != "float32":
+        return own
+    gpus, cpu = tf.config.list_physical_devices("GPU"), Path("/proc/cpuinfo")
+    details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
+    flags = cpu.read_text(encoding="utf-8", errors="replace") if cpu.exists() and not gpus else ""
+    is_faster = any(flag in flags for flag in CPU_FLAGS) or bool(tf.config.list_physical_devices("TPU"))
+    is_faster |= bool(gpus) and all(each.get("compute_capability", (0, 0)) >= AMPERE for each in details)
+    return "bfloat16" if is_faster else "float32"

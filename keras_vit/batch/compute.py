@@ -1,0 +1,153 @@
+"""Read and prepare images in background threads, run the model on them, and write the rows to Parquet files."""
+
+import functools
+import itertools
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tensorflow as tf
+
+from keras_vit._util.atomic import replacing
+from keras_vit._util.text import escaped
+from keras_vit.batch.folder import Folder
+from keras_vit.batch.images import Item
+from keras_vit.export.server import image_bytes, inference
+from keras_vit.model import preprocess
+from keras_vit.model.classify import IMAGE_ERRORS, softmax, unit_length
+from keras_vit.model.config import ViTConfig
+from keras_vit.model.vision_transformer import VisionTransformer
+
+# What is computed: the model's output, where "" is the embedding, and the function of its rows.
+WHAT: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
+    "embeddings": ("", unit_length),
+    "features": ("features", np.asarray),
+    "logits": ("logits", np.asarray),
+    "probabilities": ("logits", softmax),
+    "classes": ("logits", np.asarray),
+}
+CLASSES = {"label_id": pa.string(), "label": pa.string(), "probability": pa.float32()}
+READERS = 32  # threads that wait for a disk or a network
+GROUP_BYTES = 8 << 20  # of a row group, about
+
+
+class Batch(NamedTuple):
+    """Images that are ready for the model, of one output file."""
+
+    number: int  # of the file
+    names: list[str]
+    images: np.ndarray  # float32 (batch_size, height, width, channels), also in the place of bad images
+    errors: list[str | None]
+
+
+class Worker:
+    """A model that writes output files. `dtype` is that of matrix products, `output_dtype` that of the values."""
+
+    def __init__(self, model: VisionTransformer, *, what: str, dtype: str, output_dtype: str, batch_size: int) -> None:
+        self._model, self._what, self._batch_size = model, what, batch_size
+        self._dtype, config, (output, self._finish) = np.dtype(output_dtype), model.config, WHAT[what]
+        output = output or ("logits" if config.projection_head else "features")
+        if model.layers[1].compute_dtype != dtype:
+            model = model.rebuilt(config, dtype=dtype if dtype == "float32" else f"mixed_{dtype}")
+        run, spec = inference.model_function(model), tf.TensorSpec((batch_size, *config.size, config.num_channels))
+        self._call = tf.function(lambda x: run(x)[output], input_signature=[spec])
+        # The pixels before normalization: in a graph, a division may be rounded differently.
+        plain = replace(config.preprocessing, mean=(0,), std=(1 / 255,))
+        self._decode = _decoder(config.replace(preprocessing=plain, labels=None))
+        width = self._call.get_concrete_function().output_shapes[1]
+        values = CLASSES if what == "classes" else {what: pa.list_(pa.from_numpy_dtype(self._dtype), width)}
+        self._schema = pa.schema({"path": pa.string(), **values, "error": pa.string()})
+
+    def run(self, folder: Folder, numbers: Iterable[int]) -> Iterator[int]:
+        """Write output files; yield the number of images in each batch."""
+        for number, batches in itertools.groupby(self._batches(folder, numbers), lambda batch: batch.number):
+            tables: list[pa.Table] = []
+            with replacing(folder.file(number)) as file, pq.ParquetWriter(file, self._schema) as writer:
+                for batch in batches:
+                    tables.append(self._rows(batch))
+                    if sum(table.nbytes for table in tables) > GROUP_BYTES:
+                        writer.write_table(pa.concat_tables(tables))
+                        tables.clear()
+                    yield len(batch.names)
+                writer.write_table(pa.concat_tables([*tables, self._schema.empty_table()]))
+
+    def _batches(self, folder: Folder, numbers: Iterable[int]) -> Iterator[Batch]:
+        """Yield the batches of all files in order, each prepared while the model computes those before it."""
+        threads = max(1, (os.cpu_count() or 1) // image_bytes.PARALLEL_IMAGES)
+        waiting: deque[Future[Batch]] = deque()
+        with ThreadPoolExecutor(threads) as pool, ThreadPoolExecutor(READERS) as readers:
+            for number in numbers:
+                items, group = folder.items(number), None
+                while group or group is None:  # one batch at least, so that each file is written
+                    group = list(itertools.islice(items, self._batch_size))
+                    waiting.append(pool.submit(self._prepare, number, group, readers))
+                    if len(waiting) > threads:
+                        yield waiting.popleft().result()
+            yield from (future.result() for future in waiting)
+
+    def _prepare(self, number: int, items: list[Item], readers: ThreadPoolExecutor) -> Batch:
+        files = list(readers.map(_read, items))
+        lost = [error for _, error in files if isinstance(error, OSError) and not isinstance(error, FileNotFoundError)]
+        if len(lost) == self._batch_size:  # no damaged images, but a network or permissions
+            raise lost[0]
+        errors = [None if error is None else str(error) for _, error in files]  # an error would keep all of the batch
+        images = np.zeros(self._call.input_signature[0].shape, np.float32)
+        readable = [place for place, error in enumerate(errors) if error is None]
+        for place, pixels in zip(readable, self._pixels([files[place][0] for place in readable]), strict=True):
+            try:
+                if pixels is None:
+                    pixels = preprocess.decode_bytes(files[place][0], self._model.config.num_channels)
+                    images[place] = self._model.preprocess(pixels)[0]
+                else:
+                    images[place] = preprocess.normalize(pixels, self._model.config.preprocessing)
+            except IMAGE_ERRORS as error:
+                errors[place] = str(error)
+        return Batch(number, [escaped(name) for name, _ in items], images, errors)
+
+    def _pixels(self, files: list[bytes]) -> list[np.ndarray | None]:
+        """Return the pixels of files in the model's size; None for bad files, and other formats than JPEG and PNG."""
+        try:
+            return list(self._decode(tf.constant(files, tf.string)).numpy())
+        except tf.errors.OpError:  # in any of them
+            return [None] if len(files) == 1 else [self._pixels([file])[0] for file in files]
+
+    def _rows(self, batch: Batch) -> pa.Table:
+        """Return the rows of a batch: path, values or None, and error or None."""
+        outputs = self._call(batch.images).numpy()[: len(batch.names)]
+        with np.errstate(over="ignore"):  # it becomes an error below
+            values = self._finish(outputs).astype(self._dtype)
+        errors = list(batch.errors)
+        for place in np.flatnonzero(~np.isfinite(values).all(axis=1)):
+            errors[place] = errors[place] or f"The model's output is not finite in {self._dtype}"
+        if self._what == "classes":
+            best = self._model.decode_predictions(outputs, top=1) if errors else []
+            rows = [(None,) * len(CLASSES) if error else each[0] for each, error in zip(best, errors, strict=True)]
+            columns = [[row[place] for row in rows] for place in range(len(CLASSES))]
+        else:
+            is_bad = pa.array([error is not None for error in errors], pa.bool_())
+            columns = [pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1], mask=is_bad)]
+        return pa.table([batch.names, *columns, errors], schema=self._schema)
+
+
+def run(model: VisionTransformer, settings: dict[str, Any], folder: Folder, numbers: Iterable[int]) -> Iterator[int]:
+    """Write output files in this process; yield the number of images in each batch."""
+    yield from Worker(model, **settings).run(folder, numbers)
+
+
+@functools.cache  # tracing takes longer than some runs
+def _decoder(config: ViTConfig) -> Callable[[Any], Any]:
+    decode = functools.partial(image_bytes.strict, config=config)
+    return tf.function(decode, input_signature=[tf.TensorSpec((None,), tf.string)])
+
+
+def _read(item: Item) -> tuple[bytes, Exception | None]:
+    try:
+        return item[1](), None
+    except IMAGE_ERRORS as error:
+        return b"", error

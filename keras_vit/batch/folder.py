@@ -1,0 +1,95 @@
+"""Keep the state of a run in its output folder: what is computed, the list of images, and the finished files."""
+
+import itertools
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from filelock import FileLock
+
+from keras_vit._util.atomic import replacing
+from keras_vit.batch import images
+
+RECORD, LISTING = "_run.json", "_images.parquet"  # readers of Parquet folders leave out names with an underscore
+
+
+class Result(NamedTuple):
+    """The finished files of a folder: its path, the number of their rows, and of those the number with an error.
+
+    Example:
+        >>> keras_vit.batch.Result("vectors", rows=1000, errors=3).errors
+        3
+    """
+
+    path: Path
+    rows: int
+    errors: int
+
+
+@dataclass(frozen=True)
+class Folder:
+    """An output folder. File number `n` has the images of row group `n` of the listing."""
+
+    path: Path
+    record: Mapping[str, Any]
+
+    def file(self, number: int) -> Path:
+        """Return the path of an output file."""
+        return self.path / f"part-{number:05}-of-{self.record['files']:05}.parquet"
+
+    def items(self, number: int) -> Iterator[images.Item]:
+        """Yield the images of an output file."""
+        with pq.ParquetFile(self.path / LISTING) as listing:
+            names = listing.read_row_group(number)["path"].to_pylist()
+        return images.open_items(list(map(os.fsdecode, names)), Path(self.record["working_folder"]))
+
+    def result(self) -> Result:
+        """Count the rows of the finished files."""
+        tables = (pq.read_table(path, columns=["error"]) for path in self.path.glob("part-*"))
+        counts = [(table.num_rows, table.num_rows - table["error"].null_count) for table in tables]
+        return Result(self.path, sum(rows for rows, _ in counts), sum(errors for _, errors in counts))
+
+
+def open_folder(path: Path, facts: Mapping[str, Any], first: Mapping[str, Any]) -> Folder:
+    """Return a new folder, or that of a run to be continued; a ValueError if it has another run.
+
+    `facts` are the same whenever the run is continued; `first` holds other fields of the record of a new run.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    with FileLock(path / ".lock"):  # one of several shards that start together lists the images
+        if (path / RECORD).exists():
+            record = json.loads((path / RECORD).read_bytes())
+            changed = [name for name in facts if record.get(name) != facts[name]]
+            if lines := [f"{name} was {record.get(name)!r} and is now {facts[name]!r}" for name in changed]:
+                raise ValueError(f"{path} has another run: {'; '.join(lines)}. Choose a new folder")
+        elif any(path.glob("part-*")):
+            raise ValueError(f"{path} has Parquet files, but no {RECORD} of a run: choose a new folder")
+        else:
+            counts = _write_listing(path / LISTING, facts["source"], facts["rows_per_file"])
+            record = {**first, **facts, **counts}
+            with replacing(path / RECORD) as file:
+                file.write(json.dumps(record, indent=2).encode())
+    return Folder(path, record)
+
+
+def _write_listing(path: Path, source: str, rows: int) -> dict[str, int]:
+    """Write the list of images, which files that are added later do not change; return the numbers in it.
+
+    A row group has at most `rows` images, or one file of records.
+    """
+    counts = {"files": 0, "images": 0, "records": 0}
+    schema = pa.schema({"path": pa.binary()})  # names of files may have bytes that are no text
+    with replacing(path) as file, pq.ParquetWriter(file, schema) as writer:
+        for has_records, names in itertools.groupby(images.find(source), images.is_records):
+            while part := list(itertools.islice(names, 1 if has_records else rows)):
+                writer.write_table(pa.table([list(map(os.fsencode, part))], schema=schema), row_group_size=rows)
+                counts["files"] += 1
+                counts["records" if has_records else "images"] += len(part)
+        if not counts["files"]:
+            raise FileNotFoundError(f"{source} has no images and no files of records")
+    return counts
