@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from keras_vit.train.data.order import MAX_BATCHES, Order
@@ -101,9 +102,18 @@ class RecordStream(Split):
 
         return self._parse_all(stream.filter(is_local))
 
-    def iterate_once(self, *, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
+    def iterate_once(
+        self, *, only: npt.NDArray[np.int64] | None = None, shard: int = 0, shards: int = 1
+    ) -> tf.data.Dataset:
         """See `Split`."""
-        stream = self.files.stream(None).filter(lambda index, _: index % shards == shard)
+        stream = self.files.stream(None)
+        if only is None:
+            stream = stream.filter(lambda index, _: index % shards == shard)
+        else:
+            is_chosen = np.zeros(self.count, bool)
+            is_chosen[np.unique(only)[shard::shards]] = True
+            mask = tf.constant(is_chosen)
+            stream = stream.filter(lambda index, _: mask[index])
         return self._parse_all(stream.map(lambda index, record: (index, (index, record))))
 
     def _epoch(self, order: Order, number: tf.Tensor) -> tf.data.Dataset:

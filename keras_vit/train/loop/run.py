@@ -155,7 +155,6 @@ def _train(
 ) -> Result:
     """Restore the newest checkpoint, train to the end, and write the files of the run."""
     is_chief = strategies.is_chief(devices)
-    final = state.model.rebuilt(state.model.config)  # outside of the strategy
     folder = None if out is None else storage.make_folder(out)
     own_folder = folder if is_chief else None
     with contextlib.ExitStack() as stack:
@@ -166,8 +165,7 @@ def _train(
         restored = checkpoints.restore() if checkpoints else None
         start, total = restored or 0, state.total_steps
         log = Log(own_folder, last_step=restored) if own_folder is not None else None
-        data_here = dataset if is_chief else None
-        held_out = HeldOut(state, final, data_here, folder=own_folder, is_new=restored is None, say=say)
+        held_out = HeldOut(state, dataset, folder=own_folder, is_new=restored is None, say=say)
         show = progress and is_chief and start < total
         bar = stack.enter_context(counter("Training", total=total, done=start, show=show))
         logger = MetricLogger(log, bar, batch_size=state.recipe.batch_size)
@@ -182,7 +180,7 @@ def _train(
         else:  # the log of a finished run has these metrics already
             say(FINISHED.format(folder=folder, total=total))
             metrics = held_out.evaluate(total, keep=False)
-        state.copy_to(final)
+        final = held_out.final_model()
         if log:
             log.close()
         if own_folder is not None and metrics is not None:
