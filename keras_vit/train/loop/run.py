@@ -16,7 +16,7 @@ from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.sources import Data, open_data
 from keras_vit.train.loop import continued, prepare, storage
 from keras_vit.train.loop.build import build_state
-from keras_vit.train.loop.checkpoints import Checkpoints, exclusive
+from keras_vit.train.loop.checkpoints import Checkpoints, exclusive, newest
 from keras_vit.train.loop.held_out import Best, HeldOut, interval, save_model
 from keras_vit.train.loop.log_files import Log, plot
 from keras_vit.train.loop.metrics import MetricLogger
@@ -24,6 +24,7 @@ from keras_vit.train.loop.steps import TrainingSteps, training_split
 from keras_vit.train.loop.training import Stop, train
 from keras_vit.train.step import strategies
 from keras_vit.train.step.state import TrainState
+from keras_vit.train.step.workers import name_lost_worker
 
 # Fields that a continued run may change: they do not influence the weights.
 CHANGEABLE_FIELDS = ("log_steps", "checkpoint_steps", "checkpoint_minutes", "keep", "eval_steps", "steps_per_call")
@@ -109,6 +110,7 @@ def run(
 
     Raises:
         ValueError: An argument is not valid; before the first step.
+        WorkerLost: Another machine did not start in time, or was killed or stopped; the message says how to go on.
         Diverged: Loss or weights are not finite; earlier checkpoints are kept.
         CheckpointError: `out` holds a run with another recipe, model or data, or only damaged checkpoints.
 
@@ -139,8 +141,14 @@ def run(
     if earlier is not None:
         earlier.check_classes(dataset)
     say = print_line if progress and strategies.is_chief(devices) else lambda _: None
-    state, dataset = build_state(recipe, chosen, dataset, devices, out=out, say=say)
-    return _train(state, dataset, source, devices, out=out, say=say, progress=progress)
+    with name_lost_worker(devices, lambda: _saved_steps(out)):
+        state, dataset = build_state(recipe, chosen, dataset, devices, out=out, say=say)
+        return _train(state, dataset, source, devices, out=out, say=say, progress=progress)
+
+
+def _saved_steps(out: str | os.PathLike[str] | None) -> str:
+    found = newest(f"{storage.plain_path(out)}/checkpoints") if out is not None else None
+    return f"The checkpoint of step {found[1]['step']:,} in {out} is kept." if found else "There is no checkpoint yet."
 
 
 def _train(

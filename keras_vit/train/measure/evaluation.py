@@ -24,6 +24,7 @@ from keras_vit.train.data.image_files import name_bad_image
 from keras_vit.train.data.order import Order
 from keras_vit.train.measure.replicas import choose_strategy, distribute_batches, replicate, sum_replicas
 from keras_vit.train.step import strategies
+from keras_vit.train.step.workers import name_lost_worker
 
 LABELS = ("single", "real")
 SUM_NAMES = ("top1", "top5", "loss", "count", "unlabelled")
@@ -212,7 +213,11 @@ def evaluate(
         total=ceil(held_out.num_valid / together),
         show=progress and strategies.is_chief(devices),
     )
-    with name_bad_image(lambda: held_out.first_bad(Order(batch=1, shuffle=False), batches=held_out.count)):
+    nothing_kept = name_lost_worker(devices, lambda: "The evaluation is not finished.")
+    with (
+        nothing_kept,
+        name_bad_image(lambda: held_out.first_bad(Order(batch=1, shuffle=False), batches=held_out.count)),
+    ):
         totals, first_seconds, other_seconds = _add_up(_compiled_step(replicated, devices), shown)
     later = held_out.num_valid - together
     speed = later / other_seconds if later > 0 else held_out.num_valid / first_seconds
