@@ -16,8 +16,9 @@ from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.sources import Data, open_data
 from keras_vit.train.loop import continued, prepare, storage
 from keras_vit.train.loop.build import build_state
-from keras_vit.train.loop.checkpoints import Checkpoints, exclusive, newest
+from keras_vit.train.loop.checkpoints import Checkpoints, newest
 from keras_vit.train.loop.held_out import Best, HeldOut, interval, save_model
+from keras_vit.train.loop.locks import exclusive
 from keras_vit.train.loop.log_files import Log, plot
 from keras_vit.train.loop.metrics import MetricLogger
 from keras_vit.train.loop.steps import TrainingSteps, training_split
@@ -166,10 +167,9 @@ def _train(
     folder = None if out is None else storage.make_folder(out)
     own_folder = folder if is_chief else None
     with contextlib.ExitStack() as stack:
-        if own_folder is not None:
-            stack.enter_context(exclusive(own_folder))
+        check = stack.enter_context(exclusive(own_folder)) if own_folder is not None else None
         stop = stack.enter_context(Stop())
-        checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, source, is_chief=is_chief)
+        checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, source, check)
         restored = checkpoints.restore() if checkpoints else None
         start, total = restored or 0, state.total_steps
         log = Log(own_folder, last_step=restored) if own_folder is not None else None
@@ -212,8 +212,9 @@ def _train(
 
 
 def _open_checkpoints(
-    folder: str, state: TrainState, data: Data, source: dict[str, Any], *, is_chief: bool
+    folder: str, state: TrainState, data: Data, source: dict[str, Any], check: Callable[[], None] | None
 ) -> Checkpoints:
+    """Return the checkpoints of a run; `check` is None in a process that does not write them."""
     facts = {
         "recipe": state.recipe.to_dict(),
         "model": state.model.config.to_dict(),
@@ -231,5 +232,6 @@ def _open_checkpoints(
         facts=facts,
         may_differ=["data.arguments", *(f"recipe.{name}" for name in CHANGEABLE_FIELDS)],
         may_be_added=["model.labels"],  # earlier versions did not always keep the class names
-        writes=is_chief,
+        writes=check is not None,
+        check=check or (lambda: None),
     )
