@@ -26,7 +26,7 @@ from keras_vit.train.loop.locks import exclusive
 from keras_vit.train.step import strategies, workers
 from keras_vit.train.step.workers import name_lost_worker, wait_for_workers
 from killed_runs import logged, weights
-from test_train_parity import free_ports
+from test_train_parity import WITHOUT_EFFECT, free_ports
 from tiny_models import tiny
 
 ROOT = Path(__file__).parents[1]
@@ -205,6 +205,7 @@ def test_of_two_that_start_together_one_gets_the_bucket(bucket: str, monkeypatch
 # Workers that are killed or stopped. Everything that depends on the number of replicas is off: mixup and dropout.
 
 STEPS = 60
+ELASTIC = 5e-5
 OPTIONS = {
     "batch_size": 16,
     "ema_decay": 0.9,
@@ -300,5 +301,8 @@ def test_a_run_of_two_workers_goes_on_with_one_and_again_with_two(tmp_path: Path
     interrupted(folder, 32, signal.SIGKILL, 0, count=0)
     finished(folder, 2)
     expected, found = weights(undisturbed), weights(folder)
-    for path in expected:
-        np.testing.assert_allclose(found[path], expected[path], rtol=0, atol=1e-4, err_msg=path)
+    # A key's bias has no effect: its gradient is rounding, which AdamW divides by its own size.
+    differences = {path: float(np.abs(found[path] - expected[path]).max()) for path in expected}
+    largest = max(value for path, value in differences.items() if not path.endswith(WITHOUT_EFFECT))
+    print(f"largest difference {largest:.2e}")
+    assert largest < ELASTIC, differences

@@ -7,13 +7,14 @@ import contextlib
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import keras
 from keras import ops
 
 # (function, **settings) -> a compiled function of tensors that computes function(*tensors, **settings), with gradient.
+# With gradient=g only the gradient is compiled, which is g(output, upstream).
 Compiler: TypeAlias = Callable[..., Callable[..., Any]]
 
 
@@ -56,10 +57,74 @@ def product_then(
     return _local.compiler(_add_bias_and_apply, after=after, shape=shape, **settings)(product, *bias)
 
 
+def products(
+    layers: Sequence[keras.layers.Layer], x: Any, afters: Sequence[tuple[Callable[..., Any], float]]
+) -> tuple[Any, ...]:
+    """Return after(layer(x), scale=scale) of several layers; with a compiler they are one product and one program.
+
+    `afters` are pairs of a function as for `product_then` and a factor. The kernels sum over the last axis of x.
+    """
+    if _local.compiler is None or any(getattr(layer, "quantization_mode", None) for layer in layers):
+        pairs = zip(layers, afters, strict=True)
+        return tuple(product_then(layer, x, after, scale=scale) for layer, (after, scale) in pairs)
+    kernels = [ops.convert_to_tensor(layer.kernel) for layer in layers]
+    shape = (*x.shape[1:-1], len(layers), *kernels[0].shape[1:])
+    columns = math.prod(kernels[0].shape[1:])
+    kernel = ops.concatenate([ops.reshape(each, (-1, columns)) for each in kernels], axis=1)
+    zeros = ops.zeros((columns,), kernel.dtype)
+    biases = [zeros if layer.bias is None else ops.reshape(layer.bias, (columns,)) for layer in layers]
+    product = ops.matmul(ops.reshape(x, (-1, x.shape[-1])), kernel)
+    split = _local.compiler(_add_bias_and_split, afters=tuple(afters), shape=shape)
+    return tuple(split(product, ops.concatenate([ops.cast(bias, kernel.dtype) for bias in biases])))
+
+
+def softmax(x: Any) -> Any:
+    """Return the softmax over the last axis; with a compiler, its gradient is one program."""
+    if _local.compiler is None:
+        return _softmax(x)
+    return _local.compiler(_softmax, gradient=_softmax_gradient)(x)
+
+
+def layer_norm(layer: keras.layers.LayerNormalization, x: Any) -> Any:
+    """Return layer(x), of a layer that normalizes the last axis; with a compiler, it is one program."""
+    if _local.compiler is None:
+        return layer(x)
+    return _local.compiler(_normalize, epsilon=layer.epsilon)(x, layer.gamma, layer.beta)
+
+
+def _softmax(x: Any) -> Any:
+    return ops.softmax(x, axis=-1)
+
+
+def _softmax_gradient(weights: Any, upstream: Any) -> Any:
+    w, u = _widened(weights, upstream)
+    return ops.cast(w * (u - ops.sum(w * u, axis=-1, keepdims=True)), weights.dtype)
+
+
+def _normalize(x: Any, gamma: Any, beta: Any, *, epsilon: float) -> Any:
+    wide, gamma, beta = _widened(x, gamma, beta)
+    mean = ops.mean(wide, axis=-1, keepdims=True)
+    centred = wide - mean
+    variance = ops.mean(ops.square(centred), axis=-1, keepdims=True)
+    return ops.cast(centred * ops.rsqrt(variance + epsilon) * gamma + beta, x.dtype)
+
+
+def _widened(*tensors: Any) -> list[Any]:
+    """Cast tensors to at least float32: results inside of a fused program are not written to memory, so it is free."""
+    wide = keras.backend.result_type(tensors[0].dtype, "float32")
+    return [ops.cast(tensor, wide) for tensor in tensors]
+
+
+def _add_bias_and_split(
+    product: Any, bias: Any, *, afters: tuple[tuple[Callable[..., Any], float], ...], shape: tuple[int, ...]
+) -> tuple[Any, ...]:
+    x, bias = _widened(product, bias)
+    x = ops.reshape(x + bias, (-1, *shape))
+    return tuple(ops.cast(after(x[:, :, i], scale=scale), product.dtype) for i, (after, scale) in enumerate(afters))
+
+
 def _add_bias_and_apply(
     product: Any, *bias: Any, after: Callable[..., Any], shape: tuple[int, ...], **settings: Any
 ) -> Any:
-    # At least float32: intermediate results of a fused program are not written to memory, so it costs nothing.
-    wide = keras.backend.result_type(product.dtype, "float32")
-    x = functools.reduce(ops.add, (ops.cast(part, wide) for part in (product, *bias)))
+    x = functools.reduce(ops.add, _widened(product, *bias))
     return ops.cast(after(ops.reshape(x, (-1, *shape)), **settings), product.dtype)
