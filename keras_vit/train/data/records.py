@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from keras_vit.train.data.order import MAX_BATCHES, Order
-from keras_vit.train.data.split import Example, RandomAccess, Split
+from keras_vit.train.data.split import Example, Indices, RandomAccess, Split
 
 Parse = Callable[[tf.Tensor, tf.Tensor], Example]  # from the index and the record of an example
 INTERLEAVED_FILES = 16  # so that one shuffle buffer holds records of many files
@@ -102,9 +101,7 @@ class RecordStream(Split):
 
         return self._parse_all(stream.filter(is_local))
 
-    def iterate_once(
-        self, *, only: npt.NDArray[np.int64] | None = None, shard: int = 0, shards: int = 1
-    ) -> tf.data.Dataset:
+    def iterate_once(self, *, only: Indices | None = None, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
         """See `Split`."""
         stream = self.files.stream(None)
         if only is None:

@@ -14,6 +14,7 @@ import abc
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from keras_vit.train.data.image_files import is_decodable
 from keras_vit.train.data.order import MAX_EXAMPLES, Order, positions
 
 Example = dict[str, tf.Tensor]
+Indices: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +56,7 @@ class Split(abc.ABC):
         """Return an endless stream of examples; the next valid one replaces one that cannot be decoded."""
 
     @abc.abstractmethod
-    def iterate_once(
-        self, *, only: npt.NDArray[np.int64] | None = None, shard: int = 0, shards: int = 1
-    ) -> tf.data.Dataset:
+    def iterate_once(self, *, only: Indices | None = None, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
         """Return every valid example once, by ascending index; a shard has every `shards`-th example.
 
         `only` are the indices of the examples to read; None reads all.
@@ -114,9 +114,7 @@ class RandomAccess(Split):
             stream = stream.map(lambda position, index: (position, replacement[index]))
         return self._read(stream)
 
-    def iterate_once(
-        self, *, only: npt.NDArray[np.int64] | None = None, shard: int = 0, shards: int = 1
-    ) -> tf.data.Dataset:
+    def iterate_once(self, *, only: Indices | None = None, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
         """See `Split`."""
         valid = self._valid_indices()
         chosen = valid if only is None else np.intersect1d(valid, only)

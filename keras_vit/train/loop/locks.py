@@ -33,12 +33,17 @@ def exclusive(folder: str | os.PathLike[str]) -> Iterator[Callable[[], None]]:
     in a bucket that this process could not reach for EXPIRY seconds.
     """
     path = storage.make_folder(folder)
-    if not storage.is_local(path):
-        with _leased(_Lease(path)) as check:
-            yield check
-        return
+    with contextlib.ExitStack() as stack:
+        if storage.is_local(path):
+            stack.enter_context(_locked(path))
+            yield lambda: None
+        else:
+            yield stack.enter_context(_Lease(path)).check
+
+
+def _locked(path: str) -> filelock.AcquireReturnProxy:
     try:
-        lock = filelock.FileLock(f"{path}/.lock", timeout=0).acquire()
+        return filelock.FileLock(f"{path}/.lock", timeout=0).acquire()
     except filelock.Timeout:
         raise BlockingIOError(f"Another process trains in this folder: {path}. {REMEDY}") from None
     except OSError as error:
@@ -46,31 +51,28 @@ def exclusive(folder: str | os.PathLike[str]) -> Iterator[Callable[[], None]]:
             f"{path}/.lock cannot be locked ({error.strerror or error}). It must be a file that you may write: "
             "remove what is there, or use another folder."
         ) from error
-    with lock:
-        yield lambda: None
 
 
-@contextlib.contextmanager
-def _leased(lease: "_Lease") -> Iterator[Callable[[], None]]:
-    lease.take()
-    ended = threading.Event()
-    thread = threading.Thread(target=lease.renew_until, args=(ended,), daemon=True)
-    thread.start()
-    try:
-        yield lease.check
-    finally:
-        ended.set()
-        thread.join()
-        lease.release()
-
-
-class _Lease:
+class _Lease(contextlib.AbstractContextManager["_Lease"]):
     def __init__(self, folder: str) -> None:
         self._folder, self._file, self._number = folder, f"{folder}/.lease", 0
-        self._owner = f"{socket.gethostname()}, process {os.getpid()}"
-        self._id = uuid.uuid4().hex
+        self._owner, self._id = f"{socket.gethostname()}, process {os.getpid()}", uuid.uuid4().hex
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._renew, daemon=True)
 
-    def take(self) -> None:
+    def __enter__(self) -> "_Lease":
+        self._take()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        with contextlib.suppress(BlockingIOError, tf.errors.OpError):  # of another process, or out of reach
+            self.check()
+            storage.remove(self._file)
+
+    def _take(self) -> None:
         """Wait until the lease of another process is released or has expired, and write an own one."""
         other, start = self._read(), time.monotonic()
         if other:
@@ -92,21 +94,15 @@ class _Lease:
             owner = found[0] if found else "a process that has ended"
             raise BlockingIOError(f"Another process has taken this folder: {self._folder} ({owner}). {REMEDY}")
 
-    def renew_until(self, ended: threading.Event) -> None:
-        """Rewrite the lease until the event, or until it is lost."""
-        while not ended.wait(RENEWAL):
+    def _renew(self) -> None:
+        """Rewrite the lease until the run has ended, or another process has the lease."""
+        while not self._ended.wait(RENEWAL):
             with contextlib.suppress(tf.errors.OpError):  # the next time the bucket may be reached
                 try:
                     self.check()
                 except BlockingIOError:
                     return
                 self._write()
-
-    def release(self) -> None:
-        """Delete the lease, unless another process has it."""
-        with contextlib.suppress(BlockingIOError, tf.errors.OpError):
-            self.check()
-            storage.remove(self._file)
 
     def _read(self) -> tuple[str, str, int] | None:
         try:

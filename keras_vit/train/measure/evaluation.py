@@ -202,22 +202,14 @@ def evaluate(
         kind = "several labels per image: pass labels='real'" if opened.multi_label else "one label per image"
         raise ValueError(f"{opened.name} has {kind}. Received: labels={labels!r}")
     devices = choose_strategy(model, strategy)
-    replicated = replicate(model, devices)
+    replicated, together = replicate(model, devices), batch_size * devices.num_replicas_in_sync
     batches = distribute_batches(
         held_out, devices, batch_size=batch_size, num_classes=opened.num_classes, **model_input._asdict()
     )
-    together = batch_size * devices.num_replicas_in_sync
-    shown = track(
-        batches,
-        "Evaluating",
-        total=ceil(held_out.num_valid / together),
-        show=progress and strategies.is_chief(devices),
-    )
-    nothing_kept = name_lost_worker(devices, lambda: "The evaluation is not finished.")
-    with (
-        nothing_kept,
-        name_bad_image(lambda: held_out.first_bad(Order(batch=1, shuffle=False), batches=held_out.count)),
-    ):
+    show = progress and strategies.is_chief(devices)
+    shown = track(batches, "Evaluating", total=ceil(held_out.num_valid / together), show=show)
+    named = name_bad_image(lambda: held_out.first_bad(Order(batch=1, shuffle=False), batches=held_out.count))
+    with name_lost_worker(devices, lambda: "The evaluation is not finished."), named:
         totals, first_seconds, other_seconds = _add_up(_compiled_step(replicated, devices), shown)
     later = held_out.num_valid - together
     speed = later / other_seconds if later > 0 else held_out.num_valid / first_seconds

@@ -21,6 +21,7 @@ from keras_vit.train.data import sources
 from keras_vit.train.measure.evaluation import ModelInput
 from keras_vit.train.measure.replicas import choose_strategy, concatenate_replicas, distribute_batches, replicate
 from keras_vit.train.step import strategies
+from keras_vit.train.step.workers import name_lost_worker
 
 BIAS = 100.0  # the constant feature for the bias, so large that the regularisation hardly affects the bias
 MIN_DEVIATION = 1e-5  # added to the standard deviation of every feature, which is 0 for a constant one
@@ -84,20 +85,13 @@ def few_shot(
         raise ValueError(
             f"Few-shot needs a training and a held-out split with one label per image. Received: {opened.name}"
         )
-    model_input, devices = ModelInput.from_model(model, preprocessing), choose_strategy(model, strategy)
+    devices, how = choose_strategy(model, strategy), ModelInput.from_model(model, preprocessing)._asdict()
+    how |= {"batch_size": batch_size, "num_classes": opened.num_classes}
     collect = _collector(_feature_extractor(replicate(model, devices), layer), devices)
 
+    @name_lost_worker(devices, lambda: "The measurement is not finished.")
     def features_of(split: sources.Split, only: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        return collect(
-            distribute_batches(
-                split,
-                devices,
-                only=only,
-                batch_size=batch_size,
-                num_classes=opened.num_classes,
-                **model_input._asdict(),
-            )
-        )
+        return collect(distribute_batches(split, devices, only=only, **how))
 
     indices, labels = _read_labels(opened.train)
     drawn = draw_images(labels, counts[-1], num_classes=opened.num_classes, seed=seed)
