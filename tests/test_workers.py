@@ -205,7 +205,7 @@ def test_of_two_that_start_together_one_gets_the_bucket(bucket: str, monkeypatch
 # Workers that are killed or stopped. Everything that depends on the number of replicas is off: mixup and dropout.
 
 STEPS = 60
-ELASTIC = 5e-5
+ELASTIC = 2e-6  # replicas add in another order; measured 3.6e-7 after 60 steps of AdamW, of which each moves up to 1e-3
 OPTIONS = {
     "batch_size": 16,
     "ema_decay": 0.9,
@@ -304,5 +304,4 @@ def test_a_run_of_two_workers_goes_on_with_one_and_again_with_two(tmp_path: Path
     # A key's bias has no effect: its gradient is rounding, which AdamW divides by its own size.
     differences = {path: float(np.abs(found[path] - expected[path]).max()) for path in expected}
     largest = max(value for path, value in differences.items() if not path.endswith(WITHOUT_EFFECT))
-    print(f"largest difference {largest:.2e}")
     assert largest < ELASTIC, differences

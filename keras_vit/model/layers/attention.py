@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_vit.model.layers.fusion import product_then, products, softmax
+from keras_vit.model.layers.fusion import product_then, softmax
 from keras_vit.model.layers.initializers import glorot_uniform_matrix
 from keras_vit.model.layers.quantized import load_quantization, save_quantization
 from keras_vit.model.layers.randomness import Dropout
@@ -70,27 +70,19 @@ class MultiHeadAttention(keras.layers.Layer):
         return self.use_bias and (name != "key" or self.key_bias)
 
     def call(self, queries: Any, attended: Any = None, relative: Any = None, training: bool | None = None) -> Any:
-        query, key, value = self._project(queries, attended)
-        weights = self.dropout(self._weights(query, key, relative), training=training)
-        mixed = ops.matmul(weights, value)
+        attended = queries if attended is None else attended
+        weights = self.dropout(self.weights_of(queries, attended, relative), training=training)
+        mixed = ops.matmul(weights, product_then(self.value, attended, _heads_first))
         return product_then(self.out, ops.transpose(mixed, (0, 2, 1, 3)), axes=2)
 
     def weights_of(self, queries: Any, attended: Any, relative: Any = None) -> Any:
         """Return the attention weights, (batch, heads, queries, attended); every row sums to 1."""
-        query, key, _ = self._project(queries, attended)
-        return self._weights(query, key, relative)
-
-    def _project(self, queries: Any, attended: Any) -> tuple[Any, ...]:
-        """Return queries, keys and values, with the heads before the tokens, and the keys' tokens last."""
-        afters = (_heads_first, self.scale), (_tokens_last if self.rotary is None else _heads_first, 1.0)
-        if attended is None or attended is queries:
-            return products((self.query, self.key, self.value), queries, (*afters, (_heads_first, 1.0)))
-        query = products((self.query,), queries, afters[:1])
-        return (*query, *products((self.key, self.value), attended, (afters[1], (_heads_first, 1.0))))
-
-    def _weights(self, query: Any, key: Any, relative: Any) -> Any:
-        if self.rotary is not None:
-            query, key = self.rotary.turn(query), ops.transpose(self.rotary.turn(key), (0, 1, 3, 2))
+        query = product_then(self.query, queries, _heads_first, scale=self.scale)
+        if self.rotary is None:
+            key = product_then(self.key, attended, _tokens_last)
+        else:
+            query = self.rotary.turn(query)
+            key = ops.transpose(self.rotary.turn(product_then(self.key, attended, _heads_first)), (0, 1, 3, 2))
         scores = ops.matmul(query, key)
         return softmax(scores if relative is None else scores + relative_scores(query, relative))
 
@@ -114,6 +106,6 @@ def _heads_first(x: Any, *, scale: float = 1.0) -> Any:
     return ops.transpose(x if scale == 1.0 else x * scale, (0, 2, 1, 3))
 
 
-def _tokens_last(x: Any, *, scale: float = 1.0) -> Any:
-    """Turn (batch, tokens, heads, head size) into (batch, heads, head size, tokens), times `scale`."""
-    return ops.transpose(x if scale == 1.0 else x * scale, (0, 2, 3, 1))
+def _tokens_last(x: Any) -> Any:
+    """Turn (batch, tokens, heads, head size) into (batch, heads, head size, tokens)."""
+    return ops.transpose(x, (0, 2, 3, 1))

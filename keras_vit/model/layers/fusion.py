@@ -7,7 +7,7 @@ import contextlib
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import keras
@@ -57,27 +57,6 @@ def product_then(
     return _local.compiler(_add_bias_and_apply, after=after, shape=shape, **settings)(product, *bias)
 
 
-def products(
-    layers: Sequence[keras.layers.Layer], x: Any, afters: Sequence[tuple[Callable[..., Any], float]]
-) -> tuple[Any, ...]:
-    """Return after(layer(x), scale=scale) of several layers; with a compiler they are one product and one program.
-
-    `afters` are pairs of a function as for `product_then` and a factor. The kernels sum over the last axis of x.
-    """
-    if _local.compiler is None or any(getattr(layer, "quantization_mode", None) for layer in layers):
-        pairs = zip(layers, afters, strict=True)
-        return tuple(product_then(layer, x, after, scale=scale) for layer, (after, scale) in pairs)
-    kernels = [ops.convert_to_tensor(layer.kernel) for layer in layers]
-    shape = (*x.shape[1:-1], len(layers), *kernels[0].shape[1:])
-    columns = math.prod(kernels[0].shape[1:])
-    kernel = ops.concatenate([ops.reshape(each, (-1, columns)) for each in kernels], axis=1)
-    zeros = ops.zeros((columns,), kernel.dtype)
-    biases = [zeros if layer.bias is None else ops.reshape(layer.bias, (columns,)) for layer in layers]
-    product = ops.matmul(ops.reshape(x, (-1, x.shape[-1])), kernel)
-    split = _local.compiler(_add_bias_and_split, afters=tuple(afters), shape=shape)
-    return tuple(split(product, ops.concatenate([ops.cast(bias, kernel.dtype) for bias in biases])))
-
-
 def softmax(x: Any) -> Any:
     """Return the softmax over the last axis; with a compiler, its gradient is one program."""
     if _local.compiler is None:
@@ -113,14 +92,6 @@ def _widened(*tensors: Any) -> list[Any]:
     """Cast tensors to at least float32: results inside of a fused program are not written to memory, so it is free."""
     wide = keras.backend.result_type(tensors[0].dtype, "float32")
     return [ops.cast(tensor, wide) for tensor in tensors]
-
-
-def _add_bias_and_split(
-    product: Any, bias: Any, *, afters: tuple[tuple[Callable[..., Any], float], ...], shape: tuple[int, ...]
-) -> tuple[Any, ...]:
-    x, bias = _widened(product, bias)
-    x = ops.reshape(x + bias, (-1, *shape))
-    return tuple(ops.cast(after(x[:, :, i], scale=scale), product.dtype) for i, (after, scale) in enumerate(afters))
 
 
 def _add_bias_and_apply(

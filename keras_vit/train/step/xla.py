@@ -49,11 +49,11 @@ def _with_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
     def backward(upstream: Any, *tensors: Any) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(tensors)
-            outputs = tf.nest.flatten(function(*tensors))
-        return tape.gradient(outputs, tensors, upstream)
+            output = function(*tensors)
+        return tape.gradient(output, tensors, upstream)
 
     @tf.custom_gradient
     def with_gradient(*tensors: Any) -> Any:
-        return forward(*tensors), lambda *upstream: backward(list(upstream), *tensors)
+        return forward(*tensors), lambda upstream: backward(upstream, *tensors)
 
     return with_gradient
