@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import filelock
 import tensorflow as tf
@@ -41,7 +42,7 @@ def exclusive(folder: str | os.PathLike[str]) -> Iterator[Callable[[], None]]:
             yield stack.enter_context(_Lease(path)).check
 
 
-def _locked(path: str) -> filelock.AcquireReturnProxy:
+def _locked(path: str) -> contextlib.AbstractContextManager[Any]:
     try:
         return filelock.FileLock(f"{path}/.lock", timeout=0).acquire()
     except filelock.Timeout:
