@@ -19,6 +19,7 @@ __all__ = [
     "LicenceError",
     "UnknownModel",
     "VerificationError",
+    "WorkerLost",
 ]
 
 
@@ -60,3 +61,7 @@ class ConverterError(KerasViTError, ValueError):
 
 class Diverged(KerasViTError, ArithmeticError):  # noqa: N818 - public since the first version
     """Training ended because a loss, gradient or weight is not finite."""
+
+
+class WorkerLost(KerasViTError, ConnectionError):  # noqa: N818 - named like Diverged
+    """Another machine of a training did not start in time, or was killed or stopped; the message names it."""

@@ -1,4 +1,4 @@
-"""One replica, two replicas and two worker processes train the same weights."""
+"""One replica, two replicas and two worker processes train the same weights, and count the same in evaluations."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ TESTS = Path(__file__).parent
 TOLERANCES = {"sgd": 2e-7, "adamw": 5e-6}
 # It cancels out of the softmax: its gradient is only rounding, which AdamW divides by its own size.
 WITHOUT_EFFECT = "attention/key/bias"
+LOSSES = ("digits", "prime", "real", "plain")
 Runs = dict[str, dict[str, np.ndarray]]
 # Both optimizers, with and without XLA and all else; the other two combinations are for make test-extra.
 QUICK = ("adamw, clip", "sgd, all")
@@ -51,7 +52,7 @@ def free_ports(count: int) -> list[int]:
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runs]:
     """Return the results of the runs that the selected tests of this file need."""
     items = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
-    names = sorted({*QUICK, *(item.callspec.params["name"] for item in items)})
+    names = sorted({*QUICK, *(item.callspec.params.get("name", QUICK[0]) for item in items)})
     folder = tmp_path_factory.mktemp("parity")
     workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
     configs = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": i}} for i in (0, 1)]
@@ -64,7 +65,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     finally:
         for process in processes:
             process.kill()
-    return {kind: loaded(folder / f"{kind}.npz") for kind in ("one", "mirrored", "workers")}
+    return {kind: loaded(folder / f"{kind}.npz") for kind in ("one", "mirrored", "workers", "workers.second")}
 
 
 def loaded(path: Path) -> Runs:
@@ -102,3 +103,22 @@ def test_every_weight_but_the_keys_biases_was_trained(runs: dict[str, Runs], nam
 def test_the_gradients_were_clipped(runs: dict[str, Runs]) -> None:
     norm = runs["one"]["adamw, clip"]["figures"][2]
     assert norm > 2 * parity_runs.RUNS["adamw, clip"]["clip_norm"]
+
+
+@pytest.mark.parametrize("kind", ["mirrored", "workers", "workers.second"])
+def test_two_replicas_count_what_one_does(runs: dict[str, Runs], kind: str) -> None:
+    one, two = runs["one"][parity_runs.MEASURED], runs[kind][parity_runs.MEASURED]
+    assert one.keys() == two.keys()
+    for name, expected in one.items():
+        # Counts are equal. The last figure of an evaluation is its loss: the same losses, added up in another order.
+        np.testing.assert_allclose(two[name], expected, rtol=1e-6 if name in LOSSES else 0, err_msg=name)
+        np.testing.assert_array_equal(two[name][:4], expected[:4], err_msg=name)
+
+
+def test_one_replica_counts_every_image(runs: dict[str, Runs]) -> None:
+    found, prime = runs["one"][parity_runs.MEASURED], parity_runs.PRIME
+    assert found["digits"][:4].tolist() == [360, 0, 357, 360]
+    assert found["prime"][0] == prime and 0 < found["prime"][2] < found["prime"][3] < prime
+    assert found["real"][:2].sum() == prime and found["real"][1] > 0
+    assert found["plain"][0] == prime and (found["few-shot"] > 0.5 * prime).all()
+    assert 0 < found["while training"][0] < prime

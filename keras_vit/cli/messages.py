@@ -40,7 +40,8 @@ def error_line(error: Exception, options: Mapping[str, str]) -> str:
         text = f"There is not enough memory. {text}"
     elif not isinstance(error, USER_ERRORS):
         text = f"TensorFlow failed ({type(error).__name__}): {error_reason(getattr(error, 'message', text))}"
-    return in_options(GRAPH_NAMES.sub("", text), options)
+    text, mark, command = text.partition("\nTF_CONFIG=")  # a command for a shell has options already
+    return in_options(GRAPH_NAMES.sub("", text), options) + mark + command
 
 
 def in_options(text: str, options: Mapping[str, str]) -> str:

@@ -36,6 +36,9 @@ from keras_vit.cli.options import (
 if TYPE_CHECKING:
     from keras_vit.train import Recipe, Result
 
+Strategy = Annotated[str, Option(help="auto, one, mirrored, workers, tpu or tpu:NAME.")]
+WorkerTimeout = Annotated[float, Option(help="Seconds to wait for the other machines of TF_CONFIG to start.")]
+
 
 def train(
     recipe: Annotated[
@@ -60,7 +63,8 @@ def train(
     changes: Annotated[
         list[str] | None, Option("--set", help="FIELD=VALUE of the recipe, such as seed=1; may be repeated.")
     ] = None,
-    strategy: Annotated[str, Option(help="auto, one, mirrored, workers, tpu or tpu:NAME.")] = "auto",
+    strategy: Strategy = "auto",
+    worker_timeout: WorkerTimeout = 1800,
     data_dir: DataDir = None,
     train_split: Annotated[str | None, Option(help='Such as "train[:90%]".')] = None,
     eval_split: Annotated[str | None, Option(help="The split to evaluate on.")] = None,
@@ -87,9 +91,9 @@ def train(
         name = f"{chosen.name}-{model}-{data or 'digits'}"
         folder = out or Path("runs") / re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-")
     with quiet():
-        run = training.run
+        devices = training.strategy(strategy, worker_timeout=worker_timeout)
 
-    result = run(
+    result = training.run(
         chosen,
         model=model,
         data=data,
@@ -97,7 +101,7 @@ def train(
         weights=weights,
         continue_from=continue_from,
         changes=None if chosen else fields,
-        strategy=strategy,
+        strategy=devices,
         data_dir=data_dir,
         train_split=train_split,
         eval_split=eval_split,
@@ -143,7 +147,9 @@ def evaluate(
     weights: Weights = None,
     accept_licence: Licence = False,
     image_size: Size = None,
-    batch_size: Annotated[int, Option(help="Images per call.")] = 64,
+    batch_size: Annotated[int, Option(help="Images per call on each device.")] = 64,
+    strategy: Strategy = "auto",
+    worker_timeout: WorkerTimeout = 1800,
     real: Annotated[bool, Option("--real", help="Several labels for each image, each of them right (ReaL).")] = False,
     few_shot: Annotated[
         list[int] | None,
@@ -162,8 +168,9 @@ def evaluate(
     found = find_model(model, weights, image_size, accept_licence=accept_licence)
     check_data(data, data_dir, on_bad_image)
     with quiet():
+        devices = training.strategy(strategy, worker_timeout=worker_timeout)  # before TensorFlow loads a model
         loaded = found.load()
-    source: dict[str, Any] = {"data_dir": data_dir, "on_bad_image": on_bad_image}
+    source: dict[str, Any] = {"data_dir": data_dir, "on_bad_image": on_bad_image, "strategy": devices}
     if few_shot:
         accuracies = training.few_shot(loaded, data, shots=tuple(few_shot), **source).items()
         rows = [{"shots": shots, "accuracy": accuracy} for shots, accuracy in accuracies]

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_vit.model.layers.fusion import product_then
+from keras_vit.model.layers.fusion import product_then, softmax
 from keras_vit.model.layers.initializers import glorot_uniform_matrix
 from keras_vit.model.layers.quantized import load_quantization, save_quantization
 from keras_vit.model.layers.randomness import Dropout
@@ -84,7 +84,7 @@ class MultiHeadAttention(keras.layers.Layer):
             query = self.rotary.turn(query)
             key = ops.transpose(self.rotary.turn(product_then(self.key, attended, _heads_first)), (0, 1, 3, 2))
         scores = ops.matmul(query, key)
-        return ops.softmax(scores if relative is None else scores + relative_scores(query, relative), axis=-1)
+        return softmax(scores if relative is None else scores + relative_scores(query, relative))
 
     def compute_output_shape(self, input_shape: tuple[Any, ...], *_: Any) -> tuple[Any, ...]:
         return input_shape

@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_vit.model.layers.activations import activation
 from keras_vit.model.layers.attention import MultiHeadAttention
-from keras_vit.model.layers.fusion import product_then
+from keras_vit.model.layers.fusion import layer_norm, product_then
 from keras_vit.model.layers.initializers import initializer
 from keras_vit.model.layers.quantized import load_quantization, save_quantization
 from keras_vit.model.layers.randomness import Dropout, StochasticDepth, as_one_block
@@ -206,9 +206,9 @@ class EncoderBlock(keras.layers.Layer):
 
     def _residuals(self, x: Any, relative: Any = None, *, training: bool | None) -> Any:
         # `training` is passed explicitly: a recomputed block has no outer call from which Keras could take it.
-        mixed = self._mix(self.norm1(x), relative, training)
+        mixed = self._mix(layer_norm(self.norm1, x), relative, training)
         x = x + self._branch(self.dropout(mixed, training=training), self.scale1, training)
-        return x + self._branch(self.mlp(self.norm2(x), training=training), self.scale2, training)
+        return x + self._branch(self.mlp(layer_norm(self.norm2, x), training=training), self.scale2, training)
 
     def _mix(self, x: Any, relative: Any, training: bool | None) -> Any:
         """Return what each token takes from all tokens."""

@@ -14,6 +14,7 @@ import keras
 from keras import ops
 
 # (function, **settings) -> a compiled function of tensors that computes function(*tensors, **settings), with gradient.
+# With gradient=g only the gradient is compiled, which is g(output, upstream).
 Compiler: TypeAlias = Callable[..., Callable[..., Any]]
 
 
@@ -56,10 +57,45 @@ def product_then(
     return _local.compiler(_add_bias_and_apply, after=after, shape=shape, **settings)(product, *bias)
 
 
+def softmax(x: Any) -> Any:
+    """Return the softmax over the last axis; with a compiler, its gradient is one program."""
+    if _local.compiler is None:
+        return _softmax(x)
+    return _local.compiler(_softmax, gradient=_softmax_gradient)(x)
+
+
+def layer_norm(layer: keras.layers.LayerNormalization, x: Any) -> Any:
+    """Return layer(x), of a layer that normalizes the last axis; with a compiler, it is one program."""
+    if _local.compiler is None:
+        return layer(x)
+    return _local.compiler(_normalize, epsilon=layer.epsilon)(x, layer.gamma, layer.beta)
+
+
+def _softmax(x: Any) -> Any:
+    return ops.softmax(x, axis=-1)
+
+
+def _softmax_gradient(weights: Any, upstream: Any) -> Any:
+    w, u = _widened(weights, upstream)
+    return ops.cast(w * (u - ops.sum(w * u, axis=-1, keepdims=True)), weights.dtype)
+
+
+def _normalize(x: Any, gamma: Any, beta: Any, *, epsilon: float) -> Any:
+    wide, gamma, beta = _widened(x, gamma, beta)
+    mean = ops.mean(wide, axis=-1, keepdims=True)
+    centred = wide - mean
+    variance = ops.mean(ops.square(centred), axis=-1, keepdims=True)
+    return ops.cast(centred * ops.rsqrt(variance + epsilon) * gamma + beta, x.dtype)
+
+
+def _widened(*tensors: Any) -> list[Any]:
+    """Cast tensors to at least float32: results inside of a fused program are not written to memory, so it is free."""
+    wide = keras.backend.result_type(tensors[0].dtype, "float32")
+    return [ops.cast(tensor, wide) for tensor in tensors]
+
+
 def _add_bias_and_apply(
     product: Any, *bias: Any, after: Callable[..., Any], shape: tuple[int, ...], **settings: Any
 ) -> Any:
-    # At least float32: intermediate results of a fused program are not written to memory, so it costs nothing.
-    wide = keras.backend.result_type(product.dtype, "float32")
-    x = functools.reduce(ops.add, (ops.cast(part, wide) for part in (product, *bias)))
+    x = functools.reduce(ops.add, _widened(product, *bias))
     return ops.cast(after(ops.reshape(x, (-1, *shape)), **settings), product.dtype)

@@ -76,6 +76,7 @@ def evaluation_batches(
     *,
     only: npt.NDArray[np.int64] | None = None,
     shard: tuple[int, int] = (0, 1),
+    multiple: int = 1,
     batch_size: int,
     image_size: tuple[int, int],
     num_channels: int,
@@ -85,9 +86,9 @@ def evaluation_batches(
     """Return every valid example once, prepared as `model.preprocess` does, in batches of equal size.
 
     `only` are the indices of the examples to read; None reads all. `shard` is a worker's number and the number of
-    workers: all get equally many batches. Black images of weight 0 fill the last batches. A batch has `image`, float32
-    (batch, height, width, num_channels), `label`, float32 (batch, num_classes), and `weight`, float32 (batch,): 1 for
-    an example, 0 for padding.
+    workers: all get equally many batches, a multiple of `multiple`. Black images of weight 0 fill the last batches. A
+    batch has `image`, float32 (batch, height, width, num_channels), `label`, float32 (batch, num_classes), `index`,
+    int64 (batch,), and `weight`, float32 (batch,): 1 for an example, 0 for padding.
     """
     prepare = preprocess.preprocessing_function(
         image_size=image_size, num_channels=num_channels, preprocessing=preprocessing
@@ -95,19 +96,18 @@ def evaluation_batches(
 
     def prepare_example(example: Example) -> Example:
         image = prepare(_match_channels(_decode(example["image"]), num_channels))
-        return {"image": image, "label": _label_rows(example["label"], num_classes), "weight": tf.constant(1.0)}
+        label = _label_rows(example["label"], num_classes)
+        return {"image": image, "label": label, "index": example["index"], "weight": tf.constant(1.0)}
 
     number, shards = shard
-    examples, count = split.iterate_once(shard=number, shards=shards), split.num_valid
-    if only is not None:
-        assert shards == 1  # the chosen examples need not be divided evenly
-        mask = tf.constant(np.isin(np.arange(split.count), only))
-        examples, count = examples.filter(lambda example: mask[example["index"]]), len(only)
+    count = split.num_valid if only is None else len(only)
+    examples = split.iterate_once(only=only, shard=number, shards=shards)
     prepared = examples.map(prepare_example, num_parallel_calls=CORES)
     padding = tf.data.Dataset.from_tensors(
         tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), prepared.element_spec)
     )
-    padded = prepared.concatenate(padding.repeat()).take(-(-count // (batch_size * shards)) * batch_size)
+    together = batch_size * multiple
+    padded = prepared.concatenate(padding.repeat()).take(-(-count // (together * shards)) * together)
     return _with_options(padded.batch(batch_size, drop_remainder=True))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit.train.data.order import MAX_BATCHES, Order
-from keras_vit.train.data.split import Example, RandomAccess, Split
+from keras_vit.train.data.split import Example, Indices, RandomAccess, Split
 
 Parse = Callable[[tf.Tensor, tf.Tensor], Example]  # from the index and the record of an example
 INTERLEAVED_FILES = 16  # so that one shuffle buffer holds records of many files
@@ -101,9 +101,16 @@ class RecordStream(Split):
 
         return self._parse_all(stream.filter(is_local))
 
-    def iterate_once(self, *, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
+    def iterate_once(self, *, only: Indices | None = None, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
         """See `Split`."""
-        stream = self.files.stream(None).filter(lambda index, _: index % shards == shard)
+        stream = self.files.stream(None)
+        if only is None:
+            stream = stream.filter(lambda index, _: index % shards == shard)
+        else:
+            is_chosen = np.zeros(self.count, bool)
+            is_chosen[np.unique(only)[shard::shards]] = True
+            mask = tf.constant(is_chosen)
+            stream = stream.filter(lambda index, _: mask[index])
         return self._parse_all(stream.map(lambda index, record: (index, (index, record))))
 
     def _epoch(self, order: Order, number: tf.Tensor) -> tf.data.Dataset:

@@ -14,14 +14,17 @@ import abc
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from keras_vit.train.data.image_files import is_decodable
 from keras_vit.train.data.order import MAX_EXAMPLES, Order, positions
 
 Example = dict[str, tf.Tensor]
+Indices: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +56,11 @@ class Split(abc.ABC):
         """Return an endless stream of examples; the next valid one replaces one that cannot be decoded."""
 
     @abc.abstractmethod
-    def iterate_once(self, *, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
-        """Return every valid example once, by ascending index; a shard has every `shards`-th example."""
+    def iterate_once(self, *, only: Indices | None = None, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
+        """Return every valid example once, by ascending index; a shard has every `shards`-th example.
+
+        `only` are the indices of the examples to read; None reads all.
+        """
 
     def renumbered(self, example: Example) -> Example:
         """Return an image and its label with the new number of its class."""
@@ -108,9 +114,11 @@ class RandomAccess(Split):
             stream = stream.map(lambda position, index: (position, replacement[index]))
         return self._read(stream)
 
-    def iterate_once(self, *, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
+    def iterate_once(self, *, only: Indices | None = None, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
         """See `Split`."""
-        indices = tf.data.Dataset.from_tensor_slices(self._valid_indices()[shard::shards])
+        valid = self._valid_indices()
+        chosen = valid if only is None else np.intersect1d(valid, only)
+        indices = tf.data.Dataset.from_tensor_slices(chosen[shard::shards])
         return self._read(indices.map(lambda index: (index, index)))
 
     def name_of(self, index: int) -> str:

@@ -5,7 +5,6 @@
             variables.index, variables.data-00000-of-00001      tf.train.Checkpoint: a tensor per variable, by name
             manifest.json               step, facts, names, shapes and dtypes, sizes and SHA-256 of the other files
         step-00000600.unfinished        step 600 is being written or deleted, and is ignored
-        .lock                           held by the process that trains here (local folders only)
 
 These names are the only list of checkpoints: TensorFlow's state file `checkpoint` is neither written nor read.
 """
@@ -15,10 +14,9 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import filelock
 import tensorflow as tf
 
 from keras_vit.errors import CheckpointError
@@ -27,26 +25,6 @@ from keras_vit.train.loop import manifest, storage
 
 STEP = re.compile(r"step-(\d{8,})")
 UNFINISHED = ".unfinished"
-
-
-@contextlib.contextmanager
-def exclusive(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Create and lock a folder for one training run; raise BlockingIOError if another run has locked it."""
-    path = storage.make_folder(folder)
-    with contextlib.ExitStack() as stack:
-        if storage.is_local(path):  # buckets have no locks
-            try:
-                stack.enter_context(filelock.FileLock(f"{path}/.lock", timeout=0))
-            except filelock.Timeout:
-                raise BlockingIOError(
-                    f"Another process trains in this folder: {path}. Wait for its end, stop it, or use another."
-                ) from None
-            except OSError as error:
-                raise OSError(
-                    f"{path}/.lock cannot be locked ({error.strerror or error}). It must be a file that you may write: "
-                    "remove what is there, or use another folder."
-                ) from error
-        yield
 
 
 def newest(folder: str) -> tuple[str, dict[str, Any]] | None:
@@ -58,11 +36,12 @@ def newest(folder: str) -> tuple[str, dict[str, Any]] | None:
 
 
 class Checkpoints:
-    """Checkpoints of one run in one folder, which only one process at a time may use, see `exclusive`.
+    """Checkpoints of one run in one folder, which only one process at a time may use, see `locks.exclusive`.
 
     `variables` and `facts` (settings that JSON can hold) are by name; facts must be the same when a run is continued,
     except the dotted names `may_differ`, with all below them, and `may_be_added`, which were None in checkpoints of
-    earlier versions. The newest `keep` are kept. `writes` is False on all workers except the chief.
+    earlier versions. The newest `keep` are kept. `writes` is False on all workers except the chief. `check` raises an
+    error if another process has taken the folder.
     """
 
     def __init__(
@@ -75,13 +54,14 @@ class Checkpoints:
         may_differ: Collection[str] = (),
         may_be_added: Collection[str] = (),
         writes: bool = True,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep must be 1 or more: a run continues from the newest checkpoint. Received: {keep}")
         self.folder = storage.make_folder(folder)
         self._facts: dict[str, Any] = json.loads(json.dumps(facts))  # as they are read back: tuples become lists
         self._may_differ, self._may_be_added = frozenset(may_differ), frozenset(may_be_added)
-        self._keep, self._writes = keep, writes
+        self._keep, self._writes, self._check = keep, writes, check
         self._checkpoint = tf.train.Checkpoint(variables=dict(variables))
         self._shapes = {name: [v.dtype.name, v.shape.as_list()] for name, v in variables.items()}
         self._latest: int | None = None  # step of the last restore or save
@@ -133,6 +113,7 @@ class Checkpoints:
         if self._latest is not None and step < self._latest:
             raise ValueError(f"A step must not be before the last one, {self._latest}. Received: {step}")
         if step != self._latest:
+            self._check()
             with storage.as_os_error(
                 f"Step {step} cannot be saved in {self.folder}, where the checkpoints before it are as they were"
             ):

@@ -17,6 +17,7 @@ from keras_vit.train.data.sources import Data
 from keras_vit.train.loop import storage
 from keras_vit.train.measure.evaluation import evaluate
 from keras_vit.train.measure.memory import evaluation_batch
+from keras_vit.train.measure.replicas import replicate
 from keras_vit.train.step.state import TrainState
 
 MODEL = "best.keras"
@@ -45,25 +46,27 @@ class Best:
 
 
 class HeldOut:
-    """Evaluation of a run's weights, or of their moving averages, by the process that writes its files.
+    """Evaluation of a run's weights, or of their moving averages, on all of its devices.
 
-    `model` has the same config, outside of any strategy; `data` is None in processes that evaluate nothing. If the run
-    `is_new`, files of one that died before its first checkpoint are removed. A continued run repeats the evaluations
-    after its checkpoint with the same results, so `best.keras` may be of a later step.
+    All workers evaluate together, and one of them has a `folder` and writes its files. If the run `is_new`, files of
+    one that died before its first checkpoint are removed. A continued run repeats the evaluations after its checkpoint
+    with the same results, so `best.keras` may be of a later step.
     """
 
     def __init__(
         self,
         state: TrainState,
-        model: VisionTransformer,
-        data: Data | None,
+        data: Data,
         *,
         folder: str | None,
         is_new: bool,
         say: Callable[[str], None],
     ) -> None:
-        self._state, self._model, self._data, self._say = state, model, data, say
-        self._folder, self._batch_size = folder, evaluation_batch(state.recipe, model.config, replicas=state.replicas)
+        self._state, self._data, self._say, self._folder = state, data, say, folder
+        replicas = state.strategy.num_replicas_in_sync
+        self._batch_size = evaluation_batch(state.recipe, state.model.config, replicas=replicas)
+        with state.strategy.scope():
+            self._model = state.model.rebuilt(state.model.config)
         self.best: Best | None = None
         if folder is not None and is_new:
             storage.remove(f"{folder}/{RECORD}")
@@ -74,16 +77,22 @@ class HeldOut:
     def evaluate(self, step: int, *, keep: bool = True) -> dict[str, float]:
         """Return the metrics after a step, {} without held-out images and labels. `keep` keeps the best model."""
         state = self._state
-        state.copy_to(self._model)
-        if self._data is None or self._data.evaluation is None or state.recipe.objective == "masked_patch":
+        if self._data.evaluation is None or state.recipe.objective == "masked_patch":
             return {}
+        state.copy_to(self._model)
         labels = "real" if self._data.multi_label else "single"
-        found = evaluate(self._model, self._data, batch_size=self._batch_size, labels=labels)
+        found = evaluate(self._model, self._data, batch_size=self._batch_size, labels=labels, strategy=state.strategy)
         metrics = {"accuracy": found.top1, "top5": found.top5, "loss": found.loss}
         note = ", the best so far" if keep and self._keep(step, metrics) else ""
         text = f"held-out accuracy {found.top1:.4f}, loss {found.loss:.4f}{note}"
         self._say(f"step {step:,} of {state.total_steps:,}: {text}")
         return metrics
+
+    def final_model(self) -> VisionTransformer:
+        """Return a model outside of any strategy, with the state's moving averages, or without them its weights."""
+        model = replicate(self._model, tf.distribute.get_strategy())
+        self._state.copy_to(model)
+        return model
 
     def _keep(self, step: int, metrics: dict[str, float]) -> bool:
         """Write `best.keras` if no evaluation before was as good; return whether it did."""

@@ -16,17 +16,28 @@ from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.sources import Data, open_data
 from keras_vit.train.loop import continued, prepare, storage
 from keras_vit.train.loop.build import build_state
-from keras_vit.train.loop.checkpoints import Checkpoints, exclusive
+from keras_vit.train.loop.checkpoints import Checkpoints, newest
 from keras_vit.train.loop.held_out import Best, HeldOut, interval, save_model
+from keras_vit.train.loop.locks import exclusive
 from keras_vit.train.loop.log_files import Log, plot
 from keras_vit.train.loop.metrics import MetricLogger
 from keras_vit.train.loop.steps import TrainingSteps, training_split
 from keras_vit.train.loop.training import Stop, train
 from keras_vit.train.step import strategies
 from keras_vit.train.step.state import TrainState
+from keras_vit.train.step.workers import name_lost_worker
 
-# Fields that a continued run may change: they do not influence the weights.
-CHANGEABLE_FIELDS = ("log_steps", "checkpoint_steps", "checkpoint_minutes", "keep", "eval_steps", "steps_per_call")
+# Fields that a continued run may change: they do not influence the weights. (Micro-batches change them by rounding, and
+# other dropout masks, as another number of devices does, which may need another number of micro-batches.)
+CHANGEABLE_FIELDS = (
+    "accumulation",
+    "log_steps",
+    "checkpoint_steps",
+    "checkpoint_minutes",
+    "keep",
+    "eval_steps",
+    "steps_per_call",
+)
 FINISHED = (
     "{folder} is finished: all {total:,} steps are done. To train longer, start a new run from its weights: "
     "keras-vit train --continue-from {folder} --steps N, or train.run(continue_from=...)."
@@ -109,6 +120,7 @@ def run(
 
     Raises:
         ValueError: An argument is not valid; before the first step.
+        WorkerLost: Another machine did not start in time, or was killed or stopped; the message says how to go on.
         Diverged: Loss or weights are not finite; earlier checkpoints are kept.
         CheckpointError: `out` holds a run with another recipe, model or data, or only damaged checkpoints.
 
@@ -139,8 +151,14 @@ def run(
     if earlier is not None:
         earlier.check_classes(dataset)
     say = print_line if progress and strategies.is_chief(devices) else lambda _: None
-    state, dataset = build_state(recipe, chosen, dataset, devices, out=out, say=say)
-    return _train(state, dataset, source, devices, out=out, say=say, progress=progress)
+    with name_lost_worker(devices, lambda: _saved_steps(out)):
+        state, dataset = build_state(recipe, chosen, dataset, devices, out=out, say=say)
+        return _train(state, dataset, source, devices, out=out, say=say, progress=progress)
+
+
+def _saved_steps(out: str | os.PathLike[str] | None) -> str:
+    found = newest(f"{storage.plain_path(out)}/checkpoints") if out is not None else None
+    return f"The checkpoint of step {found[1]['step']:,} in {out} is kept." if found else "There is no checkpoint yet."
 
 
 def _train(
@@ -155,19 +173,16 @@ def _train(
 ) -> Result:
     """Restore the newest checkpoint, train to the end, and write the files of the run."""
     is_chief = strategies.is_chief(devices)
-    final = state.model.rebuilt(state.model.config)  # outside of the strategy
     folder = None if out is None else storage.make_folder(out)
     own_folder = folder if is_chief else None
     with contextlib.ExitStack() as stack:
-        if own_folder is not None:
-            stack.enter_context(exclusive(own_folder))
+        check = stack.enter_context(exclusive(own_folder)) if own_folder is not None else None
         stop = stack.enter_context(Stop())
-        checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, source, is_chief=is_chief)
+        checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, source, check)
         restored = checkpoints.restore() if checkpoints else None
         start, total = restored or 0, state.total_steps
         log = Log(own_folder, last_step=restored) if own_folder is not None else None
-        data_here = dataset if is_chief else None
-        held_out = HeldOut(state, final, data_here, folder=own_folder, is_new=restored is None, say=say)
+        held_out = HeldOut(state, dataset, folder=own_folder, is_new=restored is None, say=say)
         show = progress and is_chief and start < total
         bar = stack.enter_context(counter("Training", total=total, done=start, show=show))
         logger = MetricLogger(log, bar, batch_size=state.recipe.batch_size)
@@ -182,7 +197,7 @@ def _train(
         else:  # the log of a finished run has these metrics already
             say(FINISHED.format(folder=folder, total=total))
             metrics = held_out.evaluate(total, keep=False)
-        state.copy_to(final)
+        final = held_out.final_model()
         if log:
             log.close()
         if own_folder is not None and metrics is not None:
@@ -206,8 +221,9 @@ def _train(
 
 
 def _open_checkpoints(
-    folder: str, state: TrainState, data: Data, source: dict[str, Any], *, is_chief: bool
+    folder: str, state: TrainState, data: Data, source: dict[str, Any], check: Callable[[], None] | None
 ) -> Checkpoints:
+    """Return the checkpoints of a run; `check` is None in a process that does not write them."""
     facts = {
         "recipe": state.recipe.to_dict(),
         "model": state.model.config.to_dict(),
@@ -225,5 +241,6 @@ def _open_checkpoints(
         facts=facts,
         may_differ=["data.arguments", *(f"recipe.{name}" for name in CHANGEABLE_FIELDS)],
         may_be_added=["model.labels"],  # earlier versions did not always keep the class names
-        writes=is_chief,
+        writes=check is not None,
+        check=check or (lambda: None),
     )

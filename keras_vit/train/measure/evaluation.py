@@ -6,8 +6,9 @@ import dataclasses
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, NamedTuple
 
 import keras
@@ -17,15 +18,18 @@ from keras_vit._util import html
 from keras_vit._util.checks import check_counts, one_of, pair
 from keras_vit._util.progress import track
 from keras_vit.model.config import Preprocessing
-from keras_vit.train.data import pipeline, sources
+from keras_vit.train.data import sources
 from keras_vit.train.data.classes import match_data
 from keras_vit.train.data.image_files import name_bad_image
 from keras_vit.train.data.order import Order
+from keras_vit.train.measure.replicas import choose_strategy, distribute_batches, replicate, sum_replicas
 from keras_vit.train.step import strategies
+from keras_vit.train.step.workers import name_lost_worker
 
 LABELS = ("single", "real")
 SUM_NAMES = ("top1", "top5", "loss", "count", "unlabelled")
-_STEPS: weakref.WeakKeyDictionary[keras.Model, Callable[..., tf.Tensor]] = weakref.WeakKeyDictionary()
+Step = Callable[[dict[str, Any]], Any]  # from a distributed batch to its sums
+_STEPS: weakref.WeakKeyDictionary[keras.Model, tuple[tf.distribute.Strategy, Step]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +143,7 @@ def evaluate(
     split: str | None = None,
     batch_size: int = 64,
     labels: str = "single",
+    strategy: str | tf.distribute.Strategy = "auto",
     preprocessing: Preprocessing | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     on_bad_image: str = "skip",
@@ -147,7 +152,8 @@ def evaluate(
     """Measure a classifier on the held-out split of a data set, or on a folder of class folders, each image once.
 
     If model and data have names of their classes, labels are matched by these names: the data may have the model's
-    classes in another order, or some of them only.
+    classes in another order, or some of them only. All devices give the same counts as one device. With several
+    workers, all of them call this, and all get the result.
 
     Args:
         model: returns logits (batch, classes) for prepared images; a VisionTransformer, or any Keras model.
@@ -156,9 +162,11 @@ def evaluate(
         split: such as "validation" or "test[:10%]"; of a folder a sub-folder, "all" images, or "held-out": the tenth
             that training holds out where there is no such sub-folder. None takes the held-out split; if a folder has no
             train, val, validation or test, all of it.
-        batch_size: images per call. The last batch is padded; the padding does not count.
+        batch_size: images per call on each device. The last batches are padded; the padding does not count.
         labels: "single"; or "real" for data with several labels per image, such as ImageNet-ReaL (arXiv 2006.07159):
             any of them is right, and images without a label are left out.
+        strategy: name as for `train.strategy`, or its result. "auto" takes the one that the model was created with, if
+            there is one. A model that was created without it is copied to every device.
         preprocessing: None takes the model's own.
         data_dir: folder of tensorflow-datasets' prepared data; None is its default.
         on_bad_image: "skip" leaves out and counts files that cannot be decoded; "fail" raises an error.
@@ -193,12 +201,17 @@ def evaluate(
     if (labels == "real") != opened.multi_label:
         kind = "several labels per image: pass labels='real'" if opened.multi_label else "one label per image"
         raise ValueError(f"{opened.name} has {kind}. Received: labels={labels!r}")
-    batches = pipeline.evaluation_batches(
-        held_out, batch_size=batch_size, num_classes=opened.num_classes, **model_input._asdict()
+    devices = choose_strategy(model, strategy)
+    replicated, together = replicate(model, devices), batch_size * devices.num_replicas_in_sync
+    batches = distribute_batches(
+        held_out, devices, batch_size=batch_size, num_classes=opened.num_classes, **model_input._asdict()
     )
-    with name_bad_image(lambda: held_out.first_bad(Order(batch=1, shuffle=False), batches=held_out.count)):
-        totals, first_seconds, other_seconds = _add_up(model, batches, progress=progress)
-    later = held_out.num_valid - batch_size
+    show = progress and strategies.is_chief(devices)
+    shown = track(batches, "Evaluating", total=ceil(held_out.num_valid / together), show=show)
+    named = name_bad_image(lambda: held_out.first_bad(Order(batch=1, shuffle=False), batches=held_out.count))
+    with name_lost_worker(devices, lambda: "The evaluation is not finished."), named:
+        totals, first_seconds, other_seconds = _add_up(_compiled_step(replicated, devices), shown)
+    later = held_out.num_valid - together
     speed = later / other_seconds if later > 0 else held_out.num_valid / first_seconds
     result = summarize(totals, data=opened.name, labels=labels, skipped=len(held_out.bad), speed=speed)
     counts: dict[str, Any] = {"classes": classes, "model_classes": opened.num_classes, "unread": len(held_out.unread)}
@@ -253,12 +266,11 @@ def summarize(totals: Any, *, data: str, labels: str = "single", skipped: int = 
     )
 
 
-def _add_up(model: keras.Model, batches: Any, *, progress: bool) -> tuple[Any, float, float]:
+def _add_up(step: Step, batches: Iterable[Any]) -> tuple[Any, float, float]:
     """Return the sums over all batches, and the seconds of the first batch, which compiles, and of the others."""
-    step = _compiled_step(model)
     totals = tf.zeros(len(SUM_NAMES), tf.float64)
     times = [time.perf_counter()]
-    for batch in track(batches, "Evaluating", show=progress):
+    for batch in batches:
         totals += step(batch)
         if len(times) == 1:
             totals.numpy()  # waits for the device
@@ -267,19 +279,18 @@ def _add_up(model: keras.Model, batches: Any, *, progress: bool) -> tuple[Any, f
     return sums, times[1] - times[0], time.perf_counter() - times[1]
 
 
-def _compiled_step(model: keras.Model) -> Callable[[dict[str, tf.Tensor]], tf.Tensor]:
+def _compiled_step(model: keras.Model, devices: tf.distribute.Strategy) -> Step:
     """Return the model's compiled function, so that evaluating between epochs compiles once."""
-    if model not in _STEPS:
+    if model not in _STEPS or _STEPS[model][0] is not devices:
         reference = weakref.ref(model)  # the cache does not keep its models alive
 
-        @tf.function
         def step(batch: dict[str, tf.Tensor]) -> tf.Tensor:
             network = reference()
-            assert network is not None  # the caller of `evaluate` holds it
+            assert network is not None  # `evaluate` holds it
             return batch_sums(network(batch["image"], training=False), batch["label"], batch["weight"])
 
-        _STEPS[model] = step
-    return _STEPS[model]
+        _STEPS[model] = devices, sum_replicas(devices, step)
+    return _STEPS[model][1]
 
 
 def _num_classes(model: keras.Model) -> int:

@@ -17,9 +17,11 @@ import tensorflow as tf
 
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train.data import pipeline, sources
+from keras_vit.train.data import sources
 from keras_vit.train.measure.evaluation import ModelInput
+from keras_vit.train.measure.replicas import choose_strategy, concatenate_replicas, distribute_batches, replicate
 from keras_vit.train.step import strategies
+from keras_vit.train.step.workers import name_lost_worker
 
 BIAS = 100.0  # the constant feature for the bias, so large that the regularisation hardly affects the bias
 MIN_DEVIATION = 1e-5  # added to the standard deviation of every feature, which is 0 for a constant one
@@ -35,6 +37,7 @@ def few_shot(
     seed: int = 0,
     layer: str = "pre_logits",
     batch_size: int = 64,
+    strategy: str | tf.distribute.Strategy = "auto",
     preprocessing: Preprocessing | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     on_bad_image: str = "skip",
@@ -52,7 +55,8 @@ def few_shot(
         seed: seed for the choice of images.
         layer: the layer whose output (batch, width) is the feature: a name in `VisionTransformer.feature_names`, or
             the name of a layer of another Keras model.
-        batch_size: images per call.
+        batch_size: images per call on each device.
+        strategy: the devices that compute features, as in `evaluate`.
         preprocessing: None takes the model's own.
         data_dir: folder of tensorflow-datasets' prepared data; None is its default.
         on_bad_image: "skip" leaves out files that cannot be decoded; "fail" raises an error.
@@ -81,13 +85,13 @@ def few_shot(
         raise ValueError(
             f"Few-shot needs a training and a held-out split with one label per image. Received: {opened.name}"
         )
-    extract, model_input = _feature_extractor(model, layer), ModelInput.from_model(model, preprocessing)
+    devices, how = choose_strategy(model, strategy), ModelInput.from_model(model, preprocessing)._asdict()
+    how |= {"batch_size": batch_size, "num_classes": opened.num_classes}
+    collect = _collector(_feature_extractor(replicate(model, devices), layer), devices)
 
+    @name_lost_worker(devices, lambda: "The measurement is not finished.")
     def features_of(split: sources.Split, only: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        batches = pipeline.evaluation_batches(
-            split, only=only, batch_size=batch_size, num_classes=opened.num_classes, **model_input._asdict()
-        )
-        return _collect(extract, batches)
+        return collect(distribute_batches(split, devices, only=only, **how))
 
     indices, labels = _read_labels(opened.train)
     drawn = draw_images(labels, counts[-1], num_classes=opened.num_classes, seed=seed)
@@ -154,14 +158,25 @@ def _read_labels(split: sources.Split) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(indices), np.concatenate(labels)
 
 
-def _collect(extract: Callable[[Any], Any], batches: tf.data.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Return the features and classes of all images, without the padding of the last batch."""
-    features, classes = [], []
-    for batch in batches:
-        is_image = batch["weight"].numpy() > 0
-        features.append(extract(batch["image"]).numpy()[is_image])
-        classes.append(batch["label"].numpy().argmax(axis=1)[is_image])
-    return np.concatenate(features), np.concatenate(classes)
+def _collector(
+    extract: Callable[[Any], Any], devices: tf.distribute.Strategy
+) -> Callable[[Any], tuple[np.ndarray, np.ndarray]]:
+    """Return a function from distributed batches to the features and classes of all images, in their order."""
+
+    def of_batch(batch: dict[str, Any]) -> tuple[Any, Any]:
+        facts = batch["index"], tf.argmax(batch["label"], axis=1), tf.cast(batch["weight"], tf.int64)
+        return extract(batch["image"]), tf.stack(facts, axis=1)
+
+    concatenated = concatenate_replicas(devices, of_batch)
+
+    def collect(batches: Any) -> tuple[np.ndarray, np.ndarray]:
+        features, facts = map(np.concatenate, zip(*map(concatenated, batches), strict=True))
+        indices, classes, weights = facts.T
+        order = np.argsort(indices, kind="stable")
+        order = order[weights[order] > 0]  # without the padding of the last batches
+        return features[order], classes[order]
+
+    return collect
 
 
 def _feature_extractor(model: keras.Model, layer: str) -> Callable[[Any], Any]:

@@ -32,7 +32,7 @@ class TrainState:
             v.path: tf.Variable(tf.convert_to_tensor(v.value), trainable=False, dtype=v.value.dtype)
             for v in (trained if recipe.ema_decay else ())
         }
-        self.replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        self.strategy = tf.distribute.get_strategy()
         self.step = tf.Variable(  # number of steps done
             0, dtype=tf.int64, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="step"
         )

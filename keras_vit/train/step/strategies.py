@@ -2,17 +2,21 @@
 
 import json
 import os
+import re
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from keras_vit.train.step.workers import TIMEOUT, wait_for_workers
+
 STRATEGIES = ("auto", "one", "mirrored", "workers", "tpu")
 _ROLES = ("chief", "worker")
 _EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
+_CONNECTED: dict[str, tf.distribute.Strategy] = {}  # by this machine's address: a process can connect only once
 
 
-def strategy(name: str = "auto") -> tf.distribute.Strategy:
+def strategy(name: str = "auto", *, worker_timeout: float = TIMEOUT) -> tf.distribute.Strategy:
     """Return the strategy of tf.distribute for a name. Call it before TensorFlow runs anything else.
 
     Args:
@@ -20,9 +24,13 @@ def strategy(name: str = "auto") -> tf.distribute.Strategy:
             "workers": the machines in the environment variable TF_CONFIG, each with all of its GPUs. "tpu": the TPU of
             this machine; "tpu:NAME": the one of that name or address. "auto": "workers" if TF_CONFIG names several
             machines, "tpu" if TPU_NAME is set, "mirrored" if there are several GPUs, else "one".
+        worker_timeout: seconds to wait for the other machines to start. After 30 s the missing ones are named on
+            standard error.
 
     Raises:
-        ValueError: The name is unknown, TF_CONFIG is missing or not valid, or there is no TPU.
+        ValueError: The name is unknown, TF_CONFIG is missing or not valid, there is no TPU, or TensorFlow has already
+            run something and cannot connect machines any more.
+        WorkerLost: Not all machines started in time.
 
     Example:
         >>> keras_vit.train.strategy("one").num_replicas_in_sync
@@ -34,8 +42,11 @@ def strategy(name: str = "auto") -> tf.distribute.Strategy:
     if kind == "auto":
         kind = _detect()
     if kind == "workers":
-        _check_workers()
-        return tf.distribute.MultiWorkerMirroredStrategy()
+        addresses, own = _check_workers()
+        if own not in _CONNECTED:
+            wait_for_workers(addresses, own, timeout=worker_timeout)
+            _CONNECTED[own] = _connect_workers()
+        return _CONNECTED[own]
     if kind == "tpu":
         return _connect_tpu(address or os.environ.get("TPU_NAME") or "local")
     if kind == "mirrored":
@@ -84,7 +95,8 @@ def largest(number: int, strategy: tf.distribute.Strategy) -> int:
     def gather() -> Any:
         return tf.distribute.get_replica_context().all_gather(tf.constant([number]), axis=0)
 
-    return int(max(strategy.experimental_local_results(strategy.run(gather))[0]))
+    found = tf.function(lambda: strategy.run(gather))()  # outside of a function TensorFlow warns of the time
+    return int(max(strategy.experimental_local_results(found)[0]))
 
 
 def _detect() -> str:
@@ -104,8 +116,18 @@ def _addresses(text: str) -> list[Any]:
         raise ValueError(f"TF_CONFIG must be JSON such as {_EXAMPLE}. Received: {text!r}") from error
 
 
-def _check_workers() -> None:
-    """Raise a ValueError where TF_CONFIG does not name a cluster and this machine's task in it."""
+def _connect_workers() -> tf.distribute.Strategy:
+    try:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    except RuntimeError as error:
+        raise ValueError(
+            "TensorFlow must connect the machines before it runs anything else: call train.strategy('workers') first, "
+            f"and pass its result as strategy. Received: {error}"
+        ) from error
+
+
+def _check_workers() -> tuple[tuple[str, ...], str]:
+    """Return the addresses of TF_CONFIG and this machine's, or raise a ValueError if it is not complete."""
     text = os.environ.get("TF_CONFIG")
     if text is None:
         raise ValueError(
@@ -121,6 +143,10 @@ def _check_workers() -> None:
             f"TF_CONFIG: the task index must be below {len(workers)}, the number of machines of type {task['type']!r}. "
             f"Received: {task['index']}"
         )
+    addresses = tuple(_addresses(text))
+    if wrong := [each for each in addresses if not re.fullmatch(r".+:\d+", str(each))]:
+        raise ValueError(f"TF_CONFIG: an address is host:port, such as host0:2222. Received: {wrong}")
+    return addresses, workers[task["index"]]
 
 
 def _connect_tpu(address: str) -> tf.distribute.Strategy:

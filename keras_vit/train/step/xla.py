@@ -20,10 +20,25 @@ def piece_compiler() -> Compiler:
     """Return a function that compiles a function of tensors and its gradient, once for the same settings."""
 
     @functools.cache
-    def compiled(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
-        return _with_gradient(functools.partial(function, **settings))
+    def compiled(
+        function: Callable[..., Any], *, gradient: Callable[..., Any] | None = None, **settings: Any
+    ) -> Callable[..., Any]:
+        bound = functools.partial(function, **settings)
+        return _with_gradient(bound) if gradient is None else _with_compiled_gradient(bound, gradient)
 
     return compiled
+
+
+def _with_compiled_gradient(function: Callable[..., Any], gradient: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of one tensor whose gradient(output, upstream) is compiled; only its output is kept."""
+    backward = tf.function(gradient, jit_compile=True)
+
+    @tf.custom_gradient
+    def with_gradient(tensor: Any) -> Any:
+        output = function(tensor)
+        return output, lambda upstream: backward(output, upstream)
+
+    return with_gradient
 
 
 def _with_gradient(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,78 @@
+"""Run a model on every replica and worker of a strategy, over each image of a split once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.train.data import pipeline
+from keras_vit.train.data.split import Split
+from keras_vit.train.step import strategies
+
+Batch = dict[str, Any]
+
+
+def choose_strategy(model: keras.Model, strategy: str | tf.distribute.Strategy) -> tf.distribute.Strategy:
+    """Return the strategy for a name; "auto" is the one that the model was created with, if there is one."""
+    if not isinstance(strategy, str):
+        return strategy
+    values = [weight.value for weight in model.weights] if strategy == "auto" else []
+    owners = [value.distribute_strategy for value in values if isinstance(value, tf.distribute.DistributedValues)]
+    return owners[0] if owners else strategies.strategy(strategy)
+
+
+def replicate(model: keras.Model, strategy: tf.distribute.Strategy) -> keras.Model:
+    """Return the model itself if the strategy has its weights on every replica, or else a copy that has."""
+    if all(strategy.extended.variable_created_in_scope(weight.value) for weight in model.weights):
+        return model
+    with strategy.scope():
+        if isinstance(model, VisionTransformer):
+            return model.rebuilt(model.config)
+        copy = keras.models.clone_model(model)
+        copy.set_weights(model.get_weights())
+    return copy
+
+
+def distribute_batches(
+    split: Split,
+    strategy: tf.distribute.Strategy,
+    *,
+    only: npt.NDArray[np.int64] | None = None,
+    batch_size: int,
+    **arguments: Any,
+) -> Any:
+    """Return `pipeline.evaluation_batches` of `batch_size` images for every replica, divided among the workers."""
+
+    def of_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        return pipeline.evaluation_batches(
+            split,
+            only=only,
+            shard=(context.input_pipeline_id, context.num_input_pipelines),
+            multiple=context.num_replicas_in_sync // context.num_input_pipelines,
+            batch_size=batch_size,
+            **arguments,
+        )
+
+    return strategy.distribute_datasets_from_function(of_worker)
+
+
+def sum_replicas(strategy: tf.distribute.Strategy, function: Callable[[Batch], Any]) -> Callable[[Batch], Any]:
+    """Return the compiled function from a distributed batch to the sum of function(batch) over all replicas."""
+    return tf.function(lambda batch: strategy.reduce("SUM", strategy.run(function, args=(batch,)), axis=None))
+
+
+def concatenate_replicas(
+    strategy: tf.distribute.Strategy, function: Callable[[Batch], Any]
+) -> Callable[[Batch], list[np.ndarray]]:
+    """Return a function from a distributed batch to the arrays of function(batch), joined over all replicas."""
+
+    def on_replica(batch: Batch) -> list[Any]:
+        context = tf.distribute.get_replica_context()
+        return [context.all_gather(tensor, axis=0) for tensor in function(batch)]
+
+    compiled = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)))
+    return lambda batch: [strategy.experimental_local_results(tensor)[0].numpy() for tensor in compiled(batch)]
