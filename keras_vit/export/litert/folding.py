@@ -149,18 +149,6 @@ def prefix_tokens(layer: Any) -> Array:
     return np.concatenate([float64(token)[0] for token in layer.prefix])
 
 
-def position_table(layer: Any) -> Array:
-    """Return the embeddings that a PositionEmbedding adds, (tokens, width)."""
-    if layer.kind == "sincos2d":
-        return float64(layer.fixed)[0]
-    if layer.kind == "learned":
-        return float64(layer.embedding)[0]
-    count, (height, width) = layer.prefix_tokens, layer.grid
-    along_x, along_y = float64(layer.x_embedding)[0], float64(layer.y_embedding)[0]
-    patches = np.concatenate([np.tile(along_x[count:], (height, 1)), along_y[count:].repeat(width, axis=0)], axis=1)
-    return np.concatenate([np.concatenate([along_x[:count], along_y[:count]], axis=1), patches])
-
-
 def relative_table(layer: Any, queries: int) -> Array:
     """Return a RelativePosition's table for the first queries, (heads, tokens + queries, head size): reversed, so that
     row m belongs to the key m - (queries - 1) + q of query q, with a row of zeros at the end.

@@ -56,12 +56,17 @@ class PositionEmbedding(keras.layers.Layer):
         }[self.kind]
 
     def call(self, x: Any) -> Any:
+        table = self.table()
+        return x + (ops.cast(table, x.dtype) if self.kind == "sincos2d" else table)
+
+    def table(self) -> Any:
+        """Return what is added to the tokens, (1, tokens, hidden_size)."""
         if self.kind == "sincos2d":
-            return x + ops.cast(self.fixed, x.dtype)
+            return self.fixed
         if self.kind == "learned":
-            return x + self.embedding
+            return self.embedding
         along_x, along_y = self._repeat(self.x_embedding, axis=1), self._repeat(self.y_embedding, axis=2)
-        return x + ops.concatenate([along_x, along_y], axis=-1)
+        return ops.concatenate([along_x, along_y], axis=-1)
 
     def _repeat(self, table: Any, *, axis: int) -> Any:
         """Repeat a table of columns or rows along the other `axis`, so that it covers all tokens."""
