@@ -7,11 +7,12 @@ import numpy as np
 from keras import ops
 
 from keras_vit import position
+from keras_vit.model.layers.base import BaseLayer
 from keras_vit.model.layers.initializers import initializer
 
 
 @keras.saving.register_keras_serializable("keras_vit")
-class PositionEmbedding(keras.layers.Layer):
+class PositionEmbedding(BaseLayer):
     """Add a position embedding to tokens (batch, prefix_tokens + rows * columns, hidden_size).
 
     `kind` is "learned", "learned2d" or "sincos2d" (fixed). "learned2d" concatenates an embedding of the column and one
@@ -74,9 +75,6 @@ class PositionEmbedding(keras.layers.Layer):
         patches = ops.broadcast_to(ops.expand_dims(line, axis), (1, *self.grid, table.shape[-1]))
         return ops.concatenate([prefix, ops.reshape(patches, (1, -1, table.shape[-1]))], axis=1)
 
-    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
-        return input_shape
-
     def save_own_variables(self, store: Any) -> None:
         if self.kind == "sincos2d":
             return
@@ -106,7 +104,3 @@ class PositionEmbedding(keras.layers.Layer):
             getattr(self, name).assign(
                 position.resize(table, grids[name], source_grid=source, prefix_tokens=prefix_tokens, method=self.method)
             )
-
-    def get_config(self) -> dict[str, Any]:
-        config = {"grid": self.grid, "prefix_tokens": self.prefix_tokens, "kind": self.kind, "method": self.method}
-        return {**super().get_config(), **config}
