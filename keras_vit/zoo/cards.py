@@ -10,64 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit._util import data_files
-from keras_vit._util.schema import NUMBER, misfits
+from keras_vit._util.schema import misfits
 from keras_vit.errors import CardError
 from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
 from keras_vit.model.sizes import architecture as official
 from keras_vit.model.sizes import canonical_name
 
 NOT_PUBLISHED = "not published"
-
-# The keys of a card, in the notation of `schema.misfits`.
-_CLASSES = {"labels?": str, "num_classes?": int}
-_PREPROCESSING = {
-    "resize": str,
-    "interpolation": str,
-    "antialias": bool,
-    "crop_fraction?": NUMBER,
-    "crop_rounding?": str,
-    "round_pixels?": bool,
-    "mean": [NUMBER],
-    "std": [NUMBER],
-}
-_FILE = {
-    "file": str,
-    "num_classes?": int,
-    "preprocessing?": dict,
-    "image_size?": int,
-    "config?": dict,
-    "notes?": [str],
-    "size_mib?": NUMBER,
-    "bytes?": int,
-    "sha256?": str,
-}
-_ACCURACY = {"dataset": str, "metric": str, "image_size": int, "source": str, "values": {"*": NUMBER}}
-_WEIGHTS = {
-    **_CLASSES,
-    "rank": int,
-    "image_size": int,
-    "config?": dict,
-    "preprocessing?": dict,
-    "notes?": [str],
-    "files": {"*": _FILE},
-    "accuracy?": [_ACCURACY],
-}
-_PART = {"field": str, "spelled": str, "values": [str]}
-_GRAMMAR = {"image_size": int, "pre_trained": [_PART], "fine_tuned": [_PART], "datasets": {"*": _CLASSES}}
-_FAMILY = {
-    "title": str,
-    "licence": str,
-    "terms?": str,
-    "source": str,
-    "base": str,
-    "paper": {"title": str, "arxiv": str},
-    "preprocessing": _PREPROCESSING,
-    "notes?": [str],
-    "config?": dict,
-    "models?": {"*": dict},
-    "weights": {"*": _WEIGHTS},
-    "grammar?": _GRAMMAR,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +142,7 @@ def read_family(path: str | Path) -> Family:
     """
     table = data_files.read_toml(path)
     where = Path(path).name
-    wrong = list(misfits(table, _FAMILY, where))
+    wrong = list(misfits(table, data_files.read_schema("zoo", "card"), where))
     rows: list[Weights] = []
     places: dict[str, list[str]] = {}  # error -> its rows; an error in all rows is listed once
     if not wrong:
