@@ -198,7 +198,7 @@ def _bicubic_antialias(new: int, old: int) -> Matrix:
 
 
 def _bilinear_antialias(new: int, old: int) -> Matrix:
-    return _antialiased(new, old, lambda distance: np.maximum(1.0 - np.abs(distance), 0.0))
+    return _antialiased(new, old, _triangle)
 
 
 def _antialiased(new: int, old: int, kernel: Callable[[Matrix], Matrix]) -> Matrix:
@@ -215,8 +215,11 @@ def _half_pixel(new: int, old: int) -> Matrix:
 
 
 def _linear(positions: Matrix, old: int) -> Matrix:
-    distances = np.abs(positions.clip(0, old - 1)[:, None] - np.arange(old))
-    return np.maximum(1.0 - distances, 0.0)
+    return _triangle(positions.clip(0, old - 1)[:, None] - np.arange(old))
+
+
+def _triangle(distance: Matrix) -> Matrix:
+    return np.maximum(1.0 - np.abs(distance), 0.0)
 
 
 def _cubic(distance: Matrix, *, a: float) -> Matrix:

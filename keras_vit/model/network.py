@@ -182,12 +182,11 @@ class Network:
         )(x)
 
     def _classes(self, name: str) -> keras.layers.Dense:
-        bias = keras.initializers.Constant(self.config.head_bias_init)
         # The kernel starts at zero for fine-tuning, as in the paper (section 3.2).
         return keras.layers.Dense(
             self.config.num_classes,
             kernel_initializer="zeros",
-            bias_initializer=bias,
+            bias_initializer=keras.initializers.Constant(self.config.head_bias_init),
             name=name,
             dtype=self.output_dtype,
         )

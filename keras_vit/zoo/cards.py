@@ -12,6 +12,7 @@ from typing import Any
 from keras_vit._util import data_files
 from keras_vit._util.schema import misfits
 from keras_vit.errors import CardError
+from keras_vit.model import labels
 from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
 from keras_vit.model.sizes import architecture as official
 from keras_vit.model.sizes import canonical_name
@@ -174,19 +175,16 @@ def make_weights(
         tag=tag,
         architecture=architecture,
         file=row["file"],
-        base=family["base"],
         image_size=row.get("image_size", stated["image_size"]),
         num_classes=row.get("num_classes", stated.get("num_classes")),
         labels=stated.get("labels"),
         config=_merged("config", [_sizes(family, architecture), *tables]),
         preprocessing=Preprocessing(**_merged("preprocessing", tables)),
         paper=Paper(**family["paper"]),
-        licence=family["licence"],
-        source=family["source"],
         rank=stated["rank"],
         accuracy=tuple(reported),
         notes=(*row.get("notes", ()), *stated.get("notes", ()), *family.get("notes", ())),
-        terms=family.get("terms"),
+        **{key: family[key] for key in ("base", "licence", "source", "terms") if key in family},
         **{key: row[key] for key in ("sha256", "bytes", "size_mib") if key in row},
     )
 
@@ -211,10 +209,8 @@ def _check(weights: Weights, *, own: bool) -> None:
         raise ValueError(f"a card must use the canonical name {canonical_name(name)!r}. Received: {name!r}")
     check_fields(weights.facts)
     weights.whole_config()
-    folder = data_files.folder("zoo") / "labels"
-    if weights.labels is not None and not (folder / f"{weights.labels}.txt").is_file():
-        known = sorted(path.stem for path in folder.glob("*.txt"))
-        raise ValueError(f"labels is one of {known}, the files of zoo/labels. Received: {weights.labels!r}")
+    if weights.labels is not None and weights.labels not in labels.lists():
+        raise ValueError(f"labels is one of {labels.lists()}, the files of zoo/labels. Received: {weights.labels!r}")
     if weights.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", weights.sha256):
         raise ValueError(f"sha256 is 64 digits of 0-9 and a-f. Received: {weights.sha256!r}")
 

@@ -143,9 +143,8 @@ def card(name: str) -> Card:
     found = _find(name)
     if found in _cards():
         return _cards()[found]
-    by_spelling = {spelling: known for known in _cards() for spelling in _spellings(known)}
     foreign = {spelling: _architecture(spelling) for spelling in spellings.known_names()}
-    by_spelling |= {spelling: known for spelling, known in foreign.items() if known in _cards()}
+    by_spelling = _by_spelling() | {spelling: known for spelling, known in foreign.items() if known in _cards()}
     close = nearest(name.casefold(), by_spelling, count=8, cutoff=0.4)
     models = list(dict.fromkeys(by_spelling[spelling] for spelling in close))[:4]
     offer = f"the nearest are {models}" if models else f"the models are {names()}"
@@ -155,8 +154,7 @@ def card(name: str) -> Card:
 
 def _find(name: str) -> str | None:
     """Return the model or architecture that a name stands for, in any spelling and with any separators."""
-    by_spelling = {spelling: known for known in _cards() for spelling in _spellings(known)}
-    return by_spelling.get(name.casefold()) or by_spelling.get(_joined(name)) or _architecture(name)
+    return _by_spelling().get(name.casefold()) or _by_spelling().get(_joined(name)) or _architecture(name)
 
 
 def table(pattern: str = "*") -> list[dict[str, Any]]:
@@ -296,6 +294,11 @@ def _families() -> tuple[Family, ...]:
 @functools.cache
 def _cards() -> dict[str, Card]:
     return gather([weights for family in _families() for weights in family.weights])
+
+
+@functools.cache
+def _by_spelling() -> dict[str, str]:
+    return {spelling: name for name in _cards() for spelling in _spellings(name)}
 
 
 def gather(rows: Sequence[Weights]) -> dict[str, Card]:
