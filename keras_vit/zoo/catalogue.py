@@ -154,7 +154,8 @@ def card(name: str) -> Card:
 
 def _find(name: str) -> str | None:
     """Return the model or architecture that a name stands for, in any spelling and with any separators."""
-    return _by_spelling().get(name.casefold()) or _by_spelling().get(_joined(name)) or _architecture(name)
+    known = _by_spelling()
+    return known.get(name.casefold()) or known.get(_joined(name)) or _architecture(name)
 
 
 def table(pattern: str = "*") -> list[dict[str, Any]]:
@@ -296,7 +297,6 @@ def _cards() -> dict[str, Card]:
     return gather([weights for family in _families() for weights in family.weights])
 
 
-@functools.cache
 def _by_spelling() -> dict[str, str]:
     return {spelling: name for name in _cards() for spelling in _spellings(name)}
 
