@@ -245,12 +245,11 @@ def parse_augreg(name: str) -> Weights | None:
     if not _is_like_augreg(stem, [*grammar["pre_trained"], *grammar["fine_tuned"]]):
         return None
     first, dashes, second = stem.partition("--")
-    values = _parse_parts(name, first, grammar["pre_trained"])
-    architecture = canonical_name(values["model"])
-    stem, image_size = _spell(values, grammar["pre_trained"]), grammar["image_size"]
+    values, stem = _parse_parts(name, first, grammar["pre_trained"])
+    architecture, image_size = canonical_name(values["model"]), grammar["image_size"]
     if dashes:
-        values = _parse_parts(name, second, grammar["fine_tuned"])
-        stem, image_size = f"{stem}--{_spell(values, grammar['fine_tuned'])}", int(values["resolution"])
+        values, end = _parse_parts(name, second, grammar["fine_tuned"])
+        stem, image_size = f"{stem}--{end}", int(values["resolution"])
     for weights in family.weights:
         if weights.file == f"{stem}.npz":
             return weights
@@ -264,7 +263,8 @@ def _is_like_augreg(stem: str, parts: Sequence[Mapping[str, Any]]) -> bool:
     return sum(part in known for part in re.split("-+", stem.casefold())) >= 2
 
 
-def _parse_parts(name: str, text: str, parts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _parse_parts(name: str, text: str, parts: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], str]:
+    """Return the values of the parts of an AugReg name by field, and the text as the names of files have it."""
     values = {}
     for part, given in zip_longest(parts, text.split("-")):
         if part is None:
@@ -276,11 +276,7 @@ def _parse_parts(name: str, text: str, parts: Sequence[Mapping[str, Any]]) -> di
             spelled = list(map(part["spelled"].format, part["values"]))
             raise ValueError(f"The {field} of an AugReg name is one of {spelled}. Received: {received} in {name!r}")
         values[field] = allowed[given.casefold()]
-    return values
-
-
-def _spell(values: Mapping[str, str], parts: Sequence[Mapping[str, Any]]) -> str:
-    return "-".join(part["spelled"].format(values[part["field"]]) for part in parts)
+    return values, "-".join(part["spelled"].format(values[part["field"]]) for part in parts)
 
 
 def _allowed(part: Mapping[str, Any]) -> dict[str, str]:

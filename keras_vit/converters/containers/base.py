@@ -28,18 +28,9 @@ DOWNLOAD_AGAIN = "Download it again."
 
 # Everything that zipfile, zlib, json, ast, struct and NumPy raise when the bytes are wrong.
 PARSER_ERRORS = (
-    ArithmeticError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RuntimeError,  # includes NotImplementedError and RecursionError
-    SyntaxError,
-    TypeError,
-    ValueError,  # includes UnicodeDecodeError
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
+    *(ArithmeticError, EOFError, LookupError, MemoryError, OSError, SyntaxError, TypeError),
+    *(RuntimeError, ValueError),  # include NotImplementedError, RecursionError and UnicodeDecodeError
+    *(struct.error, zipfile.BadZipFile, zlib.error),
 )
 
 
