@@ -31,12 +31,9 @@ _CHOICES: dict[str, Iterable[Any]] = {
     "method": METHODS,
 }
 _RANGES = {
-    "least_cosine": (-1, 1),
-    "least_difference_cosine": (-1, 1),
-    "least_agreement": (0, 1),
-    "alpha": (0, 1),
-    "threshold": (1, math.inf),
-    "stream": (1, math.inf),
+    **dict.fromkeys(("least_cosine", "least_difference_cosine"), (-1, 1)),
+    **dict.fromkeys(("least_agreement", "alpha"), (0, 1)),
+    **dict.fromkeys(("threshold", "stream"), (1, math.inf)),
 }
 
 
