@@ -4,8 +4,7 @@ import collections
 import contextlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras_vit._util import data_files
 from keras_vit.converters import config_json
@@ -27,8 +26,7 @@ _READ_AS = {"unpooled": "gap", "token_unpooled": "token"}
 _PROJECTIONS = ("query", "key", "value")
 
 
-@dataclass(frozen=True)
-class WritePlan:
+class WritePlan(NamedTuple):
     """The decisions about writing a model in a format."""
 
     sources: dict[str, Source]  # path of a variable -> its tensor

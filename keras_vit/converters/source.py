@@ -4,9 +4,8 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras_vit.converters import config_json, layout, record
 from keras_vit.converters.containers import Container, open_container
@@ -33,8 +32,7 @@ _SPARE_POSITIONS = 1 << 22
 _MAX_PATCHES = 1 << 16
 
 
-@dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """An open file that holds a Vision Transformer."""
 
     container: Container

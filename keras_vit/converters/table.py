@@ -56,8 +56,7 @@ class Row:
         return self.variable.endswith("/bias")
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """The place of one variable in a file: the tensor's full name, its row, and its index in a stack of blocks."""
 
     tensor: str
@@ -74,8 +73,7 @@ class Match:
     other_parts: list[str] = field(default_factory=list)  # of a text tower, a decoder or an optimizer: not read
 
 
-@dataclass(frozen=True)
-class Marks:
+class Marks(NamedTuple):
     """Tensors by which a format is recognised: all of `present` (of "a | b" one is enough), none of `absent`."""
 
     present: tuple[str, ...] = ()

@@ -56,10 +56,8 @@ def canonical_name(name: str) -> str:
 
 
 def _known_size(size: str) -> str | None:
-    if size in SIZES:
-        return size
     same = [known for known in SIZES if known.lower() == size.lower()]
-    return same[0] if len(same) == 1 else None
+    return size if size in SIZES else same[0] if len(same) == 1 else None
 
 
 def architecture(name: str) -> dict[str, Any]:

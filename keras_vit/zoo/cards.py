@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras_vit._util import data_files
 from keras_vit._util.schema import misfits
@@ -128,8 +128,7 @@ class Weights:
         return "\n".join(f"{name:<9} {text}" for name, text in rows)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Family:
+class Family(NamedTuple):
     """The content of one file zoo/*.toml: its table, and one row for each file of weights."""
 
     table: Mapping[str, Any]
