@@ -11,24 +11,17 @@ _PAPERS = data_files.read_toml(data_files.folder("zoo") / "sizes" / "papers.toml
 SIZES: dict[str, list[int]] = _PAPERS["vit"]
 HYBRIDS = {name: (tuple(units), patch) for name, (units, patch) in _PAPERS["hybrid"].items()}
 
+_VIT_FIELDS = ("hidden_size", "mlp_dim", "num_heads", "num_layers")
 _MIXER_FIELDS = ("hidden_size", "mlp_dim", "tokens_mlp_dim", "num_layers")
-_NO_ATTENTION: dict[str, Any] = {"num_heads": 1, "classifier": "gap", "position": "none"}
 OTHERS: dict[str, dict[str, Any]] = {  # name -> fields of ViTConfig
-    **{
-        f"Mixer-{size}/{patch}": dict(zip(_MIXER_FIELDS, row, strict=True), patch_size=patch) | _NO_ATTENTION
-        for size, row in _PAPERS["mixer"].items()
-        for patch in (8, 14, 16, 32)
-    },
-    **{
-        f"BiT-R{depth}x{width}": {
-            **{"hidden_size": 2048 * width, "patch_size": 1, "num_layers": 0, "mlp_dim": 1, **_NO_ATTENTION},
-            "resnet": {"version": 2, "num_layers": tuple(units), "width_factor": float(width), "norm_epsilon": 1e-5}
-            | {"conv_epsilon": 1e-10, "conv_epsilon_place": "variance"},
-        }
-        for depth, units in _PAPERS["bit"].items()
-        for width in (1, 2, 3, 4)
-    },
+    f"Mixer-{size}/{patch}": dict(zip(_MIXER_FIELDS, row, strict=True), patch_size=patch) | _PAPERS["mixer_fields"]
+    for size, row in _PAPERS["mixer"].items()
+    for patch in (8, 14, 16, 32)
 }
+for depth, units in _PAPERS["bit"].items():
+    for width in (1, 2, 3, 4):
+        resnet = {**_PAPERS["bit_resnet_fields"], "num_layers": tuple(units), "width_factor": float(width)}
+        OTHERS[f"BiT-R{depth}x{width}"] = {**_PAPERS["bit_fields"], "hidden_size": 2048 * width, "resnet": resnet}
 
 
 def canonical_name(name: str) -> str:
@@ -67,15 +60,8 @@ def architecture(name: str) -> dict[str, Any]:
         return dict(OTHERS[canonical])
     stem, _, vit = canonical.rpartition("+")
     size, patch = vit.removeprefix("ViT-").split("/")
-    hidden_size, mlp_dim, num_heads, num_layers = SIZES[size]
-    fields: dict[str, Any] = {
-        "hidden_size": hidden_size,
-        "mlp_dim": mlp_dim,
-        "num_heads": num_heads,
-        "num_layers": num_layers,
-        "patch_size": int(patch),
-        "dropout_rate": _PAPERS["dropout"].get(canonical, 0.0),
-    }
+    fields: dict[str, Any] = dict(zip(_VIT_FIELDS, SIZES[size], strict=True), patch_size=int(patch))
+    fields["dropout_rate"] = _PAPERS["dropout"].get(canonical, 0.0)
     if stem:
         units, fields["patch_size"] = HYBRIDS[canonical]
         fields["resnet"] = {"num_layers": units}
