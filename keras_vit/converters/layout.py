@@ -127,7 +127,7 @@ def _fold_heads(shape: tuple[int, ...], row: Row) -> tuple[int, ...]:
     if row.is_kernel and len(shape) == 3:
         side = math.isqrt(math.prod(shape))
         return (side, side)
-    return (math.prod(shape),) if row.is_bias else shape
+    return (math.prod(shape),) if row.variable.endswith("/bias") else shape
 
 
 def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -50,11 +50,6 @@ class Row:
         """Return whether the variable is a matrix or a convolution."""
         return self.variable.endswith("/kernel")
 
-    @property
-    def is_bias(self) -> bool:
-        """Return whether the variable is a bias."""
-        return self.variable.endswith("/bias")
-
 
 class Source(NamedTuple):
     """The place of one variable in a file: the tensor's full name, its row, and its index in a stack of blocks."""

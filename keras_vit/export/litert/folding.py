@@ -23,10 +23,6 @@ class Affine(NamedTuple):
     shift: Array
     constant: Array  # makes up for what is subtracted from x because it has outliers
 
-    def beside_itself(self) -> "Affine":
-        """Return the affine part of two results side by side, (2 * width,)."""
-        return Affine(*(np.tile(part, 2) for part in self))
-
 
 class DenseWeights(NamedTuple):
     """Weights of x @ kernel.T + bias: kernel float64 (outputs, inputs), bias float64 (outputs,)."""
