@@ -3,6 +3,7 @@
 Each family of checkpoints interpolates in its own way, and the differences are visible in the logits.
 """
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -99,7 +100,7 @@ def resize_patches(kernel: npt.ArrayLike, patch_size: Grid, *, method: str = "of
         raise ValueError(f"A patch kernel has shape (height, width, channels, hidden). Received: {weights.shape}")
     if new == weights.shape[:2]:
         return weights.copy()
-    matrix = _bicubic_antialias if method == "bicubic-antialias" else _bilinear
+    matrix = _MATRICES[method if method == "bicubic-antialias" else "bilinear"]
     # The matrix of both axes is the Kronecker product of these two, and so is its pseudo-inverse.
     rows, columns = (np.linalg.pinv(matrix(*sizes)) for sizes in zip(new, weights.shape[:2], strict=True))
     source = np.ascontiguousarray(weights, np.float64)  # the bits of the result do not depend on the order in memory
@@ -193,14 +194,6 @@ def _bicubic(new: int, old: int) -> Matrix:
     return matrix
 
 
-def _bicubic_antialias(new: int, old: int) -> Matrix:
-    return _antialiased(new, old, lambda distance: _cubic(distance, a=-0.5))
-
-
-def _bilinear_antialias(new: int, old: int) -> Matrix:
-    return _antialiased(new, old, lambda distance: np.maximum(1.0 - np.abs(distance), 0.0))
-
-
 def _antialiased(new: int, old: int, kernel: Callable[[Matrix], Matrix]) -> Matrix:
     """Return the matrix of a kernel that widens when the grid shrinks."""
     widening = max(old / new, 1.0)
@@ -215,8 +208,11 @@ def _half_pixel(new: int, old: int) -> Matrix:
 
 
 def _linear(positions: Matrix, old: int) -> Matrix:
-    distances = np.abs(positions.clip(0, old - 1)[:, None] - np.arange(old))
-    return np.maximum(1.0 - distances, 0.0)
+    return _triangle(positions.clip(0, old - 1)[:, None] - np.arange(old))
+
+
+def _triangle(distance: Matrix) -> Matrix:
+    return np.maximum(1.0 - np.abs(distance), 0.0)
 
 
 def _cubic(distance: Matrix, *, a: float) -> Matrix:
@@ -231,8 +227,8 @@ def _cubic(distance: Matrix, *, a: float) -> Matrix:
 _MATRICES: dict[str, Callable[[int, int], Matrix]] = {
     "official": _official,
     "bilinear": _bilinear,
-    "bilinear-antialias": _bilinear_antialias,
+    "bilinear-antialias": functools.partial(_antialiased, kernel=_triangle),
     "bicubic": _bicubic,
-    "bicubic-antialias": _bicubic_antialias,
+    "bicubic-antialias": functools.partial(_antialiased, kernel=functools.partial(_cubic, a=-0.5)),
 }
 METHODS = tuple(_MATRICES)

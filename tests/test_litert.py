@@ -15,7 +15,7 @@ from keras_vit.export.litert import folding
 from keras_vit.export.litert.builder import schema
 from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.options import Options
-from keras_vit.export.litert.storage import Float16, Int8, quantize_int8
+from keras_vit.export.litert.storage import FLOAT16, INT8, quantize_int8
 from litert_graph import interpreter
 from package_source import MODULES, imported_packages
 from tiny_models import FAMILIES, OTHERS, VARIANTS, built, prepared
@@ -106,7 +106,7 @@ def test_a_file_computes_what_its_model_does(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pure", "hybrid", "map", "distilled", "representation", "2-D positions", "pre-norm"])
-@pytest.mark.parametrize(("storage", "bound"), [(Int8(), EIGHT_BITS), (Float16(), HALF)])
+@pytest.mark.parametrize(("storage", "bound"), [(INT8, EIGHT_BITS), (FLOAT16, HALF)])
 def test_smaller_kernels_compute_nearly_the_same(tmp_path: Path, kind: str, storage: Any, bound: float) -> None:
     model = built("float64", **VARIANTS[kind])
     images = prepared(model.config)
@@ -135,7 +135,7 @@ def test_the_digits_model_stays_right(tmp_path: Path, digits: VisionTransformer)
     images = prepared(digits.config, batch=32)
     want = wanted(digits, images)
     assert reference.distance(output(written(digits, tmp_path, batch=32), images), want) < NOISE
-    eight = output(written(digits, tmp_path, batch=32, storage=Int8()), images)
+    eight = output(written(digits, tmp_path, batch=32, storage=INT8), images)
     assert np.mean(eight.argmax(axis=1) == want.argmax(axis=1)) > 0.9  # noise instead of digits has small margins
 
 

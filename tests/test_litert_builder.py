@@ -12,7 +12,7 @@ import pytest
 from keras_vit.export.litert import builder as building
 from keras_vit.export.litert.builder import ALIGNMENT, Builder, schema
 from keras_vit.export.litert.operators import Operators
-from keras_vit.export.litert.storage import Float16, Float32, Int8
+from keras_vit.export.litert.storage import FLOAT16, FLOAT32, INT8
 from litert_graph import interpreter
 
 RANDOM = np.random.default_rng(0)
@@ -22,7 +22,7 @@ KERNEL, BIAS = RANDOM.normal(size=(5, 24)), RANDOM.normal(size=5)
 def file_of(folder: Path, *, outside: bool = False, **changes: Any) -> Path:
     """Write a file with one dense layer from "image" to "logits"."""
     builder = Builder(description="one dense layer")
-    ops = Operators(builder, changes.get("storage", Float32()))
+    ops = Operators(builder, changes.get("storage", FLOAT32))
     image = builder.input("image", (changes.get("batch", 1), 24))
     builder.signature({"image": image}, {"logits": ops.dense(image, KERNEL, BIAS, "dense")})
     builder.metadata("NOTE", b"by hand")
@@ -43,7 +43,7 @@ def computed(path: Path, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("outside", [False, True])
-@pytest.mark.parametrize(("storage", "bound"), [(Float32(), 1e-6), (Float16(), 1e-3), (Int8(), 0.05)])
+@pytest.mark.parametrize(("storage", "bound"), [(FLOAT32, 1e-6), (FLOAT16, 1e-3), (INT8, 0.05)])
 def test_the_runtime_reads_what_was_written(tmp_path: Path, storage: Any, bound: float, outside: bool) -> None:
     x = RANDOM.normal(size=(1, 24)).astype(np.float32)
     made = computed(file_of(tmp_path, storage=storage, outside=outside), x)

@@ -15,7 +15,7 @@ from keras_vit.export.litert import images
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.stem import group_norm, standardized_kernel, stem
-from keras_vit.export.litert.storage import FLOAT32, Int8, Storage
+from keras_vit.export.litert.storage import FLOAT32, INT8, Storage
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.layers.resnet import GroupNormalization, StandardizedConv2D
 from litert_graph import options, run, written
@@ -119,7 +119,7 @@ def test_a_standardised_kernel_is_what_the_layer_uses() -> None:
 def test_quantized_kernels_keep_the_map(tmp_path: Path) -> None:
     model = hybrid("units", dtype="float32")
     given = prepared(model.config, batch=1)
-    made, want = run(file_of(model, tmp_path, Int8()), given), from_keras(model, given)
+    made, want = run(file_of(model, tmp_path, INT8), given), from_keras(model, given)
     # 8 bits of weights and of activations through 12 convolutions of random weights
     assert np.sum(made * want) / np.sqrt(np.sum(made**2) * np.sum(want**2)) > 0.99
 

@@ -39,7 +39,10 @@ def bench(
         if found is None:
             call, images = _exported_call(model, batch, threads)
         else:
-            _set_threads(threads)
+            import tensorflow as tf
+
+            if threads is not None:  # which TensorFlow takes only before its first operation
+                tf.config.threading.set_intra_op_parallelism_threads(threads)
             loaded = found.load()
             call, images = loaded.predict_on_batch, _images(loaded.input_shape[1:], "float32", batch or 1)
         times = timed(call, images, rounds)
@@ -83,14 +86,6 @@ def _is_exported(model: str) -> bool:
     if model.casefold().endswith(".tflite"):
         return True
     return (Path(model) / "saved_model.pb").exists() and resolve(model).is_file
-
-
-def _set_threads(threads: int | None) -> None:
-    # TensorFlow takes the number only before its first operation.
-    import tensorflow as tf
-
-    if threads is not None:
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
 
 
 def _exported_call(path: str, batch: int | None, threads: int | None) -> tuple[Callable[[Any], Any], Any]:

@@ -6,8 +6,8 @@ import sys
 import time
 import webbrowser
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -22,8 +22,7 @@ NAME = "ViT-digits"
 TIMED_IMAGES = 50  # classified one by one for the median
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One line of the table: results of a model or file on the held-out digits."""
 
     name: str
@@ -68,7 +67,9 @@ def run(out: Path, *, open_report: bool = True) -> None:
     page = _report(model, data, out / "report.html", exports)
     console.print(f"The exported files are in {out}/, the fine-tuned model and its log in {out}/finetuned/")
     console.print(f"Report: {page}", soft_wrap=True)
-    if open_report and _has_desktop():
+    # Without a desktop, Python opens a text browser in the terminal.
+    has_desktop = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    if open_report and has_desktop:
         webbrowser.open(page.resolve().as_uri())
 
 
@@ -78,11 +79,6 @@ def _report(model: VisionTransformer, data: digits.Digits, path: Path, exports: 
     shown = [*(int(np.argmax(data.test_labels == number)) for number in range(10)), int(np.argmax(wrong))]
     images = [data.test_images[index] for index in shown]
     return visualize.report(model, images, path, title=NAME, top=3, card=zoo.card(NAME), exports=exports, progress=True)
-
-
-def _has_desktop() -> bool:
-    # Without one, Python opens a text browser in the terminal.
-    return sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
 
 
 def _fresh_positions(model: VisionTransformer) -> VisionTransformer:

@@ -165,7 +165,7 @@ def _lazy_tensor(pieces: list[tuple[Source, Any]], table: Table) -> LazyTensor:
 
     def make() -> np.ndarray:
         values = [layout.to_tensor(as_array(variable), source.row, table.layout) for source, variable in pieces]
-        return values[0] if len(values) == 1 else np.concatenate(values)
+        return np.ascontiguousarray(values[0] if len(values) == 1 else np.concatenate(values))
 
     return LazyTensor(shape, make)
 

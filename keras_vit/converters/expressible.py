@@ -4,9 +4,9 @@ import collections
 import contextlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from keras_vit._util import data_files
 from keras_vit.converters import config_json
 from keras_vit.converters.infer import Hints, Shapes, infer, tensor_fields
 from keras_vit.converters.layout import written_config
@@ -24,30 +24,9 @@ _NUMERIC_FIELDS = {"activation": ("gelu_tanh", "gelu_erf", "gelu_quick"), "norm_
 # Files do not state whether their head is applied to every token: both readings are valid.
 _READ_AS = {"unpooled": "gap", "token_unpooled": "token"}
 _PROJECTIONS = ("query", "key", "value")
-# Part of a variable's path -> the part of the model that it belongs to.
-_FEATURES = {
-    "_0/attention/": "attention",
-    "token_mlp/": "an MLP over the tokens (tokens_mlp_dim)",
-    "registers": "registers",
-    "distillation": "the distillation token (distilled)",
-    "/scale": "LayerScale (layer_scale)",
-    "/gate/": "a gated MLP (gated_mlp)",
-    "/mlp/norm/": "a norm in the MLP (mlp_norm)",
-    "pre_norm/": "the first LayerNorm (pre_norm)",
-    "pre_logits/": "pre_logits (representation_size)",
-    "root/": "a hybrid's ResNet (resnet)",
-    "stage_": "a hybrid's ResNet (resnet)",
-    "resnet_norm": "a ResNet of version 2",
-    "pool/": "attention pooling (classifier='map')",
-    "x_embedding": "2-D positions (position='learned2d')",
-    "y_embedding": "2-D positions (position='learned2d')",
-    "relative_embedding": "relative positions (position='relative')",
-    "position_": "positions at every block (position_place='blocks')",
-}
 
 
-@dataclass(frozen=True)
-class WritePlan:
+class WritePlan(NamedTuple):
     """The decisions about writing a model in a format."""
 
     sources: dict[str, Source]  # path of a variable -> its tensor
@@ -98,7 +77,8 @@ def _check_places(config: ViTConfig, shapes: Shapes, table: Table) -> dict[str, 
     sources = {path: source for path, source in found.items() if source and source.row.unless not in written}
     unsupported = [path for path in shapes if path not in sources and not table.meaning.is_zero_without_tensor(path)]
     if unsupported:
-        features = sorted({feature for path in unsupported for part, feature in _FEATURES.items() if part in path})
+        known = data_files.read_toml(data_files.folder("converters") / "features.toml")
+        features = sorted({feature for path in unsupported for part, feature in known.items() if part in path})
         raise CheckpointError(
             f"The {table.format} format has no place for {', '.join(features) or 'some variables'}: "
             f"{unsupported[:6]} ({len(unsupported)} in all)"
@@ -162,15 +142,14 @@ def _reads_the_same(name: str, value: Any, read: Any, config: ViTConfig) -> bool
         return _READ_AS.get(value, value) == read
     if name == "layer_scale":  # only the initial value, which trained weights replace
         return (value is None) == (read is None)
-    if name == "position_prefix" and (not config.num_prefix_tokens or config.position != "learned"):
-        return True
-    if name == "key_bias" and not config.qkv_bias:
-        return True
-    if name in ("rotary_grid", "rotary_interleaved") and config.rotary_theta is None:
-        return True
-    if name == "representation_activation" and config.representation_size is None:
-        return True
-    return bool(value == read)
+    is_unused = {
+        "position_prefix": not config.num_prefix_tokens or config.position != "learned",
+        "key_bias": not config.qkv_bias,
+        "rotary_grid": config.rotary_theta is None,
+        "rotary_interleaved": config.rotary_theta is None,
+        "representation_activation": config.representation_size is None,
+    }
+    return bool(value == read) or is_unused.get(name, False)
 
 
 def _has_bias(projection: str, config: ViTConfig) -> bool:

@@ -63,33 +63,24 @@ def to_variable(tensor: np.ndarray, source: Source, layout: str, shape: tuple[in
     return tensor.reshape(shape)
 
 
-def tensor_shape(shape: tuple[int, ...], row: Row, layout: str) -> tuple[int, ...]:
-    """Return the shape that `to_tensor` gives a variable of this shape."""
-    if row.folds_class_row:
-        shape = (*shape[:-2], shape[-2] + 1, shape[-1])
-    shape = _with_rank(shape, row, layout)
-    if layout == "torch" and row.is_kernel:
-        shape = tuple(shape[axis] for axis in np.argsort(_TORCH_AXES[len(shape)]))
-    return shape
-
-
-def _with_rank(shape: tuple[int, ...], row: Row, layout: str) -> tuple[int, ...]:
-    """Return a variable's shape with folded heads and the leading ones of its tensor, before axes are transposed."""
-    shape = _fold_heads(shape, row) if layout == "torch" else shape
-    if row.rank is None:
-        return shape
-    core = _without_leading_ones(shape)
-    return (1,) * (row.rank - len(core)) + core
-
-
 def to_tensor(variable: np.ndarray, row: Row, layout: str) -> np.ndarray:
-    """Return a variable as a file's tensor or part of one: the inverse of `to_variable`."""
+    """Return a variable as a file's tensor or part of one: the inverse of `to_variable`; a view if possible."""
     if row.folds_class_row:
         variable = np.concatenate([np.zeros_like(variable[..., :1, :]), variable], axis=-2)
-    variable = variable.reshape(_with_rank(variable.shape, row, layout))
+    shape = _fold_heads(variable.shape, row) if layout == "torch" else variable.shape
+    if row.rank is not None:
+        core = _without_leading_ones(shape)
+        shape = (1,) * (row.rank - len(core)) + core
+    variable = variable.reshape(shape)
     if layout == "torch" and row.is_kernel:
         variable = variable.transpose(np.argsort(_TORCH_AXES[variable.ndim]))
-    return np.ascontiguousarray(variable)
+    return variable
+
+
+def tensor_shape(shape: tuple[int, ...], row: Row, layout: str) -> tuple[int, ...]:
+    """Return the shape that `to_tensor` gives a variable of this shape."""
+    repeated = np.broadcast_to(np.float32(0), shape)  # one number in memory
+    return to_tensor(repeated, row, layout).shape
 
 
 def written_config(config: ViTConfig, table: Table, variables: Collection[str]) -> ViTConfig:
@@ -136,7 +127,7 @@ def _fold_heads(shape: tuple[int, ...], row: Row) -> tuple[int, ...]:
     if row.is_kernel and len(shape) == 3:
         side = math.isqrt(math.prod(shape))
         return (side, side)
-    return (math.prod(shape),) if row.is_bias else shape
+    return (math.prod(shape),) if row.variable.endswith("/bias") else shape
 
 
 def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -4,9 +4,8 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras_vit.converters import config_json, layout, record
 from keras_vit.converters.containers import Container, open_container
@@ -20,14 +19,8 @@ from keras_vit.model.cost import count_parameters
 
 # The files of weights in a folder; the first one found is read. A training run's folder has a model.keras.
 _WEIGHTS = (
-    "model.keras",
-    "model.safetensors",
-    "*.safetensors",
-    "checkpoint.npz",
-    "*.npz",
-    "model.weights.h5",
-    "pytorch_model.bin",
-    "*.pth",
+    *("model.keras", "model.safetensors", "*.safetensors", "checkpoint.npz", "*.npz"),
+    *("model.weights.h5", "pytorch_model.bin", "*.pth"),
 )
 _CHECKPOINTS, _BEST = "checkpoints", "best.keras"  # of a training run's folder, which it has before model.keras
 _REGISTERED_NAME = "keras_vit>VisionTransformer"
@@ -39,8 +32,7 @@ _SPARE_POSITIONS = 1 << 22
 _MAX_PATCHES = 1 << 16
 
 
-@dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """An open file that holds a Vision Transformer."""
 
     container: Container

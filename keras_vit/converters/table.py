@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_vit._util import data_files
-from keras_vit._util.schema import ANY, misfits
+from keras_vit._util.schema import misfits
 from keras_vit.converters.containers.base import Header
 from keras_vit.converters.json_steps import STEPS
 from keras_vit.converters.tensor_names import PLACEHOLDER, TensorNames, fill, pattern, wildcard
@@ -27,28 +27,6 @@ OWN_PREFIX = "keras_vit/"
 
 _CONTAINERS = ("npz", "safetensors", "h5")
 _LAYOUTS = ("keras", "torch")
-_LISTS = ("prefixes", "ignore", "other_parts", "detect_absent", "beside", "renumber", "required", "zeros")
-_SCHEMA = {
-    **dict.fromkeys(("format", "container", "layout", "write_prefix?", "head_prefix?"), str),
-    **dict.fromkeys(("ignore_outside?", "writable?"), bool),
-    **dict.fromkeys(("detect", *(f"{key}?" for key in _LISTS)), [str]),
-    **dict.fromkeys(("spelled?", "stacked?"), {"*": str}),
-    **dict.fromkeys(("config?", "defaults?"), dict),
-    "tensors": {"*": [str]},
-    "without?": {"*": dict},
-    "json?": {
-        "name?": str,
-        "fields?": {"*": str},
-        "values?": {"*": {"*": ANY}},
-        "names?": {"*": (dict, str)},
-        "accepts?": {"*": list},
-        "constants?": {"*": ANY},
-        "kinds?": [{"when?": {"*": ANY}, "unless?": [str], "flat?": bool, "write": {"*": ANY}}],
-        "inside?": str,
-        "beside?": {"*": str},
-    },
-    "refused?": [dict],
-}
 
 
 @dataclass(frozen=True)
@@ -72,14 +50,8 @@ class Row:
         """Return whether the variable is a matrix or a convolution."""
         return self.variable.endswith("/kernel")
 
-    @property
-    def is_bias(self) -> bool:
-        """Return whether the variable is a bias."""
-        return self.variable.endswith("/bias")
 
-
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """The place of one variable in a file: the tensor's full name, its row, and its index in a stack of blocks."""
 
     tensor: str
@@ -96,8 +68,7 @@ class Match:
     other_parts: list[str] = field(default_factory=list)  # of a text tower, a decoder or an optimizer: not read
 
 
-@dataclass(frozen=True)
-class Marks:
+class Marks(NamedTuple):
     """Tensors by which a format is recognised: all of `present` (of "a | b" one is enough), none of `absent`."""
 
     present: tuple[str, ...] = ()
@@ -306,7 +277,7 @@ def _read_table(path: Path) -> Table:
     if isinstance(tensors := raw.get("tensors"), dict):
         # A variable may have several names: each is read, and the first whose conditions hold is written.
         raw["tensors"] = {name: [texts] if isinstance(texts, str) else texts for name, texts in tensors.items()}
-    wrong = list(misfits(raw, _SCHEMA, str(path)))
+    wrong = list(misfits(raw, data_files.read_schema("converters", "checkpoint"), str(path)))
     for key, known in (("layout", _LAYOUTS), ("container", _CONTAINERS)):
         wrong += [f"{path}: {key} is one of {known}"] if raw.get(key) not in known else []
     if wrong:

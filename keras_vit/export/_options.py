@@ -10,7 +10,7 @@ import keras
 from keras_vit._util.checks import is_count
 from keras_vit.export import _converter
 from keras_vit.export.litert.options import Options
-from keras_vit.export.litert.storage import FLOAT32, Float16, Int8
+from keras_vit.export.litert.storage import FLOAT16, FLOAT32, INT8
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
 from keras_vit.model.labels import class_names
@@ -19,7 +19,7 @@ from keras_vit.model.limits import check_resizable
 from keras_vit.model.vision_transformer import VisionTransformer
 
 ROUTES = ("direct", "converter")
-STORAGES = {"float32": FLOAT32, "float16": Float16(), "int8": Int8()}
+STORAGES = {"float32": FLOAT32, "float16": FLOAT16, "int8": INT8}
 Result = TypeVar("Result")
 
 

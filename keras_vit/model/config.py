@@ -393,11 +393,9 @@ _RANGES: dict[str, tuple[float, float]] = {  # field -> lowest value, excluded e
     "rotary_theta": (1, _LARGEST),
     "head_bias_init": (-_LARGEST, _LARGEST),
 }
-_FLAGS = (
-    *("class_token", "distilled", "position_prefix", "rotary_interleaved", "patch_bias", "pre_norm", "qkv_bias"),
-    *("key_bias", "gated_mlp", "mlp_norm", "normalize_features", "projection_head"),
-)
-_OPTIONAL = ("representation_size", "layer_scale", "tokens_mlp_dim", "rotary_theta", "rotary_grid")
+# Annotations are texts here.
+_FLAGS = [one.name for one in dataclasses.fields(ViTConfig) if one.type in ("bool", "bool | None")]
+_OPTIONAL = [one.name for one in dataclasses.fields(ViTConfig) if str(one.type).endswith("None")]
 _CHOICES = {
     "classifier": CLASSIFIERS,
     "position_method": POSITION_METHODS,

@@ -11,6 +11,12 @@ from keras_vit.model.layers.activations import activation
 from keras_vit.model.layers.initializers import initializer
 from keras_vit.model.layers.relative import RelativePosition
 
+# Fields of a config that are arguments of its encoder blocks.
+BLOCK_FIELDS = (
+    *("num_heads", "mlp_dim", "activation", "norm_epsilon", "qkv_bias", "key_bias", "gated_mlp", "mlp_norm"),
+    *("layer_scale", "tokens_mlp_dim", "dropout_rate", "attention_dropout_rate"),
+)
+
 
 class Network:
     """Connect the layers of a Vision Transformer as symbolic Keras tensors, under a dtype policy."""
@@ -116,19 +122,8 @@ class Network:
         }
         for i in range(c.num_layers):
             block = vit.EncoderBlock(
-                c.num_heads,
-                c.mlp_dim,
-                activation=c.activation,
-                norm_epsilon=c.norm_epsilon,
-                qkv_bias=c.qkv_bias,
-                key_bias=c.key_bias,
-                gated_mlp=c.gated_mlp,
-                mlp_norm=c.mlp_norm,
+                **{name: getattr(c, name) for name in BLOCK_FIELDS},
                 rotary=None if c.rotary_theta is None else rotary,
-                layer_scale=c.layer_scale,
-                tokens_mlp_dim=c.tokens_mlp_dim,
-                dropout_rate=c.dropout_rate,
-                attention_dropout_rate=c.attention_dropout_rate,
                 stochastic_depth=c.stochastic_depth * i / max(1, c.num_layers - 1),
                 name=f"block_{i}",
                 dtype=self.policy,
@@ -187,12 +182,11 @@ class Network:
         )(x)
 
     def _classes(self, name: str) -> keras.layers.Dense:
-        bias = keras.initializers.Constant(self.config.head_bias_init)
         # The kernel starts at zero for fine-tuning, as in the paper (section 3.2).
         return keras.layers.Dense(
             self.config.num_classes,
             kernel_initializer="zeros",
-            bias_initializer=bias,
+            bias_initializer=keras.initializers.Constant(self.config.head_bias_init),
             name=name,
             dtype=self.output_dtype,
         )

@@ -1,68 +1,27 @@
-"""Names and sizes of architectures (paper, table 1; configs of vit_jax, models of big_vision; MLP-Mixer)."""
+"""Names and sizes of the architectures in zoo/sizes: ViT, hybrids, MLP-Mixer and BiT."""
 
 import re
 from typing import Any
 
+from keras_vit._util import data_files
 from keras_vit._util.text import nearest
 
-SIZES = {
-    #        hidden   mlp  heads layers
-    "mu": (32, 128, 2, 1),
-    "Ti": (192, 768, 3, 12),
-    "S": (384, 1536, 6, 12),
-    "M": (512, 2048, 8, 12),
-    "B": (768, 3072, 12, 12),
-    "L": (1024, 4096, 16, 24),
-    "So400m": (1152, 4304, 16, 27),
-    "H": (1280, 5120, 16, 32),
-    "g": (1408, 6144, 16, 40),
-    "g-opt": (1536, 6144, 16, 40),
-    "G": (1664, 8192, 16, 48),
-    "G-opt": (1536, 8192, 16, 48),
-    "e": (1792, 15360, 16, 56),
-}
+# The rows of zoo/sizes/papers.toml, which says what their numbers are.
+_PAPERS = data_files.read_toml(data_files.folder("zoo") / "sizes" / "papers.toml")
+SIZES: dict[str, list[int]] = _PAPERS["vit"]
+HYBRIDS = {name: (tuple(units), patch) for name, (units, patch) in _PAPERS["hybrid"].items()}
 
-HYBRIDS = {
-    # name          units in each ResNet stage, patch size on the feature map (R+ViT-Ti/16 has stride 32, not 16)
-    "R+ViT-Ti/16": ((), 8),
-    "R26+ViT-S/32": ((2, 2, 2, 2), 1),
-    "R26+ViT-B/32": ((2, 2, 2, 2), 1),
-    "R50+ViT-B/16": ((3, 4, 9), 1),
-    "R50+ViT-L/32": ((3, 4, 6, 3), 1),
-}
-
-MIXERS = {  # arXiv 2105.01601, table 1
-    #     hidden   mlp  tokens' mlp  layers
-    "S": (512, 2048, 256, 8),
-    "B": (768, 3072, 384, 12),
-    "L": (1024, 4096, 512, 24),
-    "H": (1280, 5120, 640, 32),
-}
-
-BIT = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}  # arXiv 1912.11370: units in each stage
-_NO_ATTENTION: dict[str, Any] = {"num_heads": 1, "classifier": "gap", "position": "none"}
+_VIT_FIELDS = ("hidden_size", "mlp_dim", "num_heads", "num_layers")
+_MIXER_FIELDS = ("hidden_size", "mlp_dim", "tokens_mlp_dim", "num_layers")
 OTHERS: dict[str, dict[str, Any]] = {  # name -> fields of ViTConfig
-    **{
-        f"Mixer-{size}/{patch}": dict(
-            zip(("hidden_size", "mlp_dim", "tokens_mlp_dim", "num_layers"), row, strict=True), patch_size=patch
-        )
-        | _NO_ATTENTION
-        for size, row in MIXERS.items()
-        for patch in (8, 14, 16, 32)
-    },
-    **{
-        f"BiT-R{depth}x{width}": {
-            **{"hidden_size": 2048 * width, "patch_size": 1, "num_layers": 0, "mlp_dim": 1, **_NO_ATTENTION},
-            "resnet": {"version": 2, "num_layers": units, "width_factor": float(width), "norm_epsilon": 1e-5}
-            | {"conv_epsilon": 1e-10, "conv_epsilon_place": "variance"},
-        }
-        for depth, units in BIT.items()
-        for width in (1, 2, 3, 4)
-    },
+    f"Mixer-{size}/{patch}": dict(zip(_MIXER_FIELDS, row, strict=True), patch_size=patch) | _PAPERS["mixer_fields"]
+    for size, row in _PAPERS["mixer"].items()
+    for patch in (8, 14, 16, 32)
 }
-
-# Dropout of the official configs, for training from scratch. AugReg and all other models use none.
-DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32": 0.1}
+for depth, units in _PAPERS["bit"].items():
+    for width in (1, 2, 3, 4):
+        resnet = {**_PAPERS["bit_resnet_fields"], "num_layers": tuple(units), "width_factor": float(width)}
+        OTHERS[f"BiT-R{depth}x{width}"] = {**_PAPERS["bit_fields"], "hidden_size": 2048 * width, "resnet": resnet}
 
 
 def canonical_name(name: str) -> str:
@@ -90,10 +49,8 @@ def canonical_name(name: str) -> str:
 
 
 def _known_size(size: str) -> str | None:
-    if size in SIZES:
-        return size
     same = [known for known in SIZES if known.lower() == size.lower()]
-    return same[0] if len(same) == 1 else None
+    return size if size in SIZES else same[0] if len(same) == 1 else None
 
 
 def architecture(name: str) -> dict[str, Any]:
@@ -103,15 +60,8 @@ def architecture(name: str) -> dict[str, Any]:
         return dict(OTHERS[canonical])
     stem, _, vit = canonical.rpartition("+")
     size, patch = vit.removeprefix("ViT-").split("/")
-    hidden_size, mlp_dim, num_heads, num_layers = SIZES[size]
-    fields: dict[str, Any] = {
-        "hidden_size": hidden_size,
-        "mlp_dim": mlp_dim,
-        "num_heads": num_heads,
-        "num_layers": num_layers,
-        "patch_size": int(patch),
-        "dropout_rate": DROPOUT.get(canonical, 0.0),
-    }
+    fields: dict[str, Any] = dict(zip(_VIT_FIELDS, SIZES[size], strict=True), patch_size=int(patch))
+    fields["dropout_rate"] = _PAPERS["dropout"].get(canonical, 0.0)
     if stem:
         units, fields["patch_size"] = HYBRIDS[canonical]
         fields["resnet"] = {"num_layers": units}

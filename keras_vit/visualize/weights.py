@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 
 from keras_vit._util.checks import check_counts, is_count
-from keras_vit.model import layers as vit
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.visualize._models import to_float32, vision_transformer
@@ -93,7 +92,8 @@ def position_similarity(model: Any, *, block: int = 0) -> np.ndarray:
     if not is_count(block, least=0) or block >= config.num_layers:
         raise ValueError(f"block is a whole number from 0 to {config.num_layers - 1}. Received: {block!r}")
     name = f"position_{block}" if config.position_place == "blocks" else "position"
-    table = _patch_positions(model.get_layer(name)).astype(np.float64)
+    layer = model.get_layer(name)
+    table = to_float32(layer.table())[0, layer.prefix_tokens :].astype(np.float64)
     length = np.linalg.norm(table, axis=1, keepdims=True)
     unit = table / np.where(length > 0, length, 1.0)
     cosine = np.clip(unit @ unit.T, -1.0, 1.0)
@@ -103,13 +103,3 @@ def position_similarity(model: Any, *, block: int = 0) -> np.ndarray:
 def has_position_embedding(config: ViTConfig) -> bool:
     """Return whether the model adds position embeddings, which have vectors to compare."""
     return config.position not in ("none", "relative")
-
-
-def _patch_positions(layer: vit.PositionEmbedding) -> np.ndarray:
-    """Return what the layer adds to each patch: (patches, hidden_size)."""
-    patches = slice(layer.prefix_tokens, None)
-    if layer.kind != "learned2d":
-        return to_float32(layer.fixed if layer.kind == "sincos2d" else layer.embedding)[0, patches]
-    rows, columns = layer.grid
-    along_x, along_y = (to_float32(table)[0, patches] for table in (layer.x_embedding, layer.y_embedding))
-    return np.concatenate([np.tile(along_x, (rows, 1)), np.repeat(along_y, columns, axis=0)], axis=1)

@@ -7,67 +7,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras_vit._util import data_files
-from keras_vit._util.schema import NUMBER, misfits
+from keras_vit._util.schema import misfits
 from keras_vit.errors import CardError
+from keras_vit.model import labels
 from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
 from keras_vit.model.sizes import architecture as official
 from keras_vit.model.sizes import canonical_name
 
 NOT_PUBLISHED = "not published"
-
-# The keys of a card, in the notation of `schema.misfits`.
-_CLASSES = {"labels?": str, "num_classes?": int}
-_PREPROCESSING = {
-    "resize": str,
-    "interpolation": str,
-    "antialias": bool,
-    "crop_fraction?": NUMBER,
-    "crop_rounding?": str,
-    "round_pixels?": bool,
-    "mean": [NUMBER],
-    "std": [NUMBER],
-}
-_FILE = {
-    "file": str,
-    "num_classes?": int,
-    "preprocessing?": dict,
-    "image_size?": int,
-    "config?": dict,
-    "notes?": [str],
-    "size_mib?": NUMBER,
-    "bytes?": int,
-    "sha256?": str,
-}
-_ACCURACY = {"dataset": str, "metric": str, "image_size": int, "source": str, "values": {"*": NUMBER}}
-_WEIGHTS = {
-    **_CLASSES,
-    "rank": int,
-    "image_size": int,
-    "config?": dict,
-    "preprocessing?": dict,
-    "notes?": [str],
-    "files": {"*": _FILE},
-    "accuracy?": [_ACCURACY],
-}
-_PART = {"field": str, "spelled": str, "values": [str]}
-_GRAMMAR = {"image_size": int, "pre_trained": [_PART], "fine_tuned": [_PART], "datasets": {"*": _CLASSES}}
-_FAMILY = {
-    "title": str,
-    "licence": str,
-    "terms?": str,
-    "source": str,
-    "base": str,
-    "paper": {"title": str, "arxiv": str},
-    "preprocessing": _PREPROCESSING,
-    "notes?": [str],
-    "config?": dict,
-    "models?": {"*": dict},
-    "weights": {"*": _WEIGHTS},
-    "grammar?": _GRAMMAR,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,8 +128,7 @@ class Weights:
         return "\n".join(f"{name:<9} {text}" for name, text in rows)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Family:
+class Family(NamedTuple):
     """The content of one file zoo/*.toml: its table, and one row for each file of weights."""
 
     table: Mapping[str, Any]
@@ -193,7 +142,7 @@ def read_family(path: str | Path) -> Family:
     """
     table = data_files.read_toml(path)
     where = Path(path).name
-    wrong = list(misfits(table, _FAMILY, where))
+    wrong = list(misfits(table, data_files.read_schema("zoo", "card"), where))
     rows: list[Weights] = []
     places: dict[str, list[str]] = {}  # error -> its rows; an error in all rows is listed once
     if not wrong:
@@ -225,19 +174,16 @@ def make_weights(
         tag=tag,
         architecture=architecture,
         file=row["file"],
-        base=family["base"],
         image_size=row.get("image_size", stated["image_size"]),
         num_classes=row.get("num_classes", stated.get("num_classes")),
         labels=stated.get("labels"),
         config=_merged("config", [_sizes(family, architecture), *tables]),
         preprocessing=Preprocessing(**_merged("preprocessing", tables)),
         paper=Paper(**family["paper"]),
-        licence=family["licence"],
-        source=family["source"],
         rank=stated["rank"],
         accuracy=tuple(reported),
         notes=(*row.get("notes", ()), *stated.get("notes", ()), *family.get("notes", ())),
-        terms=family.get("terms"),
+        **{key: family[key] for key in ("base", "licence", "source", "terms") if key in family},
         **{key: row[key] for key in ("sha256", "bytes", "size_mib") if key in row},
     )
 
@@ -262,10 +208,8 @@ def _check(weights: Weights, *, own: bool) -> None:
         raise ValueError(f"a card must use the canonical name {canonical_name(name)!r}. Received: {name!r}")
     check_fields(weights.facts)
     weights.whole_config()
-    folder = data_files.folder("zoo") / "labels"
-    if weights.labels is not None and not (folder / f"{weights.labels}.txt").is_file():
-        known = sorted(path.stem for path in folder.glob("*.txt"))
-        raise ValueError(f"labels is one of {known}, the files of zoo/labels. Received: {weights.labels!r}")
+    if weights.labels is not None and weights.labels not in labels.lists():
+        raise ValueError(f"labels is one of {labels.lists()}, the files of zoo/labels. Received: {weights.labels!r}")
     if weights.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", weights.sha256):
         raise ValueError(f"sha256 is 64 digits of 0-9 and a-f. Received: {weights.sha256!r}")
 

@@ -143,9 +143,8 @@ def card(name: str) -> Card:
     found = _find(name)
     if found in _cards():
         return _cards()[found]
-    by_spelling = {spelling: known for known in _cards() for spelling in _spellings(known)}
     foreign = {spelling: _architecture(spelling) for spelling in spellings.known_names()}
-    by_spelling |= {spelling: known for spelling, known in foreign.items() if known in _cards()}
+    by_spelling = _by_spelling() | {spelling: known for spelling, known in foreign.items() if known in _cards()}
     close = nearest(name.casefold(), by_spelling, count=8, cutoff=0.4)
     models = list(dict.fromkeys(by_spelling[spelling] for spelling in close))[:4]
     offer = f"the nearest are {models}" if models else f"the models are {names()}"
@@ -155,8 +154,8 @@ def card(name: str) -> Card:
 
 def _find(name: str) -> str | None:
     """Return the model or architecture that a name stands for, in any spelling and with any separators."""
-    by_spelling = {spelling: known for known in _cards() for spelling in _spellings(known)}
-    return by_spelling.get(name.casefold()) or by_spelling.get(_joined(name)) or _architecture(name)
+    known = _by_spelling()
+    return known.get(name.casefold()) or known.get(_joined(name)) or _architecture(name)
 
 
 def table(pattern: str = "*") -> list[dict[str, Any]]:
@@ -246,12 +245,11 @@ def parse_augreg(name: str) -> Weights | None:
     if not _is_like_augreg(stem, [*grammar["pre_trained"], *grammar["fine_tuned"]]):
         return None
     first, dashes, second = stem.partition("--")
-    values = _parse_parts(name, first, grammar["pre_trained"])
-    architecture = canonical_name(values["model"])
-    stem, image_size = _spell(values, grammar["pre_trained"]), grammar["image_size"]
+    values, stem = _parse_parts(name, first, grammar["pre_trained"])
+    architecture, image_size = canonical_name(values["model"]), grammar["image_size"]
     if dashes:
-        values = _parse_parts(name, second, grammar["fine_tuned"])
-        stem, image_size = f"{stem}--{_spell(values, grammar['fine_tuned'])}", int(values["resolution"])
+        values, end = _parse_parts(name, second, grammar["fine_tuned"])
+        stem, image_size = f"{stem}--{end}", int(values["resolution"])
     for weights in family.weights:
         if weights.file == f"{stem}.npz":
             return weights
@@ -265,7 +263,8 @@ def _is_like_augreg(stem: str, parts: Sequence[Mapping[str, Any]]) -> bool:
     return sum(part in known for part in re.split("-+", stem.casefold())) >= 2
 
 
-def _parse_parts(name: str, text: str, parts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _parse_parts(name: str, text: str, parts: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], str]:
+    """Return the values of the parts of an AugReg name by field, and the text as the names of files have it."""
     values = {}
     for part, given in zip_longest(parts, text.split("-")):
         if part is None:
@@ -277,11 +276,7 @@ def _parse_parts(name: str, text: str, parts: Sequence[Mapping[str, Any]]) -> di
             spelled = list(map(part["spelled"].format, part["values"]))
             raise ValueError(f"The {field} of an AugReg name is one of {spelled}. Received: {received} in {name!r}")
         values[field] = allowed[given.casefold()]
-    return values
-
-
-def _spell(values: Mapping[str, str], parts: Sequence[Mapping[str, Any]]) -> str:
-    return "-".join(part["spelled"].format(values[part["field"]]) for part in parts)
+    return values, "-".join(part["spelled"].format(values[part["field"]]) for part in parts)
 
 
 def _allowed(part: Mapping[str, Any]) -> dict[str, str]:
@@ -296,6 +291,10 @@ def _families() -> tuple[Family, ...]:
 @functools.cache
 def _cards() -> dict[str, Card]:
     return gather([weights for family in _families() for weights in family.weights])
+
+
+def _by_spelling() -> dict[str, str]:
+    return {spelling: name for name in _cards() for spelling in _spellings(name)}
 
 
 def gather(rows: Sequence[Weights]) -> dict[str, Card]:

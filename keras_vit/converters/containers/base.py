@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 import numpy as np
@@ -29,18 +28,9 @@ DOWNLOAD_AGAIN = "Download it again."
 
 # Everything that zipfile, zlib, json, ast, struct and NumPy raise when the bytes are wrong.
 PARSER_ERRORS = (
-    ArithmeticError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RuntimeError,  # includes NotImplementedError and RecursionError
-    SyntaxError,
-    TypeError,
-    ValueError,  # includes UnicodeDecodeError
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
+    *(ArithmeticError, EOFError, LookupError, MemoryError, OSError, SyntaxError, TypeError),
+    *(RuntimeError, ValueError),  # include NotImplementedError, RecursionError and UnicodeDecodeError
+    *(struct.error, zipfile.BadZipFile, zlib.error),
 )
 
 
@@ -110,9 +100,7 @@ class Container(abc.ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @abc.abstractmethod

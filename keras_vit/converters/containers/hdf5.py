@@ -10,7 +10,7 @@ import operator
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -70,11 +70,6 @@ _FLOATS = {
 _ByteOrder = Literal["<", ">"]
 
 
-class _Place(NamedTuple):
-    start: int
-    byteorder: _ByteOrder
-
-
 class Hdf5Container(Container):
     """An HDF5 file of plain arrays, open for reading; their names are their paths, "layers/dense/vars/0"."""
 
@@ -86,7 +81,7 @@ class Hdf5Container(Container):
     def _read_headers(self, size: int) -> None:
         self._directory_bytes = 0
         self._used: dict[int, int] = {}  # start -> end of every piece of the file that was referred to
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, tuple[int, _ByteOrder]] = {}
         objects: list[tuple[str, int, bytes | None]] = [("", *self._root())]
         while objects:
             path, address, cached = objects.pop()
@@ -214,7 +209,7 @@ class Hdf5Container(Container):
             )
         self._mark_used(start, length)
         self.headers[path] = header
-        self._places[path] = _Place(start, byteorder)
+        self._places[path] = start, byteorder
 
     def _piece(self, start: int, count: int) -> bytes:
         """Read a piece of the directory."""

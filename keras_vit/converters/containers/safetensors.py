@@ -18,19 +18,10 @@ from keras_vit.errors import CheckpointError
 
 # In the order in which the official library writes tensors: the widest type first, so that all are aligned.
 _TYPES = {
-    "U64": "uint64",
-    "I64": "int64",
-    "F64": "float64",
-    "F32": "float32",
-    "U32": "uint32",
-    "I32": "int32",
-    "BF16": "bfloat16",
-    "F16": "float16",
-    "U16": "uint16",
-    "I16": "int16",
-    "I8": "int8",
-    "U8": "uint8",
-    "BOOL": "bool",
+    **{"U64": "uint64", "I64": "int64", "F64": "float64"},
+    **{"F32": "float32", "U32": "uint32", "I32": "int32"},
+    **{"BF16": "bfloat16", "F16": "float16", "U16": "uint16", "I16": "int16"},
+    **{"I8": "int8", "U8": "uint8", "BOOL": "bool"},
 }
 # Bits of one element, also of the types that are not read.
 _BITS = {code: 8 * ITEM_BYTES[name] for code, name in _TYPES.items()} | {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "C64": 64}

@@ -85,7 +85,7 @@ class Encoder:
             table[: c.num_prefix_tokens] += folding.prefix_tokens(self.model.get_layer("prefix"))
         if c.position != "none" and c.position_place == "stem":
             first = c.num_prefix_tokens - c.position_prefix_tokens
-            table[first:] += folding.position_table(self.model.get_layer("position"))
+            table[first:] += folding.float64(self.model.get_layer("position").table())[0]
         return folding.to_stream(table, self.scales)
 
     def _block(self, x: Tensor, i: int, queries: int) -> tuple[Tensor, Tensor | None]:
@@ -97,7 +97,8 @@ class Encoder:
             if self.config.position == "relative":
                 relative = position
             else:
-                x = self._add_positions(x, position, f"{name}/position")
+                table = folding.to_stream(folding.float64(position.table()), self.scales)
+                x = ops.add(x, self._shared_constant(table, f"{position.name}/embedding"), f"{name}/position")
         normalized, affine = layers.norm(x, block.norm1, f"{name}/norm1", self.scales)
         if block.attention is None:
             branch = self._mix_tokens(normalized, affine, block, f"{name}/token_mlp", queries)
@@ -135,10 +136,6 @@ class Encoder:
         if (self.scales == 1).all():
             return x
         return self.ops.multiply(x, self._shared_constant(self.scales, "stream/scales"), f"{name}/scaled")
-
-    def _add_positions(self, x: Tensor, layer: Any, name: str) -> Tensor:
-        table = folding.to_stream(folding.position_table(layer)[None], self.scales)
-        return self.ops.add(x, self._shared_constant(table, f"{layer.name}/embedding"), name)
 
     def _shared_constant(self, table: np.ndarray, name: str) -> Tensor:
         """Return a constant that several blocks may use; it is stored once."""

@@ -23,10 +23,6 @@ class Affine(NamedTuple):
     shift: Array
     constant: Array  # makes up for what is subtracted from x because it has outliers
 
-    def beside_itself(self) -> "Affine":
-        """Return the affine part of two results side by side, (2 * width,)."""
-        return Affine(*(np.tile(part, 2) for part in self))
-
 
 class DenseWeights(NamedTuple):
     """Weights of x @ kernel.T + bias: kernel float64 (outputs, inputs), bias float64 (outputs,)."""
@@ -147,18 +143,6 @@ def patch_weights(layer: Any, scale: Array | None) -> tuple[Array, Array]:
 def prefix_tokens(layer: Any) -> Array:
     """Return the tokens that a PrefixTokens puts in front of the patches, (tokens, width)."""
     return np.concatenate([float64(token)[0] for token in layer.prefix])
-
-
-def position_table(layer: Any) -> Array:
-    """Return the embeddings that a PositionEmbedding adds, (tokens, width)."""
-    if layer.kind == "sincos2d":
-        return float64(layer.fixed)[0]
-    if layer.kind == "learned":
-        return float64(layer.embedding)[0]
-    count, (height, width) = layer.prefix_tokens, layer.grid
-    along_x, along_y = float64(layer.x_embedding)[0], float64(layer.y_embedding)[0]
-    patches = np.concatenate([np.tile(along_x[count:], (height, 1)), along_y[count:].repeat(width, axis=0)], axis=1)
-    return np.concatenate([np.concatenate([along_x[:count], along_y[:count]], axis=1), patches])
 
 
 def relative_table(layer: Any, queries: int) -> Array:

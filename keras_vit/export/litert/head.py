@@ -69,7 +69,7 @@ class Head:
         elif c.classifier == "token_gap":
             mean = self.ops.mean(self._patches(tokens), [1], "pool_mean", keepdims=False)
             x = self.ops.concatenate([self._token(tokens, 0), mean], 1, "pools")
-            affine = affine and affine.beside_itself()
+            affine = affine and Affine(*(np.tile(part, 2) for part in affine))
         else:
             x = tokens
         if c.final_norm == "pooled":

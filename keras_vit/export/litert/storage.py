@@ -1,6 +1,5 @@
 """Storage formats of kernels in a LiteRT file: float32, float16 and int8."""
 
-import abc
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,49 +7,34 @@ import numpy as np
 from keras_vit.export.litert.builder import Builder, Tensor
 
 
-class Storage(abc.ABC):
+@dataclass(frozen=True)
+class Storage:
     """Storage format of the kernels of dense layers and convolutions."""
 
-    quantizes_inputs = False  # True: the runtime quantizes the inputs of these layers, row by row, in every call
-    dense_version = 5  # lowest version of FULLY_CONNECTED that takes such kernels; 5: keep_num_dims
-    convolution_version = 1  # lowest version of CONV_2D that takes such kernels
+    dtype: str
+    quantizes_inputs: bool = (
+        False  # whether the runtime quantizes the inputs of these layers, row by row, in every call
+    )
+    dense_version: int = 5  # lowest version of FULLY_CONNECTED that takes such kernels; 5: keep_num_dims
+    convolution_version: int = 1  # lowest version of CONV_2D that takes such kernels
 
-    @abc.abstractmethod
     def add_kernel(self, builder: Builder, array: np.ndarray, name: str) -> Tensor:
         """Add a kernel, float (outputs, ...), and return the tensor that a dense layer or a convolution takes."""
-
-
-@dataclass(frozen=True)
-class Float32(Storage):
-    """Kernels as float32."""
-
-    def add_kernel(self, builder: Builder, array: np.ndarray, name: str) -> Tensor:
-        """Add the kernel as float32."""
+        if self.dtype == "int8":
+            integers, scale = quantize_int8(array)
+            return builder.constant(integers, name, scale)
+        if self.dtype == "float16":
+            half = builder.constant(array.astype(np.float16), f"{name}_float16")
+            return builder.operator("DEQUANTIZE", [half], (name, array.shape, "float32"), version=3)
         return builder.constant(array.astype(np.float32), name)
 
 
-@dataclass(frozen=True)
-class Float16(Storage):
-    """Kernels as float16: half the size. The runtime converts them to float32 when it loads the file."""
-
-    def add_kernel(self, builder: Builder, array: np.ndarray, name: str) -> Tensor:
-        """Add the kernel as float16, followed by DEQUANTIZE."""
-        half = builder.constant(array.astype(np.float16), f"{name}_float16")
-        return builder.operator("DEQUANTIZE", [half], (name, array.shape, "float32"), version=3)
-
-
-@dataclass(frozen=True)
-class Int8(Storage):
-    """Kernels as int8, symmetric (-127 to 127), with one scale for each output."""
-
-    quantizes_inputs = True
-    dense_version = 12  # 9: asymmetric inputs; 12: a scale for each output
-    convolution_version = 5  # a scale for each output; 7 is for int4 kernels, and GPUs take up to 6
-
-    def add_kernel(self, builder: Builder, array: np.ndarray, name: str) -> Tensor:
-        """Add the kernel as int8."""
-        integers, scale = quantize_int8(array)
-        return builder.constant(integers, name, scale)
+FLOAT32 = Storage("float32")
+# Half the size. The runtime converts the kernels to float32 when it loads the file.
+FLOAT16 = Storage("float16")
+# Symmetric (-127 to 127), with one scale for each output. FULLY_CONNECTED 9: asymmetric inputs; 12: a scale for each
+# output. CONV_2D 5: a scale for each output; 7 is for int4 kernels, and GPUs take up to 6.
+INT8 = Storage("int8", quantizes_inputs=True, dense_version=12, convolution_version=5)
 
 
 def quantize_int8(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -60,6 +44,3 @@ def quantize_int8(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     scale = np.where(scale > 0, scale, np.float32(1))
     integers = np.rint(rows / scale[:, None]).clip(-127, 127).astype(np.int8)
     return integers.reshape(array.shape), scale
-
-
-FLOAT32 = Float32()

@@ -6,7 +6,6 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +16,7 @@ from keras_vit.export.litert.builder import schema
 Observer = Callable[[str, np.ndarray], None]  # takes the name and the values of an activation
 
 
-@dataclass(frozen=True)
-class Operator:
+class Operator(NamedTuple):
     """A node of the graph: the schema's name of its kind, and the indices of its tensors; -1 is an omitted input."""
 
     kind: str
@@ -34,8 +32,7 @@ class TensorInfo(NamedTuple):
     values: np.ndarray | None
 
 
-@dataclass(frozen=True)
-class FileGraph:
+class FileGraph(NamedTuple):
     """Graph of a LiteRT file, as far as quantization reads it."""
 
     operators: tuple[Operator, ...]  # in the order in which they run

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit._util import data_files
-from keras_vit._util.schema import NUMBER, misfits
+from keras_vit._util.schema import misfits
 from keras_vit._util.text import nearest
 
 FLOAT = 32  # bits of tensors that a rule leaves as they are
@@ -23,18 +23,6 @@ STORAGES = {"float32": 32, "float16": 16, "int8": 8}  # formats in which the wri
 METHODS = {"min_max": "MIN_MAX_UNIFORM_QUANT", "octav": "OCTAV", "gptq": "MIN_MAX_UNIFORM_QUANT"}
 WITH_KERNELS = {"FULLY_CONNECTED", "CONV_2D"}
 
-_RULE = {"operators": [str], "names?": str, "weights": int, "activations?": int, "method?": str}
-_FILE = {
-    "summary": str,
-    "devices": str,
-    "storage?": str,
-    "least_cosine": NUMBER,
-    "least_difference_cosine?": NUMBER,
-    "least_agreement": NUMBER,
-    "patches?": str,
-    "rules?": [_RULE],
-    "smoothing?": {"alpha": NUMBER, "threshold": NUMBER, "stream?": NUMBER},
-}
 _CHOICES: dict[str, Iterable[Any]] = {
     "patches": ("dense", "convolution"),
     "storage": STORAGES,
@@ -43,12 +31,9 @@ _CHOICES: dict[str, Iterable[Any]] = {
     "method": METHODS,
 }
 _RANGES = {
-    "least_cosine": (-1, 1),
-    "least_difference_cosine": (-1, 1),
-    "least_agreement": (0, 1),
-    "alpha": (0, 1),
-    "threshold": (1, math.inf),
-    "stream": (1, math.inf),
+    **dict.fromkeys(("least_cosine", "least_difference_cosine"), (-1, 1)),
+    **dict.fromkeys(("least_agreement", "alpha"), (0, 1)),
+    **dict.fromkeys(("threshold", "stream"), (1, math.inf)),
 }
 
 
@@ -151,7 +136,9 @@ def _folder() -> Path:
 
 def _read(path: Path) -> Mode:
     table = data_files.read_toml(path)
-    errors = list(misfits(table, _FILE, path.name)) or list(_value_errors(table, path.name))
+    errors = list(misfits(table, data_files.read_schema("converters", "export"), path.name)) or list(
+        _value_errors(table, path.name)
+    )
     if errors:
         raise ValueError(f"{path} is not a valid quantization mode: " + "; ".join(errors))
     smoothing = table.pop("smoothing", None)

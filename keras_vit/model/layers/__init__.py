@@ -3,12 +3,11 @@
 from keras_vit.model.layers.attention import MultiHeadAttention
 from keras_vit.model.layers.block import MLP, EncoderBlock, LayerScale
 from keras_vit.model.layers.initializers import uninitialized
-from keras_vit.model.layers.patches import PatchEmbedding
 from keras_vit.model.layers.pooling import AttentionPooling, L2Normalization, TokenPooling
 from keras_vit.model.layers.position import PositionEmbedding
 from keras_vit.model.layers.randomness import Dropout, StochasticDepth
 from keras_vit.model.layers.resnet import GroupNormalization, ResNetRoot, ResNetUnit, StandardizedConv2D
-from keras_vit.model.layers.tokens import PrefixTokens
+from keras_vit.model.layers.tokens import PatchEmbedding, PrefixTokens
 
 __all__ = [
     "MLP",

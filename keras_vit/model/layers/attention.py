@@ -6,6 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_vit.model.layers.base import BaseLayer
 from keras_vit.model.layers.fusion import product_then, softmax
 from keras_vit.model.layers.initializers import glorot_uniform_matrix
 from keras_vit.model.layers.quantized import load_quantization, save_quantization
@@ -15,7 +16,7 @@ from keras_vit.model.layers.rotary import Rotary
 
 
 @keras.saving.register_keras_serializable("keras_vit")
-class MultiHeadAttention(keras.layers.Layer):
+class MultiHeadAttention(BaseLayer):
     """Compute softmax(q k' / sqrt(head size)) v and project it to hidden_size.
 
     `key_bias` is whether the keys have a bias where queries and values have one; `rotary` are the arguments of a
@@ -86,9 +87,6 @@ class MultiHeadAttention(keras.layers.Layer):
         scores = ops.matmul(query, key)
         return softmax(scores if relative is None else scores + relative_scores(query, relative))
 
-    def compute_output_shape(self, input_shape: tuple[Any, ...], *_: Any) -> tuple[Any, ...]:
-        return input_shape
-
     def save_own_variables(self, store: Any) -> None:
         save_quantization(store, (self.query, self.key, self.value, self.out))
 
@@ -96,9 +94,7 @@ class MultiHeadAttention(keras.layers.Layer):
         load_quantization(store, (self.query, self.key, self.value, self.out))
 
     def get_config(self) -> dict[str, Any]:
-        config = {"num_heads": self.num_heads, "use_bias": self.use_bias, "dropout_rate": self.dropout_rate}
-        rotary = None if self.rotary is None else dataclasses.asdict(self.rotary)
-        return {**super().get_config(), **config, "key_bias": self.key_bias, "rotary": rotary}
+        return {**super().get_config(), "rotary": None if self.rotary is None else dataclasses.asdict(self.rotary)}
 
 
 def _heads_first(x: Any, *, scale: float = 1.0) -> Any:

@@ -8,6 +8,7 @@ from keras import ops
 
 from keras_vit.model.layers.activations import activation
 from keras_vit.model.layers.attention import MultiHeadAttention
+from keras_vit.model.layers.base import BaseLayer
 from keras_vit.model.layers.fusion import layer_norm, product_then
 from keras_vit.model.layers.initializers import initializer
 from keras_vit.model.layers.quantized import load_quantization, save_quantization
@@ -15,7 +16,7 @@ from keras_vit.model.layers.randomness import Dropout, StochasticDepth, as_one_b
 
 
 @keras.saving.register_keras_serializable("keras_vit")
-class MLP(keras.layers.Layer):
+class MLP(BaseLayer):
     """Apply Dense, activation and Dense, with dropout after both, to (..., hidden_size) (paper, section 3.1).
 
     `gated`: the activation is that of a second Dense layer, and multiplies the first one (arXiv 2002.05202).
@@ -77,22 +78,15 @@ class MLP(keras.layers.Layer):
     def _dense_layers(self) -> tuple[keras.layers.Dense, ...]:
         return (self.dense1, self.gate, self.dense2) if self.gated else (self.dense1, self.dense2)
 
-    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
-        return input_shape
-
     def save_own_variables(self, store: Any) -> None:
         save_quantization(store, self._dense_layers)
 
     def load_own_variables(self, store: Any) -> None:
         load_quantization(store, self._dense_layers)
 
-    def get_config(self) -> dict[str, Any]:
-        config = {"mlp_dim": self.mlp_dim, "activation": self.activation, "dropout_rate": self.dropout_rate}
-        return {**super().get_config(), **config, "gated": self.gated, "norm_epsilon": self.norm_epsilon}
-
 
 @keras.saving.register_keras_serializable("keras_vit")
-class LayerScale(keras.layers.Layer):
+class LayerScale(BaseLayer):
     """Multiply every channel by a learned factor that starts small (CaiT, arXiv 2103.17239)."""
 
     def __init__(self, initial: float = 1e-5, **kwargs: Any) -> None:
@@ -106,15 +100,9 @@ class LayerScale(keras.layers.Layer):
     def call(self, x: Any) -> Any:
         return x * self.gamma
 
-    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
-        return input_shape
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "initial": self.initial}
-
 
 @keras.saving.register_keras_serializable("keras_vit")
-class EncoderBlock(keras.layers.Layer):
+class EncoderBlock(BaseLayer):
     """Compute x + attention(norm1(x)), then x + mlp(norm2(x)), for tokens (batch, tokens, hidden_size).
 
     An MLP over the tokens replaces attention if `tokens_mlp_dim` is given (MLP-Mixer, arXiv 2105.01601).
@@ -143,22 +131,20 @@ class EncoderBlock(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self._config = {
-            "num_heads": num_heads,
-            "mlp_dim": mlp_dim,
-            "activation": activation,
-            "norm_epsilon": norm_epsilon,
-            "qkv_bias": qkv_bias,
-            "key_bias": key_bias,
-            "gated_mlp": gated_mlp,
-            "mlp_norm": mlp_norm,
-            "rotary": rotary,
-            "layer_scale": layer_scale,
-            "tokens_mlp_dim": tokens_mlp_dim,
-            "dropout_rate": dropout_rate,
-            "attention_dropout_rate": attention_dropout_rate,
-            "stochastic_depth": stochastic_depth,
-        }
+        self.num_heads = num_heads
+        self.mlp_dim = mlp_dim
+        self.activation = activation
+        self.norm_epsilon = norm_epsilon
+        self.qkv_bias = qkv_bias
+        self.key_bias = key_bias
+        self.gated_mlp = gated_mlp
+        self.mlp_norm = mlp_norm
+        self.rotary = rotary
+        self.layer_scale = layer_scale
+        self.tokens_mlp_dim = tokens_mlp_dim
+        self.dropout_rate = dropout_rate
+        self.attention_dropout_rate = attention_dropout_rate
+        self.stochastic_depth = stochastic_depth
         policy = {"dtype": self.dtype_policy}
         self.norm1 = keras.layers.LayerNormalization(epsilon=norm_epsilon, name="norm1", **policy)
         self.attention: Any = None
@@ -223,9 +209,3 @@ class EncoderBlock(keras.layers.Layer):
         """Return the attention weights for the block's input, (batch, heads, tokens, tokens); every row sums to 1."""
         x = self.norm1(x)
         return self.attention.weights_of(x, x, relative)
-
-    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
-        return input_shape
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **self._config}

@@ -6,12 +6,13 @@ import keras
 from keras import ops
 
 from keras_vit.model.layers.attention import MultiHeadAttention
+from keras_vit.model.layers.base import BaseLayer
 from keras_vit.model.layers.block import MLP
 from keras_vit.model.layers.initializers import glorot_uniform_matrix
 
 
 @keras.saving.register_keras_serializable("keras_vit")
-class TokenPooling(keras.layers.Layer):
+class TokenPooling(BaseLayer):
     """Select the token with index `token`, or compute the mean of all tokens after the prefix if it is None."""
 
     def __init__(self, *, token: int | None = None, prefix_tokens: int = 0, **kwargs: Any) -> None:
@@ -19,21 +20,15 @@ class TokenPooling(keras.layers.Layer):
         self.token = token
         self.prefix_tokens = prefix_tokens
 
-    def build(self, input_shape: tuple[Any, ...]) -> None:
-        """Nothing to build."""
-
     def call(self, x: Any) -> Any:
         return ops.mean(x[:, self.prefix_tokens :], axis=1) if self.token is None else x[:, self.token]
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         return (input_shape[0], input_shape[-1])
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "token": self.token, "prefix_tokens": self.prefix_tokens}
-
 
 @keras.saving.register_keras_serializable("keras_vit")
-class AttentionPooling(keras.layers.Layer):
+class AttentionPooling(BaseLayer):
     """Let a learned probe attend to the tokens after the prefix, and add an MLP of the result.
 
     Source: big_vision's MAPHead (arXiv 2106.04560), which has no prefix tokens; timm leaves them out.
@@ -50,13 +45,11 @@ class AttentionPooling(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self._config = {
-            "num_heads": num_heads,
-            "mlp_dim": mlp_dim,
-            "activation": activation,
-            "norm_epsilon": norm_epsilon,
-            "prefix_tokens": prefix_tokens,
-        }
+        self.num_heads = num_heads
+        self.mlp_dim = mlp_dim
+        self.activation = activation
+        self.norm_epsilon = norm_epsilon
+        self.prefix_tokens = prefix_tokens
         policy = {"dtype": self.dtype_policy}
         self.attention = MultiHeadAttention(num_heads, name="attention", **policy)
         self.norm = keras.layers.LayerNormalization(epsilon=norm_epsilon, name="norm", **policy)
@@ -71,23 +64,17 @@ class AttentionPooling(keras.layers.Layer):
 
     def call(self, x: Any) -> Any:
         probe = ops.broadcast_to(ops.cast(self.probe, x.dtype), (ops.shape(x)[0], 1, x.shape[-1]))
-        pooled = self.attention(probe, x[:, self._config["prefix_tokens"] :])
+        pooled = self.attention(probe, x[:, self.prefix_tokens :])
         return (pooled + self.mlp(self.norm(pooled)))[:, 0]
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         return (input_shape[0], input_shape[-1])
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **self._config}
-
 
 @keras.saving.register_keras_serializable("keras_vit")
-class L2Normalization(keras.layers.Layer):
+class L2Normalization(BaseLayer):
     """Divide each feature by its Euclidean norm. A feature of zeros stays zero, and its gradient is finite."""
 
     def call(self, x: Any) -> Any:
         squares = ops.sum(ops.square(x), axis=-1, keepdims=True)
         return x * ops.rsqrt(ops.maximum(squares, 1e-24))
-
-    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
-        return input_shape

@@ -7,11 +7,12 @@ import numpy as np
 from keras import ops
 
 from keras_vit import position
+from keras_vit.model.layers.base import BaseLayer
 from keras_vit.model.layers.initializers import initializer
 
 
 @keras.saving.register_keras_serializable("keras_vit")
-class PositionEmbedding(keras.layers.Layer):
+class PositionEmbedding(BaseLayer):
     """Add a position embedding to tokens (batch, prefix_tokens + rows * columns, hidden_size).
 
     `kind` is "learned", "learned2d" or "sincos2d" (fixed). "learned2d" concatenates an embedding of the column and one
@@ -56,21 +57,23 @@ class PositionEmbedding(keras.layers.Layer):
         }[self.kind]
 
     def call(self, x: Any) -> Any:
+        table = self.table()
+        return x + (ops.cast(table, x.dtype) if self.kind == "sincos2d" else table)
+
+    def table(self) -> Any:
+        """Return what is added to the tokens, (1, tokens, hidden_size)."""
         if self.kind == "sincos2d":
-            return x + ops.cast(self.fixed, x.dtype)
+            return self.fixed
         if self.kind == "learned":
-            return x + self.embedding
+            return self.embedding
         along_x, along_y = self._repeat(self.x_embedding, axis=1), self._repeat(self.y_embedding, axis=2)
-        return x + ops.concatenate([along_x, along_y], axis=-1)
+        return ops.concatenate([along_x, along_y], axis=-1)
 
     def _repeat(self, table: Any, *, axis: int) -> Any:
         """Repeat a table of columns or rows along the other `axis`, so that it covers all tokens."""
         prefix, line = table[:, : self.prefix_tokens], table[:, self.prefix_tokens :]
         patches = ops.broadcast_to(ops.expand_dims(line, axis), (1, *self.grid, table.shape[-1]))
         return ops.concatenate([prefix, ops.reshape(patches, (1, -1, table.shape[-1]))], axis=1)
-
-    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
-        return input_shape
 
     def save_own_variables(self, store: Any) -> None:
         if self.kind == "sincos2d":
@@ -101,7 +104,3 @@ class PositionEmbedding(keras.layers.Layer):
             getattr(self, name).assign(
                 position.resize(table, grids[name], source_grid=source, prefix_tokens=prefix_tokens, method=self.method)
             )
-
-    def get_config(self) -> dict[str, Any]:
-        config = {"grid": self.grid, "prefix_tokens": self.prefix_tokens, "kind": self.kind, "method": self.method}
-        return {**super().get_config(), **config}

@@ -12,6 +12,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_vit.model.layers.base import BaseLayer
+
 
 class _FixedSeed(keras.random.SeedGenerator):
     """A seed generator that always returns the same tensor: keras.random does not accept a bare tensor as seed."""
@@ -93,7 +95,7 @@ class Dropout(keras.layers.Dropout):
 
 
 @keras.saving.register_keras_serializable("keras_vit")
-class StochasticDepth(keras.layers.Layer):
+class StochasticDepth(BaseLayer):
     """Drop a residual branch of some images in training (arXiv 1603.09382; AugReg, arXiv 2106.10270, section 3).
 
     `rate` is the probability of dropping; branches that are kept are scaled by 1 / (1 - rate).
@@ -104,17 +106,8 @@ class StochasticDepth(keras.layers.Layer):
         self.rate = rate
         self.seed_generator = keras.random.SeedGenerator() if rate else None
 
-    def build(self, input_shape: tuple[Any, ...]) -> None:
-        """Nothing to build."""
-
     def call(self, x: Any, training: bool | None = None) -> Any:
         if not training or self.seed_generator is None:
             return x
         shape = (ops.shape(x)[0],) + (1,) * (len(x.shape) - 1)
         return keras.random.dropout(ops.ones(shape, x.dtype), self.rate, seed=_generator(self.seed_generator)) * x
-
-    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
-        return input_shape
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "rate": self.rate}

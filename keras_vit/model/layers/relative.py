@@ -6,11 +6,12 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_vit.model.layers.base import BaseLayer
 from keras_vit.model.layers.initializers import initializer
 
 
 @keras.saving.register_keras_serializable("keras_vit")
-class RelativePosition(keras.layers.Layer):
+class RelativePosition(BaseLayer):
     """Return a table of embeddings for the offsets between two of N tokens: (2N - 1, num_heads, head size).
 
     Row q - k + N - 1 belongs to query q and key k. It acts as a second key: its product with the query is added to the
@@ -56,10 +57,6 @@ class RelativePosition(keras.layers.Layer):
                 f"{grid} and {prefix_tokens}. Keep image_size, or use new weights: `rebuilt(config, fresh=...)`."
             )
         self.table.assign(store["relative_embedding"])
-
-    def get_config(self) -> dict[str, Any]:
-        config = {"grid": self.grid, "num_heads": self.num_heads, "prefix_tokens": self.prefix_tokens}
-        return {**super().get_config(), **config}
 
 
 def relative_scores(query: Any, table: Any) -> Any:

@@ -5,13 +5,14 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_vit.model.layers.base import BaseLayer
 from keras_vit.model.layers.initializers import initializer
 
 GROUPS = 32
 
 
 @keras.saving.register_keras_serializable("keras_vit")
-class StandardizedConv2D(keras.layers.Layer):
+class StandardizedConv2D(BaseLayer):
     """Convolve with a kernel of mean 0 and standard deviation 1 for every output channel (arXiv 1903.10520).
 
     Adds `epsilon` to the standard deviation ("std", Google) or the variance ("variance", timm). SAME padding, or, if
@@ -63,13 +64,9 @@ class StandardizedConv2D(keras.layers.Layer):
         height, width = (-(-side // self.strides) for side in input_shape[1:3])
         return (input_shape[0], height, width, self.filters)
 
-    def get_config(self) -> dict[str, Any]:
-        names = ("filters", "kernel_size", "strides", "epsilon", "epsilon_place", "symmetric")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
-
 
 @keras.saving.register_keras_serializable("keras_vit")
-class GroupNormalization(keras.layers.Layer):
+class GroupNormalization(BaseLayer):
     """Normalize 32 groups of channels (arXiv 1803.08494) of (batch, height, width, channels).
 
     Moments of channels are averaged over groups: no tensor has more than 4 axes.
@@ -99,14 +96,8 @@ class GroupNormalization(keras.layers.Layer):
         mean = ops.mean(ops.reshape(channels, (-1, GROUPS, width // GROUPS)), axis=-1)
         return ops.reshape(ops.repeat(mean, width // GROUPS, axis=-1), (-1, 1, 1, width))
 
-    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
-        return input_shape
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "epsilon": self.epsilon, "gamma_initializer": self.gamma_initializer}
-
-
-class _ResNetLayer(keras.layers.Layer):
+class _ResNetLayer(BaseLayer):
     """Base of a ResNet's layers: the version and epsilons of `ResNetConfig`, and convolutions and norms with them."""
 
     def __init__(
@@ -122,30 +113,26 @@ class _ResNetLayer(keras.layers.Layer):
         super().__init__(**kwargs)
         self.width = width
         self.version = version
-        self._epsilons: dict[str, Any] = {
-            "norm_epsilon": norm_epsilon,
-            "conv_epsilon": conv_epsilon,
-            "conv_epsilon_place": conv_epsilon_place,
-        }
+        self.norm_epsilon = norm_epsilon
+        self.conv_epsilon = conv_epsilon
+        self.conv_epsilon_place = conv_epsilon_place
 
     def _new_conv(self, name: str, filters: int, kernel_size: int, strides: int) -> StandardizedConv2D:
         return StandardizedConv2D(
             filters,
             kernel_size,
             strides=strides,
-            epsilon=self._epsilons["conv_epsilon"],
-            epsilon_place=self._epsilons["conv_epsilon_place"],
+            epsilon=self.conv_epsilon,
+            epsilon_place=self.conv_epsilon_place,
             symmetric=self.version == 2,
             name=name,
             dtype=self.dtype_policy,
         )
 
     def _new_norm(self, name: str, gamma_initializer: str = "ones") -> GroupNormalization:
-        epsilon = self._epsilons["norm_epsilon"]
-        return GroupNormalization(epsilon, gamma_initializer=gamma_initializer, name=name, dtype=self.dtype_policy)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "width": self.width, "version": self.version, **self._epsilons}
+        return GroupNormalization(
+            self.norm_epsilon, gamma_initializer=gamma_initializer, name=name, dtype=self.dtype_policy
+        )
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -221,9 +208,6 @@ class ResNetUnit(_ResNetLayer):
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         return self.conv3.compute_output_shape(self.conv2.compute_output_shape(input_shape))
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "strides": self.strides}
 
 
 def _pad_sides(x: Any, width: int) -> Any:

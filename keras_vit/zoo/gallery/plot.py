@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from keras_vit.zoo.gallery.entries import Entry, Point
 
@@ -12,8 +12,7 @@ from keras_vit.zoo.gallery.entries import Entry, Point
 LETTER_WIDTH, LINE_HEIGHT = 7.2, 14
 
 
-@dataclass(frozen=True)
-class Box:
+class Box(NamedTuple):
     """A rectangle of the drawing, in its units; y grows downwards."""
 
     left: float
@@ -28,8 +27,7 @@ class Box:
         )
 
 
-@dataclass(frozen=True)
-class Dot:
+class Dot(NamedTuple):
     """An entry in the plot; `series` is the index of its family."""
 
     entry: Entry
@@ -39,8 +37,7 @@ class Dot:
     series: int
 
 
-@dataclass(frozen=True)
-class Label:
+class Label(NamedTuple):
     """A model's name near its dot; `anchor` is the part of the text that is at x: start, middle or end."""
 
     text: str
@@ -49,8 +46,7 @@ class Label:
     anchor: str
 
 
-@dataclass(frozen=True)
-class Plot:
+class Plot(NamedTuple):
     """Positions of all elements of a plot, in pixels of the full-size drawing."""
 
     width: int
