@@ -34,7 +34,8 @@ def zero_shot_head(
         ValueError: the model has a head of classes, or arguments have wrong shapes or values (all in one message).
 
     Example:
-        >>> encoder, data = keras_vit.zoo.load("digits", num_classes=0), keras_vit.digits.load()
+        >>> from keras_vit import digits
+        >>> encoder, data = keras_vit.zoo.load("digits", num_classes=0), digits.load()
         >>> prototypes = [encoder.embed(data.train_images[data.train_labels == n][:20]).mean(0) for n in (3, 7)]
         >>> model = keras_vit.zoo.zero_shot_head(encoder, prototypes, ["three", "seven"], logit_scale=20)
         >>> model.classify(data.test_images[0], top=1)[0][0].label

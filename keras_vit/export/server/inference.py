@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from keras_vit.model import layers as vit
+from keras_vit.model.layers import fusion
 from keras_vit.model.layers.activations import activation
-from keras_vit.model.layers.fusion import fuse_with
 from keras_vit.model.vision_transformer import VisionTransformer
 
 Outputs = dict[str, Any]  # tensors by name
@@ -24,44 +24,37 @@ def model_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
 
     For classifiers that read the class token, the last block computes that token only.
     """
-    run = _unfused_function(model)
+    run = _outputs_function(model)
 
     def run_fused(images: Any) -> Outputs:
-        with fuse_with(_join_gelu):
+        with fusion.fuse_with(_for_graphs):
             return run(images)
 
     return run_fused
 
 
-def _unfused_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
+def _outputs_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
     config = model.config
-    names = ["pre_logits", *(["logits"] if config.num_classes else [])]
-    if config.position_place != "stem" or not config.num_layers:
-        return lambda images: _as_outputs(model.features(images, names))
-    blocks = [model.get_layer(f"block_{i}") for i in range(config.num_layers)]
+    if config.classifier != "token" or config.position == "relative" or not config.has_attention:
+        names = ["pre_logits", *(["logits"] if config.num_classes else [])]
+
+        def all_tokens(images: Any) -> Outputs:
+            outputs = model.features(images, names)
+            outputs["features"] = keras.ops.cast(outputs.pop("pre_logits"), "float32")
+            return outputs
+
+        return all_tokens
+    block = model.get_layer(f"block_{config.num_layers - 1}")
     # The name is a prefix of every operator's name in the graph: a short one keeps the file small.
-    front = keras.Model(model.inputs[0], blocks[0].input, name=model.name)
-    if config.classifier == "token" and config.has_attention:
+    front = keras.Model(model.inputs[0], block.input, name=model.name)
 
-        def head(tokens: Any) -> Outputs:
-            tokens = _block(blocks[-1], tokens, count=config.num_final_tokens)
-            tokens = _norm(model.get_layer("encoder_norm"), tokens)  # acts on each token separately
-            return _heads(model, [tokens[:, index] for index in range(config.num_final_tokens)])
+    def final_tokens(images: Any) -> Outputs:
+        tokens = _last_block(block, front(images, training=False), count=config.num_final_tokens)
+        # The norm acts on each token separately: before or after pooling.
+        tokens = fusion.layer_norm(model.get_layer("encoder_norm"), tokens)
+        return _heads(model, [tokens[:, index] for index in range(config.num_final_tokens)])
 
-    else:
-        last = keras.Model(blocks[-1].output, {name: model._intermediates[name] for name in names}, name=model.name)
-
-        def head(tokens: Any) -> Outputs:
-            return _as_outputs(last(_block(blocks[-1], tokens), training=False))
-
-    def run(images: Any) -> Outputs:
-        return head(functools.reduce(lambda x, block: _block(block, x), blocks[:-1], front(images, training=False)))
-
-    return run
-
-
-def _as_outputs(outputs: Outputs) -> Outputs:
-    return {"features": keras.ops.cast(outputs.pop("pre_logits"), "float32"), **outputs}
+    return final_tokens
 
 
 def bfloat16_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
@@ -83,39 +76,43 @@ def bfloat16_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
     return run_with_weights
 
 
-def _join_gelu(_: Any, *, after: Callable[..., Any], shape: tuple[int, ...], **settings: Any) -> Callable[..., Any]:
-    """Return a function of a product (rows, columns) and its bias, if any, that applies `after` to their sum.
-
-    Only a GELU follows its product directly. Any other bias is added after a reshape, which the optimizer does not
-    join: with weights in variables, a joint product takes 1.5 times as long in bfloat16.
-    """
-    tokens = shape[:1] if len(shape) > 1 else ()
-
-    def apply(product: Any, *bias: Any) -> Any:
-        is_gelu = after in GELUS
-        x = product if is_gelu else tf.reshape(product, (-1, *tokens, product.shape[-1]))
-        x = tf.nn.bias_add(x, *bias) if bias else x
-        return tf.reshape(GELUS[after](x), (-1, *shape)) if is_gelu else after(tf.reshape(x, (-1, *shape)), **settings)
-
-    return apply
-
-
-def _block(block: vit.EncoderBlock, x: Any, *, count: int | None = None) -> Any:
-    """Return the block's output for the first `count` tokens, which attend to all tokens; None for all tokens."""
-    normed, kept = _norm(block.norm1, x), x[:, :count]
-    update = block.attention(normed[:, :count], normed) if count else block._mix(normed, None, False)
+def _last_block(block: vit.EncoderBlock, x: Any, *, count: int) -> Any:
+    """Return the block's output for the first `count` tokens, which attend to all tokens."""
+    normed, kept = fusion.layer_norm(block.norm1, x), x[:, :count]
+    update = block.attention(normed[:, :count], normed)
     kept = kept + (update if block.scale1 is None else block.scale1(update))
-    update = block.mlp(_norm(block.norm2, kept))
+    update = block.mlp(fusion.layer_norm(block.norm2, kept))
     return kept + (update if block.scale2 is None else block.scale2(update))
 
 
-def _norm(layer: keras.layers.LayerNormalization, x: Any) -> Any:
-    """Apply a LayerNorm as a batch norm with the rows as channels.
+def _for_graphs(function: Callable[..., Any], *, gradient: Any = None, **settings: Any) -> Callable[..., Any]:
+    """Return a function of the layers in the form that TensorFlow's optimizer joins to one operator on CPUs."""
+    del gradient  # no graph that is served has one
+    joined: dict[Any, Callable[..., Any]] = {
+        fusion.add_bias_and_apply: _add_bias_and_apply,
+        fusion.normalize: _normalize,
+    }
+    return functools.partial(joined.get(function, function), **settings)
 
-    On CPUs, TensorFlow's optimizer turns it into one operator, which computes in float32.
+
+def _add_bias_and_apply(
+    product: Any, *bias: Any, after: Callable[..., Any], shape: tuple[int, ...], **settings: Any
+) -> Any:
+    """Apply `after` to a product (rows, columns) and its bias. Only a GELU follows its product directly.
+
+    Any other bias is added after a reshape, which the optimizer does not join: with weights in variables, a joint
+    product takes 1.5 times as long in bfloat16.
     """
+    is_gelu, tokens = after in GELUS, shape[:1] if len(shape) > 1 else ()
+    x = product if is_gelu else tf.reshape(product, (-1, *tokens, product.shape[-1]))
+    x = tf.nn.bias_add(x, *bias) if bias else x
+    return tf.reshape(GELUS[after](x), (-1, *shape)) if is_gelu else after(tf.reshape(x, (-1, *shape)), **settings)
+
+
+def _normalize(x: Any, gamma: Any, beta: Any, *, epsilon: float) -> Any:
+    """Apply a LayerNorm as a batch norm with the rows as channels: one operator, which computes in float32."""
     if x.dtype not in NORM_DTYPES:
-        return layer(x)
+        return fusion.normalize(x, gamma, beta, epsilon=epsilon)
     rows = tf.size(x) // x.shape[-1]
     y = tf.raw_ops.FusedBatchNormV3(
         x=tf.reshape(x, [1, rows, x.shape[-1], 1]),
@@ -123,10 +120,10 @@ def _norm(layer: keras.layers.LayerNormalization, x: Any) -> Any:
         offset=tf.fill([rows], 0.0),
         mean=tf.constant([], tf.float32),
         variance=tf.constant([], tf.float32),
-        epsilon=layer.epsilon,
+        epsilon=epsilon,
         data_format="NCHW",
     ).y
-    gamma, beta = (tf.cast(keras.ops.convert_to_tensor(weight), x.dtype) for weight in (layer.gamma, layer.beta))
+    gamma, beta = (tf.cast(keras.ops.convert_to_tensor(weight), x.dtype) for weight in (gamma, beta))
     return tf.reshape(y, tf.shape(x)) * gamma + beta
 
 

@@ -54,7 +54,7 @@ def product_then(
     bias = () if layer.bias is None else (ops.reshape(layer.bias, (columns,)),)
     if after is None:
         return ops.reshape(ops.add(product, *bias) if bias else product, (-1, *shape))
-    return _local.compiler(_add_bias_and_apply, after=after, shape=shape, **settings)(product, *bias)
+    return _local.compiler(add_bias_and_apply, after=after, shape=shape, **settings)(product, *bias)
 
 
 def softmax(x: Any) -> Any:
@@ -68,7 +68,7 @@ def layer_norm(layer: keras.layers.LayerNormalization, x: Any) -> Any:
     """Return layer(x), of a layer that normalizes the last axis; with a compiler, it is one program."""
     if _local.compiler is None:
         return layer(x)
-    return _local.compiler(_normalize, epsilon=layer.epsilon)(x, layer.gamma, layer.beta)
+    return _local.compiler(normalize, epsilon=layer.epsilon)(x, layer.gamma, layer.beta)
 
 
 def _softmax(x: Any) -> Any:
@@ -80,7 +80,8 @@ def _softmax_gradient(weights: Any, upstream: Any) -> Any:
     return ops.cast(w * (u - ops.sum(w * u, axis=-1, keepdims=True)), weights.dtype)
 
 
-def _normalize(x: Any, gamma: Any, beta: Any, *, epsilon: float) -> Any:
+def normalize(x: Any, gamma: Any, beta: Any, *, epsilon: float) -> Any:
+    """Compute a LayerNorm over the last axis, in at least float32."""
     wide, gamma, beta = _widened(x, gamma, beta)
     mean = ops.mean(wide, axis=-1, keepdims=True)
     centred = wide - mean
@@ -94,8 +95,9 @@ def _widened(*tensors: Any) -> list[Any]:
     return [ops.cast(tensor, wide) for tensor in tensors]
 
 
-def _add_bias_and_apply(
+def add_bias_and_apply(
     product: Any, *bias: Any, after: Callable[..., Any], shape: tuple[int, ...], **settings: Any
 ) -> Any:
+    """Return after(product + bias) in the given shape of one example; it computes in at least float32."""
     x = functools.reduce(ops.add, _widened(product, *bias))
     return ops.cast(after(ops.reshape(x, (-1, *shape)), **settings), product.dtype)
