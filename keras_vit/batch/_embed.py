@@ -29,8 +29,6 @@ from keras_vit.model.image_files import CHANNELS
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.zoo.pretrained import load_choice, resolve
 
-__all__ = ["Result", "embed"]
-
 CPU_FLAGS = ("amx_bf16", "avx512_bf16")  # of processors that multiply bfloat16 matrices faster than float32
 AMPERE = (8, 0)  # the first compute capability of NVIDIA's that does
 

@@ -21,15 +21,11 @@ def embed(
     accept_licence: Licence = False,
     image_size: Size = None,
     patch_size: Patch = None,
-    dtype: Annotated[
-        str, Option(help="Of the computation: auto (bfloat16 where it is fast), float32, bfloat16.")
-    ] = "auto",
+    dtype: Annotated[str, Option(help="auto (bfloat16 where it is fast), float32 or bfloat16.")] = "auto",
     output_dtype: Annotated[str, Option(help="Of the values: float32 or float16.")] = "float32",
     batch_size: Annotated[int, Option(help="Images per call; 128 or more for a GPU.")] = 16,
     rows_per_file: Annotated[int, Option(help="Images per Parquet file.")] = 4096,
-    shard: Annotated[
-        str, Option(help="i/n: every n-th file from file i, for n processes that share the work.")
-    ] = "0/1",
+    shard: Annotated[str, Option(help="i/n: every n-th file from i, for n processes that share.")] = "0/1",
     engine: Annotated[str, Option(help="local, or ray for all nodes of a Ray cluster.")] = "local",
     as_json: Json = False,
 ) -> None:

@@ -88,10 +88,7 @@ def _last_block(block: vit.EncoderBlock, x: Any, *, count: int) -> Any:
 def _for_graphs(function: Callable[..., Any], *, gradient: Any = None, **settings: Any) -> Callable[..., Any]:
     """Return a function of the layers in the form that TensorFlow's optimizer joins to one operator on CPUs."""
     del gradient  # no graph that is served has one
-    joined: dict[Any, Callable[..., Any]] = {
-        fusion.add_bias_and_apply: _add_bias_and_apply,
-        fusion.normalize: _normalize,
-    }
+    joined: Any = {fusion.add_bias_and_apply: _add_bias_and_apply, fusion.normalize: _normalize}
     return functools.partial(joined.get(function, function), **settings)
 
 

@@ -30,13 +30,7 @@ from keras_vit.train.step.workers import name_lost_worker
 # Fields that a continued run may change: they do not influence the weights. (Micro-batches change them by rounding, and
 # other dropout masks, as another number of devices does, which may need another number of micro-batches.)
 CHANGEABLE_FIELDS = (
-    "accumulation",
-    "log_steps",
-    "checkpoint_steps",
-    "checkpoint_minutes",
-    "keep",
-    "eval_steps",
-    "steps_per_call",
+    *("accumulation", "log_steps", "checkpoint_steps", "checkpoint_minutes", "keep", "eval_steps", "steps_per_call"),
 )
 FINISHED = (
     "{folder} is finished: all {total:,} steps are done. To train longer, start a new run from its weights: "
