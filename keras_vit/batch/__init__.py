@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from keras_vit._util import lazy
 
 if TYPE_CHECKING:
-    from keras_vit.batch._embed import Result, embed
+    from keras_vit.batch._embed import embed
+    from keras_vit.batch.folder import Result
 
 __all__ = ["Result", "embed"]
 
