@@ -22,7 +22,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "gated": {"gated_mlp": True, "activation": "silu", "layer_scale": 1.0},
     "map": VARIANTS["map"],
 }
-QUICK = ("rotary beside learned positions, gated, normed", "mixer with a class token", "BiT")
+QUICK = ("rotary beside learned positions, gated, normed",)
 # With random weights the outputs of two images are closer than a trained model's, and more is lost between them.
 WIDE: dict[str, Any] = {"hidden_size": 96, "mlp_dim": 192, "num_heads": 3, "image_size": 64, "num_classes": 50}
 # Few images and no shift: twenty steps are ten epochs. XLA takes longer to compile a step than to run it.

@@ -252,7 +252,12 @@ def test_the_table_of_families_is_the_cards() -> None:
     assert table == family_table.rendered(), "run python tests/family_table.py"
 
 
-@pytest.mark.parametrize("family", family_table.configs())
+QUICK = ("BiT", "CLIP", "DINOv2", "DINOv3", "Mixer")  # the others take the same paths
+
+
+@pytest.mark.parametrize(
+    "family", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in family_table.configs()]
+)
 def test_a_row_of_the_table_says_what_the_models_do(family: str, tmp_path: Path) -> None:
     import tensorflow as tf
 
