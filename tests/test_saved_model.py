@@ -184,7 +184,8 @@ def test_one_operator_has_each_norm_and_each_gelu(dtype: str | None) -> None:
     spec = tf.TensorSpec((None, *model.config.size, 3), tf.float32)
     graph = tf.function(inference.model_function(served), input_signature=[spec]).get_concrete_function().graph
     kinds = [operator.type for operator in graph.get_operations()]
-    assert kinds.count("FusedBatchNormV3") == 5 and "SquaredDifference" not in kinds
+    # The final norm, of the class token alone, stays as Keras computes it.
+    assert kinds.count("FusedBatchNormV3") == 4 and kinds.count("SquaredDifference") == 1
     for tanh in (operator for operator in graph.get_operations() if operator.type == "Tanh"):
         scope = tanh.name.rpartition("/")[0]
         (bias,) = {

@@ -125,6 +125,7 @@ class Network:
                 **{name: getattr(c, name) for name in BLOCK_FIELDS},
                 rotary=None if c.rotary_theta is None else rotary,
                 stochastic_depth=c.stochastic_depth * i / max(1, c.num_layers - 1),
+                final_tokens=c.num_final_tokens if i == c.num_layers - 1 and c.classifier == "token" else None,
                 name=f"block_{i}",
                 dtype=self.policy,
             )

@@ -84,9 +84,14 @@ class VisionTransformer(keras.Model):
         # Cached functions instead of dicts: Keras would save models that it finds in a model's containers.
         tensors = self._intermediates
         self._feature_model = functools.cache(
-            lambda names: keras.Model(network.images, {name: tensors[name] for name in names})
+            lambda names: keras.Model(network.images, {name: tensors[name] for name in names}, name=name)
         )
         self._block_input_model = functools.cache(lambda: keras.Model(network.images, network.block_inputs))
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:
+        """Return the output; the last block computes only the tokens that the head reads."""
+        with vit.final_tokens_only():
+            return super().call(inputs, training=training, mask=mask, **kwargs)
 
     def features(self, images: Any, layers: Iterable[str] | None = None) -> dict[str, Any]:
         """Return intermediate results for a batch of images.

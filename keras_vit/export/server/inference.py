@@ -24,37 +24,15 @@ def model_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
 
     For classifiers that read the class token, the last block computes that token only.
     """
-    run = _outputs_function(model)
+    names = ["pre_logits", *(["logits"] if model.config.num_classes else [])]
 
-    def run_fused(images: Any) -> Outputs:
-        with fusion.fuse_with(_for_graphs):
-            return run(images)
-
-    return run_fused
-
-
-def _outputs_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
-    config = model.config
-    if config.classifier != "token" or config.position == "relative" or not config.has_attention:
-        names = ["pre_logits", *(["logits"] if config.num_classes else [])]
-
-        def all_tokens(images: Any) -> Outputs:
+    def run(images: Any) -> Outputs:
+        with vit.final_tokens_only(), fusion.fuse_with(_for_graphs):
             outputs = model.features(images, names)
-            outputs["features"] = keras.ops.cast(outputs.pop("pre_logits"), "float32")
-            return outputs
+        features = outputs.pop("pre_logits")
+        return {**outputs, "features": keras.ops.cast(features, "float32")}
 
-        return all_tokens
-    block = model.get_layer(f"block_{config.num_layers - 1}")
-    # The name is a prefix of every operator's name in the graph: a short one keeps the file small.
-    front = keras.Model(model.inputs[0], block.input, name=model.name)
-
-    def final_tokens(images: Any) -> Outputs:
-        tokens = _last_block(block, front(images, training=False), count=config.num_final_tokens)
-        # The norm acts on each token separately: before or after pooling.
-        tokens = fusion.layer_norm(model.get_layer("encoder_norm"), tokens)
-        return _heads(model, [tokens[:, index] for index in range(config.num_final_tokens)])
-
-    return final_tokens
+    return run
 
 
 def bfloat16_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
@@ -74,15 +52,6 @@ def bfloat16_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
             return run(images)
 
     return run_with_weights
-
-
-def _last_block(block: vit.EncoderBlock, x: Any, *, count: int) -> Any:
-    """Return the block's output for the first `count` tokens, which attend to all tokens."""
-    normed, kept = fusion.layer_norm(block.norm1, x), x[:, :count]
-    update = block.attention(normed[:, :count], normed)
-    kept = kept + (update if block.scale1 is None else block.scale1(update))
-    update = block.mlp(fusion.layer_norm(block.norm2, kept))
-    return kept + (update if block.scale2 is None else block.scale2(update))
 
 
 def _for_graphs(function: Callable[..., Any], *, gradient: Any = None, **settings: Any) -> Callable[..., Any]:
@@ -122,21 +91,3 @@ def _normalize(x: Any, gamma: Any, beta: Any, *, epsilon: float) -> Any:
     ).y
     gamma, beta = (tf.cast(keras.ops.convert_to_tensor(weight), x.dtype) for weight in (gamma, beta))
     return tf.reshape(y, tf.shape(x)) * gamma + beta
-
-
-def _heads(model: VisionTransformer, tokens: list[Any]) -> Outputs:
-    """Apply the model's head to the class token; for a distilled model average the two heads."""
-    config = model.config
-    if config.representation_size is not None:
-        tokens = [model.get_layer("pre_logits")(token) for token in tokens]
-    if config.normalize_features:
-        tokens = [model.get_layer("normalized")(token) for token in tokens]
-    outputs = {"features": keras.ops.cast(_mean(tokens), "float32")}
-    if config.num_classes:
-        names = ("head", "head_distillation")[: len(tokens)]
-        outputs["logits"] = _mean([model.get_layer(name)(x) for name, x in zip(names, tokens, strict=True)])
-    return outputs
-
-
-def _mean(tensors: list[Any]) -> Any:
-    return sum(tensors[1:], tensors[0]) / len(tensors)

@@ -1,7 +1,7 @@
 """Layers of a Vision Transformer, one concept in each file. They use `keras.ops` only, so every back end runs them."""
 
 from keras_vit.model.layers.attention import MultiHeadAttention
-from keras_vit.model.layers.block import MLP, EncoderBlock, LayerScale
+from keras_vit.model.layers.block import MLP, EncoderBlock, LayerScale, final_tokens_only
 from keras_vit.model.layers.initializers import uninitialized
 from keras_vit.model.layers.pooling import AttentionPooling, L2Normalization, TokenPooling
 from keras_vit.model.layers.position import PositionEmbedding
@@ -26,5 +26,6 @@ __all__ = [
     "StandardizedConv2D",
     "StochasticDepth",
     "TokenPooling",
+    "final_tokens_only",
     "uninitialized",
 ]

@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_vit.model.layers.base import BaseLayer
-from keras_vit.model.layers.fusion import product_then, softmax
+from keras_vit.model.layers.fusion import attend, attention_weights, product_then
 from keras_vit.model.layers.initializers import glorot_uniform_matrix
 from keras_vit.model.layers.quantized import load_quantization, save_quantization
 from keras_vit.model.layers.randomness import Dropout
@@ -72,20 +72,26 @@ class MultiHeadAttention(BaseLayer):
 
     def call(self, queries: Any, attended: Any = None, relative: Any = None, training: bool | None = None) -> Any:
         attended = queries if attended is None else attended
-        weights = self.dropout(self.weights_of(queries, attended, relative), training=training)
-        mixed = ops.matmul(weights, product_then(self.value, attended, _heads_first))
+        inputs = self._inputs(queries, attended, relative)
+        value = product_then(self.value, attended, _heads_first)
+        if training and self.dropout_rate:
+            mixed = ops.matmul(self.dropout(attention_weights(*inputs), training=True), value)
+        else:
+            query, key, added = inputs
+            mixed = attend(query, key, value, added, training=training)
         return product_then(self.out, ops.transpose(mixed, (0, 2, 1, 3)), axes=2)
 
     def weights_of(self, queries: Any, attended: Any, relative: Any = None) -> Any:
         """Return the attention weights, (batch, heads, queries, attended); every row sums to 1."""
+        return attention_weights(*self._inputs(queries, attended, relative))
+
+    def _inputs(self, queries: Any, attended: Any, relative: Any) -> tuple[Any, Any, Any]:
+        """Return queries and keys of every head, and what is added to their products, or None."""
         query = product_then(self.query, queries, _heads_first, scale=self.scale)
-        if self.rotary is None:
-            key = product_then(self.key, attended, _tokens_last)
-        else:
-            query = self.rotary.turn(query)
-            key = ops.transpose(self.rotary.turn(product_then(self.key, attended, _heads_first)), (0, 1, 3, 2))
-        scores = ops.matmul(query, key)
-        return softmax(scores if relative is None else scores + relative_scores(query, relative))
+        key = product_then(self.key, attended, _heads_first)
+        if self.rotary is not None:
+            query, key = self.rotary.turn(query), self.rotary.turn(key)
+        return query, key, None if relative is None else relative_scores(query, relative)
 
     def save_own_variables(self, store: Any) -> None:
         save_quantization(store, (self.query, self.key, self.value, self.out))
@@ -100,8 +106,3 @@ class MultiHeadAttention(BaseLayer):
 def _heads_first(x: Any, *, scale: float = 1.0) -> Any:
     """Turn (batch, tokens, heads, head size) into (batch, heads, tokens, head size), times `scale`."""
     return ops.transpose(x if scale == 1.0 else x * scale, (0, 2, 1, 3))
-
-
-def _tokens_last(x: Any) -> Any:
-    """Turn (batch, tokens, heads, head size) into (batch, heads, head size, tokens)."""
-    return ops.transpose(x, (0, 2, 3, 1))

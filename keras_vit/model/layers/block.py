@@ -1,6 +1,9 @@
 """Encoder block (paper, equations 2 and 3)."""
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import keras
@@ -13,6 +16,18 @@ from keras_vit.model.layers.fusion import layer_norm, product_then
 from keras_vit.model.layers.initializers import initializer
 from keras_vit.model.layers.quantized import load_quantization, save_quantization
 from keras_vit.model.layers.randomness import Dropout, StochasticDepth, as_one_block
+
+_final_tokens_only: ContextVar[bool] = ContextVar("final_tokens_only", default=False)
+
+
+@contextmanager
+def final_tokens_only() -> Iterator[None]:
+    """Let blocks inside the context compute only the tokens that are read of them, `EncoderBlock.final_tokens`."""
+    token = _final_tokens_only.set(True)
+    try:
+        yield
+    finally:
+        _final_tokens_only.reset(token)
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -108,7 +123,8 @@ class EncoderBlock(BaseLayer):
     An MLP over the tokens replaces attention if `tokens_mlp_dim` is given (MLP-Mixer, arXiv 2105.01601).
     The arguments are fields of `ViTConfig`; `stochastic_depth` is the probability of dropping a branch of this block,
     `rotary` the arguments of a `Rotary`.
-    For relative attention the table of a `RelativePosition` is a second input.
+    For relative attention the table of a `RelativePosition` is a second input. `final_tokens` is the number of tokens,
+    from the first, that the model's head reads of this block; None means all.
     """
 
     def __init__(
@@ -128,6 +144,7 @@ class EncoderBlock(BaseLayer):
         dropout_rate: float = 0.0,
         attention_dropout_rate: float = 0.0,
         stochastic_depth: float = 0.0,
+        final_tokens: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -145,6 +162,7 @@ class EncoderBlock(BaseLayer):
         self.dropout_rate = dropout_rate
         self.attention_dropout_rate = attention_dropout_rate
         self.stochastic_depth = stochastic_depth
+        self.final_tokens = final_tokens
         policy = {"dtype": self.dtype_policy}
         self.norm1 = keras.layers.LayerNormalization(epsilon=norm_epsilon, name="norm1", **policy)
         self.attention: Any = None
@@ -188,19 +206,20 @@ class EncoderBlock(BaseLayer):
 
     def call(self, x: Any, relative: Any = None, training: bool | None = None) -> Any:
         tensors = (x,) if relative is None else (x, relative)
-        return as_one_block(functools.partial(self._residuals, training=training), *tensors)
+        tokens = self.final_tokens if _final_tokens_only.get() else None
+        # Both are arguments: a recomputed block has no outer call from which it could take them.
+        return as_one_block(functools.partial(self._residuals, tokens=tokens, training=training), *tensors)
 
-    def _residuals(self, x: Any, relative: Any = None, *, training: bool | None) -> Any:
-        # `training` is passed explicitly: a recomputed block has no outer call from which Keras could take it.
-        mixed = self._mix(layer_norm(self.norm1, x), relative, training)
-        x = x + self._branch(self.dropout(mixed, training=training), self.scale1, training)
+    def _residuals(self, x: Any, relative: Any = None, *, tokens: int | None, training: bool | None) -> Any:
+        mixed = self._mix(layer_norm(self.norm1, x), relative, training, tokens)
+        x = _first(x, tokens) + self._branch(self.dropout(mixed, training=training), self.scale1, training)
         return x + self._branch(self.mlp(layer_norm(self.norm2, x), training=training), self.scale2, training)
 
-    def _mix(self, x: Any, relative: Any, training: bool | None) -> Any:
-        """Return what each token takes from all tokens."""
+    def _mix(self, x: Any, relative: Any, training: bool | None, tokens: int | None = None) -> Any:
+        """Return what each of the first `tokens` (None: of all) takes from all tokens."""
         if self.token_mlp is None:
-            return self.attention(x, relative=relative, training=training)
-        return ops.swapaxes(self.token_mlp(ops.swapaxes(x, 1, 2), training=training), 1, 2)
+            return self.attention(_first(x, tokens), x, relative=relative, training=training)
+        return _first(ops.swapaxes(self.token_mlp(ops.swapaxes(x, 1, 2), training=training), 1, 2), tokens)
 
     def _branch(self, x: Any, scale: LayerScale | None, training: bool | None) -> Any:
         return self.depth(x if scale is None else scale(x), training=training)
@@ -209,3 +228,7 @@ class EncoderBlock(BaseLayer):
         """Return the attention weights for the block's input, (batch, heads, tokens, tokens); every row sums to 1."""
         x = self.norm1(x)
         return self.attention.weights_of(x, x, relative)
+
+
+def _first(x: Any, tokens: int | None) -> Any:
+    return x if tokens is None else x[:, :tokens]

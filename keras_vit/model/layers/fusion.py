@@ -14,7 +14,7 @@ import keras
 from keras import ops
 
 # (function, **settings) -> a compiled function of tensors that computes function(*tensors, **settings), with gradient.
-# With gradient=g only the gradient is compiled, which is g(output, upstream).
+# Its gradient is gradient(upstream, *tensors, **settings) if that is given.
 Compiler: TypeAlias = Callable[..., Callable[..., Any]]
 
 
@@ -57,36 +57,80 @@ def product_then(
     return _local.compiler(add_bias_and_apply, after=after, shape=shape, **settings)(product, *bias)
 
 
-def softmax(x: Any) -> Any:
-    """Return the softmax over the last axis; with a compiler, its gradient is one program."""
-    if _local.compiler is None:
-        return _softmax(x)
-    return _local.compiler(_softmax, gradient=_softmax_gradient)(x)
+def attend(query: Any, key: Any, value: Any, added: Any = None, *, training: bool | None = None) -> Any:
+    """Return softmax(query key' + added) value, (batch, heads, queries, head size); `added` may be None.
+
+    With a compiler, the gradient of softmax is one program.
+    """
+    more = () if added is None else (added,)
+    if _local.compiler is None or not training:
+        return ops.matmul(attention_weights(query, key, *more), value)
+    softmax_gradient = _local.compiler(_softmax_gradient)
+
+    @ops.custom_gradient
+    def attended(query: Any, key: Any, value: Any, *more: Any) -> Any:
+        weights = attention_weights(query, key, *more)
+        mixed = ops.matmul(weights, value)
+
+        def gradient(upstream: Any) -> tuple[Any, ...]:
+            by_scores = softmax_gradient(weights, ops.matmul(upstream, _turned(value)), mixed, upstream)
+            by_key, by_value = ops.matmul(_turned(by_scores), query), ops.matmul(_turned(weights), upstream)
+            return ops.matmul(by_scores, key), by_key, by_value, *[by_scores] * len(more)
+
+        return mixed, gradient
+
+    return attended(query, key, value, *more)
+
+
+def attention_weights(query: Any, key: Any, added: Any = None) -> Any:
+    """Return softmax(query key' + added), (batch, heads, queries, keys); every row sums to 1."""
+    scores = ops.matmul(query, _turned(key))
+    return ops.softmax(scores if added is None else scores + added, axis=-1)
+
+
+def _turned(x: Any) -> Any:
+    return ops.swapaxes(x, -1, -2)
 
 
 def layer_norm(layer: keras.layers.LayerNormalization, x: Any) -> Any:
     """Return layer(x), of a layer that normalizes the last axis; with a compiler, it is one program."""
     if _local.compiler is None:
         return layer(x)
-    return _local.compiler(normalize, epsilon=layer.epsilon)(x, layer.gamma, layer.beta)
+    compiled = _local.compiler(normalize, gradient=_normalize_gradient, epsilon=layer.epsilon)
+    return compiled(x, layer.gamma, layer.beta)
 
 
-def _softmax(x: Any) -> Any:
-    return ops.softmax(x, axis=-1)
-
-
-def _softmax_gradient(weights: Any, upstream: Any) -> Any:
-    w, u = _widened(weights, upstream)
-    return ops.cast(w * (u - ops.sum(w * u, axis=-1, keepdims=True)), weights.dtype)
+def _softmax_gradient(weights: Any, by_weights: Any, mixed: Any, upstream: Any) -> Any:
+    # The sum of weights * by_weights over the keys is that of mixed * upstream over the channels, which are fewer.
+    w, by_w, m, u = _widened(weights, by_weights, mixed, upstream)
+    return ops.cast(w * (by_w - ops.matmul(m * u, ops.ones((m.shape[-1], 1), m.dtype))), weights.dtype)
 
 
 def normalize(x: Any, gamma: Any, beta: Any, *, epsilon: float) -> Any:
     """Compute a LayerNorm over the last axis, in at least float32."""
     wide, gamma, beta = _widened(x, gamma, beta)
-    mean = ops.mean(wide, axis=-1, keepdims=True)
-    centred = wide - mean
-    variance = ops.mean(ops.square(centred), axis=-1, keepdims=True)
-    return ops.cast(centred * ops.rsqrt(variance + epsilon) * gamma + beta, x.dtype)
+    centred, root = _standardized(wide, epsilon)
+    return ops.cast(centred * root * gamma + beta, x.dtype)
+
+
+def _normalize_gradient(upstream: Any, x: Any, gamma: Any, beta: Any, *, epsilon: float) -> tuple[Any, Any, Any]:
+    width = x.shape[-1]
+    wide, u, gain = (ops.reshape(tensor, (-1, width)) for tensor in _widened(x, upstream, gamma))
+    centred, root = _standardized(wide, epsilon)
+    normal = centred * root
+    by_gamma = u * normal
+    to_mean, ones = ops.transpose(gain) / width, ops.ones((1, wide.shape[0]), wide.dtype)
+    by_x = root * (u * gain - ops.matmul(u, to_mean) - normal * ops.matmul(by_gamma, to_mean))
+    sums = (ops.matmul(ones, tensor)[0] for tensor in (by_gamma, u))
+    gradients = zip((ops.reshape(by_x, x.shape), *sums), (x, gamma, beta), strict=True)
+    return tuple(ops.cast(gradient, tensor.dtype) for gradient, tensor in gradients)
+
+
+def _standardized(x: Any, epsilon: float) -> tuple[Any, Any]:
+    """Return x - mean, and 1 / (standard deviation) in each row. XLA is faster with products than with sums."""
+    to_mean = ops.full((x.shape[-1], 1), 1 / x.shape[-1], x.dtype)
+    centred = x - ops.matmul(x, to_mean)
+    return centred, ops.rsqrt(ops.matmul(ops.square(centred), to_mean) + epsilon)
 
 
 def _widened(*tensors: Any) -> list[Any]:

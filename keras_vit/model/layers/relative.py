@@ -60,16 +60,18 @@ class RelativePosition(BaseLayer):
 
 
 def relative_scores(query: Any, table: Any) -> Any:
-    """Return the products of every query with the embeddings of its offsets to all tokens.
+    """Return the products of queries with the embeddings of their offsets to all tokens.
 
-    `query` is (batch, heads, N, head size), `table` (2N - 1, heads, head size), the result (batch, heads, N, N).
+    `query` has the first Q of N tokens, (batch, heads, Q, head size); `table` is (2N - 1, heads, head size), the result
+    (batch, heads, Q, N).
     """
-    tokens = (table.shape[0] + 1) // 2
-    heads = table.shape[1]
-    # In reversed order, column m of row q belongs to the key m - (N - 1) + q: each row begins one column to the left
-    # of the row before it. With one more column, the keys of consecutive rows are 2N - 1 apart in the flat array, which
-    # a reshape aligns (the skewing of the Music Transformer, arXiv 1809.04281).
-    reversed_table = ops.pad(ops.flip(table, axis=0), ((0, 1), (0, 0), (0, 0)))
-    scores = ops.reshape(ops.einsum("bhqd,rhd->bhqr", query, reversed_table), (-1, heads, 2 * tokens * tokens))
-    start, stop = tokens - 1, tokens - 1 + tokens * (2 * tokens - 1)
-    return ops.reshape(scores[:, :, start:stop], (-1, heads, tokens, 2 * tokens - 1))[..., :tokens]
+    queries, tokens, heads = query.shape[2], (table.shape[0] + 1) // 2, table.shape[1]
+    offsets = tokens + queries - 1
+    # In reversed order, column m of row q belongs to the key m - (Q - 1) + q: each row begins one column to the left
+    # of the row before it. With one more column, the keys of consecutive rows are N + Q - 1 apart in the flat array,
+    # which a reshape aligns (the skewing of the Music Transformer, arXiv 1809.04281).
+    reversed_table = ops.pad(ops.flip(table[:offsets], axis=0), ((0, 1), (0, 0), (0, 0)))
+    scores = ops.einsum("bhqd,rhd->bhqr", query, reversed_table)
+    scores = ops.reshape(scores, (-1, heads, queries * (offsets + 1)))
+    aligned = scores[:, :, queries - 1 : queries - 1 + queries * offsets]
+    return ops.reshape(aligned, (-1, heads, queries, offsets))[..., :tokens]

@@ -239,17 +239,24 @@ def _activations(config: ViTConfig, size: int, *, remat: bool) -> tuple[int, int
     others += tokens if config.dropout_rate else 0
     if remat:
         return others + config.num_layers * tokens * size + block, working
-    return others + config.num_layers * block, working
+    if not config.num_layers:
+        return others, working
+    return others + (config.num_layers - 1) * block + _saved_by_block(config, size, _share_read(config)), working
 
 
-def _saved_by_block(config: ViTConfig, size: int) -> int:
-    """Return the bytes per image that an encoder block saves for its gradient."""
+def _share_read(config: ViTConfig) -> float:
+    """Return the share of the tokens that the last block computes."""
+    return config.num_final_tokens / config.num_tokens
+
+
+def _saved_by_block(config: ViTConfig, size: int, share: float = 1.0) -> int:
+    """Return the bytes per image that an encoder block saves for its gradient, if it computes a share of the tokens."""
     tokens = config.num_tokens * config.hidden_size
     mlp = config.num_tokens * config.mlp_dim
     pairs = mixing_values(config)
-    # Each norm: its input and the input / deviation in float32, and its output, which the projections read.
-    saved = 2 * tokens * (2 * FLOAT32 + size)
-    saved += 4 * tokens * size  # query, key, value and the output of the heads
+    norm = tokens * (2 * FLOAT32 + size)  # its input, the input / deviation, and its output, which projections read
+    of_all = norm + 2 * tokens * size  # key, value
+    saved = norm + 2 * tokens * size  # query, output of the heads
     saved += pairs * size + (SAVED_BY_ACTIVATION[config.activation] + config.gated_mlp) * mlp * size
     saved += mlp * (2 * FLOAT32 + size) if config.mlp_norm else 0
     if config.layer_scale is not None:
@@ -258,13 +265,13 @@ def _saved_by_block(config: ViTConfig, size: int) -> int:
         saved += 2 * tokens + mlp
     if config.attention_dropout_rate:
         saved += pairs * (1 + size)
-    return saved
+    return of_all + int(share * saved)
 
 
 def _saved_by_pooling(config: ViTConfig, size: int) -> int:
     """Return the bytes per image that final norm and pooling save, in tensors as long as the sequence."""
     tokens = config.num_tokens * config.hidden_size
-    saved = 2 * tokens * FLOAT32 if config.final_norm == "tokens" else 0
+    saved = int(2 * tokens * FLOAT32 * _share_read(config)) if config.final_norm == "tokens" else 0
     if config.has_map_head:  # input of keys and values, and both outputs
         saved += 3 * tokens * size
     return saved + (tokens * size if config.is_unpooled else 0)

@@ -24,33 +24,26 @@ def piece_compiler() -> Compiler:
         function: Callable[..., Any], *, gradient: Callable[..., Any] | None = None, **settings: Any
     ) -> Callable[..., Any]:
         bound = functools.partial(function, **settings)
-        return _with_gradient(bound) if gradient is None else _with_compiled_gradient(bound, gradient)
+        return _with_gradient(bound, functools.partial(gradient, **settings) if gradient else _gradient_of(bound))
 
     return compiled
 
 
-def _with_compiled_gradient(function: Callable[..., Any], gradient: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of one tensor whose gradient(output, upstream) is compiled; only its output is kept."""
-    backward = tf.function(gradient, jit_compile=True)
+def _gradient_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return gradient(upstream, *tensors) of a function; it recomputes the function."""
 
-    @tf.custom_gradient
-    def with_gradient(tensor: Any) -> Any:
-        output = function(tensor)
-        return output, lambda upstream: backward(output, upstream)
-
-    return with_gradient
-
-
-def _with_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function and its gradient; the gradient recomputes the function, so that only inputs are kept."""
-    forward = tf.function(function, jit_compile=True)
-
-    @tf.function(jit_compile=True)
-    def backward(upstream: Any, *tensors: Any) -> Any:
+    def gradient(upstream: Any, *tensors: Any) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(tensors)
             output = function(*tensors)
         return tape.gradient(output, tensors, upstream)
+
+    return gradient
+
+
+def _with_gradient(function: Callable[..., Any], gradient: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function and gradient(upstream, *tensors); only the function's inputs are kept for it."""
+    forward, backward = tf.function(function, jit_compile=True), tf.function(gradient, jit_compile=True)
 
     @tf.custom_gradient
     def with_gradient(*tensors: Any) -> Any:
