@@ -156,7 +156,8 @@ def test_weights_of_another_architecture_are_refused(tmp_path: Path) -> None:
 def test_a_clone_computes_the_same(model: VisionTransformer) -> None:
     clone = keras.models.clone_model(model)
     clone.set_weights(model.get_weights())
-    np.testing.assert_array_equal(clone(prepared(model.config)), model(prepared(model.config)))
+    # The clone is Keras' own model of the graph, whose last block computes every token: rounding differs.
+    np.testing.assert_allclose(clone(prepared(model.config)), model(prepared(model.config)), rtol=1e-5, atol=1e-5)
 
 
 def functional(model: VisionTransformer) -> keras.Model:

@@ -57,7 +57,8 @@ def pictures() -> dict[str, Any]:
 
 
 def trained(out: Path, **changes: Any) -> train.Result:
-    return train.run(train.recipe("digits", **FIELDS | changes), model=tiny(image_size=16), data=pictures(), out=out)
+    model = tiny(image_size=16, classifier="gap", class_token=True)
+    return train.run(train.recipe("digits", **FIELDS | changes), model=model, data=pictures(), out=out)
 
 
 @pytest.fixture(scope="module")

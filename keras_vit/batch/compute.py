@@ -23,7 +23,6 @@ from keras_vit.batch.images import Item
 from keras_vit.export.server import image_bytes, inference
 from keras_vit.model import preprocess
 from keras_vit.model.classify import IMAGE_ERRORS, softmax, unit_length
-from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 
 # What is computed: the model's output, where "" is the embedding, and the function of its rows.
@@ -61,7 +60,8 @@ class Worker:
         self._call = tf.function(lambda x: run(x)[output], input_signature=[spec])
         # The pixels before normalization: in a graph, a division may be rounded differently.
         plain = replace(config.preprocessing, mean=(0,), std=(1 / 255,))
-        self._decode = _decoder(config.replace(preprocessing=plain, labels=None))
+        decode = functools.partial(image_bytes.strict, config=config.replace(preprocessing=plain, labels=None))
+        self._decode = tf.function(decode, input_signature=[tf.TensorSpec((None,), tf.string)])
         width = self._call.get_concrete_function().output_shapes[1]
         values = CLASSES if what == "classes" else {what: pa.list_(pa.from_numpy_dtype(self._dtype), width)}
         self._schema = pa.schema({"path": pa.string(), **values, "error": pa.string()})
@@ -145,11 +145,6 @@ def run(model: VisionTransformer, settings: dict[str, Any], folder: Folder, numb
 
 
 @functools.cache  # tracing takes longer than some runs
-def _decoder(config: ViTConfig) -> Callable[[Any], Any]:
-    decode = functools.partial(image_bytes.strict, config=config)
-    return tf.function(decode, input_signature=[tf.TensorSpec((None,), tf.string)])
-
-
 def _return_freed_memory() -> None:
     """Give freed memory back to the system. Otherwise glibc keeps 0.1 MB for each damaged image, in small pieces."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):

@@ -11,10 +11,7 @@ if TYPE_CHECKING:
     from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig
     from keras_vit.model.vision_transformer import VisionTransformer
 
-_NAMES = {
-    "config": ("Preprocessing", "ResNetConfig", "ViTConfig"),
-    "vision_transformer": ("VisionTransformer",),
-}
+_NAMES = {"config": ("Preprocessing", "ResNetConfig", "ViTConfig"), "vision_transformer": ("VisionTransformer",)}
 
 __all__ = ["Preprocessing", "ResNetConfig", "ViTConfig", "VisionTransformer"]
 

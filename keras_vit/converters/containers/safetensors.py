@@ -41,7 +41,8 @@ class SafetensorsContainer(Container):
         if length > (limit := min(directory_limit(size), size - _LENGTH_BYTES)):
             raise CheckpointError(f"claims a header of {length} bytes in a file of {size}; the limit is {limit}.")
         text = read_exactly(self._file, length).decode("utf-8")
-        header: dict[str, Any] = json.loads(text, object_pairs_hook=_unique, parse_int=_parse_int)
+        parse = lambda number: -1 if number.startswith("-") else int(number)  # noqa: E731  (-0 is no size)
+        header: dict[str, Any] = json.loads(text, object_pairs_hook=_unique, parse_int=parse)
         self.metadata = _metadata(header.pop(_METADATA, {}))
         self._start = _LENGTH_BYTES + length
         self._offsets: dict[str, int] = {}
@@ -70,10 +71,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise CheckpointError(f"names {quoted(key)} twice in its header.")
         table[key] = value
     return table
-
-
-def _parse_int(text: str) -> int:
-    return -1 if text.startswith("-") else int(text)  # -0 is no size
 
 
 def _metadata(value: Any) -> dict[str, str]:

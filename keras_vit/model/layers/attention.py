@@ -77,8 +77,7 @@ class MultiHeadAttention(BaseLayer):
         if training and self.dropout_rate:
             mixed = ops.matmul(self.dropout(attention_weights(*inputs), training=True), value)
         else:
-            query, key, added = inputs
-            mixed = attend(query, key, value, added, training=training)
+            mixed = attend(*inputs, value, training=training)
         return product_then(self.out, ops.transpose(mixed, (0, 2, 1, 3)), axes=2)
 
     def weights_of(self, queries: Any, attended: Any, relative: Any = None) -> Any:

@@ -206,7 +206,9 @@ class EncoderBlock(BaseLayer):
 
     def call(self, x: Any, relative: Any = None, training: bool | None = None) -> Any:
         tensors = (x,) if relative is None else (x, relative)
-        tokens = self.final_tokens if _final_tokens_only.get() else None
+        # Dropout draws its masks for all tokens: a seed has the same masks whatever is computed.
+        draws = training and (self.dropout_rate or self.attention_dropout_rate)
+        tokens = self.final_tokens if _final_tokens_only.get() and not draws else None
         # Both are arguments: a recomputed block has no outer call from which it could take them.
         return as_one_block(functools.partial(self._residuals, tokens=tokens, training=training), *tensors)
 

@@ -57,7 +57,7 @@ def product_then(
     return _local.compiler(add_bias_and_apply, after=after, shape=shape, **settings)(product, *bias)
 
 
-def attend(query: Any, key: Any, value: Any, added: Any = None, *, training: bool | None = None) -> Any:
+def attend(query: Any, key: Any, added: Any, value: Any, *, training: bool | None = None) -> Any:
     """Return softmax(query key' + added) value, (batch, heads, queries, head size); `added` may be None.
 
     With a compiler, the gradient of softmax is one program.
@@ -119,10 +119,10 @@ def _normalize_gradient(upstream: Any, x: Any, gamma: Any, beta: Any, *, epsilon
     centred, root = _standardized(wide, epsilon)
     normal = centred * root
     by_gamma = u * normal
-    to_mean, ones = ops.transpose(gain) / width, ops.ones((1, wide.shape[0]), wide.dtype)
+    to_mean, to_sum = ops.transpose(gain) / width, ops.transpose(ops.ones_like(root))
     by_x = root * (u * gain - ops.matmul(u, to_mean) - normal * ops.matmul(by_gamma, to_mean))
-    sums = (ops.matmul(ones, tensor)[0] for tensor in (by_gamma, u))
-    gradients = zip((ops.reshape(by_x, x.shape), *sums), (x, gamma, beta), strict=True)
+    sums = (ops.matmul(to_sum, tensor)[0] for tensor in (by_gamma, u))
+    gradients = zip((ops.reshape(by_x, (-1, *x.shape[1:])), *sums), (x, gamma, beta), strict=True)
     return tuple(ops.cast(gradient, tensor.dtype) for gradient, tensor in gradients)
 
 

@@ -123,10 +123,6 @@ def _equalize(image: Any, magnitude: float, draws: Draws) -> Any:
     return tf.reshape(tf.gather(tf.reshape(tf.cast(table, tf.uint8), (-1,)), bins), image.shape)
 
 
-def _invert(image: Any, magnitude: float, draws: Draws) -> Any:
-    return 255 - image
-
-
 def _posterize(image: Any, magnitude: float, draws: Draws) -> Any:
     # Magnitude 0 keeps no bits, but TensorFlow shifts a byte by 7 at most. Above 20 the shift is negative, and as an
     # unsigned byte it is above 7 again.
@@ -159,10 +155,6 @@ def _contrast(image: Any, magnitude: float, draws: Draws) -> Any:
     # The official code sums a histogram's counts without their values: its "mean" is the number of pixels / 256, which
     # is 196 for 224x224 and white from 256x256 on.
     return _blend(min(float(image.shape[0] * image.shape[1] // 256), 255.0), image, magnitude)
-
-
-def _brightness(image: Any, magnitude: float, draws: Draws) -> Any:
-    return _blend(0.0, image, magnitude)
 
 
 def _sharpness(image: Any, magnitude: float, draws: Draws) -> Any:
@@ -247,13 +239,13 @@ def _translate(image: Any, magnitude: float, draws: Draws, *, axis: int) -> Any:
 OPERATIONS: dict[str, Callable[[Any, float, Draws], Any]] = {
     "AutoContrast": _autocontrast,
     "Equalize": _equalize,
-    "Invert": _invert,
+    "Invert": lambda image, magnitude, draws: 255 - image,
     "Rotate": _rotate,
     "Posterize": _posterize,
     "Solarize": _solarize,
     "Color": _color,
     "Contrast": _contrast,
-    "Brightness": _brightness,
+    "Brightness": lambda image, magnitude, draws: _blend(0.0, image, magnitude),
     "Sharpness": _sharpness,
     "ShearX": partial(_shear, axis=1),
     "ShearY": partial(_shear, axis=0),

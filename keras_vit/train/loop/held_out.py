@@ -54,13 +54,7 @@ class HeldOut:
     """
 
     def __init__(
-        self,
-        state: TrainState,
-        data: Data,
-        *,
-        folder: str | None,
-        is_new: bool,
-        say: Callable[[str], None],
+        self, state: TrainState, data: Data, *, folder: str | None, is_new: bool, say: Callable[[str], None]
     ) -> None:
         self._state, self._data, self._say, self._folder = state, data, say, folder
         replicas = state.strategy.num_replicas_in_sync

@@ -171,7 +171,7 @@ def plan(
     Example:
         >>> estimate = keras_vit.train.plan("ViT-L/16", batch_size=512, devices=8, peak_tflops=197)
         >>> estimate.parameters, f"{estimate.total / 2**30:.0f} GiB"
-        (304326632, '45 GiB')
+        (304326632, '44 GiB')
     """
     config = model if isinstance(model, ViTConfig) else ViTConfig.from_name(model)
     config = config.replace(**given(image_size=image_size, num_classes=num_classes))
@@ -239,14 +239,13 @@ def _activations(config: ViTConfig, size: int, *, remat: bool) -> tuple[int, int
     others += tokens if config.dropout_rate else 0
     if remat:
         return others + config.num_layers * tokens * size + block, working
-    if not config.num_layers:
-        return others, working
-    return others + (config.num_layers - 1) * block + _saved_by_block(config, size, _share_read(config)), working
+    last = _saved_by_block(config, size, _share_read(config))
+    return others + (config.num_layers and (config.num_layers - 1) * block + last), working
 
 
 def _share_read(config: ViTConfig) -> float:
-    """Return the share of the tokens that the last block computes."""
-    return config.num_final_tokens / config.num_tokens
+    """Return the share of the tokens that the last block computes in training."""
+    return 1 if config.dropout_rate or config.attention_dropout_rate else config.num_final_tokens / config.num_tokens
 
 
 def _saved_by_block(config: ViTConfig, size: int, share: float = 1.0) -> int:

@@ -18,16 +18,9 @@ from keras_vit.zoo.gallery.entries import Entry, entries
 __all__ = ["write"]
 
 TITLE = "keras_vit model gallery"
-COLUMNS = {
-    # name: order after the first click on the heading
-    "Model": "ascending",
-    "Weights": "ascending",
-    "Image": "ascending",
-    "Parameters": "ascending",
-    "GFLOPs": "ascending",
-    "ImageNet-1k top-1": "descending",
-    "File": "ascending",
-}
+# Name of a column: its order after the first click on the heading.
+COLUMNS = dict.fromkeys(("Model", "Weights", "Image", "Parameters", "GFLOPs", "ImageNet-1k top-1", "File"), "ascending")
+COLUMNS["ImageNet-1k top-1"] = "descending"
 PLOT_SIZES = ((1000, 440), (360, 380))  # (width, height) for wide and for narrow windows
 
 
@@ -51,7 +44,7 @@ def document(entries: Sequence[Entry]) -> str:
     """Return the page as HTML that needs no other file; the entries of a model follow each other."""
     models = [list(group) for _, group in itertools.groupby(entries, key=lambda entry: entry.name)]
     has_points = any(entry.point for entry in entries)
-    page = html.environment("keras_vit.zoo.gallery", short_count=_short_count)
+    page = html.environment("keras_vit.zoo.gallery", short_count=lambda n: scaled(n, 1000, ("", " k", " M", " G")))
     return page.get_template("gallery.html").render(
         title=TITLE,
         entries=entries,
@@ -64,7 +57,3 @@ def document(entries: Sequence[Entry]) -> str:
         tags=sorted({entry.weights.tag for entry in entries}),
         not_published=NOT_PUBLISHED,
     )
-
-
-def _short_count(number: int) -> str:
-    return scaled(number, 1000, ("", " k", " M", " G"))
