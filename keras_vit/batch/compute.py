@@ -23,6 +23,7 @@ from keras_vit.batch.images import Item
 from keras_vit.export.server import image_bytes, inference
 from keras_vit.model import preprocess
 from keras_vit.model.classify import IMAGE_ERRORS, softmax, unit_length
+from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 
 # What is computed: the model's output, where "" is the embedding, and the function of its rows.
@@ -55,13 +56,12 @@ class Worker:
         self._dtype, config, (output, self._finish) = np.dtype(output_dtype), model.config, WHAT[what]
         output = output or ("logits" if config.projection_head else "features")
         if model.layers[1].compute_dtype != dtype:
-            model = model.rebuilt(config, dtype=dtype if dtype == "float32" else f"mixed_{dtype}")
+            model = model.rebuilt(config, dtype=dtype)  # with weights of this dtype too: half the memory in bfloat16
         run, spec = inference.model_function(model), tf.TensorSpec((batch_size, *config.size, config.num_channels))
         self._call = tf.function(lambda x: run(x)[output], input_signature=[spec])
         # The pixels before normalization: in a graph, a division may be rounded differently.
         plain = replace(config.preprocessing, mean=(0,), std=(1 / 255,))
-        decode = functools.partial(image_bytes.strict, config=config.replace(preprocessing=plain, labels=None))
-        self._decode = tf.function(decode, input_signature=[tf.TensorSpec((None,), tf.string)])
+        self._decode = _decoder(config.replace(preprocessing=plain, labels=None))
         width = self._call.get_concrete_function().output_shapes[1]
         values = CLASSES if what == "classes" else {what: pa.list_(pa.from_numpy_dtype(self._dtype), width)}
         self._schema = pa.schema({"path": pa.string(), **values, "error": pa.string()})
@@ -117,7 +117,7 @@ class Worker:
     def _pixels(self, files: list[bytes]) -> list[np.ndarray | None]:
         """Return the pixels of files in the model's size; None for bad files, and other formats than JPEG and PNG."""
         try:
-            return list(self._decode(tf.constant(files, tf.string)).numpy())
+            return list(np.asarray(self._decode(tf.constant(files, tf.string))))
         except tf.errors.OpError:  # in any of them
             return [None] if len(files) == 1 else [self._pixels([file])[0] for file in files]
 
@@ -145,6 +145,11 @@ def run(model: VisionTransformer, settings: dict[str, Any], folder: Folder, numb
 
 
 @functools.cache  # tracing takes longer than some runs
+def _decoder(config: ViTConfig) -> Callable[[Any], Any]:
+    decode = functools.partial(image_bytes.strict, config=config)
+    return tf.function(decode, input_signature=[tf.TensorSpec((None,), tf.string)])
+
+
 def _return_freed_memory() -> None:
     """Give freed memory back to the system. Otherwise glibc keeps 0.1 MB for each damaged image, in small pieces."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):

@@ -29,8 +29,7 @@ def model_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
     def run(images: Any) -> Outputs:
         with vit.final_tokens_only(), fusion.fuse_with(_for_graphs):
             outputs = model.features(images, names)
-        features = outputs.pop("pre_logits")
-        return {**outputs, "features": keras.ops.cast(features, "float32")}
+        return {"features": keras.ops.cast(outputs.pop("pre_logits"), "float32"), **outputs}
 
     return run
 

@@ -18,9 +18,8 @@ from keras_vit.zoo.gallery.entries import Entry, entries
 __all__ = ["write"]
 
 TITLE = "keras_vit model gallery"
-# Name of a column: its order after the first click on the heading.
 COLUMNS = dict.fromkeys(("Model", "Weights", "Image", "Parameters", "GFLOPs", "ImageNet-1k top-1", "File"), "ascending")
-COLUMNS["ImageNet-1k top-1"] = "descending"
+COLUMNS["ImageNet-1k top-1"] = "descending"  # the order after the first click on the heading
 PLOT_SIZES = ((1000, 440), (360, 380))  # (width, height) for wide and for narrow windows
 
 
