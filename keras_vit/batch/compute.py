@@ -117,7 +117,7 @@ class Worker:
     def _pixels(self, files: list[bytes]) -> list[np.ndarray | None]:
         """Return the pixels of files in the model's size; None for bad files, and other formats than JPEG and PNG."""
         try:
-            return list(np.asarray(self._decode(tf.constant(files, tf.string))))
+            return list(np.asarray(self._decode(tf.constant(files, tf.string))))  # .numpy() would copy
         except tf.errors.OpError:  # in any of them
             return [None] if len(files) == 1 else [self._pixels([file])[0] for file in files]
 

@@ -25,7 +25,7 @@ def embed(
     output_dtype: Annotated[str, Option(help="Of the values: float32 or float16.")] = "float32",
     batch_size: Annotated[int, Option(help="Images per call; 128 or more for a GPU.")] = 16,
     rows_per_file: Annotated[int, Option(help="Images per Parquet file.")] = 4096,
-    shard: Annotated[str, Option(help="i/n: every n-th file from i, for n processes that share.")] = "0/1",
+    shard: Annotated[str, Option(help="i/n: every n-th file from file i, for one of n processes.")] = "0/1",
     engine: Annotated[str, Option(help="local, or ray for all nodes of a Ray cluster.")] = "local",
     as_json: Json = False,
 ) -> None:

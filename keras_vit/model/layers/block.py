@@ -206,10 +206,10 @@ class EncoderBlock(BaseLayer):
 
     def call(self, x: Any, relative: Any = None, training: bool | None = None) -> Any:
         tensors = (x,) if relative is None else (x, relative)
-        # Dropout draws its masks for all tokens: a seed has the same masks whatever is computed.
+        # With dropout all tokens are computed, so that the masks of a seed do not depend on `final_tokens`.
         draws = training and (self.dropout_rate or self.attention_dropout_rate)
         tokens = self.final_tokens if _final_tokens_only.get() and not draws else None
-        # Both are arguments: a recomputed block has no outer call from which it could take them.
+        # `training` is passed explicitly: a recomputed block has no outer call from which Keras could take it.
         return as_one_block(functools.partial(self._residuals, tokens=tokens, training=training), *tensors)
 
     def _residuals(self, x: Any, relative: Any = None, *, tokens: int | None, training: bool | None) -> Any:

@@ -73,9 +73,9 @@ def attend(query: Any, key: Any, added: Any, value: Any, *, training: bool | Non
         mixed = ops.matmul(weights, value)
 
         def gradient(upstream: Any) -> tuple[Any, ...]:
-            by_scores = softmax_gradient(weights, ops.matmul(upstream, _turned(value)), mixed, upstream)
-            by_key, by_value = ops.matmul(_turned(by_scores), query), ops.matmul(_turned(weights), upstream)
-            return ops.matmul(by_scores, key), by_key, by_value, *[by_scores] * len(more)
+            d_scores = softmax_gradient(weights, ops.matmul(upstream, _transposed(value)), mixed, upstream)
+            d_key, d_value = ops.matmul(_transposed(d_scores), query), ops.matmul(_transposed(weights), upstream)
+            return ops.matmul(d_scores, key), d_key, d_value, *[d_scores] * len(more)
 
         return mixed, gradient
 
@@ -84,11 +84,11 @@ def attend(query: Any, key: Any, added: Any, value: Any, *, training: bool | Non
 
 def attention_weights(query: Any, key: Any, added: Any = None) -> Any:
     """Return softmax(query key' + added), (batch, heads, queries, keys); every row sums to 1."""
-    scores = ops.matmul(query, _turned(key))
+    scores = ops.matmul(query, _transposed(key))
     return ops.softmax(scores if added is None else scores + added, axis=-1)
 
 
-def _turned(x: Any) -> Any:
+def _transposed(x: Any) -> Any:
     return ops.swapaxes(x, -1, -2)
 
 
@@ -100,10 +100,10 @@ def layer_norm(layer: keras.layers.LayerNormalization, x: Any) -> Any:
     return compiled(x, layer.gamma, layer.beta)
 
 
-def _softmax_gradient(weights: Any, by_weights: Any, mixed: Any, upstream: Any) -> Any:
-    # The sum of weights * by_weights over the keys is that of mixed * upstream over the channels, which are fewer.
-    w, by_w, m, u = _widened(weights, by_weights, mixed, upstream)
-    return ops.cast(w * (by_w - ops.matmul(m * u, ops.ones((m.shape[-1], 1), m.dtype))), weights.dtype)
+def _softmax_gradient(weights: Any, d_weights: Any, mixed: Any, upstream: Any) -> Any:
+    # The sum of weights * d_weights over the keys is that of mixed * upstream over the channels, which are fewer.
+    w, d_w, m, u = _widened(weights, d_weights, mixed, upstream)
+    return ops.cast(w * (d_w - ops.matmul(m * u, ops.ones((m.shape[-1], 1), m.dtype))), weights.dtype)
 
 
 def normalize(x: Any, gamma: Any, beta: Any, *, epsilon: float) -> Any:
@@ -117,12 +117,12 @@ def _normalize_gradient(upstream: Any, x: Any, gamma: Any, beta: Any, *, epsilon
     width = x.shape[-1]
     wide, u, gain = (ops.reshape(tensor, (-1, width)) for tensor in _widened(x, upstream, gamma))
     centred, root = _standardized(wide, epsilon)
-    normal = centred * root
-    by_gamma = u * normal
+    normalized = centred * root
+    d_gamma = u * normalized
     to_mean, to_sum = ops.transpose(gain) / width, ops.transpose(ops.ones_like(root))
-    by_x = root * (u * gain - ops.matmul(u, to_mean) - normal * ops.matmul(by_gamma, to_mean))
-    sums = (ops.matmul(to_sum, tensor)[0] for tensor in (by_gamma, u))
-    gradients = zip((ops.reshape(by_x, (-1, *x.shape[1:])), *sums), (x, gamma, beta), strict=True)
+    d_x = root * (u * gain - ops.matmul(u, to_mean) - normalized * ops.matmul(d_gamma, to_mean))
+    sums = (ops.matmul(to_sum, tensor)[0] for tensor in (d_gamma, u))
+    gradients = zip((ops.reshape(d_x, (-1, *x.shape[1:])), *sums), (x, gamma, beta), strict=True)
     return tuple(ops.cast(gradient, tensor.dtype) for gradient, tensor in gradients)
 
 
