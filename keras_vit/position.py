@@ -160,7 +160,7 @@ def _sides(grid: Grid, name: str) -> tuple[int, int]:
 
 def _source_grid(shape: tuple[int, ...], source_grid: Grid | None, prefix_tokens: int) -> tuple[int, int]:
     if not hasattr(prefix_tokens, "__index__") or prefix_tokens < 0:
-        raise ValueError(f"prefix_tokens must be 0 or more, a whole number. Received: {prefix_tokens}")
+        raise ValueError(f"prefix_tokens must be an integer >= 0. Received: {prefix_tokens}")
     if not (len(shape) == 2 or (len(shape) == 3 and shape[0] == 1)):
         raise ValueError(f"A position embedding has shape (1, tokens, hidden) or (tokens, hidden). Received: {shape}")
     tokens = shape[-2]

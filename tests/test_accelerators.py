@@ -80,7 +80,7 @@ def test_without_a_gpu_the_error_says_how_to_run_in_software(
 
 def test_accelerators_are_checked(file: tuple[VisionTransformer, Path], tmp_path: Path) -> None:
     model, path = file
-    with pytest.raises(ValueError, match=r"accelerator is one of \['cpu', 'gpu'\]. Received: 'tpu'"):
+    with pytest.raises(ValueError, match=r"accelerator must be one of \['cpu', 'gpu'\]. Received: 'tpu'"):
         export.verify(model, path, accelerator="tpu")
     with pytest.raises(ValueError, match="is for .tflite files"):
         export.verify(model, tmp_path, accelerator="gpu")
@@ -121,7 +121,7 @@ def test_patches_are_embedded_as_the_mode_or_the_caller_says(
 
 
 def test_patches_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"patches is one of \['dense', 'convolution', None\]. Received: 'conv'"):
+    with pytest.raises(ValueError, match=r"patches must be one of \['dense', 'convolution', None\]. Received: 'conv'"):
         export.tflite(built(), tmp_path / "file.tflite", patches="conv")
     with pytest.raises(ValueError, match="patches='dense'"):
         export.tflite(built(), tmp_path / "file.tflite", patches="dense", route="converter")

@@ -124,5 +124,7 @@ def test_file_sizes_are_those_of_exported_files(precision: str, tmp_path: Path) 
 
 
 def test_unknown_precisions_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"precision is one of \['float32', 'float16', 'int8'\]. Received: 'int4'"):
+    with pytest.raises(
+        ValueError, match=r"precision must be one of \['float32', 'float16', 'int8'\]. Received: 'int4'"
+    ):
         file_bytes(ViTConfig(), "int4")

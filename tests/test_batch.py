@@ -280,11 +280,11 @@ def test_a_row_that_is_not_finite_has_an_error(tmp_path: Path) -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "what": ({"what": "labels"}, "what is one of.*embeddings"),
+    "what": ({"what": "labels"}, "what must be one of.*embeddings"),
     "shard": ({"shard": "2/2"}, "from 0 to n - 1"),
-    "engine": ({"engine": "spark"}, "engine is one of"),
-    "rows": ({"rows_per_file": 0}, "rows_per_file is a whole number from 1"),
-    "dtype": ({"dtype": "int8"}, "dtype is one of"),
+    "engine": ({"engine": "spark"}, "engine must be one of"),
+    "rows": ({"rows_per_file": 0}, "rows_per_file must be an integer >= 1"),
+    "dtype": ({"dtype": "int8"}, "dtype must be one of"),
     "no image": ({"source": "empty"}, "has no images"),
     "no source": ({"source": "nothing.txt"}, "nothing.txt"),
     "head": ({"model": {"num_classes": 0}, "what": "classes"}, "needs a model with a head"),

@@ -118,7 +118,7 @@ def test_a_card_of_ones_own_is_read(tmp_path: Path) -> None:
         ("licence =", "license =", "mine.toml has no key 'license'; the nearest is 'licence'"),
         ("file =", "fil =", "files.ViT-B/16 has no key 'fil'; the nearest is 'file'"),
         ("image_size = 224\n[weights", "[weights", "weights.mine lacks the key 'image_size'"),
-        ("rank = 1", 'rank = "1"', "weights.mine.rank must be a whole number. Received: '1'"),
+        ("rank = 1", 'rank = "1"', "weights.mine.rank must be an integer. Received: '1'"),
         ("ViT-B/16", "ViT-BB/16", "No architecture has this name; the nearest are"),
         ("ViT-B/16", "B_16", "a card must use the canonical name 'ViT-B/16'. Received: 'B_16'"),
         (
@@ -126,13 +126,13 @@ def test_a_card_of_ones_own_is_read(tmp_path: Path) -> None:
             "clasifier =",
             "no field ['clasifier']; the nearest are {'clasifier': ['classifier'",
         ),
-        ('"gap"', '"gab"', "classifier is one of"),
+        ('"gap"', '"gab"', "classifier must be one of"),
         (
             'labels = "imagenet2012"',
             'labels = "imagenet"',
-            "labels is one of ['digits', 'imagenet2012', 'imagenet21k']",
+            "labels must be one of ['digits', 'imagenet2012', 'imagenet21k']",
         ),
-        ('"squash"', '"squish"', "resize is one of"),
+        ('"squash"', '"squish"', "resize must be one of"),
         (
             'values = { "ViT-B/16"',
             'values = { "ViT-L/16"',
@@ -188,5 +188,5 @@ def test_what_is_wrong_for_all_rows_is_told_once(tmp_path: Path) -> None:
     two = CARD.replace("[[weights", '"ViT-L/16" = { file = "l16.npz" }\n[[weights')
     with pytest.raises(CardError) as error:
         read_text(tmp_path, two.replace("squash", "squish"))
-    assert str(error.value).count("resize is one of") == 1
+    assert str(error.value).count("resize must be one of") == 1
     assert "weights.mine.files.ViT-B/16, weights.mine.files.ViT-L/16:" in str(error.value)

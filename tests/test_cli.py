@@ -221,7 +221,7 @@ def test_resize_keeps_the_format_and_the_head(tmp_path: Path) -> None:
         (["convert", TOKEN, "out.npz", "--to", "gogle"], "google"),
         (
             ["convert", TOKEN, "out.npz", "--to", "google", "--num-classes", "-1"],
-            "--num-classes is a whole number from 0",
+            "--num-classes must be an integer >= 0",
         ),
         (["resize", TOKEN, "out.npz", "32x32x3"], "HEIGHTxWIDTH"),
         (["resize", TOKEN, "out.npz", "0"], "image_size"),

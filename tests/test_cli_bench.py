@@ -71,8 +71,8 @@ def test_slow_first_calls_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["tiny.npz", "--rounds", "0"], "--rounds is a whole number from 1. Received: 0"),
-        (["tiny.npz", "--batch", "-1"], "--batch is a whole number from 1. Received: -1"),
+        (["tiny.npz", "--rounds", "0"], "--rounds must be an integer >= 1. Received: 0"),
+        (["tiny.npz", "--batch", "-1"], "--batch must be an integer >= 1. Received: -1"),
         (["pixels.tflite", "--batch", "3"], "takes 2 images per call. Received: --batch 3"),
         (["tiny.tflite", "--image-size", "48"], "--weights, --image-size and --patch-size are for models"),
         (["saved", "--threads", "2"], "as many threads as TensorFlow chooses"),

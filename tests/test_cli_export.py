@@ -84,7 +84,7 @@ def test_calibration_takes_the_same_images(tmp_path: Path, pictures: Path) -> No
     [
         (["export", "digits", "--to", "{}/missing/out.tflite"], "There is no folder for the .tflite file: {}/missing"),
         (["export", "digits", "--to", "{}"], "{} already exists"),
-        (["export", "digits", "--to", "{}/out.tflite", "--quantize", "int5"], "quantize is one of"),
+        (["export", "digits", "--to", "{}/out.tflite", "--quantize", "int5"], "quantize must be one of"),
         (["export", "digits", "--to", "{}/out.tflite", "--quantize", "int8"], "needs calibration images"),
         (["export", "digits", "--to", "{}/out.tflite", "--images", "{}"], "has no images"),
         (
@@ -92,7 +92,7 @@ def test_calibration_takes_the_same_images(tmp_path: Path, pictures: Path) -> No
             "no image file or folder 'nothing.png'",
         ),
         (["export", "digits", "--to", "{}/out.tflite", "--source-size", "big"], "--source-size is a number of pixels"),
-        (["export", "digits", "--to", "{}/out.tflite", "--input", "int8"], "--input is one of"),
+        (["export", "digits", "--to", "{}/out.tflite", "--input", "int8"], "--input must be one of"),
         (["export", "digits", "--to", "{}/out.tflite", "--least-cosine", "1"], "wanted cosine >= 1.0"),
         (
             ["export", "digits", "--to", "{}/out.tflite", "--least-cosine", "1", "--least-agreement", "0"],

@@ -253,7 +253,7 @@ def test_an_image_that_cannot_be_read_is_named_or_returned(run_folder: Path, pho
 @pytest.mark.parametrize(("arguments", "said"), [({"top": 0}, "top is"), ({"batch_size": 0}, "batch_size is")])
 def test_numbers_below_one_are_refused(run_folder: Path, photos: Path, arguments: dict[str, int], said: str) -> None:
     model = converters.load(run_folder)
-    with pytest.raises(ValueError, match=f"{said} a whole number from 1. Received: 0"):
+    with pytest.raises(ValueError, match=f"{said} an integer >= 1. Received: 0"):
         model.classify(photos, **arguments)
     with pytest.raises(ValueError, match="at least one image"):
         model.classify([])

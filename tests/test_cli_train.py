@@ -90,7 +90,7 @@ def test_few_shot(checkpoint: Path) -> None:
         (["train", "missing.toml", "--model", "digits"], "no recipe file missing.toml"),
         (["train", "finetune", "--model", "digits", "--set", "learnin_rate=1"], "learning_rate"),
         (["train", "finetune", "--model", "digits", "--set", "steps"], "--set is FIELD=VALUE"),
-        (["train", "finetune", "--model", "digits", "--strategy", "tpus"], "strategy is one of"),
+        (["train", "finetune", "--model", "digits", "--strategy", "tpus"], "strategy must be one of"),
         (["train", "finetune", "--model", "digits", "--data", "oxford_iiit_pet"], "oxford_iiit_pet"),
         (["train", "augreg", "--model", "digits", "--variant", "lite1"], "light1"),
         (["train", "finetune", "--model", "missing.npz"], "missing.npz"),

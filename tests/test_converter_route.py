@@ -45,7 +45,7 @@ def test_a_model_of_ones_own_is_converted_and_proven(tmp_path: Path, own: keras.
 
 
 def test_a_route_of_no_name_is_refused_with_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"route is one of \['direct', 'converter'\]. Received: 'onnx'"):
+    with pytest.raises(ValueError, match=r"route must be one of \['direct', 'converter'\]. Received: 'onnx'"):
         export.tflite(built(num_layers=1), tmp_path / "out.tflite", route="onnx")
 
 

@@ -183,9 +183,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"model": {"num_classes": 10, "classifier": "unpooled"}},
         r"logits \(batch, classes\). Received: one without a head",
     ),
-    "labels": ({"labels": "ReaL"}, "labels is one of"),
+    "labels": ({"labels": "ReaL"}, "labels must be one of"),
     "single as real": ({"labels": "real"}, "has one label per image"),
-    "batch size": ({"batch_size": 0}, "batch_size is a whole number"),
+    "batch size": ({"batch_size": 0}, "batch_size must be an integer"),
     "several as single": (
         {"data": {"evaluation": (spelled(3), np.eye(10)[:3])}},
         "several labels per image: pass labels='real'",

@@ -33,8 +33,8 @@ WRONG = {
         "least_difference_cosine is from -1 to 1. Received: 99.0",
     ),
     "an agreement in per cent": (TABLE.replace("ment = 0.9", "ment = 99"), "least_agreement is from 0 to 1"),
-    "odd bits": (TABLE + RULE.replace("8", "5"), r"weights is one of \[4, 8, 32\]. Received: 5"),
-    "activations of 4 bits": (TABLE + RULE + "activations = 4\n", r"activations is one of \[8, 16, 32\]"),
+    "odd bits": (TABLE + RULE.replace("8", "5"), r"weights must be one of \[4, 8, 32\]. Received: 5"),
+    "activations of 4 bits": (TABLE + RULE + "activations = 4\n", r"activations must be one of \[8, 16, 32\]"),
     "an unknown method": (TABLE + RULE + 'method = "gptk"\n', "the nearest is 'gptq'"),
     "float weights, integer inputs": (TABLE + RULE.replace("8", "32") + "activations = 8\n", "no kernel multiplies"),
     "no operators": (TABLE + RULE.replace('"FULLY_CONNECTED"', ""), "operators is empty"),
@@ -76,7 +76,7 @@ def test_a_file_of_ones_own_is_read(written):
 
 
 def test_an_unknown_name_is_told_the_nearest():
-    with pytest.raises(ValueError, match=r"quantize is one of .*Received: 'int5'; the nearest is 'int\d"):
+    with pytest.raises(ValueError, match=r"quantize must be one of .*Received: 'int5'; the nearest is 'int\d"):
         load_mode("int5")
 
 
@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_refused(written, text, message):
 
 
 def test_all_that_is_wrong_is_told_at_once(written):
-    with pytest.raises(ValueError, match=r"weights is one of .*method is one of"):
+    with pytest.raises(ValueError, match=r"weights must be one of .*method must be one of"):
         load_mode(written(TABLE + RULE.replace("8", "5") + 'method = "x"\n'))
 
 

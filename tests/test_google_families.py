@@ -170,8 +170,8 @@ def test_a_kernel_sees_the_same_in_patches_that_were_enlarged(method: str) -> No
 @pytest.mark.parametrize(
     ("changes", "sizes", "text"),
     [
-        ({}, {"patch_size": 0}, "patch_size is a whole number from 1"),
-        ({}, {"patch_size": (4, 4, 4)}, "patch_size is a whole number from 1"),
+        ({}, {"patch_size": 0}, "patch_size must be an integer >= 1"),
+        ({}, {"patch_size": (4, 4, 4)}, "patch_size must be an integer >= 1"),
         ({}, {"patch_size": 33}, "the image is smaller than one patch"),
         (VARIANTS["hybrid"], {"patch_size": 2}, "patch_size is fixed in a hybrid"),
         (VARIANTS["relative positions"], {"patch_size": 4}, "are not interpolated"),

@@ -265,7 +265,7 @@ def test_a_scan_axis_of_any_length_is_no_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", ["google", "huggingface", "timm"])
 @pytest.mark.parametrize("index", ["7", "999999999", "1" + "0" * 30, "-1", "1.5", "٣", "00"])
-def test_a_block_of_any_number_is_a_misfit(format: str, index: str, tmp_path: Path) -> None:
+def test_a_block_of_any_number_is_a_problem(format: str, index: str, tmp_path: Path) -> None:
     name = ONE_TENSOR[format]
     new = name.replace("_1/", f"_{index}/").replace(".1.", f".{index}.")
 

@@ -145,8 +145,8 @@ def test_nothing_has_a_fifth_dimension_and_the_batch_stays_open(batch: int | Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dtype": "int8"}, "dtype is one of .*'int8'"),
-        ({"resize": "bicubic"}, "resize is one of .*'bicubic'"),
+        ({"dtype": "int8"}, "dtype must be one of .*'int8'"),
+        ({"resize": "bicubic"}, "resize must be one of .*'bicubic'"),
         ({"source_size": (40, 40)}, "needs input_dtype='uint8'.*'float32'"),
         ({"dtype": "uint8", "source_size": (0, 40)}, r"source_size.*\(0, 40\)"),
         ({"dtype": "uint8", "source_size": (40, 40, 3)}, r"source_size.*\(40, 40, 3\)"),

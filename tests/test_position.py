@@ -188,7 +188,7 @@ def test_non_finite_values_pass_through():
     ((1, 17, 3), {"grid": (4, 4, 3)}, r"Received: \(4, 4, 3\)"),
     ((1, 17, 3), {"grid": 4.5}, r"must be an integer .* Received: 4\.5"),
     ((1, 17, 3), {"source_grid": (0, 16)}, r"source_grid must .* Received: \(0, 16\)"),
-    ((1, 17, 3), {"prefix_tokens": -1}, r"prefix_tokens must be 0 or more, a whole number\. Received: -1"),
+    ((1, 17, 3), {"prefix_tokens": -1}, r"prefix_tokens must be an integer >= 0\. Received: -1"),
     ((17,), {}, r"\(1, tokens, hidden\) or \(tokens, hidden\)\. Received: \(17,\)"),
     ((2, 17, 3), {}, r"Received: \(2, 17, 3\)"),
     ((1, 1, 17, 3), {}, r"Received: \(1, 1, 17, 3\)"),
@@ -283,7 +283,7 @@ def test_sincos2d_refuses_an_empty_grid():
 def test_a_grid_may_be_an_array_and_bad_arguments_are_named() -> None:
     values = np.zeros((1, 17, 4), np.float32)
     assert position.resize(values, np.array([5, 4])).shape == (1, 21, 4)
-    with pytest.raises(ValueError, match="a whole number. Received: 1.0"):
+    with pytest.raises(ValueError, match="an integer >= 0. Received: 1.0"):
         position.resize(values, 5, prefix_tokens=1.0)
     with pytest.raises(TypeError, match="complex64"):
         position.resize(values.astype(np.complex64), 5)

@@ -213,10 +213,10 @@ def test_a_warm_up_that_is_stated_and_leaves_no_step_is_refused(warmup):
     ("changes", "said"),
     [
         ({"steps": 0}, r"steps must be in \[1, inf\). Received: 0"),
-        ({"steps": 2.5}, "steps must be a whole number. Received: 2.5"),
+        ({"steps": 2.5}, "steps must be an integer. Received: 2.5"),
         ({"steps": None}, "either steps or epochs. Received: steps=None, epochs=None"),
         ({"epochs": 3.0}, "either steps or epochs"),
-        ({"batch_size": True}, "batch_size must be a whole number. Received: True"),
+        ({"batch_size": True}, "batch_size must be an integer. Received: True"),
         ({"accumulation": 3}, "accumulation must divide batch_size=8. Received: 3"),
         (
             {"accumulation": "fast"},
@@ -226,7 +226,7 @@ def test_a_warm_up_that_is_stated_and_leaves_no_step_is_refused(warmup):
         ({"eval_steps": "often"}, r"eval_steps must be one of \['auto'\], or a number in"),
         ({"learning_rate": 0.0}, r"learning_rate must be in \(0, inf\)"),
         ({"learning_rate": float("nan")}, "learning_rate must be in"),
-        ({"learning_rate": "0.1"}, "learning_rate must be a whole number or a number. Received: '0.1'"),
+        ({"learning_rate": "0.1"}, "learning_rate must be an integer or a number. Received: '0.1'"),
         ({"momentum": 1}, r"momentum must be in \[0, 1\)"),
         ({"layer_decay": 0.0}, r"layer_decay must be in \(0, 1\]"),
         ({"ema_decay": 1.0}, r"ema_decay must be in \(0, 1\)"),
@@ -238,8 +238,8 @@ def test_a_warm_up_that_is_stated_and_leaves_no_step_is_refused(warmup):
         ({"crop": "incption"}, "crop must be one of"),
         ({"freeze": "block_0/*"}, "freeze must be a list. Received: 'block_0"),
         ({"freeze": [1]}, r"freeze\[0\] must be text"),
-        ({"image_size": 0}, "image_size is a whole number from 1"),
-        ({"image_size": (3, 4, 5)}, "image_size is a whole number from 1"),
+        ({"image_size": 0}, "image_size must be an integer >= 1"),
+        ({"image_size": (3, 4, 5)}, "image_size must be an integer >= 1"),
         ({"crop_resize": 10}, "crop_resize is for crop='random'"),
         ({"crop": "random", "crop_resize": 10, "image_size": 12}, "crop_resize must be at least image_size=12"),
         ({"schedule": "linear", "learning_rate": 1e-6}, "linear_end must be at most learning_rate"),
@@ -254,7 +254,7 @@ def test_a_value_that_does_not_fit_is_named(changes, said):
         Recipe(**{**SMALL, **changes})
 
 
-def test_all_misfits_are_named_at_once():
+def test_all_problems_are_named_at_once():
     with pytest.raises(ValueError, match="steps .*; batch_size .*; precision .*"):
         Recipe(**{**SMALL, "steps": 0, "batch_size": -1, "precision": "float16"})
 

@@ -170,7 +170,7 @@ def test_verify_knows_a_bfloat16_folder_and_refuses_a_wrong_one(halved: Any) -> 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_other_dtypes_are_refused(dtype: str, tmp_path: Path) -> None:
-    said = "dtype is one of" if dtype == "float16" else "adds signatures to a float32 SavedModel"
+    said = "dtype must be one of" if dtype == "float16" else "adds signatures to a float32 SavedModel"
     with pytest.raises(ValueError, match=said):
         export.saved_model(small(), tmp_path / "1", dtype=dtype, bfloat16=True)
     assert nothing_but(tmp_path)
@@ -247,8 +247,8 @@ def test_the_warm_up_has_each_batch_of_each_signature(saved: Any) -> None:
         ({"labels": ["one", "two"]}, "2 for 5 classes"),
         ({"labels": "nowhere"}, "label lists are"),
         ({"labels": [1, 2, 3, 4, 5]}, "all strings. Received: 1"),
-        ({"top": 0}, "top is a whole number from 1"),
-        ({"top": 2.5}, "top is a whole number from 1"),
+        ({"top": 0}, "top must be an integer >= 1"),
+        ({"top": 2.5}, "top must be an integer >= 1"),
         ({"warmup": (0,)}, "batch sizes from 1"),
         ({"warmup": 8}, r"batch sizes from 1, such as \(1, 8\); \(\) means none. Received: 8"),
         ({"warmup": (1.5,)}, "batch sizes from 1"),

@@ -8,7 +8,7 @@ import pytest
 
 import reference_cases as reference
 from keras_vit import converters
-from keras_vit._util.schema import NUMBER, check_depth, misfits
+from keras_vit._util.schema import NUMBER, check_depth, problems
 from keras_vit.converters.table import load_table
 from keras_vit.export.quantization.modes import load_mode
 from keras_vit.train import recipe
@@ -25,8 +25,8 @@ SCHEMA = {"name": str, "size?": NUMBER, "exact?": bool, "tags?": [str], "rows?":
         {"name": "a", "size": 1.5, "rows": {"any": {"file": "b"}, "other": {"file": "c"}}},
     ],
 )
-def test_a_table_that_fits_has_no_misfits(table: object) -> None:
-    assert list(misfits(table, SCHEMA, "card")) == []
+def test_a_table_that_fits_has_no_problems(table: object) -> None:
+    assert list(problems(table, SCHEMA, "card")) == []
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_table_that_fits_has_no_misfits(table: object) -> None:
             {"name": "a", "zzz": 1},
             "card has no key 'zzz'; known are ['exact', 'name', 'rows', 'size', 'tags']",
         ),
-        ({"name": "a", "size": True}, "card.size must be a whole number or a number. Received: True"),
+        ({"name": "a", "size": True}, "card.size must be an integer or a number. Received: True"),
         ({"name": "a", "exact": 1}, "card.exact must be true or false. Received: 1"),
         ({"name": "a", "tags": "b"}, "card.tags must be a list. Received: 'b'"),
         ({"name": "a", "tags": ["b", 2]}, "card.tags[1] must be text. Received: 2"),
@@ -47,12 +47,12 @@ def test_a_table_that_fits_has_no_misfits(table: object) -> None:
         ([], "card must be a table. Received: []"),
     ],
 )
-def test_a_misfit_is_named_with_its_place(table: object, said: str) -> None:
-    assert said in list(misfits(table, SCHEMA, "card"))
+def test_a_problem_is_named_with_its_place(table: object, said: str) -> None:
+    assert said in list(problems(table, SCHEMA, "card"))
 
 
-def test_all_misfits_are_named_at_once() -> None:
-    assert len(list(misfits({"size": "big", "tag": []}, SCHEMA, "card"))) == 3
+def test_all_problems_are_named_at_once() -> None:
+    assert len(list(problems({"size": "big", "tag": []}, SCHEMA, "card"))) == 3
 
 
 READERS: dict[str, Callable[[Path], Any]] = {

@@ -582,7 +582,7 @@ def test_arrays_may_have_several_classes_an_image() -> None:
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("on_bad_image", "ignore", r"on_bad_image is one of \['skip', 'fail'\]. Received: 'ignore'"),
+        ("on_bad_image", "ignore", r"on_bad_image must be one of \['skip', 'fail'\]. Received: 'ignore'"),
         ("train_split", "train", "Arrays have no named splits"),
     ],
 )

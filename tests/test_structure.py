@@ -47,7 +47,7 @@ def floor(module: str) -> int:
 
 
 def belongs(module: str, places: tuple[str, ...]) -> bool:
-    """Return whether a module is one of the places, or is in one of them."""
+    """Return whether a module must be one of the places, or is in one of them."""
     return any(f"{module}.".startswith(f"{place}.") for place in places)
 
 

@@ -301,17 +301,17 @@ def test_images_of_other_channels_than_colour_are_images(channels: int, tmp_path
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"quantize": "int3"}, r"quantize is one of \[.*'dynamic'.*'float16'.*'none'.*Received: 'int3'"),
+        ({"quantize": "int3"}, r"quantize must be one of \[.*'dynamic'.*'float16'.*'none'.*Received: 'int3'"),
         ({"quantize": ""}, "Received: ''"),
         ({"quantize": "Dynamic"}, "the nearest is 'dynamic'"),
         ({"quantize": "mine.toml"}, "There is no file mine.toml"),
-        ({"quantize": None}, r"quantize is one of \[.*Received: None"),
-        ({"input_dtype": "int8"}, r"input_dtype is one of \['float32', 'uint8'\]. Received: 'int8'"),
-        ({"resize": "best"}, r"resize is one of \['exact', 'builtin'\]. Received: 'best'"),
-        ({"output": "classes"}, "output is one of"),
-        ({"batch": 0}, "batch is a whole number from 1, or None for any. Received: 0"),
-        ({"batch": 0, "output": "x"}, "output is one of .*; batch is"),
-        ({"threads": 0}, "threads is a whole number from 1. Received: 0"),
+        ({"quantize": None}, r"quantize must be one of \[.*Received: None"),
+        ({"input_dtype": "int8"}, r"input_dtype must be one of \['float32', 'uint8'\]. Received: 'int8'"),
+        ({"resize": "best"}, r"resize must be one of \['exact', 'builtin'\]. Received: 'best'"),
+        ({"output": "classes"}, "output must be one of"),
+        ({"batch": 0}, "batch must be an integer >= 1, or None for any. Received: 0"),
+        ({"batch": 0, "output": "x"}, "output must be one of .*; batch is"),
+        ({"threads": 0}, "threads must be an integer >= 1. Received: 0"),
         ({"source_size": 64}, "source_size needs input_dtype='uint8': only pixels are resized. Received: 'float32'"),
         ({"source_size": (0, 3), "input_dtype": "uint8"}, "source_size"),
         ({"image_size": 3}, "smaller than one patch"),
@@ -346,12 +346,12 @@ def test_what_cannot_be_done_is_said_before_any_work(
     ("options", "said"),
     [
         ({"quantize": "int8", "threads": 0}, ("threads is", "quantize='int8' needs calibration images")),
-        ({"quantize": "nomode", "threads": 0}, ("threads is", "quantize is one of", "Received: 'nomode'")),
+        ({"quantize": "nomode", "threads": 0}, ("threads is", "quantize must be one of", "Received: 'nomode'")),
         (
             {"source_size": "x", "resize": "y", "image_size": "abc", "labels": "nolist"},
             (
-                "resize is one of",
-                "source_size is a whole number",
+                "resize must be one of",
+                "source_size must be an integer",
                 "source_size needs",
                 "The label lists",
                 "image_size is",
@@ -359,11 +359,16 @@ def test_what_cannot_be_done_is_said_before_any_work(
         ),
         (
             {"labels": ["a"], "image_size": 3, "least_cosine": 5.0, "route": "onnx"},
-            ("route is one of", "least_cosine is", "one label per class: 1 for 5 classes", "smaller than one patch"),
+            (
+                "route must be one of",
+                "least_cosine is",
+                "one label per class: 1 for 5 classes",
+                "smaller than one patch",
+            ),
         ),
         (
             {"quantize": "int3", "route": "converter", "labels": ["a"], "image_size": 0},
-            ("quantize is one of", "writes plain files", "labels", "image_size is"),
+            ("quantize must be one of", "writes plain files", "labels", "image_size is"),
         ),
     ],
     ids=str,
@@ -378,8 +383,8 @@ def test_everything_that_is_wrong_is_one_message(
 
 def test_options_are_checked_once(tmp_path: Path, model: VisionTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
     options, calls = importlib.import_module("keras_vit.export.litert.options").Options, []
-    misfits = options.misfits
-    monkeypatch.setattr(options, "misfits", lambda self: calls.append(self) or misfits(self))
+    problems = options.problems
+    monkeypatch.setattr(options, "problems", lambda self: calls.append(self) or problems(self))
     export.tflite(model, tmp_path / "out.tflite", calibration=samples.images(model.config, 2))
     assert len(calls) == 1
 

@@ -206,8 +206,8 @@ def test_a_batch_that_the_replicas_cannot_share_is_refused() -> None:
             "must be below 1, the number of machines of type 'worker'. Received: 1",
         ),
         ("tpu", None, "There is no TPU at 'local'"),
-        ("tpus", None, r"strategy is one of .* Received: 'tpus'"),
-        ("one:x", None, "strategy is one of"),
+        ("tpus", None, r"strategy must be one of .* Received: 'tpus'"),
+        ("one:x", None, "strategy must be one of"),
     ],
 )
 def test_devices_that_are_not_there(

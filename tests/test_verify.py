@@ -246,7 +246,7 @@ def test_operators_and_dimensions_are_read_out_of_the_file(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, None])
 def test_threads_are_a_number(threads: Any, tmp_path: Path, linear: keras.Model) -> None:
-    with pytest.raises(ValueError, match="threads is a whole number from 1. Received"):
+    with pytest.raises(ValueError, match="threads must be an integer >= 1. Received"):
         export.verify(linear, file(tmp_path / "file.tflite"), threads=threads)
 
 

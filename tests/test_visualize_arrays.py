@@ -475,7 +475,7 @@ def test_images_may_be_tensors_and_lists(plain: VisionTransformer) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"head_fusion": "median"}, r"head_fusion is one of \['mean', 'max', 'min'\]. Received: 'median'"),
+        ({"head_fusion": "median"}, r"head_fusion must be one of \['mean', 'max', 'min'\]. Received: 'median'"),
         ({"discard_ratio": 1.0}, r"discard_ratio .* \[0, 1\)\. Received: 1\.0"),
         ({"discard_ratio": -0.1}, "Received: -0.1"),
         ({"discard_ratio": math.nan}, "Received: nan"),
@@ -495,7 +495,7 @@ def test_options_of_the_rollout_outside_their_range_are_refused(
 
 @pytest.mark.parametrize("num_filters", [0, -1, 2.5, None], ids=str)
 def test_a_number_of_filters_is_a_whole_one(num_filters: Any, plain: VisionTransformer) -> None:
-    with pytest.raises(ValueError, match=f"num_filters is a whole number from 1. Received: {num_filters}"):
+    with pytest.raises(ValueError, match=f"num_filters must be an integer >= 1. Received: {num_filters}"):
         visualize.embedding_filters(plain, num_filters=num_filters)
 
 
@@ -508,7 +508,7 @@ def test_a_model_without_absolute_positions_has_no_similarities(position: str) -
 
 @pytest.mark.parametrize("block", [2, -1, "0"], ids=str)
 def test_a_block_that_is_not_there_has_no_positions(block: Any, plain: VisionTransformer) -> None:
-    with pytest.raises(ValueError, match=f"block is a whole number from 0 to 1. Received: {block!r}"):
+    with pytest.raises(ValueError, match=f"block must be an integer from 0 to 1. Received: {block!r}"):
         visualize.position_similarity(plain, block=block)
 
 

@@ -384,7 +384,7 @@ def test_a_path_that_cannot_be_is_refused(
 
 @pytest.mark.parametrize("top", [0, -1, True, 2.5, None])
 def test_top_is_a_number_of_classes(top: Any, small: VisionTransformer, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="top is a whole number from 1.*Received"):
+    with pytest.raises(ValueError, match="top must be an integer >= 1.*Received"):
         report(small, pictures(), tmp_path / "report.html", top=top)
 
 

@@ -51,7 +51,7 @@ def changed(folder: Path, change: Callable[[Tensors], Any], name: str = "changed
     return folder / name
 
 
-def misfits(path: Path, **options: Any) -> list[str]:
+def problems(path: Path, **options: Any) -> list[str]:
     """Return the lines of the error that loading gives."""
     with pytest.raises(converters.CheckpointError) as caught:
         converters.load(path, **options)
@@ -76,13 +76,13 @@ def misfits(path: Path, **options: Any) -> list[str]:
     ],
 )
 def test_one_tensor_missing_is_named(tmp_path: Path, assigned: list[str], missing: str) -> None:
-    lines = misfits(changed(tmp_path, lambda tensors: tensors.pop(missing)))
+    lines = problems(changed(tmp_path, lambda tensors: tensors.pop(missing)))
     # Without its kernel there is no head, so the bias is left over.
     said = "head/bias" if missing == "head/kernel" else missing.rpartition("/")[0].rpartition("/")[2]
     keras_names = {"LayerNorm_0": "block_2/norm1/gamma", "query": "block_1/attention/query/kernel"}
     keras_names["value"] = "block_1/attention/value/bias"
     assert len(lines) == 2
-    assert "(1 misfit" in lines[0]
+    assert "(1 problem" in lines[0]
     assert "nothing loaded" in lines[0].replace("was ", "")
     assert keras_names.get(said, said) in lines[1] or missing in lines[1]
     assert not assigned
@@ -98,7 +98,7 @@ def test_a_whole_block_missing_in_the_middle_is_named_in_one_error(tmp_path: Pat
         for name in [name for name in tensors if "encoderblock_1" in name]:
             del tensors[name]
 
-    text = "\n".join(misfits(changed(tmp_path, drop)))
+    text = "\n".join(problems(changed(tmp_path, drop)))
     assert "no tensor for block_1/norm1/gamma" in text
     assert "encoderblock_2/LayerNorm_0/scale is left over" in text
     assert not assigned
@@ -108,7 +108,7 @@ def test_a_whole_block_missing_in_the_middle_is_named_in_one_error(tmp_path: Pat
     "extra", ["surplus", "head/extra", "Transformer/encoderblock_0/Dense_9/kernel", "head/kernel_ema"]
 )
 def test_one_tensor_too_many_is_named(tmp_path: Path, assigned: list[str], extra: str) -> None:
-    lines = misfits(changed(tmp_path, lambda tensors: tensors.update({extra: np.ones(3, np.float32)})))
+    lines = problems(changed(tmp_path, lambda tensors: tensors.update({extra: np.ones(3, np.float32)})))
     assert lines[1:] == [f"{extra} is left over"]
     assert not assigned
 
@@ -131,7 +131,7 @@ def test_a_wrong_shape_is_named_with_the_right_one(
     tmp_path: Path, assigned: list[str], name: str, shape: tuple[int, ...], said: str
 ) -> None:
     right = reference.arrays(TOKEN)[name].shape
-    lines = misfits(changed(tmp_path, lambda tensors: tensors.update({name: np.ones(shape, np.float32)})))
+    lines = problems(changed(tmp_path, lambda tensors: tensors.update({name: np.ones(shape, np.float32)})))
     assert len(lines) == 2
     assert name in lines[1]
     assert said in lines[1]
@@ -141,7 +141,7 @@ def test_a_wrong_shape_is_named_with_the_right_one(
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "bool"])
 def test_a_tensor_of_no_floats_is_named(tmp_path: Path, assigned: list[str], dtype: str) -> None:
-    lines = misfits(changed(tmp_path, lambda tensors: tensors.update({SCALE: np.ones(32, dtype)})))
+    lines = problems(changed(tmp_path, lambda tensors: tensors.update({SCALE: np.ones(32, dtype)})))
     assert len(lines) == 2
     assert SCALE in lines[1]
     assert dtype in lines[1]
@@ -155,15 +155,15 @@ def test_other_floats_are_read(tmp_path: Path, dtype: str) -> None:
     assert np.array_equal(scale, reference.arrays(TOKEN)[SCALE].astype(dtype).astype("float32"))
 
 
-def test_all_misfits_are_said_at_once(tmp_path: Path, assigned: list[str]) -> None:
+def test_all_problems_are_said_at_once(tmp_path: Path, assigned: list[str]) -> None:
     def change(tensors: Tensors) -> None:
         tensors["Transformer/encoder_norm/scalee"] = tensors.pop("Transformer/encoder_norm/scale")
         tensors[SCALE] = np.ones(31, np.float32)
         tensors["head/bias"] = np.ones(7, np.int64)
         tensors["one/too/many"] = np.ones(1, np.float32)
 
-    first, *lines = misfits(changed(tmp_path, change))
-    assert "5 misfits" in first
+    first, *lines = problems(changed(tmp_path, change))
+    assert "5 problems" in first
     for words in (["encoder_norm", "nearest", "scalee"], [SCALE, "(31,)"], ["head/bias", "int64"], ["one/too/many"]):
         assert any(all(word in line for word in words) for line in lines), words
     assert not assigned
@@ -171,16 +171,16 @@ def test_all_misfits_are_said_at_once(tmp_path: Path, assigned: list[str]) -> No
 
 def test_a_misspelt_tensor_is_found_by_the_name_it_should_have(tmp_path: Path) -> None:
     wrong = SCALE.replace("scale", "scail")
-    lines = misfits(changed(tmp_path, lambda tensors: tensors.update({wrong: tensors.pop(SCALE)})))
+    lines = problems(changed(tmp_path, lambda tensors: tensors.update({wrong: tensors.pop(SCALE)})))
     assert any("the nearest is " + wrong in line for line in lines)
 
 
-def test_a_hundred_misfits_stay_one_screen(tmp_path: Path) -> None:
+def test_a_hundred_problems_stay_one_screen(tmp_path: Path) -> None:
     def change(tensors: Tensors) -> None:
         tensors.update({f"surplus_{i}": np.ones(1, np.float32) for i in range(100)})
 
-    lines = misfits(changed(tmp_path, change))
-    assert "100 misfits" in lines[0]
+    lines = problems(changed(tmp_path, change))
+    assert "100 problems" in lines[0]
     assert len(lines) == 22
     assert lines[-1] == "... and 80 more"
 
@@ -330,13 +330,13 @@ def test_an_image_smaller_than_a_patch_is_refused() -> None:
 
 @pytest.mark.parametrize("image_size", [0, -16, 2.5, "32", (32,), (32, 32, 3), True])
 def test_an_image_size_that_is_none_is_refused(image_size: Any) -> None:
-    with pytest.raises(ValueError, match=r"image_size is a whole number from 1 or \(height, width\)"):
+    with pytest.raises(ValueError, match=r"image_size must be an integer >= 1 or \(height, width\)"):
         converters.load(TOKEN, image_size=image_size)
 
 
 @pytest.mark.parametrize("num_classes", [-1, 2.5, "7"])
 def test_a_number_of_classes_that_is_none_is_refused(num_classes: Any) -> None:
-    with pytest.raises(ValueError, match="num_classes is a whole number from 0"):
+    with pytest.raises(ValueError, match="num_classes must be an integer >= 0"):
         converters.load(TOKEN, num_classes=num_classes)
 
 
@@ -366,7 +366,7 @@ def test_a_fact_that_is_none_is_refused_with_the_nearest() -> None:
     ("right", "wrong", "said"),
     [
         ("[tensors]", "[tensor]", "tensor"),
-        ('layout = "keras"', 'layout = "kerras"', r"layout is one of \('keras', 'torch'\)"),
+        ('layout = "keras"', 'layout = "kerras"', r"layout must be one of \('keras', 'torch'\)"),
         ("norm_epsilon = 1e-6\nfinal", "norm_epsilom = 1e-6\nfinal", r"norm_epsilom.*norm_epsilon"),
         ("| rank 4", "| rnk 4", "rnk 4"),
         ("block{s}/unit{u}/conv{k}/kernel", "block{s}/unit{u}/conv1/kernel", "placeholders"),

@@ -9,10 +9,10 @@ def is_count(value: Any, *, least: int) -> bool:
 
 
 def check_counts(**counts: Any) -> None:
-    """Raise a ValueError for a value that is not a whole number from 1."""
+    """Raise a ValueError for a value that is not an integer >= 1."""
     for name, value in counts.items():
         if not is_count(value, least=1):
-            raise ValueError(f"{name} is a whole number from 1. Received: {value!r}")
+            raise ValueError(f"{name} must be an integer >= 1. Received: {value!r}")
 
 
 def given(**arguments: Any) -> dict[str, Any]:
@@ -23,12 +23,12 @@ def given(**arguments: Any) -> dict[str, Any]:
 def one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     """Raise a ValueError that lists the known values if `value` is not one of them."""
     if value not in known:
-        raise ValueError(f"{name} is one of {list(known)}. Received: {value!r}")
+        raise ValueError(f"{name} must be one of {list(known)}. Received: {value!r}")
 
 
 def pair(value: Any, name: str) -> tuple[int, int]:
     """Return an int or (height, width) as (height, width), or raise a ValueError."""
     sides = (value, value) if is_count(value, least=1) else value
     if not isinstance(sides, list | tuple) or len(sides) != 2 or not all(is_count(side, least=1) for side in sides):
-        raise ValueError(f"{name} is a whole number from 1 or (height, width). Received: {value!r}")
+        raise ValueError(f"{name} must be an integer >= 1 or (height, width). Received: {value!r}")
     return int(sides[0]), int(sides[1])

@@ -38,7 +38,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 @functools.cache
 def read_schema(data_folder: str, name: str) -> Any:
-    """Return the schema in a data folder's schema/NAME.toml, for `schema.misfits`; its types are keys of `TYPES`."""
+    """Return the schema in a data folder's schema/NAME.toml, for `schema.problems`; its types are keys of `TYPES`."""
 
     def parse(schema: Any) -> Any:
         if isinstance(schema, dict):

@@ -25,7 +25,7 @@ def check_depth(value: Any, where: str) -> Any:
     return value
 
 
-def misfits(value: Any, schema: Any, where: str) -> Iterator[str]:
+def problems(value: Any, schema: Any, where: str) -> Iterator[str]:
     """Compare a value read from TOML or JSON with its schema; yield one sentence with its place for each error.
 
     A schema is a type or a tuple of types, `[schema]` for a list, `{"*": schema}` for a table with any keys, or another
@@ -38,16 +38,16 @@ def misfits(value: Any, schema: Any, where: str) -> Iterator[str]:
         yield f"{where} must be {names}. Received: {value!r:.200}"
     elif isinstance(schema, list):
         for index, item in enumerate(value):
-            yield from misfits(item, schema[0], f"{where}[{index}]")
+            yield from problems(item, schema[0], f"{where}[{index}]")
     elif isinstance(schema, dict):
-        yield from _table_misfits(value, schema, where)
+        yield from _table_problems(value, schema, where)
 
 
-def _table_misfits(table: dict[str, Any], schema: dict[str, Any], where: str) -> Iterator[str]:
+def _table_problems(table: dict[str, Any], schema: dict[str, Any], where: str) -> Iterator[str]:
     known = {key.removesuffix("?"): kind for key, kind in schema.items()}
     for key, item in table.items():
         if key in known or "*" in known:
-            yield from misfits(item, known.get(key, known.get("*")), f"{where}.{key}")
+            yield from problems(item, known.get(key, known.get("*")), f"{where}.{key}")
         else:
             yield f"{where} has no key {key!r}; {suggestion(key, known)}"
     for key in schema:
@@ -60,7 +60,7 @@ _TOML_NAMES = {
     list: "a list",
     str: "text",
     bool: "true or false",
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
 }
 

@@ -13,7 +13,7 @@ from keras_vit.converters import assign, config_json, expressible, layout, recor
 from keras_vit.converters.containers import write_npz, write_safetensors
 from keras_vit.converters.table import OWN_PREFIX, Table, formats, load_table
 from keras_vit.errors import CheckpointError
-from keras_vit.model.layers.quantized import quantization_misfit
+from keras_vit.model.layers.quantized import quantization_problem
 from keras_vit.model.vision_transformer import VisionTransformer
 
 # Suffixes of other kinds of files. A file with one of these must be of this container; None is one that is not written.
@@ -51,8 +51,8 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
     if not table.writable:
         written = [name for name in formats() if load_table(name).writable]
         raise CheckpointError(f"The {table.format} format is only read. Formats that are written: {written}")
-    if misfit := quantization_misfit(model):
-        raise CheckpointError(f"The {table.format} format holds floating-point weights. {misfit}")
+    if problem := quantization_problem(model):
+        raise CheckpointError(f"The {table.format} format holds floating-point weights. {problem}")
     variables = assign.merge_lora(model, assign.variables_by_path(model))
     config = layout.written_config(model.config, table, variables)
     moved = {}

@@ -56,7 +56,7 @@ def check(checkpoint: Checkpoint, variables: Mapping[str, Any], *, skip: tuple[s
     Paths that start with one of `skip` may be in the file without being in the model. Only headers are read.
     """
     match = checkpoint.match
-    misfits = [text for path, variable in variables.items() if (text := _misfit(checkpoint, path, variable))]
+    problems = [text for path, variable in variables.items() if (text := _problem(checkpoint, path, variable))]
     unused = dict.fromkeys(
         source.tensor
         for path, source in match.sources.items()
@@ -64,16 +64,16 @@ def check(checkpoint: Checkpoint, variables: Mapping[str, Any], *, skip: tuple[s
         and 0 not in checkpoint.container.headers[source.tensor].shape  # no registers
         and not (skip and path.startswith(skip))
     )
-    misfits += [f"{name} is left over" for name in [*unused, *match.unknown]]
-    if misfits:
-        count = "1 misfit" if len(misfits) == 1 else f"{len(misfits)} misfits"
-        listed = "\n  ".join(misfits[:20] + ([f"... and {len(misfits) - 20} more"] if len(misfits) > 20 else []))
+    problems += [f"{name} is left over" for name in [*unused, *match.unknown]]
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        listed = "\n  ".join(problems[:20] + ([f"... and {len(problems) - 20} more"] if len(problems) > 20 else []))
         raise CheckpointError(
             f"{checkpoint.container.path} does not fit the model ({count}, nothing was loaded):\n  {listed}"
         )
 
 
-def _misfit(checkpoint: Checkpoint, path: str, variable: Any) -> str | None:
+def _problem(checkpoint: Checkpoint, path: str, variable: Any) -> str | None:
     """Return why a variable cannot be read from a file; None if it can."""
     table, match = checkpoint.table, checkpoint.match
     shape = _shape_in_file(path, tuple(variable.shape), checkpoint.config)

@@ -65,7 +65,7 @@ def to_fields(values: Mapping[str, Any], spelling: JsonFields) -> dict[str, Any]
         if spellings:
             text = str(value).lower() if isinstance(value, bool) else str(value)
             if text not in spellings:
-                raise CheckpointError(f"config.json: {path} is one of {list(spellings)}. Received: {value!r:.200}")
+                raise CheckpointError(f"config.json: {path} must be one of {list(spellings)}. Received: {value!r:.200}")
             value = spellings[text]
             value = value[0] if isinstance(value, list) else value
         _put(fields, name, tuple(value) if isinstance(value, list) else value)

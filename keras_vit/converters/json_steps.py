@@ -109,7 +109,7 @@ def _processor_sizes(value: Any, config: ViTConfig) -> dict[str, Any]:
 
 def _fraction(value: Any) -> float:
     if not 0 < float(value) <= 1 or not math.isfinite(value):
-        raise ValueError("a fraction lies in (0, 1]")
+        raise ValueError("a fraction must be in (0, 1]")
     return float(value)
 
 

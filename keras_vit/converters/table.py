@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_vit._util import data_files
-from keras_vit._util.schema import misfits
+from keras_vit._util.schema import problems
 from keras_vit.converters.containers.base import Header
 from keras_vit.converters.json_steps import STEPS
 from keras_vit.converters.tensor_names import PLACEHOLDER, TensorNames, fill, pattern, wildcard
@@ -234,7 +234,9 @@ def load_table(format: str | os.PathLike[str]) -> Table:
     if os.fspath(format).endswith(".toml"):
         return _read_table(Path(format).resolve())
     if format not in formats():
-        raise ValueError(f"format is one of {formats()}, or a path to a .toml table of your own. Received: {format!r}")
+        raise ValueError(
+            f"format must be one of {formats()}, or a path to a .toml table of your own. Received: {format!r}"
+        )
     return _read_table(data_files.folder("converters") / "checkpoints" / f"{format}.toml")
 
 
@@ -262,7 +264,7 @@ def _read_raw(path: Path) -> dict[str, Any]:
     if base is None:
         return raw
     if base not in formats():
-        raise ValueError(f"{path}: base is one of {formats()}. Received: {base!r}")
+        raise ValueError(f"{path}: base must be one of {formats()}. Received: {base!r}")
     return _merge(_read_raw(data_files.folder("converters") / "checkpoints" / f"{base}.toml"), raw)
 
 
@@ -277,9 +279,9 @@ def _read_table(path: Path) -> Table:
     if isinstance(tensors := raw.get("tensors"), dict):
         # A variable may have several names: each is read, and the first whose conditions hold is written.
         raw["tensors"] = {name: [texts] if isinstance(texts, str) else texts for name, texts in tensors.items()}
-    wrong = list(misfits(raw, data_files.read_schema("converters", "checkpoint"), str(path)))
+    wrong = list(problems(raw, data_files.read_schema("converters", "checkpoint"), str(path)))
     for key, known in (("layout", _LAYOUTS), ("container", _CONTAINERS)):
-        wrong += [f"{path}: {key} is one of {known}"] if raw.get(key) not in known else []
+        wrong += [f"{path}: {key} must be one of {known}"] if raw.get(key) not in known else []
     if wrong:
         raise ValueError("; ".join(wrong))
     try:

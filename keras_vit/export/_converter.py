@@ -35,7 +35,7 @@ with open(target, "wb") as file:
 """
 
 
-def misfits(model: keras.Model, mode: Mode | None) -> Iterator[str]:
+def problems(model: keras.Model, mode: Mode | None) -> Iterator[str]:
     """Yield one sentence for each reason why the converter cannot write the model; None is an unknown mode."""
     if keras.backend.backend() != "tensorflow":
         yield (

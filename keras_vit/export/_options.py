@@ -14,7 +14,7 @@ from keras_vit.export.litert.storage import FLOAT16, FLOAT32, INT8
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
 from keras_vit.model.labels import class_names
-from keras_vit.model.layers.quantized import quantization_misfit
+from keras_vit.model.layers.quantized import quantization_problem
 from keras_vit.model.limits import check_resizable
 from keras_vit.model.vision_transformer import VisionTransformer
 
@@ -43,43 +43,43 @@ class ExportOptions:
         model. A FileNotFoundError names a missing .toml file.
         """
         is_ours = isinstance(model, VisionTransformer)
-        misfits = [*self.file.misfits(), *self._misfits()]
-        mode = _attempt(lambda: modes.load_mode(self.quantize), misfits)
+        problems = [*self.file.problems(), *self._problems()]
+        mode = _attempt(lambda: modes.load_mode(self.quantize), problems)
         names = None
         if mode is not None and mode.needs_calibration and not self.has_calibration:
-            misfits.append(
+            problems.append(
                 f"quantize={mode.name!r} needs calibration images: a hundred or more as the model will meet them, "
                 "calibration=model.preprocess(...). Received: None"
             )
         if self.route == "converter":
-            misfits += [*self._direct_only(), *_converter.misfits(model, mode)]
-        elif is_ours and (misfit := quantization_misfit(model)):
-            misfits.append(f"quantize={self.quantize!r} starts from floating-point weights. {misfit}")
+            problems += [*self._direct_only(), *_converter.problems(model, mode)]
+        elif is_ours and (problem := quantization_problem(model)):
+            problems.append(f"quantize={self.quantize!r} starts from floating-point weights. {problem}")
         elif is_ours:
-            misfits += self.file.model_misfits(model.config)
-            names = _attempt(lambda: class_names(model.config, self.labels), misfits)
+            problems += self.file.model_problems(model.config)
+            names = _attempt(lambda: class_names(model.config, self.labels), problems)
         else:
             name = type(model).__name__
-            misfits.append(f'route="direct" writes VisionTransformers; use route="converter". Received: {name}')
+            problems.append(f'route="direct" writes VisionTransformers; use route="converter". Received: {name}')
         if self.sizes and is_ours:
-            _attempt(lambda: check_resizable(model.config, model.config.replace(**self.sizes)), misfits)
+            _attempt(lambda: check_resizable(model.config, model.config.replace(**self.sizes)), problems)
         elif self.sizes:
-            misfits.append(f"{' and '.join(self.sizes)} is for VisionTransformers. Received: {type(model).__name__}")
-        if misfits or mode is None:
-            raise ValueError("tflite: " + "; ".join(misfits))
+            problems.append(f"{' and '.join(self.sizes)} is for VisionTransformers. Received: {type(model).__name__}")
+        if problems or mode is None:
+            raise ValueError("tflite: " + "; ".join(problems))
         return mode, dataclasses.replace(
             self.file, storage=STORAGES[mode.storage], labels=names, patches=self.file.patches or mode.patches
         )
 
-    def _misfits(self) -> Iterator[str]:
+    def _problems(self) -> Iterator[str]:
         """Yield one sentence for each option beside the file's that is wrong for every model."""
         if self.route not in ROUTES:
-            yield f"route is one of {list(ROUTES)}. Received: {self.route!r}"
+            yield f"route must be one of {list(ROUTES)}. Received: {self.route!r}"
         if not is_count(self.threads, least=1):
-            yield f"threads is a whole number from 1. Received: {self.threads!r}"
+            yield f"threads must be an integer >= 1. Received: {self.threads!r}"
         for name, value in self.thresholds.items():
             if value is not None:
-                yield from modes.range_misfits(name, value)
+                yield from modes.range_problems(name, value)
 
     def _direct_only(self) -> Iterator[str]:
         """Yield a sentence with the options that TensorFlow's converter does not take."""
@@ -95,10 +95,10 @@ class ExportOptions:
             yield f'route="converter" writes plain files; use route="direct" for {", ".join(received)}'
 
 
-def _attempt(function: Callable[[], Result], misfits: list[str]) -> Result | None:
-    """Return a function's result, or None with the message of its ValueError in `misfits`."""
+def _attempt(function: Callable[[], Result], problems: list[str]) -> Result | None:
+    """Return a function's result, or None with the message of its ValueError in `problems`."""
     try:
         return function()
     except ValueError as error:
-        misfits.append(str(error))
+        problems.append(str(error))
         return None

@@ -22,7 +22,7 @@ from keras_vit.export.check.verify import verify
 from keras_vit.export.server import signatures
 from keras_vit.export.server import warmup as warmup_requests
 from keras_vit.model.labels import class_names, single_lines
-from keras_vit.model.layers.quantized import quantization_misfit
+from keras_vit.model.layers.quantized import quantization_problem
 from keras_vit.model.vision_transformer import VisionTransformer
 
 NUM_BFLOAT16_IMAGES = 4  # number of images for comparing the bfloat16 signatures
@@ -111,8 +111,8 @@ def _check(model: VisionTransformer, top: int) -> None:
             "saved_model writes VisionTransformers; `model.export(path)` writes a Keras model around one. "
             f"Received: {type(model).__name__}"
         )
-    if misfit := quantization_misfit(model):
-        raise ValueError(f"saved_model starts from floating-point weights; `model.export(path)` does not. {misfit}")
+    if problem := quantization_problem(model):
+        raise ValueError(f"saved_model starts from floating-point weights; `model.export(path)` does not. {problem}")
     check_counts(top=top)
 
 

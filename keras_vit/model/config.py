@@ -175,18 +175,18 @@ class ViTConfig:
         for name, least in _COUNTS.items():
             value = getattr(self, name)
             if not (is_count(value, least=least) or (value is None and name in _OPTIONAL)):
-                yield f"{name} is a whole number from {least}. Received: {value!r}"
+                yield f"{name} must be an integer >= {least}. Received: {value!r}"
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value < high
             if not (fits or (value is None and name in _OPTIONAL)):
-                yield f"{name} lies in [{low}, {high}). Received: {value!r}"
+                yield f"{name} must be in [{low}, {high}). Received: {value!r}"
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 yield f"{name} is True or False. Received: {getattr(self, name)!r}"
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
-                yield f"{name} is one of {list(known)}. Received: {getattr(self, name)!r}"
+                yield f"{name} must be one of {list(known)}. Received: {getattr(self, name)!r}"
         if not isinstance(self.resnet, ResNetConfig | None):
             yield f"resnet is a ResNetConfig, its fields as a dict, or None. Received: {self.resnet!r}"
         if not isinstance(self.preprocessing, Preprocessing):

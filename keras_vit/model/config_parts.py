@@ -53,7 +53,7 @@ class Preprocessing:
         object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
         object.__setattr__(self, "std", tuple(float(value) for value in self.std))
         if not 0 < self.crop_fraction <= 1:
-            raise ValueError(f"crop_fraction lies in (0, 1]. Received: {self.crop_fraction}")
+            raise ValueError(f"crop_fraction must be in (0, 1]. Received: {self.crop_fraction}")
         if not self.mean or len(self.mean) != len(self.std) or not all(0 < value < math.inf for value in self.std):
             raise ValueError(
                 "mean and std have one value for each channel or one for all, std above 0. "

@@ -100,7 +100,7 @@ def file_bytes(config: ViTConfig, precision: str) -> int:
     float32), "float16" for "float16", "int8" for "dynamic".
     """
     if precision not in PRECISIONS:
-        raise ValueError(f"precision is one of {list(PRECISIONS)}. Received: {precision!r}")
+        raise ValueError(f"precision must be one of {list(PRECISIONS)}. Received: {precision!r}")
     kernels = sum(part.kernel_numbers for part in parts(config))
     size = PRECISIONS[precision] * kernels // 8 + FLOAT * (count_parameters(config) - kernels)
     scales = sum(part.copies * kernel.outputs for part in parts(config) for kernel in part.kernels)

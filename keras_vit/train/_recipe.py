@@ -7,25 +7,31 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 from keras_vit._util.checks import pair
-from keras_vit._util.text import suggestion
-from keras_vit.model.config import ViTConfig
-from keras_vit.model.sizes import canonical_name
-from keras_vit.train._recipe_fields import (
+from keras_vit._util.fields import (
     Count,
-    FieldRule,
     NonNegative,
     Positive,
     PositiveShare,
     Share,
     WholeNumber,
     as_python,
-    config_misfits,
+    field_rules,
 )
+from keras_vit._util.text import suggestion
+from keras_vit.model.config import ViTConfig, check_fields
+from keras_vit.model.sizes import canonical_name
 
 HIDDEN_SIZE = "hidden_size"  # value of config's representation_size: the width of the model's tokens
+_OPTIONAL_CONFIG_FIELDS = {f.name for f in dataclasses.fields(ViTConfig) if str(f.type).endswith(" | None")}
+# Fields of ViTConfig that a recipe's `config` may not set -> where their values come from.
+_NOT_IN_CONFIG = {
+    "image_size": "the recipe's image_size",
+    "num_classes": "the number of classes of the data",
+    "labels": "the class names of the data",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +174,11 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in FIELD_RULES:
             object.__setattr__(self, name, as_python(getattr(self, name)))
-        wrong = [sentence for name, rule in FIELD_RULES.items() for sentence in rule.misfits(getattr(self, name), name)]
+        if isinstance(self.config, Mapping):
+            object.__setattr__(self, "config", _read_config_none(self.config))
+        wrong = [
+            sentence for name, rule in FIELD_RULES.items() for sentence in rule.problems(getattr(self, name), name)
+        ]
         wrong = wrong or list(self._contradictions())
         if wrong:
             raise ValueError(f"Recipe {self.name!r}: " + "; ".join(wrong))
@@ -202,7 +212,7 @@ class Recipe:
                 yield f"crop_resize must be at least image_size={self.image_size}. Received: {self.crop_resize}"
         except ValueError as error:
             yield str(error).rstrip(".")
-        yield from config_misfits(self.config)
+        yield from _config_problems(self.config)
 
     def replace(self, **changes: Any) -> Recipe:
         """Return the recipe with some fields changed.
@@ -335,11 +345,7 @@ class Origin:
         return Recipe(**{**merge_fields(fields, self.changes), "variant": variant, "origin": self})
 
 
-FIELD_RULES = {
-    name: FieldRule.from_type(hint)
-    for name, hint in get_type_hints(Recipe, include_extras=True).items()
-    if name != "origin"
-}
+FIELD_RULES = {name: rule for name, rule in field_rules(Recipe).items() if name != "origin"}
 REQUIRED = {f.name for f in dataclasses.fields(Recipe) if f.default is f.default_factory is dataclasses.MISSING}
 _NONE_ALLOWED = {name for name, rule in FIELD_RULES.items() if rule.is_optional} - {"variant"}
 _EXCLUSIVE = (("steps", "epochs"), ("warmup_steps", "warmup_fraction"))
@@ -380,3 +386,20 @@ def read_none(fields: Mapping[str, Any]) -> dict[str, Any]:
         name: None if name in _NONE_ALLOWED and isinstance(value, str) and value == "none" else value
         for name, value in fields.items()
     }
+
+
+def _read_config_none(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace "none" by None in the optional fields of a recipe's config."""
+    return {
+        name: None if name in _OPTIONAL_CONFIG_FIELDS and value == "none" else value for name, value in config.items()
+    }
+
+
+def _config_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each wrong field name in a recipe's config; ViTConfig checks the values later."""
+    try:
+        check_fields(config)
+    except ValueError as error:
+        yield f"config: {error}"
+    for name in _NOT_IN_CONFIG.keys() & config.keys():
+        yield f"config must not have {name}: it is {_NOT_IN_CONFIG[name]}. Received: {config[name]!r}"

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit._util import data_files
-from keras_vit._util.schema import ANY, misfits
+from keras_vit._util.schema import ANY, problems
 from keras_vit._util.text import suggestion
 from keras_vit.model.sizes import canonical_name
 from keras_vit.train._recipe import FIELD_RULES, REQUIRED, Origin, Recipe, merge_fields, read_none
 
 __all__ = ["Recipe", "recipe", "recipes"]
 
-# Keys of a file, in the notation of `schema.misfits`; `Recipe` checks the values. The recipe's name is the file's.
+# Keys of a file, in the notation of `schema.problems`; `Recipe` checks the values. The recipe's name is the file's.
 _VARIANT = {f"{name}?": ANY for name in FIELD_RULES.keys() - {"name", "variant", "source", "notes"}}
 _FILE = {"source?": str, "notes?": ANY, **_VARIANT, "extends?": str}
 _FILE |= {"variants?": {"*": _VARIANT}, "variant_of?": {"*": str}}
@@ -67,12 +67,12 @@ def _find(name_or_path: str | os.PathLike[str]) -> Path:
 def _read(path: Path) -> Origin:
     """Read a file and the recipe that it extends; raise one ValueError with all that is wrong."""
     table = data_files.read_toml(path)
-    wrong = list(misfits(table, _FILE, path.name))
+    wrong = list(problems(table, _FILE, path.name))
     if not wrong:
         origin = _extend(table, path)
         wrong = [f"{path.name} lacks the key {name!r}" for name in sorted({"source", *REQUIRED} - origin.stated.keys())]
     if not wrong:
-        wrong = [*_field_misfits(origin, path.name), *_variant_of_misfits(origin, path.name)]
+        wrong = [*_field_problems(origin, path.name), *_variant_of_problems(origin, path.name)]
     if wrong:
         raise ValueError(f"{path} is not a valid recipe: " + "; ".join(wrong))
     return origin
@@ -99,7 +99,7 @@ def _extend(table: Mapping[str, Any], path: Path) -> Origin:
     )
 
 
-def _field_misfits(origin: Origin, file_name: str) -> Iterator[str]:
+def _field_problems(origin: Origin, file_name: str) -> Iterator[str]:
     """Yield each problem with the values once, even if several variants share it."""
     places: dict[str, list[str]] = {}
     for variant in (None, *origin.variants):
@@ -110,7 +110,7 @@ def _field_misfits(origin: Origin, file_name: str) -> Iterator[str]:
     yield from (f"{found[0]}: {error}" for error, found in places.items())
 
 
-def _variant_of_misfits(origin: Origin, file_name: str) -> Iterator[str]:
+def _variant_of_problems(origin: Origin, file_name: str) -> Iterator[str]:
     """Yield a sentence for each error in the table from architectures to variants."""
     for architecture, variant in origin.variant_of.items():
         key = f"{file_name}.variant_of.{architecture!r}"

@@ -27,7 +27,7 @@ def embedding_filters(model: Any, *, num_filters: int = 28) -> np.ndarray:
         float32 (num_filters, height, width, channels), 0..1.
 
     Raises:
-        ValueError: if num_filters is not a whole number from 1.
+        ValueError: if num_filters is not an integer >= 1.
 
     Example:
         >>> model = keras_vit.zoo.load("digits")
@@ -90,7 +90,7 @@ def position_similarity(model: Any, *, block: int = 0) -> np.ndarray:
             f"sincos2d. Received: a model with position={config.position!r}"
         )
     if not is_count(block, least=0) or block >= config.num_layers:
-        raise ValueError(f"block is a whole number from 0 to {config.num_layers - 1}. Received: {block!r}")
+        raise ValueError(f"block must be an integer from 0 to {config.num_layers - 1}. Received: {block!r}")
     name = f"position_{block}" if config.position_place == "blocks" else "position"
     layer = model.get_layer(name)
     table = to_float32(layer.table())[0, layer.prefix_tokens :].astype(np.float64)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_vit._util import data_files
-from keras_vit._util.schema import misfits
+from keras_vit._util.schema import problems
 from keras_vit.errors import CardError
 from keras_vit.model import labels
 from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
@@ -142,11 +142,11 @@ def read_family(path: str | Path) -> Family:
     """
     table = data_files.read_toml(path)
     where = Path(path).name
-    wrong = list(misfits(table, data_files.read_schema("zoo", "card"), where))
+    wrong = list(problems(table, data_files.read_schema("zoo", "card"), where))
     rows: list[Weights] = []
     places: dict[str, list[str]] = {}  # error -> its rows; an error in all rows is listed once
     if not wrong:
-        wrong += _accuracy_misfits(table, where)
+        wrong += _accuracy_problems(table, where)
         for tag, stated in table["weights"].items():
             for architecture, row in stated["files"].items():
                 try:
@@ -209,12 +209,14 @@ def _check(weights: Weights, *, own: bool) -> None:
     check_fields(weights.facts)
     weights.whole_config()
     if weights.labels is not None and weights.labels not in labels.lists():
-        raise ValueError(f"labels is one of {labels.lists()}, the files of zoo/labels. Received: {weights.labels!r}")
+        raise ValueError(
+            f"labels must be one of {labels.lists()}, the files of zoo/labels. Received: {weights.labels!r}"
+        )
     if weights.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", weights.sha256):
         raise ValueError(f"sha256 is 64 digits of 0-9 and a-f. Received: {weights.sha256!r}")
 
 
-def _accuracy_misfits(family: Mapping[str, Any], where: str) -> Iterator[str]:
+def _accuracy_problems(family: Mapping[str, Any], where: str) -> Iterator[str]:
     for tag, stated in family["weights"].items():
         for index, entry in enumerate(stated.get("accuracy", [])):
             place = f"{where}.weights.{tag}.accuracy[{index}].values"

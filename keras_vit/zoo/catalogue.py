@@ -274,7 +274,9 @@ def _parse_parts(name: str, text: str, parts: Sequence[Mapping[str, Any]]) -> tu
         if given is None or given.casefold() not in allowed:
             received = "nothing" if given is None else repr(given)
             spelled = list(map(part["spelled"].format, part["values"]))
-            raise ValueError(f"The {field} of an AugReg name is one of {spelled}. Received: {received} in {name!r}")
+            raise ValueError(
+                f"The {field} of an AugReg name must be one of {spelled}. Received: {received} in {name!r}"
+            )
         values[field] = allowed[given.casefold()]
     return values, "-".join(part["spelled"].format(values[part["field"]]) for part in parts)
 

@@ -45,10 +45,10 @@ class Options:
 
     def check(self, config: ViTConfig) -> None:
         """Raise one ValueError with everything that is wrong with the options or impossible for the model."""
-        if misfits := [*self.misfits(), *self.model_misfits(config)]:
-            raise ValueError("Options: " + "; ".join(misfits))
+        if problems := [*self.problems(), *self.model_problems(config)]:
+            raise ValueError("Options: " + "; ".join(problems))
 
-    def misfits(self) -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
         """Yield one sentence for each option that is wrong for every model."""
         choices = {
             "input_dtype": (self.dtype, DTYPES),
@@ -58,15 +58,15 @@ class Options:
         }
         for name, (value, known) in choices.items():
             if value not in known:
-                yield f"{name} is one of {list(known)}. Received: {value!r}"
+                yield f"{name} must be one of {list(known)}. Received: {value!r}"
         if self.batch is not None and not is_count(self.batch, least=1):
-            yield f"batch is a whole number from 1, or None for any. Received: {self.batch!r}"
+            yield f"batch must be an integer >= 1, or None for any. Received: {self.batch!r}"
         try:
             _ = self.source_sides
         except ValueError as error:
             yield str(error)
 
-    def model_misfits(self, config: ViTConfig) -> Iterator[str]:
+    def model_problems(self, config: ViTConfig) -> Iterator[str]:
         """Yield one sentence for each option that a file of this model cannot have."""
         if self.source_size is not None and self.dtype != "uint8":
             yield f"source_size needs input_dtype='uint8': only pixels are resized. Received: {self.dtype!r}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit._util import data_files
-from keras_vit._util.schema import misfits
+from keras_vit._util.schema import problems
 from keras_vit._util.text import nearest
 
 FLOAT = 32  # bits of tensors that a rule leaves as they are
@@ -111,7 +111,7 @@ class Mode:
 
 def load_mode(name_or_path: str | os.PathLike[str]) -> Mode:
     """Load a mode of the package by its name, or a .toml file as converters/README.md describes it."""
-    accepted = f"quantize is one of {mode_names()}, or a .toml file of your own"
+    accepted = f"quantize must be one of {mode_names()}, or a .toml file of your own"
     if not isinstance(name_or_path, str | os.PathLike):
         raise ValueError(f"{accepted}. Received: {name_or_path!r}")
     path = Path(name_or_path)
@@ -136,7 +136,7 @@ def _folder() -> Path:
 
 def _read(path: Path) -> Mode:
     table = data_files.read_toml(path)
-    errors = list(misfits(table, data_files.read_schema("converters", "export"), path.name)) or list(
+    errors = list(problems(table, data_files.read_schema("converters", "export"), path.name)) or list(
         _value_errors(table, path.name)
     )
     if errors:
@@ -178,12 +178,12 @@ def _choice_and_range_errors(table: dict[str, Any], where: str) -> Iterator[str]
     for key, value in table.items():
         if key in _CHOICES and value not in _CHOICES[key]:
             known = list(_CHOICES[key])
-            yield f"{where}.{key} is one of {known}. Received: {value!r}" + _nearest(str(value), map(str, known))
+            yield f"{where}.{key} must be one of {known}. Received: {value!r}" + _nearest(str(value), map(str, known))
         if key in _RANGES:
-            yield from range_misfits(key, value, f"{where}.")
+            yield from range_problems(key, value, f"{where}.")
 
 
-def range_misfits(name: str, value: Any, where: str = "") -> Iterator[str]:
+def range_problems(name: str, value: Any, where: str = "") -> Iterator[str]:
     """Yield a sentence if a number of a mode, such as "least_cosine", is outside of its range."""
     least, most = _RANGES[name]
     is_number = isinstance(value, numbers.Real)

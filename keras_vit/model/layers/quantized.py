@@ -57,7 +57,7 @@ def _check_module(found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def quantization_misfit(model: keras.Model) -> str | None:
+def quantization_problem(model: keras.Model) -> str | None:
     """Return a sentence that names the quantized layers, and what to use instead; None if there are none."""
     names = [layer.path for layer in model._flatten_layers() if layer.quantization_mode is not None]
     if not names:

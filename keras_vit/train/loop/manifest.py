@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_vit._util.schema import misfits
+from keras_vit._util.schema import problems
 from keras_vit.train.loop import storage
 
 FILE = "manifest.json"
@@ -63,7 +63,7 @@ def read(folder: str, step: int) -> dict[str, Any]:
     """Return the `content` of the manifest of a step, or raise a DamagedError; other files are not read."""
     try:
         manifest = json.loads(storage.read(f"{folder}/{FILE}"))
-        wrong = next(misfits(manifest, SCHEMA, FILE), None)
+        wrong = next(problems(manifest, SCHEMA, FILE), None)
         is_intact = not wrong and manifest["sha256"] == _digest(manifest["content"])
     except tf.errors.OpError as error:
         raise DamagedError(f"{FILE} cannot be read ({_error_name(error)})") from error

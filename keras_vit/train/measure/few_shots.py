@@ -186,7 +186,7 @@ def _feature_extractor(model: keras.Model, layer: str) -> Callable[[Any], Any]:
     elif layer in (names := [known.name for known in model.layers]):
         features = keras.Model(model.inputs, model.get_layer(layer).output)
     else:
-        raise ValueError(f"layer is one of {names}. Received: {layer!r}")
+        raise ValueError(f"layer must be one of {names}. Received: {layer!r}")
     function = tf.function(lambda images: tf.cast(features(images), tf.float32))
     shape = function.get_concrete_function(tf.TensorSpec(model.input_shape)).output_shapes
     if shape.rank != 2:

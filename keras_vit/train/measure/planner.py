@@ -181,7 +181,7 @@ def plan(
     micro_batch = _split_batch(batch_size, devices, accumulation)
     if not 0 < utilization <= 1 or (peak_tflops is not None and not peak_tflops > 0):
         raise ValueError(
-            f"utilization lies in (0, 1] and peak_tflops above 0. Received: {utilization} and {peak_tflops}"
+            f"utilization must be in (0, 1] and peak_tflops above 0. Received: {utilization} and {peak_tflops}"
         )
     parameters, flops = count_parameters(config), forward_flops(config)
     step_flops = batch_size * (3 * flops + (block_flops(config) if remat else 0))

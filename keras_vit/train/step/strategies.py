@@ -38,7 +38,7 @@ def strategy(name: str = "auto", *, worker_timeout: float = TIMEOUT) -> tf.distr
     """
     kind, _, address = name.partition(":")
     if kind not in STRATEGIES or (address and kind != "tpu"):
-        raise ValueError(f"strategy is one of {list(STRATEGIES)} or 'tpu:NAME'. Received: {name!r}")
+        raise ValueError(f"strategy must be one of {list(STRATEGIES)} or 'tpu:NAME'. Received: {name!r}")
     if kind == "auto":
         kind = _detect()
     if kind == "workers":

@@ -1,4 +1,4 @@
-"""Types of recipe fields, and the checks that follow from them.
+"""Types of the fields of dataclasses, and the checks that follow from them.
 
 A field's annotation states its values: `Share` is a number in [0, 1), `Positive | None` a number above 0 or None.
 """
@@ -6,14 +6,14 @@ A field's annotation states its values: `Share` is a number in [0, 1), `Positive
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from keras_vit._util.schema import NUMBER, misfits
-from keras_vit.model.config import ViTConfig, check_fields
+from keras_vit._util.schema import NUMBER, problems
 
 Count = Annotated[int, "[1, inf)"]
 WholeNumber = Annotated[int, "[0, inf)"]
@@ -22,22 +22,15 @@ NonNegative = Annotated[float, "[0, inf)"]
 Share = Annotated[float, "[0, 1)"]
 PositiveShare = Annotated[float, "(0, 1]"]
 
-# Annotation -> kind in the notation of `schema.misfits`.
+# Annotation -> kind in the notation of `schema.problems`.
 _KINDS: dict[Any, Any] = {float: NUMBER, tuple[str, ...]: [str], tuple[int, int]: list, Mapping[str, Any]: dict}
-_OPTIONAL_CONFIG_FIELDS = {f.name for f in dataclasses.fields(ViTConfig) if str(f.type).endswith(" | None")}
-# Fields of ViTConfig that a recipe's `config` may not set -> where their values come from.
-_NOT_IN_CONFIG = {
-    "image_size": "the recipe's image_size",
-    "num_classes": "the number of classes of the data",
-    "labels": "the class names of the data",
-}
 
 
 @dataclass(frozen=True)
 class FieldRule:
     """Values that a field accepts."""
 
-    kind: Any  # in the notation of `schema.misfits`
+    kind: Any  # in the notation of `schema.problems`
     is_optional: bool = False
     interval: str | None = None
     choices: tuple[Any, ...] = ()
@@ -64,11 +57,11 @@ class FieldRule:
         """Return whether whole numbers are converted to float."""
         return self.kind is NUMBER
 
-    def misfits(self, value: Any, name: str) -> Iterator[str]:
+    def problems(self, value: Any, name: str) -> Iterator[str]:
         """Yield a sentence for each thing that is wrong with a value of the field called `name`."""
         if value is None and self.is_optional:
             return
-        wrong = list(misfits(list(value) if isinstance(value, tuple) else value, self.kind, name))
+        wrong = list(problems(list(value) if isinstance(value, tuple) else value, self.kind, name))
         if wrong:
             yield from wrong
         elif self.interval and not isinstance(value, str):
@@ -79,26 +72,26 @@ class FieldRule:
             yield f"{name} must be one of {list(self.choices)}{also}. Received: {value!r}"
 
 
+@functools.cache
+def field_rules(cls: type) -> dict[str, FieldRule]:
+    """Return the rule of each annotated field of a dataclass, by name, in order."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {one.name: FieldRule.from_type(hints[one.name]) for one in dataclasses.fields(cls)}
+
+
+def field_problems(instance: Any) -> Iterator[str]:
+    """Yield a sentence for each field of a dataclass instance whose value its annotation does not accept."""
+    for name, rule in field_rules(type(instance)).items():
+        yield from rule.problems(getattr(instance, name), name)
+
+
 def as_python(value: Any) -> Any:
-    """Convert NumPy's numbers to Python's, lists to tuples, and "none" for an optional field of a config to None."""
+    """Convert NumPy's numbers to Python's, and lists to tuples."""
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {
-            name: None if name in _OPTIONAL_CONFIG_FIELDS and item == "none" else as_python(item)
-            for name, item in value.items()
-        }
+        return {name: as_python(item) for name, item in value.items()}
     return tuple(as_python(item) for item in value) if isinstance(value, list | tuple) else value
-
-
-def config_misfits(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each wrong field name in a recipe's config; ViTConfig checks the values later."""
-    try:
-        check_fields(config)
-    except ValueError as error:
-        yield f"config: {error}"
-    for name in _NOT_IN_CONFIG.keys() & config.keys():
-        yield f"config must not have {name}: it is {_NOT_IN_CONFIG[name]}. Received: {config[name]!r}"
 
 
 def _is_inside(value: float, interval: str) -> bool:
