@@ -1,0 +1,38 @@
+"""Build models without values: their layers, shapes and variable paths are there, but no memory for weights."""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from types import MappingProxyType
+
+import keras
+from keras.src.backend.common import global_state
+
+from keras_vit.model.config import ViTConfig
+from keras_vit.model.vision_transformer import VisionTransformer
+
+_UNINITIALIZED = "uninitialized_variables"  # Keras' list of variables that wait for a value
+
+
+@contextlib.contextmanager
+def no_values() -> Iterator[None]:
+    """Give no values to variables that are created inside the context."""
+    waiting = list(global_state.get_global_attribute(_UNINITIALIZED, []))
+    try:
+        with keras.StatelessScope(initialize_variables=False):
+            yield
+    finally:
+        # Otherwise Keras keeps the new variables, and gives them values at the end of another scope.
+        global_state.set_global_attribute(_UNINITIALIZED, waiting)
+
+
+def symbolic_model(config: ViTConfig) -> VisionTransformer:
+    """Return a float32 model without values, in a fraction of a second; only its structure can be read."""
+    with no_values():
+        return VisionTransformer(config, dtype="float32")
+
+
+@functools.lru_cache(maxsize=64)
+def variable_shapes(config: ViTConfig) -> MappingProxyType[str, tuple[int, ...]]:
+    """Return the shape of every variable of a model by its path, such as "block_0/attention/query/kernel"."""
+    return MappingProxyType({v.path: tuple(v.shape) for v in symbolic_model(config).variables})

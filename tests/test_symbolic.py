@@ -1,0 +1,22 @@
+"""Models without values have the structure of the real ones."""
+
+import keras
+import pytest
+
+from keras_vit.model.symbolic import symbolic_model, variable_shapes
+from tiny_models import built
+
+FIELDS = {"token": {}, "map": {"classifier": "map"}, "hybrid": {"resnet": {"num_layers": (1, 1)}, "patch_size": 1}}
+
+
+@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
+def test_shapes_are_those_of_the_real_model(fields: dict[str, object]) -> None:
+    model = built(**fields)
+    assert dict(variable_shapes(model.config)) == {v.path: tuple(v.shape) for v in model.variables}
+
+
+def test_a_later_scope_gives_no_values_to_the_variables_of_a_symbolic_model() -> None:
+    model = symbolic_model(built().config)
+    with keras.StatelessScope():
+        pass
+    assert all(variable._value is None for variable in model.variables)
