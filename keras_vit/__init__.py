@@ -45,8 +45,27 @@ __all__ = [
 __getattr__, __dir__ = lazy.lazy_names(__name__, _NAMES)
 
 _REGISTERED = (  # classes that a saved model can name
-    *("AttentionPooling", "Dropout", "EncoderBlock", "GroupNormalization", "L2Normalization", "LayerScale", "MLP"),
-    *("MultiHeadAttention", "PatchEmbedding", "PositionEmbedding", "PrefixTokens", "RelativePosition", "ResNetRoot"),
-    *("ResNetUnit", "StandardizedConv2D", "StochasticDepth", "TokenPooling", "VisionTransformer"),
+    "AttentionPooling",
+    "Dense",
+    "Dropout",
+    "EncoderBlock",
+    "GroupNormalization",
+    "L2Normalization",
+    "LayerNormalization",
+    "LayerScale",
+    "MLP",
+    "MergeHeads",
+    "MultiHeadAttention",
+    "PatchEmbedding",
+    "PositionEmbedding",
+    "PrefixTokens",
+    "RelativePosition",
+    "ResNetRoot",
+    "ResNetUnit",
+    "SplitHeads",
+    "StandardizedConv2D",
+    "StochasticDepth",
+    "TokenPooling",
+    "VisionTransformer",
 )
 lazy.register_classes("keras_vit", "keras_vit.model.vision_transformer", _REGISTERED)

@@ -26,6 +26,6 @@ _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def activation(name: str) -> Callable[[Any], Any]:
+def activation_function(name: str) -> Callable[[Any], Any]:
     """Return the function of a name in `config.ACTIVATIONS`."""
     return _ACTIVATIONS[name]

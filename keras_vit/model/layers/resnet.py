@@ -5,8 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_vit.model.layers.base import BaseLayer
-from keras_vit.model.layers.initializers import initializer
+from keras_vit.model.layers.base import BaseLayer, initializer
 
 GROUPS = 32
 

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from keras_vit.model.layers.randomness import random_scope
+from keras_vit.model.layers.runtime import random_scope
 
 # (model, batch, seed) -> the loss of every image and further metrics of every image, each float32 (batch,).
 Objective: TypeAlias = Callable[[Any, dict[str, Any], Any], tuple[Any, dict[str, Any]]]
