@@ -56,7 +56,7 @@ class Worker:
         self._dtype, config, (output, self._finish) = np.dtype(output_dtype), model.config, WHAT[what]
         output = output or ("logits" if config.projection_head else "features")
         if model.layers[1].compute_dtype != dtype:
-            model = model.rebuilt(config, dtype=dtype)  # with weights of this dtype too: half the memory in bfloat16
+            model = model.with_config(config, dtype=dtype)  # its weights too: half the memory in bfloat16
         run, spec = inference.model_function(model), tf.TensorSpec((batch_size, *config.size, config.num_channels))
         self._call = tf.function(lambda x: run(x)[output], input_signature=[spec])
         # The pixels before normalization: in a graph, a division may be rounded differently.

@@ -83,9 +83,7 @@ def _report(model: VisionTransformer, data: digits.Digits, path: Path, exports: 
 
 def _fresh_positions(model: VisionTransformer) -> VisionTransformer:
     """Return a model with the same weights, but new random position embeddings."""
-    fresh = VisionTransformer(model.config)
-    fresh.copy_weights_from(model, skip=["position"])
-    return fresh
+    return model.with_config(model.config, fresh=["position"])
 
 
 def _keras_row(name: str, model: VisionTransformer, images: np.ndarray) -> Row:

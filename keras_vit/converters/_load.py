@@ -196,7 +196,7 @@ def _load_keras(path: Path, changes: Mapping[str, Any], *, dtype: Any, allow_non
             model = VisionTransformer.from_config(arguments)
         _load_keras_weights(model, weights, allow_nonfinite=allow_nonfinite)
     config = model.config.replace(**changes)
-    return model if config == model.config and dtype is None else model.rebuilt(config, dtype=dtype)
+    return model if config == model.config and dtype is None else model.with_config(config, dtype=dtype)
 
 
 def _load_keras_weights(model: VisionTransformer, weights: Container, *, allow_nonfinite: bool) -> None:

@@ -91,7 +91,7 @@ def saved_model(
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary_path(path) as work:
         with measure_resources() as used:
-            served = model.rebuilt(model.config, dtype=dtype) if dtype else model
+            served = model.with_config(model.config, dtype=dtype) if dtype else model
             file_signatures = _write(served, work, names=names, top=int(top), bfloat16=bfloat16)
             warmup_requests.write(work, file_signatures, batch_sizes)
         report = verify(model, work)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from keras import ops
@@ -13,15 +13,20 @@ from keras import ops
 from keras_vit._util.checks import check_counts
 from keras_vit._util.image_paths import image_files
 
-if TYPE_CHECKING:
-    from keras_vit.model.vision_transformer import Prediction, VisionTransformer
-
 BATCH = 16  # images in a call; larger batches gain little on a CPU
 IMAGE_ERRORS = (OSError, ValueError, ArithmeticError)  # of one image that cannot be prepared
 
 
+class Prediction(NamedTuple):
+    """A class that was predicted for an image: its label_id, its label and its probability, 0 to 1."""
+
+    label_id: str
+    label: str
+    probability: float
+
+
 def classify_each(
-    model: VisionTransformer, images: Any, *, top: int, batch_size: int = BATCH
+    model: Any, images: Any, *, top: int, batch_size: int = BATCH
 ) -> Iterator[list[Prediction] | Exception]:
     """Yield the predictions of each image, or the error of one that cannot be read; arguments as for `classify`."""
     check_counts(top=top, batch_size=batch_size)
@@ -38,7 +43,7 @@ def classify_each(
         yield from (each if isinstance(each, Exception) else next(rankings) for each in prepared)
 
 
-def embed_all(model: VisionTransformer, images: Any, *, batch_size: int) -> np.ndarray:
+def embed_all(model: Any, images: Any, *, batch_size: int) -> np.ndarray:
     """Return the normalized embeddings of images; arguments and errors as for `embed`."""
     if model.config.is_unpooled:
         raise ValueError(f"embed needs a pooled feature. Received: classifier={model.config.classifier!r}")
@@ -65,7 +70,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return shifted / shifted.sum(axis=1, keepdims=True)
 
 
-def prepare(model: VisionTransformer, image: Any) -> np.ndarray | Exception:
+def prepare(model: Any, image: Any) -> np.ndarray | Exception:
     """Return an image as `model.preprocess` does, or the error of an image that cannot be read."""
     try:
         return model.preprocess(image)
