@@ -12,6 +12,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+__all__ = ["METHODS", "resize", "resize_patches", "sincos2d"]
+
 Grid: TypeAlias = int | Sequence[int]
 Matrix: TypeAlias = npt.NDArray[np.float64]
 
@@ -232,3 +234,7 @@ _MATRICES: dict[str, Callable[[int, int], Matrix]] = {
     "bicubic-antialias": functools.partial(_antialiased, kernel=functools.partial(_cubic, a=-0.5)),
 }
 METHODS = tuple(_MATRICES)
+
+
+def __dir__() -> list[str]:
+    return __all__
