@@ -103,7 +103,7 @@ def test_a_part_that_a_killed_process_left_is_not_resumed_if_it_cannot_be_checke
 ) -> None:
     (tmp_path / "x.dat.part").write_bytes(b"old")
     server.files["/x.dat"] = Served(b"12345678")
-    transfer.download(f"{server.url}/x.dat", tmp_path / "x.dat.part", integrity.Expected(), "x.dat")
+    transfer.download(f"{server.url}/x.dat", tmp_path / "x.dat.part", integrity.Expected())
     assert (tmp_path / "x.dat.part").read_bytes() == b"12345678"
     assert [asked for _, asked in server.requests] == ["bytes=3-", None]
 

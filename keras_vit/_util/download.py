@@ -7,8 +7,8 @@ complete and verified.
 import hashlib
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote, unquote, urldefrag, urlsplit
 from urllib.request import url2pathname
 
@@ -25,18 +25,12 @@ HUB_SOURCE = re.compile(r"hf://(?P<org>[^/@]+)/(?P<repo>[^/@]+)/(?P<path>[^@]+)(
 UNQUOTED = " +,=@()~"
 
 
-@dataclass(frozen=True)
-class Remote:
-    """A remote file and the place of its copy in the cache."""
+class Remote(NamedTuple):
+    """A remote file and the places of its copies."""
 
     url: str  # http://, https:// or hf://
-    parts: tuple[str, ...]  # components of the path after the host, each encoded as one file name
-    cached: Path
-
-    def mirror_paths(self) -> list[str]:
-        """Return the paths to search in a mirror: the whole path, the path without the bucket, the file name."""
-        ways = (self.parts, self.parts[1:], self.parts[-1:])
-        return list(dict.fromkeys("/".join(parts) for parts in ways if parts))
+    cached: Path  # in the cache folder
+    mirrored: list[str]  # paths in a mirror: the whole path, the path without the bucket, the file name
 
 
 def cache_folder() -> Path:
@@ -117,14 +111,16 @@ def _locate(source: str) -> Remote:
     folder = cache_folder().joinpath(*names[:-1])
     if url.query:  # files may differ in their queries alone
         folder /= hashlib.sha256(source.encode()).hexdigest()[:12]
-    return Remote(source, tuple(names[len(place) :]), folder / names[-1])
+    parts = names[len(place) :]
+    paths = ["/".join(path) for path in (parts, parts[1:], parts[-1:]) if path]
+    return Remote(source, folder / names[-1], list(dict.fromkeys(paths)))
 
 
 def _fetch_remote(remote: Remote, expected: Expected) -> Path:
     """Return a remote file from, in this order, a mirror folder, the cache, the hub, a mirror's URL or its own URL."""
     mirror = os.environ.get("KERAS_VIT_MIRROR", "").rstrip("/")
     folder = _local_path(mirror) if mirror else None
-    copies = [folder / path for path in remote.mirror_paths()] if folder is not None else []
+    copies = [folder / path for path in remote.mirrored] if folder is not None else []
     for copy in copies:
         if copy.is_file():
             return _verify_local(copy, expected)
@@ -138,7 +134,7 @@ def _fetch_remote(remote: Remote, expected: Expected) -> Path:
         return _verify_local(_from_hub(remote), expected)
     if _offline():
         raise FileUnavailableError(_offline_message(remote))
-    urls = [f"{mirror}/{path}" for path in remote.mirror_paths()] if mirror else [remote.url]
+    urls = [f"{mirror}/{path}" for path in remote.mirrored] if mirror else [remote.url]
     return _into_cache(remote, urls, expected)
 
 
@@ -183,7 +179,7 @@ def _into_cache(remote: Remote, urls: list[str], expected: Expected) -> Path:
         cached.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(cached.with_name(cached.name + ".lock")):
             if not is_intact(cached, expected):
-                write_pin(cached, part, _from_first(urls, part, expected, cached.name))
+                write_pin(cached, part, _from_first(urls, part, expected))
                 part.replace(cached)
     except DownloadError:
         raise
@@ -193,12 +189,12 @@ def _into_cache(remote: Remote, urls: list[str], expected: Expected) -> Path:
     return cached
 
 
-def _from_first(urls: list[str], part: Path, expected: Expected, name: str) -> str:
+def _from_first(urls: list[str], part: Path, expected: Expected) -> str:
     """Download from the first URL that has the file, and return its SHA-256."""
     refusals = []
     for url in urls:
         try:
-            return download(url, part, expected, name)
+            return download(url, part, expected)
         except FileUnavailableError as error:
             refusals.append(str(error))
-    raise FileUnavailableError(f"{name} is not available. " + " ".join(refusals))
+    raise FileUnavailableError(f"{part.stem} is not available. " + " ".join(refusals))

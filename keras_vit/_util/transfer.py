@@ -44,11 +44,11 @@ class UnreachableError(TransientError):
     """There is no connection to the host. Another attempt is made only if an earlier one reached it."""
 
 
-def download(url: str, part: Path, expected: Expected, name: str) -> str:
-    """Download a file to `part`, verify it, flush it to disk, and return its SHA-256 (hexadecimal).
+def download(url: str, part: Path, expected: Expected) -> str:
+    """Download a file to `part`, named X.part, verify it, flush it to disk, and return its SHA-256 (hexadecimal).
 
-    A later process continues an incomplete `part`. `expected` is completed by the server's length and checksums. The
-    suffix of `name` decides how the file is checked. The statuses 401, 403, 404 and 410 raise a FileUnavailableError at
+    A later process continues an incomplete `part`. `expected` is completed by the server's length and checksums; the
+    suffix of X decides how the file is checked. The statuses 401, 403, 404 and 410 raise a FileUnavailableError at
     once; a host that cannot be reached, `ATTEMPTS` failures or wrong content twice a DownloadError; a full disk an
     OSError.
     """
@@ -57,7 +57,7 @@ def download(url: str, part: Path, expected: Expected, name: str) -> str:
         if attempt:
             time.sleep(BACKOFF * 2 ** (attempt - 1))
         try:
-            return verify(part, _attempt(url, part, expected, name), Path(name).suffix)
+            return verify(part, _attempt(url, part, expected), Path(part.stem).suffix)
         except CorruptFileError as error:
             part.unlink(missing_ok=True)  # the resumption or the network may be the cause; if not, it happens again
             if any(isinstance(failure, CorruptFileError) for failure in failures):
@@ -73,8 +73,9 @@ def download(url: str, part: Path, expected: Expected, name: str) -> str:
     ) from failures[-1]
 
 
-def _attempt(url: str, part: Path, expected: Expected, name: str) -> Expected:
+def _attempt(url: str, part: Path, expected: Expected) -> Expected:
     """Request the missing bytes once, append them to `part`, and return `expected` completed by the server's facts."""
+    suffix = Path(part.stem).suffix
     offset = part.stat().st_size if part.exists() else 0
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
     with _get(url, headers) as response:
@@ -86,17 +87,17 @@ def _attempt(url: str, part: Path, expected: Expected, name: str) -> Expected:
             raise CorruptFileError(f"the server states {length:,} bytes, expected {expected.size:,}")
         size = expected.size if length is None else length
         stated = replace(expected, size=size, checksums=_stated_checksums(response.headers))
-        if not stated.can_verify(Path(name).suffix):
+        if not stated.can_verify(suffix):
             raise DownloadError(
                 f"{url}: the server states neither a length nor a checksum, so damage could not be detected."
                 " Add the file's hash to the end of the URL: #sha256=<hex>."
             )
         # Without a check of every byte, parts of two versions of the file could be joined.
-        can_resume = stated.checks_content(Path(name).suffix)
+        can_resume = stated.checks_content(suffix)
         if response.status_code == 206 and not can_resume:
             raise CorruptFileError("the part that was received before cannot be checked")
         try:
-            _receive(response, part, stated.size, name)
+            _receive(response, part, stated.size)
         except BaseException as error:
             if not can_resume or isinstance(error, OSError):  # of the disk: network errors are urllib3's
                 part.unlink(missing_ok=True)
@@ -185,10 +186,10 @@ def _stated_checksums(headers: Mapping[str, str]) -> dict[str, bytes]:
     return {algorithm: base64.b64decode(digest) for algorithm, digest in pairs}
 
 
-def _receive(response: requests.Response, part: Path, size: int | None, name: str) -> None:
+def _receive(response: requests.Response, part: Path, size: int | None) -> None:
     """Write the body to `part`, or append it to the bytes before its range, with a progress bar."""
     mode = "ab" if response.status_code == 206 else "wb"
-    with part.open(mode) as file, counter(name, total=size, done=file.tell(), in_bytes=True) as advance:
+    with part.open(mode) as file, counter(part.stem, total=size, done=file.tell(), in_bytes=True) as advance:
         for chunk in _chunks(response):
             file.write(chunk)
             advance(len(chunk))
