@@ -66,7 +66,7 @@ class Folder:
 def open_folder(path: Path, facts: Mapping[str, Any], first: Mapping[str, Any]) -> Folder:
     """Return a new folder, or that of a run to be continued; raise a ValueError if it has another run.
 
-    `facts` are the same whenever the run is continued; `first` holds other fields of the record of a new run.
+    `facts` are the same whenever the run is continued; `first` has the other fields of a new run's record.
     """
     path.mkdir(parents=True, exist_ok=True)
     with FileLock(path / ".lock"):  # one of several shards that start together lists the images
@@ -91,7 +91,7 @@ def _write_listing(path: Path, source: str, rows: int) -> dict[str, int]:
     A row group has at most `rows` images, or one file of records.
     """
     counts = {"files": 0, "images": 0, "records": 0}
-    schema = pa.schema({"path": pa.binary()})  # names of files may have bytes that are no text
+    schema = pa.schema({"path": pa.binary()})  # names of files may have bytes that are not valid UTF-8
     with replacing(path) as file, pq.ParquetWriter(file, schema) as writer:
         for has_records, names in itertools.groupby(images.find(source), images.is_records):
             while part := list(itertools.islice(names, 1 if has_records else rows)):

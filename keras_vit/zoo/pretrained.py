@@ -80,7 +80,7 @@ def resolve_name(name: str, weights: str | os.PathLike[str] | None) -> Choice:
 
 
 def _look_up(name: str) -> Card | ValueError:
-    """Return the card of a name, or the error that says why there is none; an empty name raises it."""
+    """Return the card of a name, or the error about it; raise the error if the name is empty."""
     if not name.strip():
         raise UnknownModelError(f"Expected the name of a model, a path or a URL. Received: {name!r}")
     try:
@@ -185,7 +185,7 @@ def load(
     Args:
         name: "ViT-B/16", "B_16", "R50+ViT-B/16", "DINOv2-B/14", "digits", or the name of an AugReg file. A name of timm
             or Hugging Face ("facebook/dinov2-base") stands for the same weights on the model's card; where the card
-            does not have them ("vit_base_patch16_224"), the error says which `weights` they are.
+            does not have them ("vit_base_patch16_224"), the error names the `weights` to pass.
         weights: "default" (the card's recommended file), a tag of the card ("imagenet21k", "sam", ...), a path or URL
             (https, gs, hf, file) of a checkpoint in any known format, or None for random weights.
         image_size: int or (height, width) in pixels. None takes the size that the weights were trained at, or 224
@@ -208,7 +208,7 @@ def load(
         FileNotFoundError: the path does not exist.
         LicenceError: the file has terms of its own, and accept_licence is False.
         DownloadError: the file could not be downloaded completely and verified.
-        CheckpointError: the file is damaged or holds no such model.
+        CheckpointError: the file is damaged or does not contain such a model.
 
     Example:
         >>> model = keras_vit.zoo.load("digits", image_size=48, num_classes=3)
@@ -337,6 +337,6 @@ def _check_architecture(path: Path, config: ViTConfig, expected: ViTConfig) -> N
         wrong.append(f"a ResNet of {units[0]} units instead of {units[1]}")
     if wrong:
         raise ValueError(
-            f"{path} holds another architecture: {', '.join(wrong)}. Load it by the name of its own architecture, or "
+            f"{path} contains another architecture: {', '.join(wrong)}. Load it by its own architecture's name, or "
             "with keras_vit.converters.load, which reads the architecture from the file."
         )
