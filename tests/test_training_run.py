@@ -177,7 +177,7 @@ def test_a_hybrid_trains() -> None:
 
 def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
     recipe = short(optimizer="sgd", learning_rate=1e30, clip_norm=None, steps=20, checkpoint_steps=1, log_steps=1)
-    with pytest.raises(train.Diverged, match=r"diverged before step \d+.*(is kept|there is no checkpoint)"):
+    with pytest.raises(train.DivergedError, match=r"diverged before step \d+.*(is kept|there is no checkpoint)"):
         run(recipe, out=tmp_path)
     for checkpoint in (tmp_path / "checkpoints").glob("step-*"):
         reader = tf.train.load_checkpoint(str(checkpoint / "variables"))
