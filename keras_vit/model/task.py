@@ -44,6 +44,14 @@ class Task(Protocol):
     """
 
     @property
+    def num_classes(self) -> int:
+        """Number of classes of the labels; 0 without a head."""
+
+    @property
+    def labels(self) -> str | tuple[str, ...] | None:
+        """Name of a list in zoo/labels, or the names of the classes; None if they have none."""
+
+    @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the outputs that an exported file may have; the model itself returns the first."""
 
@@ -54,6 +62,9 @@ class Task(Protocol):
     @property
     def sum_names(self) -> tuple[str, ...]:
         """Names of the numbers that `sums` returns: "count" and "unlabelled" are those of images, others are free."""
+
+    def check_output(self, shape: Any) -> None:
+        """Raise a ValueError if the output of a model, of this shape, cannot be compared with labels."""
 
     def targets(self, labels: Any) -> Any:
         """Return a batch of a data set's labels as the tensor that `losses` and `sums` take."""
@@ -85,8 +96,9 @@ class Task(Protocol):
 
 def of_model(model: Any) -> Task:
     """Return the task of a Keras model: its own `task`, or else the classification that its output's shape allows."""
-    if (task := getattr(model, "task", None)) is not None:
-        return task
+    own: Task | None = getattr(model, "task", None)
+    if own is not None:
+        return own
     shape = getattr(model, "output_shape", None)
     shape = shape if isinstance(shape, tuple) else ()
     return Classification(num_classes=shape[-1] if len(shape) > 1 and shape[-1] else 0, is_pooled=len(shape) == 2)
@@ -128,6 +140,13 @@ class Classification:
     def outputs(self) -> tuple[str, ...]:
         """See `Task`."""
         return ("logits", "probabilities") if self.num_classes else ("features",)
+
+    def check_output(self, shape: Any) -> None:
+        """See `Task`: it must be one row of logits for each image."""
+        if not isinstance(shape, tuple) or len(shape) != 2 or not self.num_classes:
+            raise ValueError(
+                f"Expected a model that returns logits (batch, classes). Received: one without a head, {shape}"
+            )
 
     def targets(self, labels: Any) -> Any:
         """Return class numbers as one-hot rows, and rows as they are, in float32."""
