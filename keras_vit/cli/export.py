@@ -149,6 +149,9 @@ def verify(
     least_cosine: LeastCosine = None,
     least_agreement: LeastAgreement = None,
     accelerator: Annotated[str, Option(help="Where to run a .tflite file: cpu or gpu.")] = "cpu",
+    half_precision: Annotated[
+        bool, Option("--half-precision", help="Also run a .tflite file with float weights in half precision.")
+    ] = False,
     threads: Threads = 2,
     as_json: Json = False,
 ) -> None:
@@ -175,6 +178,7 @@ def verify(
             least_cosine=least_cosine,
             least_agreement=least_agreement,
             accelerator=accelerator,
+            half_precision=half_precision,
             threads=threads,
             progress=not as_json,
         )
