@@ -22,8 +22,9 @@ from keras_vit.batch.folder import Folder
 from keras_vit.batch.images import Item
 from keras_vit.export.server import image_bytes, inference
 from keras_vit.model import preprocess
-from keras_vit.model.classify import IMAGE_ERRORS, softmax, unit_length
+from keras_vit.model.classify import IMAGE_ERRORS, unit_length
 from keras_vit.model.config import ViTConfig
+from keras_vit.model.task import softmax
 from keras_vit.model.vision_transformer import VisionTransformer
 
 # What is computed: the model's output, where "" is the embedding, and the function of its rows.
@@ -58,7 +59,7 @@ class Worker:
         self._dtype = np.dtype(output_dtype)
         config = model.config
         output, self._finish = WHAT[what]
-        output = output or ("logits" if config.projection_head else "features")
+        output = output or model.task.embedding_output()
         if model.layers[1].compute_dtype != dtype:
             model = model.rebuilt(config, dtype=dtype)  # with weights of this dtype too: half the memory in bfloat16
         run = inference.model_function(model)

@@ -80,7 +80,7 @@ def export(
     from keras_vit.export._temporary import check_file_path, check_folder_path
     from keras_vit.export.litert.options import Options
     from keras_vit.export.quantization.modes import load_mode
-    from keras_vit.model.labels import class_names
+    from keras_vit.model import task
 
     is_saved_model = to.suffix.lower() != ".tflite"
     if to.suffix.lower() in OTHER_FORMATS:
@@ -96,7 +96,7 @@ def export(
         **{"resize": resize, "output": output, "attention": attention, "patches": patches},
     }
     found = find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
-    class_names(found.config, names)
+    task.from_config(found.config).class_names(names)
     if is_saved_model:
         check_folder_path(to)
     else:
@@ -149,6 +149,9 @@ def verify(
     least_cosine: LeastCosine = None,
     least_agreement: LeastAgreement = None,
     accelerator: Annotated[str, Option(help="Where to run a .tflite file: cpu or gpu.")] = "cpu",
+    half_precision: Annotated[
+        bool, Option("--half-precision", help="Also run a .tflite file with float weights in half precision.")
+    ] = False,
     threads: Threads = 2,
     as_json: Json = False,
 ) -> None:
@@ -175,6 +178,7 @@ def verify(
             least_cosine=least_cosine,
             least_agreement=least_agreement,
             accelerator=accelerator,
+            half_precision=half_precision,
             threads=threads,
             progress=not as_json,
         )
