@@ -126,8 +126,7 @@ def _check(model: VisionTransformer, what: str) -> None:
     config = model.config
     if keras.backend.backend() != "tensorflow":
         raise ValueError(f"batch.embed needs Keras' TensorFlow back end. Received: {keras.backend.backend()}")
-    if config.is_unpooled:
-        raise ValueError(f"embed needs a pooled feature. Received: classifier={config.classifier!r}")
+    model.task.embedding_output()
     if config.num_channels not in CHANNELS:
         raise ValueError(f"Image files are colour or grey. Received: a model of {config.num_channels} channels")
     if WHAT[what][0] == "logits" and (not config.num_classes or (config.projection_head and what != "logits")):

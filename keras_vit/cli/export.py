@@ -80,7 +80,7 @@ def export(
     from keras_vit.export._temporary import check_file_path, check_folder_path
     from keras_vit.export.litert.options import Options
     from keras_vit.export.quantization.modes import load_mode
-    from keras_vit.model.labels import class_names
+    from keras_vit.model import task
 
     is_saved_model = to.suffix.lower() != ".tflite"
     if to.suffix.lower() in OTHER_FORMATS:
@@ -96,7 +96,7 @@ def export(
         **{"resize": resize, "output": output, "attention": attention, "patches": patches},
     }
     found = find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
-    class_names(found.config, names)
+    task.from_config(found.config).class_names(names)
     if is_saved_model:
         check_folder_path(to)
     else:

@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.step import masked_patch
-from keras_vit.train.step.objective import Objective, classification
+from keras_vit.train.step.objective import Objective, supervised
 from keras_vit.train.step.optimizer import Optimizer
 
 
@@ -61,7 +61,7 @@ def _with_objective(recipe: Recipe, model: VisionTransformer) -> tuple[Any, Obje
     """Return the model to call, with the layers that the objective adds, and the objective."""
     if recipe.objective == "masked_patch":
         return masked_patch.MaskedPatchModel(model), masked_patch.objective(remat=recipe.remat)
-    return model, classification(recipe.objective, label_smoothing=recipe.label_smoothing, remat=recipe.remat)
+    return model, supervised(model.task, recipe.objective, label_smoothing=recipe.label_smoothing, remat=recipe.remat)
 
 
 def _trained_variables(recipe: Recipe, model: Any) -> list[Any]:
