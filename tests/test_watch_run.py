@@ -283,7 +283,7 @@ def test_the_bar_says_compiling_until_the_first_step_is_done(monkeypatch: pytest
     monkeypatch.setenv("COLUMNS", "160")
     metrics = tf.constant([0.5, 0.25, 1.0, 0.0])  # loss, accuracy, gradient norm, stop
     with Terminal() as terminal, progress.counter("Training", total=5) as advance:
-        logger = MetricLogger(None, advance, batch_size=8)
+        logger = MetricLogger(None, advance, metrics=("accuracy",), batch_size=8)
         shown = terminal.shown()
         assert "Training" in shown and "0/5" in shown and "compiling" in shown
         logger.add(1, metrics)

@@ -5,7 +5,7 @@ clips before the sum, repeats dropout masks on every replica, and does not accum
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,19 +16,22 @@ from keras_vit.train.step import xla
 from keras_vit.train.step.optimizer import clip, update_variables
 from keras_vit.train.step.state import TrainState
 
-METRICS = ("loss", "accuracy", "gradient_norm", "stop")  # what a call of the step returns, in this order
-
 Batch = dict[str, Any]
-# Gradients in the order of the variables; float32 (2,), loss and accuracy as shares of the whole batch's means.
+# Gradients in the order of the variables; float32 (n,), loss and metrics as shares of the whole batch's means.
 Gradients = tuple[list[Any], Any]
+
+
+def metric_names(metrics: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of what a call of the training step returns, in order, from those of the task's metrics."""
+    return ("loss", *metrics, "gradient_norm", "stop")
 
 
 def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Callable[[Any, Any, Any], Any]:
     """Compile the training step of a state that was created in the strategy's scope.
 
     The returned function takes an iterator over distributed batches, a number of steps (int32) and a request to stop
-    (float32, 0 or 1). It returns METRICS, float32 (4,): means over all steps, gradient_norm before clipping. "stop" is
-    the sum of all replicas' requests, so that every worker learns of them after the same step.
+    (float32, 0 or 1). It returns what `metric_names` lists, float32: means over all steps, gradient_norm before
+    clipping. "stop" is the sum of all replicas' requests, so that every worker learns of them after the same step.
     """
     replicas = strategy.num_replicas_in_sync
     scope = xla.jit_scope(state.recipe.xla, strategy)
@@ -45,7 +48,7 @@ def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Call
 
     @tf.function
     def train_step(iterator: Any, count: Any, stop: Any) -> Any:
-        total = tf.zeros(len(METRICS))
+        total = tf.zeros(len(metric_names(state.metrics)))
         for _ in tf.range(count):
             metrics = strategy.run(replica_step, args=(next(iterator), stop))
             total += strategy.experimental_local_results(metrics)[0]
@@ -101,7 +104,7 @@ def _replica_step(
     # tf.identity, because all_reduce needs tensors that were computed on the replica.
     *gradients, sums, stop = context.all_reduce("SUM", [*gradients, sums, tf.identity(stop)])
     norm = apply(gradients, step)
-    return tf.stack([sums[0], sums[1], norm, stop])
+    return tf.stack([*tf.unstack(sums), norm, stop])
 
 
 def _local_gradients(state: TrainState, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:
@@ -116,7 +119,8 @@ def _gradients(state: TrainState, compiler: Compiler | None, batch: Batch, seed:
         with tf.GradientTape() as tape:
             losses, metrics = state.objective(state.whole_model, batch, seed)
             loss = tf.reduce_sum(losses) / state.recipe.batch_size
-        sums = tf.stack([loss, tf.reduce_sum(metrics["accuracy"]) / state.recipe.batch_size])
+        means = [tf.reduce_sum(metrics[name]) / state.recipe.batch_size for name in state.metrics]
+        sums = tf.stack([loss, *means])
         zero = tf.UnconnectedGradients.ZERO
         return tape.gradient(loss, state.trained, unconnected_gradients=zero), sums
 
