@@ -6,7 +6,7 @@ import pytest
 from keras_vit._util import data_files
 from keras_vit.errors import CardError
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.cost import count_parameters
+from keras_vit.model.numbers import numbers
 from keras_vit.zoo import catalogue
 from keras_vit.zoo.cards import Family, Weights, read_family
 
@@ -81,7 +81,7 @@ def test_the_published_size_is_that_of_the_parameters_stated(weights: Weights) -
     config = ViTConfig.from_name(weights.architecture, **weights.facts)
     at_224 = config.replace(image_size=224)
     features = config.representation_size or config.hidden_size
-    backbone = BACKBONES.get(weights.architecture) or count_parameters(config.replace(num_classes=0))
+    backbone = BACKBONES.get(weights.architecture) or numbers(config.replace(num_classes=0)).parameters
     parameters = (
         backbone
         + (config.num_tokens - at_224.num_tokens) * config.hidden_size

@@ -81,7 +81,8 @@ def field_rules(cls: type) -> dict[str, FieldRule]:
 
 def field_problems(instance: Any) -> Iterator[str]:
     """Yield a sentence for each field of a dataclass instance whose value its annotation does not accept."""
-    for name, rule in field_rules(type(instance)).items():
+    kind: type = type(instance)
+    for name, rule in field_rules(kind).items():
         yield from rule.problems(getattr(instance, name), name)
 
 
