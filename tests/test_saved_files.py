@@ -73,7 +73,8 @@ def test_keras_itself_opens_models_in_a_new_process(tmp_path: Path) -> None:
 def test_a_run_of_an_earlier_version_continues(tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(SAVED / "run", out)
-    result = train.run(train.recipe("digits", **FIELDS), model=VisionTransformer(CONFIG), out=out, progress=False)
+    recipe = train.recipe("digits", **FIELDS)
+    result = train.run(recipe, model=VisionTransformer(CONFIG), data="digits", out=out, progress=False)
     lines = (out / "log.jsonl").read_text().splitlines()
     before = (SAVED / "run" / "log.jsonl").read_text().splitlines()
     assert lines[:HALF] == before  # the first half was not trained again

@@ -46,7 +46,7 @@ def train(
     ] = None,
     model: Annotated[str | None, Option(help=MODEL_HELP, autocompletion=complete_model)] = None,
     data: Annotated[
-        str | None, Option(help="A data set of tensorflow-datasets, or a folder of folders of images; default: digits.")
+        str | None, Option(help="digits, a data set of tensorflow-datasets, or a folder of folders of images.")
     ] = None,
     out: Annotated[Path | None, Option(help="Folder for model, log and checkpoints; default: runs/...")] = None,
     weights: Annotated[
@@ -74,7 +74,8 @@ def train(
     """Train a model. After an interruption the same command resumes the run exactly."""
     from keras_vit import train as training
 
-    missing = [] if continue_from else [name for name, v in {"RECIPE": recipe, "--model": model}.items() if v is None]
+    needed = {"RECIPE": recipe, "--model NAME": model, "--data FOLDER (or --data digits)": data}
+    missing = [name for name, value in needed.items() if value is None and not continue_from]
     if missing:
         raise typer.BadParameter(f"Missing {' and '.join(missing)}. Only --continue-from takes them from a run.")
     if continue_from and not continue_from.is_dir():
@@ -85,10 +86,11 @@ def train(
         default = "default" if chosen.start == "pretrained" else None
         found = find_model(model, weights, default=default, accept_licence=accept_licence)
         found.config.replace(**chosen.config_changes(found.config))
-    check_data(data or "digits", data_dir, on_bad_image)
+    if data is not None:
+        check_data(data, data_dir, on_bad_image)
     folder = out or Path(f"{continue_from}-continued")
     if chosen and not continue_from:
-        name = f"{chosen.name}-{model}-{data or 'digits'}"
+        name = f"{chosen.name}-{model}-{data}"
         folder = out or Path("runs") / re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-")
     with quiet():
         devices = training.strategy(strategy, worker_timeout=worker_timeout)
@@ -139,7 +141,7 @@ def _result_line(result: Result, folder: Path) -> str:
 
 def evaluate(
     model: Model,
-    data: Annotated[str, Option(help="As for train.")] = "digits",
+    data: Annotated[str, Option(help="As for train.")],
     split: Annotated[
         str | None,
         Option(help="The split or sub-folder, all or held-out; default: the held-out one, or all of a plain folder."),
