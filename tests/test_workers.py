@@ -178,7 +178,7 @@ def test_without_its_lease_nothing_is_saved(bucket: str) -> None:
     assert saves.steps() == [1]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_that_lost_its_lease_saves_nothing_more(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = train.recipe("digits", steps=2, batch_size=4, image_size=16, checkpoint_steps=1, xla=False)
     images = {"train": (np.zeros((8, 8, 8, 3), np.uint8), np.arange(8) % 2)}
@@ -271,7 +271,7 @@ def interrupted(folder: Path, line: int, sent: signal.Signals, victim: int, coun
             process.communicate()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_lost_worker_ends_the_other_with_one_message(tmp_path: Path, sent: signal.Signals, victim: int) -> None:
@@ -291,7 +291,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_workers_that_were_killed_and_stopped_end_the_same_bit_for_bit(tmp_path: Path, undisturbed: Path) -> None:
     folder = tmp_path / "run"
     interrupted(folder, 12, signal.SIGKILL, 1)
@@ -305,7 +305,7 @@ def test_workers_that_were_killed_and_stopped_end_the_same_bit_for_bit(tmp_path:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_of_two_workers_goes_on_with_one_and_again_with_two(tmp_path: Path, undisturbed: Path) -> None:
     folder = tmp_path / "run"
     interrupted(folder, 12, signal.SIGKILL, 1)

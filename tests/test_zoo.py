@@ -22,6 +22,7 @@ from keras_vit.converters.assign import variables_by_path as weights_of
 from keras_vit.errors import DownloadError
 from keras_vit.model import layers
 from keras_vit.zoo import catalogue, pretrained
+from marks import full_except
 from model_weights import assert_same_bits, values
 from tiny_models import built
 
@@ -113,7 +114,7 @@ def headers(path: Path) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize(
     ("name", "tag"),
-    [pytest.param(*row, marks=[] if row in QUICK else pytest.mark.slow) for row in FILES],
+    full_except(QUICK, FILES, marks=pytest.mark.slow),
 )
 def test_every_published_file_comes_and_goes_to_the_bit(
     name: str, tag: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
