@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from keras_vit._util.text import byte_size, scaled
-from keras_vit.cli.options import Json, Model, Size, aligned, find_model, parse_size, table_text
+from keras_vit.cli.options import Json, Model, Size, aligned, find_model, table_text
 
 if TYPE_CHECKING:
     from keras_vit.model.config import ViTConfig
@@ -69,7 +69,7 @@ def show(name: Model, image_size: Size = None, as_json: Json = False) -> None:
     weights = catalogue.select(card, spelled and spelled.weights or "default")
     config = weights.whole_config()
     if image_size is not None:
-        config = config.replace(image_size=parse_size(image_size))
+        config = config.replace(image_size=image_size)
     if as_json:
         typer.echo(json.dumps({**describe(weights, config), "weights": catalogue.rows(card)}, indent=2))
         return

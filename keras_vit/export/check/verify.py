@@ -134,7 +134,9 @@ def _check_thresholds(report: Report, mode: Mode | None, *, has_classes: bool, *
     steps = ["check that the file is of this model, with these weights"] if mode is None else []
     if mode is not None and min(mode.bits) < HALF:
         calibrates = mode.needs_calibration or mode.smoothing
-        images = "a hundred typical images, calibration=model.preprocess(...), or " if calibrates else ""
+        images = (
+            "a hundred typical images, calibration=model.preprocess(...) (--images FOLDER), or " if calibrates else ""
+        )
         steps.append(f"export it again with {images}quantize='float16'")
     if min(missed.values()) >= ACCEPTABLE:
         arguments: dict[str, float] = {}
