@@ -34,7 +34,6 @@ WRONG = {
     "embed": ["nothing.npz", "photos", "--to", "out"],
     "evaluate": ["nothing.npz", "--data", "digits"],
     "export": ["digits", "--to", "out.tflite", "--images", "nothing.png"],
-    "gallery": ["--out", "file"],
     "plan": ["B/16", "--batch", "0"],
     "predict": ["digits", "nothing.png"],
     "resize": ["nothing.npz", "out.npz", "32"],

@@ -139,7 +139,10 @@ def refused(mode: Mode | None, **values: float) -> str:
 
 ACCEPT = "; or accept it with "
 AGAIN = "export it again with quantize='float16'"
-CALIBRATED = "export it again with a hundred typical images, calibration=model.preprocess(...) (--images FOLDER), or quantize='float16'"
+CALIBRATED = (
+    "export it again with a hundred typical images, calibration=model.preprocess(...) (--images FOLDER), or "
+    "quantize='float16'"
+)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "verify": export.verify,
     "visualize": visualize.visualize,
     "bench": bench.bench,
-    "gallery": show.gallery,
     "demo": predict.demo,
 }
 for _name, _command in COMMANDS.items():

@@ -1,16 +1,15 @@
-"""The commands `keras-vit list`, `show` and `gallery`. They do not import TensorFlow."""
+"""The commands `keras-vit list` and `show`. They do not import TensorFlow."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Argument, Option
+from typer import Argument
 
 from keras_vit._util.text import byte_size, scaled
 from keras_vit.cli.options import Json, Model, Size, aligned, find_model, table_text
@@ -74,15 +73,6 @@ def show(name: Model, image_size: Size = None, as_json: Json = False) -> None:
         typer.echo(json.dumps({**describe(weights, config), "weights": catalogue.rows(card)}, indent=2))
         return
     typer.echo(f"{summary(weights, config)}\n\n{card}")
-
-
-def gallery(
-    out: Annotated[Path, Option(help="The folder to write into; other files in it stay.")] = Path("site"),
-) -> None:
-    """Write every model of the zoo as one HTML page with search, sorting and an accuracy plot. Needs no network."""
-    from keras_vit.zoo import gallery as pages
-
-    typer.echo(str(pages.write(out)))
 
 
 def _print_named_weights(name: str) -> None:
