@@ -98,7 +98,8 @@ def test_classes_are_known_if_keras_was_imported_first(tmp_path: Path, monkeypat
 def test_a_run_of_an_earlier_version_continues(tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(SAVED / "run", out)
-    result = train.run(train.recipe("digits", **FIELDS), model=VisionTransformer(CONFIG), out=out, progress=False)
+    recipe = train.recipe("digits", **FIELDS)
+    result = train.run(recipe, model=VisionTransformer(CONFIG), data="digits", out=out, progress=False)
     lines = (out / "log.jsonl").read_text().splitlines()
     before = (SAVED / "run" / "log.jsonl").read_text().splitlines()
     assert lines[:HALF] == before  # the first half was not trained again

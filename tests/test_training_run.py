@@ -27,7 +27,7 @@ def short(name: str = "digits", **changes: Any) -> train.Recipe:
 
 
 def run(recipe: train.Recipe, **arguments: Any) -> train.Result:
-    return train.run(recipe, **{"model": tiny(num_layers=1), "progress": False} | arguments)
+    return train.run(recipe, **{"model": tiny(num_layers=1), "data": "digits", "progress": False} | arguments)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,8 @@ def arrays(count: int = 16, classes: int = 5) -> dict[str, Any]:
 
 def test_the_digits_model_fine_tunes_at_another_resolution() -> None:
     # The official fine-tuning: new zero head, SGD. Fifteen steps are enough here (0.97); the demo takes two hundred.
-    result = train.run(train.recipe("finetune-digits", steps=15, log_steps=5), model="digits", progress=False)
+    recipe = train.recipe("finetune-digits", steps=15, log_steps=5)
+    result = train.run(recipe, model="digits", data="digits", progress=False)
     assert result.model.config.image_size == (48, 48)
     assert result.metrics["accuracy"] > 0.8  # a zero head begins with 36 of 360, by chance
     assert [line["step"] for line in result.history] == [5, 10, 15, 15]
@@ -225,6 +226,11 @@ def test_without_anything_special_one_device_trains(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("TF_CONFIG", raising=False)
     monkeypatch.delenv("TPU_NAME", raising=False)
     assert strategy("auto").num_replicas_in_sync == 1
+
+
+def test_the_data_must_be_named() -> None:
+    with pytest.raises(ValueError, match="data must say what to train on: a folder of images"):
+        run(short(), data=None)
 
 
 def test_weights_are_for_a_name() -> None:

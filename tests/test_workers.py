@@ -222,7 +222,18 @@ def started(folder: Path, workers: list[str], index: int) -> subprocess.Popen[st
     """Start or continue the run on one of the workers, or without any if the list is empty."""
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
     environment = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "TF_CONFIG": json.dumps(config)}
-    arguments = ["train", "digits", "--model", "ViT-digits", "--out", str(folder), "--steps", str(STEPS)]
+    arguments = [
+        "train",
+        "digits",
+        "--model",
+        "ViT-digits",
+        "--data",
+        "digits",
+        "--out",
+        str(folder),
+        "--steps",
+        str(STEPS),
+    ]
     arguments += [each for name, value in OPTIONS.items() for each in ("--set", f"{name}={value}")]
     return subprocess.Popen(
         [sys.executable, "-m", "keras_vit", *arguments],

@@ -73,10 +73,10 @@ def train(
     """Train a model. After an interruption the same command resumes the run exactly."""
     from keras_vit import train as training
 
-    needed = {"RECIPE": recipe, "--model": model, "--data": data}
+    needed = {"RECIPE": recipe, "--model NAME": model, "--data FOLDER (or --data digits)": data}
     missing = [name for name, value in needed.items() if value is None]
     if missing and not continue_from:
-        raise typer.BadParameter(f"Missing {', '.join(missing)}. Only --continue-from takes them from a run.")
+        raise typer.BadParameter(f"Missing {' and '.join(missing)}. Only --continue-from takes them from a run.")
     if continue_from and not continue_from.is_dir():
         raise FileNotFoundError(f"There is no folder of a run {str(continue_from)!r}")
     fields = given(image_size=image_size, steps=steps, variant=variant) | parse_fields(changes, "--set")
@@ -87,13 +87,13 @@ def train(
         default = "default" if chosen.start == "pretrained" else None
         found = find_model(model, weights, default=default, accept_licence=accept_licence)
         found.config.replace(**chosen.config_changes(found.config))
-    folder = out or Path(f"{continue_from}-continued")
-    if chosen and not continue_from:
-        name = f"{chosen.name}-{model}-{data}"
+    if continue_from:
+        folder = out or Path(f"{continue_from}-continued")
+    else:
+        name = f"{chosen.name if chosen else recipe}-{model}-{data}"
         folder = out or Path("runs") / re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-")
     with quiet():
         devices = training.strategy(strategy, worker_timeout=worker_timeout)
-
     result = training.run(
         chosen,
         model=model,
@@ -109,12 +109,7 @@ def train(
         on_bad_image=on_bad_image,
         progress=not as_json,
     )
-    if as_json:
-        summary = {"out": str(folder), "steps": result.steps, "stopped": result.stopped, "skipped": result.skipped}
-        best = dataclasses.asdict(result.best) if result.best else None
-        typer.echo(json.dumps(summary | {"unread": result.unread, "metrics": result.metrics, "best": best}, indent=2))
-    else:
-        typer.echo(_result_line(result, folder))
+    typer.echo(json.dumps(_result_fields(result, folder), indent=2) if as_json else _result_line(result, folder))
 
 
 def _with_auto_accumulation(recipe: Recipe) -> Recipe:
@@ -124,18 +119,33 @@ def _with_auto_accumulation(recipe: Recipe) -> Recipe:
     return recipe if any("accumulation" in part for part in parts) else recipe.replace(accumulation="auto")
 
 
+def _result_fields(result: Result, folder: Path) -> dict[str, Any]:
+    return {
+        "out": str(folder),
+        "steps": result.steps,
+        "stopped": result.stopped,
+        "skipped": result.skipped,
+        "unread": result.unread,
+        "metrics": result.metrics,
+        "best": dataclasses.asdict(result.best) if result.best else None,
+    }
+
+
 def _result_line(result: Result, folder: Path) -> str:
     if result.stopped:
         return f"Stopped and saved after step {result.steps} in {folder}: the same command resumes the run."
     if result.out is None:
         return f"This worker has done its part of {result.steps} steps; the first worker has written {folder}."
     figures = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
-    skipped = f"; training images left out because they cannot be read: {result.skipped}" if result.skipped else ""
-    skipped += f"; other files or folders left out: {result.unread}" if result.unread else ""
+    line = f"{folder}/model.keras after {result.steps} steps: {figures or 'nothing to evaluate on'}"
     best = result.best
-    better = best and best.step < result.steps
-    kept = f"; best: {best.path} after {best.step}, accuracy {best.metrics['accuracy']:.4f}" if best and better else ""
-    return f"{folder}/model.keras after {result.steps} steps: {figures or 'nothing to evaluate on'}{kept}{skipped}"
+    if best and best.step < result.steps:
+        line += f"; best: {best.path} after {best.step}, accuracy {best.metrics['accuracy']:.4f}"
+    if result.skipped:
+        line += f"; training images left out because they cannot be read: {result.skipped}"
+    if result.unread:
+        line += f"; other files or folders left out: {result.unread}"
+    return line
 
 
 def evaluate(
@@ -173,16 +183,24 @@ def evaluate(
         loaded = found.load()
     source: dict[str, Any] = {"data_dir": data_dir, "on_bad_image": on_bad_image, "strategy": devices}
     if few_shot:
-        accuracies = training.few_shot(loaded, data, shots=tuple(few_shot), **source).items()
-        rows = [{"shots": shots, "accuracy": accuracy} for shots, accuracy in accuracies]
-        lines = [(str(shots), "images per class", f"{accuracy:.2%}") for shots, accuracy in accuracies]
-        typer.echo(json.dumps(rows, indent=2) if as_json else aligned(lines, right=(0, 2)))
+        _print_few_shot(training.few_shot(loaded, data, shots=tuple(few_shot), **source), as_json)
         return
-    labels = "real" if real else "single"
     evaluation = training.evaluate(
-        loaded, data, split=split, batch_size=batch_size, labels=labels, progress=not as_json, **source
+        loaded,
+        data,
+        split=split,
+        batch_size=batch_size,
+        labels="real" if real else "single",
+        progress=not as_json,
+        **source,
     )
     print_result(evaluation, as_json)
+
+
+def _print_few_shot(accuracies: dict[int, float], as_json: bool) -> None:
+    rows = [{"shots": shots, "accuracy": accuracy} for shots, accuracy in accuracies.items()]
+    lines = [(str(shots), "images per class", f"{accuracy:.2%}") for shots, accuracy in accuracies.items()]
+    typer.echo(json.dumps(rows, indent=2) if as_json else aligned(lines, right=(0, 2)))
 
 
 def plan(

@@ -99,7 +99,8 @@ def run(
         model: a name of the zoo, a checkpoint, a config (random weights) or a model, which is not changed.
         data: a data set of tensorflow-datasets, a folder of folders of images, a folder of prepared records, or
             {"train": (images, labels), "evaluation": (images, labels)}: uint8 (n, height, width, channels), and
-            integers (n,) or zeros and ones (n, classes). None takes the digits or, with `continue_from`, that run's.
+            integers (n,) or zeros and ones (n, classes). "digits" is the data set that comes with the package. With
+            `continue_from`, None takes that run's.
         out: folder for model, log and checkpoints; None writes no files.
         weights: initial weights for a model's name: a tag of its card, a path or a URL.
         continue_from: folder of another run, in place of `model`: a new run begins with its last weights and keeps its
@@ -139,8 +140,12 @@ def run(
     recipe = recipe.replace(**changes) if recipe and changes else recipe
     if recipe is None or model is None:
         raise ValueError(f"Give a recipe and a model, or continue_from. Received: {recipe!r}, {model!r}")
+    if source["data"] is None:
+        raise ValueError(
+            "data must say what to train on: a folder of images, the name of a data set, arrays, or 'digits'. "
+            "Received: None"
+        )
     recipe, chosen = prepare.choose_model(recipe, model, weights)
-    source["data"] = "digits" if source["data"] is None else source["data"]
     dataset = open_data(**source, on_bad_image=on_bad_image)
     if earlier is not None:
         earlier.check_classes(dataset)

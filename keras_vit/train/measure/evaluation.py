@@ -138,7 +138,7 @@ class ModelInput(NamedTuple):
 
 def evaluate(
     model: keras.Model,
-    data: str | os.PathLike[str] | Mapping[str, Any] | sources.Data = "digits",
+    data: str | os.PathLike[str] | Mapping[str, Any] | sources.Data,
     *,
     split: str | None = None,
     batch_size: int = 64,

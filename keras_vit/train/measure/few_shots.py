@@ -30,7 +30,7 @@ SHOTS = (1, 5, 10, 25)
 
 def few_shot(
     model: keras.Model,
-    data: str | os.PathLike[str] | Mapping[str, Any] | sources.Data = "digits",
+    data: str | os.PathLike[str] | Mapping[str, Any] | sources.Data,
     *,
     shots: Sequence[int] = SHOTS,
     l2: float = 2.0**10,
