@@ -62,8 +62,9 @@ format: $(VENV)/.with-lint ## format all files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.with-docs ## write the API reference to build/api/, from the docstrings
+docs: $(VENV)/.with-docs ## write the API reference to build/api/ and a page about all models to build/gallery/
 	$(BIN)/python docs/reference.py build/api
+	$(BIN)/python docs/gallery/page.py build/gallery
 
 numbers: $(VENV)/.with-test ## count the numbers of the zoo's models again, after a card was added
 	$(BIN)/python -m keras_vit.zoo._numbers

@@ -107,11 +107,11 @@ def test_the_name_of_a_data_set_may_have_a_configuration(tmp_path: Path, monkeyp
     (tmp_path / "elsewhere" / "cifar10_corrupted").mkdir(parents=True)
     for data_dir in (None, tmp_path, tmp_path / "nowhere"):
         with pytest.raises(FileNotFoundError, match="There is no folder of images or of prepared data"):
-            options.check_data("cifar10_corrupted/blur_1", data_dir, "skip")
-    options.check_data("cifar10_corrupted/blur_1", tmp_path / "elsewhere", "skip")
-    options.check_data("cifar10_corrupted/blur_1", Path("gs://bucket/prepared"), "skip")
+            options.check_data("cifar10_corrupted/blur_1", data_dir)
+    options.check_data("cifar10_corrupted/blur_1", tmp_path / "elsewhere")
+    options.check_data("cifar10_corrupted/blur_1", Path("gs://bucket/prepared"))
     (tmp_path / "elsewhere").rename(tmp_path / "prepared")
-    options.check_data("cifar10_corrupted/blur_1", None, "skip")
+    options.check_data("cifar10_corrupted/blur_1", None)
 
 
 # ---- images

@@ -231,7 +231,7 @@ def test_the_command_line_asks_likewise(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = ("convert", "DINOv3-B/16", "out", "--to", "timm_eva")
-    assert "if you accept them, load it with --accept-licence" in fails(monkeypatch, *arguments)
+    assert "if you accept them, load it with accept_licence=True (--accept-licence)" in fails(monkeypatch, *arguments)
     assert not Path("out").exists()
     run(*arguments, "--accept-licence")
     assert_same_bits(values(converters.load("out")), values(small))

@@ -285,7 +285,7 @@ def fetch_source(choice: Choice) -> Path:
     if row is not None and row.terms and not choice.accept_licence and not is_cached(source):
         raise LicenceError(
             f"{choice.name}, weights {row.tag!r}, has terms of its own ({row.licence}): read {row.terms} and, if you "
-            "accept them, load it with accept_licence=True."
+            "accept them, load it with accept_licence=True (--accept-licence)."
         )
     path = fetch(source, sha256=row.sha256, size=row.bytes) if row is not None else fetch(source)
     if match := _REMOTE_CHECKPOINT.fullmatch(source):
