@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from keras_vit._util.checks import pair
-from keras_vit._util.fields import Count, field_rules
+from keras_vit._util.checks import is_count, pair
+from keras_vit._util.fields import field_rules
 from keras_vit.export.litert.storage import FLOAT32, Storage
 from keras_vit.model.config import ViTConfig
 
@@ -17,7 +17,6 @@ ARGUMENTS = {  # fields that `FieldRule` checks -> arguments of `export.tflite`
     "resize": "resize",
     "output": "output",
     "patches": "patches",
-    "batch": "batch",
 }
 
 
@@ -25,7 +24,7 @@ ARGUMENTS = {  # fields that `FieldRule` checks -> arguments of `export.tflite`
 class Options:
     """Choices for a LiteRT file, most of them arguments of `export.tflite`; `check` tests them against a model."""
 
-    batch: Count | None = 1  # None is any number, which the caller sets with `resize_tensor_input`
+    batch: int | None = 1  # None is any number, which the caller sets with `resize_tensor_input`
     storage: Storage = FLOAT32
     dtype: Literal["float32", "uint8"] = "float32"  # the argument input_dtype
     source_size: int | tuple[int, int] | None = None
@@ -59,6 +58,8 @@ class Options:
         rules = field_rules(Options)
         for name, argument in ARGUMENTS.items():
             yield from rules[name].problems(getattr(self, name), argument)
+        if self.batch is not None and not is_count(self.batch, least=1):
+            yield f"batch must be an integer >= 1, or None for any. Received: {self.batch!r}"
         try:
             _ = self.source_sides
         except ValueError as error:
