@@ -75,6 +75,12 @@ def write_attention_pooling(file: FileWriter, pooling: Any, tokens: Any) -> Valu
     return Value(ops.add(pooled, mlp(file, pooling.mlp, normalized, f"{pooling.name}/mlp"), pooling.name))
 
 
+def num_folded_weights(model: keras.Model) -> int:
+    """Return the number of weights in kernels that a file lacks: a probe's query and keys become one small kernel."""
+    attentions = [layer.attention for layer in model.layers if isinstance(layer, vit.AttentionPooling)]
+    return sum(math.prod(part.kernel.shape) for layer in attentions for part in (layer.query, layer.key))
+
+
 @writes(vit.L2Normalization)
 def write_l2_normalization(file: FileWriter, layer: Any, x: Any) -> Value:
     """Write x / the root of its mean square (a sum overflows half precision); the rest of the norm is left to apply."""
