@@ -308,7 +308,7 @@ def gather(rows: Sequence[Weights]) -> dict[str, Card]:
         for other in model.values():
             if weights.tag == other.tag or weights.rank == other.rank:
                 raise CardError(
-                    f"{weights.architecture} has two weights with one tag or one rank: "
+                    f"{weights.architecture} lists two weight files with the same tag or rank: "
                     + " and ".join(f"{w.base}{w.file} (tag {w.tag!r}, rank {w.rank})" for w in (other, weights))
                 )
         model[weights.tag] = weights
