@@ -28,7 +28,7 @@ def wait_for_workers(
 ) -> None:
     """Wait until all machines listen at their addresses, "host:port"; this one listens at `own` meanwhile.
 
-    TensorFlow waits too, but without a word or an end. Raises a WorkerLost after `timeout` seconds, and an OSError if
+    TensorFlow itself would wait silently and forever. Raises a WorkerLost after `timeout` seconds, and an OSError if
     the own port cannot be used.
     """
     start, report_at, pause = time.monotonic(), FIRST_REPORT, 0.1
