@@ -138,7 +138,7 @@ def test_a_card_of_ones_own_is_read(tmp_path: Path) -> None:
             'values = { "ViT-L/16"',
             "accuracy[0].values names 'ViT-L/16', which has no file",
         ),
-        ('"b16.npz"', '"b16.npz", sha256 = "12"', "sha256 is 64 digits"),
+        ('"b16.npz"', '"b16.npz", sha256 = "12"', "sha256 must be 64 digits"),
     ],
 )
 def test_a_typing_error_in_a_card_is_one_clear_error(tmp_path: Path, right: str, wrong: str, said: str) -> None:

@@ -93,7 +93,7 @@ def test_few_shot(checkpoint: Path) -> None:
         (["train", "finetun", *MODEL_AND_DATA], "finetune"),
         (["train", "missing.toml", *MODEL_AND_DATA], "no recipe file missing.toml"),
         (["train", "finetune", *MODEL_AND_DATA, "--set", "learnin_rate=1"], "learning_rate"),
-        (["train", "finetune", *MODEL_AND_DATA, "--set", "steps"], "--set is FIELD=VALUE"),
+        (["train", "finetune", *MODEL_AND_DATA, "--set", "steps"], "--set must be FIELD=VALUE"),
         (["train", "finetune", *MODEL_AND_DATA, "--strategy", "tpus"], "strategy must be one of"),
         (["train", "finetune", "--model", "digits", "--data", "oxford_iiit_pet"], "oxford_iiit_pet"),
         (["train", "augreg", *MODEL_AND_DATA, "--variant", "lite1"], "light1"),

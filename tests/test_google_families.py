@@ -149,7 +149,7 @@ def test_a_patch_of_the_same_size_is_an_exact_copy_and_a_wrong_one_is_an_error()
         position.resize_patches(kernel, 0)
     with pytest.raises(ValueError, match=r"\(height, width, channels, hidden\). Received: \(4, 4, 3\)"):
         position.resize_patches(kernel[..., 0], 2)
-    with pytest.raises(TypeError, match="A patch kernel must hold floating point numbers"):
+    with pytest.raises(TypeError, match="A patch kernel must contain floating-point numbers"):
         position.resize_patches(kernel.astype(int), 2)
     with pytest.raises(ValueError, match="Unknown interpolation method"):
         position.resize_patches(kernel, 2, method="nearest")

@@ -193,8 +193,9 @@ def test_files_are_evaluated_as_the_model_reads_them(channels: int, tmp_path: An
 @pytest.mark.parametrize(
     ("crop", "channels"),
     [
-        *(("inception", 3), ("random", 3), ("resize", 3), ("none", 3), ("inception", 1), ("none", 1)),
-        *(pytest.param(crop, 1, marks=pytest.mark.slow) for crop in ("random", "resize")),
+        *(("inception", 3), ("random", 3), ("resize", 3), ("none", 1)),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in (("none", 3), ("inception", 1))),
+        *(pytest.param(crop, 1, marks=pytest.mark.full) for crop in ("random", "resize")),
     ],
 )
 def test_every_crop_takes_files_and_arrays_of_any_channels(crop: str, channels: int) -> None:

@@ -144,6 +144,7 @@ def test_a_finished_run_says_so_and_how_to_train_longer(
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.full
 def test_a_new_run_begins_with_the_weights_head_and_class_names_of_another(
     whole: tuple[Path, train.Result, str], tmp_path: Path
 ) -> None:

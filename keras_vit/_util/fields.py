@@ -81,8 +81,7 @@ def field_rules(cls: type) -> dict[str, FieldRule]:
 
 def field_problems(instance: Any) -> Iterator[str]:
     """Yield a sentence for each field of a dataclass instance whose value its annotation does not accept."""
-    kind: type = type(instance)
-    for name, rule in field_rules(kind).items():
+    for name, rule in field_rules(instance.__class__).items():
         yield from rule.problems(getattr(instance, name), name)
 
 

@@ -48,7 +48,7 @@ class ExportOptions:
         if mode is not None and mode.needs_calibration and not self.has_calibration:
             problems.append(
                 f"quantize={mode.name!r} needs calibration images: a hundred or more as the model will meet them, "
-                "calibration=model.preprocess(...). Received: None"
+                "calibration=model.preprocess(...) (--images FOLDER). Received: None"
             )
         if self.route == "converter":
             problems += [*self._direct_only(), *_converter.problems(model, mode)]

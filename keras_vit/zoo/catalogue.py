@@ -14,8 +14,9 @@ from typing import Any
 
 from keras_vit._util import data_files, html
 from keras_vit._util.text import nearest
-from keras_vit.errors import CardError, UnknownModel
-from keras_vit.model.numbers import PRECISIONS, numbers
+from keras_vit.errors import CardError, UnknownModelError
+from keras_vit.model.numbers import numbers
+from keras_vit.model.parts import PRECISIONS
 from keras_vit.model.sizes import canonical_name
 from keras_vit.zoo import spellings
 from keras_vit.zoo.cards import Family, Weights, make_weights, read_family
@@ -130,7 +131,7 @@ def card(name: str) -> Card:
         The card; for an AugReg file a card with that file alone.
 
     Raises:
-        UnknownModel: no card has this name; the message lists the nearest.
+        UnknownModelError: no card has this name; the message lists the nearest.
         ValueError: part of an AugReg name is wrong; the message names it.
 
     Example:
@@ -149,7 +150,7 @@ def card(name: str) -> Card:
     models = list(dict.fromkeys(by_spelling[spelling] for spelling in close))[:4]
     offer = f"the nearest are {models}" if models else f"the models are {names()}"
     problem = f"{found} has no published weights" if found else "No model has this name"
-    raise UnknownModel(f"{problem}; {offer}. Received: {name!r}")
+    raise UnknownModelError(f"{problem}; {offer}. Received: {name!r}")
 
 
 def _find(name: str) -> str | None:

@@ -107,7 +107,7 @@ def _report_damaged(listing: Listing, *, fail: bool) -> Sequence[int]:
     files = abbreviated([listing.files[i] for i in damaged])
     message = f"Images of {escaped(listing.folder)} that cannot be decoded: {files}."
     if fail:
-        raise ValueError(f'{message} Remove them, or skip them with on_bad_image="skip".')
+        raise ValueError(f'{message} Remove them, or skip them with on_bad_image="skip" (--on-bad-image skip).')
     warnings.warn(f"{message} Left out: {len(damaged):,} of {len(listing.files):,}.", stacklevel=2)
     return damaged
 

@@ -120,8 +120,8 @@ def run(
 
     Raises:
         ValueError: An argument is not valid; before the first step.
-        WorkerLost: Another machine did not start in time, or was killed or stopped; the message says how to go on.
-        Diverged: Loss or weights are not finite; earlier checkpoints are kept.
+        WorkerLostError: Another machine did not start in time, or was killed or stopped; the message says how to go on.
+        DivergedError: Loss or weights are not finite; earlier checkpoints are kept.
         CheckpointError: `out` holds a run with another recipe, model or data, or only damaged checkpoints.
 
     Example:

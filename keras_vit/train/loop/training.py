@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_vit.errors import Diverged
+from keras_vit.errors import DivergedError
 from keras_vit.train.data.dataset_files import name_bad_image
 from keras_vit.train.data.order import Order
 from keras_vit.train.data.pipeline import ModelInput, training_batches
@@ -148,7 +148,7 @@ def train(
 def save_checkpoint(state: TrainState, done: int, checkpoints: Checkpoints | None, logger: MetricLogger) -> None:
     """Flush the log, then save a checkpoint: no logged line is missing after a restart."""
     if not state.is_finite():
-        raise Diverged(_divergence_message(done, "a weight is not finite", checkpoints))
+        raise DivergedError(_divergence_message(done, "a weight is not finite", checkpoints))
     if checkpoints is not None:
         logger.flush()
         checkpoints.save(done)
@@ -161,7 +161,7 @@ def _is_due(every: int | None, done: int) -> bool:
 def _check_finite(means: dict[str, float], done: int, checkpoints: Checkpoints | None) -> None:
     if not np.isfinite([means["loss"], means["gradient_norm"]]).all():
         problem = f"the loss is {means['loss']}, the gradient's norm {means['gradient_norm']}"
-        raise Diverged(_divergence_message(done, problem, checkpoints))
+        raise DivergedError(_divergence_message(done, problem, checkpoints))
 
 
 def _divergence_message(done: int, problem: str, checkpoints: Checkpoints | None) -> str:

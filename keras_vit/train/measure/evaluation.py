@@ -201,7 +201,7 @@ def evaluate(
     held_out = opened.evaluation
     assert held_out
     if (labels == "real") != opened.multi_label:
-        kind = "several labels per image: pass labels='real'" if opened.multi_label else "one label per image"
+        kind = "several labels per image: pass labels='real' (--real)" if opened.multi_label else "one label per image"
         raise ValueError(f"{opened.name} has {kind}. Received: labels={labels!r}")
     devices = choose_strategy(model, strategy)
     replicated, together = replicate(model, devices), batch_size * devices.num_replicas_in_sync

@@ -96,7 +96,7 @@ def _check_target(path: Path) -> Path:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"There is no folder for the report: {path.parent}")
     if path.is_dir():
-        raise ValueError(f"path is the .html file to write. Received: the folder {str(path)!r}")
+        raise ValueError(f"path must be the .html file to write. Received: the folder {str(path)!r}")
     return path
 
 
