@@ -17,6 +17,7 @@ from format_cases import at, computed, load, path_of, sizes
 from keras_vit import converters, position
 from keras_vit.converters.containers import open_container
 from keras_vit.converters.table import load_table
+from marks import full_except
 from model_weights import assert_same_bits, values
 from tiny_models import built
 
@@ -88,7 +89,7 @@ def test_big_vision_is_met_in_float64(name: str, tmp_path: Path) -> None:
 # ---- the method of interpolation
 
 
-@pytest.mark.parametrize("format", METHODS)
+@pytest.mark.parametrize("format", full_except(["google"], METHODS))
 def test_the_method_is_the_formats_own_wherever_the_model_goes(format: str, tmp_path: Path) -> None:
     path = reference.checkpoint(OF_A_FORMAT[format])
     model = converters.load(path)
