@@ -3,7 +3,6 @@
 import gc
 import os
 import random
-import sys
 
 import numpy as np
 import pytest
@@ -33,15 +32,3 @@ def seeds() -> None:
     """Seed every test alike, whichever tests run before it: Keras draws its seeds from Python's generator."""
     random.seed(0)
     np.random.seed(0)
-
-
-@pytest.fixture(autouse=True)
-def no_half_precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not run float files in half precision, except in the tests of that: each time starts another process."""
-    module = sys.modules.get("keras_vit.export.check.half_precision")
-    if module is not None and request.path.name != "test_half_precision.py":
-
-        def unavailable(*_: object, **__: object) -> None:
-            raise ValueError("not in this test")
-
-        monkeypatch.setattr(module, "run_compiled", unavailable)

@@ -22,7 +22,7 @@ from keras_vit.converters.expressible import formats_of
 from keras_vit.converters.table import load_table
 from keras_vit.errors import CheckpointError
 from keras_vit.export.server.inference import model_function
-from keras_vit.model.cost import count_parameters
+from keras_vit.model.numbers import numbers
 from keras_vit.model.preprocess import prepare
 from keras_vit.train.measure.planner import plan
 from marks import full_except
@@ -387,4 +387,4 @@ SIZES = {
 
 @pytest.mark.parametrize(("changes", "number"), SIZES.values(), ids=SIZES)
 def test_base_sizes_have_the_official_number_of_parameters(changes: dict[str, Any], number: int) -> None:
-    assert count_parameters(ViTConfig.from_name("B/16", **changes)) == number
+    assert numbers(ViTConfig.from_name("B/16", **changes)).parameters == number

@@ -27,7 +27,7 @@ def short(name: str = "digits", **changes: Any) -> train.Recipe:
 
 
 def run(recipe: train.Recipe, **arguments: Any) -> train.Result:
-    return train.run(recipe, **{"model": tiny(num_layers=1), "progress": False} | arguments)
+    return train.run(recipe, **{"model": tiny(num_layers=1), "data": "digits", "progress": False} | arguments)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,8 @@ def arrays(count: int = 16, classes: int = 5) -> dict[str, Any]:
 @pytest.mark.full
 def test_the_digits_model_fine_tunes_at_another_resolution() -> None:
     # The official fine-tuning: new zero head, SGD. Fifteen steps are enough here (0.97); the demo takes two hundred.
-    result = train.run(train.recipe("finetune-digits", steps=15, log_steps=5), model="digits", progress=False)
+    recipe = train.recipe("finetune-digits", steps=15, log_steps=5)
+    result = train.run(recipe, model="digits", data="digits", progress=False)
     assert result.model.config.image_size == (48, 48)
     assert result.metrics["accuracy"] > 0.8  # a zero head begins with 36 of 360, by chance
     assert [line["step"] for line in result.history] == [5, 10, 15, 15]
@@ -185,7 +186,7 @@ def test_a_hybrid_trains() -> None:
 
 def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
     recipe = short(optimizer="sgd", learning_rate=1e30, clip_norm=None, steps=20, checkpoint_steps=1, log_steps=1)
-    with pytest.raises(train.Diverged, match=r"diverged before step \d+.*(is kept|there is no checkpoint)"):
+    with pytest.raises(train.DivergedError, match=r"diverged before step \d+.*(is kept|there is no checkpoint)"):
         run(recipe, out=tmp_path)
     for checkpoint in (tmp_path / "checkpoints").glob("step-*"):
         reader = tf.train.load_checkpoint(str(checkpoint / "variables"))
@@ -233,6 +234,11 @@ def test_without_anything_special_one_device_trains(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("TF_CONFIG", raising=False)
     monkeypatch.delenv("TPU_NAME", raising=False)
     assert strategy("auto").num_replicas_in_sync == 1
+
+
+def test_the_data_must_be_named() -> None:
+    with pytest.raises(ValueError, match="data must say what to train on: a folder of images"):
+        run(short(), data=None)
 
 
 def test_weights_are_for_a_name() -> None:

@@ -488,7 +488,7 @@ def test_images_may_be_tensors_and_lists(plain: VisionTransformer) -> None:
         ({"discard_ratio": -0.1}, "Received: -0.1"),
         ({"discard_ratio": math.nan}, "Received: nan"),
         ({"discard_ratio": "half"}, "Received: 'half'"),
-        ({"start_layer": 2}, r"start_layer is a block, 0 to 1\. Received: 2"),
+        ({"start_layer": 2}, r"start_layer must be an integer from 0 to 1. Received: 2"),
         ({"start_layer": -1}, "Received: -1"),
         ({"start_layer": 0.5}, "Received: 0.5"),
     ],

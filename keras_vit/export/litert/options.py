@@ -69,7 +69,10 @@ class Options:
     def model_problems(self, config: ViTConfig) -> Iterator[str]:
         """Yield one sentence for each option that a file of this model cannot have."""
         if self.source_size is not None and self.dtype != "uint8":
-            yield f"source_size needs input_dtype='uint8': only pixels are resized. Received: {self.dtype!r}"
+            yield (
+                "source_size needs input_dtype='uint8' (--input uint8): only pixels are resized. "
+                f"Received: {self.dtype!r}"
+            )
         if self.output == "probabilities" and not config.num_classes:
             yield "output='probabilities' needs a head. Received: a model of num_classes=0"
         if self.attention and not (config.class_token and config.has_attention):
