@@ -77,13 +77,27 @@ def test_other_resolutions_are_interpolated_as_the_formats_own_code_does(
     assert not misses(model, want, name, bound)
 
 
-@pytest.mark.parametrize("name", reference.of_kind("big_vision_npz"))
-def test_big_vision_is_met_in_float64(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", reference.of_kind("official_npz") + reference.of_kind("big_vision_npz"))
+def test_google_and_big_vision_are_met_in_float64(name: str, tmp_path: Path) -> None:
     model = load(name, tmp_path, dtype="float64")
     want = reference.expected(name, float64=True)
     images = reference.expected(name)["input"].astype(np.float64)
     # Cases without a bound: big_vision's attention pooling computes in float32 there.
     assert not misses(model, {"input": images, **want}, name, reference.tolerance(name, float64=True) or 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix", "size"), [row for row in RESIZED if row[0] in reference.of_kind("official_npz_interpolation")]
+)
+def test_google_is_met_at_other_resolutions_in_float64(name: str, prefix: str, size: tuple[int, int]) -> None:
+    exact = {key: value for key, value in reference.expected(name, float64=True).items() if key.startswith(prefix)}
+    want = {key.removeprefix(prefix): value for key, value in exact.items()}
+    facts = {"representation_size": None} if name == "interp_prelogits_drop" else None
+    model = converters.load(reference.checkpoint(name), image_size=size, config=facts, dtype="float64")
+    images = at(name, prefix)["input"].astype(np.float64)
+    assert want
+    # SciPy interpolates float32 embeddings in float64 and rounds the result to float32, and so do we.
+    assert not misses(model, {"input": images, **want}, name, reference.tolerance(name, float64=True))
 
 
 # ---- the method of interpolation
