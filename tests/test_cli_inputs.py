@@ -250,7 +250,9 @@ def test_an_image_that_cannot_be_read_is_named_or_returned(run_folder: Path, pho
     assert best == [each[0].label for each in model.classify(good, top=1)]
 
 
-@pytest.mark.parametrize(("arguments", "said"), [({"top": 0}, "top must be"), ({"batch_size": 0}, "batch_size must be")])
+@pytest.mark.parametrize(
+    ("arguments", "said"), [({"top": 0}, "top must be"), ({"batch_size": 0}, "batch_size must be")]
+)
 def test_numbers_below_one_are_refused(run_folder: Path, photos: Path, arguments: dict[str, int], said: str) -> None:
     model = converters.load(run_folder)
     with pytest.raises(ValueError, match=f"{said} an integer >= 1. Received: 0"):
