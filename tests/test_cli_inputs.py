@@ -74,7 +74,7 @@ def test_a_run_can_start_from_a_folder_and_a_name_can_take_its_weights(run_folde
     recipe = train.recipe("digits", steps=1, batch_size=8, optimizer="sgd", xla=False)
     arrays = {"train": (pixels, np.arange(8) % 3), "num_classes": 3}
     assert train.run(recipe, model=run_folder, data=arrays, progress=False).model.config.num_layers
-    with pytest.raises(ValueError, match="holds another architecture"):
+    with pytest.raises(ValueError, match="contains another architecture"):
         zoo.load("digits", weights=run_folder)
 
 

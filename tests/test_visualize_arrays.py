@@ -30,9 +30,16 @@ REFERENCE: dict[str, dict[str, Any]] = {
     "interp_token": {"image_size": (24, 40)},
 }
 # These have all kinds of parts.
-SLOW = {
-    *("vit_unpooled", "vit_not_multiple", "hybrid_r50", "hybrid_stem_only", "bv_tok_rep", "bv_siglip_img"),
-    *("timm_gap_fcnorm", "timm_clip_prenorm", "timm_noqkvbias_ls"),
+FULL = {
+    "vit_unpooled",
+    "vit_not_multiple",
+    "hybrid_r50",
+    "hybrid_stem_only",
+    "bv_tok_rep",
+    "bv_siglip_img",
+    "timm_gap_fcnorm",
+    "timm_clip_prenorm",
+    "timm_noqkvbias_ls",
 }
 # Variants that no reference case has.
 OURS: dict[str, dict[str, Any]] = {
@@ -74,7 +81,7 @@ def case_of(model: VisionTransformer, images: np.ndarray) -> Case:
 
 
 def marked(name: str) -> Any:
-    return pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+    return pytest.param(name, marks=[pytest.mark.full] if name in FULL else [])
 
 
 @pytest.fixture(scope="module", params=map(marked, [*REFERENCE, *OURS]))

@@ -144,6 +144,7 @@ def test_a_finished_run_says_so_and_how_to_train_longer(
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.full
 def test_a_new_run_begins_with_the_weights_head_and_class_names_of_another(
     whole: tuple[Path, train.Result, str], tmp_path: Path
 ) -> None:
@@ -283,7 +284,7 @@ def test_the_bar_says_compiling_until_the_first_step_is_done(monkeypatch: pytest
     monkeypatch.setenv("COLUMNS", "160")
     metrics = tf.constant([0.5, 0.25, 1.0, 0.0])  # loss, accuracy, gradient norm, stop
     with Terminal() as terminal, progress.counter("Training", total=5) as advance:
-        logger = MetricLogger(None, advance, batch_size=8)
+        logger = MetricLogger(None, advance, metrics=("accuracy",), batch_size=8)
         shown = terminal.shown()
         assert "Training" in shown and "0/5" in shown and "compiling" in shown
         logger.add(1, metrics)

@@ -1,14 +1,20 @@
-"""Measure the time of calls."""
+"""Time single calls of a function."""
 
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 
-def call_seconds(call: Callable[[], object], rounds: int) -> list[float]:
-    """Return the seconds that each of several calls takes; `call` returns when its results are on the host."""
-    seconds = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return seconds
+def timed(function: Callable[..., Result], *arguments: Any) -> tuple[Result, float]:
+    """Return what a function returns, and the seconds that the call took."""
+    start = time.perf_counter()
+    result = function(*arguments)
+    return result, time.perf_counter() - start
+
+
+def median_milliseconds(function: Callable[[Any], Any], inputs: Iterable[Any]) -> float:
+    """Return the median time of a call with each input."""
+    return 1000 * statistics.median(timed(function, each)[1] for each in inputs)

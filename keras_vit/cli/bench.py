@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from keras_vit._util import timing
 from keras_vit._util.checks import given
-from keras_vit._util.timing import call_seconds
 from keras_vit.cli import options
 
 WARM_UP_CALLS = 3  # at least, before the timed calls
@@ -42,22 +42,21 @@ def bench(
         load = functools.partial(_model_call, found)
     with options.quiet():
         call, images = load(batch, threads)
-        times = timed(call, images, rounds)
+        times = measure(call, images, rounds)
     row = {"model": model, "image_size": images.shape[1:3], "batch": len(images), **times}
     typer.echo(json.dumps(row, indent=2) if as_json else _text(row))
 
 
-def timed(call: Call, images: Any, rounds: int) -> dict[str, Any]:
+def measure(call: Call, images: Any, rounds: int) -> dict[str, Any]:
     """Time single calls after the warm-up; `call` returns when its results are on the host.
 
     first_ms is the very first call, in which TensorFlow compiles; images_per_second is by the median.
     """
-    run = functools.partial(call, images)
-    [first] = call_seconds(run, 1)
-    warm_up = call_seconds(run, WARM_UP_CALLS)
-    while sum(warm_up) < WARM_UP_SECONDS:
-        warm_up += call_seconds(run, 1)
-    times = sorted(call_seconds(run, rounds))
+    _, first = timing.timed(call, images)
+    warm_up: list[float] = []
+    while len(warm_up) < WARM_UP_CALLS or sum(warm_up) < WARM_UP_SECONDS:
+        warm_up.append(timing.timed(call, images)[1])
+    times = sorted(timing.timed(call, images)[1] for _ in range(rounds))
     median = statistics.median(times)
     return {
         "rounds": rounds,

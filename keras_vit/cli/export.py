@@ -76,7 +76,7 @@ def export(
     from keras_vit.export._temporary import check_file_path, check_folder_path
     from keras_vit.export.litert.options import Options
     from keras_vit.export.quantization.modes import load_mode
-    from keras_vit.model.labels import class_names
+    from keras_vit.model import task
 
     is_saved_model = to.suffix.lower() != ".tflite"
     if to.suffix.lower() in OTHER_FORMATS:
@@ -85,7 +85,7 @@ def export(
     files = image_files(images or [], most=MAX_IMAGES) or None
     names = Path(labels).read_text("utf-8").splitlines() if labels and Path(labels).is_file() else labels
     found = options.find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
-    class_names(found.config, names)
+    task.from_config(found.config).class_names(names)
     file = {name: context.params[name] for name in FILE_OPTIONS} | {"batch": batch or None}
     if is_saved_model:
         check_folder_path(to)
@@ -138,6 +138,9 @@ def verify(
     least_cosine: LeastCosine = None,
     least_agreement: LeastAgreement = None,
     accelerator: Annotated[str, options.choice(("cpu", "gpu"), "Where to run a .tflite file: cpu or gpu.")] = "cpu",
+    half_precision: Annotated[
+        bool, Option("--half-precision", help="Also run a .tflite file with float weights in half precision.")
+    ] = False,
     threads: Threads = 2,
     as_json: options.Json = False,
 ) -> None:
@@ -162,6 +165,7 @@ def verify(
             least_cosine=least_cosine,
             least_agreement=least_agreement,
             accelerator=accelerator,
+            half_precision=half_precision,
             threads=threads,
             progress=not as_json,
         )

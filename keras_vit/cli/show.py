@@ -90,8 +90,9 @@ def _print_named_weights(name: str) -> None:
 
 def describe(weights: Weights | SimpleNamespace, config: ViTConfig) -> dict[str, Any]:
     """Return the numbers of `show` for one image: sizes, parameters, bytes, and operations (a multiply-add is two)."""
-    from keras_vit.model import cost
+    from keras_vit.model.numbers import PRECISIONS, numbers
 
+    counted = numbers(config)
     return {
         "name": weights.architecture,
         "of": weights.tag,
@@ -101,14 +102,11 @@ def describe(weights: Weights | SimpleNamespace, config: ViTConfig) -> dict[str,
         "tokens": config.num_tokens,
         **{name: getattr(config, name) for name in ("hidden_size", "mlp_dim", "num_heads", "num_layers")},
         "num_classes": weights.num_classes,
-        "parameters": cost.count_parameters(config),
-        "flops": cost.forward_flops(config),
-        "activation_bytes": cost.inference_memory(config),
-        "file_bytes": {name: cost.file_bytes(config, name) for name in cost.PRECISIONS},
-        "parts": [
-            {name: getattr(part, name) for name in ("name", "copies", "output", "parameters", "flops")}
-            for part in cost.parts(config)
-        ],
+        "parameters": counted.parameters,
+        "flops": counted.flops,
+        "activation_bytes": counted.activation_bytes,
+        "file_bytes": {name: counted.file_bytes(name) for name in PRECISIONS},
+        "parts": [vars(part) for part in counted.parts],
     }
 
 

@@ -13,7 +13,6 @@ from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.storage import FLOAT16, FLOAT32, INT8
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
-from keras_vit.model.labels import class_names
 from keras_vit.model.layers.quantized import quantization_problem
 from keras_vit.model.limits import check_resizable
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -57,7 +56,7 @@ class ExportOptions:
             problems.append(f"quantize={self.quantize!r} starts from floating-point weights. {problem}")
         elif is_ours:
             problems += self.file.model_problems(model.config)
-            names = _attempt(lambda: class_names(model.config, self.labels), problems)
+            names = _attempt(lambda: model.task.class_names(self.labels), problems)
         else:
             name = type(model).__name__
             problems.append(f'route="direct" writes VisionTransformers; use route="converter". Received: {name}')

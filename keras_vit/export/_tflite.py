@@ -144,10 +144,10 @@ def tflite(
             work,
             verification_images,
             mode=mode,
-            accelerator=None,
+            least_cosine=least_cosine,
+            least_agreement=least_agreement,
             threads=threads,
             progress=progress,
-            **thresholds,
         )
         resize_error = _resize_error(model, verification_images, options, work.with_name("resize"))
         work.replace(path)

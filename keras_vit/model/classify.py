@@ -14,7 +14,8 @@ from keras_vit._util.checks import check_counts
 from keras_vit._util.image_paths import image_files
 
 if TYPE_CHECKING:
-    from keras_vit.model.vision_transformer import Prediction, VisionTransformer
+    from keras_vit.model.task import Prediction
+    from keras_vit.model.vision_transformer import VisionTransformer
 
 BATCH = 16  # images in a call; larger batches gain little on a CPU
 IMAGE_ERRORS = (OSError, ValueError, ArithmeticError)  # of one image that cannot be prepared
@@ -40,11 +41,9 @@ def classify_each(
 
 def embed_all(model: VisionTransformer, images: Any, *, batch_size: int) -> np.ndarray:
     """Return the normalized embeddings of images; arguments and errors as for `embed`."""
-    if model.config.is_unpooled:
-        raise ValueError(f"embed needs a pooled feature. Received: classifier={model.config.classifier!r}")
+    layer = "logits" if model.task.embedding_output() == "logits" else "pre_logits"
     check_counts(batch_size=batch_size)
     single, features = single_images(images), []
-    layer = "logits" if model.config.projection_head else "pre_logits"
     while group := list(itertools.islice(single, batch_size)):
         batch = np.concatenate([model.preprocess(image) for image in group])
         features.append(ops.convert_to_numpy(model.features(batch, [layer])[layer]))
@@ -57,12 +56,6 @@ def unit_length(features: np.ndarray) -> np.ndarray:
     """Return rows divided by their lengths, float32."""
     vectors = features.astype(np.float64)
     return (vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)).astype(np.float32)
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Return the probabilities of rows of logits."""
-    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return shifted / shifted.sum(axis=1, keepdims=True)
 
 
 def prepare(model: VisionTransformer, image: Any) -> np.ndarray | Exception:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from keras_vit._util import data_files
 from keras_vit._util.text import abbreviated
-from keras_vit.model.config import ViTConfig
 
 
 def names(labels: str | tuple[str, ...] | None, num_classes: int) -> list[tuple[str, str]]:
@@ -91,24 +90,16 @@ def _loose(name: str) -> str:
     return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())
 
 
-def class_names(config: ViTConfig, labels: str | Iterable[str] | None) -> list[str] | None:
-    """Return the class names for an exported file, in the order of the logits; None if the classes have none.
-
-    `labels` is the name of a list in zoo/labels, or the names themselves; None takes the model's own list.
-    """
-    if labels is not None and not config.num_classes:
-        raise ValueError("labels need a head. Received: a model of num_classes=0")
-    chosen = config.labels if labels is None else labels
-    if chosen is None or not config.num_classes:
-        return None
-    if not isinstance(chosen, str):
-        chosen = tuple(chosen) if isinstance(chosen, Iterable) else (chosen,)
-        if wrong := [name for name in chosen if not isinstance(name, str)]:
-            raise ValueError(
-                "labels are the name of a list in zoo/labels, or the classes' names, all strings. "
-                f"Received: {wrong[0]!r}"
-            )
-    return [str(label) for _, label in names(chosen, config.num_classes)]
+def check_labels(labels: str | Iterable[str]) -> str | tuple[str, ...]:
+    """Return the name of a list in zoo/labels as it is, and class names as a tuple; raise a ValueError for others."""
+    if isinstance(labels, str):
+        return labels
+    given = tuple(labels) if isinstance(labels, Iterable) else (labels,)
+    if wrong := [name for name in given if not isinstance(name, str)]:
+        raise ValueError(
+            f"labels are the name of a list in zoo/labels, or the classes' names, all strings. Received: {wrong[0]!r}"
+        )
+    return given
 
 
 def single_lines(labels: Sequence[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
@@ -14,9 +13,9 @@ from keras_vit._util import html
 from keras_vit._util.atomic import replacing
 from keras_vit._util.checks import check_counts
 from keras_vit._util.text import byte_size, scaled
-from keras_vit._util.timing import call_seconds
-from keras_vit.model import cost
+from keras_vit._util.timing import median_milliseconds
 from keras_vit.model.classify import single_images
+from keras_vit.model.numbers import numbers
 from keras_vit.model.sizes import name_of
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.visualize._models import vision_transformer
@@ -136,7 +135,7 @@ def _render(data: ReportData, *, title: str, part_of: str | None, card: Any, exp
         card=card,
         card_lines=card_lines,
         exports=exports,
-        flops=scaled(cost.forward_flops(data.config), 1000, FLOP_UNITS),
+        flops=scaled(numbers(data.config).flops, 1000, FLOP_UNITS),
         pictures=[data_uri(thumbnail(picture, PICTURE_SIDE)) for picture in data.pictures],
         charts=charts,
         heat_scale=figures.heat_scale(),
@@ -155,8 +154,8 @@ def _model_row(model: VisionTransformer, image: np.ndarray) -> tuple[Any, ...]:
     """Return the model's own row in the table of exported files."""
     size = sum(np.asarray(weight).nbytes for weight in model.weights)
     model.predict_on_batch(image)  # the first call compiles
-    seconds = statistics.median(call_seconds(lambda: model.predict_on_batch(image), NUM_TIMED_CALLS))
-    return ("this model", "Keras", byte_size(size), None, None, None, f"{1000 * seconds:.2f}")
+    milliseconds = median_milliseconds(model.predict_on_batch, [image] * NUM_TIMED_CALLS)
+    return ("this model", "Keras", byte_size(size), None, None, None, f"{milliseconds:.2f}")
 
 
 def _export_row(export: Any) -> tuple[Any, ...]:

@@ -8,7 +8,8 @@ import numpy as np
 
 from keras_vit._util.progress import track
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.vision_transformer import Prediction, VisionTransformer
+from keras_vit.model.task import Prediction
+from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.visualize import attention, tokens, weights
 from keras_vit.visualize._models import split_batch
 
