@@ -24,11 +24,33 @@ FLOORS = (
 )
 # Importing these does not start Keras or TensorFlow, so that `keras-vit list` is fast.
 LIGHT = (
-    *("__init__", "__main__", "_util", "cli", "errors", "position", "zoo"),
-    *("model.__init__", "model.config", "model.config_parts", "model.numbers", "model.labels", "model.sizes"),
-    *("converters.__init__", "converters.containers", "converters.config_json", "converters.expressible"),
-    *("converters.infer", "converters.json_steps", "converters.layout", "converters.table", "converters.tensor_names"),
-    *("batch.__init__", "export.__init__", "train.__init__", "visualize.__init__"),
+    "__init__",
+    "__main__",
+    "_util",
+    "cli",
+    "errors",
+    "position",
+    "zoo",
+    "model.__init__",
+    "model.config",
+    "model.config_parts",
+    "model.numbers",
+    "model.parts",
+    "model.labels",
+    "model.sizes",
+    "converters.__init__",
+    "converters.containers",
+    "converters.config_json",
+    "converters.expressible",
+    "converters.infer",
+    "converters.json_steps",
+    "converters.layout",
+    "converters.table",
+    "converters.tensor_names",
+    "batch.__init__",
+    "export.__init__",
+    "train.__init__",
+    "visualize.__init__",
 )
 # The mathematics of the model runs on all of Keras' back ends.
 BACKEND_FREE = ("model.layers",)

@@ -14,7 +14,7 @@ from keras_vit.model import layers as vit
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.layers.cost import Cost, Shape, dense_cost, norm_cost
 from keras_vit.model.layers.relative import RelativePosition
-from keras_vit.model.numbers import FLOAT, Numbers, Part
+from keras_vit.model.parts import FLOAT, Numbers, Part
 from keras_vit.model.symbolic import symbolic_model
 
 # Layers without products, whose gradients keep nothing large.

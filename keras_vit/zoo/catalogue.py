@@ -15,7 +15,8 @@ from typing import Any
 from keras_vit._util import data_files, html
 from keras_vit._util.text import nearest
 from keras_vit.errors import CardError, UnknownModelError
-from keras_vit.model.numbers import PRECISIONS, numbers
+from keras_vit.model.numbers import numbers
+from keras_vit.model.parts import PRECISIONS
 from keras_vit.model.sizes import canonical_name
 from keras_vit.zoo import spellings
 from keras_vit.zoo.cards import Family, Weights, make_weights, read_family
