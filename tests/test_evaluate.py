@@ -16,8 +16,9 @@ from sklearn.metrics import log_loss, top_k_accuracy_score
 
 from keras_vit import digits, zoo
 from keras_vit.model.config import Preprocessing
+from keras_vit.model.task import Classification
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train.measure.evaluation import SUM_NAMES, Evaluation, batch_sums, evaluate, summarize
+from keras_vit.train.measure.evaluation import Evaluation, evaluate
 from tiny_models import built
 
 CLASSES = 7
@@ -31,7 +32,8 @@ def random_logits(images: int = 101, classes: int = CLASSES) -> tuple[np.ndarray
 
 def named(logits: Any, labels: Any, weights: Any = None) -> dict[str, float]:
     weights = np.ones(len(logits), np.float32) if weights is None else weights
-    return dict(zip(SUM_NAMES, batch_sums(tf.constant(logits), labels, weights).numpy(), strict=True))
+    task = Classification(num_classes=logits.shape[1])
+    return dict(zip(task.sum_names, task.sums(tf.constant(logits), labels, weights).numpy(), strict=True))
 
 
 def reader(logits: np.ndarray) -> keras.Model:
@@ -145,15 +147,21 @@ def test_fewer_than_five_classes_are_all_among_the_five_best() -> None:
 def test_sums_of_parts_are_the_sum_of_the_whole() -> None:
     logits, labels = random_logits()
     rows = np.eye(CLASSES, dtype=np.float32)[labels]
-    parts = sum(np.array(list(named(logits[part], rows[part]).values())) for part in (slice(0, 40), slice(40, None)))
-    assert summarize(parts, data="parts").loss == pytest.approx(named(logits, rows)["loss"] / 101, rel=1e-6)
+    parts = [named(logits[part], rows[part]) for part in (slice(0, 40), slice(40, None))]
+    totals = {name: sum(part[name] for part in parts) for name in parts[0]}
+    means = Classification(num_classes=CLASSES).means(totals)
+    assert means["loss"] == pytest.approx(named(logits, rows)["loss"] / 101, rel=1e-6)
 
 
 def test_evaluating_twice_compiles_once_and_keeps_no_model_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     traced = []
-    monkeypatch.setattr(
-        "keras_vit.train.measure.evaluation.batch_sums", lambda *given: traced.append(1) or batch_sums(*given)
-    )
+    sums = Classification.sums
+
+    def counted(*given: Any) -> Any:
+        traced.append(1)
+        return sums(*given)
+
+    monkeypatch.setattr(Classification, "sums", counted)
     model = built(num_classes=10)
     first, second = (evaluate(model, "digits", batch_size=90) for _ in range(2))
     assert (first.top1, first.loss) == (second.top1, second.loss) and len(traced) == 1
@@ -165,8 +173,8 @@ def test_evaluating_twice_compiles_once_and_keeps_no_model_alive(monkeypatch: py
 
 
 def test_an_evaluation_is_json() -> None:
-    found = summarize([3, 4, 2.0, 4, 1], data="some", speed=10.0)
-    assert json.loads(json.dumps(found.to_dict()))["top1"] == 0.75
+    found = embedded()
+    assert json.loads(json.dumps(found.to_dict()))["top1"] == found.top1
 
 
 def test_bfloat16_models_are_measured_in_float32() -> None:

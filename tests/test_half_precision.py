@@ -1,4 +1,4 @@
-"""Float files are run in half precision where the CPU can, and their largest value is known."""
+"""Float files are run in half precision where that is asked for, and their largest value is known."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ import pytest
 
 from keras_vit import export
 from keras_vit.export.check import half_precision
-from keras_vit.export.check.compiled import run_compiled
+from keras_vit.export.check.compiled import CompiledRun, run_compiled
 from keras_vit.export.check.running import load_exported
+from keras_vit.export.litert.builder import Builder
+from keras_vit.export.litert.operators import Operators
+from keras_vit.export.litert.storage import FLOAT16, FLOAT32, Storage
 from test_verify import KERNEL, file, linear
 from tiny_models import built, prepared
 
@@ -21,42 +24,81 @@ __all__ = ["linear"]  # a fixture
 HALF: dict[str, Any] = {"num_threads": 2, "xnnpack_flags": half_precision.FORCE_FP16}
 
 
-def has_half_precision() -> bool | None:
-    """Return whether the CPU computes in float16; None where Linux does not say it."""
-    cpu = Path("/proc/cpuinfo")
-    return any(flag in cpu.read_text().split() for flag in ("avx512_fp16", "asimdhp")) if cpu.is_file() else None
-
-
 @pytest.mark.parametrize("mode", ["none", "float16"])
 def test_a_float_file_is_run_in_half_precision(mode: str, tmp_path: Path) -> None:
-    model = built()
-    report = export.tflite(model, tmp_path / "file.tflite", quantize=mode, verify=prepared(model.config))
-    if has_half_precision() is not None:
-        assert (report.half_precision_cosine is not None) == has_half_precision()
-    if report.half_precision_cosine is not None:
-        # Measured .99999; rounding to 11 bits.
+    model, path = built(), tmp_path / "file.tflite"
+    images = prepared(model.config)
+    assert export.tflite(model, path, quantize=mode, verify=images).half_precision_cosine is None
+    report = export.verify(model, path, images, mode=mode, half_precision=True)
+    if report.half_precision_cosine is not None:  # a CPU without any float16 computes in float32
+        # Measured .99999 with sums in float16, .9999998 with sums in float32; rounding to 11 bits.
         assert 0.999 < report.half_precision_cosine < 1
-        assert "in half precision: differences between images, cosine 0.999" in str(report)
+        sums = report.half_precision_sums
+        assert sums in ("float16", "float32")
+        assert f"in half precision, sums in {sums}: differences between images, cosine " in str(report)
     assert f"largest value of a tensor {report.largest_value:,.0f}" in str(report)
 
 
-def test_a_quantized_file_is_not_run_in_half_precision(tmp_path: Path) -> None:
-    report = export.tflite(built(), tmp_path / "file.tflite")
-    assert (report.half_precision_cosine, report.largest_value) == (None, None)
+@pytest.mark.parametrize("storage", [FLOAT32, FLOAT16])
+def test_half_precision_rounds_image_weights_and_results(storage: Storage, tmp_path: Path) -> None:
+    """NumPy computes the same as the runtime, with sums in float16 within their rounding."""
+    random = np.random.default_rng(0)
+    kernel = 0.1 * random.normal(size=(16, 768)).astype(np.float32)
+    images = random.normal(size=(3, 16, 16, 3)).astype(np.float32)
+    ops, path = Operators(Builder(), storage), tmp_path / "file.tflite"
+    image = ops.builder.input("image", (1, 16, 16, 3))
+    ops.builder.signature(
+        {"image": image}, {"logits": ops.dense(ops.reshape(image, (1, 768), "row"), kernel, None, "logits")}
+    )
+    ops.builder.write(path)
+    received = run_compiled(path, images, cpu=HALF).outputs["logits"]
+    rows, weights = (values.reshape(len(values), -1).astype(np.float16) for values in (images, kernel))
+    in_float32 = (rows.astype(np.float32) @ weights.T.astype(np.float32)).astype(np.float16)
+    error = np.abs(received - in_float32).max() / np.abs(in_float32).max()
+    if np.array_equal(received, received.astype(np.float16)):  # else this CPU computes in float32 alone
+        # Measured 0 with sums in float32. In float16, with one rounding for each product, NumPy's sums are 0.01 off.
+        assert error <= (1e-3 if half_precision.dtype_of_sums() == "float32" else 0.05)
+
+
+@pytest.mark.parametrize(("lost", "dtype"), [(0, "float32"), (2, "float32"), (16, "float16"), (1023, "float16")])
+def test_the_dtype_of_sums_is_measured(lost: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(path: Path, terms: np.ndarray) -> CompiledRun:
+        assert path.is_file()
+        outputs = {"logits": np.full((1, 8), terms.sum() - lost)}
+        return CompiledRun(outputs=outputs, milliseconds=1.0, is_fully_accelerated=True, messages="")
+
+    monkeypatch.setattr(half_precision, "_run", run)
+    assert half_precision.dtype_of_sums.__wrapped__() == dtype
+
+
+def test_what_has_no_half_precision_is_said(tmp_path: Path, linear: keras.Model) -> None:
+    path = file(tmp_path / "file.tflite")
+    for arguments, said in (
+        ({"mode": "int8"}, "is for files with float weights. Received: mode='int8'"),
+        ({"accelerator": "gpu"}, "runs on the CPU"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            export.verify(linear, path, half_precision=True, **arguments)
+    with pytest.raises(ValueError, match="is for .tflite files. Received: the folder"):
+        export.verify(linear, tmp_path, half_precision=True)
 
 
 def test_a_cpu_without_half_precision_says_nothing(
     tmp_path: Path, linear: keras.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_float32 = run_compiled
-    monkeypatch.setattr(half_precision, "run_compiled", lambda path, images, cpu: in_float32(path, images))
-    assert export.verify(linear, file(tmp_path / "file.tflite"), mode="none").half_precision_cosine is None
+    path, in_float32 = file(tmp_path / "file.tflite"), run_compiled
 
-    def fail(*_: Any, **__: Any) -> None:
+    def verified() -> export.Report:
+        return export.verify(linear, path, mode="none", half_precision=True)
+
+    monkeypatch.setattr(half_precision, "_run", lambda path, images: in_float32(path, images))
+    assert (verified().half_precision_cosine, verified().half_precision_sums) == (None, None)
+
+    def fail(*_: Any) -> None:
         raise ValueError("no such hardware")
 
-    monkeypatch.setattr(half_precision, "run_compiled", fail)
-    assert export.verify(linear, file(tmp_path / "file.tflite"), mode="none").half_precision_cosine is None
+    monkeypatch.setattr(half_precision, "_run", fail)
+    assert verified().half_precision_cosine is None
 
 
 def test_values_that_half_precision_cannot_hold_are_reported(tmp_path: Path) -> None:
@@ -65,9 +107,9 @@ def test_values_that_half_precision_cannot_hold_are_reported(tmp_path: Path) -> 
     model.set_weights([1e5 * KERNEL])
     path = file(tmp_path / "large.tflite", 1e5 * KERNEL)
     images = np.random.default_rng(1).uniform(-1, 1, (6, 2, 2, 3)).astype(np.float32)
-    report = export.verify(model, path, images, mode="none")
+    report = export.verify(model, path, images, mode="none", half_precision=True)
     assert report.largest_value == pytest.approx(np.abs(model.predict_on_batch(images)[:2]).max(), rel=1e-5)
-    assert f"tensor {report.largest_value:,.0f}: half precision holds 65,504 at most" in str(report)
+    assert f"tensor {report.largest_value:,.0f}: the largest of float16 is 65,504" in str(report)
     assert report.half_precision_cosine in (None, 0)
 
 

@@ -11,11 +11,14 @@ from PIL import Image
 
 import outlier_models
 from keras_vit import digits, export, train
-from keras_vit.cli.messages import in_options
 from keras_vit.export.check import measures
-from keras_vit.export.check.verify import _check_thresholds, _compare
+from keras_vit.export.check.thresholds import check_thresholds
 from keras_vit.export.quantization.modes import Mode, load_mode, mode_names
+from keras_vit.model.task import Classification
 from test_outliers import LEAST
+from test_verify import compared
+
+TASK = Classification(num_classes=5)
 
 
 def logits(images: int = 80, classes: int = 5, *, seed: int = 0) -> np.ndarray:
@@ -100,12 +103,12 @@ def test_a_changed_class_counts_where_the_margin_exceeds_the_noise(margin: float
     want = logits()
     want[1:, 0] += 10  # no other image changes its class
     got = file_of(want, margin=margin, noise=noise)
-    report = _compare(Path(__file__), {"logits": want}, {"logits": got}, milliseconds=1)
+    report = compared({"logits": want}, {"logits": got})
     assert (report.agreement, report.decided_agreement) == (79 / 80, decided)
     assert (", 100.00% with near ties" in str(report)) == (decided == 1)
     # The same model and file with probabilities: only their ratios are known.
     both = [np.exp(values) / np.exp(values).sum(axis=-1, keepdims=True) for values in (want, got)]
-    report = _compare(Path(__file__), *({"probabilities": values} for values in both), milliseconds=1)
+    report = compared(*({"probabilities": values} for values in both))
     assert report.decided_agreement == decided or noise == 0.01
 
 
@@ -113,15 +116,15 @@ def test_the_margin_is_that_of_the_class_which_the_file_chooses() -> None:
     want = np.tile([2.0, 1.99, 0, 0, 0], (80, 1))
     got = want + 0.01 * errors(want)
     got[0] = [2, 1.99, 3, 0, 0]  # a third class, although the first two are close
-    assert not measures.same_best_class(want, got)[1][0]
+    assert not TASK.agreement("logits", want, got)[1][0]
 
 
 @pytest.mark.parametrize("count", [1, 2, 80])
 def test_a_file_that_is_wrong_everywhere_does_not_excuse_itself(count: int) -> None:
     want = logits(count)
-    assert measures.same_best_class(want, -want)[1].mean() <= 0.1
+    assert TASK.agreement("logits", want, -want)[1].mean() <= 0.1
     shuffled = want[:, ::-1] + 5 * logits(count, seed=1)
-    assert measures.same_best_class(want, shuffled)[1].mean() < 0.5 or count < 80
+    assert TASK.agreement("logits", want, shuffled)[1].mean() < 0.5 or count < 80
 
 
 # ---- thresholds
@@ -134,13 +137,16 @@ def report(**values: float) -> export.Report:
 
 def refused(mode: Mode | None, **values: float) -> str:
     with pytest.raises(export.VerificationError) as caught:
-        _check_thresholds(report(**values), mode, has_classes=True)
+        check_thresholds(report(**values), mode, has_classes=True)
     return str(caught.value)
 
 
 ACCEPT = "; or accept it with "
 AGAIN = "export it again with quantize='float16'"
-CALIBRATED = "export it again with a hundred typical images, calibration=model.preprocess(...), or quantize='float16'"
+CALIBRATED = (
+    "export it again with a hundred typical images, calibration=model.preprocess(...) (--images FOLDER), or "
+    "quantize='float16'"
+)
 
 
 @pytest.mark.parametrize(
@@ -171,25 +177,14 @@ def test_a_mode_without_calibration_does_not_name_it() -> None:
     assert refused(mine, cosine=0.9999).endswith(f"{AGAIN}{ACCEPT}least_cosine=0.9999")
 
 
-def test_the_command_line_names_its_options() -> None:
-    options = {
-        name: f"--{name.replace('_', '-')}" for name in ("quantize", "least_cosine", "least_agreement", "images")
-    }
-    message = in_options(refused(load_mode("dynamic"), cosine=0.99, decided_agreement=0.9), options)
-    assert message.endswith(
-        "export it again with a hundred typical images, --images FOLDER, or --quantize float16; or accept it with "
-        "--least-cosine 0.99 and --least-agreement 0.9"
-    )
-
-
 def test_a_given_cosine_holds_for_differences_too() -> None:
     with pytest.raises(export.VerificationError):
-        _check_thresholds(report(difference_cosine=0.6), load_mode("dynamic"), has_classes=True)
-    _check_thresholds(report(difference_cosine=0.6), load_mode("dynamic"), has_classes=True, cosine=0.5)
+        check_thresholds(report(difference_cosine=0.6), load_mode("dynamic"), has_classes=True)
+    check_thresholds(report(difference_cosine=0.6), load_mode("dynamic"), has_classes=True, cosine=0.5)
 
 
 def test_no_difference_between_images_is_no_refusal() -> None:
-    _check_thresholds(report(difference_cosine=None), load_mode("none"), has_classes=True)
+    check_thresholds(report(difference_cosine=None), load_mode("none"), has_classes=True)
 
 
 @pytest.mark.parametrize("name", mode_names())
@@ -199,7 +194,7 @@ def test_thresholds_of_differences_allow_outliers_and_refuse_other_models(name: 
     assert mode.least_difference_cosine < mode.least_cosine
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(("size", "seed"), [(48, 1), (48, 2)])
 def test_a_model_fine_tuned_on_a_folder_is_exported_by_default(tmp_path: Path, size: int, seed: int) -> None:
     """Of seven such models two to four were refused, each for one near tie among the 80 held-out images."""

@@ -7,6 +7,7 @@ import inspect
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,12 @@ def parameters(value: Any) -> set[str]:
     return {*inspect.signature(value).parameters} - hidden - {"self"}
 
 
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.__name__)
+def test_only_the_names_that_are_listed_are_public(module: types.ModuleType) -> None:
+    shown = {name for name in dir(module) if not name.startswith("_")}
+    assert shown == {name for name in module.__all__ if not name.startswith("_")}
+
+
 @pytest.mark.parametrize("public", list(public_names()), ids=lambda public: public.name)
 def test_every_public_name_says_what_it_is_and_takes(public: PublicName) -> None:
     assert public.docstring
@@ -178,7 +185,7 @@ def test_every_public_name_says_what_it_is_and_takes(public: PublicName) -> None
         assert parameters(public.value) <= described(public.docstring)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_reference_is_written_without_a_warning(tmp_path: Path) -> None:
     script = [sys.executable, str(ROOT / "docs" / "reference.py"), str(tmp_path)]
     done = subprocess.run(script, capture_output=True, text=True, check=False)

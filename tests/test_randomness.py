@@ -242,6 +242,7 @@ np.savez("masks.npz", **{f"{i}_{replica}": value for i, pair in enumerate(drawn)
 """
 
 
+@pytest.mark.full
 def test_two_replicas_draw_different_masks_and_the_same_ones_again(tmp_path: Path) -> None:
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "3"}

@@ -16,6 +16,8 @@ from keras_vit import train
 from keras_vit.errors import CheckpointError
 from tiny_models import tiny
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -33,7 +35,6 @@ def assert_same_end(folder: Path, undisturbed: Path) -> None:
     assert steps == [json.loads(line)["step"] for line in killed_runs.logged(undisturbed)]
 
 
-@pytest.mark.slow
 def test_killed_at_random_moments_it_ends_the_same_bit_for_bit(tmp_path: Path, undisturbed: Path) -> None:
     # One folder, three kills: each start continues from the previous one's checkpoint.
     folder, moments = tmp_path / "run", random.Random(0)
@@ -74,7 +75,7 @@ def sigterm_saves_and_ends_in_order(folder: Path) -> None:
 def test_another_recipe_in_the_same_folder_is_refused(undisturbed: Path) -> None:
     other = train.recipe("digits", **killed_runs.FIELDS | {"seed": 5, "log_steps": 4})
     with pytest.raises(CheckpointError, match=r"recipe\.seed") as caught:
-        train.run(other, model=tiny(), out=undisturbed, progress=False)
+        train.run(other, model=tiny(), data="digits", out=undisturbed, progress=False)
     assert "log_steps" not in str(caught.value)
 
 
@@ -82,7 +83,7 @@ def test_a_finished_run_is_not_trained_again(undisturbed: Path) -> None:
     recipe = train.recipe("digits", **killed_runs.FIELDS)
     before = killed_runs.logged(undisturbed)
     # Another number of devices may need another number of micro-batches.
-    result = train.run(recipe.replace(accumulation=4), model=tiny(), out=undisturbed, progress=False)
+    result = train.run(recipe.replace(accumulation=4), model=tiny(), data="digits", out=undisturbed, progress=False)
     assert (result.steps, result.stopped) == (killed_runs.STEPS, False)
     assert killed_runs.logged(undisturbed) == before
     for v in result.model.weights:

@@ -20,6 +20,7 @@ from PIL import Image
 import image_kinds
 from keras_vit import VisionTransformer, export
 from keras_vit.export.server import inference, signatures, warmup
+from marks import full_except
 from tiny_models import FAMILIES, OTHERS, VARIANTS, built, prepared
 
 TESTS = Path(__file__).parent
@@ -46,6 +47,9 @@ def pngs(model: VisionTransformer, count: int = 2) -> tuple[tf.Tensor, np.ndarra
     return files, np.concatenate([model.preprocess(photo) for photo in photos])
 
 
+QUICK = ("pure", "hybrid", "map", "unpooled", "headless", "distilled", "relative positions", "rotary", "mixer", "BiT")
+
+
 def nothing_but(folder: Path, *expected: str) -> bool:
     return sorted(path.name for path in folder.iterdir()) == sorted(expected)
 
@@ -60,7 +64,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[VisionTransformer, 
     return model, folder, tf.saved_model.load(str(folder)).signatures, report
 
 
-@pytest.mark.parametrize("kind", VARIANTS | FAMILIES | OTHERS)
+@pytest.mark.parametrize("kind", full_except(QUICK, VARIANTS | FAMILIES | OTHERS))
 def test_the_served_graph_computes_the_model(kind: str) -> None:
     model = built(**(VARIANTS | FAMILIES | OTHERS)[kind])
     images = prepared(model.config, batch=3)
@@ -75,10 +79,7 @@ def test_the_served_graph_computes_the_model(kind: str) -> None:
 # The graph of the others is the same but for the model, which the test above has.
 @pytest.mark.parametrize(
     "kind",
-    [
-        *("pure", "hybrid", "headless", "grey"),
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gap", "map", "unpooled", "distilled")),
-    ],
+    full_except(["hybrid", "headless"], ["pure", "hybrid", "headless", "grey", "gap", "map", "unpooled", "distilled"]),
 )
 def test_every_signature_answers_as_the_model(tmp_path: Path, kind: str) -> None:
     model = small(kind)
@@ -283,7 +284,7 @@ def test_a_model_around_one_is_sent_to_kerass_export(tmp_path: Path) -> None:
         export.saved_model(keras.Sequential([small()]), tmp_path / "1")
 
 
-@pytest.mark.parametrize("channels", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("channels", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_a_model_of_other_channels_takes_arrays(channels: int, tmp_path: Path) -> None:
     model = built(num_layers=1, num_channels=channels)
     report = export.saved_model(model, tmp_path / "1", bfloat16=True)
@@ -380,6 +381,7 @@ def test_it_runs_without_keras_and_this_package(saved: Any, tmp_path: Path) -> N
     assert error(np.load(tmp_path / "logits.npy"), model(images)) < NOISE
 
 
+@pytest.mark.full
 def test_the_command_line_of_tensorflow_runs_it(saved: Any, tmp_path: Path) -> None:
     # Servers restore by the graph's names: a folder may load in Python and still fail there.
     model, folder, _, _ = saved
@@ -442,7 +444,10 @@ def parsed(line: str) -> np.ndarray:
     return np.frombuffer(bytes.fromhex(rest[-1]), kind.as_numpy_dtype).reshape(shape)
 
 
-@pytest.mark.parametrize("name", [*FILE_SIGNATURES, "float_images", "uint8_images", "float_images_bfloat16"])
+@pytest.mark.parametrize(
+    "name",
+    full_except(["serving_default"], [*FILE_SIGNATURES, "float_images", "uint8_images", "float_images_bfloat16"]),
+)
 def test_the_c_plus_plus_loader_answers_as_python(saved: Any, loader: Path, name: str, tmp_path: Path) -> None:
     model, folder, call, _ = saved
     if name in FILE_SIGNATURES:
@@ -469,7 +474,7 @@ def test_the_c_plus_plus_loader_refuses_a_bad_file(saved: Any, loader: Path, tmp
         in_c(loader, folder, "serving_default", np.array([b"text"], object), tmp_path)
 
 
-@pytest.mark.parametrize("batches", [18, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batches", [6, pytest.param(50, marks=pytest.mark.full)])
 def test_a_saved_folder_answers_files_as_pillow_and_keras_do_or_refuses(
     saved: tuple[VisionTransformer, Path, dict[str, Any], export.Report], batches: int
 ) -> None:

@@ -91,9 +91,7 @@ def test_arithmetic_at_another_resolution_is_what_is_published(name: str, publis
 EVALUATION = Evaluation(
     data="<b>",
     labels="single",
-    top1=0.5,
-    top5=1.0,
-    loss=0.25,
+    metrics={"top1": 0.5, "top5": 1.0, "loss": 0.25},
     count=1234,
     unlabelled=0,
     skipped=3,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import itertools
 import json
 import math
@@ -17,14 +16,14 @@ import numpy as np
 import pytest
 
 from keras_vit import export
-from keras_vit.export.check import inputs, samples, structure
+from keras_vit.export.check import inputs, measures, samples, structure
 from keras_vit.export.check.resources import measure_resources, resident_bytes
 from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.operators import Operators
 from keras_vit.model.config import Preprocessing
+from keras_vit.model.task import Classification
 from tiny_models import built, prepared, tiny
 
-VERIFY = importlib.import_module("keras_vit.export.check.verify")
 KERNEL = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
 
 
@@ -53,11 +52,18 @@ def file(path: Path, kernel: np.ndarray = KERNEL, *, bias: Any = None, batch: in
 # ---- measurements
 
 
+def compared(expected: dict[str, np.ndarray], received: dict[str, np.ndarray]) -> export.Report:
+    """Return the report of a file, which is this one, with these outputs."""
+    figures = measures.compare(Classification(num_classes=5), expected, received)
+    path = Path(__file__)
+    return export.Report(path=path, bytes=path.stat().st_size, milliseconds=1.5, **figures)
+
+
 def test_the_figures_are_those_of_their_definitions() -> None:
     want = np.array([[3.0, 4.0], [1.0, 0.0], [0.0, 2.0]])
     got = np.array([[3.0, 4.0], [1.0, 0.0], [1.0, 0.0]])
-    report = VERIFY._compare(Path(__file__), {"logits": want}, {"logits": got}, milliseconds=1.5)
-    assert (report.images, report.bytes) == (3, Path(__file__).stat().st_size)
+    report = compared({"logits": want}, {"logits": got})
+    assert report.images == 3
     assert report.max_error == pytest.approx(2 / 4)
     assert report.cosine == pytest.approx(0.0)
     assert report.agreement == pytest.approx(2 / 3)
@@ -68,9 +74,9 @@ def test_the_figures_are_those_of_their_definitions() -> None:
 def test_every_output_counts_for_the_cosine() -> None:
     logits, attention = np.ones((2, 3)), np.array([[1.0, 0.0], [0.0, 1.0]])
     both = {"logits": logits, "attention": attention}
-    assert VERIFY._compare(Path(__file__), both, both, milliseconds=1).cosine == 1
+    assert compared(both, both).cosine == 1
     turned = {"logits": logits, "attention": attention[::-1]}
-    report = VERIFY._compare(Path(__file__), both, turned, milliseconds=1)
+    report = compared(both, turned)
     assert (report.cosine, report.max_error) == (0, 0)
 
 
@@ -79,12 +85,12 @@ def test_tokens_are_classified_each_for_itself() -> None:
     want[..., 0] = 1
     got = want.copy()
     got[0, 0] = [0, 1]
-    assert VERIFY._compare(Path(__file__), {"logits": want}, {"logits": got}, milliseconds=1).agreement == 0.75
+    assert compared({"logits": want}, {"logits": got}).agreement == 0.75
 
 
 def test_equals_have_no_noise_and_are_json_all_the_same() -> None:
     want = {"logits": np.zeros((2, 3))}  # logits of a new head: without a direction
-    report = VERIFY._compare(Path(__file__), want, want, milliseconds=1.0)
+    report = compared(want, want)
     assert (report.cosine, report.agreement, report.sqnr) == (1.0, 1.0, math.inf)
     row = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert row["sqnr"] is None
@@ -104,6 +110,7 @@ def test_a_report_reads_as_sentences() -> None:
         agreement=0.75,
         decided_agreement=1.0,
         half_precision_cosine=0.9999,
+        half_precision_sums="float16",
         largest_value=70_000,
         milliseconds=2.0,
         threads=2,
@@ -117,8 +124,8 @@ def test_a_report_reads_as_sentences() -> None:
         "  on 8 images: cosine 0.999500, SQNR 30.0 dB, relative error 1.0e-02, same best class 75.00%, "
         "100.00% with near ties",
         "  differences between images: cosine 0.998000",
-        "  in half precision: differences between images, cosine 0.999900",
-        "  largest value of a tensor 70,000: half precision holds 65,504 at most",
+        "  in half precision, sums in float16: differences between images, cosine 0.999900",
+        "  largest value of a tensor 70,000: the largest of float16 is 65,504",
         "  resized images differ from preprocess by up to 0.25 of 255",
         "  2.00 ms an image on 2 threads",
         "  exported in 1.5 s, 28.6 MiB of memory above the model",

@@ -30,7 +30,7 @@ from keras_vit import train, zoo
 from keras_vit.train.loop import prepare
 from keras_vit.train.step import optimizer as update_rules
 from keras_vit.train.step import train_step
-from keras_vit.train.step.objective import classification
+from keras_vit.train.step.objective import supervised
 
 CLASSES = 1000
 # An operation's name is between its type and its arguments: %x = bf16[64,768]{1,0} add(...)
@@ -89,7 +89,7 @@ def training_step(recipe: train.Recipe, model: Any) -> tuple[Callable[..., Any],
         num_layers=model.config.num_layers,
     )
     slots = list(rule.slots)
-    objective = classification(recipe.objective, label_smoothing=recipe.label_smoothing)
+    objective = supervised(model.task, recipe.objective, label_smoothing=recipe.label_smoothing)
 
     def new_state(now: tf.Tensor, images: tf.Tensor, labels: tf.Tensor, *state: tf.Tensor) -> Any:
         values, kept = state[: len(weights)], state[len(weights) :]

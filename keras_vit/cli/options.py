@@ -7,6 +7,7 @@ import functools
 import io
 import json
 import os
+import re
 import sys
 import tempfile
 import warnings
@@ -19,7 +20,7 @@ import typer
 from typer import Argument, Option
 
 from keras_vit._util.checks import given, one_of
-from keras_vit.cli.messages import is_user_error
+from keras_vit.cli.errors import is_user_error
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -73,24 +74,75 @@ complete_recipe = _complete_tables("zoo", "recipes")
 complete_format = _complete_tables("converters", "checkpoints")
 complete_mode = _complete_tables("converters", "exports")
 
-Size = Annotated[str | None, Option("--image-size", help="Pixels: 384 or HEIGHTxWIDTH.")]
-Patch = Annotated[str | None, Option("--patch-size", help="Pixels: 12 or HEIGHTxWIDTH; for FlexiViT, see resized.")]
-Classes = Annotated[int | None, Option("--num-classes", help="A new head of this many classes; 0 for none.")]
-Facts = Annotated[
-    list[str] | None,
-    Option("--config", help="FIELD=VALUE that the file does not state, such as num_heads=12; may be repeated."),
-]
-DataDir = Annotated[Path | None, Option(help="Folder in which tensorflow-datasets keeps prepared data.")]
-BadImage = Annotated[str, Option(help="What to do about a file that cannot be decoded: skip or fail.")]
+
+def integer(least: int, help: str, *names: str) -> Any:
+    """Describe an option that takes integers from `least`."""
+
+    def check(parameter: typer.CallbackParam, value: Any) -> Any:
+        for number in value if isinstance(value, list) else [value]:
+            if number is not None and number < least:
+                raise ValueError(f"{parameter.opts[0]} must be an integer >= {least}. Received: {number}")
+        return value
+
+    return Option(*names, help=help, callback=check)
+
+
+def choice(known: tuple[str, ...], help: str, *names: str) -> Any:
+    """Describe an option that takes one of the known values."""
+
+    def check(parameter: typer.CallbackParam, value: str) -> str:
+        one_of(parameter.opts[0], value, known)
+        return value
+
+    return Option(*names, help=help, callback=check)
+
+
+def parse_size(parameter: typer.CallbackParam, text: str | None) -> Any:
+    """Return "384" as 384 and "384x256" as (384, 256); a callback, so that commands receive these."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)?", text, re.ASCII | re.IGNORECASE):
+        raise ValueError(f"{parameter.opts[0]} must be a number of pixels or HEIGHTxWIDTH. Received: {text!r}")
+    sides = [int(side) for side in text.lower().split("x")]
+    return sides[0] if len(sides) == 1 else tuple(sides)
+
+
+def parse_fields(texts: Iterable[str] | None, option: str = "--config") -> dict[str, Any]:
+    """Return ["num_heads=12", "classifier=gap"] as a dict; values are JSON, True, False or None, or else text."""
+    fields: dict[str, Any] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"{option} must be FIELD=VALUE. Received: {text!r}")
+        try:
+            fields[name] = _PYTHON_VALUES[value] if value in _PYTHON_VALUES else json.loads(value)
+        except ValueError:
+            fields[name] = value
+    return fields
+
+
 MODEL_HELP = "A model of the zoo, a file, a folder of a checkpoint or of a training run, or a URL."
 Model = Annotated[str, Argument(help=MODEL_HELP, autocompletion=complete_model)]
-Images = Annotated[list[str], Argument(help='Image files, folders and patterns such as "photos/*.jpg".')]
 Weights = Annotated[
     str | None, Option(help="For a name: a tag of the model's card, a path or a URL.", autocompletion=complete_weights)
 ]
 Licence = Annotated[
     bool, Option("--accept-licence", help="Accept the publisher's own terms, whose address the model's card has.")
 ]
+Size = Annotated[str | None, Option("--image-size", help="Pixels: 384 or HEIGHTxWIDTH.", callback=parse_size)]
+Patch = Annotated[
+    str | None,
+    Option("--patch-size", help="Pixels: 12 or HEIGHTxWIDTH; for FlexiViT, see resized.", callback=parse_size),
+]
+Classes = Annotated[int | None, integer(0, "A new head of this many classes; 0 for none.", "--num-classes")]
+Facts = Annotated[
+    list[str] | None,
+    Option("--config", help="FIELD=VALUE that the file does not state, such as num_heads=12; may be repeated."),
+]
+Images = Annotated[list[str], Argument(help='Image files, folders and patterns such as "photos/*.jpg".')]
+DataDir = Annotated[Path | None, Option(help="Folder in which tensorflow-datasets keeps prepared data.")]
+BadImage = Annotated[str, choice(("skip", "fail"), "What to do about a file that cannot be decoded: skip or fail.")]
+Top = Annotated[int, integer(1, "Number of classes for each image.")]
 Json = Annotated[bool, Option("--json", help="Print JSON, and nothing else, on standard output.")]
 
 
@@ -138,30 +190,6 @@ def _copy_of_stderr() -> TextIO:
     return os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
 
 
-def parse_fields(texts: Iterable[str] | None, option: str = "--config") -> dict[str, Any]:
-    """Return ["num_heads=12", "classifier=gap"] as a dict; values are JSON, True, False or None, or else text."""
-    fields: dict[str, Any] = {}
-    for text in texts or ():
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ValueError(f"{option} is FIELD=VALUE. Received: {text!r}")
-        try:
-            fields[name] = _PYTHON_VALUES[value] if value in _PYTHON_VALUES else json.loads(value)
-        except ValueError:
-            fields[name] = value
-    return fields
-
-
-def parse_size(text: str | None, option: str = "--image-size") -> Any:
-    """Return "384" as 384 and "384x256" as (384, 256); other text raises a ValueError."""
-    if text is None:
-        return None
-    sides = [int(side) for side in text.lower().split("x") if side.isdecimal()]
-    if len(sides) not in (1, 2) or "x".join(map(str, sides)) != text.lower():
-        raise ValueError(f"{option} is a number of pixels or HEIGHTxWIDTH. Received: {text!r}")
-    return sides[0] if len(sides) == 1 else tuple(sides)
-
-
 class FoundModel(NamedTuple):
     """A model that a command was given, checked but not loaded."""
 
@@ -173,8 +201,8 @@ class FoundModel(NamedTuple):
 def find_model(
     model: str,
     weights: str | None = None,
-    image_size: str | None = None,
-    patch_size: str | None = None,
+    image_size: Any = None,
+    patch_size: Any = None,
     *,
     default: str | None = "default",
     num_classes: int | None = None,
@@ -187,15 +215,14 @@ def find_model(
     """
     from keras_vit.zoo.pretrained import load_choice, read_config, resolve
 
-    sizes = {"image_size": parse_size(image_size), "patch_size": parse_size(patch_size, "--patch-size")}
-    changes = given(**sizes, num_classes=num_classes)
+    changes = given(image_size=image_size, patch_size=patch_size, num_classes=num_classes)
     choice = replace(resolve(model, weights, default=default), accept_licence=accept_licence)
     config = read_config(choice, changes, **file_facts)
     return FoundModel(choice, config, functools.partial(load_choice, choice, changes, **file_facts))
 
 
 def drop_unreadable(model: VisionTransformer, files: list[str] | None) -> list[str] | None:
-    """Return the files that the model can read, after a warning about the others; an error if there are none."""
+    """Return the files that the model can read, after a warning about the others; raise an error if there are none."""
     from keras_vit.model.classify import prepare
 
     errors = {file: error for file in files or () if isinstance(error := prepare(model, file), Exception)}
@@ -207,12 +234,11 @@ def drop_unreadable(model: VisionTransformer, files: list[str] | None) -> list[s
     return files and [file for file in files if file not in errors]
 
 
-def check_data(data: str, data_dir: Path | None, on_bad_image: str) -> None:
+def check_data(data: str, data_dir: Path | None) -> None:
     """Raise an error for a folder of data that does not exist; the names of data sets are checked later.
 
     "cifar10_corrupted/blur_1" is the name of a data set if `data_dir` has a folder of its first part.
     """
-    one_of("--on-bad-image", on_bad_image, ("skip", "fail"))
     prepared = str(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets"))
     name, slash, _ = data.partition("/")
     is_name = not name.startswith((".", "~")) and (

@@ -1,19 +1,18 @@
-"""The commands `keras-vit list`, `show` and `gallery`. They do not import TensorFlow."""
+"""The commands `keras-vit list` and `show`. They do not import TensorFlow."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Argument, Option
+from typer import Argument
 
 from keras_vit._util.text import byte_size, scaled
-from keras_vit.cli.options import Json, Model, Size, aligned, find_model, parse_size, table_text
+from keras_vit.cli import options
 
 if TYPE_CHECKING:
     from keras_vit.model.config import ViTConfig
@@ -29,7 +28,8 @@ OPERATIONS = (" ", " k", " M", " G", " T")
 
 
 def list_models(
-    pattern: Annotated[str, Argument(help='Such as "B*", "R50*", b16 or vit_base.')] = "*", as_json: Json = False
+    pattern: Annotated[str, Argument(help='Such as "B*", "R50*", b16 or vit_base.')] = "*",
+    as_json: options.Json = False,
 ) -> None:
     """List the models of the zoo and their weights, with an empty line between families."""
     from keras_vit.zoo import catalogue
@@ -44,12 +44,14 @@ def list_models(
         typer.echo(json.dumps(rows, indent=2))
         return
     none = f"keras-vit: no model of the zoo matches {pattern!r}; keras-vit list shows all"
-    lines = iter(aligned([(card.name, ", ".join(card.weights)) for card in cards]).splitlines() if cards else ())
+    lines = iter(
+        options.aligned([(card.name, ", ".join(card.weights)) for card in cards]).splitlines() if cards else ()
+    )
     families = [[next(lines) for _ in group] for _, group in itertools.groupby(cards, lambda card: card.family)]
     typer.echo("\n\n".join(map("\n".join, families)) or none, err=not cards)
 
 
-def show(name: Model, image_size: Size = None, as_json: Json = False) -> None:
+def show(name: options.Model, image_size: options.Size = None, as_json: options.Json = False) -> None:
     """Show a model's parts, arithmetic, memory and sizes; then its card with weights, files and accuracies.
 
     The numbers are for the recommended weights, at their resolution or at --image-size. A file has no card.
@@ -59,7 +61,7 @@ def show(name: Model, image_size: Size = None, as_json: Json = False) -> None:
     from keras_vit.zoo.pretrained import resolve
 
     if resolve(name, default=None).is_file:
-        config = find_model(name, image_size=image_size).config
+        config = options.find_model(name, image_size=image_size).config
         file = SimpleNamespace(architecture=name_of(config), tag=name, num_classes=config.num_classes)
         typer.echo(json.dumps(describe(file, config), indent=2) if as_json else summary(file, config))
         return
@@ -69,20 +71,11 @@ def show(name: Model, image_size: Size = None, as_json: Json = False) -> None:
     weights = catalogue.select(card, spelled and spelled.weights or "default")
     config = weights.whole_config()
     if image_size is not None:
-        config = config.replace(image_size=parse_size(image_size))
+        config = config.replace(image_size=image_size)
     if as_json:
         typer.echo(json.dumps({**describe(weights, config), "weights": catalogue.rows(card)}, indent=2))
         return
     typer.echo(f"{summary(weights, config)}\n\n{card}")
-
-
-def gallery(
-    out: Annotated[Path, Option(help="The folder to write into; other files in it stay.")] = Path("site"),
-) -> None:
-    """Write every model of the zoo as one HTML page with search, sorting and an accuracy plot. Needs no network."""
-    from keras_vit.zoo import gallery as pages
-
-    typer.echo(str(pages.write(out)))
 
 
 def _print_named_weights(name: str) -> None:
@@ -97,8 +90,10 @@ def _print_named_weights(name: str) -> None:
 
 def describe(weights: Weights | SimpleNamespace, config: ViTConfig) -> dict[str, Any]:
     """Return the numbers of `show` for one image: sizes, parameters, bytes, and operations (a multiply-add is two)."""
-    from keras_vit.model import cost
+    from keras_vit.model.numbers import numbers
+    from keras_vit.model.parts import PRECISIONS
 
+    counted = numbers(config)
     return {
         "name": weights.architecture,
         "of": weights.tag,
@@ -108,14 +103,11 @@ def describe(weights: Weights | SimpleNamespace, config: ViTConfig) -> dict[str,
         "tokens": config.num_tokens,
         **{name: getattr(config, name) for name in ("hidden_size", "mlp_dim", "num_heads", "num_layers")},
         "num_classes": weights.num_classes,
-        "parameters": cost.count_parameters(config),
-        "flops": cost.forward_flops(config),
-        "activation_bytes": cost.inference_memory(config),
-        "file_bytes": {name: cost.file_bytes(config, name) for name in cost.PRECISIONS},
-        "parts": [
-            {name: getattr(part, name) for name in ("name", "copies", "output", "parameters", "flops")}
-            for part in cost.parts(config)
-        ],
+        "parameters": counted.parameters,
+        "flops": counted.flops,
+        "activation_bytes": counted.activation_bytes,
+        "file_bytes": {name: counted.file_bytes(name) for name in PRECISIONS},
+        "parts": [vars(part) for part in counted.parts],
     }
 
 
@@ -138,7 +130,7 @@ def summary(weights: Weights | SimpleNamespace, config: ViTConfig) -> str:
     if weights.num_classes is None:
         facts.append(("head", "not counted: only the file states the number of its classes"))
     title = f"{weights.architecture} at {height} x {width}, {weights.tag}"
-    return f"{title}\n\n{_parts_table(numbers, config)}\n\n{aligned(facts)}"
+    return f"{title}\n\n{_parts_table(numbers, config)}\n\n{options.aligned(facts)}"
 
 
 def _parts_table(numbers: dict[str, Any], config: ViTConfig) -> str:
@@ -156,7 +148,7 @@ def _parts_table(numbers: dict[str, Any], config: ViTConfig) -> str:
         table.add_row(f"{times}{part['name']}", _shape(part["output"]), *_amounts(part))
     table.add_section()
     table.add_row("total", "", *_amounts(numbers))
-    return table_text(table)
+    return options.table_text(table)
 
 
 def _amounts(numbers: dict[str, Any]) -> tuple[str, str]:

@@ -31,7 +31,7 @@ from keras_vit.converters.source import (
 from keras_vit.errors import CheckpointError
 from keras_vit.model import layers
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.limits import check_resizable
+from keras_vit.model.config.limits import check_resizable
 from keras_vit.model.vision_transformer import VisionTransformer
 
 

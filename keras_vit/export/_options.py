@@ -10,16 +10,14 @@ import keras
 from keras_vit._util.checks import is_count
 from keras_vit.export import _converter
 from keras_vit.export.litert.options import Options
-from keras_vit.export.litert.storage import FLOAT16, FLOAT32, INT8
+from keras_vit.export.litert.storage import STORAGES
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
-from keras_vit.model.labels import class_names
-from keras_vit.model.layers.quantized import quantization_problem
-from keras_vit.model.limits import check_resizable
+from keras_vit.model.config.limits import check_resizable
+from keras_vit.model.layers.runtime.quantized import quantization_problem
 from keras_vit.model.vision_transformer import VisionTransformer
 
 ROUTES = ("direct", "converter")
-STORAGES = {"float32": FLOAT32, "float16": FLOAT16, "int8": INT8}
 Result = TypeVar("Result")
 
 
@@ -49,7 +47,7 @@ class ExportOptions:
         if mode is not None and mode.needs_calibration and not self.has_calibration:
             problems.append(
                 f"quantize={mode.name!r} needs calibration images: a hundred or more as the model will meet them, "
-                "calibration=model.preprocess(...). Received: None"
+                "calibration=model.preprocess(...) (--images FOLDER). Received: None"
             )
         if self.route == "converter":
             problems += [*self._direct_only(), *_converter.problems(model, mode)]
@@ -57,7 +55,7 @@ class ExportOptions:
             problems.append(f"quantize={self.quantize!r} starts from floating-point weights. {problem}")
         elif is_ours:
             problems += self.file.model_problems(model.config)
-            names = _attempt(lambda: class_names(model.config, self.labels), problems)
+            names = _attempt(lambda: model.task.class_names(self.labels), problems)
         else:
             name = type(model).__name__
             problems.append(f'route="direct" writes VisionTransformers; use route="converter". Received: {name}')
@@ -79,7 +77,7 @@ class ExportOptions:
             yield f"threads must be an integer >= 1. Received: {self.threads!r}"
         for name, value in self.thresholds.items():
             if value is not None:
-                yield from modes.range_problems(name, value)
+                yield from modes.threshold_problems(name, value)
 
     def _direct_only(self) -> Iterator[str]:
         """Yield a sentence with the options that TensorFlow's converter does not take."""

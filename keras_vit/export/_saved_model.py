@@ -21,8 +21,8 @@ from keras_vit.export.check.running import main_output
 from keras_vit.export.check.verify import verify
 from keras_vit.export.server import signatures
 from keras_vit.export.server import warmup as warmup_requests
-from keras_vit.model.labels import class_names, single_lines
-from keras_vit.model.layers.quantized import quantization_problem
+from keras_vit.model.labels import single_lines
+from keras_vit.model.layers.runtime.quantized import quantization_problem
 from keras_vit.model.vision_transformer import VisionTransformer
 
 NUM_BFLOAT16_IMAGES = 4  # number of images for comparing the bfloat16 signatures
@@ -85,7 +85,7 @@ def saved_model(
     _check(model, top)
     _check_dtypes(dtype, bfloat16=bfloat16)
     batch_sizes = warmup_requests.check_batch_sizes(warmup)
-    names = class_names(model.config, labels)
+    names = model.task.class_names(labels)
     path = Path(path)
     check_folder_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,24 +5,17 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from keras import ops
 
 from keras_vit._util.checks import check_counts
 from keras_vit._util.image_paths import image_files
+from keras_vit.model.task import Prediction
 
 BATCH = 16  # images in a call; larger batches gain little on a CPU
 IMAGE_ERRORS = (OSError, ValueError, ArithmeticError)  # of one image that cannot be prepared
-
-
-class Prediction(NamedTuple):
-    """A class that was predicted for an image: its label_id, its label and its probability, 0 to 1."""
-
-    label_id: str
-    label: str
-    probability: float
 
 
 def classify_each(
@@ -45,11 +38,9 @@ def classify_each(
 
 def embed_all(model: Any, images: Any, *, batch_size: int) -> np.ndarray:
     """Return the normalized embeddings of images; arguments and errors as for `embed`."""
-    if model.config.is_unpooled:
-        raise ValueError(f"embed needs a pooled feature. Received: classifier={model.config.classifier!r}")
+    layer = "logits" if model.task.embedding_output() == "logits" else "pre_logits"
     check_counts(batch_size=batch_size)
     single, features = single_images(images), []
-    layer = "logits" if model.config.projection_head else "pre_logits"
     while group := list(itertools.islice(single, batch_size)):
         batch = np.concatenate([model.preprocess(image) for image in group])
         features.append(ops.convert_to_numpy(model.features(batch, [layer])[layer]))
@@ -62,12 +53,6 @@ def unit_length(features: np.ndarray) -> np.ndarray:
     """Return rows divided by their lengths, float32."""
     vectors = features.astype(np.float64)
     return (vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)).astype(np.float32)
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Return the probabilities of rows of logits."""
-    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return shifted / shifted.sum(axis=1, keepdims=True)
 
 
 def prepare(model: Any, image: Any) -> np.ndarray | Exception:

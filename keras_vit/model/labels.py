@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from keras_vit._util import data_files
 from keras_vit._util.text import abbreviated
-from keras_vit.model.config import ViTConfig
 
 
 def names(labels: str | tuple[str, ...] | None, num_classes: int) -> list[tuple[str, str]]:
@@ -71,7 +70,7 @@ def match_classes(labels: str | tuple[str, ...], num_classes: int, class_names: 
             f"{data} has classes that the model does not have: {abbreviated(unknown)}. The data's {len(class_names)}"
             f" classes are {abbreviated([*unknown, *found])}; the model's {num_classes} are"
             f" {abbreviated([texts[number] for number in others])}. Give them the same names, or train a new head with"
-            " reset_head=True."
+            " reset_head=True (--set reset_head=true)."
         )
     return [found[name] for name in class_names]
 
@@ -91,24 +90,16 @@ def _loose(name: str) -> str:
     return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())
 
 
-def class_names(config: ViTConfig, labels: str | Iterable[str] | None) -> list[str] | None:
-    """Return the class names for an exported file, in the order of the logits; None if the classes have none.
-
-    `labels` is the name of a list in zoo/labels, or the names themselves; None takes the model's own list.
-    """
-    if labels is not None and not config.num_classes:
-        raise ValueError("labels need a head. Received: a model of num_classes=0")
-    chosen = config.labels if labels is None else labels
-    if chosen is None or not config.num_classes:
-        return None
-    if not isinstance(chosen, str):
-        chosen = tuple(chosen) if isinstance(chosen, Iterable) else (chosen,)
-        if wrong := [name for name in chosen if not isinstance(name, str)]:
-            raise ValueError(
-                "labels are the name of a list in zoo/labels, or the classes' names, all strings. "
-                f"Received: {wrong[0]!r}"
-            )
-    return [str(label) for _, label in names(chosen, config.num_classes)]
+def check_labels(labels: str | Iterable[str]) -> str | tuple[str, ...]:
+    """Return the name of a list in zoo/labels as it is, and class names as a tuple; raise a ValueError for others."""
+    if isinstance(labels, str):
+        return labels
+    given = tuple(labels) if isinstance(labels, Iterable) else (labels,)
+    if wrong := [name for name in given if not isinstance(name, str)]:
+        raise ValueError(
+            f"labels are the name of a list in zoo/labels, or the classes' names, all strings. Received: {wrong[0]!r}"
+        )
+    return given
 
 
 def single_lines(labels: Sequence[str]) -> list[str]:

@@ -12,14 +12,14 @@ import keras
 import numpy as np
 
 from keras_vit import position
-from keras_vit._util.checks import check_counts, given
-from keras_vit.model import labels as label_lists
-from keras_vit.model import preprocess
-from keras_vit.model.classify import BATCH, Prediction, classify_each, embed_all, softmax
+from keras_vit._util.checks import given
+from keras_vit.model import preprocess, task
+from keras_vit.model.classify import BATCH, classify_each, embed_all
 from keras_vit.model.config import ViTConfig
+from keras_vit.model.config.limits import check_attention, check_resizable
 from keras_vit.model.layers import PatchEmbedding, runtime
-from keras_vit.model.layers.quantized import load_quantization, quick_collections, save_quantization
-from keras_vit.model.limits import check_attention, check_resizable
+from keras_vit.model.layers.runtime.quantized import load_quantization, quick_collections, save_quantization
+from keras_vit.model.task import Prediction
 from keras_vit.model.vit import Network
 
 HEADS = ("head", "head_distillation")  # names of the layers that return logits
@@ -78,6 +78,11 @@ class VisionTransformer(keras.Model):
             lambda names: keras.Model(network.images, {name: tensors[name] for name in names}, name=name)
         )
         self._block_input_model = functools.cache(lambda: keras.Model(network.images, network.block_inputs))
+
+    @property
+    def task(self) -> task.Classification:
+        """What the output means, and so how the model is trained, evaluated, exported and compared."""
+        return task.from_config(self.config)
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:
         """Return the output; the last block computes only the tokens that the head reads."""
@@ -168,19 +173,7 @@ class VisionTransformer(keras.Model):
         Raises:
             ValueError: the logits have another shape, or `top` is less than 1.
         """
-        logits = keras.ops.convert_to_numpy(logits)
-        if logits.ndim != 2 or logits.shape[1] != self.config.num_classes or not self.config.num_classes:
-            raise ValueError(
-                f"logits are (batch, num_classes={self.config.num_classes}). Received: shape {logits.shape}"
-            )
-        check_counts(top=top)
-        labels = label_lists.names(self.config.labels, self.config.num_classes)
-        probabilities = softmax(logits)
-        best = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
-        return [
-            [Prediction(*labels[int(index)], float(row[index])) for index in order]
-            for row, order in zip(probabilities, best, strict=True)
-        ]
+        return self.task.decode(keras.ops.convert_to_numpy(logits), top)
 
     def classify(self, images: Any, top: int = 5, *, batch_size: int = BATCH) -> list[list[Prediction]]:
         """Return the most probable classes of images: `preprocess`, compiled calls, `decode_predictions`.

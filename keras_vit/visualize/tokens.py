@@ -131,11 +131,8 @@ def _rank(matrix: np.ndarray) -> float:
 
 def block_logits(model: VisionTransformer, blocks: Sequence[Any]) -> np.ndarray:
     """Return `logit_lens` from `block_tokens`."""
-    config = model.config
     last_block = model.get_layer(_token_layers(model)[-1])
     # A keras.Model would add nodes to the layers of the user's model; a Function does not.
     last_part = keras.Function(last_block.output, model.outputs[0])
     logits = [to_float32(last_part(tokens)) for tokens in blocks]
-    if config.is_unpooled:
-        logits = [each[:, config.read_tokens].mean(axis=1) for each in logits]
-    return np.stack(logits)
+    return np.stack([model.task.image_logits(each) for each in logits])

@@ -14,8 +14,9 @@ from typing import Any
 
 from keras_vit._util import data_files, html
 from keras_vit._util.text import nearest
-from keras_vit.errors import CardError, UnknownModel
-from keras_vit.model import cost
+from keras_vit.errors import CardError, UnknownModelError
+from keras_vit.model.numbers import numbers
+from keras_vit.model.parts import PRECISIONS
 from keras_vit.model.sizes import canonical_name
 from keras_vit.zoo import spellings
 from keras_vit.zoo.cards import Family, Weights, make_weights, read_family
@@ -111,7 +112,8 @@ def _search(text: str) -> list[str]:
 
     A text that states the whole architecture finds no others.
     """
-    found, spelled = _find(text), spellings.read(text)
+    found = _find(text)
+    spelled = spellings.read(text)
     if found in _cards() and not (spelled and spelled.is_guess):
         return [found]
     part = f"{found.rpartition('/')[0]}/" if found else text
@@ -130,7 +132,7 @@ def card(name: str) -> Card:
         The card; for an AugReg file a card with that file alone.
 
     Raises:
-        UnknownModel: no card has this name; the message lists the nearest.
+        UnknownModelError: no card has this name; the message lists the nearest.
         ValueError: part of an AugReg name is wrong; the message names it.
 
     Example:
@@ -149,7 +151,7 @@ def card(name: str) -> Card:
     models = list(dict.fromkeys(by_spelling[spelling] for spelling in close))[:4]
     offer = f"the nearest are {models}" if models else f"the models are {names()}"
     problem = f"{found} has no published weights" if found else "No model has this name"
-    raise UnknownModel(f"{problem}; {offer}. Received: {name!r}")
+    raise UnknownModelError(f"{problem}; {offer}. Received: {name!r}")
 
 
 def _find(name: str) -> str | None:
@@ -196,14 +198,15 @@ def _row(weights: Weights) -> dict[str, Any]:
     if weights.tag not in listed.weights:  # an AugReg file is loaded by its own name
         arguments = f"{weights.tag!r}"
     arguments += ", accept_licence=True" * bool(weights.terms)
-    sizes = {f"bytes_{name}": cost.file_bytes(config, name) for name in cost.PRECISIONS}
+    counted = numbers(config)
+    sizes = {f"bytes_{name}": counted.file_bytes(name) for name in PRECISIONS}
     return {
         "name": listed.name,
         "family": listed.family,
         "weights": weights.tag,
         "default": default,
-        "parameters": cost.count_parameters(config),
-        "gflops": cost.forward_flops(config) / 1e9,
+        "parameters": counted.parameters,
+        "gflops": counted.flops / 1e9,
         "image_size": weights.image_size,
         "num_classes": weights.num_classes,
         "file": weights.file,
@@ -246,10 +249,12 @@ def parse_augreg(name: str) -> Weights | None:
         return None
     first, dashes, second = stem.partition("--")
     values, stem = _parse_parts(name, first, grammar["pre_trained"])
-    architecture, image_size = canonical_name(values["model"]), grammar["image_size"]
+    architecture = canonical_name(values["model"])
+    image_size = grammar["image_size"]
     if dashes:
         values, end = _parse_parts(name, second, grammar["fine_tuned"])
-        stem, image_size = f"{stem}--{end}", int(values["resolution"])
+        stem = f"{stem}--{end}"
+        image_size = int(values["resolution"])
     for weights in family.weights:
         if weights.file == f"{stem}.npz":
             return weights
@@ -270,7 +275,8 @@ def _parse_parts(name: str, text: str, parts: Sequence[Mapping[str, Any]]) -> tu
         if part is None:
             last = parts[-1]["field"]
             raise ValueError(f"An AugReg name ends after its {last}. Received: {given!r} after it in {name!r}")
-        field, allowed = part["field"], _allowed(part)
+        field = part["field"]
+        allowed = _allowed(part)
         if given is None or given.casefold() not in allowed:
             received = "nothing" if given is None else repr(given)
             spelled = list(map(part["spelled"].format, part["values"]))
@@ -307,7 +313,7 @@ def gather(rows: Sequence[Weights]) -> dict[str, Card]:
         for other in model.values():
             if weights.tag == other.tag or weights.rank == other.rank:
                 raise CardError(
-                    f"{weights.architecture} has two weights with one tag or one rank: "
+                    f"{weights.architecture} lists two weight files with the same tag or rank: "
                     + " and ".join(f"{w.base}{w.file} (tag {w.tag!r}, rank {w.rank})" for w in (other, weights))
                 )
         model[weights.tag] = weights

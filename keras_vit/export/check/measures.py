@@ -1,23 +1,41 @@
 """Measure how far a file's outputs are from its model's."""
 
 import math
+from typing import Any
 
 import numpy as np
+
+from keras_vit.export.check.running import Outputs, main_name
+from keras_vit.model.task import Task
 
 MOST_PAIRED = 1000  # images; of more, every second, third ... is taken
 DISTINGUISHED = 0.1  # least difference of two images that counts, as a share of the root mean square one
 ROUNDING = 1e-5  # as a share of the outputs: smaller differences between images are not the model's
-# Times the noise. The largest of 15 changed classes of fine-tuned models was 2.1; normal errors of two classes exceed 4
-# in one of 200 cases.
-NEAR_TIE = 4.0
-MOST_NOISE = 0.05  # that counts, as a share of the model's deviation over classes; an SQNR of 26 dB
+TINY = float(np.finfo(np.float32).tiny)
+
+
+def compare(task: Task, expected: Outputs, received: Outputs) -> dict[str, Any]:
+    """Return the fields of a `Report` that compare a file's outputs with the model's, by name and of equal shapes."""
+    name = main_name(expected)
+    want, got = (outputs[name].astype(np.float64) for outputs in (expected, received))
+    agree, agree_or_tie = task.agreement(name, want, got)
+    power, noise = float(np.sum(want**2)), float(np.sum((want - got) ** 2))
+    return {
+        "images": len(want),
+        "max_error": float(np.abs(want - got).max()) / max(float(np.abs(want).max()), TINY),
+        "cosine": min(lowest_cosine(values, received[name]) for name, values in expected.items()),
+        "sqnr": math.inf if noise == 0 else 10 * math.log10(max(power, TINY) / noise),
+        "difference_cosine": difference_cosine(want, got),
+        "agreement": float(agree.mean()),
+        "decided_agreement": float(agree_or_tie.mean()),
+    }
 
 
 def lowest_cosine(expected: np.ndarray, received: np.ndarray) -> float:
     """Return the lowest cosine similarity of an image's outputs, each (images, ...); 1 for equal ones, even zeros."""
     x, y = (values.reshape(len(values), -1).astype(np.float64) for values in (expected, received))
     norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
-    cosines = np.einsum("ij,ij->i", x, y) / np.maximum(norms, np.finfo(np.float32).tiny)
+    cosines = np.einsum("ij,ij->i", x, y) / np.maximum(norms, TINY)
     are_equal = np.all(x == y, axis=1)  # the logits of a new head are all zero, and have no direction
     return float(np.where(are_equal, 1.0, cosines.clip(-1, 1)).min())
 
@@ -48,19 +66,3 @@ def _difference_products(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     gram = x @ y.T
     own = np.diag(gram)
     return own[:, None] + own - gram - gram.T
-
-
-def same_best_class(expected: np.ndarray, received: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return whether images, or tokens, have the same best class (...), and whether they have it or are near ties.
-
-    In a near tie the model's logits (..., classes) of its own class and of the file's are closer than `NEAR_TIE` times
-    the file's noise, which is the root mean square of its errors on all other images: one wrong image is no near tie.
-    A file that is wrong everywhere does not excuse itself, for the noise counts up to `MOST_NOISE`.
-    """
-    want, got = (values.reshape(-1, values.shape[-1]).astype(np.float64) for values in (expected, received))
-    errors = ((got - want) ** 2).sum(axis=-1)
-    noise = np.sqrt((errors.sum() - errors).clip(0) / (max(1, len(want) - 1) * want.shape[-1]))
-    most = MOST_NOISE * (want - want.mean(axis=-1, keepdims=True)).std()
-    of_files_class = np.take_along_axis(want, got.argmax(axis=-1)[:, None], axis=-1)[:, 0]
-    are_same = want.argmax(axis=-1) == got.argmax(axis=-1)
-    return are_same, are_same | (want.max(axis=-1) - of_files_class <= NEAR_TIE * noise.clip(max=most))

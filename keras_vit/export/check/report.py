@@ -37,9 +37,12 @@ class Report:
         preprocess_error: largest difference (0..255) of images that the file resizes from `model.preprocess`.
         files_error: for image files: largest difference of a probability from the model's for the same pixels; without
             a head, of a feature, divided by the largest.
-        half_precision_cosine: of a file with float weights, `difference_cosine` in half precision, 0 if it computes NaN
-            there; None where this machine's CPU cannot.
-        largest_value: of a file with float weights, largest absolute value of any tensor, on two images.
+        half_precision_cosine: if asked for, `difference_cosine` of the file in half precision, 0 if it computes NaN
+            there: image, weights and the result of every operator are rounded to float16. None if this machine's CPU
+            computes in float32 alone.
+        half_precision_sums: dtype in which this machine's CPU adds the products of a matrix product in half precision,
+            "float16" as GPUs of phones may, or "float32".
+        largest_value: with `half_precision_cosine`, largest absolute value of any tensor in float32, on two images.
         bfloat16_cosine: lowest cosine similarity of the bfloat16 signatures, if a SavedModel has them.
         seconds: duration of the export without the comparison.
         peak_bytes: peak memory of the export above that in use before it; None where the system does not report it.
@@ -66,6 +69,7 @@ class Report:
     difference_cosine: float | None = None
     decided_agreement: float | None = None
     half_precision_cosine: float | None = None
+    half_precision_sums: str | None = None
     largest_value: float | None = None
     accelerated: Accelerated | None = None
     calibrated_on: bool = False
@@ -97,9 +101,12 @@ class Report:
         if self.difference_cosine is not None:
             lines.append(f"differences between images: cosine {self.difference_cosine:.6f}")
         if self.half_precision_cosine is not None:
-            lines.append(f"in half precision: differences between images, cosine {self.half_precision_cosine:.6f}")
+            lines.append(
+                f"in half precision, sums in {self.half_precision_sums}: differences between images, cosine "
+                f"{self.half_precision_cosine:.6f}"
+            )
         if self.largest_value is not None:
-            limit = "" if self.largest_value <= LARGEST_HALF else f": half precision holds {LARGEST_HALF:,.0f} at most"
+            limit = "" if self.largest_value <= LARGEST_HALF else f": the largest of float16 is {LARGEST_HALF:,.0f}"
             lines.append(f"largest value of a tensor {self.largest_value:,.0f}{limit}")
         if self.preprocess_error is not None:
             lines.append(f"resized images differ from preprocess by up to {self.preprocess_error:.2g} of 255")

@@ -11,12 +11,12 @@ import numpy as np
 
 from keras_vit._util.checks import check_counts
 from keras_vit._util.text import install_command
+from keras_vit.model.task import MAIN_OUTPUTS
 
 Outputs = dict[str, np.ndarray]  # by name
 Runner = Callable[[np.ndarray], np.ndarray]
 
 BATCH = 8  # images in a call where a file takes any number
-MAIN_OUTPUTS = ("logits", "probabilities", "features")  # possible names of the main output, the preferred first
 OUTPUTS = (*MAIN_OUTPUTS, "attention")
 IMAGE_SIGNATURES = ("float_images", "serving_default")  # of a SavedModel, that may take images
 FILE_SIGNATURES = ("serving_default",)  # that may take image files
@@ -86,10 +86,14 @@ def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
     return run
 
 
+def main_name(outputs: Outputs) -> str:
+    """Return the name of the main output: the first of `MAIN_OUTPUTS` that there is, else the first output's."""
+    return next(iter([*(name for name in MAIN_OUTPUTS if name in outputs), *outputs]))
+
+
 def main_output(outputs: Outputs) -> np.ndarray:
     """Return the logits if there are some, else the probabilities, the features or the first output."""
-    known = [name for name in MAIN_OUTPUTS if name in outputs] or list(outputs)
-    return outputs[known[0]]
+    return outputs[main_name(outputs)]
 
 
 def _load_saved_model(path: Path) -> ExportedModel:

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from keras_vit.train.data.image_files import is_decodable
+from keras_vit.model.task import Classification, Task
+from keras_vit.train.data.dataset_files import is_decodable
 from keras_vit.train.data.order import MAX_EXAMPLES, Order, positions
 
 Example = dict[str, tf.Tensor]
@@ -33,7 +34,7 @@ class Split(abc.ABC):
 
     name: str  # for messages, such as "cifar10 train[:90%]"
     count: int  # examples per epoch, including those whose image cannot be decoded
-    unread: Sequence[str] = ()  # other files of the folder, which are no examples of any split
+    unread: Sequence[str] = ()  # other files of the folder, which are not examples of any split
     class_numbers: tuple[int, ...] | None = None  # new number of each class; None keeps all
     num_classes: int = 0  # with new numbers
 
@@ -148,3 +149,14 @@ class Data:
     num_classes: int
     class_names: tuple[str, ...]
     multi_label: bool = False  # whether an image may have several classes or none; labels are then rows of 0 and 1
+
+    def training_split(self) -> Split:
+        """Return the training images, or raise a ValueError."""
+        if self.train is None:
+            raise ValueError(f"{self.name} has no training images")
+        return self.train
+
+    @property
+    def task(self) -> Task:
+        """The task that the labels are for."""
+        return Classification(num_classes=self.num_classes, labels=self.class_names)

@@ -2,8 +2,6 @@
 
 import os
 import re
-import statistics
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
@@ -15,8 +13,9 @@ from keras_vit._util import html
 from keras_vit._util.atomic import replacing
 from keras_vit._util.checks import check_counts
 from keras_vit._util.text import byte_size, scaled
-from keras_vit.model import cost
+from keras_vit._util.timing import median_milliseconds
 from keras_vit.model.classify import single_images
+from keras_vit.model.numbers import numbers
 from keras_vit.model.sizes import name_of
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.visualize._models import vision_transformer
@@ -96,7 +95,7 @@ def _check_target(path: Path) -> Path:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"There is no folder for the report: {path.parent}")
     if path.is_dir():
-        raise ValueError(f"path is the .html file to write. Received: the folder {str(path)!r}")
+        raise ValueError(f"path must be the .html file to write. Received: the folder {str(path)!r}")
     return path
 
 
@@ -136,7 +135,7 @@ def _render(data: ReportData, *, title: str, part_of: str | None, card: Any, exp
         card=card,
         card_lines=card_lines,
         exports=exports,
-        flops=scaled(cost.forward_flops(data.config), 1000, FLOP_UNITS),
+        flops=scaled(numbers(data.config).flops, 1000, FLOP_UNITS),
         pictures=[data_uri(thumbnail(picture, PICTURE_SIDE)) for picture in data.pictures],
         charts=charts,
         heat_scale=figures.heat_scale(),
@@ -154,7 +153,9 @@ def _indent(line: str) -> int:
 def _model_row(model: VisionTransformer, image: np.ndarray) -> tuple[Any, ...]:
     """Return the model's own row in the table of exported files."""
     size = sum(np.asarray(weight).nbytes for weight in model.weights)
-    return ("this model", "Keras", byte_size(size), None, None, None, f"{_milliseconds(model, image):.2f}")
+    model.predict_on_batch(image)  # the first call compiles
+    milliseconds = median_milliseconds(model.predict_on_batch, [image] * NUM_TIMED_CALLS)
+    return ("this model", "Keras", byte_size(size), None, None, None, f"{milliseconds:.2f}")
 
 
 def _export_row(export: Any) -> tuple[Any, ...]:
@@ -170,14 +171,3 @@ def _export_row(export: Any) -> tuple[Any, ...]:
         f"{fields['agreement']:.1%}",
         f"{fields['milliseconds']:.2f}",
     )
-
-
-def _milliseconds(model: VisionTransformer, image: np.ndarray) -> float:
-    """Return the median time of a compiled call with one image."""
-    model.predict_on_batch(image)  # the first call compiles
-    times = []
-    for _ in range(NUM_TIMED_CALLS):
-        start = time.perf_counter()
-        model.predict_on_batch(image)
-        times.append(time.perf_counter() - start)
-    return 1000 * statistics.median(times)

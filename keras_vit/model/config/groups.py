@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from keras_vit._util.checks import pair
 from keras_vit._util.fields import Count, Share, WholeNumber, as_python, field_problems, field_rules
-from keras_vit.model.config_parts import ResNetConfig
+from keras_vit.model.config.parts import ResNetConfig
 
 Activation = Literal["gelu_tanh", "gelu_erf", "gelu_quick", "relu", "silu", "tanh", "linear"]
 Classifier = Literal["token", "gap", "token_gap", "map", "unpooled", "token_unpooled"]
@@ -37,7 +37,8 @@ class Group:
         self._convert()
         if problems := list(field_problems(self)) or list(self._conflicts()):
             raise ValueError(f"{type(self).__name__}: " + "; ".join(problems))
-        for name, rule in field_rules(self.__class__).items():
+        cls: Any = type(self)  # Any: mypy takes no dataclass for hashable
+        for name, rule in field_rules(cls).items():
             if rule.is_float and getattr(self, name) is not None:
                 self._set(name, float(getattr(self, name)))
 

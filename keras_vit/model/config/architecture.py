@@ -9,31 +9,9 @@ from typing import Any, Self
 
 from keras_vit._util.fields import Count, Share, WholeNumber
 from keras_vit._util.text import nearest
-from keras_vit.model.config_groups import (
-    ACTIVATIONS,
-    CLASSIFIERS,
-    POSITION_METHODS,
-    BlockConfig,
-    HeadConfig,
-    PositionConfig,
-    StemConfig,
-)
-from keras_vit.model.config_parts import Preprocessing, ResNetConfig
+from keras_vit.model.config.groups import BlockConfig, HeadConfig, PositionConfig, StemConfig
+from keras_vit.model.config.parts import Preprocessing
 from keras_vit.model.sizes import architecture
-
-__all__ = [
-    "ACTIVATIONS",
-    "CLASSIFIERS",
-    "POSITION_METHODS",
-    "BlockConfig",
-    "HeadConfig",
-    "PositionConfig",
-    "Preprocessing",
-    "ResNetConfig",
-    "StemConfig",
-    "ViTConfig",
-    "check_fields",
-]
 
 
 # The fields of the last base come first.

@@ -1,0 +1,59 @@
+"""Refuse an exported file whose outputs are too far from its model's, and say what to do about it."""
+
+import math
+
+from keras_vit.errors import VerificationError
+from keras_vit.export.check.report import Report
+from keras_vit.export.quantization.modes import Mode
+
+# Of a file of unknown mode: 8-bit weights measure 0.999 and better, a broken file far less.
+LEAST = {"cosine": 0.99, "difference_cosine": 0.9, "agreement": 0.0}
+# Of a SavedModel with bfloat16 weights: 0.9998 and 0.992 are the lowest of all model families.
+LEAST_BFLOAT16 = {"cosine": 0.995, "difference_cosine": 0.95, "agreement": 0.0}
+ACCEPTABLE = 0.8  # values below mean that the file is another model's or damaged
+HALF = 16  # bits
+
+
+def check_thresholds(report: Report, mode: Mode | None, *, has_classes: bool, **given_least: float) -> None:
+    """Raise a VerificationError with the next step if a value of the report is below the given or the mode's least.
+
+    `given_least` has "cosine" and "agreement". Without classes, or on images whose classes mean little, no agreement is
+    asked for unless it is given.
+    """
+    values = {
+        "cosine": report.cosine,
+        "difference_cosine": report.difference_cosine,
+        "agreement": report.decided_agreement,
+    }
+    least = LEAST_BFLOAT16 if report.mode == "bfloat16" else LEAST
+    if mode is not None:
+        least = {name: getattr(mode, f"least_{name}") for name in values}
+    least = least | ({} if has_classes else {"agreement": 0.0}) | given_least
+    least["difference_cosine"] = min(least["difference_cosine"], least["cosine"])
+    missed = {name: value for name, value in values.items() if value is not None and not value >= least[name]}
+    if missed:
+        wanted = " and ".join(f"{name} >= {least[name]}" for name in missed)
+        raise VerificationError(
+            f"{report.path} differs from the model: wanted {wanted}. {'; '.join(report.lines()[1:])}. "
+            f"What to do: {'; or '.join(_next_steps(missed, mode))}"
+        )
+
+
+def _next_steps(missed: dict[str, float], mode: Mode | None) -> list[str]:
+    """Return what a user can do, in the order in which to try it."""
+    steps = []
+    if mode is None:
+        steps.append("check that the file is of this model, with these weights")
+    elif min(mode.bits) < HALF:
+        calibrates = mode.needs_calibration or mode.smoothing
+        images = (
+            "a hundred typical images, calibration=model.preprocess(...) (--images FOLDER), or " if calibrates else ""
+        )
+        steps.append(f"export it again with {images}quantize='float16'")
+    if min(missed.values()) >= ACCEPTABLE:
+        arguments: dict[str, float] = {}
+        for name, value in missed.items():
+            argument = "least_agreement" if name == "agreement" else "least_cosine"
+            arguments[argument] = min(arguments.get(argument, 1.0), math.floor(10_000 * value) / 10_000)
+        steps.append(f"accept it with {' and '.join(f'{name}={value}' for name, value in arguments.items())}")
+    return steps or ["write the damaged file again"]
