@@ -14,7 +14,12 @@ import keras
 import numpy as np
 
 from keras_vit.export.litert import folding
-from keras_vit.export.litert.folding import Array, DenseWeights, float64
+from keras_vit.export.litert.builder import Builder, Tensor
+from keras_vit.export.litert.emit import write_model
+from keras_vit.export.litert.folding import Array, float64
+from keras_vit.export.litert.operators import Operators
+from keras_vit.export.litert.options import Options
+from keras_vit.export.litert.writer import FileWriter
 from keras_vit.export.quantization.modes import Smoothing
 from keras_vit.model.vision_transformer import VisionTransformer
 
@@ -56,7 +61,8 @@ def find(model: VisionTransformer, images: np.ndarray, smoothing: Smoothing | No
     if not model.config.num_layers:
         return Outliers()
     stream, ranges = _measure(model, images)
-    is_centered = not (model.config.has_map_head and model.config.final_norm == "pooled")
+    file = FileWriter(model, Operators(_BuilderWithoutWeights()), Options())
+    is_centered = file.stream_scales is not None
     scales = np.ones(len(stream))
     if is_centered and smoothing is not None and smoothing.stream is not None:
         scales = _stream_scales(stream, smoothing.stream)
@@ -64,11 +70,12 @@ def find(model: VisionTransformer, images: np.ndarray, smoothing: Smoothing | No
     found = Outliers(None if (scales * half == 1).all() else scales * half, {}, {})
     if smoothing is None:
         return found
-    for name, norm, readers in _norms(model):
+    write_model(file)
+    for name in filter(file.largest_weights.__contains__, ranges):
         factors_in = 1.0 if name.endswith(IN_MLP) else scales
         least, most = ranges[name] * factors_in
-        weights = np.max([np.abs(layer.kernel).max(axis=0) for layer in readers], axis=0)
-        weights = _above_zero(weights * np.abs(float64(norm.gamma)) / factors_in)
+        gains = np.abs(float64(file.norms[name].gamma))
+        weights = _above_zero(file.largest_weights[name] * gains / factors_in)
         middle, reach = (least + most) / 2, (most - least) / 2
         impact = _above_zero(np.maximum(-least, most))
         is_constant = (np.abs(middle) > reach) & (np.abs(middle) > smoothing.threshold * np.median(impact))
@@ -79,6 +86,14 @@ def find(model: VisionTransformer, images: np.ndarray, smoothing: Smoothing | No
             factors = weights ** (1 - smoothing.alpha) / impact**smoothing.alpha
             found.smoothing[name] = factors if smoothing.stream is None else on_grid(factors)
     return found
+
+
+class _BuilderWithoutWeights(Builder):
+    """A builder of a file that is not written: only what the writers learn about the model is of interest."""
+
+    def constant(self, array: np.ndarray, name: str, scale: np.ndarray | None = None) -> Tensor:
+        """Add a constant without its values."""
+        return self._tensor(name, array.shape, array.dtype.name, scale=scale)
 
 
 def on_grid(values: Array) -> Array:
@@ -134,40 +149,6 @@ def _norm_inputs(model: VisionTransformer, images: np.ndarray) -> Iterator[tuple
     branch = block.mlp(block.norm2(x), training=False)
     # Where the final norm follows the pooling, its tokens are the means of these.
     yield FINAL, model.config.norm_epsilon, x + (branch if block.scale2 is None else block.scale2(branch))
-
-
-def _norms(model: VisionTransformer) -> Iterator[tuple[str, Any, list[DenseWeights]]]:
-    """Yield the name of every norm that dense layers read, its layer, and the weights of these layers."""
-    for i in range(model.config.num_layers):
-        block = model.get_layer(f"block_{i}")
-        attention, mlp = block.attention, block.mlp
-        if attention is not None:
-            first = [folding.query_weights(attention), *map(folding.dense_weights, (attention.key, attention.value))]
-            yield f"block_{i}/norm1", block.norm1, first
-        second = (mlp.dense1, mlp.gate) if mlp.gated else (mlp.dense1,)
-        yield f"block_{i}/norm2", block.norm2, list(map(folding.dense_weights, second))
-        if model.config.mlp_norm:
-            yield f"block_{i}{IN_MLP}", mlp.norm, [folding.dense_weights(mlp.dense2)]
-    if readers := _final_readers(model):
-        yield FINAL, model.get_layer(FINAL), readers
-
-
-def _final_readers(model: VisionTransformer) -> list[DenseWeights]:
-    """Return the weights of the layers that read the final norm; none where no layer reads it directly."""
-    c = model.config
-    if c.has_map_head and c.final_norm == "tokens":
-        pooling = model.get_layer("pool")
-        return [folding.probe_weights(pooling), folding.dense_weights(pooling.attention.value)]
-    names = ["head", "head_distillation"][: c.distilled + 1] if c.num_classes and not c.normalize_features else []
-    if c.representation_size is not None:
-        names = ["pre_logits"]
-    readers = [folding.dense_weights(model.get_layer(name)) for name in names]
-    width = c.hidden_size  # of "token_gap", token and mean are read side by side
-    return [
-        weights._replace(kernel=weights.kernel[:, start : start + width])
-        for weights in readers
-        for start in range(0, c.feature_size, width)
-    ]
 
 
 def _above_zero(values: Array) -> Array:
