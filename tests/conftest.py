@@ -3,7 +3,6 @@
 import gc
 import os
 import random
-import sys
 
 import numpy as np
 import pytest

@@ -20,6 +20,7 @@ from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.storage import FLOAT16, INT8, quantize_int8
 from keras_vit.export.litert.writer import FileWriter
 from litert_graph import interpreter
+from marks import full_except
 from package_source import MODULES, imported_packages
 from tiny_models import FAMILIES, OTHERS, VARIANTS, built, prepared
 
@@ -94,7 +95,7 @@ def operators(graph: Any) -> list[str]:
     return [row["op_name"] for row in graph._get_ops_details()]
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", full_except(KINDS, ALL))
 def test_a_file_computes_what_its_model_does(tmp_path: Path, kind: str) -> None:
     model = built("float64", **ALL[kind])
     images = prepared(model.config, batch=3)
