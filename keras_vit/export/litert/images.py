@@ -45,7 +45,7 @@ def add_image_input(ops: Operators, config: ViTConfig, options: Options) -> Imag
 
     Of the normalization (x - mean) / std, only the shift is computed here; the first kernel applies the scale. The
     shift cannot be folded: a hybrid's convolution pads prepared images with zeros, and values of 0 to 255 would use
-    half of the range of 8 bits (4 dB on the digits).
+    only half of the range of 8 bits.
     """
     target = config.size
     size = options.source_sides or target

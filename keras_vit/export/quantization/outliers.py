@@ -7,7 +7,6 @@ weights of the next layers, so that the file computes the same function.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -21,6 +20,7 @@ from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.writer import FileWriter
 from keras_vit.export.quantization.modes import Smoothing
+from keras_vit.model import layers as vit
 from keras_vit.model.layers import runtime
 from keras_vit.model.vision_transformer import VisionTransformer
 
@@ -59,34 +59,43 @@ def find(model: VisionTransformer, images: np.ndarray, smoothing: Smoothing | No
     Only norms where a channel of x or the kernel exceeds the median one `smoothing.threshold` times get factors, and
     only the channels of the residual stream above `smoothing.stream` times the median one are scaled.
     """
-    if not model.config.num_layers:
+    blocks = [layer.name for layer in model.layers if isinstance(layer, vit.EncoderBlock)]
+    if not blocks:
         return Outliers()
-    stream, ranges = _measure(model, images)
     file = FileWriter(model, Operators(_BuilderWithoutWeights()), Options())
     is_centered = file.stream_scales is not None
+    stream, ranges = _measure(model, images, last_block=blocks[-1])
     scales = np.ones(len(stream))
     if is_centered and smoothing is not None and smoothing.stream is not None:
         scales = _stream_scales(stream, smoothing.stream)
     half = 0.5 ** max(0, np.ceil(np.log2(max((stream * scales).max() / LARGEST, 1)))) if is_centered else 1
     found = Outliers(None if (scales * half == 1).all() else scales * half, {}, {})
-    if smoothing is None:
-        return found
-    write_model(file)
-    for name in filter(file.largest_weights.__contains__, ranges):
-        factors_in = 1.0 if name.endswith(IN_MLP) else scales
-        least, most = ranges[name] * factors_in
-        gains = np.abs(float64(file.norms[name].gamma))
-        weights = _above_zero(file.largest_weights[name] * gains / factors_in)
-        middle, reach = (least + most) / 2, (most - least) / 2
-        impact = _above_zero(np.maximum(-least, most))
-        is_constant = (np.abs(middle) > reach) & (np.abs(middle) > smoothing.threshold * np.median(impact))
-        if is_constant.any():
-            found.shifts[name] = np.where(is_constant, middle, 0)
-            impact = _above_zero(np.where(is_constant, reach, impact))
-        if max(side.max() / np.median(side) for side in (impact, weights)) > smoothing.threshold:
-            factors = weights ** (1 - smoothing.alpha) / impact**smoothing.alpha
-            found.smoothing[name] = factors if smoothing.stream is None else on_grid(factors)
+    if smoothing is not None:
+        write_model(file)
+        for name, largest_weights in file.largest_weights.items():
+            if name in ranges:
+                factors_in = 1.0 if name.endswith(IN_MLP) else scales
+                gains = np.abs(float64(file.norms[name].gamma))
+                weights = _above_zero(largest_weights * gains / factors_in)
+                _balance(found, name, ranges[name] * factors_in, weights, smoothing)
     return found
+
+
+def _balance(found: Outliers, name: str, extremes: Array, weights: Array, smoothing: Smoothing) -> None:
+    """Add the factors and the shift of a norm, where it needs them.
+
+    `extremes` are the least and the largest value of each channel of its result, `weights` the largest |kernel|.
+    """
+    least, most = extremes
+    middle, reach = (least + most) / 2, (most - least) / 2
+    impact = _above_zero(np.maximum(-least, most))
+    is_constant = (np.abs(middle) > reach) & (np.abs(middle) > smoothing.threshold * np.median(impact))
+    if is_constant.any():
+        found.shifts[name] = np.where(is_constant, middle, 0)
+        impact = _above_zero(np.where(is_constant, reach, impact))
+    if max(side.max() / np.median(side) for side in (impact, weights)) > smoothing.threshold:
+        factors = weights ** (1 - smoothing.alpha) / impact**smoothing.alpha
+        found.smoothing[name] = factors if smoothing.stream is None else on_grid(factors)
 
 
 class _BuilderWithoutWeights(Builder):
@@ -98,7 +107,7 @@ class _BuilderWithoutWeights(Builder):
 
 
 def on_grid(values: Array) -> Array:
-    """Return values above 0 as whole multiples of the largest / 127, at least one: 8-bit constants keep them exactly.
+    """Return values above 0 as integer multiples of the largest / 127, at least one: 8-bit constants keep them exactly.
 
     The kernels that follow are divided by these very values.
     """
@@ -117,35 +126,31 @@ def _stream_scales(maxima: Array, most: float) -> Array:
     return scales
 
 
-def _measure(model: VisionTransformer, images: np.ndarray) -> tuple[Array, dict[str, Array]]:
+def _measure(model: VisionTransformer, images: np.ndarray, *, last_block: str) -> tuple[Array, dict[str, Array]]:
     """Return the largest |value| of each channel of the residual stream, (width,), and the least and the largest value
-    of each channel of the norms before their gains, (2, width).
+    of each channel of the blocks' and the final norm before their gains, (2, width).
     """
-    stream = np.zeros(model.config.hidden_size)
+    stream: Array = np.zeros(1)
     ranges: dict[str, Array] = {}
+
+    def update(name: str, tensor: Any) -> None:
+        nonlocal stream
+        if not name.startswith("block_") and name != FINAL:
+            return
+        tokens = folding.center(np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32"))))
+        tokens = tokens.reshape(-1, tokens.shape[-1])
+        if not name.endswith(IN_MLP):
+            stream = np.maximum(stream, np.abs(tokens).max(axis=0))
+        tokens /= np.sqrt(np.square(tokens).mean(axis=-1, keepdims=True) + model.config.norm_epsilon)
+        least, most = ranges.get(name, (np.inf, -np.inf))
+        ranges[name] = np.array([np.minimum(least, tokens.min(axis=0)), np.maximum(most, tokens.max(axis=0))])
+
     images = images[np.unique(np.linspace(0, len(images) - 1, NUM_IMAGES).astype(int))]
     for start in range(0, len(images), BATCH):
-        for name, epsilon, tensor in _norm_inputs(model, images[start : start + BATCH]):
-            tokens = folding.center(np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32"))))
-            tokens = tokens.reshape(-1, tokens.shape[-1])
-            if not name.endswith(IN_MLP):
-                stream = np.maximum(stream, np.abs(tokens).max(axis=0))
-            tokens /= np.sqrt(np.square(tokens).mean(axis=-1, keepdims=True) + epsilon)
-            least, most = ranges.get(name, (np.inf, -np.inf))
-            ranges[name] = np.array([np.minimum(least, tokens.min(axis=0)), np.maximum(most, tokens.max(axis=0))])
+        with runtime.observe_norms(update):
+            tokens = model.features(images[start : start + BATCH], [last_block])[last_block]
+        update(FINAL, tokens)  # where the final norm follows the pooling, its tokens are the means of these
     return stream, ranges
-
-
-def _norm_inputs(model: VisionTransformer, images: np.ndarray) -> Iterator[tuple[str, float, Any]]:
-    """Yield the name, the epsilon and the input, (batch, tokens, width), of the norms, in their order."""
-    found: dict[str, Any] = {}
-    last = f"block_{model.config.num_layers - 1}"
-    with runtime.observe_norms(found.__setitem__):
-        tokens = model.features(images, [last])[last]
-    found[FINAL] = tokens  # where the final norm follows the pooling, its tokens are the means of these
-    for name, tensor in found.items():
-        if name.startswith("block_") or name == FINAL:
-            yield name, model.config.norm_epsilon, tensor
 
 
 def _above_zero(values: Array) -> Array:
