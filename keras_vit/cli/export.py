@@ -92,6 +92,7 @@ def export(
     one_of("--route", route, ("direct", "converter"))
     file: dict[str, Any] = {
         "batch": batch or None,
+        "input_dtype": input_dtype,
         "source_size": parse_size(source_size, "--source-size"),
         **{"resize": resize, "output": output, "attention": attention, "patches": patches},
     }
@@ -101,7 +102,7 @@ def export(
         check_folder_path(to)
     else:
         check_file_path(to)
-        Options(dtype=input_dtype, **file).check(found.config)
+        Options(**file).check(found.config)
         if load_mode(quantize).needs_calibration and not files:
             raise ValueError(f"--quantize {quantize} needs calibration images: --images FOLDER, a hundred or more")
     with quiet():
@@ -121,7 +122,6 @@ def export(
             quantize=quantize,
             calibration=files,
             verify=files,
-            input_dtype=input_dtype,
             **file,
             labels=names,
             route=route,
