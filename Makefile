@@ -5,9 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The environment in which `make test-wheel` tests the wheel.
 TRIED := build/wheel
+# The markers of tests that need other packages, a browser, a device, the internet, or many minutes.
 OPTIONAL := slow or torch or jax or peers or browser or gpu or arm
-# The number of test processes. Each needs about 2 GB; all tests of a file run in the same one.
+# The number of test processes. Each needs about 3 GB. A process that has no more tests takes some of another's.
 JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # Only packages of .venv are used, none of the user or the machine.
 export PYTHONNOUSERSITE := 1
@@ -15,7 +17,7 @@ unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-extra test-browser test-arm test-network test-packaging test-wheel lint format docs wheel bench clean
+.PHONY: help demo test test-full test-extra test-browser test-arm test-network test-packaging test-wheel lint format docs numbers wheel bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -23,8 +25,11 @@ help: ## this list
 demo: $(VENV)/.with-demo ## a tour, offline: load, classify, resize, fine-tune, export, compare
 	$(BIN)/keras-vit demo
 
-test: $(VENV)/.with-test ## the tests that need no other packages, browser or internet
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not ($(OPTIONAL) or network)"
+test: $(VENV)/.with-test ## the tests: every part, format, family, mode and command at least once
+	$(PYTEST) -m "not (full or $(OPTIONAL) or network)"
+
+test-full: $(VENV)/.with-test ## further cases of the same: all guides, reference files, kills, workers
+	$(PYTEST) -m "full and not ($(OPTIONAL) or network)"
 
 test-extra: $(VENV)/.with-test $(VENV)/.with-test-extra ## the optional tests: PyTorch, JAX, GPU, installing, other ViT packages if installed
 	$(BIN)/python -m pytest -m "($(OPTIONAL)) and not network and not browser and not arm"
@@ -57,8 +62,12 @@ format: $(VENV)/.with-lint ## format all files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.with-docs ## write the API reference to build/api/, from the docstrings
+docs: $(VENV)/.with-docs ## write the API reference to build/api/ and a page about all models to build/gallery/
 	$(BIN)/python docs/reference.py build/api
+	$(BIN)/python docs/gallery/page.py build/gallery
+
+numbers: $(VENV)/.with-test ## count the numbers of the zoo's models again, after a card was added
+	$(BIN)/python -m keras_vit.zoo._numbers
 
 wheel: $(VENV)/.with-test ## build the wheel and the sdist in dist/
 	rm -rf dist

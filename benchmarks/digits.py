@@ -34,7 +34,7 @@ def config(image_size: int) -> ViTConfig:
 
 def from_scratch(image_size: int, seed: int) -> train.Result:
     """Train by the recipe `digits`: AdamW."""
-    return train.run(train.recipe("digits", seed=seed), model=config(image_size), progress=False)
+    return train.run(train.recipe("digits", seed=seed), model=config(image_size), data="digits", progress=False)
 
 
 def fresh_positions(model: VisionTransformer) -> VisionTransformer:
@@ -45,7 +45,7 @@ def fresh_positions(model: VisionTransformer) -> VisionTransformer:
 def fine_tuned(model: VisionTransformer | ViTConfig, image_size: int, seed: int) -> train.Result:
     """Fine-tune by the official rule: a new head of zeros, SGD, 200 steps."""
     recipe = train.recipe("finetune-digits", image_size=image_size, steps=FINE_TUNED, seed=seed)
-    return train.run(recipe, model=model, progress=False)
+    return train.run(recipe, model=model, data="digits", progress=False)
 
 
 def measured(seed: int) -> dict[str, float]:
@@ -55,8 +55,10 @@ def measured(seed: int) -> dict[str, float]:
         trained = from_scratch(side, seed)
         larger = trained.model.resized(side * 3 // 2)
         found[f"from scratch, {side} px"] = trained.metrics["accuracy"]
-        found[f"  then at {side * 3 // 2} px, positions interpolated"] = train.evaluate(larger).top1
-        found[f"  then at {side * 3 // 2} px, positions drawn afresh"] = train.evaluate(fresh_positions(larger)).top1
+        found[f"  then at {side * 3 // 2} px, positions interpolated"] = train.evaluate(larger, "digits").top1
+        found[f"  then at {side * 3 // 2} px, positions drawn afresh"] = train.evaluate(
+            fresh_positions(larger), "digits"
+        ).top1
         tuned = fine_tuned(trained.model, side * 3 // 2, seed)
         found[f"  then fine-tuned at {side * 3 // 2} px, 200 steps"] = tuned.metrics["accuracy"]
         scratch = fine_tuned(config(side), side * 3 // 2, seed)

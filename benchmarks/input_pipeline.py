@@ -30,6 +30,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit.model.config import Preprocessing
+from keras_vit.model.task import Classification
 from keras_vit.train import recipe
 from keras_vit.train.data import pipeline
 from keras_vit.train.data.sources import Order, Split, open_data
@@ -64,10 +65,8 @@ def ours(split: Split, **changes: Any) -> tf.data.Dataset:
     return pipeline.training_batches(
         split,
         recipe("augreg", **(WITHOUT | changes)),
-        image_size=SIZE,
-        num_channels=3,
-        preprocessing=Preprocessing(),
-        num_classes=CLASSES,
+        model_input=pipeline.ModelInput(SIZE, 3, Preprocessing()),
+        task=Classification(num_classes=CLASSES),
         order=Order(batch=BATCH, seed=0),
     )
 

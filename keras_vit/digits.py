@@ -9,18 +9,32 @@ import numpy as np
 
 from keras_vit._util.text import install_command
 
+__all__ = ["Digits", "load"]
+
 SPLIT_SEED = 0
 TEST_SIZE = 360  # one image is 0.28 % of accuracy
 
 
 @dataclass(frozen=True)
 class Digits:
-    """The digits 0 to 9 as colour images, which the `preprocess` of any model takes."""
+    """The digits 0 to 9 as colour images, which the `preprocess` of any model takes.
 
-    train_images: np.ndarray  # uint8 (1437, 8, 8, 3), 0..255, three equal channels
-    train_labels: np.ndarray  # int64 (1437,), 0..9
-    test_images: np.ndarray  # uint8 (360, 8, 8, 3), held out
-    test_labels: np.ndarray  # int64 (360,)
+    Args:
+        train_images: uint8 (1437, 8, 8, 3), 0..255, three equal channels.
+        train_labels: int64 (1437,), 0..9.
+        test_images: uint8 (360, 8, 8, 3), held out.
+        test_labels: int64 (360,), 0..9.
+
+    Example:
+        >>> from keras_vit import digits
+        >>> digits.load().test_labels.shape
+        (360,)
+    """
+
+    train_images: np.ndarray
+    train_labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
 
 
 def load() -> Digits:
@@ -45,3 +59,7 @@ def load() -> Digits:
         images, labels, test_size=TEST_SIZE, stratify=labels, random_state=SPLIT_SEED
     )
     return Digits(train_images, train_labels, test_images, test_labels)
+
+
+def __dir__() -> list[str]:
+    return __all__

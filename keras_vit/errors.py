@@ -12,14 +12,14 @@ __all__ = [
     "CardError",
     "CheckpointError",
     "ConverterError",
-    "Diverged",
+    "DivergedError",
     "DownloadError",
     "FileUnavailableError",
     "KerasViTError",
     "LicenceError",
-    "UnknownModel",
+    "UnknownModelError",
     "VerificationError",
-    "WorkerLost",
+    "WorkerLostError",
 ]
 
 
@@ -47,7 +47,7 @@ class CardError(KerasViTError, ValueError):
     """A model card in `zoo/` is invalid; the message lists everything that is wrong."""
 
 
-class UnknownModel(KerasViTError, ValueError):  # noqa: N818 - public since the first version
+class UnknownModelError(KerasViTError, ValueError):
     """No card has this model name, or the model has no published weights; the message lists the nearest models."""
 
 
@@ -59,9 +59,9 @@ class ConverterError(KerasViTError, ValueError):
     """TensorFlow's own TFLite converter failed or timed out."""
 
 
-class Diverged(KerasViTError, ArithmeticError):  # noqa: N818 - public since the first version
+class DivergedError(KerasViTError, ArithmeticError):
     """Training ended because a loss, gradient or weight is not finite."""
 
 
-class WorkerLost(KerasViTError, ConnectionError):  # noqa: N818 - named like Diverged
+class WorkerLostError(KerasViTError, ConnectionError):
     """Another machine of a training did not start in time, or was killed or stopped; the message names it."""

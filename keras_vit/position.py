@@ -12,6 +12,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+__all__ = ["METHODS", "resize", "resize_patches", "sincos2d"]
+
 Grid: TypeAlias = int | Sequence[int]
 Matrix: TypeAlias = npt.NDArray[np.float64]
 
@@ -50,7 +52,7 @@ def resize(
         exact copy of `embedding`. A grid of the same area with other sides is interpolated.
 
     Raises:
-        TypeError: the embedding holds integers, booleans, complex numbers or text.
+        TypeError: the embedding contains integers, booleans, complex numbers or text.
         ValueError: a shape, grid, number of prefix tokens or method does not fit.
 
     Example:
@@ -87,7 +89,7 @@ def resize_patches(kernel: npt.ArrayLike, patch_size: Grid, *, method: str = "of
         A new array of the same dtype. For an equal patch size it is an exact copy of `kernel`.
 
     Raises:
-        TypeError: the kernel holds integers, booleans, complex numbers or text.
+        TypeError: the kernel contains integers, booleans, complex numbers or text.
         ValueError: a shape, the patch size or the method does not fit.
 
     Example:
@@ -124,7 +126,7 @@ def sincos2d(
         last axis are sin x, cos x, sin y and cos y, where x counts columns and y rows from 0.
 
     Raises:
-        ValueError: a side of the grid is not an integer from 1, or `hidden_size` does not fit.
+        ValueError: a side of the grid is not an integer >= 1, or `hidden_size` does not fit.
 
     Example:
         >>> keras_vit.position.sincos2d((2, 3), 8).shape
@@ -144,7 +146,7 @@ def _floats(values: npt.ArrayLike, name: str, method: str) -> np.ndarray:
     if method not in _MATRICES:
         raise ValueError(f"Unknown interpolation method. Expected one of {', '.join(METHODS)}. Received: {method!r}")
     if array.dtype.kind in "iubcOSU":
-        raise TypeError(f"{name} must hold floating point numbers. Received dtype: {array.dtype}")
+        raise TypeError(f"{name} must contain floating-point numbers. Received dtype: {array.dtype}")
     return array
 
 
@@ -232,3 +234,7 @@ _MATRICES: dict[str, Callable[[int, int], Matrix]] = {
     "bicubic-antialias": functools.partial(_antialiased, kernel=functools.partial(_cubic, a=-0.5)),
 }
 METHODS = tuple(_MATRICES)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -42,7 +42,7 @@ def train(folder: str | Path) -> None:
     from keras_vit import train
     from tiny_models import tiny
 
-    train.run(train.recipe("digits", **FIELDS), model=tiny(), out=folder, progress=False)
+    train.run(train.recipe("digits", **FIELDS), model=tiny(), data="digits", out=folder, progress=False)
 
 
 def started(folder: Path) -> subprocess.Popen[bytes]:

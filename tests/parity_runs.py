@@ -70,7 +70,7 @@ def measured(strategy: tf.distribute.Strategy) -> dict[str, np.ndarray]:
     wrong = {"evaluation": (images, random.integers(0, 10, PRIME)), "num_classes": 10}
     several = {"evaluation": (images, (random.random((PRIME, 10)) < 0.1).astype(np.float32))}
     evaluations = {
-        "digits": train.evaluate(model, batch_size=50),  # created with the strategy, which it finds
+        "digits": train.evaluate(model, "digits", batch_size=50),  # created with the strategy, which it finds
         "prime": train.evaluate(model, wrong, strategy=strategy, batch_size=50),
         "real": train.evaluate(model, several, strategy=strategy, batch_size=50, labels="real"),
         "plain": train.evaluate(plain, wrong, strategy=strategy, batch_size=1000),  # copied to the devices

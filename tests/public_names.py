@@ -43,16 +43,10 @@ def modules() -> list[types.ModuleType]:
     return [keras_vit, *(value for value in inner if inspect.ismodule(value))]
 
 
-def names_of(module: types.ModuleType) -> list[str]:
-    """Return the public names of a module: its `__all__`, or what it defines without a leading underscore."""
-    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
-    return list(getattr(module, "__all__", [name for name in own if not name.startswith("_")]))
-
-
 def public_names() -> Iterator[PublicName]:
     """Yield every public function and class, and the public methods of the classes."""
     for module in modules():
-        for name in names_of(module):
+        for name in module.__all__:
             value = getattr(module, name)
             if inspect.isclass(value) or inspect.isfunction(value):
                 yield PublicName(f"{module.__name__}.{name}", value, None)

@@ -6,7 +6,7 @@ import pytest
 from keras_vit._util import data_files
 from keras_vit.errors import CardError
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.cost import count_parameters
+from keras_vit.model.numbers import numbers
 from keras_vit.zoo import catalogue
 from keras_vit.zoo.cards import Family, Weights, read_family
 
@@ -81,7 +81,7 @@ def test_the_published_size_is_that_of_the_parameters_stated(weights: Weights) -
     config = ViTConfig.from_name(weights.architecture, **weights.facts)
     at_224 = config.replace(image_size=224)
     features = config.representation_size or config.hidden_size
-    backbone = BACKBONES.get(weights.architecture) or count_parameters(config.replace(num_classes=0))
+    backbone = BACKBONES.get(weights.architecture) or numbers(config.replace(num_classes=0)).parameters
     parameters = (
         backbone
         + (config.num_tokens - at_224.num_tokens) * config.hidden_size
@@ -138,7 +138,7 @@ def test_a_card_of_ones_own_is_read(tmp_path: Path) -> None:
             'values = { "ViT-L/16"',
             "accuracy[0].values names 'ViT-L/16', which has no file",
         ),
-        ('"b16.npz"', '"b16.npz", sha256 = "12"', "sha256 is 64 digits"),
+        ('"b16.npz"', '"b16.npz", sha256 = "12"', "sha256 must be 64 digits"),
     ],
 )
 def test_a_typing_error_in_a_card_is_one_clear_error(tmp_path: Path, right: str, wrong: str, said: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from keras_vit import zoo
 from keras_vit._util import data_files
-from keras_vit.errors import UnknownModel
+from keras_vit.errors import UnknownModelError
 from keras_vit.model.sizes import canonical_name
 from keras_vit.zoo import catalogue
 from keras_vit.zoo.cards import Accuracy, Weights, read_family
@@ -109,20 +109,20 @@ def test_any_spelling_finds_the_card(spelling: str, name: str) -> None:
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(name: str, nearest: str) -> None:
-    with pytest.raises(UnknownModel, match="nearest are") as error:
+    with pytest.raises(UnknownModelError, match="nearest are") as error:
         catalogue.card(name)
     assert repr(nearest) in str(error.value)
     assert repr(name) in str(error.value)
 
 
 def test_a_name_like_no_other_is_answered_with_all_of_them() -> None:
-    with pytest.raises(UnknownModel) as error:
+    with pytest.raises(UnknownModelError) as error:
         catalogue.card("qqqq")
     assert all(repr(name) in str(error.value) for name in DEFAULTS)
 
 
 def test_an_architecture_without_weights_is_told_apart_from_no_architecture() -> None:
-    with pytest.raises(UnknownModel, match="ViT-g/14 has no published weights"):
+    with pytest.raises(UnknownModelError, match="ViT-g/14 has no published weights"):
         catalogue.card("g/14")
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from command_line import fails, run
 from keras_vit import VisionTransformer, train
 from keras_vit.model.image_files import decode
-from keras_vit.train.data import image_files, sources
+from keras_vit.train.data import dataset_files, sources
 from keras_vit.train.data.split import RandomAccess, Split
 from picture_folders import WORDS, accuracy, digits_model, fill, picture, write_digits
 from tiny_models import built, tiny
@@ -143,7 +143,7 @@ def test_pictures_of_other_formats_are_read_as_pillow_reads_them(
 
 def test_bytes_of_other_kinds_are_left_for_the_check(tmp_path: Path) -> None:
     (tmp_path / "x.webp").write_bytes(picture("WEBP")[:30])
-    assert image_files.read_image(os.fsencode(tmp_path / "x.webp")).numpy() == picture("WEBP")[:30]
+    assert dataset_files.read_image(os.fsencode(tmp_path / "x.webp")).numpy() == picture("WEBP")[:30]
 
 
 def test_files_that_are_not_read_are_counted_and_named(tmp_path: Path) -> None:

@@ -35,7 +35,6 @@ VERBS = (
     "verify",
     "visualize",
     "bench",
-    "gallery",
     "demo",
 )
 TOKEN = reference.checkpoint("vit_token")

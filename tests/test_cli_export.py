@@ -91,12 +91,15 @@ def test_calibration_takes_the_same_images(tmp_path: Path, pictures: Path) -> No
             ["export", "digits", "--to", "{}/out.tflite", "--images", "nothing.png"],
             "no image file or folder 'nothing.png'",
         ),
-        (["export", "digits", "--to", "{}/out.tflite", "--source-size", "big"], "--source-size is a number of pixels"),
+        (
+            ["export", "digits", "--to", "{}/out.tflite", "--source-size", "big"],
+            "--source-size must be a number of pixels",
+        ),
         (["export", "digits", "--to", "{}/out.tflite", "--input", "int8"], "--input must be one of"),
         (["export", "digits", "--to", "{}/out.tflite", "--least-cosine", "1"], "wanted cosine >= 1.0"),
         (
             ["export", "digits", "--to", "{}/out.tflite", "--least-cosine", "1", "--least-agreement", "0"],
-            "--images FOLDER, or --quantize float16; or accept it with --least-cosine 0.99",
+            "(--images FOLDER), or quantize='float16'; or accept it with least_cosine=0.99",
         ),
         (["export", "nothing", "--to", "{}/out.tflite"], "nothing"),
         (["verify", "{}/nothing.tflite", "digits"], "There is no exported file {}/nothing.tflite"),

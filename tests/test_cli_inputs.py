@@ -74,7 +74,7 @@ def test_a_run_can_start_from_a_folder_and_a_name_can_take_its_weights(run_folde
     recipe = train.recipe("digits", steps=1, batch_size=8, optimizer="sgd", xla=False)
     arrays = {"train": (pixels, np.arange(8) % 3), "num_classes": 3}
     assert train.run(recipe, model=run_folder, data=arrays, progress=False).model.config.num_layers
-    with pytest.raises(ValueError, match="holds another architecture"):
+    with pytest.raises(ValueError, match="contains another architecture"):
         zoo.load("digits", weights=run_folder)
 
 
@@ -107,11 +107,11 @@ def test_the_name_of_a_data_set_may_have_a_configuration(tmp_path: Path, monkeyp
     (tmp_path / "elsewhere" / "cifar10_corrupted").mkdir(parents=True)
     for data_dir in (None, tmp_path, tmp_path / "nowhere"):
         with pytest.raises(FileNotFoundError, match="There is no folder of images or of prepared data"):
-            options.check_data("cifar10_corrupted/blur_1", data_dir, "skip")
-    options.check_data("cifar10_corrupted/blur_1", tmp_path / "elsewhere", "skip")
-    options.check_data("cifar10_corrupted/blur_1", Path("gs://bucket/prepared"), "skip")
+            options.check_data("cifar10_corrupted/blur_1", data_dir)
+    options.check_data("cifar10_corrupted/blur_1", tmp_path / "elsewhere")
+    options.check_data("cifar10_corrupted/blur_1", Path("gs://bucket/prepared"))
     (tmp_path / "elsewhere").rename(tmp_path / "prepared")
-    options.check_data("cifar10_corrupted/blur_1", None, "skip")
+    options.check_data("cifar10_corrupted/blur_1", None)
 
 
 # ---- images
@@ -250,7 +250,9 @@ def test_an_image_that_cannot_be_read_is_named_or_returned(run_folder: Path, pho
     assert best == [each[0].label for each in model.classify(good, top=1)]
 
 
-@pytest.mark.parametrize(("arguments", "said"), [({"top": 0}, "top is"), ({"batch_size": 0}, "batch_size is")])
+@pytest.mark.parametrize(
+    ("arguments", "said"), [({"top": 0}, "top must be"), ({"batch_size": 0}, "batch_size must be")]
+)
 def test_numbers_below_one_are_refused(run_folder: Path, photos: Path, arguments: dict[str, int], said: str) -> None:
     model = converters.load(run_folder)
     with pytest.raises(ValueError, match=f"{said} an integer >= 1. Received: 0"):

@@ -13,9 +13,12 @@ from PIL import Image
 
 from command_line import fails, run
 from keras_vit import VisionTransformer, converters, zoo
+from keras_vit.cli import main
 from tiny_models import tiny
 
 QUICK = ["--steps", "2", "--set", "xla=false", "--set", "batch_size=8", "--set", "accumulation=1"]
+
+MODEL_AND_DATA = ("--model", "digits", "--data", "digits")
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +66,8 @@ def test_a_picture_that_cannot_be_read_may_end_the_run(
 
 
 def test_the_same_command_again_says_the_same(tmp_path: Path, checkpoint: Path) -> None:
-    command = ["train", "finetune-digits", "--model", checkpoint, "--out", tmp_path / "run", "--json", *QUICK]
+    command = ["train", "finetune-digits", "--model", checkpoint, "--data", "digits", "--out", tmp_path / "run"]
+    command += ["--json", *QUICK]
     first, second = (json.loads(run(*command, "--image-size", 16)) for _ in range(2))
     assert first == second
     assert first["steps"] == 2
@@ -72,28 +76,28 @@ def test_the_same_command_again_says_the_same(tmp_path: Path, checkpoint: Path) 
 def test_a_folder_that_is_called_like_a_model_is_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     converters.save(VisionTransformer(tiny(image_size=16)), tmp_path / "digits", format="huggingface")
-    run("train", "finetune-digits", "--model", "digits", "--out", "out", *QUICK)
+    run("train", "finetune-digits", "--model", "digits", "--data", "digits", "--out", "out", *QUICK)
     trained, named = converters.load("out/model.keras").config, zoo.load("digits").config
     assert (trained.hidden_size, trained.num_layers) == (named.hidden_size, named.num_layers)
     assert trained.hidden_size != converters.load("digits").config.hidden_size
 
 
 def test_few_shot(checkpoint: Path) -> None:
-    printed = run("evaluate", checkpoint, "--few-shot", 1, "--few-shot", 2, "--json")
+    printed = run("evaluate", checkpoint, "--data", "digits", "--few-shot", 1, "--few-shot", 2, "--json")
     assert [row["shots"] for row in json.loads(printed)] == [1, 2]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "finetun", "--model", "digits"], "finetune"),
-        (["train", "missing.toml", "--model", "digits"], "no recipe file missing.toml"),
-        (["train", "finetune", "--model", "digits", "--set", "learnin_rate=1"], "learning_rate"),
-        (["train", "finetune", "--model", "digits", "--set", "steps"], "--set is FIELD=VALUE"),
-        (["train", "finetune", "--model", "digits", "--strategy", "tpus"], "strategy must be one of"),
+        (["train", "finetun", *MODEL_AND_DATA], "finetune"),
+        (["train", "missing.toml", *MODEL_AND_DATA], "no recipe file missing.toml"),
+        (["train", "finetune", *MODEL_AND_DATA, "--set", "learnin_rate=1"], "learning_rate"),
+        (["train", "finetune", *MODEL_AND_DATA, "--set", "steps"], "--set must be FIELD=VALUE"),
+        (["train", "finetune", *MODEL_AND_DATA, "--strategy", "tpus"], "strategy must be one of"),
         (["train", "finetune", "--model", "digits", "--data", "oxford_iiit_pet"], "oxford_iiit_pet"),
-        (["train", "augreg", "--model", "digits", "--variant", "lite1"], "light1"),
-        (["train", "finetune", "--model", "missing.npz"], "missing.npz"),
+        (["train", "augreg", *MODEL_AND_DATA, "--variant", "lite1"], "light1"),
+        (["train", "finetune", "--model", "missing.npz", "--data", "digits"], "missing.npz"),
         (["evaluate", "digits", "--data", "nowhere/at/all"], "nowhere/at/all"),
         (["plan", "ViT-Q/16", "--batch", "8"], "ViT-Q/16"),
     ],
@@ -106,6 +110,17 @@ def test_what_cannot_be_is_one_line(
     said = fails(monkeypatch, *arguments)
     assert said.startswith("keras-vit: ")
     assert message in said
+
+
+@pytest.mark.parametrize("command", [["train", "finetune", "--model", "digits"], ["evaluate", "digits"]])
+def test_the_data_must_be_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["keras-vit", *command])
+    with pytest.raises(SystemExit):
+        main()
+    printed = capsys.readouterr().err
+    assert "Missing" in printed and "--data" in printed
 
 
 def test_an_unprepared_data_set_is_refused_before_anything_is_written(

@@ -14,7 +14,7 @@ from PIL import Image
 
 from command_line import fails
 from keras_vit._util import data_files
-from keras_vit.cli import _app, messages, options, visualize
+from keras_vit.cli import _app, options, visualize
 from keras_vit.visualize.html import report
 
 CHECKPOINT = data_files.folder("zoo") / "weights" / "digits.npz"
@@ -26,46 +26,46 @@ WRONG = {
     "predict digits empty.png": "'empty.png' is empty",
     "predict digits no*.png": "'no*.png' has no images",
     "predict digits x.png --top 0": "--top must be an integer >= 1. Received: 0",
-    "predict digits x.png --weights sma": "Received: --weights sma",
-    "predict digits x.png --image-size big": "--image-size is a number of pixels or HEIGHTxWIDTH. Received: 'big'",
-    "predict digits x.png --image-size 3": "smaller than one patch (4x4 pixels). Received: --image-size 3x3",
-    "predict digits x.png --image-size 0": "--image-size must be an integer >= 1 or HEIGHTxWIDTH. Received: 0",
+    "predict digits x.png --weights sma": "Received: weights='sma'",
+    "predict digits x.png --image-size big": "--image-size must be a number of pixels or HEIGHTxWIDTH. Received: 'big'",
+    "predict digits x.png --image-size 3": "smaller than one patch (4x4 pixels). Received: image_size=(3, 3)",
+    "predict digits x.png --image-size 0": "--image-size must be a number of pixels or HEIGHTxWIDTH. Received: '0'",
     "predict runs/x/model.h5 x.png": "There is no file or folder",
     "predict runs/x x.png": "There is no file or folder",
     "predict run x.png": "run is a training run that has not finished: it has no model.keras yet",
     "predict x.png x.png": "x.png: starts with the bytes 89 50 4e 47",
     "predict empty.png x.png": "empty.png: is empty",
-    "predict own.npz x.png --weights sam": "--weights are for a model's name. Received: --weights sam",
+    "predict own.npz x.png --weights sam": "weights are for a model's name. Received: weights='sam'",
     "convert own.npz out.npz --to gogle": "format must be one of ['big_vision', ",
     "convert own.npz out.npz --to google --from gogle": "format must be one of ['big_vision', ",
     "convert own.npz nowhere/out.npz --to google": "There is no folder 'nowhere'",
     "convert own.npz out.npz --to google --config num_headz=4": "num_headz",
-    "convert own.npz out.npz --to google --config num_heads": "--config is FIELD=VALUE",
+    "convert own.npz out.npz --to google --config num_heads": "--config must be FIELD=VALUE",
     "convert own.npz out.npz --to google --config num_heads=5": "has 4 attention heads. Received: num_heads=5",
     "convert own.npz out.npz --to google --num-classes -1": "--num-classes must be an integer >= 0",
     "convert digits out.npz --to google --config num_heads=4": "describe a file",
     "convert nothing.npz out.npz --to google": "nothing.npz",
     "resize own.npz out.npz 32x32x3": "HEIGHTxWIDTH",
     "resize own.npz nowhere/out.npz 48": "There is no folder 'nowhere'",
-    "train finetun --model digits": "the nearest is 'finetune'",
-    "train mine.toml --model digits": "There is no recipe file mine.toml",
-    "train finetune --model digits --set learnin_rate=1": "the nearest is 'learning_rate'",
-    "train finetune --model digits --set learning_rate=fast": "learning_rate must be",
-    "train finetune --model digits --steps 0": "--steps must be in [1, inf)",
-    "train finetune --model mispelt": "No model has this name",
-    "train finetune --model run": "has not finished",
-    "train finetune --model digits --image-size 3": "smaller than one patch",
+    "train finetun --model digits --data digits": "the nearest is 'finetune'",
+    "train mine.toml --model digits --data digits": "There is no recipe file mine.toml",
+    "train finetune --model digits --data digits --set learnin_rate=1": "the nearest is 'learning_rate'",
+    "train finetune --model digits --data digits --set learning_rate=fast": "learning_rate must be",
+    "train finetune --model digits --data digits --steps 0": "--steps must be an integer >= 1. Received: 0",
+    "train finetune --model mispelt --data digits": "No model has this name",
+    "train finetune --model run --data digits": "has not finished",
+    "train finetune --model digits --data digits --image-size 3": "smaller than one patch",
     "train finetune --model digits --data photos/train": "There is no folder of images or of prepared data",
     "evaluate digits --data nowhere/at/all": "'nowhere/at/all'",
-    "evaluate digits --on-bad-image ignore": "--on-bad-image must be one of ['skip', 'fail']",
-    "evaluate digits --batch-size 0": "--batch-size must be an integer >= 1",
-    "evaluate mispelt": "No model has this name",
+    "evaluate digits --data digits --on-bad-image ignore": "--on-bad-image must be one of ['skip', 'fail']",
+    "evaluate digits --data digits --batch-size 0": "--batch-size must be an integer >= 1",
+    "evaluate mispelt --data digits": "No model has this name",
     "plan mispelt --batch 8": "Received: 'mispelt'",
-    "plan own.npz --batch 0": "batch",
-    "export digits --to out.tflite --quantize int5": "--quantize must be one of",
+    "plan own.npz --batch 0": "--batch must be an integer >= 1",
+    "export digits --to out.tflite --quantize int5": "quantize must be one of",
     "export digits --to out.tflite --quantize int8": "--quantize int8 needs calibration images",
     "export digits --to out.tflite --input int8": "--input must be one of",
-    "export digits --to out.tflite --source-size 32": "needs --input uint8",
+    "export digits --to out.tflite --source-size 32": "needs input_dtype='uint8' (--input uint8)",
     "export digits --to out.tflite --labels imagenett": "The label lists are",
     "export digits --to out.tflite --threads 0": "--threads must be an integer >= 1",
     "export digits --to nowhere/out.tflite": "There is no folder for the .tflite file: nowhere",
@@ -73,7 +73,7 @@ WRONG = {
     "export digits --to 1 --labels imagenett": "The label lists are",
     "export mispelt --to out.tflite": "No model has this name",
     "verify nothing.tflite digits": "There is no exported file nothing.tflite",
-    "verify run digits --quantize int5": "--quantize must be one of",
+    "verify run digits --quantize int5": "quantize must be one of",
     "visualize digits x.png --image-size 2x2": "smaller than one patch",
     "predict digits pipe.png": "'pipe.png' is not a regular file",
     "show nowhere/run": "There is no file or folder",
@@ -123,32 +123,6 @@ def test_no_wrong_command_starts_tensorflow(folder: Path) -> None:
     assert sorted(folder.rglob("*")) == before
 
 
-# ---- the words of the command line
-
-
-@pytest.mark.parametrize(
-    ("command", "text", "said"),
-    [
-        ("convert", "pass config={'num_heads': ...}", "pass --config num_heads=..."),
-        ("predict", "pass config={'num_heads': ...}", "pass with keras-vit convert: --config num_heads=..."),
-        ("convert", "pass config={'image_size': (height, width)}", "pass --config image_size=[HEIGHT,WIDTH]"),
-        ("convert", "no resolution: pass image_size=", "no resolution: pass --image-size"),
-        ("convert", "num_classes must be an integer", "--num-classes must be an integer"),
-        ("convert", "by its tensors; format= accepts", "by its tensors; --from accepts"),
-        ("evaluate", "several labels: pass labels='real'", "several labels: pass --real"),
-        ("train", 'skip them with on_bad_image="skip".', "skip them with --on-bad-image skip."),
-        ("export", "--x: input_dtype='uint8' and top=3", "--x: --input uint8 and --top 3"),
-        ("train", "replace continue_from=runs/x by model=y", "replace --continue-from runs/x by --model y"),
-        ("evaluate", "train with reset_head=True.", "train with --set reset_head=true."),
-        ("export", "the weights are random", "the weights are random"),
-        ("list", "weights='sam'", "weights='sam'"),
-    ],
-)
-def test_arguments_of_python_are_options(command: str, text: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["keras-vit", command])
-    assert messages.in_options(text, messages.command_options()) == said
-
-
 def raising(error: Exception, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the line that `main` prints for an error."""
 
@@ -156,8 +130,6 @@ def raising(error: Exception, monkeypatch: pytest.MonkeyPatch) -> str:
         raise error
 
     monkeypatch.setattr(_app, "app", app)
-    monkeypatch.setattr(messages, "command_options", dict)
-    monkeypatch.setattr(_app, "command_options", dict)
     return fails(monkeypatch, "predict")
 
 
@@ -187,7 +159,6 @@ def test_a_warning_is_one_line_without_a_place(
         warnings.warn("keras_vit: images of 39x32 pixels", stacklevel=1)
 
     monkeypatch.setattr(_app, "app", app)
-    monkeypatch.setattr(messages, "command_options", dict)
     _app.main()
     assert capsys.readouterr().err == "keras-vit: warning: images of 39x32 pixels\n"
 

@@ -22,6 +22,7 @@ from keras_vit.cli import _app, options
 from keras_vit.train.loop.prepare import adapt_model
 from keras_vit.train.step.state import TrainState
 from keras_vit.train.step.train_step import make_train_step
+from marks import full_except
 from package_source import PACKAGE
 from test_structure import FLOORS, floor
 from tiny_models import built
@@ -36,15 +37,14 @@ WITH_LINKS = [*WITH_COMMANDS, *(ROOT / name / "README.md" for name in ("zoo", "c
 PYTHON = [page for page in doc_blocks.PAGES if doc_blocks.script(PAGES[page.stem]).strip()]
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the traceback of the Python of each page, "" where it ran."""
-    return doc_blocks.run_pages(PYTHON, tmp_path_factory.mktemp("pages"))
+QUICK = [page for page in PYTHON if page.stem == "change-resolution"]
+OTHERS = [page for page in PYTHON if page not in QUICK]
 
 
-@pytest.mark.parametrize("page", [page.stem for page in PYTHON])
-def test_the_python_of_a_page_runs_from_top_to_bottom(page: str, outcomes: dict[str, str]) -> None:
-    assert outcomes[page] == ""
+# The pages run in one process: importing TensorFlow is slow.
+@pytest.mark.parametrize("pages", [QUICK, pytest.param(OTHERS, marks=pytest.mark.full)], ids=["one", "all others"])
+def test_the_python_of_a_page_runs_from_top_to_bottom(pages: list[Path], tmp_path: Path) -> None:
+    assert doc_blocks.run_pages(pages, tmp_path) == {page.stem: "" for page in pages}
 
 
 def test_what_fails_on_a_page_is_told_and_stops_no_other(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def lower_step(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("recipe", ["pretrain-i1k", "finetune"])
+@pytest.mark.parametrize("recipe", full_except(["finetune"], ["pretrain-i1k", "finetune"]))
 def test_what_is_lowered_for_tpus_is_the_training_step(recipe: str, lower_step: ModuleType) -> None:
     fields = {"batch_size": 8, "accumulation": 2, "image_size": 16, "warmup_steps": 500, "xla": False}
     config = {"dropout_rate": 0.1}

@@ -88,11 +88,6 @@ def test_equal_names_from_different_places_stay_apart(server: HostileServer) -> 
     assert fetched[0].parts[-4:] == ("http", f"127.0.0.1+{server.server_address[1]}", "a", "x.npz")
 
 
-def test_a_name_says_what_the_url_does_not(server: HostileServer) -> None:
-    server.files["/file?id=1"] = Served(GOOD, no_length=True)
-    assert fetch(f"{server.url}/file?id=1", name="x.npz").name == "x.npz"
-
-
 @pytest.mark.parametrize(
     "url",
     [
@@ -117,16 +112,6 @@ def test_paths_that_lead_elsewhere_are_refused(url: str, cache: Path) -> None:
     assert not cache.exists()
 
 
-@pytest.mark.parametrize("name", ["..", "../../evil.npz", "/etc/evil", "C:\\evil"])
-def test_a_name_does_not_lead_elsewhere(server: HostileServer, cache: Path, name: str) -> None:
-    server.files["/x"] = Served(GOOD)
-    if name == "..":
-        with pytest.raises(ValueError, match="dotted"):
-            fetch(f"{server.url}/x", name=name)
-    else:
-        assert fetch(f"{server.url}/x", name=name).resolve().is_relative_to(cache.resolve())
-
-
 @given(
     st.sampled_from(["https://host/", "gs://bucket/", "hf://org/repo/", "https://"]),
     st.text(alphabet="./\\%2eEfF5Cc@:?#a\0~", max_size=20),
@@ -134,7 +119,7 @@ def test_a_name_does_not_lead_elsewhere(server: HostileServer, cache: Path, name
 def test_no_url_leads_out_of_the_cache(start: str, rest: str) -> None:
     root = download.cache_folder().resolve()
     try:
-        place = download._locate(start + rest, None).cached
+        place = download._locate(start + rest).cached
     except ValueError:
         return
     assert Path(os.path.normpath(place)).is_relative_to(root)

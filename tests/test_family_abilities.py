@@ -12,6 +12,7 @@ from keras_vit import VisionTransformer, digits, export, train
 from keras_vit.export.check import samples
 from keras_vit.export.check.measures import difference_cosine
 from keras_vit.export.quantization import modes
+from marks import full_except
 from outlier_models import images, standardise
 from reference_cases import distance
 from tiny_models import FAMILIES, OTHERS, VARIANTS, built, prepared, tiny
@@ -33,10 +34,6 @@ RECIPE: dict[str, Any] = {
 MODES = [mode for mode in modes.mode_names() if mode not in ("none", "dynamic")]
 
 
-def quick_and_slow(kinds: Any) -> list[Any]:
-    return [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in kinds]
-
-
 def wide(kind: str, dtype: str = "float32") -> tuple[VisionTransformer, np.ndarray]:
     """Return a model, and images for it."""
     changes = WIDE | KINDS[kind] | ({"tokens_mlp_dim": 128} if "mixer" in kind else {})
@@ -56,7 +53,7 @@ def test_litert_files_compute_the_model(kind: str, tmp_path: Path) -> None:
         assert mode != "none" or distance(received, want) <= 1e-5  # measured: up to 9e-7
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_holds_its_own_thresholds(mode: str, kind: str, tmp_path: Path) -> None:
@@ -66,13 +63,13 @@ def test_every_mode_holds_its_own_thresholds(mode: str, kind: str, tmp_path: Pat
     assert report.cosine >= modes.load_mode(mode).least_cosine
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_server_computes_the_model(kind: str, tmp_path: Path) -> None:
     assert export.saved_model(wide(kind)[0], tmp_path / "vit" / "1").cosine > 1 - 1e-6
 
 
-@pytest.mark.parametrize("kind", quick_and_slow(KINDS))
+@pytest.mark.parametrize("kind", full_except(QUICK, KINDS))
 def test_twenty_steps_of_a_recipe_lower_the_loss(kind: str) -> None:
     size = {"image_size": 16, "patch_size": 4, "num_layers": 1}
     if kind == "BiT":

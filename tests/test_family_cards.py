@@ -14,8 +14,9 @@ from command_line import fails, run
 from keras_vit import VisionTransformer, converters, export, visualize, zoo
 from keras_vit._util import download
 from keras_vit.errors import FileUnavailableError, LicenceError
-from keras_vit.model.cost import count_parameters
+from keras_vit.model.numbers import numbers
 from keras_vit.zoo import catalogue, pretrained
+from marks import full_except
 from model_weights import assert_same_bits, values
 from tiny_models import randomised
 
@@ -127,7 +128,7 @@ def test_a_model_has_the_official_number_of_parameters(name: str, tag: str) -> N
     config = zoo.card(name).weights[tag].whole_config()
     if name.startswith("FlexiViT"):
         config = config.replace(patch_size=16, image_size=240)
-    assert round(count_parameters(config) / 1e6, 2) == OFFICIAL[name, tag]
+    assert round(numbers(config).parameters / 1e6, 2) == OFFICIAL[name, tag]
     if tag == zoo.card(name).default and not name.startswith(("FlexiViT", "Mixer", "BiT")):
         assert pretrained.resolve(name, default=None).expected_config == config  # random weights
 
@@ -230,7 +231,7 @@ def test_the_command_line_asks_likewise(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = ("convert", "DINOv3-B/16", "out", "--to", "timm_eva")
-    assert "if you accept them, load it with --accept-licence" in fails(monkeypatch, *arguments)
+    assert "if you accept them, load it with accept_licence=True (--accept-licence)" in fails(monkeypatch, *arguments)
     assert not Path("out").exists()
     run(*arguments, "--accept-licence")
     assert_same_bits(values(converters.load("out")), values(small))
@@ -255,9 +256,7 @@ def test_the_table_of_families_is_the_cards() -> None:
 QUICK = ("BiT", "CLIP", "DINOv2", "DINOv3", "Mixer")  # the others take the same paths
 
 
-@pytest.mark.parametrize(
-    "family", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in family_table.configs()]
-)
+@pytest.mark.parametrize("family", full_except(QUICK, family_table.configs()))
 def test_a_row_of_the_table_says_what_the_models_do(family: str, tmp_path: Path) -> None:
     import tensorflow as tf
 
@@ -283,7 +282,7 @@ def test_a_row_of_the_table_says_what_the_models_do(family: str, tmp_path: Path)
             model.attention_maps(images)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("family", family_table.configs())
 def test_every_kind_of_a_family_is_exported_and_drawn(family: str, tmp_path: Path) -> None:
     for index, config in enumerate(family_table.configs()[family]):

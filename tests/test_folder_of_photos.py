@@ -63,6 +63,7 @@ def finish(process: subprocess.Popen[str]) -> str:
     return out
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.* are held out", "ignore:the report shows 16 of the 20 images")
 def test_the_commands_of_the_guide_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -73,7 +74,7 @@ def test_the_commands_of_the_guide_run_one_after_the_other(tmp_path: Path, monke
         command_line.run(*arguments, *(QUICK if arguments[0] == "train" else ()))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_from_a_folder_of_photos_to_a_phone_and_a_server(tmp_path: Path) -> None:
     photos = photo_folder.make(tmp_path / "photos")
     first, *others = page_commands()

@@ -96,6 +96,7 @@ MODELS = {
     "one layer": "yes | yes | yes | yes",
     "everything else": "yes | yes | yes | yes",
     "no patch bias": "patch_bias=False | patch_bias=False | patch_bias=False | pre_norm",
+    "gated MLP": "gated MLP | gated MLP | gated MLP | yes",
 }
 PROPERTIES: dict[str, dict[str, Any]] = {
     "distilled": VARIANTS["distilled"],
@@ -127,6 +128,7 @@ PROPERTIES: dict[str, dict[str, Any]] = {
     "token, norm pooled": {"final_norm": "pooled"},
     "one layer": {"num_layers": 1},
     "no patch bias": {"patch_bias": False},
+    "gated MLP": {"gated_mlp": True, "activation": "silu"},
     "everything else": {
         "labels": ("a", "a", "c", "d", "e"),
         "dropout_rate": 0.1,

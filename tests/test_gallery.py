@@ -14,17 +14,20 @@ from typing import Any
 import pytest
 from markupsafe import escape
 
-from command_line import run
 from headless_browser import Page, served
 from html_document import Document
 from keras_vit import zoo
-from keras_vit._util import html
 from keras_vit.converters import expressible
-from keras_vit.zoo import gallery
-from keras_vit.zoo.gallery import COLUMNS, document, plot
-from keras_vit.zoo.gallery.entries import Entry, entries
 from test_format_matrix import FORMATS, MODELS, PROPERTIES
 from tiny_models import VARIANTS, tiny
+
+GALLERY = Path(__file__).parents[1] / "docs" / "gallery"
+sys.path.insert(0, str(GALLERY))
+
+import page as gallery  # noqa: E402
+import plot  # noqa: E402
+from entries import Entry, entries  # noqa: E402
+from page import COLUMNS, document  # noqa: E402
 
 ENTRIES = entries()
 TEXT = document(ENTRIES)
@@ -37,29 +40,16 @@ def test_the_page_is_one_file_and_leaves_others_alone(tmp_path: Path) -> None:
     assert path == folder / "index.html"
     (folder / "notes.txt").write_text("mine")
     path.write_text("old")
-    assert gallery.write(str(folder)).read_text("utf-8") == TEXT
+    assert gallery.write(folder).read_text("utf-8") == TEXT
     assert {file.name for file in folder.iterdir()} == {"index.html", "notes.txt"}
     assert (folder / "notes.txt").read_text() == "mine"
 
 
-def test_a_file_in_the_folders_place_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "site").write_text("mine")
-    with pytest.raises(NotADirectoryError, match="into a folder: name another"):
-        gallery.write(tmp_path / "site")
-    assert (tmp_path / "site").read_text() == "mine"
-
-
-def test_the_command_writes_it(tmp_path: Path) -> None:
-    assert run("gallery", "--out", tmp_path / "site") == f"{tmp_path / 'site' / 'index.html'}\n"
+def test_the_script_writes_it(tmp_path: Path) -> None:
+    script = [sys.executable, str(GALLERY / "page.py"), str(tmp_path / "site")]
+    done = subprocess.run(script, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{tmp_path / 'site' / 'index.html'}\n"
     assert (tmp_path / "site" / "index.html").read_text("utf-8") == TEXT
-
-
-def test_it_is_written_without_tensorflow(tmp_path: Path) -> None:
-    heavy = {"tensorflow", "keras", "matplotlib", "PIL"}
-    write = "import sys; from keras_vit.zoo import gallery; gallery.write(sys.argv[1])"
-    code = f"{write}; print({heavy} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
 
 
 def test_every_file_of_every_card_is_there_with_all_that_is_known() -> None:
@@ -152,7 +142,7 @@ def test_arithmetic_is_that_of_the_size_the_accuracy_was_measured_at() -> None:
 def test_dots_lie_where_their_numbers_say() -> None:
     template = "{% from 'plot.svg' import drawing %}{{ drawing(plot, 'any') }}"
     layout = plot.layout(ENTRIES, width=1000, height=400)
-    drawn = html.environment("keras_vit.zoo.gallery").from_string(template).render(plot=layout)
+    drawn = gallery._templates().from_string(template).render(plot=layout)
     found = re.findall(r'class="dot" href="#([^"]+)".*?translate\(([\d.]+) ([\d.]+)\)', drawn)
     assert [name for name, _, _ in found] == [entry.anchor for entry in MEASURED]
     places = {name: (float(x), float(y)) for name, x, y in found}

@@ -15,8 +15,9 @@ import command_line
 from keras_vit import ViTConfig, converters, export, position, visualize
 from keras_vit.converters.containers import open_container
 from keras_vit.converters.source import open_checkpoint
-from keras_vit.model import cost, sizes
+from keras_vit.model import sizes
 from keras_vit.model.config import ResNetConfig
+from keras_vit.model.numbers import numbers
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.step.masked_patch import MaskedPatchModel
 from model_weights import assert_same_bits, values
@@ -148,7 +149,7 @@ def test_a_patch_of_the_same_size_is_an_exact_copy_and_a_wrong_one_is_an_error()
         position.resize_patches(kernel, 0)
     with pytest.raises(ValueError, match=r"\(height, width, channels, hidden\). Received: \(4, 4, 3\)"):
         position.resize_patches(kernel[..., 0], 2)
-    with pytest.raises(TypeError, match="A patch kernel must hold floating point numbers"):
+    with pytest.raises(TypeError, match="A patch kernel must contain floating-point numbers"):
         position.resize_patches(kernel.astype(int), 2)
     with pytest.raises(ValueError, match="Unknown interpolation method"):
         position.resize_patches(kernel, 2, method="nearest")
@@ -226,7 +227,7 @@ SIZES = {
 @pytest.mark.parametrize("name", SIZES)
 def test_the_official_sizes_have_their_number_of_parameters(name: str) -> None:
     config = ViTConfig.from_name(name.replace("-", "_").casefold().replace("/", ""))
-    count = cost.count_parameters(config)
+    count = numbers(config).parameters
     assert SIZES[name] in (count, round(count / 1e6, 2))
     assert sizes.name_of(config) == name
     assert sizes.name_of(config.replace(hidden_size=64, resnet=None, num_layers=1, patch_size=7)).endswith(
@@ -237,9 +238,10 @@ def test_the_official_sizes_have_their_number_of_parameters(name: str) -> None:
 def test_a_mixer_is_a_model_like_any_other(tmp_path: Path) -> None:
     model = built(**MIXER, class_token=True, layer_scale=0.1, num_layers=1)  # the token MLP mixes the class token too
     images = prepared(model.config)
-    assert cost.count_parameters(model.config) == model.count_params()
-    assert cost.forward_flops(model.config) > cost.block_flops(model.config) > 0
-    assert cost.inference_memory(model.config) > 0
+    assert numbers(model.config).parameters == model.count_params()
+    counted = numbers(model.config)
+    assert counted.flops > counted.block_flops > 0
+    assert counted.activation_bytes > 0
     model.save(tmp_path / "model.keras")
     again = converters.load(tmp_path / "model.keras")
     assert again.config == model.config
@@ -289,11 +291,12 @@ RESNET = OTHERS["BiT"]["resnet"]
 @pytest.mark.parametrize("resnet", [RESNET, RESNET | {"version": 1}, RESNET | {"stage_widths": (32, 64)}], ids=str)
 def test_the_arithmetic_of_a_resnet_is_that_of_its_layers(resnet: dict[str, Any]) -> None:
     model = VisionTransformer(tiny(**BIT, resnet=resnet))
-    assert cost.count_parameters(model.config) == model.count_params()
-    kernels = sum(part.kernel_numbers for part in cost.parts(model.config))
+    assert numbers(model.config).parameters == model.count_params()
+    kernels = numbers(model.config).kernel_numbers
     assert kernels == sum(weight.shape.num_elements() for weight in model.weights if weight.path.endswith("kernel"))
-    assert cost.forward_flops(model.config) > cost.block_flops(model.config) == 0
-    assert cost.inference_memory(model.config) > 0
+    counted = numbers(model.config)
+    assert counted.flops > counted.block_flops == 0
+    assert counted.activation_bytes > 0
     assert model.feature_names[-2:] == ["pre_logits", "logits"]
 
 

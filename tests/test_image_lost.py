@@ -30,6 +30,7 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-200])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("harm", [cut, Path.unlink], ids=["cut", "deleted"])
 def test_an_image_lost_while_training_is_named_and_the_run_goes_on(harm: Any, tmp_path: Path) -> None:
     folder, recipe = fill(tmp_path / "photos"), train.recipe("digits", **RECIPE, checkpoint_steps=1, log_steps=1)

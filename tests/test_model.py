@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
 from collections.abc import Iterator
@@ -17,10 +18,24 @@ import tensorflow as tf
 from keras_vit import position
 from keras_vit.model import layers as vit
 from keras_vit.model.vision_transformer import VisionTransformer
+from marks import full_except
 from tiny_models import FAMILIES, OTHERS, VARIANTS, built, prepared, randomised, tiny
 
+QUICK = (
+    "pure",
+    "hybrid",
+    "map",
+    "unpooled",
+    "representation",
+    "registers",
+    "distilled",
+    "sincos",
+    "relative positions",
+    "rotary",
+)
 
-@pytest.fixture(params=VARIANTS | FAMILIES)
+
+@pytest.fixture(params=full_except(QUICK, VARIANTS | FAMILIES))
 def model(request: pytest.FixtureRequest) -> VisionTransformer:
     return built(**(VARIANTS | FAMILIES)[request.param])
 
@@ -169,8 +184,13 @@ def sequential(model: VisionTransformer) -> keras.Model:
     return keras.Sequential([keras.Input(model.input_shape[1:]), model, keras.layers.Dense(3)])
 
 
-@pytest.mark.parametrize("wrap", [functional, sequential])
-@pytest.mark.parametrize("name", ["pure", "hybrid", "map", "distilled"])
+@pytest.mark.parametrize(
+    ("wrap", "name"),
+    full_except(
+        [(functional, "map"), (sequential, "pure")],
+        itertools.product([functional, sequential], ["pure", "hybrid", "map", "distilled"]),
+    ),
+)
 def test_a_model_works_and_is_saved_inside_a_users_own(wrap: Any, name: str, tmp_path: Path) -> None:
     model = built(**VARIANTS[name])
     outer = wrap(model)
@@ -192,8 +212,8 @@ def test_a_models_own_layers_can_be_used_in_another_graph() -> None:
 # Another resolution
 
 
-@pytest.mark.parametrize("image_size", [48, (16, 40)], ids=str)
-@pytest.mark.parametrize("name", ["pure", "hybrid", "registers"])
+@pytest.mark.parametrize("image_size", [pytest.param(48, marks=pytest.mark.full), (16, 40)], ids=str)
+@pytest.mark.parametrize("name", full_except(["hybrid"], ["pure", "hybrid", "registers"]))
 def test_every_way_to_another_resolution_interpolates_alike(name: str, image_size: Any, tmp_path: Path) -> None:
     model = built(**VARIANTS[name])
     resized = model.resized(image_size)
@@ -372,7 +392,7 @@ def learns(model: VisionTransformer, *, run_eagerly: bool) -> None:
     assert float(loss(y, model(x))) < 0.8 * np.log(5)
 
 
-@pytest.mark.parametrize("name", ["hybrid", "map", "distilled", "layer scale", "representation"])
+@pytest.mark.parametrize("name", full_except(["map"], ["hybrid", "map", "distilled", "layer scale", "representation"]))
 def test_a_model_learns(name: str) -> None:
     learns(VisionTransformer(tiny(**VARIANTS[name], num_layers=1)), run_eagerly=True)
 

@@ -7,15 +7,19 @@ import tensorflow as tf
 from keras_vit.train.step.optimizer import Optimizer, clip
 from optimizer_cases import NAMES, NUM_LAYERS, STEPS, WARMUP, gradients, make_recipe, start
 
-jax = pytest.importorskip("jax")
-optax = pytest.importorskip("optax")
-
 pytestmark = pytest.mark.jax
 
 # Both compute in float32. Values are below 4, where float32 has steps of 2.4e-7, and few of the 60 updates round
 # differently.
 SAME = {"rtol": 0, "atol": 1e-6}
 KERNELS = [name.endswith("kernel") for name in NAMES]
+
+
+@pytest.fixture(autouse=True)
+def packages():
+    """Import JAX and optax when a test runs, or skip it: collecting the tests loads neither."""
+    global jax, optax
+    jax, optax = pytest.importorskip("jax"), pytest.importorskip("optax")
 
 
 def course(recipe, base):

@@ -19,6 +19,7 @@ import image_table
 from keras_vit import export, train, zoo
 from keras_vit.model import image_files, pillow_images, preprocess
 from keras_vit.model.config import Preprocessing
+from keras_vit.model.task import Classification
 from keras_vit.train.data import augment, pipeline, sources
 from keras_vit.train.data.order import Order
 from tiny_models import built
@@ -187,12 +188,12 @@ def test_training_batches_of_turned_photos_are_those_of_upright_ones(photos: Any
     recipe: Any = SimpleNamespace(
         crop=crop, crop_resize=None, min_area=0.1, flip=True, shift=0.1, randaugment_layers=0, mixup=0.2
     )
-    model_input = {"image_size": (16, 24), "num_channels": 3, "preprocessing": Preprocessing(), "num_classes": 10}
+    how = {"model_input": pipeline.ModelInput((16, 24), 3, Preprocessing()), "task": Classification(num_classes=10)}
     batches = []
     for folder in photos:
         split = sources.open_data(folder, train_split="test").train
         assert split is not None
-        stream = pipeline.training_batches(split, recipe, order=Order(batch=8, seed=1), **model_input)
+        stream = pipeline.training_batches(split, recipe, order=Order(batch=8, seed=1), **how)
         batches.append([batch["image"].numpy() for batch in stream.take(3)])
     np.testing.assert_array_equal(*batches)
 

@@ -13,6 +13,7 @@ from PIL import Image
 
 from keras_vit.model import preprocess
 from keras_vit.model.config import Preprocessing
+from keras_vit.model.task import Classification
 from keras_vit.train.data import pipeline
 from keras_vit.train.data.order import Order
 from keras_vit.train.data.split import RandomAccess, Split
@@ -77,12 +78,17 @@ def arrays(images: np.ndarray, labels: Any) -> Split:
     )
 
 
-def training(split: Split, with_recipe: Any, take: int, channels: int = 3, **changes: Any) -> list[dict[str, Any]]:
+def training(
+    split: Split,
+    with_recipe: Any,
+    take: int,
+    channels: int = 3,
+    preprocessing: Preprocessing = Preprocessing(),  # noqa: B008
+    **changes: Any,
+) -> list[dict[str, Any]]:
     how = {
-        "image_size": SIZE,
-        "num_channels": channels,
-        "preprocessing": Preprocessing(),
-        "num_classes": 4,
+        "model_input": pipeline.ModelInput(SIZE, channels, preprocessing),
+        "task": Classification(num_classes=4),
         "order": Order(batch=4, seed=11),
     }
     stream = pipeline.training_batches(split, with_recipe, **(how | changes))
@@ -90,8 +96,14 @@ def training(split: Split, with_recipe: Any, take: int, channels: int = 3, **cha
     return list(stream.take(take).as_numpy_iterator())
 
 
-def evaluation(split: Split, batch_size: int = 4, channels: int = 3, **changes: Any) -> list[dict[str, Any]]:
-    how = {"image_size": SIZE, "num_channels": channels, "preprocessing": Preprocessing(), "num_classes": 4}
+def evaluation(
+    split: Split,
+    batch_size: int = 4,
+    channels: int = 3,
+    preprocessing: Preprocessing = Preprocessing(),  # noqa: B008
+    **changes: Any,
+) -> list[dict[str, Any]]:
+    how = {"model_input": pipeline.ModelInput(SIZE, channels, preprocessing), "task": Classification(num_classes=4)}
     return list(pipeline.evaluation_batches(split, batch_size=batch_size, **(how | changes)).as_numpy_iterator())
 
 
@@ -181,8 +193,9 @@ def test_files_are_evaluated_as_the_model_reads_them(channels: int, tmp_path: An
 @pytest.mark.parametrize(
     ("crop", "channels"),
     [
-        *(("inception", 3), ("random", 3), ("resize", 3), ("none", 3), ("inception", 1), ("none", 1)),
-        *(pytest.param(crop, 1, marks=pytest.mark.slow) for crop in ("random", "resize")),
+        *(("inception", 3), ("random", 3), ("resize", 3), ("none", 1)),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in (("none", 3), ("inception", 1))),
+        *(pytest.param(crop, 1, marks=pytest.mark.full) for crop in ("random", "resize")),
     ],
 )
 def test_every_crop_takes_files_and_arrays_of_any_channels(crop: str, channels: int) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,14 @@ RICH: dict[str, Any] = {
 }
 # Relative to the largest logit: 8, 4 and 8 bits (3 of them mantissa) for kernels of random numbers.
 MODES = {"int8": 0.1, "int4": 0.6, "float8": 0.3}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_collections() -> Iterator[None]:
+    """Keep Keras from collecting garbage for each kernel that it quantizes: beside other tests, that takes minutes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "collect", lambda: 0)
+        yield
 
 
 def outputs(model: keras.Model) -> np.ndarray:

@@ -7,6 +7,7 @@ import inspect
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,12 @@ def parameters(value: Any) -> set[str]:
         return set()
     hidden = {field.name for field in getattr(value, "__dataclass_fields__", {}).values() if not field.repr}
     return {*inspect.signature(value).parameters} - hidden - {"self"}
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.__name__)
+def test_only_the_names_that_are_listed_are_public(module: types.ModuleType) -> None:
+    shown = {name for name in dir(module) if not name.startswith("_")}
+    assert shown == {name for name in module.__all__ if not name.startswith("_")}
 
 
 @pytest.mark.parametrize("public", list(public_names()), ids=lambda public: public.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import readme_lines
 from keras_vit import converters, zoo
 from keras_vit.converters.table import load_table
 from model_weights import assert_same_bits, values
-from tiny_models import VARIANTS, built
+from tiny_models import built
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -26,59 +25,9 @@ HEADER, _, *ROWS = [[cell.strip() for cell in line.strip("| \n").split("|")] for
 HEADER = HEADER[-len(feature_table.FORMATS) :]
 CELLS = {(row[0], format): cell for row in ROWS for format, cell in zip(HEADER, row[1:], strict=True)}
 
-# feature: a model that differs from the standard one by it alone
-MODELS: dict[str, dict[str, Any]] = {
-    "class token": {},
-    "ResNet hybrids": VARIANTS["hybrid"],
-    "pre_logits, no head": {"representation_size": 24, "num_classes": 0},
-    "pre_logits and a head": {"representation_size": 24},
-    "attention pooling (map)": {"classifier": "map", "position_prefix": False},
-    "registers": {"num_registers": 2},
-    "LayerScale": {"layer_scale": 0.1},
-    "pre-norm (CLIP)": {"pre_norm": True, "patch_bias": False},
-    "gated MLP (SwiGLU)": {"gated_mlp": True, "activation": "silu"},
-    "distillation token": {"distilled": True},
-    "2-D positions": {"position": "learned2d"},
-    "relative positions": {"position": "relative", "position_place": "blocks"},
-    "positions at every block": {"position_place": "blocks"},
-    "no class token (gap)": {"classifier": "gap"},
-    "norm after pooling (fc_norm)": {"classifier": "gap", "class_token": True, "final_norm": "pooled"},
-    "no qkv bias": {"qkv_bias": False},
-    "sin-cos positions": {"position": "sincos2d", "classifier": "gap"},
-    "GELU: tanh": {"activation": "gelu_tanh"},
-    "GELU: erf": {"activation": "gelu_erf"},
-    "GELU: quick": {"activation": "gelu_quick"},
-}
-
-
-def with_defaults_of(format: str, model: dict[str, Any]) -> dict[str, Any]:
-    """Return the model with the epsilons and the GELU of a format, so that only the feature differs."""
-    table = load_table(format)
-    own = {name: table.meaning.config[name] for name in ("activation", "norm_epsilon") if name in table.meaning.config}
-    numerics = table.meaning.config.get("resnet")
-    if numerics and "resnet" in model:
-        names = ("norm_epsilon", "conv_epsilon", "conv_epsilon_place")
-        model = model | {"resnet": model["resnet"] | {name: getattr(numerics, name) for name in names}}
-    return own | model
-
 
 def test_the_table_of_features_is_the_tables_of_formats() -> None:
     assert feature_table.rendered() == TABLE, "run python tests/feature_table.py"
-    assert {row[0] for row in ROWS[1:]} == MODELS.keys()
-
-
-@pytest.mark.parametrize("format", [name for name in HEADER if load_table(name).writable])
-@pytest.mark.parametrize("feature", MODELS)
-def test_each_cell_of_the_table_is_true(feature: str, format: str, tmp_path: Path) -> None:
-    model = built(**with_defaults_of(format, MODELS[feature]))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="keras_vit: ")
-        try:
-            converters.save(model, tmp_path / "file", format=format)
-            outcome = "yes"
-        except (converters.CheckpointError, UserWarning):
-            outcome = "-"
-    assert CELLS[feature, format] == outcome
 
 
 @pytest.mark.parametrize("format", HEADER)
@@ -116,36 +65,25 @@ def test_the_made_up_formats_own_files_need_their_heads_told(tmp_path: Path) -> 
     assert_same_bits(values(converters.load(path, format=str(acme), config={"num_heads": 4})), values(model))
 
 
-@pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """Return the folder in which README's Python ran, and what its first lines and what all others printed."""
-    folder = tmp_path_factory.mktemp("readme")
+@pytest.mark.full
+def test_the_python_of_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
     # The demo takes all 200 steps.
     quick = doc_blocks.script(README).replace('"finetune-digits")', '"finetune-digits", steps=3, xla=False)')
-    before, first, after = quick.partition(readme_lines.lines())
-    assert first and not before.strip()
     proof = """
 maps = larger.attention_maps(larger.preprocess(images))
 assert len(maps) == larger.config.num_layers and result.model.config.image_size == (48, 48)
 """
-    printed = doc_blocks.run(f"{before}{first}print('=' * 60)\n{after}{proof}", folder, timeout=300)
-    printed_first, printed_then = printed.split("=" * 60 + "\n")
-    return folder, printed_first, printed_then
-
-
-def test_the_python_of_the_readme_runs_from_top_to_bottom(outputs: tuple[Path, str, str]) -> None:
-    folder, _, printed = outputs
+    printed = doc_blocks.run(quick + proof, tmp_path, timeout=300)
     assert printed.count("SQNR") == 2
     for path in ("report.html", "runs/digits/model.keras", "digits.tflite", "models/digits/1/saved_model.pb"):
-        assert (folder / path).is_file()
+        assert (tmp_path / path).is_file()
 
 
-def test_the_first_lines_print_what_is_shown_below_them(outputs: tuple[Path, str, str]) -> None:
+def test_the_first_lines_print_what_is_shown_below_them(tmp_path: Path) -> None:
     ((code, output),) = doc_blocks.shown_outputs(README)
     assert code == readme_lines.lines()
     assert len([line for line in code.splitlines() if line]) == 5
-    _, printed, _ = outputs
-    assert printed == output
+    assert doc_blocks.run(code, tmp_path) == output
 
 
 def words(text: str) -> int:

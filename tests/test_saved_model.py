@@ -20,6 +20,7 @@ from PIL import Image
 import image_kinds
 from keras_vit import VisionTransformer, export
 from keras_vit.export.server import inference, signatures, warmup
+from marks import full_except
 from tiny_models import FAMILIES, OTHERS, VARIANTS, built, prepared
 
 TESTS = Path(__file__).parent
@@ -46,6 +47,9 @@ def pngs(model: VisionTransformer, count: int = 2) -> tuple[tf.Tensor, np.ndarra
     return files, np.concatenate([model.preprocess(photo) for photo in photos])
 
 
+QUICK = ("pure", "hybrid", "map", "unpooled", "headless", "distilled", "relative positions", "rotary", "mixer", "BiT")
+
+
 def nothing_but(folder: Path, *expected: str) -> bool:
     return sorted(path.name for path in folder.iterdir()) == sorted(expected)
 
@@ -60,7 +64,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[VisionTransformer, 
     return model, folder, tf.saved_model.load(str(folder)).signatures, report
 
 
-@pytest.mark.parametrize("kind", VARIANTS | FAMILIES | OTHERS)
+@pytest.mark.parametrize("kind", full_except(QUICK, VARIANTS | FAMILIES | OTHERS))
 def test_the_served_graph_computes_the_model(kind: str) -> None:
     model = built(**(VARIANTS | FAMILIES | OTHERS)[kind])
     images = prepared(model.config, batch=3)
@@ -75,10 +79,7 @@ def test_the_served_graph_computes_the_model(kind: str) -> None:
 # The graph of the others is the same but for the model, which the test above has.
 @pytest.mark.parametrize(
     "kind",
-    [
-        *("pure", "hybrid", "headless", "grey"),
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gap", "map", "unpooled", "distilled")),
-    ],
+    full_except(["hybrid", "headless"], ["pure", "hybrid", "headless", "grey", "gap", "map", "unpooled", "distilled"]),
 )
 def test_every_signature_answers_as_the_model(tmp_path: Path, kind: str) -> None:
     model = small(kind)
@@ -283,7 +284,7 @@ def test_a_model_around_one_is_sent_to_kerass_export(tmp_path: Path) -> None:
         export.saved_model(keras.Sequential([small()]), tmp_path / "1")
 
 
-@pytest.mark.parametrize("channels", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("channels", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_a_model_of_other_channels_takes_arrays(channels: int, tmp_path: Path) -> None:
     model = built(num_layers=1, num_channels=channels)
     report = export.saved_model(model, tmp_path / "1", bfloat16=True)
@@ -469,7 +470,7 @@ def test_the_c_plus_plus_loader_refuses_a_bad_file(saved: Any, loader: Path, tmp
         in_c(loader, folder, "serving_default", np.array([b"text"], object), tmp_path)
 
 
-@pytest.mark.parametrize("batches", [18, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batches", [6, pytest.param(50, marks=pytest.mark.full)])
 def test_a_saved_folder_answers_files_as_pillow_and_keras_do_or_refuses(
     saved: tuple[VisionTransformer, Path, dict[str, Any], export.Report], batches: int
 ) -> None:

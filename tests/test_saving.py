@@ -162,8 +162,12 @@ def test_converters_open_keras_files_too(
 @pytest.mark.parametrize(
     ("dtype", "changes"),
     [
-        *((None, VARIANTS[name]) for name in ("hybrid", "map", "distilled", "registers", "shared relative positions")),
-        *((dtype, {}) for dtype in (None, "bfloat16")),
+        *(
+            pytest.param(None, VARIANTS[name], marks=pytest.mark.full)
+            for name in ("hybrid", "distilled", "registers", "shared relative positions")
+        ),
+        (None, VARIANTS["map"]),
+        ("bfloat16", {}),
     ],
     ids=str,
 )

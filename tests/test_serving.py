@@ -263,6 +263,7 @@ def senders(server: ModelServer) -> dict[str, Any]:
     }
 
 
+@pytest.mark.full
 def test_a_new_version_takes_over_under_load_without_a_lost_request(model: Any, folder: Path, tmp_path: Path) -> None:
     base = tmp_path / "vit"
     base.mkdir()
@@ -300,7 +301,7 @@ def test_a_new_version_takes_over_under_load_without_a_lost_request(model: Any, 
     assert after[0]["classes"][0] == f"digit {np.argmax(before[0]['probabilities'])}"
 
 
-@pytest.mark.parametrize("protocol", ["rest", pytest.param("grpc", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("protocol", ["rest", pytest.param("grpc", marks=pytest.mark.full)])
 def test_64_clients_at_once_lose_no_good_request(server: ModelServer, protocol: str) -> None:
     left = iter(range(192))
     counts = load.run(

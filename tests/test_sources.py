@@ -17,7 +17,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from keras_vit import digits
-from keras_vit.train.data import image_files, sources, tfds_source
+from keras_vit.train.data import dataset_files, sources, tfds_source
 from keras_vit.train.data.order import Order, positions
 from keras_vit.train.data.records import RecordStream
 from keras_vit.train.data.split import RandomAccess, Split, is_decodable
@@ -83,7 +83,8 @@ def sequential(folder: str, split: str = "train") -> Split:
     """Open a split as if its records were too large for memory, with a shuffle buffer of about five."""
     builder = tfds.builder_from_directory(folder)
     record_bytes = builder.info.dataset_size // COUNT
-    train = tfds_source.open_prepared(builder, train_split=split, eval_split=None, memory=5 * record_bytes).train
+    request = sources.DataRequest(data=None, train_split=split)
+    train = tfds_source.open_prepared(builder, request, memory=5 * record_bytes).train
     assert isinstance(train, RecordStream)
     return train
 
@@ -506,18 +507,18 @@ def test_a_folder_of_nothing_but_damage_is_an_error(tmp_path: Path) -> None:
 
 def test_only_new_changed_and_damaged_files_are_decoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = []
-    monkeypatch.setattr(image_files, "is_decodable", lambda image: decoded.append(image) or is_decodable(image))
+    monkeypatch.setattr(dataset_files, "is_decodable", lambda image: decoded.append(image) or is_decodable(image))
     fill(tmp_path, cat=20)
     names = [f"cat/{number:04}.jpg" for number in range(20)]
     (tmp_path / names[3]).write_bytes(encoded()[:50])
     runs = []
     for change in (names[5], None):
-        runs.append((image_files.find_damaged(str(tmp_path), names), len(decoded)))
+        runs.append((dataset_files.find_damaged(str(tmp_path), names), len(decoded)))
         decoded.clear()
         if change:
             (tmp_path / change).write_bytes(encoded(kind="PNG"))
     assert runs == [([3], 20), ([3], 2)]
-    assert image_files.find_damaged(str(tmp_path), names[:3]) == [] and not decoded
+    assert dataset_files.find_damaged(str(tmp_path), names[:3]) == [] and not decoded
 
 
 def test_a_cache_that_cannot_be_written_only_costs_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -525,7 +526,7 @@ def test_a_cache_that_cannot_be_written_only_costs_time(tmp_path: Path, monkeypa
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("KERAS_VIT_CACHE", str(tmp_path / "file"))
     with pytest.warns(UserWarning, match="KERAS_VIT_CACHE"):
-        assert image_files.find_damaged(str(tmp_path / "photos"), ["cat/0000.jpg"]) == []
+        assert dataset_files.find_damaged(str(tmp_path / "photos"), ["cat/0000.jpg"]) == []
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])

@@ -84,7 +84,7 @@ def test_a_folder_of_that_name_is_the_folder(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("name", ["vit_base_patch16_244", "vit_base_patch61_224", "google/vit-bass-patch16-224"])
 def test_a_misspelt_name_is_answered_with_the_nearest_model(name: str) -> None:
-    with pytest.raises(zoo.UnknownModel, match="the nearest are .*'ViT-B/16'"):
+    with pytest.raises(zoo.UnknownModelError, match="the nearest are .*'ViT-B/16'"):
         zoo.card(name)
 
 

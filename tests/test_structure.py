@@ -25,7 +25,15 @@ FLOORS = (
 # Importing these does not start Keras or TensorFlow, so that `keras-vit list` is fast.
 LIGHT = (
     *("__init__", "__main__", "_util", "cli", "errors", "position", "zoo"),
-    *("model.__init__", "model.config", "model.config_parts", "model.cost", "model.labels", "model.sizes"),
+    *(
+        "model.__init__",
+        "model.config",
+        "model.config_parts",
+        "model.numbers",
+        "model.parts",
+        "model.labels",
+        "model.sizes",
+    ),
     *("converters.__init__", "converters.containers", "converters.config_json", "converters.expressible"),
     *("converters.infer", "converters.json_steps", "converters.layout", "converters.table", "converters.tensor_names"),
     *("batch.__init__", "export.__init__", "train.__init__", "visualize.__init__"),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import parity_runs
+from marks import full_except
 
 TESTS = Path(__file__).parent
 # Replicas add in another order, which differs between processors too: SGD adds up float32 noise (measured 1.5e-8),
@@ -23,9 +24,8 @@ TOLERANCES = {"sgd": 2e-7, "adamw": 5e-6}
 WITHOUT_EFFECT = "attention/key/bias"
 LOSSES = ("digits", "prime", "real", "plain")
 Runs = dict[str, dict[str, np.ndarray]]
-# Both optimizers, with and without XLA and all else; the other two combinations are for make test-extra.
-QUICK = ("adamw, clip", "sgd, all")
-NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in parity_runs.RUNS]
+QUICK = ("adamw, clip",)
+NAMES = full_except(QUICK, parity_runs.RUNS)
 
 
 def started(kind: str, out: Path, names: Iterable[str], **environment: str) -> subprocess.Popen[str]:

@@ -27,7 +27,7 @@ def short(name: str = "digits", **changes: Any) -> train.Recipe:
 
 
 def run(recipe: train.Recipe, **arguments: Any) -> train.Result:
-    return train.run(recipe, **{"model": tiny(num_layers=1), "progress": False} | arguments)
+    return train.run(recipe, **{"model": tiny(num_layers=1), "data": "digits", "progress": False} | arguments)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,8 @@ def arrays(count: int = 16, classes: int = 5) -> dict[str, Any]:
 
 def test_the_digits_model_fine_tunes_at_another_resolution() -> None:
     # The official fine-tuning: new zero head, SGD. Fifteen steps are enough here (0.97); the demo takes two hundred.
-    result = train.run(train.recipe("finetune-digits", steps=15, log_steps=5), model="digits", progress=False)
+    recipe = train.recipe("finetune-digits", steps=15, log_steps=5)
+    result = train.run(recipe, model="digits", data="digits", progress=False)
     assert result.model.config.image_size == (48, 48)
     assert result.metrics["accuracy"] > 0.8  # a zero head begins with 36 of 360, by chance
     assert [line["step"] for line in result.history] == [5, 10, 15, 15]
@@ -93,6 +94,7 @@ def test_steps_a_call_change_nothing(plain: train.Result) -> None:
     assert all(np.array_equal(three[path], value) for path, value in values(plain.model).items())
 
 
+@pytest.mark.full
 def test_averages_are_what_comes_out() -> None:
     # After three steps with decay d the average is d^3 w0 + (1 - d)(d^2 w1 + d w2 + w3); with d near 1 it is w0.
     start = VisionTransformer(tiny(num_classes=10, image_size=16, num_layers=1))
@@ -123,6 +125,7 @@ def test_a_pattern_that_freezes_nothing_is_refused() -> None:
         run(short(freeze=("blocks/*",)))
 
 
+@pytest.mark.full
 def test_masked_patches_then_labels(tmp_path: Path) -> None:
     run(short("masked-patch", accumulation=1, batch_size=8, warmup_fraction=0.5), out=tmp_path)
     result = run(short("finetune-digits"), model=tmp_path / "model.keras")
@@ -132,7 +135,10 @@ def test_masked_patches_then_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"accumulation": 2, "ema_decay": 0.9, "config": {"dropout_rate": 0.1, "stochastic_depth": 0.1}},
+        pytest.param(
+            {"accumulation": 2, "ema_decay": 0.9, "config": {"dropout_rate": 0.1, "stochastic_depth": 0.1}},
+            marks=pytest.mark.full,
+        ),
         # Blocks that are computed again compile in test_randomness.py and test_masked_patch.py too.
         pytest.param(
             {
@@ -141,7 +147,7 @@ def test_masked_patches_then_labels(tmp_path: Path) -> None:
                 "remat": True,
                 "config": {"dropout_rate": 0.1, "stochastic_depth": 0.1},
             },
-            marks=pytest.mark.slow,
+            marks=pytest.mark.full,
         ),
         {
             **{"precision": "mixed_bfloat16", "config": {"attention_dropout_rate": 0.1}, "mixup": 0.2},
@@ -159,6 +165,7 @@ def test_the_whole_step_compiles_under_xla(changes: dict[str, Any]) -> None:
     assert np.isfinite(result.history[0]["loss"])
 
 
+@pytest.mark.full
 def test_compiled_in_pieces_a_run_is_the_plain_one_and_repeats_bit_for_bit() -> None:
     changes = {"accumulation": 2, "config": {"dropout_rate": 0.1, "stochastic_depth": 0.1}, "log_steps": 1}
     plain, *twice = (run(short(xla=xla, **changes), data=arrays(), model=tiny()) for xla in (False, "auto", "auto"))
@@ -169,6 +176,7 @@ def test_compiled_in_pieces_a_run_is_the_plain_one_and_repeats_bit_for_bit() -> 
     assert all(np.array_equal(first[path], second[path]) for path in first)
 
 
+@pytest.mark.full
 def test_a_hybrid_trains() -> None:
     assert np.isfinite(
         run(short(image_size=32), model=tiny(**VARIANTS["hybrid"], num_layers=1), data=arrays()).metrics["loss"]
@@ -177,7 +185,7 @@ def test_a_hybrid_trains() -> None:
 
 def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
     recipe = short(optimizer="sgd", learning_rate=1e30, clip_norm=None, steps=20, checkpoint_steps=1, log_steps=1)
-    with pytest.raises(train.Diverged, match=r"diverged before step \d+.*(is kept|there is no checkpoint)"):
+    with pytest.raises(train.DivergedError, match=r"diverged before step \d+.*(is kept|there is no checkpoint)"):
         run(recipe, out=tmp_path)
     for checkpoint in (tmp_path / "checkpoints").glob("step-*"):
         reader = tf.train.load_checkpoint(str(checkpoint / "variables"))
@@ -225,6 +233,11 @@ def test_without_anything_special_one_device_trains(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("TF_CONFIG", raising=False)
     monkeypatch.delenv("TPU_NAME", raising=False)
     assert strategy("auto").num_replicas_in_sync == 1
+
+
+def test_the_data_must_be_named() -> None:
+    with pytest.raises(ValueError, match="data must say what to train on: a folder of images"):
+        run(short(), data=None)
 
 
 def test_weights_are_for_a_name() -> None:

@@ -144,6 +144,7 @@ def test_a_finished_run_says_so_and_how_to_train_longer(
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.full
 def test_a_new_run_begins_with_the_weights_head_and_class_names_of_another(
     whole: tuple[Path, train.Result, str], tmp_path: Path
 ) -> None:
@@ -191,10 +192,10 @@ def test_the_command_takes_recipe_and_data_from_the_run(
     assert (given["recipe"], given["model"], given["data"]) == (None, None, None)
     assert (str(given["out"]), given["changes"]) == ("runs/x-continued", {"steps": 2000})
     for recipe, number in {"finetune": "auto", "digits": "auto", "finetune-digits": 1}.items():
-        run_command("train", recipe, "--model", "digits")
+        run_command("train", recipe, "--model", "digits", "--data", "digits")
         assert given["recipe"].accumulation == number
         assert str(given["out"]) == f"runs/{recipe}-digits-digits"
-    run_command("train", "finetune", "--model", "digits", "--set", "accumulation=4")
+    run_command("train", "finetune", "--model", "digits", "--data", "digits", "--set", "accumulation=4")
     assert given["recipe"].accumulation == 4
 
 
@@ -203,7 +204,7 @@ def test_a_step_that_does_not_fit_is_refused_before_anything_is_written(
 ) -> None:
     monkeypatch.setenv("KERAS_VIT_MEMORY", "0.0002")
     out = tmp_path / "run"
-    message = fails(monkeypatch, "train", "finetune-digits", "--model", "digits", "--out", out)
+    message = fails(monkeypatch, "train", "finetune-digits", "--model", "digits", "--data", "digits", "--out", out)
     assert "accumulation=1 of 48x48 pixels needs about" in message and "and there are 210 KiB. Set" in message
     assert not out.exists()
 
@@ -229,9 +230,9 @@ def test_evaluations_are_about_ten_in_a_run_and_cost_a_tenth_of_it() -> None:
 def test_other_back_ends_are_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras.config, "backend", lambda: "jax")
     for command in (
-        ["train", "digits", "--model", "digits"],
-        ["evaluate", "digits"],
-        ["evaluate", "digits", "--few-shot", "1"],
+        ["train", "digits", "--model", "digits", "--data", "digits"],
+        ["evaluate", "digits", "--data", "digits"],
+        ["evaluate", "digits", "--data", "digits", "--few-shot", "1"],
     ):
         message = fails(monkeypatch, *command)
         assert "need KERAS_BACKEND=tensorflow; under other back ends models load, predict" in message
@@ -283,7 +284,7 @@ def test_the_bar_says_compiling_until_the_first_step_is_done(monkeypatch: pytest
     monkeypatch.setenv("COLUMNS", "160")
     metrics = tf.constant([0.5, 0.25, 1.0, 0.0])  # loss, accuracy, gradient norm, stop
     with Terminal() as terminal, progress.counter("Training", total=5) as advance:
-        logger = MetricLogger(None, advance, batch_size=8)
+        logger = MetricLogger(None, advance, metrics=("accuracy",), batch_size=8)
         shown = terminal.shown()
         assert "Training" in shown and "0/5" in shown and "compiling" in shown
         logger.add(1, metrics)

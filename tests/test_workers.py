@@ -19,7 +19,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import train
-from keras_vit.errors import WorkerLost
+from keras_vit.errors import WorkerLostError
 from keras_vit.train.loop import locks, storage
 from keras_vit.train.loop.checkpoints import Checkpoints
 from keras_vit.train.loop.locks import exclusive
@@ -66,7 +66,7 @@ def test_the_missing_workers_are_named_after_a_while_and_then_given_up(monkeypat
     with (
         socket.create_server(("127.0.0.1", int(there.split(":")[1]))),
         pytest.raises(
-            WorkerLost, match=rf"Not all 3 workers .* Missing: {missing} \(Connection refused\)\. .*every machine"
+            WorkerLostError, match=rf"Not all 3 workers .* Missing: {missing} \(Connection refused\)\. .*every machine"
         ),
     ):
         wait_for_workers([own, there, missing], own, timeout=0.3, say=said.append)
@@ -115,7 +115,7 @@ class Cluster:
 )
 def test_only_an_error_of_another_worker_is_one(error: tf.errors.OpError, is_worker: bool) -> None:
     cluster = Cluster()
-    expected = WorkerLost if is_worker else type(error)
+    expected = WorkerLostError if is_worker else type(error)
     with pytest.raises(expected) as caught, name_lost_worker(cluster, lambda: "Step 7 is kept."):
         raise error
     if is_worker:
@@ -178,7 +178,7 @@ def test_without_its_lease_nothing_is_saved(bucket: str) -> None:
     assert saves.steps() == [1]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_that_lost_its_lease_saves_nothing_more(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = train.recipe("digits", steps=2, batch_size=4, image_size=16, checkpoint_steps=1, xla=False)
     images = {"train": (np.zeros((8, 8, 8, 3), np.uint8), np.arange(8) % 2)}
@@ -222,7 +222,18 @@ def started(folder: Path, workers: list[str], index: int) -> subprocess.Popen[st
     """Start or continue the run on one of the workers, or without any if the list is empty."""
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
     environment = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "TF_CONFIG": json.dumps(config)}
-    arguments = ["train", "digits", "--model", "ViT-digits", "--out", str(folder), "--steps", str(STEPS)]
+    arguments = [
+        "train",
+        "digits",
+        "--model",
+        "ViT-digits",
+        "--data",
+        "digits",
+        "--out",
+        str(folder),
+        "--steps",
+        str(STEPS),
+    ]
     arguments += [each for name, value in OPTIONS.items() for each in ("--set", f"{name}={value}")]
     return subprocess.Popen(
         [sys.executable, "-m", "keras_vit", *arguments],
@@ -260,7 +271,7 @@ def interrupted(folder: Path, line: int, sent: signal.Signals, victim: int, coun
             process.communicate()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_lost_worker_ends_the_other_with_one_message(tmp_path: Path, sent: signal.Signals, victim: int) -> None:
@@ -280,7 +291,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_workers_that_were_killed_and_stopped_end_the_same_bit_for_bit(tmp_path: Path, undisturbed: Path) -> None:
     folder = tmp_path / "run"
     interrupted(folder, 12, signal.SIGKILL, 1)
@@ -294,7 +305,7 @@ def test_workers_that_were_killed_and_stopped_end_the_same_bit_for_bit(tmp_path:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_of_two_workers_goes_on_with_one_and_again_with_two(tmp_path: Path, undisturbed: Path) -> None:
     folder = tmp_path / "run"
     interrupted(folder, 12, signal.SIGKILL, 1)

@@ -19,6 +19,7 @@ from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.options import Options
 from keras_vit.export.server.inference import model_function
 from keras_vit.model.layers import L2Normalization
+from marks import full_except
 from reference_cases import arrays, distance
 from tiny_models import built, prepared, tiny
 
@@ -63,7 +64,7 @@ def classifier(**changes: Any) -> Any:
     return zoo.zero_shot_head(model, texts(model), ["cat", "dog", "eel"], 10, -2)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", full_except(["families/hf_clip_full", "google_families/bv_siglip2"], CASES))
 def test_logits_are_those_of_the_official_embeddings(name: str) -> None:
     facts, key, log_scale, bias = CASES[name]
     file = DATA / name / "checkpoint.npz"
@@ -78,7 +79,7 @@ def test_logits_are_those_of_the_official_embeddings(name: str) -> None:
     assert distance(made.features(images, ["pre_logits"])["pre_logits"], features) < 3e-6
 
 
-@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize("kind", full_except(["map"], ENCODERS))
 def test_every_kind_of_encoder_classifies_and_is_written_as_one_file(kind: str, tmp_path: Path) -> None:
     model, encoder = classifier(**ENCODERS[kind]), built(**ENCODERS[kind])
     images = prepared(model.config, batch=3)
@@ -104,9 +105,7 @@ def prototypes() -> Any:
     return zoo.zero_shot_head(encoder, means, [f"digit {n}" for n in range(10)], logit_scale=20)
 
 
-@pytest.mark.parametrize(
-    "mode", [mode if mode == "dynamic" else pytest.param(mode, marks=pytest.mark.slow) for mode in MODES]
-)
+@pytest.mark.parametrize("mode", full_except(["dynamic"], MODES))
 def test_every_mode_holds_it_within_its_thresholds(mode: str, prototypes: Any, tmp_path: Path) -> None:
     data = digits.load()
     report = export.tflite(
@@ -131,7 +130,7 @@ def test_it_classifies_and_is_saved(prototypes: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.asarray(again(images)), np.asarray(prototypes(images)))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_it_is_served(prototypes: Any, tmp_path: Path) -> None:
     assert export.saved_model(prototypes, tmp_path / "served").max_error < 1e-4  # logits are up to 20
 
@@ -195,21 +194,21 @@ GOOD: dict[str, Any] = {"text_embeddings": np.eye(2, 32), "labels": ["a", "b"], 
     [
         ({"text_embeddings": np.eye(2, 31)}, r"\(classes, 32\).* Received: shape \(2, 31\)"),
         ({"text_embeddings": np.ones(32)}, r"shape \(32,\)"),
-        ({"text_embeddings": "a dog"}, "text_embeddings are numbers"),
-        ({"text_embeddings": None}, "text_embeddings are numbers"),
-        ({"text_embeddings": [[1, 2], [3]]}, "text_embeddings are numbers"),
+        ({"text_embeddings": "a dog"}, "text_embeddings must be numbers"),
+        ({"text_embeddings": None}, "text_embeddings must be numbers"),
+        ({"text_embeddings": [[1, 2], [3]]}, "text_embeddings must be numbers"),
         ({"text_embeddings": np.eye(0, 32), "labels": []}, r"shape \(0, 32\)"),
-        ({"text_embeddings": np.eye(2, 32) * [[1], [0]]}, r"no row is zero.*rows \[1\]"),
+        ({"text_embeddings": np.eye(2, 32) * [[1], [0]]}, r"no row zero.*rows \[1\]"),
         ({"text_embeddings": np.full((2, 32), np.nan)}, r"finite.*rows \[0 1\]"),
         ({"labels": ["a"]}, "2 different names"),
         ({"labels": ["a", "a"]}, "2 different names.*'a', 'a'"),
         ({"labels": "ab"}, "2 different names.*'ab'"),
         ({"labels": [1, 2]}, "2 different names"),
         ({"labels": None}, "2 different names.*None"),
-        ({"logit_scale": 0}, "logit_scale is a number above 0"),
-        ({"logit_scale": np.inf}, "logit_scale is a number above 0"),
-        ({"logit_scale": [1, 2]}, "logit_scale is a number above 0"),
-        ({"logit_scale": "x"}, "logit_scale is a number above 0"),
+        ({"logit_scale": 0}, "logit_scale must be a number above 0"),
+        ({"logit_scale": np.inf}, "logit_scale must be a number above 0"),
+        ({"logit_scale": [1, 2]}, "logit_scale must be a number above 0"),
+        ({"logit_scale": "x"}, "logit_scale must be a number above 0"),
         ({"bias": np.nan}, "bias"),
         ({"bias": 1e39}, "bias"),
     ],

@@ -22,6 +22,7 @@ from keras_vit.converters.assign import variables_by_path as weights_of
 from keras_vit.errors import DownloadError
 from keras_vit.model import layers
 from keras_vit.zoo import catalogue, pretrained
+from marks import full_except
 from model_weights import assert_same_bits, values
 from tiny_models import built
 
@@ -113,7 +114,7 @@ def headers(path: Path) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize(
     ("name", "tag"),
-    [pytest.param(*row, marks=[] if row in QUICK else pytest.mark.slow) for row in FILES],
+    full_except(QUICK, FILES, marks=pytest.mark.slow),
 )
 def test_every_published_file_comes_and_goes_to_the_bit(
     name: str, tag: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
@@ -224,7 +225,7 @@ def test_a_name_without_weights_takes_the_callers_default(crowded: Path) -> None
 
 def test_neither_a_name_nor_a_path_is_an_error(crowded: Path) -> None:
     for spec in ("ViT-B/17x", "nothing"):
-        with pytest.raises(zoo.UnknownModel, match=f"Received: '{spec}'"):
+        with pytest.raises(zoo.UnknownModelError, match=f"Received: '{spec}'"):
             pretrained.resolve(spec)
     with pytest.raises(ValueError, match="augmentation.*aug_heavy"):
         pretrained.resolve(f"{TI.replace('none', 'heavy')}.npz")
@@ -234,7 +235,7 @@ def test_neither_a_name_nor_a_path_is_an_error(crowded: Path) -> None:
         with pytest.raises(FileNotFoundError, match=f"There is no file or folder .*{spec}"):
             pretrained.load_choice(pretrained.resolve(spec))
     for spec in ("mine.npz", "runs/nothing"):
-        with pytest.raises(zoo.UnknownModel, match=f"converters.load\\('{spec}'\\) loads a file"):
+        with pytest.raises(zoo.UnknownModelError, match=f"converters.load\\('{spec}'\\) loads a file"):
             zoo.load(spec)
 
 
@@ -242,7 +243,7 @@ def test_neither_a_name_nor_a_path_is_an_error(crowded: Path) -> None:
 def test_an_empty_text_is_no_model(crowded: Path, spec: str) -> None:
     for call in (pretrained.resolve, zoo.load, functools.partial(pretrained.resolve, default=None)):
         with pytest.raises(
-            zoo.UnknownModel, match=f"Expected the name of a model, a path or a URL. Received: '{spec}'"
+            zoo.UnknownModelError, match=f"Expected the name of a model, a path or a URL. Received: '{spec}'"
         ):
             call(spec)
     with pytest.raises(ValueError, match="has the weights .*Received: weights=''"):
@@ -454,7 +455,7 @@ def test_a_classifier_without_the_class_token_is_built_without_it() -> None:
 
 
 def test_an_architecture_without_published_weights_is_built_or_filled_by_name(tmp_path: Path) -> None:
-    with pytest.raises(zoo.UnknownModel, match="ViT-Ti/32 has no published weights"):
+    with pytest.raises(zoo.UnknownModelError, match="ViT-Ti/32 has no published weights"):
         zoo.load("Ti/32")
     model = zoo.load("Ti/32", weights=None, image_size=64, num_classes=3)
     path = converters.save(model, tmp_path / "own.npz", format="google")

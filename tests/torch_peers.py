@@ -16,7 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+def import_torch() -> Any:
+    """Return PyTorch, or skip the test. It is imported when a test runs: collecting the tests loads no PyTorch."""
+    return pytest.importorskip("torch", reason="PyTorch is not installed")
 
 
 class _Module(types.ModuleType):
@@ -70,6 +73,7 @@ def import_timm() -> Any:
 
 def randomised(model: Any, seed: int = 0) -> Any:
     """Return the model in evaluation mode with random weights, none of them zero or one."""
+    torch = import_torch()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for value in model.state_dict().values():
@@ -80,6 +84,7 @@ def randomised(model: Any, seed: int = 0) -> Any:
 def outputs(model: Any, images: np.ndarray, **options: Any) -> np.ndarray:
     """Return their model's output for images (batch, height, width, channels): for transformers the logits,
     the pooler's output or the class token."""
+    torch = import_torch()
     with torch.no_grad():
         result = model(torch.from_numpy(images.transpose(0, 3, 1, 2).copy()), **options)
     if not isinstance(result, torch.Tensor):

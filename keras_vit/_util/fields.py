@@ -81,7 +81,7 @@ def field_rules(cls: type) -> dict[str, FieldRule]:
 
 def field_problems(instance: Any) -> Iterator[str]:
     """Yield a sentence for each field of a dataclass instance whose value its annotation does not accept."""
-    for name, rule in field_rules(type(instance)).items():
+    for name, rule in field_rules(instance.__class__).items():
         yield from rule.problems(getattr(instance, name), name)
 
 

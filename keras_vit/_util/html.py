@@ -29,7 +29,7 @@ def environment(package: str = "keras_vit._util", **filters: Callable[..., Any])
     """Return the jinja2 environment of a package's folder `templates`, with these filters and `byte_size`.
 
     Its templates may also extend `page.html` and import `parts.html` of this package. Every value is escaped unless
-    it is `markupsafe.Markup`, and an undefined variable is an error.
+    it is `markupsafe.Markup`, and an undefined variable raises an error.
     """
     import jinja2
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 READABLE = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-# Files of a folder with these suffixes are images. Formats that cannot be decoded are listed too: such a file is an
-# error, and not left out without a word.
+# Files of a folder with these suffixes are images. Formats that cannot be decoded are listed too: such a file raises an
+# error, instead of being left out silently.
 SUFFIXES = (*READABLE, ".heic", ".heif", ".avif")
 
 
@@ -30,10 +30,10 @@ def image_files(paths: Iterable[str | os.PathLike[str]], *, most: int | None = N
 
 
 def readable_images(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Return the files as `image_files` does; a ValueError if all of them are empty."""
+    """Return the files as `image_files` does; raise a ValueError if all of them are empty."""
     files = image_files(paths)
     if not any("://" in file or Path(file).expanduser().stat().st_size for file in files):
-        raise ValueError(f"{files[0]!r} is empty: it holds no image")
+        raise ValueError(f"{files[0]!r} is empty: it contains no image")
     return files
 
 

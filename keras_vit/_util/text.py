@@ -25,7 +25,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def abbreviated(names: Sequence[str], count: int = 5) -> str:
-    """Return the first names and the number of the others; bytes of file names that are no UTF-8 are escaped."""
+    """Return the first names and the number of the others; bytes of file names that are not valid UTF-8 are escaped."""
     text = ", ".join(names[:count]) + (f" and {len(names) - count:,} more" if len(names) > count else "")
     return escaped(text)
 
@@ -37,7 +37,7 @@ def error_reason(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return a text with a file name for messages and reports: bytes that are no UTF-8 become escapes."""
+    """Return a text with a file name for messages and reports: bytes that are not valid UTF-8 become escapes."""
     return text.encode(errors="backslashreplace").decode()
 
 

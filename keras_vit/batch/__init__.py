@@ -9,8 +9,8 @@ from keras_vit._util import lazy
 
 if TYPE_CHECKING:
     from keras_vit.batch._embed import embed
-    from keras_vit.batch.folder import Result
+    from keras_vit.batch.folder import EmbedResult
 
-__all__ = ["Result", "embed"]
+__all__ = ["EmbedResult", "embed"]
 
-__getattr__, __dir__ = lazy.lazy_names(__name__, {"_embed": ("Result", "embed")})
+__getattr__, __dir__ = lazy.lazy_names(__name__, {"_embed": ("EmbedResult", "embed")})

@@ -5,8 +5,8 @@ import json
 import os
 import re
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -24,7 +24,7 @@ from keras_vit._util.checks import check_counts, one_of
 from keras_vit._util.progress import counter
 from keras_vit.batch import compute, on_ray
 from keras_vit.batch.compute import WHAT
-from keras_vit.batch.folder import Result, open_folder
+from keras_vit.batch.folder import EmbedResult, open_folder
 from keras_vit.model.image_files import CHANNELS
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.zoo.pretrained import load_choice, resolve
@@ -46,7 +46,7 @@ def embed(
     shard: str = "0/1",
     engine: str = "local",
     progress: bool = True,
-) -> Result:
+) -> EmbedResult:
     """Compute the embeddings or predictions of any number of images, as rows of Parquet files.
 
     Each image is one row: its path, the values (or null) and an error (or null). Pixels are those of
@@ -63,8 +63,8 @@ def embed(
             or "classes" (the best one: label_id, label, probability).
         dtype: of the products of matrices: "float32", "bfloat16", or "auto": bfloat16 where the device has it.
         output_dtype: of the values, "float32" or "float16".
-        batch_size: number of images in a call of the model, from 1. A GPU needs 128 or more to be fast.
-        rows_per_file: number of rows of a Parquet file, from 1. The images of a file of records are one file.
+        batch_size: number of images in a call of the model, >= 1. A GPU needs 128 or more to be fast.
+        rows_per_file: number of rows of a Parquet file, >= 1. The images of a file of records are one file.
         shard: "i/n" computes every n-th file from file i, 0 <= i < n, so that n processes share the work.
         engine: "local", or "ray": on all nodes of the Ray cluster, which share the output folder.
         progress: whether to show a progress bar on a terminal.
@@ -92,43 +92,53 @@ def embed(
     one_of("output_dtype", output_dtype, ("float32", "float16"))
     one_of("engine", engine, ("local", "ray"))
     check_counts(batch_size=batch_size, rows_per_file=rows_per_file)
-    begin, step = _parse_shard(shard)
+    first, count = _parse_shard(shard)
     if not isinstance(model, VisionTransformer):
         model = load_choice(resolve(model))
-    _check(model, what)
+    _check_model(model, what)
     name = os.fspath(source)
-    settings: dict[str, Any] = {"what": what, "output_dtype": output_dtype}
-    facts = {"source": name if "://" in name else str(Path(name).expanduser().absolute()), **settings}
-    facts |= {"weights": _fingerprint(model), "rows_per_file": rows_per_file}
-    facts |= {"dtype": dtype} if dtype != "auto" else {}
+    facts = {
+        "source": name if "://" in name else str(Path(name).expanduser().absolute()),
+        "what": what,
+        "output_dtype": output_dtype,
+        "weights": _fingerprint(model),
+        "rows_per_file": rows_per_file,
+    }
+    if dtype != "auto":
+        facts["dtype"] = dtype
     folder = open_folder(Path(to).absolute(), facts, {"working_folder": str(Path.cwd()), "dtype": _best_dtype(model)})
-    record, start, done = folder.record, time.perf_counter(), 0
-    missing = [number for number in range(begin, record["files"], step) if not folder.file(number).exists()]
-    total = None if record["records"] else record["images"] * len(missing) // record["files"]
-    settings |= {"dtype": record["dtype"], "batch_size": batch_size}
+    settings = {name: folder.record[name] for name in ("what", "dtype", "output_dtype")} | {"batch_size": batch_size}
+    numbers = folder.unfinished(first, count)
     run = on_ray.run if engine == "ray" else compute.run
+    if numbers:
+        _show_speed(run(model, settings, folder, numbers), folder.expected_images(numbers), progress=progress)
+    return folder.result()
+
+
+def _show_speed(counts: Iterable[int], total: int | None, *, progress: bool) -> None:
+    """Run to the end what yields numbers of images, and show their sum and speed."""
+    start, done = time.perf_counter(), 0
     with counter("Computing", total=total, show=progress) as advance:
-        for count in run(model, settings, folder, missing) if missing else ():
+        for count in counts:
             done += count
             advance(count, f"{done / (time.perf_counter() - start):,.0f} images/s")
-    return folder.result()
 
 
 def _parse_shard(shard: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)/(\d+)", shard)
     if not match or not int(match[1]) < int(match[2]):
-        raise ValueError(f'shard is "i/n" with i from 0 to n - 1, such as "0/4". Received: {shard!r}')
+        raise ValueError(f'shard must be "i/n" with i from 0 to n - 1, such as "0/4". Received: {shard!r}')
     return int(match[1]), int(match[2])
 
 
-def _check(model: VisionTransformer, what: str) -> None:
+def _check_model(model: VisionTransformer, what: str) -> None:
     """Raise a ValueError if the model does not compute this from image files."""
     config = model.config
     if keras.backend.backend() != "tensorflow":
         raise ValueError(f"batch.embed needs Keras' TensorFlow back end. Received: {keras.backend.backend()}")
     model.task.embedding_output()
     if config.num_channels not in CHANNELS:
-        raise ValueError(f"Image files are colour or grey. Received: a model of {config.num_channels} channels")
+        raise ValueError(f"Image files have 1 or 3 channels. Received: a model of {config.num_channels} channels")
     if WHAT[what][0] == "logits" and (not config.num_classes or (config.projection_head and what != "logits")):
         raise ValueError(f"what={what!r} needs a model with a head for classes. Take embeddings or features")
 

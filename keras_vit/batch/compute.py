@@ -53,12 +53,17 @@ class Worker:
     """A model that writes output files. `dtype` is that of matrix products, `output_dtype` that of the values."""
 
     def __init__(self, model: VisionTransformer, *, what: str, dtype: str, output_dtype: str, batch_size: int) -> None:
-        self._model, self._what, self._batch_size = model, what, batch_size
-        self._dtype, config, (output, self._finish) = np.dtype(output_dtype), model.config, WHAT[what]
+        self._model = model
+        self._what = what
+        self._batch_size = batch_size
+        self._dtype = np.dtype(output_dtype)
+        config = model.config
+        output, self._finish = WHAT[what]
         output = output or model.task.embedding_output()
         if model.layers[1].compute_dtype != dtype:
             model = model.rebuilt(config, dtype=dtype)  # with weights of this dtype too: half the memory in bfloat16
-        run, spec = inference.model_function(model), tf.TensorSpec((batch_size, *config.size, config.num_channels))
+        run = inference.model_function(model)
+        spec = tf.TensorSpec((batch_size, *config.size, config.num_channels))
         self._call = tf.function(lambda x: run(x)[output], input_signature=[spec])
         # The pixels before normalization: in a graph, a division may be rounded differently.
         plain = replace(config.preprocessing, mean=(0,), std=(1 / 255,))
@@ -152,7 +157,7 @@ def _decoder(config: ViTConfig) -> Callable[[Any], Any]:
 
 
 def _return_freed_memory() -> None:
-    """Give freed memory back to the system. Otherwise glibc keeps 0.1 MB for each damaged image, in small pieces."""
+    """Return freed memory to the system. Otherwise glibc keeps 0.1 MB for each damaged image, in small pieces."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
 

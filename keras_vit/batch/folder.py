@@ -3,7 +3,7 @@
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,11 +18,11 @@ from keras_vit.batch import images
 RECORD, LISTING = "_run.json", "_images.parquet"  # readers of Parquet folders leave out names with an underscore
 
 
-class Result(NamedTuple):
+class EmbedResult(NamedTuple):
     """The finished files of a folder: its path, the number of their rows, and of those the number with an error.
 
     Example:
-        >>> keras_vit.batch.Result("vectors", rows=1000, errors=3).errors
+        >>> keras_vit.batch.EmbedResult("vectors", rows=1000, errors=3).errors
         3
     """
 
@@ -48,17 +48,25 @@ class Folder:
             names = listing.read_row_group(number)["path"].to_pylist()
         return images.open_items(list(map(os.fsdecode, names)), Path(self.record["working_folder"]))
 
-    def result(self) -> Result:
+    def unfinished(self, first: int, step: int) -> list[int]:
+        """Return the numbers of the output files from `first`, each `step`-th, that are not finished."""
+        return [number for number in range(first, self.record["files"], step) if not self.file(number).exists()]
+
+    def expected_images(self, numbers: Sequence[int]) -> int | None:
+        """Return about how many images these files have; None if only the files of records know."""
+        return None if self.record["records"] else self.record["images"] * len(numbers) // self.record["files"]
+
+    def result(self) -> EmbedResult:
         """Count the rows of the finished files."""
         tables = (pq.read_table(path, columns=["error"]) for path in self.path.glob("part-*"))
         counts = [(table.num_rows, table.num_rows - table["error"].null_count) for table in tables]
-        return Result(self.path, sum(rows for rows, _ in counts), sum(errors for _, errors in counts))
+        return EmbedResult(self.path, sum(rows for rows, _ in counts), sum(errors for _, errors in counts))
 
 
 def open_folder(path: Path, facts: Mapping[str, Any], first: Mapping[str, Any]) -> Folder:
-    """Return a new folder, or that of a run to be continued; a ValueError if it has another run.
+    """Return a new folder, or that of a run to be continued; raise a ValueError if it has another run.
 
-    `facts` are the same whenever the run is continued; `first` holds other fields of the record of a new run.
+    `facts` are the same whenever the run is continued; `first` has the other fields of a new run's record.
     """
     path.mkdir(parents=True, exist_ok=True)
     with FileLock(path / ".lock"):  # one of several shards that start together lists the images
@@ -83,7 +91,7 @@ def _write_listing(path: Path, source: str, rows: int) -> dict[str, int]:
     A row group has at most `rows` images, or one file of records.
     """
     counts = {"files": 0, "images": 0, "records": 0}
-    schema = pa.schema({"path": pa.binary()})  # names of files may have bytes that are no text
+    schema = pa.schema({"path": pa.binary()})  # names of files may have bytes that are not valid UTF-8
     with replacing(path) as file, pq.ParquetWriter(file, schema) as writer:
         for has_records, names in itertools.groupby(images.find(source), images.is_records):
             while part := list(itertools.islice(names, 1 if has_records else rows)):

@@ -47,10 +47,11 @@ def is_records(name: str) -> bool:
 def open_items(names: list[str], base: Path) -> Iterator[Item]:
     """Yield the images of one output file: `names`, or the records of one file. Relative paths begin at `base`."""
     for name in names:
-        place, number = name if "://" in name else str(base / name), 0
+        place = name if "://" in name else str(base / name)
         if not is_records(name):
             yield name, functools.partial(_read, place)
             continue
+        number = 0
         try:
             for number, record in enumerate(_read_records(place), 1):
                 yield f"{name}#{number - 1}", functools.partial(_image_of, record)

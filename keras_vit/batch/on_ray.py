@@ -15,14 +15,15 @@ MODEL = "_model.keras"  # in the output folder, which all nodes share
 
 class _Actor:
     def __init__(self, folder: Folder, settings: dict[str, Any]) -> None:
-        self._folder, self._worker = folder, Worker(keras.saving.load_model(folder.path / MODEL), **settings)
+        self._folder = folder
+        self._worker = Worker(keras.saving.load_model(folder.path / MODEL), **settings)
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
         return {"images": [sum(self._worker.run(self._folder, [number])) for number in rows["item"].tolist()]}
 
 
 def run(model: VisionTransformer, settings: dict[str, Any], folder: Folder, numbers: Sequence[int]) -> Iterator[int]:
-    """Write output files; yield the number of images in each. What a lost node has not finished, another computes."""
+    """Write output files; yield the number of images in each. Other nodes finish the files of a lost one."""
     try:
         import ray
         import ray.data
@@ -30,7 +31,8 @@ def run(model: VisionTransformer, settings: dict[str, Any], folder: Folder, numb
         raise ImportError(f'engine="ray" needs the package ray: {install_command("ray")}') from error
     ray.init(ignore_reinit_error=True)
     model.save(folder.path / MODEL)
-    gpus, nodes = int(ray.cluster_resources().get("GPU", 0)), [node for node in ray.nodes() if node["Alive"]]
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    nodes = [node for node in ray.nodes() if node["Alive"]]
     resources = {"num_gpus": 1} if gpus else {"num_cpus": min(node["Resources"].get("CPU", 1) for node in nodes)}
     files = ray.data.from_items(list(numbers), override_num_blocks=len(numbers))
     arguments = {"fn_constructor_args": (folder, settings), "concurrency": (1, gpus or len(nodes))}

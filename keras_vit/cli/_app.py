@@ -10,7 +10,7 @@ from typer import Option
 
 import keras_vit
 from keras_vit.cli import bench, convert, embed, export, predict, show, train, visualize
-from keras_vit.cli.messages import command_options, error_line, is_user_error, show_warning
+from keras_vit.cli.errors import error_text, is_user_error, show_warning
 
 app = typer.Typer(add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False)
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -27,7 +27,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "verify": export.verify,
     "visualize": visualize.visualize,
     "bench": bench.bench,
-    "gallery": show.gallery,
     "demo": predict.demo,
 }
 for _name, _command in COMMANDS.items():
@@ -58,4 +57,4 @@ def main() -> None:
         except Exception as error:
             if not is_user_error(error):
                 raise
-            sys.exit(f"keras-vit: {error_line(error, command_options())}")
+            sys.exit(f"keras-vit: {error_text(error)}")

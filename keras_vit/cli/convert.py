@@ -17,6 +17,7 @@ from keras_vit.cli.options import (
     complete_format,
     find_model,
     parse_fields,
+    parse_size,
     quiet,
 )
 
@@ -51,7 +52,7 @@ def convert(
 def resize(
     source: Model,
     target: Annotated[Path, Argument(help="The file to write, in the same format.")],
-    image_size: Annotated[str, Argument(help="Pixels: 384 or HEIGHTxWIDTH.")],
+    image_size: Annotated[str, Argument(help="Pixels: 384 or HEIGHTxWIDTH.", callback=parse_size)],
     patch_size: Patch = None,
     config: Facts = None,
     accept_licence: Licence = False,

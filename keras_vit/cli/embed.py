@@ -2,12 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
-from keras_vit.cli.options import Json, Licence, Model, Patch, Size, Weights, find_model, quiet
+from keras_vit.cli.options import Json, Licence, Model, Patch, Size, Weights, check_count, find_model, quiet
 
 SOURCE_HELP = "A folder, a pattern, a .txt or .parquet file of paths or URLs, or files of records."
 
@@ -23,24 +23,33 @@ def embed(
     patch_size: Patch = None,
     dtype: Annotated[str, Option(help="auto (bfloat16 where it is fast), float32 or bfloat16.")] = "auto",
     output_dtype: Annotated[str, Option(help="Of the values: float32 or float16.")] = "float32",
-    batch_size: Annotated[int, Option(help="Images per call; 128 or more for a GPU.")] = 16,
-    rows_per_file: Annotated[int, Option(help="Images per Parquet file.")] = 4096,
+    batch_size: Annotated[int, Option(help="Images per call; 128 or more for a GPU.", callback=check_count)] = 16,
+    rows_per_file: Annotated[int, Option(help="Images per Parquet file.", callback=check_count)] = 4096,
     shard: Annotated[str, Option(help="i/n: every n-th file from file i, for one of n processes.")] = "0/1",
     engine: Annotated[str, Option(help="local, or ray for all nodes of a Ray cluster.")] = "local",
     as_json: Json = False,
 ) -> None:
     """Write the embeddings or predictions of any number of images to Parquet files: path, values, error."""
     found = find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
-    options: dict[str, Any] = {"what": what, "dtype": dtype, "output_dtype": output_dtype, "batch_size": batch_size}
-    options |= {"rows_per_file": rows_per_file, "shard": shard, "engine": engine}
     with quiet():
         from keras_vit import batch
 
-        result = batch.embed(found.load(), source, to=to, **options)
+        result = batch.embed(
+            found.load(),
+            source,
+            to=to,
+            what=what,
+            dtype=dtype,
+            output_dtype=output_dtype,
+            batch_size=batch_size,
+            rows_per_file=rows_per_file,
+            shard=shard,
+            engine=engine,
+        )
     typer.echo(
         json.dumps(result._asdict(), default=str)
         if as_json
         else f"{result.path}: {result.rows:,} rows, {result.errors:,} with an error"
     )
     if result.rows == result.errors:
-        raise ValueError(f"{result.path}: not one of the {result.rows:,} images could be read")
+        raise ValueError(f"{result.path}: none of the {result.rows:,} images could be read")

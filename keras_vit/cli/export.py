@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from keras_vit._util.checks import check_counts, one_of
 from keras_vit._util.image_paths import image_files
 from keras_vit.cli.options import (
     Json,
@@ -15,6 +14,8 @@ from keras_vit.cli.options import (
     Patch,
     Size,
     Weights,
+    check_count,
+    choice,
     complete_mode,
     drop_unreadable,
     find_model,
@@ -29,13 +30,24 @@ LeastCosine = Annotated[
 LeastAgreement = Annotated[
     float | None, Option(help="Least share of images with the same best class or a near tie; default: the mode's.")
 ]
-Threads = Annotated[int, Option(help="Threads for timing the file.")]
+Threads = Annotated[int, Option(help="Threads for timing the file.", callback=check_count)]
 OTHER_FORMATS = (".onnx", ".pb", ".keras", ".h5", ".npz", ".safetensors", ".pth", ".lite", ".zip")
 MAX_IMAGES = 256  # of one folder: calibration does not gain from more
 # Options that only one of the two kinds of export takes.
 TFLITE_OPTIONS = (
-    *("quantize", "images", "batch", "input_dtype", "source_size", "resize", "output", "attention", "patches", "route"),
-    *("least_cosine", "least_agreement", "threads"),
+    "quantize",
+    "images",
+    "batch",
+    "input_dtype",
+    "source_size",
+    "resize",
+    "output",
+    "attention",
+    "patches",
+    "route",
+    "least_cosine",
+    "least_agreement",
+    "threads",
 )
 SAVED_MODEL_OPTIONS = ("top", "warmup", "dtype", "bfloat16")
 GIVEN = "COMMANDLINE"  # typer's name of the source of an option that is on the command line
@@ -57,8 +69,13 @@ def export(
         Option(help="Image files, folders and patterns for calibration and comparison; may be repeated."),
     ] = None,
     batch: Annotated[int, Option(help="Images per call; 0: any number.")] = 1,
-    input_dtype: Annotated[str, Option("--input", help="float32 (preprocessed images) or uint8 (pixels).")] = "float32",
-    source_size: Annotated[str | None, Option(help="Size of the images that the file resizes itself.")] = None,
+    input_dtype: Annotated[
+        str,
+        Option("--input", help="float32 (preprocessed images) or uint8 (pixels).", callback=choice("float32", "uint8")),
+    ] = "float32",
+    source_size: Annotated[
+        str | None, Option(help="Size of the images that the file resizes itself.", callback=parse_size)
+    ] = None,
     resize: Annotated[str, Option(help="Resize method: exact (as preprocess) or builtin.")] = "exact",
     output: Annotated[str, Option(help="logits or probabilities.")] = "logits",
     attention: Annotated[bool, Option("--attention", help="Also output the class token's attention.")] = False,
@@ -66,11 +83,13 @@ def export(
         str | None, Option(help="How patches are embedded: dense or convolution; default: the mode's.")
     ] = None,
     labels: Annotated[str | None, Option(help="A list of the zoo, or a text file with one class per line.")] = None,
-    route: Annotated[str, Option(help="direct, or converter (TensorFlow's).")] = "direct",
+    route: Annotated[
+        str, Option(help="direct, or converter (TensorFlow's).", callback=choice("direct", "converter"))
+    ] = "direct",
     least_cosine: LeastCosine = None,
     least_agreement: LeastAgreement = None,
     threads: Threads = 2,
-    top: Annotated[int, Option(help="Classes in a SavedModel's answer.")] = 5,
+    top: Annotated[int, Option(help="Classes in a SavedModel's answer.", callback=check_count)] = 5,
     warmup: Annotated[list[int], Option(help="Batch size for which a server warms up; may be repeated.")] = [1],  # noqa: B006
     dtype: Annotated[str | None, Option(help="Of a SavedModel's weights: float32 or bfloat16.")] = None,
     bfloat16: Annotated[bool, Option("--bfloat16", help="Add bfloat16 signatures to a float32 SavedModel.")] = False,
@@ -84,17 +103,18 @@ def export(
 
     is_saved_model = to.suffix.lower() != ".tflite"
     if to.suffix.lower() in OTHER_FORMATS:
-        raise ValueError(f"--to is a .tflite file, or a folder for a SavedModel such as vit/1. Received: {to}")
+        raise ValueError(f"--to must be a .tflite file, or a folder for a SavedModel such as vit/1. Received: {to}")
     _check_options(context, to, is_saved_model)
     files = image_files(images or [], most=MAX_IMAGES) or None
     names = Path(labels).read_text("utf-8").splitlines() if labels and Path(labels).is_file() else labels
-    check_counts(threads=threads, top=top)
-    one_of("--route", route, ("direct", "converter"))
     file: dict[str, Any] = {
         "batch": batch or None,
         "input_dtype": input_dtype,
-        "source_size": parse_size(source_size, "--source-size"),
-        **{"resize": resize, "output": output, "attention": attention, "patches": patches},
+        "source_size": source_size,
+        "resize": resize,
+        "output": output,
+        "attention": attention,
+        "patches": patches,
     }
     found = find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
     task.from_config(found.config).class_names(names)
@@ -148,7 +168,9 @@ def verify(
     ] = None,
     least_cosine: LeastCosine = None,
     least_agreement: LeastAgreement = None,
-    accelerator: Annotated[str, Option(help="Where to run a .tflite file: cpu or gpu.")] = "cpu",
+    accelerator: Annotated[
+        str, Option(help="Where to run a .tflite file: cpu or gpu.", callback=choice("cpu", "gpu"))
+    ] = "cpu",
     half_precision: Annotated[
         bool, Option("--half-precision", help="Also run a .tflite file with float weights in half precision.")
     ] = False,
@@ -163,8 +185,6 @@ def verify(
         from keras_vit.export.quantization.modes import load_mode
 
         load_mode(quantize)
-    check_counts(threads=threads)
-    one_of("--accelerator", accelerator, ("cpu", "gpu"))
     found = find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
     with quiet():
         from keras_vit import export as exports

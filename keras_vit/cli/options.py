@@ -7,6 +7,7 @@ import functools
 import io
 import json
 import os
+import re
 import sys
 import tempfile
 import warnings
@@ -19,7 +20,7 @@ import typer
 from typer import Argument, Option
 
 from keras_vit._util.checks import given, one_of
-from keras_vit.cli.messages import is_user_error
+from keras_vit.cli.errors import is_user_error
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -73,15 +74,57 @@ complete_recipe = _complete_tables("zoo", "recipes")
 complete_format = _complete_tables("converters", "checkpoints")
 complete_mode = _complete_tables("converters", "exports")
 
-Size = Annotated[str | None, Option("--image-size", help="Pixels: 384 or HEIGHTxWIDTH.")]
-Patch = Annotated[str | None, Option("--patch-size", help="Pixels: 12 or HEIGHTxWIDTH; for FlexiViT, see resized.")]
-Classes = Annotated[int | None, Option("--num-classes", help="A new head of this many classes; 0 for none.")]
+
+def at_least(least: int) -> Callable[[typer.CallbackParam, Any], Any]:
+    """Return a callback of an option that raises a ValueError for integers below `least`."""
+
+    def check(parameter: typer.CallbackParam, value: Any) -> Any:
+        for number in value if isinstance(value, list) else [value]:
+            if number is not None and number < least:
+                raise ValueError(f"{parameter.opts[0]} must be an integer >= {least}. Received: {number}")
+        return value
+
+    return check
+
+
+def choice(*known: str) -> Callable[[typer.CallbackParam, str], str]:
+    """Return a callback of an option that raises a ValueError for other values."""
+
+    def check(parameter: typer.CallbackParam, value: str) -> str:
+        one_of(parameter.opts[0], value, known)
+        return value
+
+    return check
+
+
+def parse_size(parameter: typer.CallbackParam, text: str | None) -> Any:
+    """Return "384" as 384 and "384x256" as (384, 256); a callback, so that commands receive these."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)?", text, re.ASCII | re.IGNORECASE):
+        raise ValueError(f"{parameter.opts[0]} must be a number of pixels or HEIGHTxWIDTH. Received: {text!r}")
+    sides = [int(side) for side in text.lower().split("x")]
+    return sides[0] if len(sides) == 1 else tuple(sides)
+
+
+check_count = at_least(1)
+
+Size = Annotated[str | None, Option("--image-size", help="Pixels: 384 or HEIGHTxWIDTH.", callback=parse_size)]
+Patch = Annotated[
+    str | None,
+    Option("--patch-size", help="Pixels: 12 or HEIGHTxWIDTH; for FlexiViT, see resized.", callback=parse_size),
+]
+Classes = Annotated[
+    int | None, Option("--num-classes", help="A new head of this many classes; 0 for none.", callback=at_least(0))
+]
 Facts = Annotated[
     list[str] | None,
     Option("--config", help="FIELD=VALUE that the file does not state, such as num_heads=12; may be repeated."),
 ]
 DataDir = Annotated[Path | None, Option(help="Folder in which tensorflow-datasets keeps prepared data.")]
-BadImage = Annotated[str, Option(help="What to do about a file that cannot be decoded: skip or fail.")]
+BadImage = Annotated[
+    str, Option(help="What to do about a file that cannot be decoded: skip or fail.", callback=choice("skip", "fail"))
+]
 MODEL_HELP = "A model of the zoo, a file, a folder of a checkpoint or of a training run, or a URL."
 Model = Annotated[str, Argument(help=MODEL_HELP, autocompletion=complete_model)]
 Images = Annotated[list[str], Argument(help='Image files, folders and patterns such as "photos/*.jpg".')]
@@ -144,22 +187,12 @@ def parse_fields(texts: Iterable[str] | None, option: str = "--config") -> dict[
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals:
-            raise ValueError(f"{option} is FIELD=VALUE. Received: {text!r}")
+            raise ValueError(f"{option} must be FIELD=VALUE. Received: {text!r}")
         try:
             fields[name] = _PYTHON_VALUES[value] if value in _PYTHON_VALUES else json.loads(value)
         except ValueError:
             fields[name] = value
     return fields
-
-
-def parse_size(text: str | None, option: str = "--image-size") -> Any:
-    """Return "384" as 384 and "384x256" as (384, 256); other text raises a ValueError."""
-    if text is None:
-        return None
-    sides = [int(side) for side in text.lower().split("x") if side.isdecimal()]
-    if len(sides) not in (1, 2) or "x".join(map(str, sides)) != text.lower():
-        raise ValueError(f"{option} is a number of pixels or HEIGHTxWIDTH. Received: {text!r}")
-    return sides[0] if len(sides) == 1 else tuple(sides)
 
 
 class FoundModel(NamedTuple):
@@ -173,8 +206,8 @@ class FoundModel(NamedTuple):
 def find_model(
     model: str,
     weights: str | None = None,
-    image_size: str | None = None,
-    patch_size: str | None = None,
+    image_size: Any = None,
+    patch_size: Any = None,
     *,
     default: str | None = "default",
     num_classes: int | None = None,
@@ -187,8 +220,7 @@ def find_model(
     """
     from keras_vit.zoo.pretrained import load_choice, read_config, resolve
 
-    sizes = {"image_size": parse_size(image_size), "patch_size": parse_size(patch_size, "--patch-size")}
-    changes = given(**sizes, num_classes=num_classes)
+    changes = given(image_size=image_size, patch_size=patch_size, num_classes=num_classes)
     choice = replace(resolve(model, weights, default=default), accept_licence=accept_licence)
     config = read_config(choice, changes, **file_facts)
     return FoundModel(choice, config, functools.partial(load_choice, choice, changes, **file_facts))
@@ -207,12 +239,11 @@ def drop_unreadable(model: VisionTransformer, files: list[str] | None) -> list[s
     return files and [file for file in files if file not in errors]
 
 
-def check_data(data: str, data_dir: Path | None, on_bad_image: str) -> None:
+def check_data(data: str, data_dir: Path | None) -> None:
     """Raise an error for a folder of data that does not exist; the names of data sets are checked later.
 
     "cifar10_corrupted/blur_1" is the name of a data set if `data_dir` has a folder of its first part.
     """
-    one_of("--on-bad-image", on_bad_image, ("skip", "fail"))
     prepared = str(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets"))
     name, slash, _ = data.partition("/")
     is_name = not name.startswith((".", "~")) and (

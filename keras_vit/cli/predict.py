@@ -9,10 +9,21 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from keras_vit._util.checks import check_counts
 from keras_vit._util.image_paths import readable_images
 from keras_vit._util.progress import track
-from keras_vit.cli.options import Images, Json, Licence, Model, Patch, Size, Weights, aligned, find_model, quiet
+from keras_vit.cli.options import (
+    Images,
+    Json,
+    Licence,
+    Model,
+    Patch,
+    Size,
+    Weights,
+    aligned,
+    check_count,
+    find_model,
+    quiet,
+)
 
 DEMO_OUTPUTS = ("1", "digits.tflite", "finetuned", "report.html")  # files and folders that an earlier demo has left
 
@@ -24,12 +35,11 @@ def predict(
     accept_licence: Licence = False,
     image_size: Size = None,
     patch_size: Patch = None,
-    top: Annotated[int, Option(help="Number of classes for each image.")] = 5,
-    batch_size: Annotated[int, Option(help="Images per call, and in memory.")] = 16,
+    top: Annotated[int, Option(help="Number of classes for each image.", callback=check_count)] = 5,
+    batch_size: Annotated[int, Option(help="Images per call, and in memory.", callback=check_count)] = 16,
     as_json: Json = False,
 ) -> None:
     """Classify images. An image that cannot be read is a line of its own, and the exit code is then 1."""
-    check_counts(top=top, batch_size=batch_size)
     files = readable_images(images)
     found = find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
     show = len(files) > batch_size and (as_json or not sys.stdout.isatty())  # else the results show how far it is

@@ -1,19 +1,18 @@
-"""The commands `keras-vit list`, `show` and `gallery`. They do not import TensorFlow."""
+"""The commands `keras-vit list` and `show`. They do not import TensorFlow."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Argument, Option
+from typer import Argument
 
 from keras_vit._util.text import byte_size, scaled
-from keras_vit.cli.options import Json, Model, Size, aligned, find_model, parse_size, table_text
+from keras_vit.cli.options import Json, Model, Size, aligned, find_model, table_text
 
 if TYPE_CHECKING:
     from keras_vit.model.config import ViTConfig
@@ -69,20 +68,11 @@ def show(name: Model, image_size: Size = None, as_json: Json = False) -> None:
     weights = catalogue.select(card, spelled and spelled.weights or "default")
     config = weights.whole_config()
     if image_size is not None:
-        config = config.replace(image_size=parse_size(image_size))
+        config = config.replace(image_size=image_size)
     if as_json:
         typer.echo(json.dumps({**describe(weights, config), "weights": catalogue.rows(card)}, indent=2))
         return
     typer.echo(f"{summary(weights, config)}\n\n{card}")
-
-
-def gallery(
-    out: Annotated[Path, Option(help="The folder to write into; other files in it stay.")] = Path("site"),
-) -> None:
-    """Write every model of the zoo as one HTML page with search, sorting and an accuracy plot. Needs no network."""
-    from keras_vit.zoo import gallery as pages
-
-    typer.echo(str(pages.write(out)))
 
 
 def _print_named_weights(name: str) -> None:
@@ -97,8 +87,10 @@ def _print_named_weights(name: str) -> None:
 
 def describe(weights: Weights | SimpleNamespace, config: ViTConfig) -> dict[str, Any]:
     """Return the numbers of `show` for one image: sizes, parameters, bytes, and operations (a multiply-add is two)."""
-    from keras_vit.model import cost
+    from keras_vit.model.numbers import numbers
+from keras_vit.model.parts import PRECISIONS
 
+    counted = numbers(config)
     return {
         "name": weights.architecture,
         "of": weights.tag,
@@ -108,14 +100,11 @@ def describe(weights: Weights | SimpleNamespace, config: ViTConfig) -> dict[str,
         "tokens": config.num_tokens,
         **{name: getattr(config, name) for name in ("hidden_size", "mlp_dim", "num_heads", "num_layers")},
         "num_classes": weights.num_classes,
-        "parameters": cost.count_parameters(config),
-        "flops": cost.forward_flops(config),
-        "activation_bytes": cost.inference_memory(config),
-        "file_bytes": {name: cost.file_bytes(config, name) for name in cost.PRECISIONS},
-        "parts": [
-            {name: getattr(part, name) for name in ("name", "copies", "output", "parameters", "flops")}
-            for part in cost.parts(config)
-        ],
+        "parameters": counted.parameters,
+        "flops": counted.flops,
+        "activation_bytes": counted.activation_bytes,
+        "file_bytes": {name: counted.file_bytes(name) for name in PRECISIONS},
+        "parts": [vars(part) for part in counted.parts],
     }
 
 

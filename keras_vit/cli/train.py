@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from keras_vit._util.checks import check_counts, given
+from keras_vit._util.checks import given
 from keras_vit.cli.options import (
     MODEL_HELP,
     BadImage,
@@ -22,13 +22,13 @@ from keras_vit.cli.options import (
     Size,
     Weights,
     aligned,
+    check_count,
     check_data,
     complete_model,
     complete_recipe,
     complete_weights,
     find_model,
     parse_fields,
-    parse_size,
     print_result,
     quiet,
 )
@@ -36,6 +36,7 @@ from keras_vit.cli.options import (
 if TYPE_CHECKING:
     from keras_vit.train import Recipe, Result
 
+DATA_HELP = "digits, a data set of tensorflow-datasets, or a folder of folders of images."
 Strategy = Annotated[str, Option(help="auto, one, mirrored, workers, tpu or tpu:NAME.")]
 WorkerTimeout = Annotated[float, Option(help="Seconds to wait for the other machines of TF_CONFIG to start.")]
 
@@ -45,9 +46,7 @@ def train(
         str | None, Argument(help="A recipe's name, or a .toml file of your own.", autocompletion=complete_recipe)
     ] = None,
     model: Annotated[str | None, Option(help=MODEL_HELP, autocompletion=complete_model)] = None,
-    data: Annotated[
-        str | None, Option(help="A data set of tensorflow-datasets, or a folder of folders of images; default: digits.")
-    ] = None,
+    data: Annotated[str | None, Option(help=DATA_HELP)] = None,
     out: Annotated[Path | None, Option(help="Folder for model, log and checkpoints; default: runs/...")] = None,
     weights: Annotated[
         str | None,
@@ -58,7 +57,7 @@ def train(
         Path | None, Option(help="Folder of a run: start a new one from its weights, with its recipe and data.")
     ] = None,
     image_size: Size = None,
-    steps: Annotated[int | None, Option(help="Number of updates.")] = None,
+    steps: Annotated[int | None, Option(help="Number of updates.", callback=check_count)] = None,
     variant: Annotated[str | None, Option(help="One of the recipe's variants, such as light1.")] = None,
     changes: Annotated[
         list[str] | None, Option("--set", help="FIELD=VALUE of the recipe, such as seed=1; may be repeated.")
@@ -74,25 +73,27 @@ def train(
     """Train a model. After an interruption the same command resumes the run exactly."""
     from keras_vit import train as training
 
-    missing = [] if continue_from else [name for name, v in {"RECIPE": recipe, "--model": model}.items() if v is None]
-    if missing:
+    needed = {"RECIPE": recipe, "--model NAME": model, "--data FOLDER (or --data digits)": data}
+    missing = [name for name, value in needed.items() if value is None]
+    if missing and not continue_from:
         raise typer.BadParameter(f"Missing {' and '.join(missing)}. Only --continue-from takes them from a run.")
     if continue_from and not continue_from.is_dir():
         raise FileNotFoundError(f"There is no folder of a run {str(continue_from)!r}")
-    fields = given(image_size=parse_size(image_size), steps=steps, variant=variant) | parse_fields(changes, "--set")
+    fields = given(image_size=image_size, steps=steps, variant=variant) | parse_fields(changes, "--set")
     chosen = _with_auto_accumulation(training.recipe(recipe, **fields)) if recipe else None
+    if data:
+        check_data(data, data_dir)
     if chosen and model:
         default = "default" if chosen.start == "pretrained" else None
         found = find_model(model, weights, default=default, accept_licence=accept_licence)
         found.config.replace(**chosen.config_changes(found.config))
-    check_data(data or "digits", data_dir, on_bad_image)
-    folder = out or Path(f"{continue_from}-continued")
-    if chosen and not continue_from:
-        name = f"{chosen.name}-{model}-{data or 'digits'}"
+    if continue_from:
+        folder = out or Path(f"{continue_from}-continued")
+    else:
+        name = f"{chosen.name if chosen else recipe}-{model}-{data}"
         folder = out or Path("runs") / re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-")
     with quiet():
         devices = training.strategy(strategy, worker_timeout=worker_timeout)
-
     result = training.run(
         chosen,
         model=model,
@@ -108,12 +109,7 @@ def train(
         on_bad_image=on_bad_image,
         progress=not as_json,
     )
-    if as_json:
-        summary = {"out": str(folder), "steps": result.steps, "stopped": result.stopped, "skipped": result.skipped}
-        best = dataclasses.asdict(result.best) if result.best else None
-        typer.echo(json.dumps(summary | {"unread": result.unread, "metrics": result.metrics, "best": best}, indent=2))
-    else:
-        typer.echo(_result_line(result, folder))
+    typer.echo(json.dumps(_result_fields(result, folder), indent=2) if as_json else _result_line(result, folder))
 
 
 def _with_auto_accumulation(recipe: Recipe) -> Recipe:
@@ -123,23 +119,38 @@ def _with_auto_accumulation(recipe: Recipe) -> Recipe:
     return recipe if any("accumulation" in part for part in parts) else recipe.replace(accumulation="auto")
 
 
+def _result_fields(result: Result, folder: Path) -> dict[str, Any]:
+    return {
+        "out": str(folder),
+        "steps": result.steps,
+        "stopped": result.stopped,
+        "skipped": result.skipped,
+        "unread": result.unread,
+        "metrics": result.metrics,
+        "best": dataclasses.asdict(result.best) if result.best else None,
+    }
+
+
 def _result_line(result: Result, folder: Path) -> str:
     if result.stopped:
         return f"Stopped and saved after step {result.steps} in {folder}: the same command resumes the run."
     if result.out is None:
         return f"This worker has done its part of {result.steps} steps; the first worker has written {folder}."
     figures = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
-    skipped = f"; training images left out because they cannot be read: {result.skipped}" if result.skipped else ""
-    skipped += f"; other files or folders left out: {result.unread}" if result.unread else ""
+    line = f"{folder}/model.keras after {result.steps} steps: {figures or 'nothing to evaluate on'}"
     best = result.best
-    better = best and best.step < result.steps
-    kept = f"; best: {best.path} after {best.step}, accuracy {best.metrics['accuracy']:.4f}" if best and better else ""
-    return f"{folder}/model.keras after {result.steps} steps: {figures or 'nothing to evaluate on'}{kept}{skipped}"
+    if best and best.step < result.steps:
+        line += f"; best: {best.path} after {best.step}, accuracy {best.metrics['accuracy']:.4f}"
+    if result.skipped:
+        line += f"; training images left out because they cannot be read: {result.skipped}"
+    if result.unread:
+        line += f"; other files or folders left out: {result.unread}"
+    return line
 
 
 def evaluate(
     model: Model,
-    data: Annotated[str, Option(help="As for train.")] = "digits",
+    data: Annotated[str, Option(help=DATA_HELP)],
     split: Annotated[
         str | None,
         Option(help="The split or sub-folder, all or held-out; default: the held-out one, or all of a plain folder."),
@@ -147,13 +158,16 @@ def evaluate(
     weights: Weights = None,
     accept_licence: Licence = False,
     image_size: Size = None,
-    batch_size: Annotated[int, Option(help="Images per call on each device.")] = 64,
+    batch_size: Annotated[int, Option(help="Images per call on each device.", callback=check_count)] = 64,
     strategy: Strategy = "auto",
     worker_timeout: WorkerTimeout = 1800,
     real: Annotated[bool, Option("--real", help="Several labels for each image, each of them right (ReaL).")] = False,
     few_shot: Annotated[
         list[int] | None,
-        Option(help="Instead: fit a linear classifier on this many images per class; may be repeated."),
+        Option(
+            help="Instead: fit a linear classifier on this many images per class; may be repeated.",
+            callback=check_count,
+        ),
     ] = None,
     data_dir: DataDir = None,
     on_bad_image: BadImage = "skip",
@@ -162,34 +176,39 @@ def evaluate(
     """Measure a model: top-1, top-5, cross-entropy and images per second; or few-shot accuracy of its features."""
     from keras_vit import train as training
 
-    check_counts(batch_size=batch_size)
-    for shots in few_shot or ():
-        check_counts(few_shot=shots)
     found = find_model(model, weights, image_size, accept_licence=accept_licence)
-    check_data(data, data_dir, on_bad_image)
+    check_data(data, data_dir)
     with quiet():
         devices = training.strategy(strategy, worker_timeout=worker_timeout)  # before TensorFlow loads a model
         loaded = found.load()
     source: dict[str, Any] = {"data_dir": data_dir, "on_bad_image": on_bad_image, "strategy": devices}
     if few_shot:
-        accuracies = training.few_shot(loaded, data, shots=tuple(few_shot), **source).items()
-        rows = [{"shots": shots, "accuracy": accuracy} for shots, accuracy in accuracies]
-        lines = [(str(shots), "images per class", f"{accuracy:.2%}") for shots, accuracy in accuracies]
-        typer.echo(json.dumps(rows, indent=2) if as_json else aligned(lines, right=(0, 2)))
+        _print_few_shot(training.few_shot(loaded, data, shots=tuple(few_shot), **source), as_json)
         return
-    labels = "real" if real else "single"
     evaluation = training.evaluate(
-        loaded, data, split=split, batch_size=batch_size, labels=labels, progress=not as_json, **source
+        loaded,
+        data,
+        split=split,
+        batch_size=batch_size,
+        labels="real" if real else "single",
+        progress=not as_json,
+        **source,
     )
     print_result(evaluation, as_json)
 
 
+def _print_few_shot(accuracies: dict[int, float], as_json: bool) -> None:
+    rows = [{"shots": shots, "accuracy": accuracy} for shots, accuracy in accuracies.items()]
+    lines = [(str(shots), "images per class", f"{accuracy:.2%}") for shots, accuracy in accuracies.items()]
+    typer.echo(json.dumps(rows, indent=2) if as_json else aligned(lines, right=(0, 2)))
+
+
 def plan(
     model: Model,
-    batch: Annotated[int, Option(help="Images per step, over all devices.")],
+    batch: Annotated[int, Option(help="Images per step, over all devices.", callback=check_count)],
     image_size: Size = None,
-    devices: Annotated[int, Option(help="GPUs or TPU cores.")] = 1,
-    accumulation: Annotated[int, Option(help="Micro-batches per step.")] = 1,
+    devices: Annotated[int, Option(help="GPUs or TPU cores.", callback=check_count)] = 1,
+    accumulation: Annotated[int, Option(help="Micro-batches per step.", callback=check_count)] = 1,
     optimizer: Annotated[str, Option(help="sgd or adamw.")] = "adamw",
     precision: Annotated[str, Option(help="float32 or mixed_bfloat16.")] = "float32",
     remat: Annotated[bool, Option("--remat", help="Recompute blocks in the backward pass.")] = False,

@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from keras_vit._util.checks import check_counts
 from keras_vit._util.image_paths import image_files
-from keras_vit.cli.options import Licence, Model, Size, Weights, drop_unreadable, find_model, quiet
+from keras_vit.cli.options import Licence, Model, Size, Weights, check_count, drop_unreadable, find_model, quiet
 
 MAX_IMAGES = 16  # as in visualize.html.report
 
@@ -21,14 +20,13 @@ def visualize(
     weights: Weights = None,
     accept_licence: Licence = False,
     image_size: Size = None,
-    top: Annotated[int, Option(help="Number of classes for each image.")] = 5,
+    top: Annotated[int, Option(help="Number of classes for each image.", callback=check_count)] = 5,
 ) -> None:
     """Write one HTML file that shows predictions, attention, filters and position embeddings of a model."""
     files = image_files(images)
     if len(files) > MAX_IMAGES:
         warnings.warn(f"the report shows {MAX_IMAGES} of the {len(files):,} images, evenly chosen", stacklevel=2)
         files = [files[place * len(files) // MAX_IMAGES] for place in range(MAX_IMAGES)]
-    check_counts(top=top)
     found = find_model(model, weights, image_size, accept_licence=accept_licence)
     with quiet():
         from keras_vit.visualize.html.report import report

@@ -13,7 +13,6 @@ from keras_vit.converters.layout import written_config
 from keras_vit.converters.table import Source, Table, fields_of_rows, formats, load_table, lookup
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.cost import patch_values
 
 # Fields that no file holds: how the model is trained, and what happens before and after it.
 _TRAINING_FIELDS = {"dropout_rate", "attention_dropout_rate", "stochastic_depth", "head_bias_init"}
@@ -162,7 +161,7 @@ def _typical_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
     resnet = config.resnet
     stages = enumerate(zip(resnet.num_layers, resnet.widths, strict=True), start=1) if resnet else ()
     projections = _PROJECTIONS if config.has_attention else ()
-    channels = patch_values(config) // math.prod(config.patch)
+    channels = resnet.channels if resnet else config.num_channels
     place = {"stem": "position", "blocks": "position_0", "shared": "position"}[config.position_place]
     position = {"learned": "embedding", "learned2d": "x_embedding", "relative": "relative_embedding"}
     rows = config.position_prefix_tokens + math.prod(config.grid)

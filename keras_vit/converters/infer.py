@@ -73,7 +73,7 @@ def _config(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
     if unknown := [name for name in table.meaning.required if name not in stated]:
         raise CheckpointError(
             f"is in {table.format} format, whose tensors do not say {', '.join(unknown)}, and has no config.json that "
-            f"does: pass config={{'{unknown[0]}': ...}}"
+            f"does: pass config={{'{unknown[0]}': ...}} (--config {unknown[0]}=...)"
         )
     fields = _merge_fields(table.meaning.defaults, table.meaning.implied(shapes), known, stated)
     fields["num_heads"] = _num_heads(shapes, table, stated.get("num_heads"), hints.num_heads)
@@ -156,7 +156,7 @@ def _num_heads(shapes: Shapes, table: Table, stated: int | None, expected: int |
     if found is None:
         raise CheckpointError(
             f"is in {table.format} format, which does not say how many attention heads there are "
-            f"(the width is {kernel[0]}): pass config={{'num_heads': ...}}"
+            f"(the width is {kernel[0]}): pass config={{'num_heads': ...}} (--config num_heads=...)"
         )
     if stated not in (None, found):
         raise CheckpointError(f"has {found} attention heads. Received: num_heads={stated}")
@@ -190,7 +190,7 @@ def _classifier(fields: Mapping[str, Any], *, is_stated: bool) -> str:
     if classifier == "token" and fields.get("final_norm") == "pooled" and not is_stated:
         raise CheckpointError(
             "does not say whether its last norm is applied to the class token or to the mean: "
-            "pass config={'classifier': 'token' or 'gap'}"
+            "pass config={'classifier': 'token' or 'gap'} (--config classifier=gap)"
         )
     return "token_unpooled" if classifier == "unpooled" and fields["class_token"] else classifier
 
@@ -216,7 +216,7 @@ def _position_prefix(shapes: Shapes, fields: Mapping[str, Any]) -> bool:
     if prefix and _is_square(rows) == _is_square(rows - prefix):
         raise CheckpointError(
             f"does not say whether its {rows} position embeddings include {prefix} prefix tokens: "
-            "pass config={'position_prefix': True or False}"
+            "pass config={'position_prefix': True or False} (--config position_prefix=true)"
         )
     return not _is_square(rows)
 
@@ -236,7 +236,8 @@ def _image_size(shapes: Shapes, fields: Mapping[str, Any], wanted: Any) -> Any:
     if not _is_square(tokens):
         name = f"token MLP for {mixed[0]} tokens" if mixed else f"position embedding {shapes['position/embedding']}"
         raise CheckpointError(
-            f"its {name} fills no square grid: pass config={{'image_size': (height, width)}} as it was trained"
+            f"its {name} fills no square grid: pass config={{'image_size': (height, width)}} as it was trained "
+            "(--config image_size=[HEIGHT,WIDTH])"
         )
     side = math.isqrt(tokens)
     return side * probe.stride[0], side * probe.stride[1]

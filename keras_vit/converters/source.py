@@ -15,7 +15,6 @@ from keras_vit.converters.table import Match, Table, fields_of_rows, formats, lo
 from keras_vit.converters.tensor_names import MAX_LAYERS
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.cost import count_parameters
 
 # The files of weights in a folder; the first one found is read. A training run's folder has a model.keras.
 _WEIGHTS = (
@@ -206,17 +205,6 @@ def check_size(container: Container, config: ViTConfig, *, is_size_given: bool =
     """
     held = sum(math.prod(header.shape) for header in container.headers.values() if header.bytes)
     most = _WEIGHTS_RATIO * held
-    # Layers are checked first, because counting parameters takes time for each unit of a hybrid.
-    num_layers = max(config.num_layers, sum(config.resnet.num_layers) if config.resnet else 0)
-    try:
-        needed = count_parameters(config) if num_layers <= MAX_LAYERS else most + 1
-    except OverflowError:
-        needed = most + 1
-    if needed > most:
-        raise CheckpointError(
-            f"describes a model of at least {min(needed, 10**18)} weights in {min(num_layers, 10**18)} blocks, "
-            f"but holds {held} numbers"
-        )
     patches = math.prod(config.grid)
     fixed = patches * config.hidden_size if config.position == "sincos2d" else 0
     if not is_size_given and (patches > _MAX_PATCHES or fixed > most + _SPARE_POSITIONS):
@@ -224,6 +212,25 @@ def check_size(container: Container, config: ViTConfig, *, is_size_given: bool =
             f"describes an image of {min(patches, 10**18)} patches, but holds {held} numbers; "
             f"at most {_MAX_PATCHES} patches are read"
         )
+    # Layers and widths are checked before weights are counted, for which a model of these sizes is built.
+    num_layers = max(config.num_layers, sum(config.resnet.num_layers) if config.resnet else 0)
+    is_small = num_layers <= MAX_LAYERS and max(config.hidden_size, config.mlp_dim, config.num_classes) <= most
+    needed = _count_weights(config) if is_small else most + 1
+    if needed > most:
+        raise CheckpointError(
+            f"describes a model of at least {min(needed, 10**18)} weights in {min(num_layers, 10**18)} blocks, "
+            f"but holds {held} numbers"
+        )
+
+
+def _count_weights(config: ViTConfig) -> int:
+    """Return the number of a model's weights. All blocks are equal, so one and two of them are enough to count."""
+    from keras_vit.model.cost import count  # starts Keras
+
+    if config.num_layers < 2:
+        return count(config).parameters
+    one, two = (count(config.replace(num_layers=number)).parameters for number in (1, 2))
+    return one + (config.num_layers - 1) * (two - one)
 
 
 def recognise(container: Container) -> Table:

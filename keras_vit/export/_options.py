@@ -32,7 +32,7 @@ def check_options(options: Options, model: keras.Model, *, has_calibration: bool
     if mode is not None and mode.needs_calibration and not has_calibration:
         problems.append(
             f"quantize={mode.name!r} needs calibration images: a hundred or more as the model will meet them, "
-            "calibration=model.preprocess(...). Received: None"
+            "calibration=model.preprocess(...) (--images FOLDER). Received: None"
         )
     if options.route == "converter":
         problems += [*_direct_only(options), *_converter.problems(model, mode)]

@@ -45,7 +45,7 @@ HEADER_SPEC = Header(
 
 
 def read_header(file: Any) -> Header:
-    """Read the header of a file, without decoding it. A JPEG whose frame cannot be read is an InvalidArgumentError."""
+    """Read the header of a file, without decoding it. A JPEG with an unreadable frame raises InvalidArgumentError."""
 
     def of_jpeg() -> Header:
         shape = tf.io.extract_jpeg_shape(file)
@@ -91,7 +91,7 @@ def decode(file: Any) -> Any:
 
 
 def check(file: Any) -> Any:
-    """Return the orientation of one JPEG or PNG file, outside of a graph; a ValueError if its header is not good."""
+    """Return the orientation of one JPEG or PNG file, outside of a graph; raise a ValueError if its header is bad."""
     try:
         header = _compiled_header(file)
     except tf.errors.InvalidArgumentError as error:
@@ -153,7 +153,6 @@ def _mirrored(orientation: Any) -> list[Any]:
 
 def read_orientation(file: Any) -> Any:
     """Return the EXIF orientation of a JPEG or PNG file, int32 from 1 to 8; 1 if there is none or it is damaged."""
-
     sep = tf.where(_starts_with(file, _JPEG), _EXIF[1], _EXIF_CHUNK)
     # Most images of data sets have no EXIF. This search takes a tenth of the time that parsing takes.
     pieces = tf.raw_ops.StringSplitV2(input=[file], sep=sep, maxsplit=1).values
@@ -183,7 +182,7 @@ def _first_directory(exif: Any) -> Any:
     is_little = mark == b"II*\0"
 
     def number(digits: Any) -> Any:
-        # Two constants: at a slice [::-1] of one TensorFlow's layout optimizer logs an error and gives the graph up.
+        # Two constants: at a slice [::-1] of one TensorFlow's layout optimizer logs an error and gives up the graph.
         powers = [256**power for power in range(digits.shape[-1])]
         weights = tf.where(is_little, tf.constant(powers, tf.int64), tf.constant(powers[::-1], tf.int64))
         return tf.reduce_sum(digits * weights, axis=-1)

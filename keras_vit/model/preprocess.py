@@ -60,7 +60,7 @@ def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
     """Read an image file upright, as uint8 (height, width, num_channels): JPEG, PNG, and with Pillow more formats.
 
     The file of an http, https or hf URL is downloaded into the cache folder; `tf.io.gfile` reads others, such as gs://.
-    A ValueError says why a file is no image, or that it has more than `image_files.MAX_PIXELS` pixels.
+    A file that is not an image, or has more than `image_files.MAX_PIXELS` pixels, raises a ValueError with the reason.
     """
     name = os.fspath(path)
     if name.startswith(DOWNLOADED):
@@ -82,7 +82,7 @@ def decode_bytes(data: bytes, num_channels: int) -> np.ndarray:
 
 
 def read_file(name: str) -> bytes:
-    """Return the content of a local image file; an error if it is a folder, a device or not there."""
+    """Return the content of a local image file; raise an error if it is a folder, a device or missing."""
     path = Path(name).expanduser()
     if path.is_dir():
         raise ValueError(f"{name!r} is a folder, not an image file; pass a list of the files in it")
@@ -143,23 +143,21 @@ def _arrays(images: Any, num_channels: int) -> list[Any]:
 
 
 def _check_batch(array: np.ndarray) -> np.ndarray:
-    """Return an array as (batch, height, width, channels); a ValueError if its values are not from 0 to 255."""
+    """Return an array as (batch, height, width, channels); raise a ValueError for values outside of 0 to 255."""
     received = f"Received: {array.dtype} array of shape {array.shape}"
     if array.ndim == 2:
         array = array[..., None]
     if array.ndim == 3:
         array = array[None]
     if array.ndim != 4 or 0 in array.shape:
-        raise ValueError(f"An image is (height, width, channels), with or without a batch axis. {received}")
+        raise ValueError(f"An image must be (height, width, channels), with or without a batch axis. {received}")
     if array.dtype.kind not in "uif":
-        raise ValueError(f"Images are uint8 or floats from 0 to 255. {received}")
+        raise ValueError(f"Images must be uint8 or floats from 0 to 255. {received}")
     low, high = float(array.min()), float(array.max())
     if not (low >= 0 and high <= 255):
-        raise ValueError(f"Images are pixels from 0 to 255, not prepared ones. {received} with values {low}..{high}")
+        raise ValueError(f"Images must be pixels from 0 to 255, not prepared ones. {received}, {low}..{high}")
     if array.dtype.kind == "f" and 0 < high <= 1:
-        raise ValueError(
-            f"Float images must hold values from 0 to 255: multiply by 255. {received} with values {low}..{high}"
-        )
+        raise ValueError(f"Float images must have values from 0 to 255: multiply by 255. {received}, {low}..{high}")
     return array if array.dtype == np.uint8 else array.astype(np.float32)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Iterator
 from types import MappingProxyType
 
@@ -28,7 +29,8 @@ def no_values() -> Iterator[None]:
 
 def symbolic_model(config: ViTConfig) -> VisionTransformer:
     """Return a float32 model without values, in a fraction of a second; only its structure can be read."""
-    with no_values():
+    with no_values(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "keras_vit: ", UserWarning)  # nobody asked for this model
         return VisionTransformer(config, dtype="float32")
 
 

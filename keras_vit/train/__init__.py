@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from keras_vit._util import lazy
 
 if TYPE_CHECKING:
-    from keras_vit.errors import Diverged
+    from keras_vit.errors import DivergedError
     from keras_vit.train._recipe_file import Recipe, recipe, recipes
     from keras_vit.train.loop.held_out import Best
     from keras_vit.train.loop.run import Result, run
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "_recipe": ("Recipe",),
     "_recipe_file": ("recipe", "recipes"),
-    "keras_vit.errors": ("Diverged",),
+    "keras_vit.errors": ("DivergedError",),
     "loop.held_out": ("Best",),
     "loop.run": ("Result", "run"),
     "measure.evaluation": ("Evaluation", "evaluate"),
@@ -31,7 +31,7 @@ _NAMES = {
 
 __all__ = [
     "Best",
-    "Diverged",
+    "DivergedError",
     "Evaluation",
     "Plan",
     "Recipe",

@@ -30,10 +30,10 @@ def vision_transformer(model: Any) -> VisionTransformer:
 
 
 def check_inputs(model: Any, images: Any) -> tuple[VisionTransformer, np.ndarray]:
-    """Return the VisionTransformer of a model, and the images as an array after checking their dtype and shape.
+    """Return the VisionTransformer of a model, and the images as an array.
 
-    Images are prepared floats (batch, height, width, channels) of the VisionTransformer's own size; layers before it in
-    a model that contains it are not applied. Other images raise a ValueError.
+    Raise a ValueError unless the images are prepared floats (batch, height, width, channels) of the
+    VisionTransformer's own size. Layers before it in a model that contains it are not applied.
     """
     model = vision_transformer(model)
     expected = (*model.config.size, model.config.num_channels)
@@ -45,14 +45,14 @@ def check_inputs(model: Any, images: Any) -> tuple[VisionTransformer, np.ndarray
     if not is_float or array.ndim != 4 or array.shape[1:] != expected or not len(array):
         received = f"{array.dtype} of shape {array.shape}" if array.dtype.kind in "biufV" else type(images).__name__
         raise ValueError(
-            f"images are prepared floats (batch, {', '.join(map(str, expected))}): `model.preprocess(images)` prepares "
-            f"one or several pictures. Received: {received}"
+            f"images must be prepared floats (batch, {', '.join(map(str, expected))}): `model.preprocess(images)` "
+            f"prepares one or several pictures. Received: {received}"
         )
     return model, array
 
 
 def split_batch(config: ViTConfig, images: np.ndarray) -> list[np.ndarray]:
-    """Split images into batches of at most MAX_ATTENTION_BYTES of weights; a model without attention is an error."""
+    """Split images into batches of at most MAX_ATTENTION_BYTES of weights; raise for a model without attention."""
     check_attention(config)
     bytes_per_image = 4 * config.num_layers * config.num_heads * config.num_tokens**2
     step = max(1, MAX_ATTENTION_BYTES // bytes_per_image)

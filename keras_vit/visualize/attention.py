@@ -19,6 +19,8 @@ _FUSIONS: dict[str, Callable[..., Any]] = {"mean": np.mean, "max": np.max, "min"
 def attention_maps(model: Any, images: Any) -> np.ndarray:
     """Return the attention weights of every block as one array.
 
+    `model.attention_maps` returns the same weights as a list of tensors, one per block, in the model's compute dtype.
+
     Args:
         model: a VisionTransformer or a Keras model that contains one.
         images: prepared floats (batch, height, width, channels), as the VisionTransformer itself takes them.
@@ -42,8 +44,8 @@ def attention_distance(model: Any, images: Any) -> np.ndarray:
     """Return the mean attention distance of every head of every block (paper, figure 7 right and appendix D.7).
 
     For each patch as the query, this is the distance between its centre and the centres of all patches, weighted by
-    their attention; then the mean over queries and images. Class token and registers have no place in the image: they
-    are left out as queries and as keys, and every row is scaled to sum to 1 over the patches.
+    their attention; then the mean over queries and images. Class token and registers have no position in the image:
+    they are left out as queries and as keys, and every row is scaled to sum to 1 over the patches.
 
     Args:
         model: a VisionTransformer or a Keras model that contains one.
@@ -82,8 +84,8 @@ def attention_rollout(
         model: a VisionTransformer or a Keras model that contains one.
         images: prepared floats (batch, height, width, channels), as the VisionTransformer itself takes them.
         head_fusion: how heads are fused: "mean" (the paper's), "max" or "min".
-        discard_ratio: in [0, 1). In every row of the fused matrix the floor(discard_ratio * patches) lowest patches,
-            the first ones of equals, are set to zero before the row is scaled. The attention to class token and
+        discard_ratio: in [0, 1). In every row of the fused matrix the floor(discard_ratio * patches) lowest patches
+            are set to zero before the row is scaled; of equal values the first. The attention to class token and
             registers always stays, because paths to patches lead through them.
         start_layer: first block to include, from 0.
 
@@ -123,7 +125,7 @@ def class_attention(model: Any, images: Any) -> np.ndarray:
 
     Returns:
         float32 (layers, batch, heads, rows, columns), layers + 1 for a map head. The weights are not scaled: a map
-        sums to 1 less the attention to class token and registers.
+        sums to 1 minus the attention to class token and registers.
 
     Raises:
         ValueError: if the images are not prepared for this model.
@@ -206,9 +208,9 @@ def class_maps(config: ViTConfig, maps: Sequence[np.ndarray], probe: np.ndarray 
 def _check_options(config: ViTConfig, head_fusion: str, discard_ratio: float, start_layer: int) -> None:
     one_of("head_fusion", head_fusion, tuple(_FUSIONS))
     if not isinstance(discard_ratio, numbers.Real) or not 0 <= discard_ratio < 1:
-        raise ValueError(f"discard_ratio is a share of the patches in [0, 1). Received: {discard_ratio!r}")
+        raise ValueError(f"discard_ratio must be in [0, 1). Received: {discard_ratio!r}")
     if not is_count(start_layer, least=0) or start_layer >= config.num_layers:
-        raise ValueError(f"start_layer is a block, 0 to {config.num_layers - 1}. Received: {start_layer!r}")
+        raise ValueError(f"start_layer must be an integer from 0 to {config.num_layers - 1}. Received: {start_layer!r}")
 
 
 def _discard_lowest(weights: np.ndarray, first_patch: int, ratio: float) -> np.ndarray:

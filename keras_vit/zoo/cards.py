@@ -213,7 +213,7 @@ def _check(weights: Weights, *, own: bool) -> None:
             f"labels must be one of {labels.lists()}, the files of zoo/labels. Received: {weights.labels!r}"
         )
     if weights.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", weights.sha256):
-        raise ValueError(f"sha256 is 64 digits of 0-9 and a-f. Received: {weights.sha256!r}")
+        raise ValueError(f"sha256 must be 64 digits of 0-9 and a-f. Received: {weights.sha256!r}")
 
 
 def _accuracy_problems(family: Mapping[str, Any], where: str) -> Iterator[str]:

@@ -14,8 +14,9 @@ from typing import Any
 
 from keras_vit._util import data_files, html
 from keras_vit._util.text import nearest
-from keras_vit.errors import CardError, UnknownModel
-from keras_vit.model import cost
+from keras_vit.errors import CardError, UnknownModelError
+from keras_vit.model.numbers import numbers
+from keras_vit.model.parts import PRECISIONS
 from keras_vit.model.sizes import canonical_name
 from keras_vit.zoo import spellings
 from keras_vit.zoo.cards import Family, Weights, make_weights, read_family
@@ -130,7 +131,7 @@ def card(name: str) -> Card:
         The card; for an AugReg file a card with that file alone.
 
     Raises:
-        UnknownModel: no card has this name; the message lists the nearest.
+        UnknownModelError: no card has this name; the message lists the nearest.
         ValueError: part of an AugReg name is wrong; the message names it.
 
     Example:
@@ -149,7 +150,7 @@ def card(name: str) -> Card:
     models = list(dict.fromkeys(by_spelling[spelling] for spelling in close))[:4]
     offer = f"the nearest are {models}" if models else f"the models are {names()}"
     problem = f"{found} has no published weights" if found else "No model has this name"
-    raise UnknownModel(f"{problem}; {offer}. Received: {name!r}")
+    raise UnknownModelError(f"{problem}; {offer}. Received: {name!r}")
 
 
 def _find(name: str) -> str | None:
@@ -196,14 +197,15 @@ def _row(weights: Weights) -> dict[str, Any]:
     if weights.tag not in listed.weights:  # an AugReg file is loaded by its own name
         arguments = f"{weights.tag!r}"
     arguments += ", accept_licence=True" * bool(weights.terms)
-    sizes = {f"bytes_{name}": cost.file_bytes(config, name) for name in cost.PRECISIONS}
+    counted = numbers(config)
+    sizes = {f"bytes_{name}": counted.file_bytes(name) for name in PRECISIONS}
     return {
         "name": listed.name,
         "family": listed.family,
         "weights": weights.tag,
         "default": default,
-        "parameters": cost.count_parameters(config),
-        "gflops": cost.forward_flops(config) / 1e9,
+        "parameters": counted.parameters,
+        "gflops": counted.flops / 1e9,
         "image_size": weights.image_size,
         "num_classes": weights.num_classes,
         "file": weights.file,

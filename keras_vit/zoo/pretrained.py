@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_vit._util.checks import given
-from keras_vit.errors import FileUnavailableError, LicenceError, UnknownModel
+from keras_vit.errors import FileUnavailableError, LicenceError, UnknownModelError
 from keras_vit.model import labels
 from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
 from keras_vit.model.sizes import canonical_name
@@ -74,15 +74,15 @@ def resolve(
 def resolve_name(name: str, weights: str | os.PathLike[str] | None) -> Choice:
     """Find the weights of a name; arguments and errors as for `load`."""
     found = _look_up(name)
-    if isinstance(found, UnknownModel) and weights == "default" and _is_path(name):
-        raise UnknownModel(f"zoo.load takes names; keras_vit.converters.load({name!r}) loads a file or a folder.")
+    if isinstance(found, UnknownModelError) and weights == "default" and _is_path(name):
+        raise UnknownModelError(f"zoo.load takes names; keras_vit.converters.load({name!r}) loads a file or a folder.")
     return _choose_weights(name, found, weights)
 
 
 def _look_up(name: str) -> Card | ValueError:
-    """Return the card of a name, or the error that says why there is none; an empty name raises it."""
+    """Return the card of a name, or the error about it; raise the error if the name is empty."""
     if not name.strip():
-        raise UnknownModel(f"Expected the name of a model, a path or a URL. Received: {name!r}")
+        raise UnknownModelError(f"Expected the name of a model, a path or a URL. Received: {name!r}")
     try:
         return card(name)
     except ValueError as error:
@@ -109,7 +109,7 @@ def _choose_weights(name: str, found: Card | ValueError, weights: str | os.PathL
             defaults={"preprocessing": row.preprocessing} | ({"labels": row.labels} if row.labels else {}),
             published=published,
         )
-    if not isinstance(found, UnknownModel) or (isinstance(weights, str) and not _is_weights_file(weights)):
+    if not isinstance(found, UnknownModelError) or (isinstance(weights, str) and not _is_weights_file(weights)):
         raise found
     # Raises an error that lists the nearest architectures.
     architecture = canonical_name(spelled.architecture if spelled else name)
@@ -141,7 +141,7 @@ def _is_file(spec: str, found: Card | ValueError) -> bool:
     if isinstance(found, Card):
         # The name of an AugReg file may end in .npz, and that of another package may be a folder's: if they are there.
         return (_has_file_suffix(spec) or spellings.read(spec) is not None) and Path(spec).exists()
-    if isinstance(found, UnknownModel):
+    if isinstance(found, UnknownModelError):
         return _is_path(spec)
     return Path(spec).exists()  # almost the name of an AugReg file; if there is no such file, the caller gets `found`
 
@@ -185,7 +185,7 @@ def load(
     Args:
         name: "ViT-B/16", "B_16", "R50+ViT-B/16", "DINOv2-B/14", "digits", or the name of an AugReg file. A name of timm
             or Hugging Face ("facebook/dinov2-base") stands for the same weights on the model's card; where the card
-            does not have them ("vit_base_patch16_224"), the error says which `weights` they are.
+            does not have them ("vit_base_patch16_224"), the error names the `weights` to pass.
         weights: "default" (the card's recommended file), a tag of the card ("imagenet21k", "sam", ...), a path or URL
             (https, gs, hf, file) of a checkpoint in any known format, or None for random weights.
         image_size: int or (height, width) in pixels. None takes the size that the weights were trained at, or 224
@@ -203,12 +203,12 @@ def load(
         The model. None of its weights are random unless weights=None or the head is new.
 
     Raises:
-        UnknownModel: no card has this name; the message lists the nearest.
+        UnknownModelError: no card has this name; the message lists the nearest.
         ValueError: unknown weights or fields, weights of another architecture, or a name of another package's weights.
         FileNotFoundError: the path does not exist.
         LicenceError: the file has terms of its own, and accept_licence is False.
         DownloadError: the file could not be downloaded completely and verified.
-        CheckpointError: the file is damaged or holds no such model.
+        CheckpointError: the file is damaged or does not contain such a model.
 
     Example:
         >>> model = keras_vit.zoo.load("digits", image_size=48, num_classes=3)
@@ -285,7 +285,7 @@ def fetch_source(choice: Choice) -> Path:
     if row is not None and row.terms and not choice.accept_licence and not is_cached(source):
         raise LicenceError(
             f"{choice.name}, weights {row.tag!r}, has terms of its own ({row.licence}): read {row.terms} and, if you "
-            "accept them, load it with accept_licence=True."
+            "accept them, load it with accept_licence=True (--accept-licence)."
         )
     path = fetch(source, sha256=row.sha256, size=row.bytes) if row is not None else fetch(source)
     if match := _REMOTE_CHECKPOINT.fullmatch(source):
@@ -337,6 +337,6 @@ def _check_architecture(path: Path, config: ViTConfig, expected: ViTConfig) -> N
         wrong.append(f"a ResNet of {units[0]} units instead of {units[1]}")
     if wrong:
         raise ValueError(
-            f"{path} holds another architecture: {', '.join(wrong)}. Load it by the name of its own architecture, or "
+            f"{path} contains another architecture: {', '.join(wrong)}. Load it by its own architecture's name, or "
             "with keras_vit.converters.load, which reads the architecture from the file."
         )

@@ -50,7 +50,7 @@ def zero_shot_head(
             "projection, pass model.rebuilt(model.config.replace(projection_head=True, labels=None))"
         ]
     if scale.size != 1 or not 0 < scale[0] < _LARGEST or offset.size != 1 or not abs(offset[0]) < _LARGEST:
-        wrong.append(f"logit_scale is a number above 0, and bias a number. Received: {logit_scale!r} and {bias!r}")
+        wrong.append(f"logit_scale must be a number above 0, and bias a number. Received: {logit_scale!r} and {bias!r}")
     if wrong:
         raise ValueError("zero_shot_head: " + "; ".join(wrong))
     changes: dict[str, Any] = {"num_classes": len(text), "labels": labels, "normalize_features": True}
@@ -77,9 +77,9 @@ def _numbers(value: Any) -> np.ndarray:
 
 def _wrong_classes(text: np.ndarray, labels: Any, width: int) -> Iterator[str]:
     if text.ndim != 2 or text.shape[1] != width or not text.size:
-        yield f"text_embeddings are numbers (classes, {width}). Received: shape {text.shape}"
+        yield f"text_embeddings must be numbers (classes, {width}). Received: shape {text.shape}"
     elif (rows := np.flatnonzero(~np.isfinite(text).all(axis=1) | ~text.any(axis=1))).size:
-        yield f"text_embeddings are finite, and no row is zero. Received: others in rows {rows[:5]}"
+        yield f"text_embeddings must be finite, and no row zero. Received: others in rows {rows[:5]}"
     are_names = isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels)
     if not are_names or not len(text) == len(labels) == len(set(labels)):
-        yield f"labels are a list of {len(text)} different names, one for each row. Received: {labels!r:.200}"
+        yield f"labels must be a list of {len(text)} different names, one for each row. Received: {labels!r:.200}"

@@ -35,7 +35,8 @@ def main() -> None:
     np.savez_compressed(FOLDER / "outputs.npz", logits=np.asarray(model(prepared(CONFIG))))
     with tempfile.TemporaryDirectory() as temporary:
         run = Path(temporary) / "run"
-        result = train.run(train.recipe("digits", **FIELDS), model=keras_vit.VisionTransformer(CONFIG), out=run)
+        recipe, model = train.recipe("digits", **FIELDS), keras_vit.VisionTransformer(CONFIG)
+        result = train.run(recipe, model=model, data="digits", out=run)
         np.savez_compressed(FOLDER / "ended.npz", **{v.path: v.numpy() for v in result.model.weights})
         kept = FOLDER / "run"
         shutil.rmtree(kept, ignore_errors=True)

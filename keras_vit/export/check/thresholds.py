@@ -46,7 +46,9 @@ def _next_steps(missed: dict[str, float], mode: Mode | None) -> list[str]:
         steps.append("check that the file is of this model, with these weights")
     elif min(mode.bits) < HALF:
         calibrates = mode.needs_calibration or mode.smoothing
-        images = "a hundred typical images, calibration=model.preprocess(...), or " if calibrates else ""
+        images = (
+            "a hundred typical images, calibration=model.preprocess(...) (--images FOLDER), or " if calibrates else ""
+        )
         steps.append(f"export it again with {images}quantize='float16'")
     if min(missed.values()) >= ACCEPTABLE:
         arguments: dict[str, float] = {}

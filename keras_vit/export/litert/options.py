@@ -86,7 +86,10 @@ class Options:
     def model_problems(self, config: ViTConfig) -> Iterator[str]:
         """Yield one sentence for each option that a file of this model cannot have."""
         if self.source_size is not None and self.input_dtype != "uint8":
-            yield f"source_size needs input_dtype='uint8': only pixels are resized. Received: {self.input_dtype!r}"
+            yield (
+                "source_size needs input_dtype='uint8' (--input uint8): only pixels are resized. "
+                f"Received: {self.input_dtype!r}"
+            )
         if self.output == "probabilities" and self.output not in task.from_config(config).outputs:
             yield f"output='probabilities' needs a head. Received: a model of num_classes={config.num_classes}"
         if self.attention and not (config.class_token and config.has_attention):

@@ -4,14 +4,16 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from math import prod
 from typing import Any
 
 import keras
 from keras import ops
 
-from keras_vit.model.layers.activations import activation
+from keras_vit.model.layers.activations import KEPT_TENSORS, PEAK_TENSORS, activation
 from keras_vit.model.layers.attention import MultiHeadAttention
 from keras_vit.model.layers.base import BaseLayer
+from keras_vit.model.layers.cost import Cost, Shape, norm_cost
 from keras_vit.model.layers.fusion import layer_norm, product_then
 from keras_vit.model.layers.initializers import initializer
 from keras_vit.model.layers.quantized import load_quantization, save_quantization
@@ -90,6 +92,27 @@ class MLP(BaseLayer):
         return self.dropout(self.dense2(x), training=training)
 
     @property
+    def title(self) -> str:
+        """The layer in words."""
+        return f"{self.mlp_dim:,} wide, {'gated by ' if self.gated else ''}{self.activation}"
+
+    def cost(self, shape: Shape) -> Cost:
+        """Return the cost for (positions, width)."""
+        positions, width = shape
+        hidden = positions * self.mlp_dim
+        denses = 3 if self.gated else 2
+        cost = Cost(
+            multiply_adds=denses * hidden * width,
+            kept=positions * width + (KEPT_TENSORS[self.activation] + self.gated) * hidden,
+            kernel_outputs=(denses - 1) * self.mlp_dim + width,
+            peak=(PEAK_TENSORS[self.activation] + self.gated) * hidden,
+            widest=hidden,
+        )
+        if self.norm_epsilon is not None:
+            cost += norm_cost(hidden) + Cost(kept=hidden)
+        return cost + Cost(kept_masks=hidden + positions * width) if self.dropout_rate else cost
+
+    @property
     def _dense_layers(self) -> tuple[keras.layers.Dense, ...]:
         return (self.dense1, self.gate, self.dense2) if self.gated else (self.dense1, self.dense2)
 
@@ -114,6 +137,10 @@ class LayerScale(BaseLayer):
 
     def call(self, x: Any) -> Any:
         return x * self.gamma
+
+    def cost(self, shape: Shape) -> Cost:
+        """Return the cost for tokens (tokens, hidden_size)."""
+        return Cost(kept=prod(shape))
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -225,6 +252,24 @@ class EncoderBlock(BaseLayer):
 
     def _branch(self, x: Any, scale: LayerScale | None, training: bool | None) -> Any:
         return self.depth(x if scale is None else scale(x), training=training)
+
+    def part_costs(self, shape: Shape, relative: Shape | None = None, *, tokens: int | None = None) -> dict[str, Cost]:
+        """Return the cost of the attention (or token MLP) and of the MLP, each with its norm and LayerScale, by title.
+
+        `shape` is (tokens, hidden_size); `tokens` are those that the block computes in its results (None: all).
+        """
+        few = (shape[0] if tokens is None else tokens, shape[1])
+        stream, scale = prod(shape), Cost() if self.scale1 is None else self.scale1.cost(few)
+        if self.token_mlp is None:
+            mixer, title = self.attention.cost(few, shape, relative), self.attention.title
+        else:
+            mixer, title = self.token_mlp.cost(shape[::-1]), f"MLP over the tokens, {self.token_mlp.title}"
+        if self.dropout_rate:
+            mixer += Cost(kept_masks=prod(few))
+        return {
+            title: norm_cost(stream) + mixer.beside(stream) + scale,
+            f"MLP, {self.mlp.title}": norm_cost(prod(few)) + self.mlp.cost(few).beside(stream) + scale,
+        }
 
     def attention_weights(self, x: Any, relative: Any = None) -> Any:
         """Return the attention weights for the block's input, (batch, heads, tokens, tokens); every row sums to 1."""

@@ -8,6 +8,7 @@ from keras import ops
 from keras_vit.model.layers.attention import MultiHeadAttention
 from keras_vit.model.layers.base import BaseLayer
 from keras_vit.model.layers.block import MLP
+from keras_vit.model.layers.cost import Cost, Shape, norm_cost
 from keras_vit.model.layers.initializers import glorot_uniform_matrix
 
 
@@ -66,6 +67,13 @@ class AttentionPooling(BaseLayer):
         probe = ops.broadcast_to(ops.cast(self.probe, x.dtype), (ops.shape(x)[0], 1, x.shape[-1]))
         pooled = self.attention(probe, x[:, self.prefix_tokens :])
         return (pooled + self.mlp(self.norm(pooled)))[:, 0]
+
+    def cost(self, shape: Shape) -> Cost:
+        """Return the cost for tokens (tokens, hidden_size)."""
+        tokens, width = shape
+        probe = (1, width)
+        attention = self.attention.cost(probe, (tokens - self.prefix_tokens, width))
+        return attention + norm_cost(width) + self.mlp.cost(probe)
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         return (input_shape[0], input_shape[-1])

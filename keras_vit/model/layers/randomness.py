@@ -7,12 +7,14 @@ its gradient draws another one, and after a restart the numbers depend on what w
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from math import prod
 from typing import Any
 
 import keras
 from keras import ops
 
 from keras_vit.model.layers.base import BaseLayer
+from keras_vit.model.layers.cost import Cost, Shape
 
 
 class _FixedSeed(keras.random.SeedGenerator):
@@ -92,6 +94,10 @@ class Dropout(keras.layers.Dropout):
         return keras.random.dropout(
             inputs, self.rate, noise_shape=self.noise_shape, seed=_generator(self.seed_generator)
         )
+
+    def cost(self, shape: Shape) -> Cost:
+        """Return the cost for values of any shape: the mask."""
+        return Cost(kept_masks=prod(shape) if self.rate else 0)
 
 
 @keras.saving.register_keras_serializable("keras_vit")

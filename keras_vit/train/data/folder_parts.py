@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 from keras_vit._util.text import abbreviated
-from keras_vit.train.data.image_files import is_folder, list_files
+from keras_vit.train.data.dataset_files import is_folder, list_files
+from keras_vit.train.data.request import DataRequest
 
 TRAIN, REST = "train", "all but held-out"
 ALL, HELD_OUT = "all", "held-out"
@@ -31,13 +32,9 @@ def subfolders(folder: str) -> list[str]:
     return sorted(name for name in names if is_folder(f"{folder}/{name}"))
 
 
-def choose_parts(
-    folder: str, train_split: str | None, eval_split: str | None, *, training: bool
-) -> tuple[Part | None, Part | None, str]:
-    """Return the parts to train and to evaluate on, and the split folder whose sub-folders name the classes.
-
-    If `training` is false, a folder without split folders is evaluated whole unless the user chooses a part.
-    """
+def choose_parts(folder: str, request: DataRequest) -> tuple[Part | None, Part | None, str]:
+    """Return the parts to train and to evaluate on, and the split folder whose sub-folders name the classes."""
+    train_split, eval_split = request.train_split, request.eval_split
     found = subfolders(folder)
     splits = [name for name in (TRAIN, *EVALUATION_FOLDERS) if name in found and subfolders(f"{folder}/{name}")]
     # Without "train", a folder such as "test" may be a class: it is a split only if all folders are splits.
@@ -52,7 +49,7 @@ def choose_parts(
         parts |= {name: Part(name, whole, name == HELD_OUT) for name in (HELD_OUT, REST)}
         parts.setdefault(TRAIN, parts[REST])
     train, evaluation = (_find_part(folder, parts, name) if name else None for name in (train_split, eval_split))
-    if not training:
+    if not request.training:
         evaluation = evaluation or parts.get(HELD_OUT if splits else ALL)
     elif not train:
         is_divided = REST in parts and evaluation in (None, parts[HELD_OUT])

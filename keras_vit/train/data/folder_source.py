@@ -19,8 +19,9 @@ import tensorflow as tf
 
 from keras_vit._util.image_paths import READABLE
 from keras_vit._util.text import abbreviated, escaped
+from keras_vit.train.data.dataset_files import find_damaged, hash64, list_files, read_image
 from keras_vit.train.data.folder_parts import ALL, HELD_OUT, REST, Part, choose_parts, is_visible, subfolders
-from keras_vit.train.data.image_files import find_damaged, hash64, list_files, read_image
+from keras_vit.train.data.request import DataRequest
 from keras_vit.train.data.split import Data, Example, RandomAccess
 
 HELD_OUT_SHARE = 10  # one image of this many
@@ -42,11 +43,9 @@ class Listing:
         return Listing(self.folder, files, self.labels[mask], self.unread)
 
 
-def open_folder(
-    folder: str, *, train_split: str | None, eval_split: str | None, on_bad_image: str, training: bool
-) -> Data:
-    """Return the data set in a local or remote folder; arguments and errors as in `sources.open_data`."""
-    train, evaluation, naming_split = choose_parts(folder, train_split, eval_split, training=training)
+def open_folder(folder: str, request: DataRequest) -> Data:
+    """Return the data set in a local or remote folder."""
+    train, evaluation, naming_split = choose_parts(folder, request)
     classes = _class_names(f"{folder}/{naming_split}".rstrip("/"))
     listings = [part and _list_part(folder, part, classes) for part in (train, evaluation)]
     if unread := sorted({name for listing in listings if listing for name in listing.unread}):
@@ -55,7 +54,7 @@ def open_folder(
         listings = _check_held_out(*listings)
     if any(listing and not listing.files for listing in listings):  # of parts that divide the images by their names
         raise ValueError(f"{escaped(folder)} has no image in this part: about one in ten is held out. Take {ALL!r}.")
-    opened = [_open_split(listing, on_bad_image) if listing else None for listing in listings]
+    opened = [_open_split(listing, request.on_bad_image) if listing else None for listing in listings]
     return Data(
         name=escaped(folder),
         train=opened[0],
@@ -108,7 +107,7 @@ def _report_damaged(listing: Listing, *, fail: bool) -> Sequence[int]:
     files = abbreviated([listing.files[i] for i in damaged])
     message = f"Images of {escaped(listing.folder)} that cannot be decoded: {files}."
     if fail:
-        raise ValueError(f'{message} Remove them, or skip them with on_bad_image="skip".')
+        raise ValueError(f'{message} Remove them, or skip them with on_bad_image="skip" (--on-bad-image skip).')
     warnings.warn(f"{message} Left out: {len(damaged):,} of {len(listing.files):,}.", stacklevel=2)
     return damaged
 

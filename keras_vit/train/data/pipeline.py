@@ -7,14 +7,17 @@ never stopped.
 import dataclasses
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from keras_vit._util.checks import pair
 from keras_vit.model import image_files, preprocess
 from keras_vit.model.config import Preprocessing
+from keras_vit.model.task import Task
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data import augment
 from keras_vit.train.data.order import Order
@@ -27,29 +30,44 @@ NUM_DRAWS = 5  # random numbers per image: flip (1), crop (2), shift (2); incept
 OFFICIAL_RESIZE = Preprocessing(mean=(0,), std=(1 / 255,))  # bilinear, both sides to the size, values 0..255
 
 
+class ModelInput(NamedTuple):
+    """The images that a model takes."""
+
+    image_size: tuple[int, int]
+    num_channels: int
+    preprocessing: Preprocessing
+
+    @classmethod
+    def from_model(cls, model: keras.Model, preprocessing: Preprocessing | None = None) -> "ModelInput":
+        """Read the input of a model; without `preprocessing`, other models than a VisionTransformer take -1..1."""
+        if not isinstance(model, keras.Model):
+            raise TypeError(f"Expected a Keras model, such as keras_vit.zoo.load returns. Received: {model!r}")
+        shape = getattr(model, "input_shape", None)
+        if not isinstance(shape, tuple) or len(shape) != 4 or None in shape[1:]:
+            raise ValueError(
+                "Expected a model with the static input shape (batch, height, width, channels)."
+                f" Received: a model with {shape}"
+            )
+        own = getattr(getattr(model, "config", None), "preprocessing", None) or Preprocessing()
+        return cls(pair(shape[1:3], "image_size"), shape[3], preprocessing or own)
+
+    def prepare_function(self) -> Callable[[Any], Any]:
+        """Return the function that prepares images as `model.preprocess` does."""
+        return preprocess.preprocessing_function(**self._asdict())
+
+
 def training_batches(
-    split: Split,
-    recipe: Recipe,
-    *,
-    image_size: tuple[int, int],
-    num_channels: int,
-    preprocessing: Preprocessing,
-    num_classes: int,
-    order: Order,
+    split: Split, recipe: Recipe, *, model_input: ModelInput, task: Task, order: Order
 ) -> tf.data.Dataset:
     """Return an endless stream of augmented batches: one per local replica for each batch of `order`.
 
-    The recipe's crop, flip, shift and RandAugment come first, then the mean and deviation of `preprocessing` (its
-    resizing is used for `crop="none"` only), then mixup; the seed of `order` seeds them all. A batch has `image`,
-    float32 (batch, height, width, num_channels), and `label`, float32 (batch, num_classes).
+    The recipe's crop, flip, shift and RandAugment come first, then the mean and deviation of the model's preprocessing
+    (its resizing is used for `crop="none"` only), then mixup; the seed of `order` seeds them all. A batch has `image`,
+    float32 (batch, height, width, channels), and `label`, the targets of the task, float32 (batch, ...).
     """
-    prepare = preprocess.preprocessing_function(
-        image_size=image_size,
-        num_channels=num_channels,
-        preprocessing=dataclasses.replace(
-            preprocessing, resize="squash", crop_fraction=1.0
-        ),  # crops have the size, nothing is resized
-    )
+    # Crops have the model's size already, and are not resized.
+    without_resizing = dataclasses.replace(model_input.preprocessing, resize="squash", crop_fraction=1.0)
+    prepare = model_input._replace(preprocessing=without_resizing).prepare_function()
 
     # Compiled by XLA into one pass over the pixels: as single operations it took a seventh of the pipeline's time.
     @tf.function(jit_compile=True)
@@ -57,7 +75,7 @@ def training_batches(
         return augment.mixup(prepare(image), weight)
 
     def finish_batch(batch: Example) -> Example:
-        image, label = batch["image"], _label_rows(batch["label"], num_classes)
+        image, label = batch["image"], task.targets(batch["label"])
         if not recipe.mixup:
             return {"image": prepare(image), "label": label}
         # The second seed is negative, so that no image has the same pair of seeds.
@@ -65,7 +83,7 @@ def training_batches(
         weight = augment.sample_mixup_weight(seeds, parameter=recipe.mixup)
         return {"image": prepare_and_mix(image, weight), "label": augment.mixup(label, weight)}
 
-    augmentation = _augmentation(recipe, _crop(recipe, image_size, num_channels, preprocessing), order.seed)
+    augmentation = _augmentation(recipe, _crop_function(recipe, model_input), order.seed)
     examples = split.examples(order).map(augmentation, num_parallel_calls=CORES)
     batches = examples.batch(order.replica_batch, drop_remainder=True)
     return _with_options(batches.map(finish_batch, num_parallel_calls=READY_BATCHES))
@@ -78,25 +96,21 @@ def evaluation_batches(
     shard: tuple[int, int] = (0, 1),
     multiple: int = 1,
     batch_size: int,
-    image_size: tuple[int, int],
-    num_channels: int,
-    preprocessing: Preprocessing,
-    num_classes: int,
+    model_input: ModelInput,
+    task: Task,
 ) -> tf.data.Dataset:
     """Return every valid example once, prepared as `model.preprocess` does, in batches of equal size.
 
     `only` are the indices of the examples to read; None reads all. `shard` is a worker's number and the number of
     workers: all get equally many batches, a multiple of `multiple`. Black images of weight 0 fill the last batches. A
-    batch has `image`, float32 (batch, height, width, num_channels), `label`, float32 (batch, num_classes), `index`,
-    int64 (batch,), and `weight`, float32 (batch,): 1 for an example, 0 for padding.
+    batch has `image`, float32 (batch, height, width, channels), `label`, the targets of the task, float32 (batch, ...),
+    `index`, int64 (batch,), and `weight`, float32 (batch,): 1 for an example, 0 for padding.
     """
-    prepare = preprocess.preprocessing_function(
-        image_size=image_size, num_channels=num_channels, preprocessing=preprocessing
-    )
+    prepare = model_input.prepare_function()
 
     def prepare_example(example: Example) -> Example:
-        image = prepare(_match_channels(_decode(example["image"]), num_channels))
-        label = _label_rows(example["label"], num_classes)
+        image = prepare(_match_channels(_decode(example["image"]), model_input.num_channels))
+        label = task.targets(example["label"])
         return {"image": image, "label": label, "index": example["index"], "weight": tf.constant(1.0)}
 
     number, shards = shard
@@ -137,31 +151,26 @@ def _augmentation(recipe: Recipe, crop: Callable[[Any, Any, Any], Any], seed: in
     return augment_example
 
 
-def _crop(
-    recipe: Recipe, image_size: tuple[int, int], num_channels: int, preprocessing: Preprocessing
-) -> Callable[[Any, Any, Any], Any]:
+def _crop_function(recipe: Recipe, model_input: ModelInput) -> Callable[[Any, Any, Any], Any]:
     """Return the function from (image, seed, two draws) to 0..255 in the model's size; the image may be encoded."""
+    size = model_input.image_size
 
-    def resize(image: Any, size: tuple[int, int], method: Preprocessing = OFFICIAL_RESIZE) -> Any:
-        image = _match_channels(image, num_channels)
-        return preprocess.preprocessing_function(image_size=size, num_channels=num_channels, preprocessing=method)(
-            image
-        )
+    def resize(image: Any, size: tuple[int, int] = size, method: Preprocessing = OFFICIAL_RESIZE) -> Any:
+        prepare = model_input._replace(image_size=size, preprocessing=method).prepare_function()
+        return prepare(_match_channels(image, model_input.num_channels))
 
     if recipe.crop == "inception":
-        return lambda image, seed, draws: resize(
-            augment.inception_crop(image, seed, min_area=recipe.min_area), image_size
-        )
+        return lambda image, seed, draws: resize(augment.inception_crop(image, seed, min_area=recipe.min_area))
     if recipe.crop == "random":
-        side = recipe.crop_resize or round(max(image_size) * augment.RANDOM_CROP)
-        if side < max(image_size):
-            raise ValueError(f"A random crop of {image_size} needs crop_resize of that or more. Received: {side}")
-        larger = (round(side * image_size[0] / max(image_size)), round(side * image_size[1] / max(image_size)))
-        return lambda image, seed, draws: augment.random_crop(resize(_decode(image), larger), draws, image_size)
+        side = recipe.crop_resize or round(max(size) * augment.RANDOM_CROP)
+        if side < max(size):
+            raise ValueError(f"A random crop of {size} needs crop_resize of that or more. Received: {side}")
+        larger = (round(side * size[0] / max(size)), round(side * size[1] / max(size)))
+        return lambda image, seed, draws: augment.random_crop(resize(_decode(image), larger), draws, size)
     method = OFFICIAL_RESIZE
     if recipe.crop == "none":
-        method = dataclasses.replace(preprocessing, mean=method.mean, std=method.std)
-    return lambda image, seed, draws: resize(_decode(image), image_size, method)
+        method = dataclasses.replace(model_input.preprocessing, mean=method.mean, std=method.std)
+    return lambda image, seed, draws: resize(_decode(image), method=method)
 
 
 def _decode(image: Any) -> Any:
@@ -174,17 +183,6 @@ def _decode(image: Any) -> Any:
 def _match_channels(image: Any, num_channels: int) -> Any:
     """Convert colour to grey for a model of one channel; `preprocessing_function` converts grey to colour."""
     return image_files.to_grey(image) if num_channels == 1 and image.shape[-1] == 3 else image
-
-
-def _label_rows(label: Any, num_classes: int) -> Any:
-    """Return class indices as one-hot rows, and rows as they are, in float32."""
-    if label.dtype.is_integer:
-        tf.debugging.assert_less(label, tf.cast(num_classes, label.dtype), "A label is not below the number of classes")
-        tf.debugging.assert_non_negative(label, "A label is below 0")
-        return tf.one_hot(label, num_classes)
-    if label.shape[-1] != num_classes:
-        raise ValueError(f"Expected labels of {num_classes} classes. Received: rows of {label.shape[-1]}")
-    return tf.cast(label, tf.float32)
 
 
 def _with_options(stream: tf.data.Dataset) -> tf.data.Dataset:

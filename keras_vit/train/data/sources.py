@@ -16,66 +16,48 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_vit._util.checks import one_of
 from keras_vit.train.data import tfds_source
-from keras_vit.train.data.folder_parts import ALL, HELD_OUT, spelled
+from keras_vit.train.data.dataset_files import is_folder
 from keras_vit.train.data.folder_source import open_folder
-from keras_vit.train.data.image_files import is_folder
 from keras_vit.train.data.order import Order
+from keras_vit.train.data.request import DataRequest
 from keras_vit.train.data.split import Data, Example, RandomAccess, Split
 
-__all__ = ["Data", "Order", "Split", "open_data"]
+__all__ = ["Data", "DataRequest", "Order", "Split", "open_data"]
 
-ON_BAD_IMAGE = ("skip", "fail")
 SPLITS = ("train", "evaluation")
 ARRAY_KEYS = (*SPLITS, "class_names", "num_classes")
 
 
-def open_data(
-    data: Any,
-    *,
-    data_dir: str | os.PathLike[str] | None = None,
-    train_split: str | None = None,
-    eval_split: str | None = None,
-    on_bad_image: str = "skip",
-    training: bool = True,
-) -> Data:
+def open_data(data: Any, **options: Any) -> Data:
     """Open a data set with at least one split. Nothing is downloaded, and no image is read yet.
 
+    A folder takes precedence over a data set of the same name, except for "digits".
+
     Args:
-        data: see the table above; a `Data` is returned as it is. A folder takes precedence over a data set of the same
-            name, except for "digits". Arrays are uint8 (n, height, width, 1 or 3); labels are integers (n,), or zeros
-            and ones (n, classes). The mapping may also have "class_names" or "num_classes".
-        data_dir: folder of tensorflow-datasets' prepared data; None is its default (for the digits, our cache folder).
-        train_split, eval_split: such as "train[:90%]", or a part of a folder, see `folder_parts`; None chooses.
-        on_bad_image: for files of a folder that cannot be decoded. "skip" leaves them out, lists them in `Split.bad`
-            and replaces each by the next valid image in training; "fail" raises an error.
-        training: whether there has to be a split to train on. If not, a folder without split folders is evaluated
-            whole.
+        data: see the table above; a `DataRequest`; or a `Data`, which is returned as it is. Arrays are uint8
+            (n, height, width, 1 or 3); labels are integers (n,), or zeros and ones (n, classes). The mapping may also
+            have "class_names" or "num_classes".
+        **options: the other fields of a `DataRequest`.
     """
-    one_of("on_bad_image", on_bad_image, ON_BAD_IMAGE)
+    request = data if isinstance(data, DataRequest) else DataRequest(data=data, **options)
+    data = request.data
     if isinstance(data, Data):
         return data
     if isinstance(data, Mapping):
-        if train_split or eval_split:
+        if request.train_split or request.eval_split:
             raise ValueError("Arrays have no named splits: pass them as train and evaluation.")
         return _open_arrays(data)
     if not isinstance(data, (str, os.PathLike)) or not os.fspath(data):
         raise TypeError(f"Expected a name, a folder or a mapping of arrays. Received: {data!r}")
-    name = os.fspath(data)
-    assert isinstance(name, str)
+    name = str(os.fspath(data))
     folder = _find_folder(name)
-    prepared_in = None if data_dir is None else os.fspath(data_dir)
-    builder = tfds_source.builder_in(folder) if folder else tfds_source.builder_named(name, prepared_in)
+    builder = tfds_source.builder_in(folder) if folder else tfds_source.builder_named(name, request.data_dir)
     if builder is not None:
-        if eval_split and spelled(eval_split) in (ALL, HELD_OUT):  # any spelling, as of folders
-            eval_split = ALL if spelled(eval_split) == ALL else None
-        opened = tfds_source.open_prepared(builder, train_split=train_split, eval_split=eval_split)
+        opened = tfds_source.open_prepared(builder, request)
     else:
         assert folder
-        opened = open_folder(
-            folder, train_split=train_split, eval_split=eval_split, on_bad_image=on_bad_image, training=training
-        )
+        opened = open_folder(folder, request)
     if opened.train is None and opened.evaluation is None:
         raise ValueError(f"{opened.name}: choose the split to use with train_split or eval_split.")
     return opened

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from keras_vit.train.data.image_files import is_decodable
+from keras_vit.model.task import Classification, Task
+from keras_vit.train.data.dataset_files import is_decodable
 from keras_vit.train.data.order import MAX_EXAMPLES, Order, positions
 
 Example = dict[str, tf.Tensor]
@@ -148,3 +149,8 @@ class Data:
     num_classes: int
     class_names: tuple[str, ...]
     multi_label: bool = False  # whether an image may have several classes or none; labels are then rows of 0 and 1
+
+    @property
+    def task(self) -> Task:
+        """The task that the labels are for."""
+        return Classification(num_classes=self.num_classes, labels=self.class_names)

@@ -1,6 +1,7 @@
 """Open data sets that tensorflow-datasets has prepared, by name or by folder, and prepare the digits."""
 
 import io
+import os
 import re
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
@@ -12,14 +13,16 @@ import tensorflow as tf
 
 from keras_vit._util.download import cache_folder
 from keras_vit._util.text import install_command, nearest
-from keras_vit.train.data.image_files import list_folder
+from keras_vit.train.data.dataset_files import list_folder
+from keras_vit.train.data.folder_parts import ALL, HELD_OUT, spelled
 from keras_vit.train.data.records import Parse, RecordFiles, RecordStream, array_record_split, in_memory_split
+from keras_vit.train.data.request import DataRequest
 from keras_vit.train.data.split import Data, Example, Split
 
 DIGITS = "digits"
 TRAIN = "train"
 MARKER = "features.json"  # every prepared folder has this file
-HELD_OUT = ("validation", "val", "test")  # the first that exists is the evaluation split
+EVALUATION_SPLITS = ("validation", "val", "test")  # the first that exists is the evaluation split
 MEMORY = 2**30  # bytes of records kept per split: all of them, or those in a shuffle buffer
 
 
@@ -45,9 +48,9 @@ def tfds() -> Any:
     return tensorflow_datasets
 
 
-def builder_named(name: str, data_dir: str | None) -> Any:
+def builder_named(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
     """Return the builder of a prepared data set, such as "cifar10" or "name/config:version", or of the digits."""
-    package = tfds()
+    package, data_dir = tfds(), None if data_dir is None else os.fspath(data_dir)
     if name == DIGITS:
         return _prepare_digits(data_dir)
     if not re.fullmatch(r"\w+(/[\w.+-]+)?(:[\d.*]+)?", name):
@@ -112,15 +115,18 @@ def _prepare_digits(data_dir: str | None) -> Any:
     return Builder(data_dir=folder)
 
 
-def open_prepared(builder: Any, *, train_split: str | None, eval_split: str | None, memory: int = MEMORY) -> Data:
+def open_prepared(builder: Any, request: DataRequest, *, memory: int = MEMORY) -> Data:
     """Return a prepared data set; a split that is not named is searched for, or the last tenth is held out."""
     info = builder.info
     schema = _read_schema(info)
+    train_split, eval_split = request.train_split, request.eval_split
+    if eval_split and spelled(eval_split) in (ALL, HELD_OUT):  # any spelling, as of folders
+        eval_split = ALL if spelled(eval_split) == ALL else None
     if not (train_split or eval_split) and set(info.splits) == {TRAIN}:
         train_split, eval_split = "train[:90%]", "train[90%:]"
         warnings.warn(f"{info.full_name} has no evaluation split: the last tenth of {TRAIN} is held out.", stacklevel=4)
     train_split = train_split or (TRAIN if TRAIN in info.splits else None)
-    eval_split = eval_split or next((name for name in HELD_OUT if name in info.splits), None)
+    eval_split = eval_split or next((name for name in EVALUATION_SPLITS if name in info.splits), None)
     train, evaluation = (
         _open_split(info, name, schema, memory) if name else None for name in (train_split, eval_split)
     )

@@ -13,7 +13,7 @@ from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
-from keras_vit.train.data.sources import Data
+from keras_vit.train.data.sources import Data, DataRequest
 from keras_vit.train.loop import checkpoints, storage
 
 
@@ -23,16 +23,16 @@ class EarlierRun:
 
     folder: str
     recipe: Recipe  # keeps the head
-    data: dict[str, Any]  # arguments of `open_data`; {} if the data were arrays
+    data: dict[str, str]  # as `DataRequest.stored` returned them; {} if the data were arrays
     model: VisionTransformer
 
-    def data_arguments(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of `open_data` for the new run: those that are given, or else the earlier run's."""
-        if given["data"] is not None:
-            return given
+    def complete(self, request: DataRequest) -> DataRequest:
+        """Return a request with the earlier run's arguments where it has none, unless it names other data."""
+        if request.data is not None:
+            return request
         if "data" not in self.data:
             raise ValueError(f"{self.folder} does not say where its data are: pass data, as for that run")
-        return {name: self.data.get(name) if value is None else value for name, value in given.items()}
+        return request.with_defaults(self.data)
 
     def check_classes(self, data: Data) -> None:
         """Raise a ValueError unless the head has as many classes as the data; `match_head` compares their names."""
@@ -77,14 +77,3 @@ def _from_checkpoint(prefix: str, saved: Mapping[str, Any], config: ViTConfig) -
         raise CheckpointError(f"{prefix} is not of the model that its manifest describes: it lacks {missing[:3]}")
     tf.train.Checkpoint(variables=variables).read(prefix).expect_partial().assert_existing_objects_matched()
     return model
-
-
-def stored_arguments(source: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the arguments of `open_data` as text, folders with their whole paths; None for arrays and opened data."""
-    if not isinstance(source["data"], str | os.PathLike):
-        return None
-    stored = {name: os.fspath(value) for name, value in source.items() if value is not None}
-    for name in ("data", "data_dir"):
-        if name in stored and storage.is_local(stored[name]) and Path(stored[name]).is_dir():
-            stored[name] = str(Path(stored[name]).absolute())
-    return stored

@@ -21,6 +21,7 @@ from keras_vit.train.measure.replicas import replicate
 from keras_vit.train.step.state import TrainState
 
 MODEL = "best.keras"
+NAMES = {"top1": "accuracy"}  # of an evaluation's metrics in training
 RECORD = "best.json"  # step and metrics of best.keras
 # `eval_steps="auto"`: evaluations in a run, and the fewest steps between them.
 EVALUATIONS, FEWEST_STEPS = 10, 50
@@ -76,9 +77,10 @@ class HeldOut:
         state.copy_to(self._model)
         labels = "real" if self._data.multi_label else "single"
         found = evaluate(self._model, self._data, batch_size=self._batch_size, labels=labels, strategy=state.strategy)
-        metrics = {"accuracy": found.top1, "top5": found.top5, "loss": found.loss}
+        metrics = {NAMES.get(name, name): value for name, value in found.metrics.items()}
         note = ", the best so far" if keep and self._keep(step, metrics) else ""
-        text = f"held-out accuracy {found.top1:.4f}, loss {found.loss:.4f}{note}"
+        first = next(iter(metrics))
+        text = f"held-out {first} {metrics[first]:.4f}, loss {metrics['loss']:.4f}{note}"
         self._say(f"step {step:,} of {state.total_steps:,}: {text}")
         return metrics
 
@@ -123,8 +125,9 @@ def save_model(model: VisionTransformer, path: str) -> None:
 
 
 def _score(metrics: dict[str, float]) -> tuple[float, float]:
+    """Return what the best model has most of: the first metric of its task, then the negative loss."""
     loss = metrics["loss"]
-    return metrics["accuracy"], -math.inf if math.isnan(loss) else -loss
+    return next(iter(metrics.values())), -math.inf if math.isnan(loss) else -loss
 
 
 def _read(folder: str) -> Best | None:

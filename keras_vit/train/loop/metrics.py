@@ -2,24 +2,27 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from keras_vit.train.loop.log_files import Log
-from keras_vit.train.step.train_step import METRICS
+from keras_vit.train.step.train_step import metric_names
 
 
 class MetricLogger:
     """Write means of metrics to the log (None for no files), the progress bar and `history`.
 
-    `advance(steps, text)` moves the progress bar and shows a text beside it; `batch_size` is in images per step.
+    `metrics` are the names of the task's metrics; `batch_size` is in images per step. `advance(steps, text)` moves the
+    progress bar and shows a text beside it.
     """
 
-    def __init__(self, log: Log | None, advance: Callable[..., None], *, batch_size: int) -> None:
+    def __init__(
+        self, log: Log | None, advance: Callable[..., None], *, metrics: Sequence[str], batch_size: int
+    ) -> None:
         self.history: list[dict[str, float]] = []  # all lines, with "step"
-        self._log, self._advance, self._batch_size = log, advance, batch_size
+        self._log, self._advance, self._metrics, self._batch_size = log, advance, metrics, batch_size
         self._pending: list[tuple[int, Any]] = []  # tensors that the device may still compute
         self._is_compiled = False
         self._since = time.monotonic()
@@ -44,11 +47,11 @@ class MetricLogger:
         steps = [count for count, _ in self._pending]
         values = np.average([metrics.numpy() for _, metrics in self._pending], axis=0, weights=steps)
         self._pending.clear()
-        means = dict(zip(METRICS, map(float, values), strict=True))
+        means = dict(zip(metric_names(self._metrics), map(float, values), strict=True))
         line = {name: value for name, value in means.items() if name != "stop"}
         line |= {"learning_rate": learning_rate, "images_per_second": self._speed()}
         self.log(done, line)
-        self._shown = _one_line(line)
+        self._shown = _one_line(line, self._metrics)
         self.show(self._shown)
         return means
 
@@ -96,8 +99,9 @@ class MetricLogger:
         return steps * self._batch_size / seconds if steps else 0.0
 
 
-def _one_line(line: Mapping[str, float]) -> str:
+def _one_line(line: Mapping[str, float], metrics: Sequence[str]) -> str:
+    shown = "".join(f"  {name} {line[name]:.3f}" for name in metrics)
     return (
-        f"loss {line['loss']:.4f}  accuracy {line['accuracy']:.3f}  lr {line['learning_rate']:.2e}  "
+        f"loss {line['loss']:.4f}{shown}  lr {line['learning_rate']:.2e}  "
         f"grad norm {line['gradient_norm']:.2f}  {line['images_per_second']:,.0f} images/s"
     )

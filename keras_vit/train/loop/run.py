@@ -13,7 +13,7 @@ from keras_vit._util.progress import counter, print_line
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
-from keras_vit.train.data.sources import Data, open_data
+from keras_vit.train.data.sources import Data, DataRequest, open_data
 from keras_vit.train.loop import continued, prepare, storage
 from keras_vit.train.loop.build import build_state
 from keras_vit.train.loop.checkpoints import Checkpoints, newest
@@ -99,7 +99,8 @@ def run(
         model: a name of the zoo, a checkpoint, a config (random weights) or a model, which is not changed.
         data: a data set of tensorflow-datasets, a folder of folders of images, a folder of prepared records, or
             {"train": (images, labels), "evaluation": (images, labels)}: uint8 (n, height, width, channels), and
-            integers (n,) or zeros and ones (n, classes). None takes the digits or, with `continue_from`, that run's.
+            integers (n,) or zeros and ones (n, classes). "digits" is the data set that comes with the package. With
+            `continue_from`, None takes that run's.
         out: folder for model, log and checkpoints; None writes no files.
         weights: initial weights for a model's name: a tag of its card, a path or a URL.
         continue_from: folder of another run, in place of `model`: a new run begins with its last weights and keeps its
@@ -114,8 +115,8 @@ def run(
 
     Raises:
         ValueError: An argument is not valid; before the first step.
-        WorkerLost: Another machine did not start in time, or was killed or stopped; the message says how to go on.
-        Diverged: Loss or weights are not finite; earlier checkpoints are kept.
+        WorkerLostError: Another machine did not start in time, or was killed or stopped; the message says how to go on.
+        DivergedError: Loss or weights are not finite; earlier checkpoints are kept.
         CheckpointError: `out` holds a run with another recipe, model or data, or only damaged checkpoints.
 
     Example:
@@ -128,26 +129,32 @@ def run(
     """
     strategies.check_backend()
     devices = strategies.strategy(strategy) if isinstance(strategy, str) else strategy
-    source = {"data": data, "data_dir": data_dir, "train_split": train_split, "eval_split": eval_split}
+    request = DataRequest(
+        data=data, data_dir=data_dir, train_split=train_split, eval_split=eval_split, on_bad_image=on_bad_image
+    )
     earlier = None
     if continue_from is not None:
         if model is not None or weights is not None:
             raise ValueError(f"Give model or continue_from, not both. Received: {model or weights!r}, {continue_from}")
         earlier = continued.read_run(continue_from, out)
         recipe = recipe.replace(reset_head=False) if recipe else earlier.recipe
-        model, source = earlier.model, earlier.data_arguments(source)
+        model, request = earlier.model, earlier.complete(request)
     recipe = recipe.replace(**changes) if recipe and changes else recipe
     if recipe is None or model is None:
         raise ValueError(f"Give a recipe and a model, or continue_from. Received: {recipe!r}, {model!r}")
+    if request.data is None:
+        raise ValueError(
+            "data must say what to train on: a folder of images, the name of a data set, arrays, or 'digits'. "
+            "Received: None"
+        )
     recipe, chosen = prepare.choose_model(recipe, model, weights)
-    source["data"] = "digits" if source["data"] is None else source["data"]
-    dataset = open_data(**source, on_bad_image=on_bad_image)
+    dataset = open_data(request)
     if earlier is not None:
         earlier.check_classes(dataset)
     say = print_line if progress and strategies.is_chief(devices) else lambda _: None
     with name_lost_worker(devices, lambda: _saved_steps(out)):
         state, dataset = build_state(recipe, chosen, dataset, devices, out=out, say=say)
-        return _train(state, dataset, source, devices, out=out, say=say, progress=progress)
+        return _train(state, dataset, request, devices, out=out, say=say, progress=progress)
 
 
 def _saved_steps(out: str | os.PathLike[str] | None) -> str:
@@ -158,7 +165,7 @@ def _saved_steps(out: str | os.PathLike[str] | None) -> str:
 def _train(
     state: TrainState,
     dataset: Data,
-    source: dict[str, Any],
+    request: DataRequest,
     devices: tf.distribute.Strategy,
     *,
     out: str | os.PathLike[str] | None,
@@ -172,14 +179,14 @@ def _train(
     with contextlib.ExitStack() as stack:
         check = stack.enter_context(exclusive(own_folder)) if own_folder is not None else None
         stop = stack.enter_context(Stop())
-        checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, source, check)
+        checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, request, check)
         restored = checkpoints.restore() if checkpoints else None
         start, total = restored or 0, state.total_steps
         log = Log(own_folder, last_step=restored) if own_folder is not None else None
         held_out = HeldOut(state, dataset, folder=own_folder, is_new=restored is None, say=say)
         show = progress and is_chief and start < total
         bar = stack.enter_context(counter("Training", total=total, done=start, show=show))
-        logger = MetricLogger(log, bar, batch_size=state.recipe.batch_size)
+        logger = MetricLogger(log, bar, metrics=state.metrics, batch_size=state.recipe.batch_size)
         if start < total:
             if start:
                 say(f"{folder} continues after step {start:,} of {total:,}.")
@@ -215,7 +222,7 @@ def _train(
 
 
 def _open_checkpoints(
-    folder: str, state: TrainState, data: Data, source: dict[str, Any], check: Callable[[], None] | None
+    folder: str, state: TrainState, data: Data, request: DataRequest, check: Callable[[], None] | None
 ) -> Checkpoints:
     """Return the checkpoints of a run; `check` is None in a process that does not write them."""
     facts = {
@@ -225,7 +232,7 @@ def _open_checkpoints(
             "name": data.name,
             "count": training_split(data).count,
             "num_classes": data.num_classes,
-            "arguments": continued.stored_arguments(source),  # for another run that continues from this one
+            "arguments": request.stored(),  # for another run that continues from this one
         },
     }
     return Checkpoints(

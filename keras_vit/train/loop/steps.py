@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_vit.train.data import pipeline
-from keras_vit.train.data.image_files import name_bad_image
+from keras_vit.train.data.dataset_files import name_bad_image
+from keras_vit.train.data.pipeline import ModelInput, training_batches
 from keras_vit.train.data.sources import Data, Order
 from keras_vit.train.data.split import Split
 from keras_vit.train.step import strategies
@@ -22,9 +22,12 @@ class TrainingSteps:
     """
 
     def __init__(self, state: TrainState, data: Data, *, strategy: tf.distribute.Strategy) -> None:
-        self._recipe, self._config = state.recipe, state.model.config
-        self._split, self._num_classes = training_split(data), data.num_classes
-        self._start, self._strategy = int(state.step.numpy()), strategy
+        self._recipe = state.recipe
+        self._model_input = ModelInput.from_model(state.model)
+        self._split = training_split(data)
+        self._task = data.task
+        self._start = int(state.step.numpy())
+        self._strategy = strategy
         self.has_workers = strategies.has_workers(strategy)
         self._train_step = make_train_step(state, strategy)
 
@@ -48,15 +51,7 @@ class TrainingSteps:
             first_replica=context.input_pipeline_id * local,
             local_replicas=local,
         )
-        return pipeline.training_batches(
-            self._split,
-            self._recipe,
-            image_size=self._config.size,
-            num_channels=self._config.num_channels,
-            preprocessing=self._config.preprocessing,
-            num_classes=self._num_classes,
-            order=order,
-        )
+        return training_batches(self._split, self._recipe, model_input=self._model_input, task=self._task, order=order)
 
 
 def training_split(data: Data) -> Split:

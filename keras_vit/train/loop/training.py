@@ -9,7 +9,7 @@ from types import FrameType
 import numpy as np
 import tensorflow as tf
 
-from keras_vit.errors import Diverged
+from keras_vit.errors import DivergedError
 from keras_vit.train.loop.checkpoints import Checkpoints
 from keras_vit.train.loop.held_out import HeldOut
 from keras_vit.train.loop.metrics import MetricLogger
@@ -60,8 +60,8 @@ def train(
 ) -> dict[str, float] | None:
     """Train until the last step or a signal, save a checkpoint, and return the last metrics on held-out images.
 
-    `every` is the number of steps between evaluations. Returns None after a signal. Raises Diverged if loss, gradient
-    or weights are not finite.
+    `every` is the number of steps between evaluations. Returns None after a signal. Raises DivergedError if loss,
+    gradient or weights are not finite.
     """
     recipe, total, done = state.recipe, state.total_steps, int(state.step.numpy())
     saved_at = time.monotonic()
@@ -100,7 +100,7 @@ def train(
 def save_checkpoint(state: TrainState, done: int, checkpoints: Checkpoints | None, logger: MetricLogger) -> None:
     """Flush the log, then save a checkpoint: no logged line is missing after a restart."""
     if not state.is_finite():
-        raise Diverged(_divergence_message(done, "a weight is not finite", checkpoints))
+        raise DivergedError(_divergence_message(done, "a weight is not finite", checkpoints))
     if checkpoints is not None:
         logger.flush()
         checkpoints.save(done)
@@ -113,7 +113,7 @@ def _is_due(every: int | None, done: int) -> bool:
 def _check_finite(means: dict[str, float], done: int, checkpoints: Checkpoints | None) -> None:
     if not np.isfinite([means["loss"], means["gradient_norm"]]).all():
         problem = f"the loss is {means['loss']}, the gradient's norm {means['gradient_norm']}"
-        raise Diverged(_divergence_message(done, problem, checkpoints))
+        raise DivergedError(_divergence_message(done, problem, checkpoints))
 
 
 def _divergence_message(done: int, problem: str, checkpoints: Checkpoints | None) -> str:

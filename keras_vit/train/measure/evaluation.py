@@ -9,20 +9,21 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_vit._util import html
-from keras_vit._util.checks import check_counts, one_of, pair
+from keras_vit._util.checks import check_counts, one_of
 from keras_vit._util.progress import track
 from keras_vit.model import task as tasks
 from keras_vit.model.config import Preprocessing
 from keras_vit.train.data import sources
 from keras_vit.train.data.classes import match_data
-from keras_vit.train.data.image_files import name_bad_image
+from keras_vit.train.data.dataset_files import name_bad_image
 from keras_vit.train.data.order import Order
+from keras_vit.train.data.pipeline import ModelInput
 from keras_vit.train.measure.replicas import choose_strategy, distribute_batches, replicate, sum_replicas
 from keras_vit.train.step import strategies
 from keras_vit.train.step.workers import name_lost_worker
@@ -135,31 +136,9 @@ class Evaluation:
             yield title, shown.format(value)
 
 
-class ModelInput(NamedTuple):
-    """The images that a model takes, as arguments of `pipeline.evaluation_batches`."""
-
-    image_size: tuple[int, int]
-    num_channels: int
-    preprocessing: Preprocessing
-
-    @classmethod
-    def from_model(cls, model: keras.Model, preprocessing: Preprocessing | None = None) -> ModelInput:
-        """Read the input of a model; without `preprocessing`, other models than a VisionTransformer take -1..1."""
-        if not isinstance(model, keras.Model):
-            raise TypeError(f"Expected a Keras model, such as keras_vit.zoo.load returns. Received: {model!r}")
-        shape = getattr(model, "input_shape", None)
-        if not isinstance(shape, tuple) or len(shape) != 4 or None in shape[1:]:
-            raise ValueError(
-                "Expected a model with the static input shape (batch, height, width, channels)."
-                f" Received: a model with {shape}"
-            )
-        own = getattr(getattr(model, "config", None), "preprocessing", None) or Preprocessing()
-        return cls(pair(shape[1:3], "image_size"), shape[3], preprocessing or own)
-
-
 def evaluate(
     model: keras.Model,
-    data: str | os.PathLike[str] | Mapping[str, Any] | sources.Data = "digits",
+    data: str | os.PathLike[str] | Mapping[str, Any] | sources.Data,
     *,
     split: str | None = None,
     batch_size: int = 64,
@@ -222,13 +201,11 @@ def evaluate(
     held_out = opened.evaluation
     assert held_out
     if (labels == "real") != opened.multi_label:
-        kind = "several labels per image: pass labels='real'" if opened.multi_label else "one label per image"
+        kind = "several labels per image: pass labels='real' (--real)" if opened.multi_label else "one label per image"
         raise ValueError(f"{opened.name} has {kind}. Received: labels={labels!r}")
     devices = choose_strategy(model, strategy)
     replicated, together = replicate(model, devices), batch_size * devices.num_replicas_in_sync
-    batches = distribute_batches(
-        held_out, devices, batch_size=batch_size, num_classes=opened.num_classes, **model_input._asdict()
-    )
+    batches = distribute_batches(held_out, devices, batch_size=batch_size, model_input=model_input, task=task)
     show = progress and strategies.is_chief(devices)
     shown = track(batches, "Evaluating", total=ceil(held_out.num_valid / together), show=show)
     named = name_bad_image(lambda: held_out.first_bad(Order(batch=1, shuffle=False), batches=held_out.count))

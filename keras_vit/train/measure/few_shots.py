@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.data import sources
-from keras_vit.train.measure.evaluation import ModelInput
+from keras_vit.train.data.pipeline import ModelInput
 from keras_vit.train.measure.replicas import choose_strategy, concatenate_replicas, distribute_batches, replicate
 from keras_vit.train.step import strategies
 from keras_vit.train.step.workers import name_lost_worker
@@ -30,7 +30,7 @@ SHOTS = (1, 5, 10, 25)
 
 def few_shot(
     model: keras.Model,
-    data: str | os.PathLike[str] | Mapping[str, Any] | sources.Data = "digits",
+    data: str | os.PathLike[str] | Mapping[str, Any] | sources.Data,
     *,
     shots: Sequence[int] = SHOTS,
     l2: float = 2.0**10,
@@ -85,8 +85,12 @@ def few_shot(
         raise ValueError(
             f"Few-shot needs a training and a held-out split with one label per image. Received: {opened.name}"
         )
-    devices, how = choose_strategy(model, strategy), ModelInput.from_model(model, preprocessing)._asdict()
-    how |= {"batch_size": batch_size, "num_classes": opened.num_classes}
+    devices = choose_strategy(model, strategy)
+    how: dict[str, Any] = {
+        "batch_size": batch_size,
+        "model_input": ModelInput.from_model(model, preprocessing),
+        "task": opened.task,
+    }
     collect = _collector(_feature_extractor(replicate(model, devices), layer), devices)
 
     @name_lost_worker(devices, lambda: "The measurement is not finished.")

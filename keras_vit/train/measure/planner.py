@@ -1,11 +1,12 @@
 """Estimate parameters, arithmetic, memory and time of a training run before anything is built.
 
-Parameters are exact. Arithmetic is that of matrix products and convolutions. Memory is an estimate: `_saved_by_block`
-and the functions below it add up the tensors that TensorFlow's gradients keep for the backward pass (XLA keeps fewer).
-Time follows from the arithmetic and an assumed utilization.
+Parameters are exact. Arithmetic is that of matrix products and convolutions. Memory is an estimate: every layer says
+which tensors TensorFlow's gradients keep of it for the backward pass (XLA keeps fewer). Time follows from the
+arithmetic and an assumed utilization.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, prod
@@ -15,8 +16,11 @@ from keras_vit._util import html
 from keras_vit._util.checks import check_counts, given, one_of
 from keras_vit._util.text import byte_size
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.cost import block_flops, convolutions, count_parameters, forward_flops, mixing_values
+from keras_vit.model.cost import layer_costs
+from keras_vit.model.layers import EncoderBlock
+from keras_vit.model.numbers import numbers
 from keras_vit.model.sizes import canonical_name
+from keras_vit.model.symbolic import symbolic_model
 
 OPTIMIZERS = {"sgd": 0, "adamw": 1}  # float32 values per parameter, besides the momentum
 BYTES = {"float32": 4, "bfloat16": 2, "mixed_bfloat16": 2}
@@ -24,8 +28,6 @@ PRECISIONS = ("float32", "mixed_bfloat16")
 MOMENTUM_DTYPES = ("float32", "bfloat16")
 FLOAT32 = 4  # bytes per value of weights, gradients and statistics, at every precision
 
-# Tensors of the MLP's width that are saved for the gradient: input and output of the activation, and those between.
-SAVED_BY_ACTIVATION = {"gelu_tanh": 5, "gelu_erf": 5, "gelu_quick": 3, "silu": 2, "relu": 1, "tanh": 1, "linear": 1}
 # Attribute of Plan: its name in the printed table.
 PARTS = {
     "weights": "weights",
@@ -145,7 +147,7 @@ def plan(
     peak_tflops: float | None = None,
     utilization: float = 0.4,
 ) -> Plan:
-    """Estimate the requirements of a training run. Nothing is built; TensorFlow and Keras are not imported.
+    """Estimate the requirements of a training run. The model is built without values; no memory is taken for weights.
 
     Args:
         model: name of an architecture, such as "ViT-L/16" or "R50+ViT-B/16", or a config.
@@ -183,8 +185,8 @@ def plan(
         raise ValueError(
             f"utilization must be in (0, 1] and peak_tflops above 0. Received: {utilization} and {peak_tflops}"
         )
-    parameters, flops = count_parameters(config), forward_flops(config)
-    step_flops = batch_size * (3 * flops + (block_flops(config) if remat else 0))
+    counted = numbers(config)
+    step_flops = batch_size * (3 * counted.flops + (counted.block_flops if remat else 0))
     saved, working = _activations(config, BYTES[precision], remat=remat)
     words = [f"{devices} device{'s' * (devices > 1)}", f"{accumulation} micro-batches" if accumulation > 1 else ""]
     words += [optimizer, precision, "blocks recomputed" if remat else "", "moving average" if ema else ""]
@@ -195,15 +197,15 @@ def plan(
         devices=devices,
         micro_batch=micro_batch,
         setting=", ".join(filter(None, words)),
-        parameters=parameters,
-        forward_flops=flops,
+        parameters=counted.parameters,
+        forward_flops=counted.flops,
         step_flops=step_flops,
-        weights=FLOAT32 * parameters,
+        weights=FLOAT32 * counted.parameters,
         # With accumulation: those of one micro-batch and their sum.
-        gradients=FLOAT32 * parameters * (2 if accumulation > 1 else 1),
-        optimizer=parameters * (BYTES[momentum_dtype] + FLOAT32 * OPTIMIZERS[optimizer]),
-        ema=FLOAT32 * parameters if ema else 0,
-        casts=0 if precision == "float32" else BYTES[precision] * parameters,
+        gradients=FLOAT32 * counted.parameters * (2 if accumulation > 1 else 1),
+        optimizer=counted.parameters * (BYTES[momentum_dtype] + FLOAT32 * OPTIMIZERS[optimizer]),
+        ema=FLOAT32 * counted.parameters if ema else 0,
+        casts=0 if precision == "float32" else BYTES[precision] * counted.parameters,
         activations=micro_batch * saved,
         working=micro_batch * working,
         images=batch_size // devices * prod(config.size) * config.num_channels * FLOAT32,
@@ -225,60 +227,23 @@ def _split_batch(batch_size: int, devices: int, accumulation: int) -> int:
     return batch_size // parts
 
 
-def _activations(config: ViTConfig, size: int, *, remat: bool) -> tuple[int, int]:
+@functools.lru_cache(maxsize=64)
+def _activations(config: ViTConfig, value_bytes: int, *, remat: bool) -> tuple[int, int]:
     """Return the bytes per image saved for the backward pass, and the bytes that a block's backward pass adds.
 
-    A value has `size` bytes. With remat a block saves its input only, and everything else while it is recomputed.
+    A value of the compute dtype has `value_bytes`. With remat a block saves its input only, and everything else while
+    it is recomputed.
     """
-    tokens = config.num_tokens * config.hidden_size
-    block = _saved_by_block(config, size)
+    model = symbolic_model(config)
+    # With dropout the last block computes all tokens, so that the masks of a seed do not depend on the head.
+    has_masks = config.dropout_rate or config.attention_dropout_rate
+    block_input = value_bytes * config.num_tokens * config.hidden_size
+    blocks = [cost for layer, cost in layer_costs(model) if isinstance(layer, EncoderBlock)]
+    saved = max((cost.kept_bytes(value_bytes) for cost in blocks), default=0) if remat else 0
+    for layer, cost in layer_costs(model, only_final_tokens=not has_masks):
+        is_recomputed = remat and isinstance(layer, EncoderBlock)
+        saved += block_input if is_recomputed else cost.kept_bytes(value_bytes)
+    if value_bytes != FLOAT32:
+        saved += value_bytes * config.num_channels * prod(config.size)  # the image in the compute dtype
     # Incoming gradient, outgoing gradient and one between, of the block's widest tensor.
-    working = 3 * size * max(config.num_tokens * config.mlp_dim, mixing_values(config))
-    others = _saved_by_stem(config, size) + _saved_by_pooling(config, size)
-    others += 2 * tokens * FLOAT32 if config.pre_norm else 0  # its output is the first block's input
-    others += tokens if config.dropout_rate else 0
-    if remat:
-        return others + config.num_layers * tokens * size + block, working
-    last = _saved_by_block(config, size, _share_read(config))
-    return others + (config.num_layers and (config.num_layers - 1) * block + last), working
-
-
-def _share_read(config: ViTConfig) -> float:
-    """Return the share of the tokens that the last block computes in training."""
-    return 1 if config.dropout_rate or config.attention_dropout_rate else config.num_final_tokens / config.num_tokens
-
-
-def _saved_by_block(config: ViTConfig, size: int, share: float = 1.0) -> int:
-    """Return the bytes per image that an encoder block saves for its gradient, if it computes a share of the tokens."""
-    tokens = config.num_tokens * config.hidden_size
-    mlp = config.num_tokens * config.mlp_dim
-    pairs = mixing_values(config)
-    norm = tokens * (2 * FLOAT32 + size)  # its input, the input / deviation, and its output, which projections read
-    of_all = norm + 2 * tokens * size  # key, value
-    saved = norm + 2 * tokens * size  # query, output of the heads
-    saved += pairs * size + (SAVED_BY_ACTIVATION[config.activation] + config.gated_mlp) * mlp * size
-    saved += mlp * (2 * FLOAT32 + size) if config.mlp_norm else 0
-    if config.layer_scale is not None:
-        saved += 2 * tokens * size
-    if config.dropout_rate:  # masks of one byte per value
-        saved += 2 * tokens + mlp
-    if config.attention_dropout_rate:
-        saved += pairs * (1 + size)
-    return of_all + int(share * saved)
-
-
-def _saved_by_pooling(config: ViTConfig, size: int) -> int:
-    """Return the bytes per image that final norm and pooling save, in tensors as long as the sequence."""
-    tokens = config.num_tokens * config.hidden_size
-    saved = int(2 * tokens * FLOAT32 * _share_read(config)) if config.final_norm == "tokens" else 0
-    if config.has_map_head:  # input of keys and values, and both outputs
-        saved += 3 * tokens * size
-    return saved + (tokens * size if config.is_unpooled else 0)
-
-
-def _saved_by_stem(config: ViTConfig, size: int) -> int:
-    """Return the bytes per image that the stem saves: each convolution's centred map in float32 and ReLU output."""
-    saved = sum(conv.output_values * (FLOAT32 + size * conv.relu) for conv in convolutions(config))
-    if config.resnet:  # output of the max pooling
-        saved += config.resnet.width * prod(-(-side // 4) for side in config.size) * size
-    return saved + (0 if size == FLOAT32 else size * config.num_channels * prod(config.size))
+    return saved, 3 * value_bytes * max((cost.widest for cost in blocks), default=0)

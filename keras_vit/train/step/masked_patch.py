@@ -19,6 +19,7 @@ CORRUPTED = 0.5  # share of the patches
 MASKED, SWAPPED = 8, 1  # of every ten corrupted patches; the others are kept
 LEVELS = 8  # per channel, 3 bits
 MAX_CHANNELS = 4  # 4,096 classes
+METRICS = ("accuracy",)  # that the objective returns beside the loss
 SALT = 0x6D61736B  # so that no layer draws from the same seed
 
 

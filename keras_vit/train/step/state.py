@@ -17,7 +17,19 @@ class TrainState:
 
     def __init__(self, recipe: Recipe, model: VisionTransformer, *, total_steps: int) -> None:
         self.recipe, self.model, self.total_steps = recipe, model, total_steps
-        self.whole_model, self.objective = _with_objective(recipe, model)
+        self.whole_model: Any = model  # with the layers that the objective adds
+        self.objective: Objective
+        self.metrics: tuple[str, ...]  # names of what the objective returns beside the loss
+        if recipe.objective == "masked_patch":
+            self.whole_model = masked_patch.MaskedPatchModel(model)
+            self.objective = masked_patch.objective(remat=recipe.remat)
+            self.metrics = masked_patch.METRICS
+        else:
+            task = model.task
+            self.objective = supervised(
+                task, recipe.objective, label_smoothing=recipe.label_smoothing, remat=recipe.remat
+            )
+            self.metrics = task.metrics
         trained = _trained_variables(recipe, self.whole_model)
         self.trained = [v.value for v in trained]
         self.optimizer = Optimizer(
@@ -55,13 +67,6 @@ class TrainState:
         """Copy the moving averages, or without them the weights, into a model of the same config."""
         for target, own in zip(model.weights, self.model.weights, strict=True):
             target.assign(self.averages.get(own.path, own.value).numpy())
-
-
-def _with_objective(recipe: Recipe, model: VisionTransformer) -> tuple[Any, Objective]:
-    """Return the model to call, with the layers that the objective adds, and the objective."""
-    if recipe.objective == "masked_patch":
-        return masked_patch.MaskedPatchModel(model), masked_patch.objective(remat=recipe.remat)
-    return model, supervised(model.task, recipe.objective, label_smoothing=recipe.label_smoothing, remat=recipe.remat)
 
 
 def _trained_variables(recipe: Recipe, model: Any) -> list[Any]:

@@ -30,7 +30,7 @@ def strategy(name: str = "auto", *, worker_timeout: float = TIMEOUT) -> tf.distr
     Raises:
         ValueError: The name is unknown, TF_CONFIG is missing or not valid, there is no TPU, or TensorFlow has already
             run something and cannot connect machines any more.
-        WorkerLost: Not all machines started in time.
+        WorkerLostError: Not all machines started in time.
 
     Example:
         >>> keras_vit.train.strategy("one").num_replicas_in_sync

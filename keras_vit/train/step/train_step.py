@@ -5,7 +5,7 @@ clips before the sum, repeats dropout masks on every replica, and does not accum
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,40 +16,39 @@ from keras_vit.train.step import xla
 from keras_vit.train.step.optimizer import clip, update_variables
 from keras_vit.train.step.state import TrainState
 
-METRICS = ("loss", "accuracy", "gradient_norm", "stop")  # what a call of the step returns, in this order
-
-# (result of `jit_scope`, whether there are several replicas) -> the function that XLA compiles as a whole. With several
-# replicas it has no collective operation, because that cannot be part of an XLA program.
-XLA_FUNCTIONS = {("step", False): "replica_step", ("step", True): "gradients", ("pieces", False): "apply"}
-
 Batch = dict[str, Any]
-# Gradients in the order of the variables; float32 (2,), loss and accuracy as shares of the whole batch's means.
+# Gradients in the order of the variables; float32 (n,), loss and metrics as shares of the whole batch's means.
 Gradients = tuple[list[Any], Any]
+
+
+def metric_names(metrics: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of what a call of the training step returns, in order, from those of the task's metrics."""
+    return ("loss", *metrics, "gradient_norm", "stop")
 
 
 def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Callable[[Any, Any, Any], Any]:
     """Compile the training step of a state that was created in the strategy's scope.
 
     The returned function takes an iterator over distributed batches, a number of steps (int32) and a request to stop
-    (float32, 0 or 1). It returns METRICS, float32 (4,): means over all steps, gradient_norm before clipping. "stop" is
-    the sum of all replicas' requests, so that every worker learns of them after the same step.
+    (float32, 0 or 1). It returns what `metric_names` lists, float32: means over all steps, gradient_norm before
+    clipping. "stop" is the sum of all replicas' requests, so that every worker learns of them after the same step.
     """
     replicas = strategy.num_replicas_in_sync
     scope = xla.jit_scope(state.recipe.xla, strategy)
     compiler = xla.piece_compiler() if scope == "pieces" else None
-    compiled = XLA_FUNCTIONS.get((scope, replicas > 1))
-
-    def jit(name: str, function: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
-        bound = functools.partial(function, *arguments)
-        return tf.function(bound, jit_compile=True) if name == compiled else bound
-
-    gradients = jit("gradients", _local_gradients, state, compiler)
-    apply = jit("apply", _apply, state)
-    replica_step = jit("replica_step", _replica_step, state, replicas, gradients, apply)
+    gradients: Callable[[Batch, Any], Gradients] = functools.partial(_local_gradients, state, compiler)
+    if scope == "step" and replicas > 1:  # a collective operation cannot be part of an XLA program
+        gradients = tf.function(gradients, jit_compile=True)
+    apply: Callable[[list[Any], Any], Any] = functools.partial(_apply, state)
+    if scope == "pieces" and replicas == 1:
+        apply = tf.function(apply, jit_compile=True)
+    replica_step = functools.partial(_replica_step, state, replicas, gradients, apply)
+    if scope == "step" and replicas == 1:
+        replica_step = tf.function(replica_step, jit_compile=True)
 
     @tf.function
     def train_step(iterator: Any, count: Any, stop: Any) -> Any:
-        total = tf.zeros(len(METRICS))
+        total = tf.zeros(len(metric_names(state.metrics)))
         for _ in tf.range(count):
             metrics = strategy.run(replica_step, args=(next(iterator), stop))
             total += strategy.experimental_local_results(metrics)[0]
@@ -68,12 +67,13 @@ def accumulate(gradients: Callable[[Batch, Any], Gradients], batch: Batch, seed:
     def of_micro_batch(k: Any) -> Gradients:
         return gradients({name: x[k] for name, x in split.items()}, tf.random.experimental.stateless_fold_in(seed, k))
 
-    def add(k: Any, sums: Any) -> tuple[Any, Any]:
+    def add(k: Any, sums: Gradients) -> tuple[Any, Gradients]:
         return k + 1, tf.nest.map_structure(tf.add, sums, of_micro_batch(k))
 
-    # The gradients of a micro-batch depend on its number only. Without these two limits TensorFlow computes several at
-    # the same time, each with its own activations.
+    # The first micro-batch stays outside of the loop: TensorFlow rounds the operations of a loop differently, so that
+    # without XLA a run would no longer continue bit for bit from checkpoints of earlier versions.
     first = of_micro_batch(tf.constant(0))
+    # Without these two limits TensorFlow computes several micro-batches at once, each with its own activations.
     with tf.control_dependencies(tf.nest.flatten(first)):
         start = tf.identity(tf.constant(1))
     return tf.while_loop(lambda k, _: k < count, add, (start, first), parallel_iterations=1)[1]
@@ -104,7 +104,7 @@ def _replica_step(
     # tf.identity, because all_reduce needs tensors that were computed on the replica.
     *gradients, sums, stop = context.all_reduce("SUM", [*gradients, sums, tf.identity(stop)])
     norm = apply(gradients, step)
-    return tf.stack([sums[0], sums[1], norm, stop])
+    return tf.stack([*tf.unstack(sums), norm, stop])
 
 
 def _local_gradients(state: TrainState, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:
@@ -119,7 +119,8 @@ def _gradients(state: TrainState, compiler: Compiler | None, batch: Batch, seed:
         with tf.GradientTape() as tape:
             losses, metrics = state.objective(state.whole_model, batch, seed)
             loss = tf.reduce_sum(losses) / state.recipe.batch_size
-        sums = tf.stack([loss, tf.reduce_sum(metrics["accuracy"]) / state.recipe.batch_size])
+        means = [tf.reduce_sum(metrics[name]) / state.recipe.batch_size for name in state.metrics]
+        sums = tf.stack([loss, *means])
         zero = tf.UnconnectedGradients.ZERO
         return tape.gradient(loss, state.trained, unconnected_gradients=zero), sums
 

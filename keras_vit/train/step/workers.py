@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from keras_vit._util.progress import print_line
 from keras_vit._util.text import error_reason
-from keras_vit.errors import WorkerLost
+from keras_vit.errors import WorkerLostError
 
 TIMEOUT = 1800.0  # seconds to wait for the other machines
 FIRST_REPORT = 30.0  # seconds until the missing ones are named; after each report twice as many until the next
@@ -28,8 +28,8 @@ def wait_for_workers(
 ) -> None:
     """Wait until all machines listen at their addresses, "host:port"; this one listens at `own` meanwhile.
 
-    TensorFlow waits too, but without a word or an end. Raises a WorkerLost after `timeout` seconds, and an OSError if
-    the own port cannot be used.
+    TensorFlow waits too, but silently and for ever. Raises a WorkerLostError after `timeout` seconds, and an OSError if
+    this machine's port cannot be used.
     """
     start, report_at, pause = time.monotonic(), FIRST_REPORT, 0.1
     missing = {address: "" for address in addresses if address != own}
@@ -38,7 +38,7 @@ def wait_for_workers(
             waited = time.monotonic() - start
             named = ", ".join(f"{address} ({reason})" for address, reason in missing.items())
             if waited >= timeout:
-                raise WorkerLost(
+                raise WorkerLostError(
                     f"Not all {len(addresses)} workers have started after {waited:.0f} s. Missing: {named}. Start the "
                     f"same command on every machine, or state more seconds with worker_timeout={timeout:.0f}"
                 )
@@ -51,7 +51,7 @@ def wait_for_workers(
 
 @contextlib.contextmanager
 def name_lost_worker(strategy: tf.distribute.Strategy, done: Callable[[], str]) -> Iterator[None]:
-    """Raise a WorkerLost in place of TensorFlow's error if another process ended or stopped; `done` says what is saved.
+    """Raise a WorkerLostError instead of TensorFlow's error if another process ended; `done` says what is saved.
 
     TensorFlow notices a process that ended after some seconds, and a stopped one after ten.
     """
@@ -64,7 +64,7 @@ def name_lost_worker(strategy: tf.distribute.Strategy, done: Callable[[], str]) 
         own = resolver.cluster_spec().task_address(resolver.task_type, resolver.task_id)
         others = [each for tasks in resolver.cluster_spec().as_dict().values() for each in tasks if each != own]
         lost = [address for address in others if _unreachable(address)] or others  # a stopped one still accepts
-        raise WorkerLost(
+        raise WorkerLostError(
             f"Lost a worker: {' or '.join(lost)} was killed or stopped, or cannot be reached ({type(error).__name__}). "
             f"{done()} To go on, start the same command on every machine, or on fewer with a new TF_CONFIG. "
             f"Here:\n{command()}"

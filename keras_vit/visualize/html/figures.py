@@ -12,9 +12,7 @@ import numpy as np
 from keras_vit._util.html import COLOURS
 from keras_vit._util.text import install_command
 
-TEXT, QUIET, LINE, ACCENT, OTHER, BAR = (
-    COLOURS[name][0] for name in ("text", "quiet", "line", "accent", "other", "bar")
-)
+LIGHT = {name: light for name, (light, _) in COLOURS.items()}
 CHART = (4.4, 3.0)  # inches; a phone shows it 310 pixels wide, where a point is about a pixel
 FONT_SIZE = 11
 MAX_MAPS = 16  # in a row or column of maps: a screen has too few pixels for more
@@ -35,7 +33,7 @@ def draw_distances(distance: np.ndarray) -> Any:
     """Draw `attention_distance` (layers, heads), in pixels, by block (paper, figure 7, right)."""
     figure, axes = _new_chart("mean attention distance (pixels)")
     blocks = np.repeat(np.arange(1, len(distance) + 1), distance.shape[1])
-    axes.scatter(blocks, distance.ravel(), s=26, color=ACCENT, alpha=0.75, linewidths=0)
+    axes.scatter(blocks, distance.ravel(), s=26, color=LIGHT["accent"], alpha=0.75, linewidths=0)
     axes.set_ylim(0, 1.08 * max(float(distance.max()), 1e-6))
     return figure
 
@@ -46,21 +44,21 @@ def draw_norms(token_norms: np.ndarray, *, prefix_tokens: int) -> Any:
     blocks = np.arange(1, len(token_norms) + 1)
     patches = token_norms[:, :, prefix_tokens:].reshape(len(blocks), -1)
     low, middle, high = np.percentile(patches, (5, 50, 95), axis=1)
-    axes.fill_between(blocks, low, high, color=BAR, alpha=0.8, linewidth=0, label="patches, 90 % of them")
-    axes.plot(blocks, middle, color=ACCENT, linewidth=2, marker="o", markersize=4, label="patches, median")
-    axes.plot(blocks, patches.max(axis=1), linestyle="", marker="^", color=QUIET, label="patches, largest")
+    axes.fill_between(blocks, low, high, color=LIGHT["bar"], alpha=0.8, linewidth=0, label="patches, 90 % of them")
+    axes.plot(blocks, middle, color=LIGHT["accent"], linewidth=2, marker="o", markersize=4, label="patches, median")
+    axes.plot(blocks, patches.max(axis=1), linestyle="", marker="^", color=LIGHT["quiet"], label="patches, largest")
     drawn = [patches]
     if prefix_tokens:
         front = token_norms[:, :, :prefix_tokens].mean(axis=1)
         name = "class token" if prefix_tokens == 1 else f"{prefix_tokens} prefix tokens"
-        lines = axes.plot(blocks, front, color=OTHER, linewidth=2, linestyle="--", marker="s", markersize=4)
+        lines = axes.plot(blocks, front, color=LIGHT["other"], linewidth=2, linestyle="--", marker="s", markersize=4)
         lines[0].set_label(name)  # one entry in the legend for all of them
         drawn.append(front)
     if max(x.max() for x in drawn) > LOG_SCALE_RATIO * max(min(x.min() for x in drawn), 1e-12):
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, labelcolor=TEXT, fontsize=FONT_SIZE - 2)
+    axes.legend(frameon=False, labelcolor=LIGHT["text"], fontsize=FONT_SIZE - 2)
     return figure
 
 
@@ -68,7 +66,7 @@ def draw_ranks(effective_rank: np.ndarray) -> Any:
     """Draw `effective_rank` (layers,) by block."""
     figure, axes = _new_chart("effective rank of the tokens")
     blocks = np.arange(1, len(effective_rank) + 1)
-    axes.plot(blocks, effective_rank, color=ACCENT, linewidth=2, marker="o", markersize=5)
+    axes.plot(blocks, effective_rank, color=LIGHT["accent"], linewidth=2, marker="o", markersize=5)
     axes.set_ylim(0, 1.08 * max(float(effective_rank.max()), 1e-6))
     return figure
 
@@ -121,7 +119,7 @@ def draw_similarities(position_similarity: np.ndarray) -> Any:
     scale.yaxis.tick_right()
     scale.set_xticks([])
     scale.set_yticks([-1, 0, 1])
-    scale.set_title("cosine", color=QUIET, fontsize=FONT_SIZE - 1)
+    scale.set_title("cosine", color=LIGHT["quiet"], fontsize=FONT_SIZE - 1)
     _hide_frame(scale)
     return figure
 
@@ -162,12 +160,12 @@ def _new_chart(label: str) -> tuple[Any, Any]:
     axes = figure.subplots()
     _label_axes(axes, "block", label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axes.grid(axis="y", color=LINE, linewidth=0.8)
+    axes.grid(axis="y", color=LIGHT["line"], linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.tick_params(colors=QUIET, labelsize=FONT_SIZE - 1)
+    axes.tick_params(colors=LIGHT["quiet"], labelsize=FONT_SIZE - 1)
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
-        spine.set_color(LINE)
+        spine.set_color(LIGHT["line"])
     return figure, axes
 
 
@@ -179,13 +177,13 @@ def _new_figure(width: float, height: float, layout: Any = "constrained") -> Any
 
 
 def _label_axes(axes: Any, x: str, y: str) -> None:
-    axes.set_xlabel(x, color=TEXT, fontsize=FONT_SIZE)
-    axes.set_ylabel(y, color=TEXT, fontsize=FONT_SIZE)
+    axes.set_xlabel(x, color=LIGHT["text"], fontsize=FONT_SIZE)
+    axes.set_ylabel(y, color=LIGHT["text"], fontsize=FONT_SIZE)
 
 
 def _hide_frame(axes: Any) -> None:
     """Leave only the numbers of the axes: no ticks, no frame."""
-    axes.tick_params(colors=QUIET, labelsize=FONT_SIZE - 2, length=0)
+    axes.tick_params(colors=LIGHT["quiet"], labelsize=FONT_SIZE - 2, length=0)
     axes.spines[:].set_visible(False)
 
 

@@ -15,8 +15,8 @@ from keras_vit._util import html
 from keras_vit._util.atomic import replacing
 from keras_vit._util.checks import check_counts
 from keras_vit._util.text import byte_size, scaled
-from keras_vit.model import cost
 from keras_vit.model.classify import single_images
+from keras_vit.model.numbers import numbers
 from keras_vit.model.sizes import name_of
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.visualize._models import vision_transformer
@@ -96,7 +96,7 @@ def _check_target(path: Path) -> Path:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"There is no folder for the report: {path.parent}")
     if path.is_dir():
-        raise ValueError(f"path is the .html file to write. Received: the folder {str(path)!r}")
+        raise ValueError(f"path must be the .html file to write. Received: the folder {str(path)!r}")
     return path
 
 
@@ -136,7 +136,7 @@ def _render(data: ReportData, *, title: str, part_of: str | None, card: Any, exp
         card=card,
         card_lines=card_lines,
         exports=exports,
-        flops=scaled(cost.forward_flops(data.config), 1000, FLOP_UNITS),
+        flops=scaled(numbers(data.config).flops, 1000, FLOP_UNITS),
         pictures=[data_uri(thumbnail(picture, PICTURE_SIDE)) for picture in data.pictures],
         charts=charts,
         heat_scale=figures.heat_scale(),

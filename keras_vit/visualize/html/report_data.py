@@ -13,6 +13,9 @@ from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.visualize import attention, tokens, weights
 from keras_vit.visualize._models import split_batch
 
+# The axis of each array that counts the images.
+_AXES = {"rollout": 0, "attention": 0, "distance": 1, "norms": 1, "rank": 1, "lens": 1}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReportData:
@@ -63,10 +66,6 @@ def collect(
         leaders=None if lens is None else [[best for [best] in model.decode_predictions(x, 1)] for x in lens],
         **arrays,
     )
-
-
-# The axis of each array that counts the images.
-_AXES = {"rollout": 0, "attention": 0, "distance": 1, "norms": 1, "rank": 1, "lens": 1}
 
 
 def _arrays(model: VisionTransformer, images: np.ndarray) -> dict[str, np.ndarray]:

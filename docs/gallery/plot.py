@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from keras_vit.zoo.gallery.entries import Entry, Point
+from entries import Entry, Point
 
 # Upper bound of a letter's mean width and height of a line, for the labels' 12 px.
 LETTER_WIDTH, LINE_HEIGHT = 7.2, 14
