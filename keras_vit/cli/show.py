@@ -88,7 +88,7 @@ def _print_named_weights(name: str) -> None:
 def describe(weights: Weights | SimpleNamespace, config: ViTConfig) -> dict[str, Any]:
     """Return the numbers of `show` for one image: sizes, parameters, bytes, and operations (a multiply-add is two)."""
     from keras_vit.model.numbers import numbers
-from keras_vit.model.parts import PRECISIONS
+    from keras_vit.model.parts import PRECISIONS
 
     counted = numbers(config)
     return {
