@@ -87,7 +87,8 @@ def images(config: ViTConfig, count: int, seed: int = 5) -> np.ndarray:
         share = random.uniform(0.05, 0.5)
         noise = random.uniform(size=(height, width, channels))
         pictures.append((1 - share) * coarse[rows][:, columns] + share * noise)
-    return preprocess.normalize(np.rint(255 * np.array(pictures)).astype(np.float32), config.preprocessing)
+    pixels = np.rint(255 * np.array(pictures)).astype(np.float32)
+    return np.asarray(preprocess.normalize(pixels, config.preprocessing))
 
 
 def score(expected: np.ndarray, received: np.ndarray) -> float:

@@ -2,20 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import keras
 
 from keras_vit.export import _converter
 from keras_vit.export.litert.options import Options
-from keras_vit.export.litert.storage import FLOAT16, FLOAT32, INT8
+from keras_vit.export.litert.storage import STORAGES
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
 from keras_vit.model.layers.quantized import quantization_problem
 from keras_vit.model.limits import check_resizable
 from keras_vit.model.vision_transformer import VisionTransformer
 
-STORAGES = {"float32": FLOAT32, "float16": FLOAT16, "int8": INT8}
 Result = TypeVar("Result")
 
 
@@ -50,7 +49,7 @@ def check_options(options: Options, model: keras.Model, *, has_calibration: bool
         problems.append(f"{' and '.join(options.sizes)} is for VisionTransformers. Received: {type(model).__name__}")
     if problems or mode is None:
         raise ValueError("tflite: " + "; ".join(problems))
-    patches: Any = options.patches or mode.patches
+    patches = options.patches or mode.patches
     return mode, dataclasses.replace(options, storage=STORAGES[mode.storage], class_names=names, patches=patches)
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from keras_vit.model import preprocess
 from keras_vit.model.config import ViTConfig
+from keras_vit.model.preprocess import normalize
 
 GRID = 5  # points per side of the smooth patterns: their structures are larger than a patch, as objects are
 CONTRASTS = (1.0, 0.5, 0.2)  # share of the range of values in an image
@@ -16,8 +16,8 @@ Pattern = Callable[[np.random.Generator, int, int, int], np.ndarray]
 
 def images(config: ViTConfig, count: int) -> np.ndarray:
     """Return `pixels` as the model takes them: float32 (count, height, width, channels)."""
-    prepared: np.ndarray = preprocess.normalize(pixels(config, count), config.preprocessing)
-    return prepared
+    normalized: np.ndarray = normalize(pixels(config, count), config.preprocessing)
+    return normalized
 
 
 def pixels(config: ViTConfig, count: int, size: tuple[int, int] | None = None) -> np.ndarray:

@@ -12,6 +12,7 @@ from keras_vit.export.litert.storage import FLOAT32, Storage
 from keras_vit.model import task
 from keras_vit.model.config import ViTConfig
 
+Patches = Literal["dense", "convolution"]
 # Fields whose annotations say all that is accepted.
 CHECKED = (
     "batch",
@@ -39,7 +40,7 @@ class Options:
     resize: Literal["exact", "builtin"] = "exact"
     output: Literal["logits", "probabilities"] = "logits"
     attention: bool = False
-    patches: Literal["dense", "convolution"] | None = "dense"  # None: the mode's
+    patches: Patches | None = "dense"  # None: the mode's
     labels: Any = None
     route: Literal["direct", "converter"] = "direct"
     least_cosine: Annotated[float, "[-1, 1]"] | None = None
@@ -68,6 +69,11 @@ class Options:
         """`image_size` and `patch_size`, if given."""
         return given(image_size=self.image_size, patch_size=self.patch_size)
 
+    def output_name(self, config: ViTConfig) -> str:
+        """Return the name of the file's first output, `output` if the model's task has it."""
+        outputs = task.from_config(config).outputs
+        return self.output if self.output in outputs else outputs[0]
+
     def check(self, config: ViTConfig) -> None:
         """Raise one ValueError with everything that is wrong with the options or impossible for the model."""
         if problems := [*self.problems(), *self.model_problems(config)]:
@@ -90,18 +96,8 @@ class Options:
                 "source_size needs input_dtype='uint8' (--input uint8): only pixels are resized. "
                 f"Received: {self.input_dtype!r}"
             )
-        if self.output == "probabilities" and self.output not in task.from_config(config).outputs:
+        if self.output == "probabilities" and self.output_name(config) != self.output:
             yield f"output='probabilities' needs a head. Received: a model of num_classes={config.num_classes}"
         if self.attention and not (config.class_token and config.has_attention):
             received = "class token" if config.has_attention else "attention"
             yield f"attention=True needs attention and a class token. Received: a model without {received}"
-        arrays = {**self.smoothing, **({} if self.scales is None else {"scales": self.scales})}
-        widths = {name: config.mlp_dim if name.endswith("mlp/norm") else config.hidden_size for name in arrays}
-        wrong = {
-            name: np.shape(factors)
-            for name, factors in arrays.items()
-            if np.shape(factors) != (widths[name],) or not np.all(np.asarray(factors) > 0)
-        }
-        if wrong:
-            expected = {name: (widths[name],) for name in wrong}
-            yield f"smoothing and scales have factors above 0 of the shapes {expected}. Received: {wrong}"
