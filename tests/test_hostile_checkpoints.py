@@ -305,7 +305,7 @@ def test_what_a_tensor_of_a_type_that_is_not_read_claims_does_not_count(tmp_path
         data += array.tobytes()
     header["stray"] = entry(len(data), len(data), dtype="F8_E4M3", shape=[2**40])
     (tmp_path / "file").write_bytes(safetensors(header, data))
-    refuse(tmp_path / "file", "tensor 'stray' claims 1099511627776 bytes .* but its offsets hold 0")
+    refuse(tmp_path / "file", "no valid safetensors header: .* invalid shape")
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -87,7 +87,7 @@ def test_the_file_that_is_changed_below_is_good(tmp_path: Path) -> None:
 def test_a_config_that_the_weights_cannot_fill_is_refused_before_anything_is_built(
     model: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("keras_vit.converters._load.VisionTransformer", None)
+    monkeypatch.setattr("keras_vit.converters.loading.VisionTransformer", None)
     refuse(keras_archive(tmp_path / "vit.keras", model=model), "describes? (?!.*NoneType)")
 
 

@@ -18,8 +18,14 @@ from keras_vit.model.config import ViTConfig
 
 # The files of weights in a folder; the first one found is read. A training run's folder has a model.keras.
 _WEIGHTS = (
-    *("model.keras", "model.safetensors", "*.safetensors", "checkpoint.npz", "*.npz"),
-    *("model.weights.h5", "pytorch_model.bin", "*.pth"),
+    "model.keras",
+    "model.safetensors",
+    "*.safetensors",
+    "checkpoint.npz",
+    "*.npz",
+    "model.weights.h5",
+    "pytorch_model.bin",
+    "*.pth",
 )
 _CHECKPOINTS, _BEST = "checkpoints", "best.keras"  # of a training run's folder, which it has before model.keras
 _REGISTERED_NAME = "keras_vit>VisionTransformer"
