@@ -14,7 +14,8 @@ import tensorflow as tf
 from keras_vit import export, zoo
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import count
-from keras_vit.model.numbers import PRECISIONS, fingerprint, numbers, path
+from keras_vit.model.numbers import fingerprint, numbers, path
+from keras_vit.model.parts import PRECISIONS
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.zoo._numbers import published_configs
 from marks import full_except
