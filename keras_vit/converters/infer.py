@@ -239,7 +239,7 @@ def _image_size(shapes: Shapes, fields: Mapping[str, Any], wanted: Any) -> Any:
     if not _is_square(tokens):
         name = f"token MLP for {mixed[0]} tokens" if mixed else f"position embedding {shapes['position/embedding']}"
         raise CheckpointError(
-            f"its {name} fills no square grid: pass config={{'image_size': (height, width)}} as it was trained "
+            f"its {name} does not fill a square grid: pass config={{'image_size': (height, width)}} as it was trained "
             "(--config image_size=[HEIGHT,WIDTH])"
         )
     side = math.isqrt(tokens)

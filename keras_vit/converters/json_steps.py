@@ -121,12 +121,12 @@ def _ratio(width: int, hidden_size: int) -> float:
 
 
 def _whole_ratio(width: int, config: ViTConfig) -> int:
-    """Return Dinov2Config.mlp_ratio, a whole number; a SwiGLU is 2/3 as wide, rounded up to a multiple of 8."""
+    """Return Dinov2Config.mlp_ratio, an integer; a SwiGLU is 2/3 as wide, rounded up to a multiple of 8."""
     for ratio in range(1, 2 + 3 * width // config.hidden_size):
         full = ratio * config.hidden_size
         if width == ((int(full * 2 / 3) + 7) // 8 * 8 if config.gated_mlp else full):
             return ratio
-    raise CheckpointError(f"config.json cannot express mlp_dim={width}: mlp_ratio is a whole number")
+    raise CheckpointError(f"config.json cannot express mlp_dim={width}: mlp_ratio must be an integer")
 
 
 def _side(value: Any) -> int:
