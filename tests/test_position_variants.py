@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from keras_vit import position
 from keras_vit.model import layers as vit
-from keras_vit.model.layers.randomness import random_scope
 from keras_vit.model.layers.relative import RelativePosition, relative_scores
+from keras_vit.model.layers.runtime import random_scope
 from keras_vit.model.vision_transformer import VisionTransformer
 from model_weights import values
 from tiny_models import VARIANTS, built, prepared, tiny

@@ -52,7 +52,6 @@ LIGHT = (
     "train.__init__",
     "visualize.__init__",
 )
-HEAVY = ("cli.demo",)  # runs models; only its command imports it
 # The mathematics of the model runs on all of Keras' back ends.
 BACKEND_FREE = ("model.layers",)
 LONGEST_FILE = 500  # lines
@@ -101,9 +100,7 @@ def test_there_are_no_cycles() -> None:
     graphlib.TopologicalSorter(graph).prepare()  # raises a CycleError that names the cycle
 
 
-@pytest.mark.parametrize(
-    "module", [module for module in MODULES if belongs(module, LIGHT) and not belongs(module, HEAVY)]
-)
+@pytest.mark.parametrize("module", [module for module in MODULES if belongs(module, LIGHT)])
 def test_light_modules_import_only_light_ones(module: str) -> None:
     theirs = imported_packages(module, at_import=True) & {"keras", "tensorflow"}
     ours = {other for other in imported_modules(module, at_import=True) if not belongs(other, LIGHT)}

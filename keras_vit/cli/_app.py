@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 import keras_vit
-from keras_vit.cli import bench, convert, embed, export, predict, show, train, visualize
+from keras_vit.cli import bench, convert, demo, embed, export, predict, show, train, visualize
 from keras_vit.cli.errors import error_text, is_user_error, show_warning
 
 app = typer.Typer(add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -27,7 +27,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "verify": export.verify,
     "visualize": visualize.visualize,
     "bench": bench.bench,
-    "demo": predict.demo,
+    "demo": demo.demo,
 }
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)

@@ -1,127 +1,84 @@
-"""Show the package on the embedded model and real images, offline: `keras-vit demo` and `make demo`."""
+"""The command `keras-vit demo`: a tour of the package on the embedded model and real images, offline."""
 
 import os
-import statistics
+import shutil
 import sys
-import time
 import webbrowser
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated
 
-import keras
-import numpy as np
-from rich.console import Console
-from rich.table import Table
+from typer import Option
 
-from keras_vit import digits, export, train, visualize, zoo
-from keras_vit._util.progress import track
-from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.cli import options
 
 NAME = "ViT-digits"
-TIMED_IMAGES = 50  # classified one by one for the median
+OUTPUTS = ("1", "digits.tflite", "finetuned", "report.html")  # files and folders that an earlier demo has left
 
 
-class Row(NamedTuple):
-    """One line of the table: results of a model or file on the held-out digits."""
-
-    name: str
-    logits: np.ndarray
-    bytes: int
-    milliseconds: float
-
-
-def run(out: Path, *, open_report: bool = True) -> None:
-    """Load, classify, change the resolution, fine-tune, export to both formats, verify, and write a report.
-
-    `out` is a folder that exists and holds nothing of an earlier demo.
-    """
-    console = Console()
-    keras.utils.set_random_seed(0)  # so that every run draws the same new position embeddings and prints the same table
-    data = digits.load()
-    model = zoo.load(NAME)
-    console.print(f"{NAME}: {model.count_params():,} parameters, {len(data.test_images)} held-out digits")
-    first = model.classify(data.test_images[0], top=1)[0][0]
-    console.print(f"The first is a {data.test_labels[0]}; the model says {first.label} ({first.probability:.1%})")
-
-    interpolated = zoo.load(NAME, image_size=48)
-    recipe = train.recipe("finetune-digits", image_size=48)
-    console.print(f"Fine-tuning at 48 px, the official way (fresh zero head, SGD), {recipe.steps} steps:")
-    tuned = train.run(recipe, model=NAME, data="digits", out=out / "finetuned").model
-    exports: list[export.Report] = []
-    jobs: list[Callable[[], Row]] = [
-        lambda: _keras_row("Keras, 32 px", model, data.test_images),
-        lambda: _keras_row("48 px, interpolated", interpolated, data.test_images),
-        lambda: _keras_row("48 px, fresh", _fresh_positions(interpolated), data.test_images),
-        lambda: _keras_row("48 px, fine-tuned", tuned, data.test_images),
-        lambda: _file_row("SavedModel", export.saved_model(model, out / "1"), model, data.test_images, exports),
-        lambda: _file_row(
-            "TFLite, int8", export.tflite(model, out / "digits.tflite"), model, data.test_images, exports
-        ),
-    ]
-    rows = [job() for job in track(jobs, "Exporting and comparing")]
-    console.print(_table(rows, data.test_labels))
-    console.print(
-        "At another resolution: before fine-tuning with position embeddings interpolated or new, and after fine-tuning."
-    )
-    page = _report(model, data, out / "report.html", exports)
-    console.print(f"The exported files are in {out}/, the fine-tuned model and its log in {out}/finetuned/")
-    console.print(f"Report: {page}", soft_wrap=True)
+def demo(
+    out: Annotated[Path, Option(help="Folder for the exported files and the report.")] = Path("demo"),
+    look: Annotated[bool, Option("--open/--no-open", help="Open the report in a browser.")] = True,
+) -> None:
+    """Show the package on the embedded model, offline: load, classify, resize, fine-tune, export, verify, inspect."""
+    _empty_folder(out)
+    with options.quiet():
+        report = _tour(out)
     # Without a desktop, Python opens a text browser in the terminal.
     has_desktop = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-    if open_report and has_desktop:
-        webbrowser.open(page.resolve().as_uri())
+    if look and has_desktop:
+        webbrowser.open(report.resolve().as_uri())
 
 
-def _report(model: VisionTransformer, data: digits.Digits, path: Path, exports: list[export.Report]) -> Path:
-    """Write a report on one image of each class and one that the model gets wrong."""
-    wrong = model.predict_on_batch(model.preprocess(data.test_images)).argmax(axis=1) != data.test_labels
-    shown = [*(int(np.argmax(data.test_labels == number)) for number in range(10)), int(np.argmax(wrong))]
-    images = [data.test_images[index] for index in shown]
-    return visualize.report(model, images, path, title=NAME, top=3, card=zoo.card(NAME), exports=exports, progress=True)
+def _empty_folder(out: Path) -> None:
+    """Create the folder of the demo, or empty it; raise a ValueError if it contains files that no demo has written."""
+    out.mkdir(parents=True, exist_ok=True)
+    found = [path for path in out.iterdir() if not path.name.startswith(".")]
+    if others := sorted({path.name for path in found}.difference(OUTPUTS)):
+        raise ValueError(f"The demo needs a folder of its own, and {out} contains {others[0]}: choose another by --out")
+    for path in found:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _fresh_positions(model: VisionTransformer) -> VisionTransformer:
-    """Return a model with the same weights, but new random position embeddings."""
-    fresh = VisionTransformer(model.config)
-    fresh.copy_weights_from(model, skip=["position"])
-    return fresh
+def _tour(out: Path) -> Path:
+    """Load, classify, change the resolution, fine-tune, export to both formats, and write a report; return its path."""
+    from keras_vit import digits, export, train, visualize, zoo
 
+    data, model = digits.load(), zoo.load(NAME)
+    images, labels = data.test_images, data.test_labels
+    print(f"{NAME}: {model.count_params():,} parameters, {len(images)} held-out digits")
+    [[first]] = model.classify(images[0], top=1)
+    print(f"The first is a {labels[0]}; the model says {first.label} ({first.probability:.1%})")
 
-def _keras_row(name: str, model: VisionTransformer, images: np.ndarray) -> Row:
-    prepared = model.preprocess(images)
-    run = model.predict_on_batch
-    run(prepared[:1])
-    return Row(name, run(prepared), 4 * model.count_params(), _milliseconds(run, prepared))
+    recipe = train.recipe("finetune-digits", image_size=48)
+    print(f"Fine-tuning at 48 px, the official way (fresh zero head, SGD), {recipe.steps} steps:")
+    models = {
+        "Keras, 32 px": model,
+        "48 px, position embeddings interpolated": zoo.load(NAME, image_size=48),
+        "48 px, fine-tuned": train.run(recipe, model=NAME, data="digits", out=out / "finetuned").model,
+    }
+    for name, each in models.items():
+        print(f"{name}: {train.evaluate(each, 'digits', progress=False)}")
 
+    paths = [
+        export.saved_model(model, out / "1").path,
+        export.tflite(model, out / "digits.tflite", progress=True).path,
+    ]
+    exports = [export.verify(model, path, images) for path in paths]
+    print(*exports, sep="\n")
 
-def _file_row(
-    name: str, written: export.Report, model: VisionTransformer, images: np.ndarray, exports: list[export.Report]
-) -> Row:
-    """Run an exported file on all images; the report that compares it with the model joins `exports`."""
-    prepared = model.preprocess(images)
-    exports.append(export.verify(model, written.path, images))
-    run = export.runner(written.path)
-    logits = np.concatenate([run(image[None]) for image in prepared])
-    return Row(name, logits, written.bytes, _milliseconds(run, prepared))
-
-
-def _milliseconds(run: Callable[[np.ndarray], np.ndarray], images: np.ndarray) -> float:
-    times = []
-    for image in images[:TIMED_IMAGES]:
-        start = time.perf_counter()
-        run(image[None])
-        times.append(time.perf_counter() - start)
-    return 1000 * statistics.median(times)
-
-
-def _table(rows: list[Row], labels: np.ndarray) -> Table:
-    table = Table("on the held-out digits", "accuracy", "same as Keras", "bytes", "ms an image")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    keras_classes = rows[0].logits.argmax(axis=1)
-    for row in rows:
-        classes = row.logits.argmax(axis=1)
-        accuracy, agreement = np.mean(classes == labels), np.mean(classes == keras_classes)
-        table.add_row(row.name, f"{accuracy:.2%}", f"{agreement:.2%}", f"{row.bytes:,}", f"{row.milliseconds:.2f}")
-    return table
+    classes = model.predict_on_batch(model.preprocess(images)).argmax(axis=1)
+    shown = [(labels == number).argmax() for number in range(10)]  # the first image of each class
+    shown.append((classes != labels).argmax())  # and the first that the model gets wrong
+    page = visualize.report(
+        model,
+        images[shown],
+        out / "report.html",
+        title=NAME,
+        top=3,
+        card=zoo.card(NAME),
+        exports=exports,
+        progress=True,
+    )
+    print(f"The exported files are in {out}/, the fine-tuned model and its log in {out}/finetuned/")
+    print(f"Report: {page}")
+    return page

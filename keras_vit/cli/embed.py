@@ -7,31 +7,31 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from keras_vit.cli.options import Json, Licence, Model, Patch, Size, Weights, check_count, find_model, quiet
+from keras_vit.cli import options
 
 SOURCE_HELP = "A folder, a pattern, a .txt or .parquet file of paths or URLs, or files of records."
 
 
 def embed(
-    model: Model,
+    model: options.Model,
     source: Annotated[str, Argument(help=SOURCE_HELP)],
-    to: Annotated[Path, Option("--to", help="The folder for the Parquet files. A stopped run in it is continued.")],
+    to: Annotated[Path, Option(help="The folder for the Parquet files. A stopped run in it is continued.")],
     what: Annotated[str, Option(help="embeddings, features, logits, probabilities or classes.")] = "embeddings",
-    weights: Weights = None,
-    accept_licence: Licence = False,
-    image_size: Size = None,
-    patch_size: Patch = None,
+    weights: options.Weights = None,
+    accept_licence: options.Licence = False,
+    image_size: options.Size = None,
+    patch_size: options.Patch = None,
     dtype: Annotated[str, Option(help="auto (bfloat16 where it is fast), float32 or bfloat16.")] = "auto",
     output_dtype: Annotated[str, Option(help="Of the values: float32 or float16.")] = "float32",
-    batch_size: Annotated[int, Option(help="Images per call; 128 or more for a GPU.", callback=check_count)] = 16,
-    rows_per_file: Annotated[int, Option(help="Images per Parquet file.", callback=check_count)] = 4096,
+    batch_size: Annotated[int, options.integer(1, "Images per call; 128 or more for a GPU.")] = 16,
+    rows_per_file: Annotated[int, options.integer(1, "Images per Parquet file.")] = 4096,
     shard: Annotated[str, Option(help="i/n: every n-th file from file i, for one of n processes.")] = "0/1",
     engine: Annotated[str, Option(help="local, or ray for all nodes of a Ray cluster.")] = "local",
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Write the embeddings or predictions of any number of images to Parquet files: path, values, error."""
-    found = find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
-    with quiet():
+    found = options.find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
+    with options.quiet():
         from keras_vit import batch
 
         result = batch.embed(
@@ -46,10 +46,7 @@ def embed(
             shard=shard,
             engine=engine,
         )
-    typer.echo(
-        json.dumps(result._asdict(), default=str)
-        if as_json
-        else f"{result.path}: {result.rows:,} rows, {result.errors:,} with an error"
-    )
+    text = f"{result.path}: {result.rows:,} rows, {result.errors:,} with an error"
+    typer.echo(json.dumps(result._asdict(), default=str) if as_json else text)
     if result.rows == result.errors:
         raise ValueError(f"{result.path}: none of the {result.rows:,} images could be read")

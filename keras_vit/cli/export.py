@@ -1,28 +1,13 @@
 """The commands `keras-vit export` and `keras-vit verify`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
 from keras_vit._util.image_paths import image_files
-from keras_vit.cli.options import (
-    Json,
-    Licence,
-    Model,
-    Patch,
-    Size,
-    Weights,
-    check_count,
-    choice,
-    complete_mode,
-    drop_unreadable,
-    find_model,
-    parse_size,
-    print_result,
-    quiet,
-)
+from keras_vit.cli import options
 
 LeastCosine = Annotated[
     float | None, Option(help="Least cosine similarity, also of differences between images; default: the mode's.")
@@ -30,20 +15,17 @@ LeastCosine = Annotated[
 LeastAgreement = Annotated[
     float | None, Option(help="Least share of images with the same best class or a near tie; default: the mode's.")
 ]
-Threads = Annotated[int, Option(help="Threads for timing the file.", callback=check_count)]
+Threads = Annotated[int, options.integer(1, "Threads for timing the file.")]
+MODE_HELP = "A mode (none, float16, dynamic, int8 ...) or a .toml file."
 OTHER_FORMATS = (".onnx", ".pb", ".keras", ".h5", ".npz", ".safetensors", ".pth", ".lite", ".zip")
 MAX_IMAGES = 256  # of one folder: calibration does not gain from more
-# Options that only one of the two kinds of export takes.
+# Options of `keras-vit export` that only a .tflite file takes, and those that only a SavedModel takes.
+FILE_OPTIONS = ("batch", "source_size", "resize", "output", "attention", "patches")
 TFLITE_OPTIONS = (
+    *FILE_OPTIONS,
     "quantize",
     "images",
-    "batch",
     "input_dtype",
-    "source_size",
-    "resize",
-    "output",
-    "attention",
-    "patches",
     "route",
     "least_cosine",
     "least_agreement",
@@ -55,26 +37,23 @@ GIVEN = "COMMANDLINE"  # typer's name of the source of an option that is on the 
 
 def export(
     context: typer.Context,
-    model: Model,
+    model: options.Model,
     to: Annotated[Path, Option(help="The .tflite file to write, or a SavedModel's folder: models/vit/1.")],
-    quantize: Annotated[
-        str, Option(help="A mode (none, float16, dynamic, int8 ...) or a .toml file.", autocompletion=complete_mode)
-    ] = "dynamic",
-    weights: Weights = None,
-    accept_licence: Licence = False,
-    image_size: Size = None,
-    patch_size: Patch = None,
+    quantize: Annotated[str, Option(help=MODE_HELP, autocompletion=options.complete_mode)] = "dynamic",
+    weights: options.Weights = None,
+    accept_licence: options.Licence = False,
+    image_size: options.Size = None,
+    patch_size: options.Patch = None,
     images: Annotated[
         list[str] | None,
         Option(help="Image files, folders and patterns for calibration and comparison; may be repeated."),
     ] = None,
-    batch: Annotated[int, Option(help="Images per call; 0: any number.")] = 1,
+    batch: Annotated[int, options.integer(0, "Images per call; 0: any number.")] = 1,
     input_dtype: Annotated[
-        str,
-        Option("--input", help="float32 (preprocessed images) or uint8 (pixels).", callback=choice("float32", "uint8")),
+        str, options.choice(("float32", "uint8"), "float32 (preprocessed images) or uint8 (pixels).", "--input")
     ] = "float32",
     source_size: Annotated[
-        str | None, Option(help="Size of the images that the file resizes itself.", callback=parse_size)
+        str | None, Option(help="Size of the images that the file resizes itself.", callback=options.parse_size)
     ] = None,
     resize: Annotated[str, Option(help="Resize method: exact (as preprocess) or builtin.")] = "exact",
     output: Annotated[str, Option(help="logits or probabilities.")] = "logits",
@@ -83,17 +62,15 @@ def export(
         str | None, Option(help="How patches are embedded: dense or convolution; default: the mode's.")
     ] = None,
     labels: Annotated[str | None, Option(help="A list of the zoo, or a text file with one class per line.")] = None,
-    route: Annotated[
-        str, Option(help="direct, or converter (TensorFlow's).", callback=choice("direct", "converter"))
-    ] = "direct",
+    route: Annotated[str, options.choice(("direct", "converter"), "direct, or converter (TensorFlow's).")] = "direct",
     least_cosine: LeastCosine = None,
     least_agreement: LeastAgreement = None,
     threads: Threads = 2,
-    top: Annotated[int, Option(help="Classes in a SavedModel's answer.", callback=check_count)] = 5,
+    top: Annotated[int, options.integer(1, "Classes in a SavedModel's answer.")] = 5,
     warmup: Annotated[list[int], Option(help="Batch size for which a server warms up; may be repeated.")] = [1],  # noqa: B006
     dtype: Annotated[str | None, Option(help="Of a SavedModel's weights: float32 or bfloat16.")] = None,
     bfloat16: Annotated[bool, Option("--bfloat16", help="Add bfloat16 signatures to a float32 SavedModel.")] = False,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Write a LiteRT (.tflite) file or a SavedModel, run it, and compare it with the model."""
     from keras_vit.export._temporary import check_file_path, check_folder_path
@@ -107,24 +84,17 @@ def export(
     _check_options(context, to, is_saved_model)
     files = image_files(images or [], most=MAX_IMAGES) or None
     names = Path(labels).read_text("utf-8").splitlines() if labels and Path(labels).is_file() else labels
-    file: dict[str, Any] = {
-        "batch": batch or None,
-        "source_size": source_size,
-        "resize": resize,
-        "output": output,
-        "attention": attention,
-        "patches": patches,
-    }
-    found = find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
+    found = options.find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
     task.from_config(found.config).class_names(names)
+    file = {name: context.params[name] for name in FILE_OPTIONS} | {"batch": batch or None}
     if is_saved_model:
         check_folder_path(to)
     else:
         check_file_path(to)
-        Options(dtype=input_dtype, **file).check(found.config)
+        Options(**{"dtype": input_dtype, **file}).check(found.config)
         if load_mode(quantize).needs_calibration and not files:
             raise ValueError(f"--quantize {quantize} needs calibration images: --images FOLDER, a hundred or more")
-    with quiet():
+    with options.quiet():
         from keras_vit import export as exports
 
         loaded = found.load()
@@ -132,68 +102,65 @@ def export(
             report = exports.saved_model(
                 loaded, to, labels=names, top=top, warmup=warmup, dtype=dtype, bfloat16=bfloat16
             )
-            print_result(report, as_json)
-            return
-        files = drop_unreadable(loaded, files)
-        report = exports.tflite(
-            loaded,
-            to,
-            quantize=quantize,
-            calibration=files,
-            verify=files,
-            input_dtype=input_dtype,
-            **file,
-            labels=names,
-            route=route,
-            least_cosine=least_cosine,
-            least_agreement=least_agreement,
-            threads=threads,
-            progress=not as_json,
-        )
-    print_result(report, as_json)
+        else:
+            files = options.drop_unreadable(loaded, files)
+            report = exports.tflite(
+                loaded,
+                to,
+                quantize=quantize,
+                calibration=files,
+                verify=files,
+                input_dtype=input_dtype,
+                **file,
+                labels=names,
+                route=route,
+                least_cosine=least_cosine,
+                least_agreement=least_agreement,
+                threads=threads,
+                progress=not as_json,
+            )
+    options.print_result(report, as_json)
 
 
 def verify(
     file: Annotated[Path, Argument(help="A .tflite file or a SavedModel's folder.")],
-    model: Model,
+    model: options.Model,
     images: Annotated[
         list[str] | None, Argument(help="Image files, folders and patterns; default: a built-in set.")
     ] = None,
-    weights: Weights = None,
-    accept_licence: Licence = False,
-    image_size: Size = None,
-    patch_size: Patch = None,
+    weights: options.Weights = None,
+    accept_licence: options.Licence = False,
+    image_size: options.Size = None,
+    patch_size: options.Patch = None,
     quantize: Annotated[
-        str | None, Option(help="The mode of the file, for its thresholds.", autocompletion=complete_mode)
+        str | None, Option(help="The mode of the file, for its thresholds.", autocompletion=options.complete_mode)
     ] = None,
     least_cosine: LeastCosine = None,
     least_agreement: LeastAgreement = None,
-    accelerator: Annotated[
-        str, Option(help="Where to run a .tflite file: cpu or gpu.", callback=choice("cpu", "gpu"))
-    ] = "cpu",
+    accelerator: Annotated[str, options.choice(("cpu", "gpu"), "Where to run a .tflite file: cpu or gpu.")] = "cpu",
     half_precision: Annotated[
         bool, Option("--half-precision", help="Also run a .tflite file with float weights in half precision.")
     ] = False,
     threads: Threads = 2,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Compare an exported file with its model. The exit code is 1 if their outputs differ too much."""
+    from keras_vit.export.quantization.modes import load_mode
+
     if not file.exists():
         raise FileNotFoundError(f"There is no exported file {file}")
     files = image_files(images or [], most=MAX_IMAGES) or None
     if quantize is not None:
-        from keras_vit.export.quantization.modes import load_mode
-
         load_mode(quantize)
-    found = find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
-    with quiet():
+    found = options.find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
+    with options.quiet():
         from keras_vit import export as exports
 
         loaded = found.load()
         report = exports.verify(
             loaded,
             file,
-            drop_unreadable(loaded, files),
+            options.drop_unreadable(loaded, files),
             mode=quantize,
             least_cosine=least_cosine,
             least_agreement=least_agreement,
@@ -202,7 +169,7 @@ def verify(
             threads=threads,
             progress=not as_json,
         )
-    print_result(report, as_json)
+    options.print_result(report, as_json)
 
 
 def _check_options(context: typer.Context, to: Path, is_saved_model: bool) -> None:

@@ -75,8 +75,8 @@ complete_format = _complete_tables("converters", "checkpoints")
 complete_mode = _complete_tables("converters", "exports")
 
 
-def at_least(least: int) -> Callable[[typer.CallbackParam, Any], Any]:
-    """Return a callback of an option that raises a ValueError for integers below `least`."""
+def integer(least: int, help: str, *names: str) -> Any:
+    """Describe an option that takes integers from `least`."""
 
     def check(parameter: typer.CallbackParam, value: Any) -> Any:
         for number in value if isinstance(value, list) else [value]:
@@ -84,17 +84,17 @@ def at_least(least: int) -> Callable[[typer.CallbackParam, Any], Any]:
                 raise ValueError(f"{parameter.opts[0]} must be an integer >= {least}. Received: {number}")
         return value
 
-    return check
+    return Option(*names, help=help, callback=check)
 
 
-def choice(*known: str) -> Callable[[typer.CallbackParam, str], str]:
-    """Return a callback of an option that raises a ValueError for other values."""
+def choice(known: tuple[str, ...], help: str, *names: str) -> Any:
+    """Describe an option that takes one of the known values."""
 
     def check(parameter: typer.CallbackParam, value: str) -> str:
         one_of(parameter.opts[0], value, known)
         return value
 
-    return check
+    return Option(*names, help=help, callback=check)
 
 
 def parse_size(parameter: typer.CallbackParam, text: str | None) -> Any:
@@ -107,33 +107,42 @@ def parse_size(parameter: typer.CallbackParam, text: str | None) -> Any:
     return sides[0] if len(sides) == 1 else tuple(sides)
 
 
-check_count = at_least(1)
+def parse_fields(texts: Iterable[str] | None, option: str = "--config") -> dict[str, Any]:
+    """Return ["num_heads=12", "classifier=gap"] as a dict; values are JSON, True, False or None, or else text."""
+    fields: dict[str, Any] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"{option} must be FIELD=VALUE. Received: {text!r}")
+        try:
+            fields[name] = _PYTHON_VALUES[value] if value in _PYTHON_VALUES else json.loads(value)
+        except ValueError:
+            fields[name] = value
+    return fields
 
-Size = Annotated[str | None, Option("--image-size", help="Pixels: 384 or HEIGHTxWIDTH.", callback=parse_size)]
-Patch = Annotated[
-    str | None,
-    Option("--patch-size", help="Pixels: 12 or HEIGHTxWIDTH; for FlexiViT, see resized.", callback=parse_size),
-]
-Classes = Annotated[
-    int | None, Option("--num-classes", help="A new head of this many classes; 0 for none.", callback=at_least(0))
-]
-Facts = Annotated[
-    list[str] | None,
-    Option("--config", help="FIELD=VALUE that the file does not state, such as num_heads=12; may be repeated."),
-]
-DataDir = Annotated[Path | None, Option(help="Folder in which tensorflow-datasets keeps prepared data.")]
-BadImage = Annotated[
-    str, Option(help="What to do about a file that cannot be decoded: skip or fail.", callback=choice("skip", "fail"))
-]
+
 MODEL_HELP = "A model of the zoo, a file, a folder of a checkpoint or of a training run, or a URL."
 Model = Annotated[str, Argument(help=MODEL_HELP, autocompletion=complete_model)]
-Images = Annotated[list[str], Argument(help='Image files, folders and patterns such as "photos/*.jpg".')]
 Weights = Annotated[
     str | None, Option(help="For a name: a tag of the model's card, a path or a URL.", autocompletion=complete_weights)
 ]
 Licence = Annotated[
     bool, Option("--accept-licence", help="Accept the publisher's own terms, whose address the model's card has.")
 ]
+Size = Annotated[str | None, Option("--image-size", help="Pixels: 384 or HEIGHTxWIDTH.", callback=parse_size)]
+Patch = Annotated[
+    str | None,
+    Option("--patch-size", help="Pixels: 12 or HEIGHTxWIDTH; for FlexiViT, see resized.", callback=parse_size),
+]
+Classes = Annotated[int | None, integer(0, "A new head of this many classes; 0 for none.", "--num-classes")]
+Facts = Annotated[
+    list[str] | None,
+    Option("--config", help="FIELD=VALUE that the file does not state, such as num_heads=12; may be repeated."),
+]
+Images = Annotated[list[str], Argument(help='Image files, folders and patterns such as "photos/*.jpg".')]
+DataDir = Annotated[Path | None, Option(help="Folder in which tensorflow-datasets keeps prepared data.")]
+BadImage = Annotated[str, choice(("skip", "fail"), "What to do about a file that cannot be decoded: skip or fail.")]
+Top = Annotated[int, integer(1, "Number of classes for each image.")]
 Json = Annotated[bool, Option("--json", help="Print JSON, and nothing else, on standard output.")]
 
 
@@ -181,20 +190,6 @@ def _copy_of_stderr() -> TextIO:
     return os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
 
 
-def parse_fields(texts: Iterable[str] | None, option: str = "--config") -> dict[str, Any]:
-    """Return ["num_heads=12", "classifier=gap"] as a dict; values are JSON, True, False or None, or else text."""
-    fields: dict[str, Any] = {}
-    for text in texts or ():
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ValueError(f"{option} must be FIELD=VALUE. Received: {text!r}")
-        try:
-            fields[name] = _PYTHON_VALUES[value] if value in _PYTHON_VALUES else json.loads(value)
-        except ValueError:
-            fields[name] = value
-    return fields
-
-
 class FoundModel(NamedTuple):
     """A model that a command was given, checked but not loaded."""
 
@@ -227,7 +222,7 @@ def find_model(
 
 
 def drop_unreadable(model: VisionTransformer, files: list[str] | None) -> list[str] | None:
-    """Return the files that the model can read, after a warning about the others; an error if there are none."""
+    """Return the files that the model can read, after a warning about the others; raise an error if there are none."""
     from keras_vit.model.classify import prepare
 
     errors = {file: error for file in files or () if isinstance(error := prepare(model, file), Exception)}

@@ -1,50 +1,33 @@
-"""The commands `keras-vit predict` and `keras-vit demo`."""
+"""The command `keras-vit predict`."""
 
 import json
-import shutil
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer import Option
 
 from keras_vit._util.image_paths import readable_images
 from keras_vit._util.progress import track
-from keras_vit.cli.options import (
-    Images,
-    Json,
-    Licence,
-    Model,
-    Patch,
-    Size,
-    Weights,
-    aligned,
-    check_count,
-    find_model,
-    quiet,
-)
-
-DEMO_OUTPUTS = ("1", "digits.tflite", "finetuned", "report.html")  # files and folders that an earlier demo has left
+from keras_vit.cli import options
 
 
 def predict(
-    model: Model,
-    images: Images,
-    weights: Weights = None,
-    accept_licence: Licence = False,
-    image_size: Size = None,
-    patch_size: Patch = None,
-    top: Annotated[int, Option(help="Number of classes for each image.", callback=check_count)] = 5,
-    batch_size: Annotated[int, Option(help="Images per call, and in memory.", callback=check_count)] = 16,
-    as_json: Json = False,
+    model: options.Model,
+    images: options.Images,
+    weights: options.Weights = None,
+    accept_licence: options.Licence = False,
+    image_size: options.Size = None,
+    patch_size: options.Patch = None,
+    top: options.Top = 5,
+    batch_size: Annotated[int, options.integer(1, "Images per call, and in memory.")] = 16,
+    as_json: options.Json = False,
 ) -> None:
     """Classify images. An image that cannot be read is a line of its own, and the exit code is then 1."""
     files = readable_images(images)
-    found = find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
-    show = len(files) > batch_size and (as_json or not sys.stdout.isatty())  # else the results show how far it is
+    found = options.find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
+    show = len(files) > batch_size and (as_json or not sys.stdout.isatty())  # else the results show the progress
     rows = []
-    with quiet():
+    with options.quiet():
         from keras_vit.model.classify import classify_each
 
         results = classify_each(found.load(), files, top=top, batch_size=batch_size)
@@ -64,32 +47,10 @@ def _text(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"{row['image']}: {row['error']}"
     lines = [("", f"{each['probability']:.2%}", each["label"], f"({each['label_id']})") for each in row["predictions"]]
-    return f"{row['image']}\n{aligned(lines, right=(1,))}"
+    return f"{row['image']}\n{options.aligned(lines, right=(1,))}"
 
 
 def _row(file: str, result: Any) -> dict[str, Any]:
     if isinstance(result, Exception):
         return {"image": file, "error": str(result).removeprefix(repr(file)).removeprefix(file).lstrip(": ")}
     return {"image": file, "predictions": [each._asdict() for each in result]}
-
-
-def demo(
-    out: Annotated[Path, Option(help="Folder for the exported files and the report.")] = Path("demo"),
-    look: Annotated[bool, Option("--open/--no-open", help="Open the report in a browser.")] = True,
-) -> None:
-    """Show the package on the embedded model, offline: load, classify, resize, fine-tune, export, verify, inspect."""
-    _empty_folder(out)
-    with quiet():
-        from keras_vit.cli import demo as tour
-
-        tour.run(out, open_report=look)
-
-
-def _empty_folder(out: Path) -> None:
-    """Create the folder of the demo, or empty it; a ValueError if it holds files that no demo has written."""
-    out.mkdir(parents=True, exist_ok=True)
-    found = [path for path in out.iterdir() if not path.name.startswith(".")]
-    if others := sorted({path.name for path in found}.difference(DEMO_OUTPUTS)):
-        raise ValueError(f"The demo needs a folder of its own: name another than {out}. It holds {others[0]}")
-    for path in found:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()

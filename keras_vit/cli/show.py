@@ -12,7 +12,7 @@ import typer
 from typer import Argument
 
 from keras_vit._util.text import byte_size, scaled
-from keras_vit.cli.options import Json, Model, Size, aligned, find_model, table_text
+from keras_vit.cli import options
 
 if TYPE_CHECKING:
     from keras_vit.model.config import ViTConfig
@@ -28,7 +28,8 @@ OPERATIONS = (" ", " k", " M", " G", " T")
 
 
 def list_models(
-    pattern: Annotated[str, Argument(help='Such as "B*", "R50*", b16 or vit_base.')] = "*", as_json: Json = False
+    pattern: Annotated[str, Argument(help='Such as "B*", "R50*", b16 or vit_base.')] = "*",
+    as_json: options.Json = False,
 ) -> None:
     """List the models of the zoo and their weights, with an empty line between families."""
     from keras_vit.zoo import catalogue
@@ -43,12 +44,14 @@ def list_models(
         typer.echo(json.dumps(rows, indent=2))
         return
     none = f"keras-vit: no model of the zoo matches {pattern!r}; keras-vit list shows all"
-    lines = iter(aligned([(card.name, ", ".join(card.weights)) for card in cards]).splitlines() if cards else ())
+    lines = iter(
+        options.aligned([(card.name, ", ".join(card.weights)) for card in cards]).splitlines() if cards else ()
+    )
     families = [[next(lines) for _ in group] for _, group in itertools.groupby(cards, lambda card: card.family)]
     typer.echo("\n\n".join(map("\n".join, families)) or none, err=not cards)
 
 
-def show(name: Model, image_size: Size = None, as_json: Json = False) -> None:
+def show(name: options.Model, image_size: options.Size = None, as_json: options.Json = False) -> None:
     """Show a model's parts, arithmetic, memory and sizes; then its card with weights, files and accuracies.
 
     The numbers are for the recommended weights, at their resolution or at --image-size. A file has no card.
@@ -58,7 +61,7 @@ def show(name: Model, image_size: Size = None, as_json: Json = False) -> None:
     from keras_vit.zoo.pretrained import resolve
 
     if resolve(name, default=None).is_file:
-        config = find_model(name, image_size=image_size).config
+        config = options.find_model(name, image_size=image_size).config
         file = SimpleNamespace(architecture=name_of(config), tag=name, num_classes=config.num_classes)
         typer.echo(json.dumps(describe(file, config), indent=2) if as_json else summary(file, config))
         return
@@ -127,7 +130,7 @@ def summary(weights: Weights | SimpleNamespace, config: ViTConfig) -> str:
     if weights.num_classes is None:
         facts.append(("head", "not counted: only the file states the number of its classes"))
     title = f"{weights.architecture} at {height} x {width}, {weights.tag}"
-    return f"{title}\n\n{_parts_table(numbers, config)}\n\n{aligned(facts)}"
+    return f"{title}\n\n{_parts_table(numbers, config)}\n\n{options.aligned(facts)}"
 
 
 def _parts_table(numbers: dict[str, Any], config: ViTConfig) -> str:
@@ -145,7 +148,7 @@ def _parts_table(numbers: dict[str, Any], config: ViTConfig) -> str:
         table.add_row(f"{times}{part['name']}", _shape(part["output"]), *_amounts(part))
     table.add_section()
     table.add_row("total", "", *_amounts(numbers))
-    return table_text(table)
+    return options.table_text(table)
 
 
 def _amounts(numbers: dict[str, Any]) -> tuple[str, str]:

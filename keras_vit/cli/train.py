@@ -12,26 +12,7 @@ import typer
 from typer import Argument, Option
 
 from keras_vit._util.checks import given
-from keras_vit.cli.options import (
-    MODEL_HELP,
-    BadImage,
-    DataDir,
-    Json,
-    Licence,
-    Model,
-    Size,
-    Weights,
-    aligned,
-    check_count,
-    check_data,
-    complete_model,
-    complete_recipe,
-    complete_weights,
-    find_model,
-    parse_fields,
-    print_result,
-    quiet,
-)
+from keras_vit.cli import options
 
 if TYPE_CHECKING:
     from keras_vit.train import Recipe, Result
@@ -43,32 +24,35 @@ WorkerTimeout = Annotated[float, Option(help="Seconds to wait for the other mach
 
 def train(
     recipe: Annotated[
-        str | None, Argument(help="A recipe's name, or a .toml file of your own.", autocompletion=complete_recipe)
+        str | None,
+        Argument(help="A recipe's name, or a .toml file of your own.", autocompletion=options.complete_recipe),
     ] = None,
-    model: Annotated[str | None, Option(help=MODEL_HELP, autocompletion=complete_model)] = None,
+    model: Annotated[str | None, Option(help=options.MODEL_HELP, autocompletion=options.complete_model)] = None,
     data: Annotated[str | None, Option(help=DATA_HELP)] = None,
     out: Annotated[Path | None, Option(help="Folder for model, log and checkpoints; default: runs/...")] = None,
     weights: Annotated[
         str | None,
-        Option(help="Initial weights: a tag of the model's card, a path or a URL.", autocompletion=complete_weights),
+        Option(
+            help="Initial weights: a tag of the model's card, a path or a URL.", autocompletion=options.complete_weights
+        ),
     ] = None,
-    accept_licence: Licence = False,
+    accept_licence: options.Licence = False,
     continue_from: Annotated[
         Path | None, Option(help="Folder of a run: start a new one from its weights, with its recipe and data.")
     ] = None,
-    image_size: Size = None,
-    steps: Annotated[int | None, Option(help="Number of updates.", callback=check_count)] = None,
+    image_size: options.Size = None,
+    steps: Annotated[int | None, options.integer(1, "Number of updates.")] = None,
     variant: Annotated[str | None, Option(help="One of the recipe's variants, such as light1.")] = None,
     changes: Annotated[
         list[str] | None, Option("--set", help="FIELD=VALUE of the recipe, such as seed=1; may be repeated.")
     ] = None,
     strategy: Strategy = "auto",
     worker_timeout: WorkerTimeout = 1800,
-    data_dir: DataDir = None,
+    data_dir: options.DataDir = None,
     train_split: Annotated[str | None, Option(help='Such as "train[:90%]".')] = None,
     eval_split: Annotated[str | None, Option(help="The split to evaluate on.")] = None,
-    on_bad_image: BadImage = "skip",
-    as_json: Json = False,
+    on_bad_image: options.BadImage = "skip",
+    as_json: options.Json = False,
 ) -> None:
     """Train a model. After an interruption the same command resumes the run exactly."""
     from keras_vit import train as training
@@ -79,20 +63,20 @@ def train(
         raise typer.BadParameter(f"Missing {' and '.join(missing)}. Only --continue-from takes them from a run.")
     if continue_from and not continue_from.is_dir():
         raise FileNotFoundError(f"There is no folder of a run {str(continue_from)!r}")
-    fields = given(image_size=image_size, steps=steps, variant=variant) | parse_fields(changes, "--set")
+    fields = given(image_size=image_size, steps=steps, variant=variant) | options.parse_fields(changes, "--set")
     chosen = _with_auto_accumulation(training.recipe(recipe, **fields)) if recipe else None
     if data:
-        check_data(data, data_dir)
+        options.check_data(data, data_dir)
     if chosen and model:
         default = "default" if chosen.start == "pretrained" else None
-        found = find_model(model, weights, default=default, accept_licence=accept_licence)
+        found = options.find_model(model, weights, default=default, accept_licence=accept_licence)
         found.config.replace(**chosen.config_changes(found.config))
     if continue_from:
         folder = out or Path(f"{continue_from}-continued")
     else:
         name = f"{chosen.name if chosen else recipe}-{model}-{data}"
         folder = out or Path("runs") / re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-")
-    with quiet():
+    with options.quiet():
         devices = training.strategy(strategy, worker_timeout=worker_timeout)
     result = training.run(
         chosen,
@@ -149,36 +133,33 @@ def _result_line(result: Result, folder: Path) -> str:
 
 
 def evaluate(
-    model: Model,
+    model: options.Model,
     data: Annotated[str, Option(help=DATA_HELP)],
     split: Annotated[
         str | None,
         Option(help="The split or sub-folder, all or held-out; default: the held-out one, or all of a plain folder."),
     ] = None,
-    weights: Weights = None,
-    accept_licence: Licence = False,
-    image_size: Size = None,
-    batch_size: Annotated[int, Option(help="Images per call on each device.", callback=check_count)] = 64,
+    weights: options.Weights = None,
+    accept_licence: options.Licence = False,
+    image_size: options.Size = None,
+    batch_size: Annotated[int, options.integer(1, "Images per call on each device.")] = 64,
     strategy: Strategy = "auto",
     worker_timeout: WorkerTimeout = 1800,
     real: Annotated[bool, Option("--real", help="Several labels for each image, each of them right (ReaL).")] = False,
     few_shot: Annotated[
         list[int] | None,
-        Option(
-            help="Instead: fit a linear classifier on this many images per class; may be repeated.",
-            callback=check_count,
-        ),
+        options.integer(1, "Instead: fit a linear classifier on this many images per class; may be repeated."),
     ] = None,
-    data_dir: DataDir = None,
-    on_bad_image: BadImage = "skip",
-    as_json: Json = False,
+    data_dir: options.DataDir = None,
+    on_bad_image: options.BadImage = "skip",
+    as_json: options.Json = False,
 ) -> None:
     """Measure a model: top-1, top-5, cross-entropy and images per second; or few-shot accuracy of its features."""
     from keras_vit import train as training
 
-    found = find_model(model, weights, image_size, accept_licence=accept_licence)
-    check_data(data, data_dir)
-    with quiet():
+    found = options.find_model(model, weights, image_size, accept_licence=accept_licence)
+    options.check_data(data, data_dir)
+    with options.quiet():
         devices = training.strategy(strategy, worker_timeout=worker_timeout)  # before TensorFlow loads a model
         loaded = found.load()
     source: dict[str, Any] = {"data_dir": data_dir, "on_bad_image": on_bad_image, "strategy": devices}
@@ -194,32 +175,32 @@ def evaluate(
         progress=not as_json,
         **source,
     )
-    print_result(evaluation, as_json)
+    options.print_result(evaluation, as_json)
 
 
 def _print_few_shot(accuracies: dict[int, float], as_json: bool) -> None:
     rows = [{"shots": shots, "accuracy": accuracy} for shots, accuracy in accuracies.items()]
     lines = [(str(shots), "images per class", f"{accuracy:.2%}") for shots, accuracy in accuracies.items()]
-    typer.echo(json.dumps(rows, indent=2) if as_json else aligned(lines, right=(0, 2)))
+    typer.echo(json.dumps(rows, indent=2) if as_json else options.aligned(lines, right=(0, 2)))
 
 
 def plan(
-    model: Model,
-    batch: Annotated[int, Option(help="Images per step, over all devices.", callback=check_count)],
-    image_size: Size = None,
-    devices: Annotated[int, Option(help="GPUs or TPU cores.", callback=check_count)] = 1,
-    accumulation: Annotated[int, Option(help="Micro-batches per step.", callback=check_count)] = 1,
+    model: options.Model,
+    batch: Annotated[int, options.integer(1, "Images per step, over all devices.")],
+    image_size: options.Size = None,
+    devices: Annotated[int, options.integer(1, "GPUs or TPU cores.")] = 1,
+    accumulation: Annotated[int, options.integer(1, "Micro-batches per step.")] = 1,
     optimizer: Annotated[str, Option(help="sgd or adamw.")] = "adamw",
     precision: Annotated[str, Option(help="float32 or mixed_bfloat16.")] = "float32",
     remat: Annotated[bool, Option("--remat", help="Recompute blocks in the backward pass.")] = False,
     ema: Annotated[bool, Option("--ema", help="Keep a moving average of the weights.")] = False,
     peak_tflops: Annotated[float | None, Option(help="Peak of one device: adds an estimate of the time.")] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Estimate memory and arithmetic of training before anything is built."""
     from keras_vit import train as training
 
-    found = find_model(model, image_size=image_size, default=None)
+    found = options.find_model(model, image_size=image_size, default=None)
     planned = training.plan(
         found.config,
         batch_size=batch,
@@ -231,4 +212,4 @@ def plan(
         ema=ema,
         peak_tflops=peak_tflops,
     )
-    print_result(dataclasses.replace(planned, name=found.choice.name or Path(model).name), as_json)
+    options.print_result(dataclasses.replace(planned, name=found.choice.name or Path(model).name), as_json)

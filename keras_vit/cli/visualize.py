@@ -8,31 +8,32 @@ import typer
 from typer import Argument, Option
 
 from keras_vit._util.image_paths import image_files
-from keras_vit.cli.options import Licence, Model, Size, Weights, check_count, drop_unreadable, find_model, quiet
+from keras_vit.cli import options
 
 MAX_IMAGES = 16  # as in visualize.html.report
 
 
 def visualize(
-    model: Model,
+    model: options.Model,
     images: Annotated[list[str], Argument(help=f"Image files, folders and patterns; at most {MAX_IMAGES} are shown.")],
     out: Annotated[Path, Option(help="The HTML file to write.")] = Path("report.html"),
-    weights: Weights = None,
-    accept_licence: Licence = False,
-    image_size: Size = None,
-    top: Annotated[int, Option(help="Number of classes for each image.", callback=check_count)] = 5,
+    weights: options.Weights = None,
+    accept_licence: options.Licence = False,
+    image_size: options.Size = None,
+    top: options.Top = 5,
 ) -> None:
     """Write one HTML file that shows predictions, attention, filters and position embeddings of a model."""
     files = image_files(images)
     if len(files) > MAX_IMAGES:
         warnings.warn(f"the report shows {MAX_IMAGES} of the {len(files):,} images, evenly chosen", stacklevel=2)
         files = [files[place * len(files) // MAX_IMAGES] for place in range(MAX_IMAGES)]
-    found = find_model(model, weights, image_size, accept_licence=accept_licence)
-    with quiet():
-        from keras_vit.visualize.html.report import report
-
-        loaded = found.load()
+    found = options.find_model(model, weights, image_size, accept_licence=accept_licence)
     published = found.choice.published
     title = found.choice.name or Path(model).name
     card = f"{title}, {published.tag}\n\n{published}" if published else None
-    typer.echo(str(report(loaded, drop_unreadable(loaded, files), out, top=top, title=title, card=card, progress=True)))
+    with options.quiet():
+        from keras_vit.visualize.html.report import report
+
+        loaded = found.load()
+    shown = options.drop_unreadable(loaded, files)
+    typer.echo(str(report(loaded, shown, out, top=top, title=title, card=card, progress=True)))

@@ -2,8 +2,6 @@
 
 import os
 import re
-import statistics
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
@@ -15,6 +13,7 @@ from keras_vit._util import html
 from keras_vit._util.atomic import replacing
 from keras_vit._util.checks import check_counts
 from keras_vit._util.text import byte_size, scaled
+from keras_vit._util.timing import median_milliseconds
 from keras_vit.model.classify import single_images
 from keras_vit.model.numbers import numbers
 from keras_vit.model.sizes import name_of
@@ -154,7 +153,9 @@ def _indent(line: str) -> int:
 def _model_row(model: VisionTransformer, image: np.ndarray) -> tuple[Any, ...]:
     """Return the model's own row in the table of exported files."""
     size = sum(np.asarray(weight).nbytes for weight in model.weights)
-    return ("this model", "Keras", byte_size(size), None, None, None, f"{_milliseconds(model, image):.2f}")
+    model.predict_on_batch(image)  # the first call compiles
+    milliseconds = median_milliseconds(model.predict_on_batch, [image] * NUM_TIMED_CALLS)
+    return ("this model", "Keras", byte_size(size), None, None, None, f"{milliseconds:.2f}")
 
 
 def _export_row(export: Any) -> tuple[Any, ...]:
@@ -170,14 +171,3 @@ def _export_row(export: Any) -> tuple[Any, ...]:
         f"{fields['agreement']:.1%}",
         f"{fields['milliseconds']:.2f}",
     )
-
-
-def _milliseconds(model: VisionTransformer, image: np.ndarray) -> float:
-    """Return the median time of a compiled call with one image."""
-    model.predict_on_batch(image)  # the first call compiles
-    times = []
-    for _ in range(NUM_TIMED_CALLS):
-        start = time.perf_counter()
-        model.predict_on_batch(image)
-        times.append(time.perf_counter() - start)
-    return 1000 * statistics.median(times)
