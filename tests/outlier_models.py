@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.export.check import samples
+from keras_vit.model import preprocess
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 
@@ -87,7 +87,8 @@ def images(config: ViTConfig, count: int, seed: int = 5) -> np.ndarray:
         share = random.uniform(0.05, 0.5)
         noise = random.uniform(size=(height, width, channels))
         pictures.append((1 - share) * coarse[rows][:, columns] + share * noise)
-    return samples.normalize(np.rint(255 * np.array(pictures)), config.preprocessing)
+    pixels = np.rint(255 * np.array(pictures)).astype(np.float32)
+    return np.asarray(preprocess.normalize(pixels, config.preprocessing))
 
 
 def score(expected: np.ndarray, received: np.ndarray) -> float:

@@ -1,6 +1,6 @@
 """Train a tiny model for 24 steps in several ways, and evaluate one; test_train_parity.py compares the results.
 
-    python tests/parity_runs.py one|mirrored|workers OUT.npz RUN...
+    python tests/parity_runs.py one|mirrored|workers OUT.npz
 
 Writes weights and counts; with workers, the second writes what it has counted to OUT.second.npz.
 
@@ -119,8 +119,8 @@ def _batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
     return stream.batch(per_replica, drop_remainder=True)
 
 
-def main(kind: str, out: str, *names: str) -> None:
-    """Evaluate, train in the ways of these names, and write the results."""
+def main(kind: str, out: str) -> None:
+    """Evaluate, train in all ways, and write the results."""
     if kind == "mirrored":
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
@@ -130,8 +130,8 @@ def main(kind: str, out: str, *names: str) -> None:
         np.savez(Path(out).with_suffix(".second.npz"), **found)
     arrays = found | {
         json.dumps([name, variable]): value
-        for name in names
-        for variable, value in trained(RUNS[name], strategy).items()
+        for name, fields in RUNS.items()
+        for variable, value in trained(fields, strategy).items()
     }
     if strategies.is_chief(strategy):
         np.savez(out, **arrays)

@@ -167,7 +167,7 @@ def test_a_card_that_is_no_toml_is_named(tmp_path: Path) -> None:
 )
 def test_two_families_may_not_claim_the_same_place(tmp_path: Path, second: str) -> None:
     rows = [*read_text(tmp_path, CARD).weights, *read_text(tmp_path, second).weights]
-    with pytest.raises(CardError, match="one tag or one rank"):
+    with pytest.raises(CardError, match="same tag or rank"):
         catalogue.gather(rows)
 
 

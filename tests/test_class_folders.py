@@ -166,6 +166,7 @@ def test_files_that_are_not_read_are_counted_and_named(tmp_path: Path) -> None:
         train.evaluate(built(num_classes=2), folder, split="held-out")
 
 
+@pytest.mark.full
 def test_training_reports_other_files_on_the_command_line(tmp_path: Path, model: Path) -> None:
     folder = fill(tmp_path / "photos" / "train", cat=4, dog=4).parent
     fill(folder / "val", cat=1, dog=1)

@@ -292,7 +292,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_three_hundred_images_take_the_memory_of_a_batch(photos: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(data_files.PACKAGE.parent)}
     arguments = [sys.executable, "-c", MEMORY, str(photos / "0" / "00.jpg")]

@@ -65,6 +65,7 @@ def test_a_picture_that_cannot_be_read_may_end_the_run(
     assert "dogs/5.jpg" in message
 
 
+@pytest.mark.full
 def test_the_same_command_again_says_the_same(tmp_path: Path, checkpoint: Path) -> None:
     command = ["train", "finetune-digits", "--model", checkpoint, "--data", "digits", "--out", tmp_path / "run"]
     command += ["--json", *QUICK]
@@ -73,6 +74,7 @@ def test_the_same_command_again_says_the_same(tmp_path: Path, checkpoint: Path) 
     assert first["steps"] == 2
 
 
+@pytest.mark.full
 def test_a_folder_that_is_called_like_a_model_is_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     converters.save(VisionTransformer(tiny(image_size=16)), tmp_path / "digits", format="huggingface")

@@ -26,21 +26,21 @@ WRONG = {
     "rules after int8": (TABLE + 'storage = "int8"\n' + RULE, "where there are rules"),
     "a cosine above 1": (
         TABLE.replace("cosine = 0.9", "cosine = 99.0"),
-        "least_cosine is from -1 to 1",
+        r"least_cosine must be in \[-1, 1\]. Received: 99.0",
     ),
     "a cosine of differences above 1": (
         TABLE + "least_difference_cosine = 99.0\n",
-        "least_difference_cosine is from -1 to 1. Received: 99.0",
+        r"least_difference_cosine must be in \[-1, 1\]. Received: 99.0",
     ),
-    "an agreement in per cent": (TABLE.replace("ment = 0.9", "ment = 99"), "least_agreement is from 0 to 1"),
+    "an agreement in per cent": (TABLE.replace("ment = 0.9", "ment = 99"), r"least_agreement must be in \[0, 1\]"),
     "odd bits": (TABLE + RULE.replace("8", "5"), r"weights must be one of \[4, 8, 32\]. Received: 5"),
     "activations of 4 bits": (TABLE + RULE + "activations = 4\n", r"activations must be one of \[8, 16, 32\]"),
     "an unknown method": (TABLE + RULE + 'method = "gptk"\n', "the nearest is 'gptq'"),
     "float weights, integer inputs": (TABLE + RULE.replace("8", "32") + "activations = 8\n", "no kernel multiplies"),
     "no operators": (TABLE + RULE.replace('"FULLY_CONNECTED"', ""), "operators is empty"),
     "no expression": (TABLE + RULE + 'names = "("\n', "not a regular expression"),
-    "a strange alpha": (TABLE + "[smoothing]\nalpha = 5\nthreshold = 4\n", "alpha is from 0 to 1. Received: 5"),
-    "a threshold below 1": (TABLE + "[smoothing]\nalpha = 0.5\nthreshold = 0.5\n", "threshold is 1 or more"),
+    "a strange alpha": (TABLE + "[smoothing]\nalpha = 5\nthreshold = 4\n", r"alpha must be in \[0, 1\]. Received: 5"),
+    "a threshold below 1": (TABLE + "[smoothing]\nalpha = 0.5\nthreshold = 0.5\n", r"threshold must be in \[1, inf\)"),
 }
 
 

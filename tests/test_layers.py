@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras_vit import position
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ACTIVATIONS, ViTConfig
-from keras_vit.model.layers.activations import activation
+from keras_vit.model.layers.activations import activation_function
 from keras_vit.model.vision_transformer import VisionTransformer
 
 # float32 holds 6e-8 of a value; sums of some hundred products of size 1 stay far below this.
@@ -26,6 +26,7 @@ LAYERS: dict[str, tuple[type[keras.layers.Layer], dict[str, Any], tuple[int, ...
     "attention": (vit.MultiHeadAttention, {"num_heads": 4}, TOKENS),
     "attention, no bias": (vit.MultiHeadAttention, {"num_heads": 2, "use_bias": False, "dropout_rate": 0.1}, TOKENS),
     "mlp": (vit.MLP, {"mlp_dim": 48, "activation": "gelu_erf", "dropout_rate": 0.1}, TOKENS),
+    "layer norm": (vit.LayerNormalization, {"epsilon": 1e-3, "is_fused": True}, TOKENS),
     "layer scale": (vit.LayerScale, {"initial": 0.3}, TOKENS),
     "dropout": (vit.Dropout, {"rate": 0.2}, TOKENS),
     "stochastic depth": (vit.StochasticDepth, {"rate": 0.2}, TOKENS),
@@ -219,8 +220,8 @@ EXACT = {
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_an_activation_is_its_formula(name: str) -> None:
     x = np.linspace(-12, 12, 2401)
-    np.testing.assert_allclose(activation(name)(tf.constant(x)), EXACT[name](x), rtol=1e-12, atol=1e-14)
-    single = np.array(activation(name)(tf.constant(x, tf.float32)))
+    np.testing.assert_allclose(activation_function(name)(tf.constant(x)), EXACT[name](x), rtol=1e-12, atol=1e-14)
+    single = np.array(activation_function(name)(tf.constant(x, tf.float32)))
     np.testing.assert_allclose(single, EXACT[name](x), rtol=2e-6, atol=2e-6)
 
 

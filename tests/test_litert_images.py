@@ -13,7 +13,6 @@ from keras_vit._util.checks import pair
 from keras_vit.export.litert import images
 from keras_vit.export.litert.builder import Builder, Tensor
 from keras_vit.export.litert.operators import Operators
-from keras_vit.export.litert.options import RESIZES
 from keras_vit.model.config import Preprocessing, ViTConfig
 from keras_vit.model.config_parts import INTERPOLATIONS
 from keras_vit.model.preprocess import prepare
@@ -114,7 +113,10 @@ def test_the_centre_is_cut_out_where_preprocess_cuts_it(
 ) -> None:
     config = tiny(image_size=target, patch_size=1, preprocessing=Preprocessing(resize="crop", crop_fraction=fraction))
     given = pixels(*source)
-    made = {kind: received(config, given, tmp_path, dtype="uint8", source_size=source, resize=kind) for kind in RESIZES}
+    made = {
+        kind: received(config, given, tmp_path, dtype="uint8", source_size=source, resize=kind)
+        for kind in ("exact", "builtin")
+    }
     np.testing.assert_allclose(made["exact"], wanted(config, given), atol=NOISE)
     # The runtime rounds positions differently, by a few ten-thousandths of a pixel.
     np.testing.assert_allclose(made["builtin"], wanted(config, given), atol=1e-3)

@@ -13,7 +13,7 @@ from keras_vit.export.check import samples
 from keras_vit.export.litert.builder import schema
 from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.options import Options
-from keras_vit.export.litert.storage import FLOAT16, FLOAT32, INT8
+from keras_vit.export.litert.storage import STORAGES
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.gptq import gptq
 from keras_vit.export.quantization.modes import Mode, Rule
@@ -23,7 +23,6 @@ from tiny_models import built
 
 pytest.importorskip("ai_edge_quantizer")
 
-STORAGES = {"float32": FLOAT32, "float16": FLOAT16, "int8": INT8}
 # Lowest SQNR in dB of each mode on the digits, three below the measured one with these few images: other calibration
 # images or another machine's kernels change it by less than two.
 LEAST_SQNR = {"none": 100, "float16": 70, "dynamic": 39, "int8": 34, "int8-full": 28, "int16x8": 33, "int4": 30}

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from keras_vit import VisionTransformer, converters
-from keras_vit.export.litert import images
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.operators import Operators
-from keras_vit.export.litert.stem import group_norm, standardized_kernel, stem
+from keras_vit.export.litert.stem import group_norm, standardized_kernel
 from keras_vit.export.litert.storage import FLOAT32, INT8, Storage
+from keras_vit.export.litert.writer import FileWriter
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.layers.resnet import GroupNormalization, StandardizedConv2D
 from litert_graph import options, run, written
@@ -52,8 +52,9 @@ def from_keras(model: VisionTransformer, batch: np.ndarray) -> np.ndarray:
 
 def file_of(model: VisionTransformer, path: Path, storage: Storage = FLOAT32, **changes: Any) -> Any:
     def layers(ops: Operators) -> tuple[Tensor, Tensor]:
-        image = images.add_image_input(ops, model.config, options(**changes))
-        return image.image, stem(ops, model, image)
+        file = FileWriter(model, ops, options(**changes))
+        feature_map = file.read(model.get_layer("embedding").input).tensor
+        return file.inputs["image"], feature_map
 
     return written(layers, path / "stem.tflite", storage)
 

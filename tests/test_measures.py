@@ -194,7 +194,7 @@ def test_thresholds_of_differences_allow_outliers_and_refuse_other_models(name: 
     assert mode.least_difference_cosine < mode.least_cosine
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(("size", "seed"), [(48, 1), (48, 2)])
 def test_a_model_fine_tuned_on_a_folder_is_exported_by_default(tmp_path: Path, size: int, seed: int) -> None:
     """Of seven such models two to four were refused, each for one near tie among the 80 held-out images."""

@@ -12,10 +12,10 @@ import pytest
 import tensorflow as tf
 
 from keras_vit import VisionTransformer
-from keras_vit.model.layers import fusion
-from keras_vit.model.layers.fusion import fuse_with, product_then
-from keras_vit.model.layers.randomness import random_scope
+from keras_vit.model.layers import runtime
+from keras_vit.model.layers.runtime import fuse_with, product_then, random_scope
 from keras_vit.train.step import xla
+from marks import full_except
 from tiny_models import VARIANTS, built, prepared, randomised, tiny
 
 SEED = tf.constant([3, 4])
@@ -50,14 +50,14 @@ def assert_close(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], to
 
 
 # The variants of attention and of the MLP.
-@pytest.mark.parametrize("variant", ["pure", "map", "no biases", "relative positions"])
+@pytest.mark.parametrize("variant", full_except(["pure", "map"], ["pure", "map", "no biases", "relative positions"]))
 def test_in_float64_the_model_has_the_gradients_that_its_layers_have(variant: str) -> None:
     model = built("float64", num_layers=1, **VARIANTS[variant])
     # Measured 1.4e-13 in two blocks: 1e-16 for a rounding, and some thousand terms in a gradient of such large weights.
     assert_close(gradients(model, xla.piece_compiler()), gradients(model, None), 1e-12)
 
 
-@pytest.mark.parametrize("activation", ["gelu_erf", "gelu_quick", "silu"])
+@pytest.mark.parametrize("activation", full_except(["silu"], ["gelu_erf", "gelu_quick", "silu"]))
 def test_other_activations(activation: str) -> None:
     model = built(activation=activation, num_layers=1)
     assert_close(gradients(model, xla.piece_compiler()), gradients(model, None), 2e-5)  # float32: 1e-5 here
@@ -118,7 +118,7 @@ def test_nothing_is_compiled_without_a_compiler_or_after_one() -> None:
         raise RuntimeError("inside")
     model(prepared(model.config), training=True)
     assert made == []
-    assert fusion._local.compiler is None
+    assert runtime.settings().compiler is None
 
 
 @pytest.mark.parametrize("axes", [1, 2])
@@ -132,7 +132,7 @@ def test_low_rank_updates_and_missing_biases_are_part_of_the_product(axes: int, 
     for weight in layer.weights:
         weight.assign(np.random.default_rng(1).normal(size=weight.shape))
     with fuse_with(counting([])):
-        found = product_then(layer, x, keras.ops.tanh, axes=axes), product_then(layer, x, axes=axes)
+        found = product_then(layer, layer, x, keras.ops.tanh, axes=axes), product_then(layer, layer, x, axes=axes)
     np.testing.assert_allclose(found[0], np.tanh(layer(x)), atol=1e-6)
     np.testing.assert_allclose(found[1], layer(x), rtol=1e-5, atol=1e-5)
 
@@ -144,9 +144,23 @@ def test_a_quantized_layer_computes_for_itself() -> None:
     made: list[Any] = []
     x = np.ones((2, 3, 8), np.float32)
     with fuse_with(counting(made)):
-        found = product_then(layer, x, keras.ops.tanh)
+        found = product_then(layer, layer, x, keras.ops.tanh)
     np.testing.assert_array_equal(found, keras.ops.tanh(layer(x)))
     assert made == []
+
+
+def test_the_inputs_of_norms_can_be_observed() -> None:
+    model = built(num_layers=2, mlp_norm=True, pre_norm=True)
+    images = prepared(model.config)
+    seen: dict[str, Any] = {}
+    with runtime.observe_norms(seen.__setitem__):
+        tokens = model.features(images, ["tokens", "block_0", "block_1", "logits"])
+    norms = [f"block_{i}/{norm}" for i in range(2) for norm in ("norm1", "norm2", "mlp/norm")]
+    assert list(seen) == ["pre_norm", *norms, "encoder_norm"]
+    for name, features in (("block_0/norm1", "tokens"), ("block_1/norm1", "block_0"), ("encoder_norm", "block_1")):
+        np.testing.assert_array_equal(seen[name], tokens[features])
+    model(images)
+    assert len(seen) == len(norms) + 2
 
 
 # ---- the training step

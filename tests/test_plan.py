@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.layers import randomness
+from keras_vit.model.layers import runtime
 from keras_vit.model.numbers import numbers
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.measure.planner import PARTS, plan
@@ -95,7 +95,7 @@ def kept_bytes(config: ViTConfig, *, dtype: str = "float32", remat: bool = False
     @tf.function
     def step(images: tf.Tensor) -> list[tf.Tensor]:
         graph = tf.compat.v1.get_default_graph()
-        with tf.GradientTape() as tape, randomness.random_scope(tf.constant([0, 1]), remat=remat):
+        with tf.GradientTape() as tape, runtime.random_scope(tf.constant([0, 1]), remat=remat):
             loss = tf.reduce_sum(model(images, training=True))
         forward = {operation.name for operation in graph.get_operations()}
         gradients = tape.gradient(loss, [variable.value for variable in model.trainable_variables])

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from keras_vit import position
 from keras_vit.model import layers as vit
-from keras_vit.model.layers.randomness import random_scope
 from keras_vit.model.layers.relative import RelativePosition, relative_scores
+from keras_vit.model.layers.runtime import random_scope
 from keras_vit.model.vision_transformer import VisionTransformer
 from model_weights import values
 from tiny_models import VARIANTS, built, prepared, tiny
@@ -241,7 +241,9 @@ def test_interpolated_tables_make_the_embedding_that_interpolating_it_would(meth
 
 
 @pytest.mark.filterwarnings("ignore:Skipping nested container:UserWarning")  # Keras' warning, before its error
-@pytest.mark.parametrize("name", ["relative positions", "shared relative positions"])
+@pytest.mark.parametrize(
+    "name", ["relative positions", pytest.param("shared relative positions", marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("image_size", [48, (16, 64)], ids=["larger", "as many patches, otherwise laid out"])
 def test_relative_positions_of_another_grid_are_refused_until_they_start_anew(
     name: str, image_size: Any, tmp_path: Path

@@ -185,7 +185,7 @@ def test_every_public_name_says_what_it_is_and_takes(public: PublicName) -> None
         assert parameters(public.value) <= described(public.docstring)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_reference_is_written_without_a_warning(tmp_path: Path) -> None:
     script = [sys.executable, str(ROOT / "docs" / "reference.py"), str(tmp_path)]
     done = subprocess.run(script, capture_output=True, text=True, check=False)

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from keras_vit.model import layers as vit
-from keras_vit.model.layers.randomness import random_scope
+from keras_vit.model.layers.runtime import random_scope
 from tiny_models import built, prepared
 
 SEED, OTHER = tf.constant([3, 4]), tf.constant([3, 5])
@@ -218,7 +218,7 @@ import tensorflow as tf
 (cpu,) = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 from keras_vit.model import layers as vit
-from keras_vit.model.layers.randomness import random_scope
+from keras_vit.model.layers.runtime import random_scope
 
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 with strategy.scope():
@@ -240,6 +240,7 @@ np.savez("masks.npz", **{f"{i}_{replica}": value for i, pair in enumerate(drawn)
 """
 
 
+@pytest.mark.full
 def test_two_replicas_draw_different_masks_and_the_same_ones_again(tmp_path: Path) -> None:
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "3"}

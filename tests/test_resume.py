@@ -16,6 +16,8 @@ from keras_vit import train
 from keras_vit.errors import CheckpointError
 from tiny_models import tiny
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -33,7 +35,6 @@ def assert_same_end(folder: Path, undisturbed: Path) -> None:
     assert steps == [json.loads(line)["step"] for line in killed_runs.logged(undisturbed)]
 
 
-@pytest.mark.full
 def test_killed_at_random_moments_it_ends_the_same_bit_for_bit(tmp_path: Path, undisturbed: Path) -> None:
     # One folder, three kills: each start continues from the previous one's checkpoint.
     folder, moments = tmp_path / "run", random.Random(0)
@@ -43,7 +44,6 @@ def test_killed_at_random_moments_it_ends_the_same_bit_for_bit(tmp_path: Path, u
     assert_same_end(folder, undisturbed)
 
 
-@pytest.mark.full
 def test_stopped_killed_and_damaged_it_ends_the_same_bit_for_bit(tmp_path: Path, undisturbed: Path) -> None:
     # One folder: each start continues from the previous one's checkpoint.
     folder = tmp_path / "run"
@@ -72,7 +72,6 @@ def sigterm_saves_and_ends_in_order(folder: Path) -> None:
     assert (folder / "checkpoints" / f"step-{last:08d}").is_dir()
 
 
-@pytest.mark.full
 def test_another_recipe_in_the_same_folder_is_refused(undisturbed: Path) -> None:
     other = train.recipe("digits", **killed_runs.FIELDS | {"seed": 5, "log_steps": 4})
     with pytest.raises(CheckpointError, match=r"recipe\.seed") as caught:
@@ -80,7 +79,6 @@ def test_another_recipe_in_the_same_folder_is_refused(undisturbed: Path) -> None
     assert "log_steps" not in str(caught.value)
 
 
-@pytest.mark.full
 def test_a_finished_run_is_not_trained_again(undisturbed: Path) -> None:
     recipe = train.recipe("digits", **killed_runs.FIELDS)
     before = killed_runs.logged(undisturbed)

@@ -381,6 +381,7 @@ def test_it_runs_without_keras_and_this_package(saved: Any, tmp_path: Path) -> N
     assert error(np.load(tmp_path / "logits.npy"), model(images)) < NOISE
 
 
+@pytest.mark.full
 def test_the_command_line_of_tensorflow_runs_it(saved: Any, tmp_path: Path) -> None:
     # Servers restore by the graph's names: a folder may load in Python and still fail there.
     model, folder, _, _ = saved
@@ -443,7 +444,10 @@ def parsed(line: str) -> np.ndarray:
     return np.frombuffer(bytes.fromhex(rest[-1]), kind.as_numpy_dtype).reshape(shape)
 
 
-@pytest.mark.parametrize("name", [*FILE_SIGNATURES, "float_images", "uint8_images", "float_images_bfloat16"])
+@pytest.mark.parametrize(
+    "name",
+    full_except(["serving_default"], [*FILE_SIGNATURES, "float_images", "uint8_images", "float_images_bfloat16"]),
+)
 def test_the_c_plus_plus_loader_answers_as_python(saved: Any, loader: Path, name: str, tmp_path: Path) -> None:
     model, folder, call, _ = saved
     if name in FILE_SIGNATURES:

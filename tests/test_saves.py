@@ -441,7 +441,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
         monkeypatch.setattr(owner, name, counted(getattr(owner, name), halfway))
 
 
-@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize("damaged", [pytest.param(False, marks=pytest.mark.full), True])
 def test_death_between_any_two_changes_leaves_one_whole_state(run: Path, tmp_path: Path, damaged: bool) -> None:
     if damaged:  # then step 30 is overwritten
         truncate(at(run, 30, DATA))
@@ -582,6 +582,7 @@ def killed_often(folder: str, *milliseconds: str) -> None:
         os.waitpid(child, 0)
 
 
+@pytest.mark.full
 def test_what_is_restored_after_kill_9_is_whole(tmp_path: Path) -> None:
     chance = random.Random(7)
     delays = [str(chance.randrange(300)) for _ in range(4)]

@@ -21,6 +21,7 @@ from keras_vit.train.data import dataset_files, sources, tfds_source
 from keras_vit.train.data.order import Order, positions
 from keras_vit.train.data.records import RecordStream
 from keras_vit.train.data.split import RandomAccess, Split, is_decodable
+from marks import full_except
 
 COUNT = 37  # examples of the prepared data sets: not a multiple of a batch
 PHOTOS = [Image.fromarray(photo).resize((40, 30)) for photo in load_sample_images().images]
@@ -141,7 +142,7 @@ def test_unshuffled_positions_count_through_the_examples() -> None:
     np.testing.assert_array_equal(indices(Order(batch=2, shuffle=False), 5, 12), np.arange(12) % 5)
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("shuffle", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_two_workers_of_two_replicas_share_the_batch_of_one(split: Split, shuffle: bool) -> None:
     batch, batches = 8, 11  # more than two epochs
     whole = pairs(split.examples(Order(batch=batch, seed=5, shuffle=shuffle)), batches * batch)
@@ -155,7 +156,7 @@ def test_two_workers_of_two_replicas_share_the_batch_of_one(split: Split, shuffl
     np.testing.assert_array_equal([position for position, _ in whole], np.arange(batches * batch))
 
 
-@pytest.mark.parametrize("start", [1, 4, 5, 9])  # in the first epoch, across its end, in the second
+@pytest.mark.parametrize("start", full_except([5], [1, 4, 5, 9]))  # in the first epoch, across its end, in the second
 def test_going_on_gives_what_was_still_to_come(split: Split, start: int) -> None:
     order = {"batch": 8, "seed": 3, "replicas": 2, "first_replica": 1}
     whole = pairs(split.examples(Order(**order)), 12 * 4)
@@ -210,11 +211,11 @@ def test_a_part_of_a_split_is_read_as_a_stream_too(prepared: dict[str, str]) -> 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"batch": 10, "replicas": 4}, "multiple of the number of replicas"),
-        ({"batch": 0}, "batch is a multiple.*batch=0"),
+        ({"batch": 10, "replicas": 4}, "multiple of replicas=4. Received: 10"),
+        ({"batch": 0}, r"batch must be in \[1, inf\). Received: 0"),
         ({"batch": 8, "replicas": 2, "first_replica": 1, "local_replicas": 2}, "local_replicas=2"),
-        ({"batch": 8, "start": -1}, "start=-1"),
-        ({"batch": 8, "seed": 2**64}, "seed is from 0"),
+        ({"batch": 8, "start": -1}, r"start must be in \[0, .*Received: -1"),
+        ({"batch": 8, "seed": 2**64}, r"seed must be in \[0, "),
     ],
 )
 def test_an_order_that_cannot_be_is_refused(wrong: dict[str, int], message: str) -> None:
@@ -584,7 +585,7 @@ def test_arrays_may_have_several_classes_an_image() -> None:
     ("option", "value", "message"),
     [
         ("on_bad_image", "ignore", r"on_bad_image must be one of \['skip', 'fail'\]. Received: 'ignore'"),
-        ("train_split", "train", "Arrays have no named splits"),
+        ("train_split", "train", "Arrays do not have named splits"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(option: str, value: str, message: str) -> None:

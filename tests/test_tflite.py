@@ -310,7 +310,7 @@ def test_images_of_other_channels_than_colour_are_images(channels: int, tmp_path
         ({"resize": "best"}, r"resize must be one of \['exact', 'builtin'\]. Received: 'best'"),
         ({"output": "classes"}, "output must be one of"),
         ({"batch": 0}, "batch must be an integer >= 1, or None for any. Received: 0"),
-        ({"batch": 0, "output": "x"}, "output must be one of .*; batch is"),
+        ({"batch": 0, "output": "x"}, "output must be one of .*; batch must be"),
         ({"threads": 0}, "threads must be an integer >= 1. Received: 0"),
         (
             {"source_size": 64},
@@ -318,10 +318,10 @@ def test_images_of_other_channels_than_colour_are_images(channels: int, tmp_path
         ),
         ({"source_size": (0, 3), "input_dtype": "uint8"}, "source_size"),
         ({"image_size": 3}, "smaller than one patch"),
-        ({"least_cosine": 5.0}, "least_cosine is from -1 to 1. Received: 5.0"),
-        ({"least_cosine": float("nan")}, "least_cosine is from -1 to 1. Received: nan"),
-        ({"least_agreement": -0.1}, "least_agreement is from 0 to 1. Received: -0.1"),
-        ({"least_agreement": "all"}, "least_agreement is from 0 to 1. Received: 'all'"),
+        ({"least_cosine": 5.0}, r"least_cosine must be in \[-1, 1\]. Received: 5.0"),
+        ({"least_cosine": float("nan")}, r"least_cosine must be in \[-1, 1\]. Received: nan"),
+        ({"least_agreement": -0.1}, r"least_agreement must be in \[0, 1\]. Received: -0.1"),
+        ({"least_agreement": "all"}, "least_agreement must be an integer or a number. Received: 'all'"),
         ({"quantize": "int8"}, "quantize='int8' needs calibration images.*Received: None"),
         ({"quantize": "int8", "calibration": []}, "an empty list"),
         ({"quantize": "int8", "calibration": np.zeros((0, 32, 32, 3), np.float32)}, r"shape \(0, 32, 32, 3\)"),
@@ -348,8 +348,8 @@ def test_what_cannot_be_done_is_said_before_any_work(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"quantize": "int8", "threads": 0}, ("threads is", "quantize='int8' needs calibration images")),
-        ({"quantize": "nomode", "threads": 0}, ("threads is", "quantize must be one of", "Received: 'nomode'")),
+        ({"quantize": "int8", "threads": 0}, ("threads must be", "quantize='int8' needs calibration images")),
+        ({"quantize": "nomode", "threads": 0}, ("threads must be", "quantize must be one of", "Received: 'nomode'")),
         (
             {"source_size": "x", "resize": "y", "image_size": "abc", "labels": "nolist"},
             (
@@ -357,21 +357,21 @@ def test_what_cannot_be_done_is_said_before_any_work(
                 "source_size must be an integer",
                 "source_size needs",
                 "The label lists",
-                "image_size is",
+                "image_size must be",
             ),
         ),
         (
             {"labels": ["a"], "image_size": 3, "least_cosine": 5.0, "route": "onnx"},
             (
                 "route must be one of",
-                "least_cosine is",
+                "least_cosine must be",
                 "one label per class: 1 for 5 classes",
                 "smaller than one patch",
             ),
         ),
         (
             {"quantize": "int3", "route": "converter", "labels": ["a"], "image_size": 0},
-            ("quantize must be one of", "writes plain files", "labels", "image_size is"),
+            ("quantize must be one of", "writes plain files", "labels", "image_size must be"),
         ),
     ],
     ids=str,

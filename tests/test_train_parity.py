@@ -7,14 +7,14 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import parity_runs
-from marks import full_except
+
+pytestmark = pytest.mark.full
 
 TESTS = Path(__file__).parent
 # Replicas add in another order, which differs between processors too: SGD adds up float32 noise (measured 1.5e-8),
@@ -24,14 +24,12 @@ TOLERANCES = {"sgd": 2e-7, "adamw": 5e-6}
 WITHOUT_EFFECT = "attention/key/bias"
 LOSSES = ("digits", "prime", "real", "plain")
 Runs = dict[str, dict[str, np.ndarray]]
-QUICK = ("adamw, clip",)
-NAMES = full_except(QUICK, parity_runs.RUNS)
 
 
-def started(kind: str, out: Path, names: Iterable[str], **environment: str) -> subprocess.Popen[str]:
+def started(kind: str, out: Path, **environment: str) -> subprocess.Popen[str]:
     path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
     return subprocess.Popen(
-        [sys.executable, str(TESTS / "parity_runs.py"), kind, str(out), *names],
+        [sys.executable, str(TESTS / "parity_runs.py"), kind, str(out)],
         env=os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""} | environment,
         stderr=subprocess.PIPE,
         text=True,
@@ -49,15 +47,13 @@ def free_ports(count: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runs]:
-    """Return the results of the runs that the selected tests of this file need."""
-    items = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
-    names = sorted({*QUICK, *(item.callspec.params.get("name", QUICK[0]) for item in items)})
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runs]:
+    """Return the results of all runs."""
     folder = tmp_path_factory.mktemp("parity")
     workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
     configs = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": i}} for i in (0, 1)]
-    processes = [started(kind, folder / f"{kind}.npz", names) for kind in ("one", "mirrored")]
-    processes += [started("workers", folder / "workers.npz", names, TF_CONFIG=json.dumps(config)) for config in configs]
+    processes = [started(kind, folder / f"{kind}.npz") for kind in ("one", "mirrored")]
+    processes += [started("workers", folder / "workers.npz", TF_CONFIG=json.dumps(config)) for config in configs]
     try:
         for process in processes:
             _, errors = process.communicate(timeout=600)
@@ -77,7 +73,7 @@ def loaded(path: Path) -> Runs:
     return arrays
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", parity_runs.RUNS)
 @pytest.mark.parametrize("kind", ["mirrored", "workers"])
 def test_two_replicas_train_what_one_does(runs: dict[str, Runs], kind: str, name: str) -> None:
     one, two = runs["one"][name], runs[kind][name]
@@ -91,7 +87,7 @@ def test_two_replicas_train_what_one_does(runs: dict[str, Runs], kind: str, name
     np.testing.assert_allclose(two["figures"], one["figures"], rtol=1e-4)  # loss, accuracy and norm of the whole batch
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", parity_runs.RUNS)
 def test_every_weight_but_the_keys_biases_was_trained(runs: dict[str, Runs], name: str) -> None:
     # Weights that agree must also have changed.
     start = parity_runs.initial()

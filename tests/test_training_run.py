@@ -43,6 +43,7 @@ def arrays(count: int = 16, classes: int = 5) -> dict[str, Any]:
     return {"train": (images, labels), "evaluation": (images, labels)}
 
 
+@pytest.mark.full
 def test_the_digits_model_fine_tunes_at_another_resolution() -> None:
     # The official fine-tuning: new zero head, SGD. Fifteen steps are enough here (0.97); the demo takes two hundred.
     recipe = train.recipe("finetune-digits", steps=15, log_steps=5)

@@ -261,9 +261,12 @@ def test_redirects_are_followed_with_their_cookies_and_ranges(server: HostileSer
     assert server.requests[-1] == ("/c", f"bytes={len(GOOD) // 2}-")
 
 
-def test_the_body_of_a_redirect_is_not_read(server: HostileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("length", [b"Content-Length: 999999999", b"Transfer-Encoding: chunked"])
+def test_the_body_of_a_redirect_is_not_read(
+    server: HostileServer, monkeypatch: pytest.MonkeyPatch, length: bytes
+) -> None:
     monkeypatch.setattr(transfer, "HEADER_DEADLINE", 5.0)
-    endless = b"HTTP/1.1 302 Found\r\nLocation: /b.npz\r\nContent-Length: 999999999\r\n\r\n" + bytes(1000)
+    endless = b"HTTP/1.1 302 Found\r\nLocation: /b.npz\r\n" + length + b"\r\n\r\n" + b"400\r\n" * 200
     server.files |= {"/a.npz": Served(b"", always="stall", raw=endless), "/b.npz": Served(GOOD)}
     assert fetch(f"{server.url}/a.npz").read_bytes() == GOOD
 

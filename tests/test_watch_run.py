@@ -104,6 +104,7 @@ def test_a_log_has_plain_lines_and_no_bar(whole: tuple[Path, train.Result, str])
     assert steps[0].endswith(", the best so far")
 
 
+@pytest.mark.full
 def test_a_stopped_run_ends_with_the_same_best_model_and_micro_batches(
     whole: tuple[Path, train.Result, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import builtins
-import pickle
 import re
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import forgery
 import keras_vit
 import reference_cases as reference
 from keras_vit import VisionTransformer, ViTConfig, converters, errors, zoo
@@ -185,18 +182,6 @@ def test_a_hundred_problems_stay_one_screen(tmp_path: Path) -> None:
     assert lines[-1] == "... and 80 more"
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_weights_that_are_not_finite_are_refused_unless_they_are_meant(tmp_path: Path, value: float) -> None:
-    def poison(tensors: Tensors) -> None:
-        tensors[Q][3, 1, 2] = value
-
-    path = changed(tmp_path, poison)
-    with pytest.raises(converters.CheckpointError, match=f"{Q} holds values that are not finite.*allow_nonfinite"):
-        converters.load(path)
-    model = converters.load(path, allow_nonfinite=True)
-    assert np.array_equal(model.get_layer("block_1").attention.query.kernel, reference.arrays(path)[Q], equal_nan=True)
-
-
 def test_large_weights_are_finite(tmp_path: Path) -> None:
     # Their sum is infinite in float32, but the values are finite.
     huge = np.full(32, 3e38, np.float32)
@@ -222,90 +207,6 @@ def test_a_file_without_its_first_matrices_is_no_vision_transformer(tmp_path: Pa
     path = changed(tmp_path, lambda tensors: tensors.pop(name))
     with pytest.raises(converters.CheckpointError, match=r"changed.npz.*is not a Vision Transformer in google format"):
         converters.load(path)
-
-
-# ---- damaged and false files
-
-
-def test_a_truncated_file_is_refused(tmp_path: Path, assigned: list[str]) -> None:
-    data = TOKEN.read_bytes()
-    for kept in (10, len(data) // 2, len(data) - 1):
-        (tmp_path / "cut.npz").write_bytes(data[:kept])
-        with pytest.raises(converters.CheckpointError, match=r"cut\.npz.*(cut short|cannot be read|damaged)"):
-            converters.load(tmp_path / "cut.npz")
-    assert not assigned
-
-
-def test_a_flipped_bit_in_a_weight_is_refused(tmp_path: Path) -> None:
-    data = bytearray(TOKEN.read_bytes())
-    data[len(data) // 2] ^= 1
-    (tmp_path / "flipped.npz").write_bytes(data)
-    with pytest.raises(converters.CheckpointError, match=r"flipped\.npz.*damaged|flipped\.npz.*contradicts"):
-        converters.load(tmp_path / "flipped.npz")
-
-
-class Trap:
-    """Create a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
-
-
-def test_a_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
-    sprung = tmp_path / "sprung"
-    (tmp_path / "pickle.npz").write_bytes(pickle.dumps(Trap(sprung)))
-    with pytest.raises(converters.CheckpointError, match="is a pickle, which could run code"):
-        converters.load(tmp_path / "pickle.npz")
-    inside = changed(tmp_path, lambda tensors: tensors.update({SCALE: np.array([Trap(sprung)] * 32, dtype=object)}))
-    with pytest.raises(converters.CheckpointError, match="LayerNorm_0/scale has type object"):
-        converters.load(inside)
-    assert not sprung.exists()
-
-
-def lying(folder: Path, name: str, lie: forgery.Member) -> Path:
-    """Write a good checkpoint with one other member."""
-    tensors = reference.arrays(TOKEN)
-    members = [forgery.Member(f"{key}.npy", forgery.npy(value)) for key, value in tensors.items() if key != name]
-    (folder / "lying.npz").write_bytes(forgery.archive(*members, lie))
-    return folder / "lying.npz"
-
-
-def memory_of(call: Callable[[], Any]) -> int:
-    """Return the peak memory of Python and NumPy during a block, in bytes."""
-    tracemalloc.start()
-    try:
-        call()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-def test_a_tensor_that_claims_800_gigabytes_is_refused_before_it_is_read(tmp_path: Path, assigned: list[str]) -> None:
-    path = lying(tmp_path, SCALE, forgery.Member(f"{SCALE}.npy", forgery.claim(shape="(200000000000,)")))
-
-    def refused() -> None:
-        with pytest.raises(converters.CheckpointError, match="claims 800000000000 bytes"):
-            converters.load(path)
-
-    assert memory_of(refused) < 20e6
-    assert not assigned
-
-
-def test_a_bomb_under_a_tensors_own_name_is_refused_before_it_is_read(tmp_path: Path, assigned: list[str]) -> None:
-    zeros = forgery.npy(np.zeros(1 << 26, np.float32))  # 256 MiB, compressed 0.3 MiB
-    packed = forgery.deflate(zeros)
-    path = lying(tmp_path, SCALE, forgery.Member(f"{SCALE}.npy", packed, forgery.DEFLATED, size=len(zeros), checksum=0))
-    del zeros, packed
-
-    def refused() -> None:
-        with pytest.raises(converters.CheckpointError, match=rf"{SCALE}.*67108864|claim to unpack to"):
-            converters.load(path)
-
-    assert memory_of(refused) < 20e6
-    assert not assigned
 
 
 def test_a_missing_file_is_a_missing_file(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_every_published_file_comes_and_goes_to_the_bit(
     assert not cache.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_name_of_an_augreg_file_alone_loads_it(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,7 +96,8 @@ def _locate(source: str) -> Remote:
     url = urlsplit(source)
     if hub := HUB_SOURCE.fullmatch(source):  # a revision is part of its repository's name
         revision = f"@{hub['revision']}" if hub["revision"] else ""
-        place, parts = ["hf"], [hub["org"], hub["repo"] + revision, *hub["path"].split("/")]
+        place = ["hf"]
+        parts = [hub["org"], hub["repo"] + revision, *hub["path"].split("/")]
     elif scheme in ("http", "https"):
         place = [scheme, (url.hostname or "") + (f"+{url.port}" if url.port else "")]
         parts = [unquote(part) for part in url.path.removeprefix("/").split("/")]
@@ -174,7 +175,8 @@ def _from_hub(remote: Remote) -> Path:
 
 def _into_cache(remote: Remote, urls: list[str], expected: Expected) -> Path:
     """Download a file into the cache, unless another process has just done so."""
-    cached, part = remote.cached, remote.cached.with_name(remote.cached.name + ".part")
+    cached = remote.cached
+    part = cached.with_name(cached.name + ".part")
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(cached.with_name(cached.name + ".lock")):

@@ -8,8 +8,14 @@ from keras_vit._util.text import suggestion
 NUMBER = (int, float)
 ANY = (object, bool)
 TYPES: dict[str, Any] = {  # by name in a schema's file
-    **{"text": str, "integer": int, "number": NUMBER, "boolean": bool, "table": dict, "list": list},
-    **{"table or text": (dict, str), "any": ANY},
+    "text": str,
+    "integer": int,
+    "number": NUMBER,
+    "boolean": bool,
+    "table": dict,
+    "list": list,
+    "table or text": (dict, str),
+    "any": ANY,
 }
 MAX_DEPTH = 32  # of tables in tables; deeper ones could exhaust Python's stack where they are printed or compared
 

@@ -53,9 +53,9 @@ def download(url: str, part: Path, expected: Expected) -> str:
     OSError.
     """
     failures: list[Exception] = []
-    for attempt in range(ATTEMPTS):
-        if attempt:
-            time.sleep(BACKOFF * 2 ** (attempt - 1))
+    while len(failures) < ATTEMPTS:
+        if failures:
+            time.sleep(BACKOFF * 2 ** (len(failures) - 1))
         try:
             return verify(part, _attempt(url, part, expected), Path(part.stem).suffix)
         except CorruptFileError as error:

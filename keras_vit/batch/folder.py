@@ -15,7 +15,9 @@ from filelock import FileLock
 from keras_vit._util.atomic import replacing
 from keras_vit.batch import images
 
-RECORD, LISTING = "_run.json", "_images.parquet"  # readers of Parquet folders leave out names with an underscore
+# Readers of Parquet folders leave out names with an underscore.
+RECORD = "_run.json"
+LISTING = "_images.parquet"
 
 
 class EmbedResult(NamedTuple):

@@ -91,7 +91,7 @@ def export(
         check_folder_path(to)
     else:
         check_file_path(to)
-        Options(dtype=input_dtype, **file).check(found.config)
+        Options(**{"dtype": input_dtype, **file}).check(found.config)
         if load_mode(quantize).needs_calibration and not files:
             raise ValueError(f"--quantize {quantize} needs calibration images: --images FOLDER, a hundred or more")
     with options.quiet():

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit._util.atomic import replacing
-from keras_vit._util.schema import check_depth
-from keras_vit.converters.containers.base import MAX_JSON_BYTES
+from keras_vit._util.untrusted import MAX_JSON_BYTES, parse_object
 from keras_vit.converters.json_steps import STEPS
 from keras_vit.converters.table import JsonFields, lookup
 from keras_vit.errors import CheckpointError
@@ -26,12 +25,9 @@ def read_object(path: Path) -> dict[str, Any]:
     if size > MAX_JSON_BYTES:
         raise CheckpointError(f"{path} has {size:,} bytes; a config.json has at most {MAX_JSON_BYTES:,}")
     try:
-        values = check_depth(json.loads(path.read_bytes()), "it")
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not valid JSON: {str(error)[:200]}") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} holds a {type(values).__name__}, not an object")
-    return values
+        return parse_object(path.read_bytes())
+    except ValueError as error:
+        raise CheckpointError(f"{path} {error}") from error
 
 
 def read_beside(weights: Path, spelling: JsonFields) -> dict[str, Any]:

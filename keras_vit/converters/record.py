@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from keras_vit._util.schema import check_depth
+from keras_vit._util.untrusted import parse_object
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig, check_fields
 
@@ -34,8 +34,8 @@ def from_metadata(metadata: Mapping[str, str]) -> dict[str, Any]:
     if KEY not in metadata:
         return {}
     try:
-        fields = dict(check_depth(json.loads(metadata[KEY]), "it").items())
+        fields = parse_object(metadata[KEY])
         check_fields(fields)
-    except (ValueError, TypeError, RecursionError, AttributeError) as error:
+    except (ValueError, TypeError) as error:
         raise CheckpointError(f"has a damaged note of its config: {str(error)[:200]}") from error
     return fields

@@ -10,7 +10,7 @@ import keras
 from keras_vit._util.checks import is_count
 from keras_vit.export import _converter
 from keras_vit.export.litert.options import Options
-from keras_vit.export.litert.storage import FLOAT16, FLOAT32, INT8
+from keras_vit.export.litert.storage import STORAGES
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
 from keras_vit.model.layers.quantized import quantization_problem
@@ -18,7 +18,6 @@ from keras_vit.model.limits import check_resizable
 from keras_vit.model.vision_transformer import VisionTransformer
 
 ROUTES = ("direct", "converter")
-STORAGES = {"float32": FLOAT32, "float16": FLOAT16, "int8": INT8}
 Result = TypeVar("Result")
 
 
@@ -78,7 +77,7 @@ class ExportOptions:
             yield f"threads must be an integer >= 1. Received: {self.threads!r}"
         for name, value in self.thresholds.items():
             if value is not None:
-                yield from modes.range_problems(name, value)
+                yield from modes.threshold_problems(name, value)
 
     def _direct_only(self) -> Iterator[str]:
         """Yield a sentence with the options that TensorFlow's converter does not take."""

@@ -106,21 +106,21 @@ def tflite(
     """
     path = Path(path)
     check_file_path(path)
-    file = Options(
-        batch=batch,
-        dtype=input_dtype,
-        source_size=source_size,
-        resize=resize,
-        output=output,
-        attention=attention,
-        patches=patches,
-    )
+    file_options: dict[str, Any] = {
+        "batch": batch,
+        "dtype": input_dtype,
+        "source_size": source_size,
+        "resize": resize,
+        "output": output,
+        "attention": attention,
+        "patches": patches,
+    }
     thresholds = {"least_cosine": least_cosine, "least_agreement": least_agreement}
     sizes = checks.given(image_size=image_size, patch_size=patch_size)
     given = ExportOptions(
         quantize=quantize,
         has_calibration=calibration is not None,
-        file=file,
+        file=Options(**file_options),
         sizes=sizes,
         labels=labels,
         route=route,
@@ -218,7 +218,7 @@ def _write(
 def _metadata(model: VisionTransformer, options: Options, mode: Mode) -> bytes:
     """Return the metadata that apps read from the file."""
     config = model.config
-    outputs = [options.output if config.num_classes else "features"]
+    outputs: list[str] = [options.output if config.num_classes else "features"]
     if options.attention:
         outputs.append("attention")
     return metadata.pack_metadata(

@@ -12,7 +12,7 @@ import keras
 
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.layers.cost import Cost, Shape, dense_cost, norm_cost
+from keras_vit.model.layers.cost import Cost, Shape, dense_cost
 from keras_vit.model.layers.relative import RelativePosition
 from keras_vit.model.parts import FLOAT, Numbers, Part
 from keras_vit.model.symbolic import symbolic_model
@@ -83,8 +83,6 @@ def _without_batch(tensor: keras.KerasTensor) -> Shape:
 
 
 def _cost(layer: keras.layers.Layer, shapes: list[Shape]) -> Cost:
-    if isinstance(layer, keras.layers.LayerNormalization):
-        return norm_cost(prod(shapes[0]))
     if isinstance(layer, keras.layers.Dense):
         *positions, inputs = shapes[0]
         return dense_cost(prod(positions), inputs, layer.units)

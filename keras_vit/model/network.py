@@ -7,8 +7,8 @@ import keras
 
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.layers.activations import activation
-from keras_vit.model.layers.initializers import initializer
+from keras_vit.model.layers.activations import activation_function
+from keras_vit.model.layers.base import initializer
 from keras_vit.model.layers.relative import RelativePosition
 
 # Fields of a config that are arguments of its encoder blocks.
@@ -176,7 +176,7 @@ class Network:
             return x
         return keras.layers.Dense(
             self.config.representation_size,
-            activation=activation(self.config.representation_activation),
+            activation=activation_function(self.config.representation_activation),
             kernel_initializer=initializer("convolution"),
             name="pre_logits",
             dtype=self.policy,
@@ -192,8 +192,8 @@ class Network:
             dtype=self.output_dtype,
         )
 
-    def _norm(self, name: str) -> keras.layers.LayerNormalization:
-        return keras.layers.LayerNormalization(epsilon=self.config.norm_epsilon, name=name, dtype=self.policy)
+    def _norm(self, name: str) -> vit.LayerNormalization:
+        return vit.LayerNormalization(epsilon=self.config.norm_epsilon, name=name, dtype=self.policy)
 
     def _feature(self, x: Any) -> Any:
         return keras.layers.Identity(name="feature", dtype=self.output_dtype)(x)

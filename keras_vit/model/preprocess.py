@@ -51,7 +51,7 @@ def preprocessing_function(
 
 
 def normalize(pixels: Any, preprocessing: Preprocessing) -> Any:
-    """Return float32 pixels of 0..255 in the model's range."""
+    """Return pixels of 0..255, uint8 arrays or float32, in the model's range: float32."""
     mean, std = (np.array(each, np.float32) * 255 for each in (preprocessing.mean, preprocessing.std))
     return (pixels - mean) / std
 

@@ -53,7 +53,7 @@ class Recipe:
         batch_size: images per update, over all replicas.
         accumulation: number of micro-batches that an update is computed in; divides `batch_size`. "auto" takes the
             fewest that fit into the memory of the device.
-        seed: seed of all random numbers, a whole number from 0.
+        seed: seed of all random numbers, an integer >= 0.
 
         image_size: int or (height, width); None keeps that of the model.
         config: other fields of ViTConfig to change, such as dropout_rate or stochastic_depth.

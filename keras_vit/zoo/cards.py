@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_vit._util import data_files
+from keras_vit._util.checks import given
 from keras_vit._util.schema import problems
 from keras_vit.errors import CardError
 from keras_vit.model import labels
@@ -73,7 +74,8 @@ class Weights:
     @property
     def url(self) -> str | None:
         """URL of the file; None if it comes with the package."""
-        return self.base + self.file if "://" in self.base + self.file else None
+        place = self.base + self.file
+        return place if "://" in place else None
 
     @property
     def location(self) -> str:
@@ -83,8 +85,8 @@ class Weights:
     @property
     def facts(self) -> dict[str, Any]:
         """All fields of ViTConfig that the card states."""
-        stated = {name: getattr(self, name) for name in ("image_size", "num_classes", "labels", "preprocessing")}
-        return {**{name: value for name, value in stated.items() if value is not None}, **self.config}
+        names = ("image_size", "num_classes", "labels", "preprocessing")
+        return given(**{name: getattr(self, name) for name in names}) | dict(self.config)
 
     def base_config(self, **fields: Any) -> ViTConfig:
         """Return the config of the model without these weights, with some fields in place of its own.
@@ -97,7 +99,8 @@ class Weights:
 
     def whole_config(self) -> ViTConfig:
         """Return the config of the published model; without a head if only the file states the number of classes."""
-        return self.base_config(**{"num_classes": 0, **self.facts})
+        facts = {"num_classes": 0} | self.facts
+        return self.base_config(**facts)
 
     @property
     def size_words(self) -> str:
@@ -113,7 +116,7 @@ class Weights:
 
     def __str__(self) -> str:
         rows = [
-            ("file", self.url or self.base + self.file),
+            ("file", self.base + self.file),
             ("size", self.size_words),
             ("sha256", self.sha256 or NOT_PUBLISHED),
             ("image", f"{self.image_size} x {self.image_size}"),
@@ -123,8 +126,9 @@ class Weights:
             *[("note", note) for note in self.notes],
             ("paper", str(self.paper)),
             ("licence", f"{self.licence}, {self.source}"),
-            *([("terms", f"{self.terms} (accept_licence=True, --accept-licence)")] if self.terms else []),
         ]
+        if self.terms:
+            rows.append(("terms", f"{self.terms} (accept_licence=True, --accept-licence)"))
         return "\n".join(f"{name:<9} {text}" for name, text in rows)
 
 

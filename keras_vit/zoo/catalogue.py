@@ -112,7 +112,8 @@ def _search(text: str) -> list[str]:
 
     A text that states the whole architecture finds no others.
     """
-    found, spelled = _find(text), spellings.read(text)
+    found = _find(text)
+    spelled = spellings.read(text)
     if found in _cards() and not (spelled and spelled.is_guess):
         return [found]
     part = f"{found.rpartition('/')[0]}/" if found else text
@@ -248,10 +249,12 @@ def parse_augreg(name: str) -> Weights | None:
         return None
     first, dashes, second = stem.partition("--")
     values, stem = _parse_parts(name, first, grammar["pre_trained"])
-    architecture, image_size = canonical_name(values["model"]), grammar["image_size"]
+    architecture = canonical_name(values["model"])
+    image_size = grammar["image_size"]
     if dashes:
         values, end = _parse_parts(name, second, grammar["fine_tuned"])
-        stem, image_size = f"{stem}--{end}", int(values["resolution"])
+        stem = f"{stem}--{end}"
+        image_size = int(values["resolution"])
     for weights in family.weights:
         if weights.file == f"{stem}.npz":
             return weights
@@ -272,7 +275,8 @@ def _parse_parts(name: str, text: str, parts: Sequence[Mapping[str, Any]]) -> tu
         if part is None:
             last = parts[-1]["field"]
             raise ValueError(f"An AugReg name ends after its {last}. Received: {given!r} after it in {name!r}")
-        field, allowed = part["field"], _allowed(part)
+        field = part["field"]
+        allowed = _allowed(part)
         if given is None or given.casefold() not in allowed:
             received = "nothing" if given is None else repr(given)
             spelled = list(map(part["spelled"].format, part["values"]))
@@ -309,7 +313,7 @@ def gather(rows: Sequence[Weights]) -> dict[str, Card]:
         for other in model.values():
             if weights.tag == other.tag or weights.rank == other.rank:
                 raise CardError(
-                    f"{weights.architecture} has two weights with one tag or one rank: "
+                    f"{weights.architecture} lists two weight files with the same tag or rank: "
                     + " and ".join(f"{w.base}{w.file} (tag {w.tag!r}, rank {w.rank})" for w in (other, weights))
                 )
         model[weights.tag] = weights

@@ -125,7 +125,8 @@ def _named_size(spelled: Spelling | None, source: str | None) -> dict[str, int]:
 def _check_named_weights(name: str, found: Card | ValueError, spelled: Spelling) -> None:
     """Raise a ValueError if a name of another package does not stand for the recommended weights of the card."""
     if spelled.source is not None:
-        model, other = spelled.architecture, ""
+        model = spelled.architecture
+        other = ""
         if isinstance(found, Card):
             other = f", or {model!r} alone for the weights that this package recommends, {found.default}"
         raise ValueError(
@@ -248,7 +249,8 @@ def read_config(choice: Choice, changes: Mapping[str, Any] | None = None, **file
     Arguments and errors are those of `load_choice`, except the errors of single tensors. Labels and preprocessing that
     only the card states are left out.
     """
-    changes, expected = changes or {}, choice.expected_config
+    changes = changes or {}
+    expected = choice.expected_config
     if expected is not None:
         _check_no_facts(choice, file_facts)
         if choice.source is None:
@@ -270,7 +272,8 @@ def _check_no_facts(choice: Choice, file_facts: Mapping[str, Any]) -> None:
 
 def _random_config(config: ViTConfig, changes: Mapping[str, Any]) -> ViTConfig:
     # Without weights a changed classifier decides whether there is a class token.
-    return config.replace(**{"class_token": None, **changes})
+    fields = {"class_token": None} | dict(changes)
+    return config.replace(**fields)
 
 
 def fetch_source(choice: Choice) -> Path:
@@ -281,7 +284,8 @@ def fetch_source(choice: Choice) -> Path:
     """
     from keras_vit._util.download import fetch, is_cached
 
-    source, row = choice.source or "", choice.published
+    source = choice.source or ""
+    row = choice.published
     if row is not None and row.terms and not choice.accept_licence and not is_cached(source):
         raise LicenceError(
             f"{choice.name}, weights {row.tag!r}, has terms of its own ({row.licence}): read {row.terms} and, if you "
@@ -332,9 +336,9 @@ def _check_architecture(path: Path, config: ViTConfig, expected: ViTConfig) -> N
         for field in _ARCHITECTURE_FIELDS
         if getattr(config, field) != getattr(expected, field)
     ]
-    units = [each.resnet.num_layers if each.resnet else None for each in (config, expected)]
-    if units[0] != units[1]:
-        wrong.append(f"a ResNet of {units[0]} units instead of {units[1]}")
+    units, expected_units = (each.resnet.num_layers if each.resnet else None for each in (config, expected))
+    if units != expected_units:
+        wrong.append(f"a ResNet of {units} units instead of {expected_units}")
     if wrong:
         raise ValueError(
             f"{path} contains another architecture: {', '.join(wrong)}. Load it by its own architecture's name, or "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keras_vit._util import data_files
+from keras_vit._util.checks import given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +27,15 @@ def read(name: str) -> Spelling | None:
     """Return the architecture and weights of a name; None if no rule matches it."""
     for sizes, rule in _rules():
         if match := re.fullmatch(rule["pattern"], name.strip(), re.IGNORECASE):
-            stated = {key: value for key, value in match.groupdict().items() if value is not None}
             tag = rule.get("tags", {}).get(name.strip().casefold().removeprefix("timm/"))
-            fields = {**rule.get("defaults", {}), **rule.get("guesses", {}), **({"tag": tag} if tag else {}), **stated}
-            size = sizes.get(stated["size"].casefold())
+            stated = given(tag=tag) | given(**match.groupdict())
+            fields = rule.get("defaults", {}) | rule.get("guesses", {}) | stated
+            size = sizes.get(fields["size"].casefold())
             if size is None or ("tags" in rule and "tag" not in fields):
                 continue
-            stem = fields.get("stem", "").upper()
+            parts = fields | {"size": size, "stem": fields.get("stem", "").upper()}
             return Spelling(
-                architecture=rule["architecture"].format(**{**fields, "size": size, "stem": stem}),
+                architecture=rule["architecture"].format(**parts),
                 is_guess="guesses" in rule,
                 publisher=rule.get("publisher"),
                 source=rule["source"].format(**fields) if "source" in rule else None,

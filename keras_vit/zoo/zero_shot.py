@@ -56,7 +56,7 @@ def zero_shot_head(
     changes: dict[str, Any] = {"num_classes": len(text), "labels": labels, "normalize_features": True}
     if config.projection_head:
         changes |= {"representation_size": config.num_classes, "representation_activation": "linear"}
-    result = model.rebuilt(config.replace(**{"projection_head": False, **changes}))
+    result = model.rebuilt(config.replace(projection_head=False, **changes))
     if config.projection_head:
         projection: dict[str, Any] = {}
         model.get_layer("head").save_own_variables(projection)

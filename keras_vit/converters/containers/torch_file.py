@@ -1,6 +1,7 @@
 """Read PyTorch's .pth and .bin files, zip archives of a pickle and tensors, through PyTorch; no code in them is run."""
 
 import argparse
+import io
 import pickle
 import warnings
 import zipfile
@@ -9,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit._util.integrity import directory_limit
 from keras_vit._util.text import install_command
-from keras_vit.converters.containers.archive import find_directory
+from keras_vit._util.untrusted import directory_limit
+from keras_vit.converters.containers.archive import open_archive
 from keras_vit.converters.containers.base import DOWNLOAD_AGAIN, Container, Header, quoted
 from keras_vit.errors import CheckpointError
 
@@ -53,13 +54,10 @@ class TorchContainer(Container):
 
     def _check_archive(self, size: int) -> None:
         """Limit what PyTorch unpacks, because it trusts the sizes that an archive claims."""
-        find_directory(self._file, size)
-        with zipfile.ZipFile(self._file) as archive:
-            members = archive.infolist()
-        if len({member.filename for member in members}) != len(members):
-            raise CheckpointError("is a PyTorch file with two members of one name.")
+        with io.FileIO(self.path) as file:
+            members = open_archive(file, size).infolist()
         for member in members:
-            if member.compress_type != zipfile.ZIP_STORED or member.file_size > size:
+            if member.compress_type != zipfile.ZIP_STORED:
                 raise CheckpointError(f"is a PyTorch file with a compressed member {quoted(member.filename)}.")
             if member.filename.endswith(f"/{PICKLE}") and member.file_size > directory_limit(size):
                 raise CheckpointError(f"is a PyTorch file with a pickle of {member.file_size} bytes.")

@@ -66,7 +66,7 @@ def comparison_images(model: keras.Model, file: ExportedModel, images: Any) -> t
             f"{model_shape[0]}x{model_shape[1]} and {model_shape[2]}: compare it with model.resized({shape[:2]})"
         )
     if images is None:
-        prepared = samples.normalize(samples.draw(shape, NUM_SAMPLES), _preprocessing(model))
+        prepared = preprocess.normalize(samples.draw(shape, NUM_SAMPLES), _preprocessing(model))
     else:
         prepared = prepared_images(model, images, "images")
     return prepared, prepared

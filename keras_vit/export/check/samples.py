@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from keras_vit.model.config import Preprocessing, ViTConfig
+from keras_vit.model.config import ViTConfig
+from keras_vit.model.preprocess import normalize
 
 GRID = 5  # points per side of the smooth patterns: their structures are larger than a patch, as objects are
 CONTRASTS = (1.0, 0.5, 0.2)  # share of the range of values in an image
@@ -15,7 +16,8 @@ Pattern = Callable[[np.random.Generator, int, int, int], np.ndarray]
 
 def images(config: ViTConfig, count: int) -> np.ndarray:
     """Return `pixels` as the model takes them: float32 (count, height, width, channels)."""
-    return normalize(pixels(config, count), config.preprocessing)
+    normalized: np.ndarray = normalize(pixels(config, count), config.preprocessing)
+    return normalized
 
 
 def pixels(config: ViTConfig, count: int, size: tuple[int, int] | None = None) -> np.ndarray:
@@ -33,12 +35,6 @@ def draw(shape: tuple[int, int, int], count: int) -> np.ndarray:
         field = (field - field.min()) / max(field.max() - field.min(), 1e-6)
         image[:] = np.rint(255 * (contrast * field + (1 - contrast) * random.uniform()))
     return drawn
-
-
-def normalize(pixels: np.ndarray, preprocessing: Preprocessing) -> np.ndarray:
-    """Return pixels 0..255 of the model's size as float32, normalized exactly as `preprocess` does it."""
-    mean, std = (np.array(values, np.float32) * 255 for values in (preprocessing.mean, preprocessing.std))
-    return (pixels.astype(np.float32) - mean) / std
 
 
 def _smooth(random: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:

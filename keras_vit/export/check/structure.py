@@ -12,6 +12,7 @@ from typing import Any
 import keras
 
 from keras_vit.export.litert.builder import IDENTIFIER, schema
+from keras_vit.export.litert.head import num_folded_weights
 from keras_vit.export.quantization.modes import Mode
 
 VARIABLE_OPERATORS = {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"}  # read weights that are not in the file
@@ -78,19 +79,15 @@ def find_problems(path: Path) -> list[str]:
 def expected_bytes(model: keras.Model, mode: Mode | None, size: tuple[int, int]) -> tuple[int, int]:
     """Return the least and the most bytes that a file of the model may have, without labels.
 
-    Some weights beside kernels are folded into the kernels, so the lower bound counts kernels alone.
+    Some weights beside kernels are folded into the kernels, so the lower bound counts kernels alone. `size` is (height,
+    width) of the file's input.
     """
     least_bits, most_bits = (4, 32) if mode is None else mode.bits
     kernels = sum(math.prod(v.shape) for v in model.variables if v.path.endswith("kernel"))
     others = sum(math.prod(v.shape) for v in model.variables) - kernels
-    config: Any = getattr(model, "config", None)
-    if getattr(config, "has_map_head", False):
-        kernels -= 2 * config.hidden_size**2  # the probe is constant: its query and the keys are folded into one kernel
-    if size != tuple(model.input_shape[1:3]):
+    if size != tuple(model.input_shape[1:3]):  # matrices that resize
         others += sum(math.prod(sides) for sides in zip(size, model.input_shape[1:3], strict=True))
-    if getattr(config, "position", None) == "relative":
-        others += config.num_layers * config.num_heads * config.num_tokens**2
-    least = (1 - WEIGHT_SLACK / 2) * kernels * least_bits / 8
+    least = (1 - WEIGHT_SLACK / 2) * (kernels - num_folded_weights(model)) * least_bits / 8
     most = (1 + WEIGHT_SLACK) * (kernels * most_bits / 8 + 4 * others) + GRAPH_BYTES
     return int(least), int(most)
 

@@ -1,5 +1,6 @@
 """Write LiteRT (.tflite) files directly from a model's weights, without TensorFlow.
 
-`emit.build_file` builds the graph of a model. A module imports only from those before it in this order: builder,
-storage, operators, folding, images, stem, layers, encoder, head, emit. `metadata` stands alone.
+`emit.build_file` builds the graph of a model. Every class of layers has one writer, found by the class; see `writer`.
+A module imports only from those before it in this order: builder, storage, operators, folding, options, writer, images,
+layers, attention, encoder, stem, head, emit. `metadata` stands alone.
 """

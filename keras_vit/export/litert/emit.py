@@ -2,15 +2,15 @@
 
 from typing import Any
 
-import numpy as np
-
-from keras_vit.export.litert import images
-from keras_vit.export.litert.builder import Builder
-from keras_vit.export.litert.encoder import Encoder
-from keras_vit.export.litert.head import Head
-from keras_vit.export.litert.layers import Layers
+from keras_vit.export.litert import attention, encoder, head, images, layers, stem
+from keras_vit.export.litert.builder import Builder, Tensor
+from keras_vit.export.litert.folding import prefix_tokens
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
+from keras_vit.export.litert.writer import FileWriter
+from keras_vit.model import layers as vit
+
+WRITERS = (images, layers, attention, encoder, stem, head)  # importing these modules registers their writers
 
 
 def build_file(model: Any, options: Options) -> Builder:
@@ -19,20 +19,33 @@ def build_file(model: Any, options: Options) -> Builder:
     `options` are checked before. The signature is "image" -> "logits", "probabilities" or (without a head) "features",
     and "attention" if asked for.
     """
-    builder = Builder(description=f"{model.name}, a Vision Transformer by keras_vit")
-    scales = np.ones(model.config.hidden_size) if options.scales is None else np.asarray(options.scales, np.float64)
-    layers = Layers(Operators(builder, options.storage), scales, options.smoothing, options.shifts)
-    image = images.add_image_input(layers.ops, model.config, options)
-    tokens, attention = Encoder(layers, model, options.patches).encode(image)
-    head = Head(layers, model)
-    second_output = {"attention": head.class_attention(attention)} if options.attention and attention else {}
+    file = FileWriter(model, Operators(Builder(), options.storage), options)
+    write_model(file)
+    return file.ops.builder
+
+
+def write_model(file: FileWriter) -> None:
+    """Write the layers of the file's model, and its signature."""
+    ops, options, model = file.ops, file.options, file.model
+    ops.builder.description = f"{model.name}, a Vision Transformer by keras_vit"
+    second_output = {"attention": _class_attention(file)} if options.attention else {}
+    output = layers.apply_affine(ops, file.read(model.outputs[0]), head.FEATURES)
     if not model.config.num_classes:
-        outputs = {"features": head.features(tokens)}
+        outputs = {head.FEATURES: output}
     elif options.output == "logits":
-        outputs = {"logits": head.logits(tokens)}
+        outputs = {"logits": output}
     else:
-        outputs = {"probabilities": layers.ops.softmax(head.logits(tokens), "probabilities")}
-    if unknown := sorted({*options.smoothing, *options.shifts} - set(layers.norm_names)):
-        raise ValueError(f"smoothing names norms of the model: {layers.norm_names}. Received: {unknown}")
-    builder.signature({"image": image.image}, outputs | second_output)
-    return builder
+        outputs = {"probabilities": ops.softmax(output, "probabilities")}
+    if unknown := sorted({*options.smoothing, *options.shifts} - set(file.norms)):
+        raise ValueError(f"smoothing names norms of the model: {list(file.norms)}. Received: {unknown}")
+    ops.builder.signature(file.inputs, outputs | second_output)
+
+
+def _class_attention(file: FileWriter) -> Tensor:
+    """Return how the class token attends to the patches in the last block, (batch, heads, patches)."""
+    block = [layer for layer in file.model.layers if isinstance(layer, vit.EncoderBlock)][-1]
+    prefix = [layer for layer in file.model.layers if isinstance(layer, vit.PrefixTokens)]
+    count = sum(len(prefix_tokens(layer)) for layer in prefix)
+    file.read(block.output)
+    assert file.attention is not None  # `Options.check` refuses models without attention
+    return head.class_attention(file.ops, file.attention, block.attention.num_heads, count)

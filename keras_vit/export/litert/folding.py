@@ -43,9 +43,9 @@ class DenseWeights(NamedTuple):
         factors = np.broadcast_to(np.asarray(factors, np.float64), self.bias.shape)
         return self._replace(kernel=self.kernel * factors[:, None], bias=self.bias * factors)
 
-    def to_stream(self, scales: Array | None) -> Self:
-        """Return the weights whose outputs are tokens of the residual stream; see `to_stream`."""
-        return self._replace(kernel=to_stream(self.kernel.T, scales).T, bias=to_stream(self.bias, scales))
+    def center_and_scale_outputs(self, scales: Array | None) -> Self:
+        """Return the weights whose outputs are tokens of the residual stream; see `center_and_scale`."""
+        return self._replace(kernel=center_and_scale(self.kernel.T, scales).T, bias=center_and_scale(self.bias, scales))
 
 
 def float64(weight: Any) -> Array:
@@ -58,9 +58,9 @@ def center(values: Array, axis: int = -1) -> Array:
     return values - values.mean(axis=axis, keepdims=True)
 
 
-def to_stream(tokens: Array, scales: Array | None) -> Array:
-    """Return tokens, (..., width), as the residual stream has them: with the mean zero, then multiplied by `scales`,
-    (width,). None leaves them as they are.
+def center_and_scale(tokens: Array, scales: Array | None) -> Array:
+    """Return tokens, (..., width), as the residual stream has them: their mean is subtracted, then they are multiplied
+    by `scales`, (width,). None leaves them as they are.
     """
     return tokens if scales is None else center(tokens) * scales
 
@@ -79,15 +79,14 @@ def dense_weights(layer: Any) -> DenseWeights:
     return DenseWeights(kernel, np.zeros(outputs) if layer.bias is None else float64(layer.bias).reshape(-1))
 
 
-def residual_weights(layer: Any, layer_scale: Any, scales: Array | None, affine: Affine | None = None) -> DenseWeights:
+def residual_weights(weights: DenseWeights, layer_scale: Any, scales: Array | None) -> DenseWeights:
     """Return the weights of a layer that writes to the residual stream, with its LayerScale (or None) folded in.
 
-    `scales` are those of `to_stream`. `affine` is what is still to be applied to the layer's inputs.
+    `scales` are those of `center_and_scale`.
     """
-    weights = dense_weights(layer).fold_affine(affine)
     if layer_scale is not None:
         weights = weights.scale_outputs(float64(layer_scale.gamma))
-    return weights.to_stream(scales)
+    return weights.center_and_scale_outputs(scales)
 
 
 def query_weights(attention: Any) -> DenseWeights:

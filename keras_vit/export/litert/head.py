@@ -1,120 +1,127 @@
-"""Head as LiteRT operators: pooling, final norm, pre_logits and logits (paper, equation 4)."""
+"""Writers of the head's layers: pooling, feature, logits (paper, equation 4)."""
 
-from dataclasses import dataclass
+import dataclasses
+import math
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_vit.export.litert import folding
+from keras_vit.export.litert.attention import first_tokens, merge_heads, split_heads
 from keras_vit.export.litert.builder import Tensor
-from keras_vit.export.litert.folding import Affine, Array
-from keras_vit.export.litert.layers import Layers
-from keras_vit.export.litert.operators import static_dim
+from keras_vit.export.litert.folding import Affine
+from keras_vit.export.litert.layers import apply_affine, mlp, norm, write_dense
+from keras_vit.export.litert.operators import Operators, static_dim
+from keras_vit.export.litert.writer import FileWriter, Value, source, unsupported, writes
+from keras_vit.model import layers as vit
+
+FEATURES = "features"  # name of the output of a model without a head
 
 
-@dataclass
-class Head:
-    """Add the outputs of a VisionTransformer to the file of `layers`."""
+@writes(keras.layers.Reshape)
+def write_reshape(file: FileWriter, layer: Any, x: Any) -> Value:
+    """Write a Reshape, such as that of a ResNet's map to tokens."""
+    value = file.read(x)
+    batch, *sides = value.tensor.shape
+    known = math.prod(size for size in layer.target_shape if size != -1)
+    size = math.prod(map(static_dim, sides)) // known
+    shape = (batch, *(size if side == -1 else side for side in layer.target_shape))
+    return dataclasses.replace(value, tensor=file.ops.reshape(value.tensor, shape, layer.name))
 
-    layers: Layers
-    model: Any
 
-    def __post_init__(self) -> None:
-        self.ops, self.config = self.layers.ops, self.model.config
+@writes(vit.TokenPooling, reads_stream=True)
+def write_token_pooling(file: FileWriter, layer: Any, tokens: Any) -> Value:
+    """Write one token, or the mean of all patches: (batch, width)."""
+    x = file.read(tokens)
+    if layer.token is None:
+        patches = _patches(file.ops, x.tensor, layer.prefix_tokens)
+        pooled = file.ops.mean(patches, [1], layer.name, keepdims=False)
+    else:
+        pooled, token = x.tensor, layer.token
+        if pooled.shape[1] != 1:
+            pooled = file.ops.slice(pooled, 1, token, token + 1, f"pool/token_{token}")
+        pooled = file.ops.reshape(pooled, (pooled.shape[0], pooled.shape[2]), f"pool/{token}")
+    return dataclasses.replace(x, tensor=pooled)
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        """Return the logits; those of a distilled model are the mean of its two heads'."""
-        head = folding.dense_weights(self.model.get_layer("head"))
-        if not self.config.distilled:
-            x, affine = self._pooled(tokens)
-            return self.layers.dense(x, head.fold_affine(affine), "head")
-        tokens, affine = self._final_norm(tokens, self.layers.scales)
-        weights = {"head": head, "head_distillation": folding.dense_weights(self.model.get_layer("head_distillation"))}
-        halves = [
-            self.layers.dense(self._token(tokens, index), layer.fold_affine(affine).scale_outputs(0.5), name)
-            for index, (name, layer) in enumerate(weights.items())
-        ]
-        return self.ops.add(halves[0], halves[1], "logits")
 
-    def features(self, tokens: Tensor) -> Tensor:
-        """Return the output of a model without a head."""
-        x, affine = self._pooled(tokens)
-        return self.layers.apply_affine(x, affine, "features")
+@writes(keras.layers.Concatenate, reads_stream=True)
+def write_concatenate(file: FileWriter, layer: Any, *inputs: Any) -> Value:
+    """Write features side by side, and what is left to apply to them."""
+    values = [file.read(x) for x in reversed(inputs)][::-1]  # in files the mean precedes the class token
+    tensors = [value.tensor for value in values]
+    joined = file.ops.concatenate(tensors, len(tensors[0].shape) - 1, layer.name)
+    affines = [value.affine for value in values if value.affine is not None]
+    affine = Affine(*map(np.concatenate, zip(*affines, strict=True))) if affines else None
+    return dataclasses.replace(values[0], tensor=joined, affine=affine)
 
-    def class_attention(self, weights: Tensor) -> Tensor:
-        """Return how the class token attends to the patches, (batch, heads, patches), from the weights of `encode`."""
-        ops, c = self.ops, self.config
-        batch = weights.shape[0]
-        if len(weights.shape) == 3:
-            weights = ops.reshape(weights, (batch, c.num_heads, c.num_final_tokens, c.num_tokens), "attention/heads")
-        if weights.shape[2] != 1:
-            weights = ops.slice(weights, 2, 0, 1, "attention/class_token")
-        weights = ops.slice(weights, 3, c.num_prefix_tokens, c.num_tokens, "attention/patches")
-        return ops.reshape(weights, (batch, c.num_heads, c.num_tokens - c.num_prefix_tokens), "attention")
 
-    def _pooled(self, tokens: Tensor) -> tuple[Tensor, Affine | None]:
-        """Return what one head reads, (batch, width) or unpooled (batch, tokens, width), and the norm to apply."""
-        c = self.config
-        affine: Affine | None = None
-        if c.final_norm == "tokens" and c.num_layers:
-            tokens, affine = self._final_norm(tokens, self.layers.scales)
-        if c.has_map_head:
-            x, affine = self._attention_pooling(tokens, affine), None
-        elif c.distilled:
-            x = self.ops.mean(tokens, [1], "pool", keepdims=False)
-        elif c.classifier == "token":
-            x = self._token(tokens, 0)
-        elif c.classifier == "gap":
-            x = self.ops.mean(self._patches(tokens), [1], "pool", keepdims=False)
-        elif c.classifier == "token_gap":
-            mean = self.ops.mean(self._patches(tokens), [1], "pool_mean", keepdims=False)
-            x = self.ops.concatenate([self._token(tokens, 0), mean], 1, "pools")
-            affine = affine and Affine(*(np.tile(part, 2) for part in affine))
-        else:
-            x = tokens
-        if c.final_norm == "pooled":
-            x, affine = self._final_norm(x, None if c.has_map_head else self.layers.scales)
-        if c.representation_size is not None:
-            weights = folding.dense_weights(self.model.get_layer("pre_logits")).fold_affine(affine)
-            x, affine = self.layers.dense(x, weights, "pre_logits/dense"), None
-            x = self.layers.activation(c.representation_activation, x, "pre_logits")
-        return self._normalized(x, affine) if c.normalize_features else (x, affine)
+@writes(vit.AttentionPooling)
+def write_attention_pooling(file: FileWriter, pooling: Any, tokens: Any) -> Value:
+    """Write attention of a probe, which is constant, to the patches, and an MLP of the result: (batch, width)."""
+    ops, attention, name = file.ops, pooling.attention, f"{pooling.name}/attention"
+    x = file.read(tokens)
+    x = dataclasses.replace(x, tensor=_patches(ops, x.tensor, pooling.prefix_tokens))
+    scores = file.dense(x, folding.probe_weights(pooling), f"{name}/scores")
+    batch, count, heads = scores.shape
+    scores = ops.reshape(scores, (batch, 1, count, heads), f"{name}/rows")
+    weights = ops.softmax(ops.transpose(scores, (0, 3, 1, 2), f"{name}/turned"), f"{name}/weights")
+    value = file.dense(x, folding.dense_weights(attention.value), f"{name}/value")
+    value = split_heads(ops, value, attention.num_heads, f"{name}/value")
+    mixed = merge_heads(ops, ops.matmul(weights, value, f"{name}/mixed"), name)
+    mixed = ops.reshape(mixed, (batch, mixed.shape[2]), f"{name}/row")
+    pooled = ops.dense(mixed, *folding.dense_weights(attention.out), f"{name}/out")
+    normalized = norm(file, pooling.norm, Value(pooled), f"{pooling.name}/norm")
+    return Value(ops.add(pooled, mlp(file, pooling.mlp, normalized, f"{pooling.name}/mlp"), pooling.name))
 
-    def _normalized(self, x: Tensor, affine: Affine | None) -> tuple[Tensor, Affine]:
-        """Return x / the root of its mean square (a sum overflows half precision), and the rest of the norm."""
-        ops, x, width = self.ops, self.layers.apply_affine(x, affine, "features"), static_dim(x.shape[-1])
-        square = ops.mean(ops.multiply(x, x, "normalized/squares"), [-1], "normalized/mean", keepdims=True)
-        square = ops.add(square, ops.constant(np.array(1e-20, np.float32), "tiny"), "normalized/safe")
-        x = ops.multiply(x, ops.unary("RSQRT", square, "normalized/rsqrt"), "normalized")
-        return x, Affine(np.full(width, width**-0.5), *np.zeros((2, width)))
 
-    def _final_norm(self, x: Tensor, scales: Array | None) -> tuple[Tensor, Affine]:
-        return self.layers.norm(x, self.model.get_layer("encoder_norm"), "encoder_norm", scales)
+def num_folded_weights(model: keras.Model) -> int:
+    """Return the number of weights in kernels that a file lacks: a probe's query and keys become one small kernel."""
+    attentions = [layer.attention for layer in model.layers if isinstance(layer, vit.AttentionPooling)]
+    return sum(math.prod(part.kernel.shape) for layer in attentions for part in (layer.query, layer.key))
 
-    def _token(self, tokens: Tensor, index: int) -> Tensor:
-        """Return one token, (batch, width)."""
-        if tokens.shape[1] != 1:
-            tokens = self.ops.slice(tokens, 1, index, index + 1, f"pool/token_{index}")
-        return self.ops.reshape(tokens, (tokens.shape[0], tokens.shape[2]), f"pool/{index}")
 
-    def _patches(self, tokens: Tensor) -> Tensor:
-        """Return the tokens of patches, which follow the prefix tokens."""
-        start = self.config.num_prefix_tokens
-        return self.ops.slice(tokens, 1, start, self.config.num_tokens, "pool/patches") if start else tokens
+@writes(vit.L2Normalization)
+def write_l2_normalization(file: FileWriter, layer: Any, x: Any) -> Value:
+    """Write x / the root of its mean square (a sum overflows half precision); the rest of the norm is left to apply."""
+    ops, name = file.ops, layer.name
+    feature = apply_affine(ops, file.read(x), FEATURES)
+    width = static_dim(feature.shape[-1])
+    square = ops.mean(ops.multiply(feature, feature, f"{name}/squares"), [-1], f"{name}/mean", keepdims=True)
+    square = ops.add(square, ops.constant(np.array(1e-20, np.float32), "tiny"), f"{name}/safe")
+    normalized = ops.multiply(feature, ops.unary("RSQRT", square, f"{name}/rsqrt"), name)
+    return Value(normalized, Affine(np.full(width, width**-0.5), *np.zeros((2, width))))
 
-    def _attention_pooling(self, tokens: Tensor, affine: Affine | None) -> Tensor:
-        """Return the result of an AttentionPooling, (batch, width)."""
-        ops, layers, pooling = self.ops, self.layers, self.model.get_layer("pool")
-        attention = pooling.attention
-        x = self._patches(tokens)
-        scores = layers.dense(x, folding.probe_weights(pooling).fold_affine(affine), "pool/attention/scores")
-        batch, count, heads = scores.shape
-        scores = ops.reshape(scores, (batch, 1, count, heads), "pool/attention/rows")
-        weights = ops.softmax(ops.transpose(scores, (0, 3, 1, 2), "pool/attention/turned"), "pool/attention/weights")
-        value = layers.dense(x, folding.dense_weights(attention.value).fold_affine(affine), "pool/attention/value")
-        value = layers.split_heads(value, attention.num_heads, "pool/attention/value")
-        x = layers.merge_heads(ops.matmul(weights, value, "pool/attention/mixed"), "pool/attention")
-        x = ops.reshape(x, (batch, x.shape[2]), "pool/attention/row")
-        x = layers.dense(x, folding.dense_weights(attention.out), "pool/attention/out")
-        normalized, rest = layers.norm(x, pooling.norm, "pool/norm", None)
-        return ops.add(x, layers.mlp(normalized, rest, pooling.mlp, "pool/mlp"), "pool")
+
+@writes(keras.layers.Average)
+def write_average(file: FileWriter, layer: Any, *inputs: Any) -> Value:
+    """Write the mean of two dense layers' results, which their weights halve, or of the first tokens of a sequence."""
+    layers = [source(x)[0] for x in inputs]
+    read = [source(x)[1] for x in inputs]
+    if len(layers) == 2 and all(type(one) is keras.layers.Dense for one in layers):
+        first, second = (write_dense(file, one, *x, factor=0.5).tensor for one, x in zip(layers, read, strict=True))
+        return Value(file.ops.add(first, second, "logits"))
+    if [getattr(one, "token", None) for one in layers] != list(range(len(layers))):
+        raise unsupported(layer, " of other layers than two dense layers or the first tokens")
+    x = file.read(*read[0])
+    tokens = first_tokens(file.ops, x.tensor, len(layers), "pool")
+    return dataclasses.replace(x, tensor=file.ops.mean(tokens, [1], "pool", keepdims=False))
+
+
+def class_attention(ops: Operators, weights: Tensor, heads: int, prefix_tokens: int) -> Tensor:
+    """Return how the class token attends to the patches, (batch, heads, patches), from `FileWriter.attention`."""
+    batch, tokens = weights.shape[0], static_dim(weights.shape[-1])
+    if len(weights.shape) == 3:
+        queries = static_dim(weights.shape[1]) // heads
+        weights = ops.reshape(weights, (batch, heads, queries, tokens), "attention/heads")
+    if weights.shape[2] != 1:
+        weights = ops.slice(weights, 2, 0, 1, "attention/class_token")
+    weights = ops.slice(weights, 3, prefix_tokens, tokens, "attention/patches")
+    return ops.reshape(weights, (batch, heads, tokens - prefix_tokens), "attention")
+
+
+def _patches(ops: Operators, tokens: Tensor, prefix_tokens: int) -> Tensor:
+    """Return the tokens of patches, which follow the prefix tokens."""
+    if not prefix_tokens:
+        return tokens
+    return ops.slice(tokens, 1, prefix_tokens, static_dim(tokens.shape[1]), "pool/patches")

@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import numpy.typing as npt
 
 from keras_vit.export.litert.builder import Tensor
+from keras_vit.export.litert.folding import Affine
 from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.options import Options
+from keras_vit.export.litert.writer import FileWriter, Value, writes
 from keras_vit.model.config import Preprocessing, ViTConfig
 from keras_vit.model.preprocess import size_before_crop
 
@@ -22,6 +25,17 @@ class ImageInput(NamedTuple):
     image: Tensor  # the graph's input: float32, or uint8 pixels of any size
     tensor: Tensor  # float32 (batch, height, width, channels) of the model's size, zero where a prepared image is zero
     scale: Matrix | None = None  # float64 (channels,); None where the tensor is already prepared
+
+
+@writes(keras.layers.InputLayer)
+def write_input(file: FileWriter, layer: Any) -> Value:
+    """Write the model's input, an image."""
+    del layer
+    given = add_image_input(file.ops, file.model.config, file.options)
+    file.inputs["image"] = given.image
+    if given.scale is None:
+        return Value(given.tensor)
+    return Value(given.tensor, Affine(given.scale, *np.zeros((2, len(given.scale)))))
 
 
 def add_image_input(ops: Operators, config: ViTConfig, options: Options) -> ImageInput:

@@ -2,17 +2,22 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from keras_vit._util.checks import is_count, pair
+from keras_vit._util.fields import field_rules
 from keras_vit.export.litert.storage import FLOAT32, Storage
 from keras_vit.model.config import ViTConfig
 
-DTYPES = ("float32", "uint8")
-RESIZES = ("exact", "builtin")
-OUTPUTS = ("logits", "probabilities")
-PATCHES = ("dense", "convolution")
+Patches = Literal["dense", "convolution"]
+ARGUMENTS = {  # fields that `FieldRule` checks -> arguments of `export.tflite`
+    "dtype": "input_dtype",
+    "resize": "resize",
+    "output": "output",
+    "patches": "patches",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +26,11 @@ class Options:
 
     batch: int | None = 1  # None is any number, which the caller sets with `resize_tensor_input`
     storage: Storage = FLOAT32
-    dtype: str = "float32"  # the argument input_dtype
+    dtype: Literal["float32", "uint8"] = "float32"  # the argument input_dtype
     source_size: int | tuple[int, int] | None = None
-    resize: str = "exact"
-    output: str = "logits"
-    patches: str | None = "dense"  # None in arguments: the mode's
+    resize: Literal["exact", "builtin"] = "exact"
+    output: Literal["logits", "probabilities"] = "logits"
+    patches: Patches | None = "dense"  # None in arguments: the mode's
     attention: bool = False
     labels: Sequence[str] | None = None  # class names, in the order of the logits
     # "block_3/norm1" -> factors (hidden_size,) above 0: the norm's result is multiplied by them and the next kernel is
@@ -50,15 +55,9 @@ class Options:
 
     def problems(self) -> Iterator[str]:
         """Yield one sentence for each option that is wrong for every model."""
-        choices = {
-            "input_dtype": (self.dtype, DTYPES),
-            "resize": (self.resize, RESIZES),
-            "output": (self.output, OUTPUTS),
-            "patches": (self.patches, (*PATCHES, None)),
-        }
-        for name, (value, known) in choices.items():
-            if value not in known:
-                yield f"{name} must be one of {list(known)}. Received: {value!r}"
+        rules = field_rules(Options)
+        for name, argument in ARGUMENTS.items():
+            yield from rules[name].problems(getattr(self, name), argument)
         if self.batch is not None and not is_count(self.batch, least=1):
             yield f"batch must be an integer >= 1, or None for any. Received: {self.batch!r}"
         try:
@@ -78,13 +77,3 @@ class Options:
         if self.attention and not (config.class_token and config.has_attention):
             received = "class token" if config.has_attention else "attention"
             yield f"attention=True needs attention and a class token. Received: a model without {received}"
-        given = {**self.smoothing, **({} if self.scales is None else {"scales": self.scales})}
-        widths = {name: config.mlp_dim if name.endswith("mlp/norm") else config.hidden_size for name in given}
-        wrong = {
-            name: np.shape(factors)
-            for name, factors in given.items()
-            if np.shape(factors) != (widths[name],) or not np.all(np.asarray(factors) > 0)
-        }
-        if wrong:
-            expected = {name: (widths[name],) for name in wrong}
-            yield f"smoothing and scales have factors above 0 of the shapes {expected}. Received: {wrong}"

@@ -1,54 +1,68 @@
-"""ResNet of a hybrid or BiT as LiteRT operators: kernels are constants, GroupNorm has at most four axes."""
+"""Writers of the layers of a hybrid's or BiT's ResNet: kernels are constants, GroupNorm has at most four axes."""
 
 import dataclasses
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Array, float64
-from keras_vit.export.litert.images import ImageInput
 from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.storage import FLOAT32
+from keras_vit.export.litert.writer import FileWriter, Value, source, unsupported, writes
+from keras_vit.model import layers as vit
 from keras_vit.model.layers.resnet import GROUPS
 
 
-def stem(ops: Operators, model: Any, image: ImageInput) -> Tensor:
-    """Add the ResNet of a model and return its feature map, float32 (batch, height, width, channels)."""
-    x, unit_of = _root(ops, model.get_layer("root"), image), _unit if model.config.resnet.version == 1 else _unit_v2
-    for stage, units in enumerate(model.config.resnet.num_layers, start=1):
-        for unit in range(1, units + 1):
-            x = unit_of(ops, model.get_layer(f"stage_{stage}_unit_{unit}"), x, is_first=stage == unit == 1)
-    return x if model.config.resnet.version == 1 else _norm_and_relu(ops, model.get_layer("resnet_norm"), x, "resnet")
-
-
-def _root(ops: Operators, layer: Any, image: ImageInput) -> Tensor:
-    """Add a 7x7 convolution with stride 2, GroupNorm and ReLU (version 1), and 3x3 max pooling with stride 2.
+@writes(vit.ResNetRoot)
+def write_root(file: FileWriter, layer: Any, image: Any) -> Value:
+    """Write a 7x7 convolution with stride 2, GroupNorm and ReLU (version 1), and 3x3 max pooling with stride 2.
 
     The kernel is always float32: it is small, its errors grow through all later layers (4 dB in a trained hybrid), and
     quantizing the image takes longer than 8-bit products of three channels save.
     """
-    float32_ops = dataclasses.replace(ops, storage=FLOAT32)
+    ops, value = file.ops, file.read(image)
     kernel = standardized_kernel(layer.conv)
-    if image.scale is not None:
-        kernel = kernel * image.scale[:, None]
-    x = _convolution(float32_ops, layer, "", image.tensor, kernel)
+    if value.affine is not None:
+        kernel = kernel * value.affine.gain[:, None]
+    x = _convolution(_float32(ops), layer, "", value.tensor, kernel)
     if layer.version == 2:
         x = _pad_sides(ops, x, 1, "root/padded")
         # LiteRT's GPU merges PAD into MAX_POOL_2D, which pads with the lowest value: logits were off by 13 %.
         x = ops.add(x, ops.constant(np.zeros((1, 1, 1, static_dim(x.shape[3]))), "root/zeros"), "root/apart")
-        return ops.max_pool(x, "root/pool", size=3, strides=2, same=False)
+        return Value(ops.max_pool(x, "root/pool", size=3, strides=2, same=False))
     x = _norm_and_relu(ops, layer.gn, x, "root/gn")
-    return ops.max_pool(x, "root/pool", size=3, strides=2, same=True)
+    return Value(ops.max_pool(x, "root/pool", size=3, strides=2, same=True))
 
 
-def _unit(ops: Operators, layer: Any, x: Tensor, *, is_first: bool) -> Tensor:
-    """Add a bottleneck: convolutions of 1x1, 3x3 and 1x1, plus the shortcut, then ReLU.
+@writes(vit.ResNetUnit)
+def write_unit(file: FileWriter, layer: Any, x: Any) -> Value:
+    """Write a bottleneck: convolutions of 1x1, 3x3 and 1x1, plus the shortcut.
 
     The kernels that read the root's output are float32 for the same reasons as the root's: they are small (80 KiB).
     """
-    shortcut, branch = x, x
-    outer_ops = dataclasses.replace(ops, storage=FLOAT32) if is_first else ops
+    outer_ops = _float32(file.ops) if isinstance(source(x)[0], vit.ResNetRoot) else file.ops
+    write = _unit if layer.version == 1 else _unit_v2
+    return Value(write(file.ops, outer_ops, layer, file.read(x).tensor))
+
+
+@writes(keras.layers.ReLU)
+def write_relu(file: FileWriter, layer: Any, x: Any) -> Value:
+    """Write a GroupNormalization and the ReLU that reads it."""
+    norm, inputs = source(x)
+    if type(norm) is not vit.GroupNormalization:
+        raise unsupported(layer, f" after {norm.name!r}: it is part of a GroupNormalization")
+    return Value(_norm_and_relu(file.ops, norm, file.read(*inputs).tensor, layer.name))
+
+
+def _float32(ops: Operators) -> Operators:
+    return dataclasses.replace(ops, storage=FLOAT32)
+
+
+def _unit(ops: Operators, outer_ops: Operators, layer: Any, x: Tensor) -> Tensor:
+    """Add a unit of version 1, which ends in ReLU; `outer_ops` are for kernels that read x."""
+    shortcut = branch = x
     for number, norm in (("1", layer.gn1), ("2", layer.gn2)):
         branch = _convolution(outer_ops if number == "1" else ops, layer, number, branch)
         branch = _norm_and_relu(ops, norm, branch, f"{layer.name}/gn{number}")
@@ -60,9 +74,8 @@ def _unit(ops: Operators, layer: Any, x: Tensor, *, is_first: bool) -> Tensor:
     return ops.add(ops.add(shortcut, branch, f"{layer.name}/sum"), shift, layer.name, activation="relu")
 
 
-def _unit_v2(ops: Operators, layer: Any, x: Tensor, *, is_first: bool) -> Tensor:
-    """Add a bottleneck with norm and ReLU in front of each convolution; the first kernels are float32 as in `_unit`."""
-    outer_ops = dataclasses.replace(ops, storage=FLOAT32) if is_first else ops
+def _unit_v2(ops: Operators, outer_ops: Operators, layer: Any, x: Tensor) -> Tensor:
+    """Add a unit of version 2, with norm and ReLU in front of each convolution."""
     first = branch = _norm_and_relu(ops, layer.gn1, x, f"{layer.name}/gn1")
     shortcut = x if layer.conv_proj is None else _convolution(outer_ops, layer, "_proj", first)
     for number, norm in (("1", layer.gn2), ("2", layer.gn3)):

@@ -1,22 +1,29 @@
 """Storage formats of kernels in a LiteRT file: float32, float16 and int8."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from keras_vit.export.litert.builder import Builder, Tensor
+
+StorageName = Literal["float32", "float16", "int8"]
 
 
 @dataclass(frozen=True)
 class Storage:
     """Storage format of the kernels of dense layers and convolutions."""
 
-    dtype: str
-    quantizes_inputs: bool = (
-        False  # whether the runtime quantizes the inputs of these layers, row by row, in every call
-    )
+    dtype: StorageName
+    # Whether the runtime quantizes the inputs of these layers, row by row, in every call.
+    quantizes_inputs: bool = False
     dense_version: int = 5  # lowest version of FULLY_CONNECTED that takes such kernels; 5: keep_num_dims
     convolution_version: int = 1  # lowest version of CONV_2D that takes such kernels
+
+    @property
+    def bits(self) -> int:
+        """Bits of a weight."""
+        return 8 * np.dtype(self.dtype).itemsize
 
     def add_kernel(self, builder: Builder, array: np.ndarray, name: str) -> Tensor:
         """Add a kernel, float (outputs, ...), and return the tensor that a dense layer or a convolution takes."""
@@ -35,6 +42,7 @@ FLOAT16 = Storage("float16")
 # Symmetric (-127 to 127), with one scale for each output. FULLY_CONNECTED 9: asymmetric inputs; 12: a scale for each
 # output. CONV_2D 5: a scale for each output; 7 is for int4 kernels, and GPUs take up to 6.
 INT8 = Storage("int8", quantizes_inputs=True, dense_version=12, convolution_version=5)
+STORAGES: dict[StorageName, Storage] = {storage.dtype: storage for storage in (FLOAT32, FLOAT16, INT8)}
 
 
 def quantize_int8(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

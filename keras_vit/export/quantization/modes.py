@@ -3,38 +3,26 @@
 Nothing here imports Keras, TensorFlow or the quantizer, so that `keras-vit` can list the modes at once.
 """
 
-import math
-import numbers
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final, Literal
 
 from keras_vit._util import data_files
+from keras_vit._util.fields import field_rules
 from keras_vit._util.schema import problems
 from keras_vit._util.text import nearest
+from keras_vit.export.litert.options import Patches
+from keras_vit.export.litert.storage import STORAGES, StorageName
 
-FLOAT = 32  # bits of tensors that a rule leaves as they are
-STORAGES = {"float32": 32, "float16": 16, "int8": 8}  # formats in which the writer stores kernels, and their bits
-# How a kernel's scales and integers are found, and the algorithm in ai-edge-quantizer. Kernels of "gptq" are rounded
-# before the quantizer sees them: they are whole multiples of the scales that it finds.
-METHODS = {"min_max": "MIN_MAX_UNIFORM_QUANT", "octav": "OCTAV", "gptq": "MIN_MAX_UNIFORM_QUANT"}
+FLOAT: Final = 32  # bits of tensors that a rule leaves as they are
 WITH_KERNELS = {"FULLY_CONNECTED", "CONV_2D"}
 
-_CHOICES: dict[str, Iterable[Any]] = {
-    "patches": ("dense", "convolution"),
-    "storage": STORAGES,
-    "weights": (4, 8, FLOAT),
-    "activations": (8, 16, FLOAT),
-    "method": METHODS,
-}
-_RANGES = {
-    **dict.fromkeys(("least_cosine", "least_difference_cosine"), (-1, 1)),
-    **dict.fromkeys(("least_agreement", "alpha"), (0, 1)),
-    **dict.fromkeys(("threshold", "stream"), (1, math.inf)),
-}
+Cosine = Annotated[float, "[-1, 1]"]
+Fraction = Annotated[float, "[0, 1]"]
+Ratio = Annotated[float, "[1, inf)"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +30,13 @@ class Rule:
     """Rule of the quantizer for some operators. Of several rules that fit an operator, the last applies."""
 
     operators: tuple[str, ...]  # names in the LiteRT schema; "*" is all, with the file's input and outputs
-    weights: int  # bits of constant inputs: 4, 8, or 32 to leave them as they are
+    weights: Literal[4, 8, 32]  # bits of constant inputs; 32 leaves them as they are
     # Bits of the other inputs and outputs: 8 or 16, with fixed ranges from calibration images; 32 leaves them floats,
     # which integer kernels quantize row by row in every call.
-    activations: int = FLOAT
+    activations: Literal[8, 16, 32] = FLOAT
     names: str | None = None  # regular expression to find in the operator's name, as "block_0/mlp"; None fits all
-    method: str = "min_max"  # one of `METHODS`
+    # How a kernel's scales and integers are found: from the largest weights, by ai-edge-quantizer's OCTAV or by `gptq`.
+    method: Literal["min_max", "octav", "gptq"] = "min_max"
 
     @property
     def needs_calibration(self) -> bool:
@@ -64,11 +53,11 @@ class Rule:
 class Smoothing:
     """How outliers are found on a few images and made smaller, by SmoothQuant (arXiv 2211.10438)."""
 
-    alpha: float  # 0 leaves all in the activations, 1 moves all into the kernel; equation 4
-    threshold: float  # smoothing is applied where the largest channel exceeds the median one this many times
+    alpha: Fraction  # 0 leaves all in the activations, 1 moves all into the kernel; equation 4
+    threshold: Ratio  # smoothing is applied where the largest channel exceeds the median one this many times
     # Channels of the residual stream above this many times the median one are scaled down; None leaves all. It is for
     # modes in which the stream, or what is added to it, has one fixed range for all channels.
-    stream: float | None = None
+    stream: Ratio | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +67,13 @@ class Mode:
     name: str  # of the mode's file, without its suffix
     summary: str  # one line for users who choose
     devices: str  # the devices it is meant for
-    least_cosine: float  # lowest accepted cosine between the file's and the model's logits, on every image
-    least_agreement: float  # lowest accepted share of images with the same best class in both, or a near tie
-    least_difference_cosine: float = 0.9  # lowest accepted mean cosine between the differences of two images' logits
-    storage: str = "float32"  # of kernels in the written file, one of `STORAGES`; "float32" where there are rules
-    patches: str = "dense"  # how patches are embedded: "dense" is SPACE_TO_DEPTH and FULLY_CONNECTED, or "convolution"
+    least_cosine: Cosine  # lowest accepted cosine between the file's and the model's logits, on every image
+    least_agreement: Fraction  # lowest accepted share of images with the same best class in both, or a near tie
+    least_difference_cosine: Cosine = 0.9  # lowest accepted mean cosine between the differences of two images' logits
+    storage: StorageName = "float32"  # of kernels in the written file; "float32" where there are rules
+    patches: Patches = (
+        "dense"  # how patches are embedded: "dense" is SPACE_TO_DEPTH and FULLY_CONNECTED, or "convolution"
+    )
     rules: tuple[Rule, ...] = ()  # applied to the written file, in this order
     smoothing: Smoothing | None = None
 
@@ -100,13 +91,14 @@ class Mode:
     def bits(self) -> tuple[int, int]:
         """Fewest and most bits that a kernel may have."""
         if not self.rules:
-            return STORAGES[self.storage], STORAGES[self.storage]
+            bits = STORAGES[self.storage].bits
+            return bits, bits
         covered: set[str] = set()
         for rule in self.rules:
             if rule.names is None:
                 covered |= WITH_KERNELS if "*" in rule.operators else set(rule.operators)
-        bits = [rule.weights for rule in self.rules]
-        return min(bits), max(bits) if covered >= WITH_KERNELS else FLOAT
+        of_rules = [rule.weights for rule in self.rules]
+        return min(of_rules), max(of_rules) if covered >= WITH_KERNELS else FLOAT
 
 
 def load_mode(name_or_path: str | os.PathLike[str]) -> Mode:
@@ -136,11 +128,9 @@ def _folder() -> Path:
 
 def _read(path: Path) -> Mode:
     table = data_files.read_toml(path)
-    errors = list(problems(table, data_files.read_schema("converters", "export"), path.name)) or list(
-        _value_errors(table, path.name)
-    )
-    if errors:
-        raise ValueError(f"{path} is not a valid quantization mode: " + "; ".join(errors))
+    found = list(problems(table, data_files.read_schema("converters", "export"), path.name))
+    if found := found or list(_value_problems(table, path.name)):
+        raise ValueError(f"{path} is not a valid quantization mode: " + "; ".join(found))
     smoothing = table.pop("smoothing", None)
     rules = [{**rule, "operators": tuple(rule["operators"])} for rule in table.pop("rules", [])]
     return Mode(
@@ -151,19 +141,19 @@ def _read(path: Path) -> Mode:
     )
 
 
-def _value_errors(table: dict[str, Any], where: str) -> Iterator[str]:
+def _value_problems(table: dict[str, Any], where: str) -> Iterator[str]:
     """Yield one sentence for each value of the right type that is not accepted."""
     storage, rules = table.get("storage", "float32"), table.get("rules", [])
-    yield from _choice_and_range_errors(table, where)
+    yield from _field_problems(Mode, table, where)
     if rules and storage != "float32":
-        yield f"{where}.storage is 'float32' where there are rules: the quantizer takes floats. Received: {storage!r}"
-    yield from _choice_and_range_errors(table.get("smoothing", {}), f"{where}.smoothing")
+        yield f"{where}.storage must be 'float32' where there are rules, which need floats. Received: {storage!r}"
+    yield from _field_problems(Smoothing, table.get("smoothing", {}), f"{where}.smoothing")
     for index, rule in enumerate(rules):
-        yield from _rule_errors(rule, f"{where}.rules[{index}]")
+        yield from _rule_problems(rule, f"{where}.rules[{index}]")
 
 
-def _rule_errors(rule: dict[str, Any], where: str) -> Iterator[str]:
-    yield from _choice_and_range_errors(rule, where)
+def _rule_problems(rule: dict[str, Any], where: str) -> Iterator[str]:
+    yield from _field_problems(Rule, rule, where)
     if rule["weights"] == FLOAT and rule.get("activations", FLOAT) != FLOAT:
         yield f"{where} has integer activations and float weights, which no kernel multiplies"
     if not rule["operators"]:
@@ -174,22 +164,16 @@ def _rule_errors(rule: dict[str, Any], where: str) -> Iterator[str]:
         yield f"{where}.names is not a regular expression: {error}. Received: {rule['names']!r}"
 
 
-def _choice_and_range_errors(table: dict[str, Any], where: str) -> Iterator[str]:
-    for key, value in table.items():
-        if key in _CHOICES and value not in _CHOICES[key]:
-            known = list(_CHOICES[key])
-            yield f"{where}.{key} must be one of {known}. Received: {value!r}" + _nearest(str(value), map(str, known))
-        if key in _RANGES:
-            yield from range_problems(key, value, f"{where}.")
+def _field_problems(cls: type, table: Mapping[str, Any], where: str) -> Iterator[str]:
+    for name, rule in field_rules(cls).items():
+        if name in table and name not in ("smoothing", "rules"):
+            near = _nearest(str(table[name]), map(str, rule.choices))
+            yield from (problem + near for problem in rule.problems(table[name], f"{where}.{name}"))
 
 
-def range_problems(name: str, value: Any, where: str = "") -> Iterator[str]:
-    """Yield a sentence if a number of a mode, such as "least_cosine", is outside of its range."""
-    least, most = _RANGES[name]
-    is_number = isinstance(value, numbers.Real)
-    if not (is_number and least <= value <= most):
-        bounds = f"from {least} to {most}" if most < math.inf else f"{least} or more"
-        yield f"{where}{name} is {bounds}. Received: {value!r}"
+def threshold_problems(name: str, value: Any) -> Iterator[str]:
+    """Yield a sentence for each thing that is wrong with a value for a threshold of `Mode`, such as "least_cosine"."""
+    return field_rules(Mode)[name].problems(value, name)
 
 
 def _nearest(value: str, known: Iterable[str]) -> str:

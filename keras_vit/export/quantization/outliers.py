@@ -16,6 +16,7 @@ import numpy as np
 from keras_vit.export.litert import folding
 from keras_vit.export.litert.folding import Array, DenseWeights, float64
 from keras_vit.export.quantization.modes import Smoothing
+from keras_vit.model.layers import runtime
 from keras_vit.model.vision_transformer import VisionTransformer
 
 FINAL = "encoder_norm"
@@ -122,18 +123,14 @@ def _measure(model: VisionTransformer, images: np.ndarray) -> tuple[Array, dict[
 
 def _norm_inputs(model: VisionTransformer, images: np.ndarray) -> Iterator[tuple[str, float, Any]]:
     """Yield the name, the epsilon and the input, (batch, tokens, width), of the norms, in their order."""
-    inputs = model._block_input_model()(images, training=False)
-    for i in range(model.config.num_layers):
-        block, (x, *relative) = model.get_layer(f"block_{i}"), inputs[f"block_{i}"]
-        yield f"block_{i}/norm1", block.norm1.epsilon, x
-        branch = block._mix(block.norm1(x), relative[0] if relative else None, False)
-        x = x + (branch if block.scale1 is None else block.scale1(branch))
-        yield f"block_{i}/norm2", block.norm2.epsilon, x
-        if model.config.mlp_norm:
-            yield f"block_{i}{IN_MLP}", block.mlp.norm.epsilon, block.mlp.hidden(block.norm2(x))
-    branch = block.mlp(block.norm2(x), training=False)
-    # Where the final norm follows the pooling, its tokens are the means of these.
-    yield FINAL, model.config.norm_epsilon, x + (branch if block.scale2 is None else block.scale2(branch))
+    found: dict[str, Any] = {}
+    last = f"block_{model.config.num_layers - 1}"
+    with runtime.observe_norms(found.__setitem__):
+        tokens = model.features(images, [last])[last]
+    found[FINAL] = tokens  # where the final norm follows the pooling, its tokens are the means of these
+    for name, tensor in found.items():
+        if name.startswith("block_") or name == FINAL:
+            yield name, model.config.norm_epsilon, tensor
 
 
 def _norms(model: VisionTransformer) -> Iterator[tuple[str, Any, list[DenseWeights]]]:

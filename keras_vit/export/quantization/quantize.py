@@ -23,10 +23,14 @@ from keras_vit._util.text import install_command, suggestion
 from keras_vit.export.litert.builder import fits_flatbuffer, schema
 from keras_vit.export.quantization.calibration import FileGraph, Operator, check_images, ignore_memory_warning, observe
 from keras_vit.export.quantization.gptq import gptq
-from keras_vit.export.quantization.modes import FLOAT, METHODS, Mode, Rule
+from keras_vit.export.quantization.modes import FLOAT, Mode, Rule
 
 # Name of an activation -> {"min": ..., "max": ...}, as the quantizer reads it.
 Ranges = dict[str, dict[str, np.ndarray]]
+
+# Method of a rule -> algorithm of ai-edge-quantizer. Kernels of "gptq" are rounded before the quantizer sees them: they
+# are multiples of the scales that it finds.
+METHODS = {"min_max": "MIN_MAX_UNIFORM_QUANT", "octav": "OCTAV", "gptq": "MIN_MAX_UNIFORM_QUANT"}
 
 # A token with a huge channel has hundreds of times the variance of the others, and a range for both would lose theirs.
 # The ranges of these tensors of a norm end where the maximum exceeds a quantile so many times: that token is normalized

@@ -7,15 +7,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_vit.model import layers as vit
-from keras_vit.model.layers import fusion
-from keras_vit.model.layers.activations import activation
+from keras_vit.model.layers import runtime
+from keras_vit.model.layers.activations import activation_function
 from keras_vit.model.vision_transformer import VisionTransformer
 
 Outputs = dict[str, Any]  # tensors by name
 
 # On CPUs, TensorFlow's optimizer recognizes its own GELUs, and joins them with the matrix product before them.
-GELUS = {activation("gelu_tanh"): functools.partial(tf.nn.gelu, approximate=True), activation("gelu_erf"): tf.nn.gelu}
+GELUS = {
+    activation_function("gelu_tanh"): functools.partial(tf.nn.gelu, approximate=True),
+    activation_function("gelu_erf"): tf.nn.gelu,
+}
 NORM_DTYPES = (tf.float32, tf.bfloat16)  # that TensorFlow's batch norm takes
 
 
@@ -27,7 +29,7 @@ def model_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
     names = ["pre_logits", *(["logits"] if model.config.num_classes else [])]
 
     def run(images: Any) -> Outputs:
-        with vit.final_tokens_only(), fusion.fuse_with(_for_graphs):
+        with runtime.final_tokens_only(), runtime.fuse_with(_for_graphs):
             outputs = model.features(images, names)
         return {"features": keras.ops.cast(outputs.pop("pre_logits"), "float32"), **outputs}
 
@@ -36,7 +38,7 @@ def model_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
 
 def bfloat16_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
     """Return `model_function` with matrix products in bfloat16. Each call converts the model's float32 weights."""
-    with vit.uninitialized():
+    with runtime.uninitialized():
         bfloat16_model = VisionTransformer(model.config, dtype="mixed_bfloat16", name=model.name)
     if len(bfloat16_model.variables) != len(model.variables):
         raise ValueError(
@@ -56,7 +58,7 @@ def bfloat16_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
 def _for_graphs(function: Callable[..., Any], *, gradient: Any = None, **settings: Any) -> Callable[..., Any]:
     """Return a function of the layers in the form that TensorFlow's optimizer joins to one operator on CPUs."""
     del gradient  # no graph that is served has one
-    joined: Any = {fusion.add_bias_and_apply: _add_bias_and_apply, fusion.normalize: _normalize}
+    joined: Any = {runtime.add_bias_and_apply: _add_bias_and_apply, runtime.normalize: _normalize}
     return functools.partial(joined.get(function, function), **settings)
 
 
@@ -77,7 +79,7 @@ def _add_bias_and_apply(
 def _normalize(x: Any, gamma: Any, beta: Any, *, epsilon: float) -> Any:
     """Apply a LayerNorm as a batch norm with the rows as channels: one operator, which computes in float32."""
     if x.dtype not in NORM_DTYPES:
-        return fusion.normalize(x, gamma, beta, epsilon=epsilon)
+        return runtime.normalize(x, gamma, beta, epsilon=epsilon)
     rows = tf.size(x) // x.shape[-1]
     y = tf.raw_ops.FusedBatchNormV3(
         x=tf.reshape(x, [1, rows, x.shape[-1], 1]),

@@ -33,6 +33,6 @@ KEPT_TENSORS = {"gelu_tanh": 5, "gelu_erf": 5, "gelu_quick": 3, "silu": 2, "relu
 PEAK_TENSORS = {"gelu_tanh": 2, "gelu_erf": 2, "gelu_quick": 2, "silu": 2, "relu": 1, "tanh": 1, "linear": 1}
 
 
-def activation(name: str) -> Callable[[Any], Any]:
+def activation_function(name: str) -> Callable[[Any], Any]:
     """Return the function of a name in `config.ACTIVATIONS`."""
     return _ACTIVATIONS[name]

@@ -6,14 +6,55 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_vit.model.layers.base import BaseLayer
+from keras_vit.model.layers import runtime
+from keras_vit.model.layers.base import BaseLayer, Quantizable, glorot_uniform_matrix
 from keras_vit.model.layers.cost import Cost, Shape
-from keras_vit.model.layers.fusion import attend, attention_weights, product_then
-from keras_vit.model.layers.initializers import glorot_uniform_matrix
+from keras_vit.model.layers.dropout import Dropout
 from keras_vit.model.layers.quantized import load_quantization, save_quantization
-from keras_vit.model.layers.randomness import Dropout
 from keras_vit.model.layers.relative import relative_scores
 from keras_vit.model.layers.rotary import Rotary
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class SplitHeads(Quantizable, keras.layers.EinsumDense):
+    """Project (batch, tokens, width) to (batch, heads, tokens, head size), times `scale`."""
+
+    def __init__(self, num_heads: int, head_size: int, *, use_bias: bool = True, scale: float = 1.0, **kwargs: Any):
+        super().__init__(
+            "btd,dhk->bthk",
+            output_shape=(None, num_heads, head_size),
+            bias_axes="hk" if use_bias else None,
+            kernel_initializer=glorot_uniform_matrix(num_heads * head_size, num_heads * head_size),
+            **kwargs,
+        )
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.use_bias = use_bias
+        self.scale = scale
+
+    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return runtime.product_then(self, super().__call__, x, _heads_first, scale=self.scale)
+
+    def get_config(self) -> dict[str, Any]:
+        names = ("num_heads", "head_size", "use_bias", "scale")
+        return {**keras.layers.Layer.get_config(self), **{name: getattr(self, name) for name in names}}
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class MergeHeads(Quantizable, keras.layers.EinsumDense):
+    """Project (batch, heads, tokens, head size) to (batch, tokens, width)."""
+
+    def __init__(self, width: int, **kwargs: Any) -> None:
+        initial = glorot_uniform_matrix(width, width)
+        shape = (None, width)
+        super().__init__("bthk,hkd->btd", output_shape=shape, bias_axes="d", kernel_initializer=initial, **kwargs)
+        self.width = width
+
+    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return runtime.product_then(self, super().__call__, _swap_heads_and_tokens(x), axes=2)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**keras.layers.Layer.get_config(self), "width": self.width}
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -49,46 +90,32 @@ class MultiHeadAttention(BaseLayer):
         hidden_size = input_shape[-1]
         head_size = hidden_size // self.num_heads
         self.scale = head_size**-0.5
-        for name in ("query", "key", "value"):
-            projection = self._projection(name, "btd,dhk->bthk", (None, self.num_heads, head_size), hidden_size)
+        heads, policy = (self.num_heads, head_size), {"dtype": self.dtype_policy}
+        has_key_bias = self.use_bias and self.key_bias
+        self.query = SplitHeads(*heads, use_bias=self.use_bias, scale=self.scale, name="query", **policy)
+        self.key = SplitHeads(*heads, use_bias=has_key_bias, name="key", **policy)
+        self.value = SplitHeads(*heads, use_bias=self.use_bias, name="value", **policy)
+        for projection in (self.query, self.key, self.value):
             projection.build((None, None, hidden_size))
-            setattr(self, name, projection)
-        self.out = self._projection("out", "bthk,hkd->btd", (None, hidden_size), hidden_size)
-        self.out.build((None, None, self.num_heads, head_size))
-
-    def _projection(
-        self, name: str, equation: str, output_shape: tuple[Any, ...], hidden_size: int
-    ) -> keras.layers.EinsumDense:
-        return keras.layers.EinsumDense(
-            equation,
-            output_shape=output_shape,
-            bias_axes=equation[-1] if name == "out" else "hk" if self._has_bias(name) else None,
-            kernel_initializer=glorot_uniform_matrix(hidden_size, hidden_size),
-            dtype=self.dtype_policy,
-            name=name,
-        )
-
-    def _has_bias(self, name: str) -> bool:
-        return self.use_bias and (name != "key" or self.key_bias)
+        self.out = MergeHeads(hidden_size, name="out", **policy)
+        self.out.build((None, None, *heads))
 
     def call(self, queries: Any, attended: Any = None, relative: Any = None, training: bool | None = None) -> Any:
         attended = queries if attended is None else attended
-        inputs = self._inputs(queries, attended, relative)
-        value = product_then(self.value, attended, _heads_first)
+        query, key, added = self._score_inputs(queries, attended, relative)
+        value = self.value(attended)
         if training and self.dropout_rate:
-            mixed = ops.matmul(self.dropout(attention_weights(*inputs), training=True), value)
-        else:
-            mixed = attend(*inputs, value, training=training)
-        return product_then(self.out, ops.transpose(mixed, (0, 2, 1, 3)), axes=2)
+            weights = self.dropout(runtime.attention_weights(query, key, added), training=True)
+            return self.out(ops.matmul(weights, value))
+        return self.out(runtime.attend(query, key, added, value, training=training))
 
     def weights_of(self, queries: Any, attended: Any, relative: Any = None) -> Any:
         """Return the attention weights, (batch, heads, queries, attended); every row sums to 1."""
-        return attention_weights(*self._inputs(queries, attended, relative))
+        return runtime.attention_weights(*self._score_inputs(queries, attended, relative))
 
-    def _inputs(self, queries: Any, attended: Any, relative: Any) -> tuple[Any, Any, Any]:
+    def _score_inputs(self, queries: Any, attended: Any, relative: Any) -> tuple[Any, Any, Any]:
         """Return queries and keys of every head, and what is added to their products, or None."""
-        query = product_then(self.query, queries, _heads_first, scale=self.scale)
-        key = product_then(self.key, attended, _heads_first)
+        query, key = self.query(queries), self.key(attended)
         if self.rotary is not None:
             query, key = self.rotary.turn(query), self.rotary.turn(key)
         return query, key, None if relative is None else relative_scores(query, relative)
@@ -129,6 +156,10 @@ class MultiHeadAttention(BaseLayer):
         return {**super().get_config(), "rotary": None if self.rotary is None else dataclasses.asdict(self.rotary)}
 
 
-def _heads_first(x: Any, *, scale: float = 1.0) -> Any:
+def _heads_first(x: Any, *, scale: float) -> Any:
     """Turn (batch, tokens, heads, head size) into (batch, heads, tokens, head size), times `scale`."""
-    return ops.transpose(x if scale == 1.0 else x * scale, (0, 2, 1, 3))
+    return _swap_heads_and_tokens(x if scale == 1.0 else x * scale)
+
+
+def _swap_heads_and_tokens(x: Any) -> Any:
+    return ops.transpose(x, (0, 2, 1, 3))

@@ -1,9 +1,36 @@
-"""Base of the layers: the config of a layer, and the shape of its output."""
+"""What the layers share: their config, the shape of their output, quantization by Keras, and initializers.
+
+The initializers are those of the paper's code (vit_jax/models_vit.py, models_resnet.py; big_vision for the probe).
+"""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import keras
+
+from keras_vit.model.layers import runtime
+
+_INITIALIZERS: dict[str, Callable[[], keras.initializers.Initializer]] = {
+    "convolution": lambda: keras.initializers.LecunNormal(),  # truncated, as flax's lecun_normal
+    "dense": lambda: keras.initializers.GlorotUniform(),
+    "dense_bias": lambda: keras.initializers.RandomNormal(stddev=1e-6),
+    "position": lambda: keras.initializers.RandomNormal(stddev=0.02),
+    "register": lambda: keras.initializers.RandomNormal(stddev=1e-6),
+}
+
+
+def initializer(name: str) -> keras.initializers.Initializer:
+    """Return the initializer of a kind of weight, a key of `_INITIALIZERS`; zeros inside `runtime.uninitialized`."""
+    return keras.initializers.Zeros() if runtime.settings().uninitialized else _INITIALIZERS[name]()
+
+
+def glorot_uniform_matrix(fan_in: int, fan_out: int) -> keras.initializers.Initializer:
+    """Return Glorot uniform for a (fan_in, fan_out) matrix whose variable has another shape (an axis for heads)."""
+    if runtime.settings().uninitialized:
+        return keras.initializers.Zeros()
+    limit = (6 / (fan_in + fan_out)) ** 0.5
+    return keras.initializers.RandomUniform(-limit, limit)
 
 
 class BaseLayer(keras.layers.Layer):
@@ -17,3 +44,11 @@ class BaseLayer(keras.layers.Layer):
         names = [name for kind in kinds for name in inspect.signature(vars(kind)["__init__"]).parameters]
         arguments = {name: getattr(self, name) for name in names if name not in ("self", "kwargs")}
         return {**super().get_config(), **arguments}
+
+
+class Quantizable(keras.layers.Layer):
+    """Let Keras quantize a subclass of its own dense layers, which it refuses otherwise."""
+
+    def quantize(self, mode: Any = None, type_check: bool = True, config: Any = None) -> None:
+        del type_check
+        super().quantize(mode, type_check=False, config=config)

@@ -1,146 +1,18 @@
 """Encoder block (paper, equations 2 and 3)."""
 
-import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from math import prod
 from typing import Any
 
 import keras
 from keras import ops
 
-from keras_vit.model.layers.activations import KEPT_TENSORS, PEAK_TENSORS, activation
+from keras_vit.model.layers import runtime
 from keras_vit.model.layers.attention import MultiHeadAttention
 from keras_vit.model.layers.base import BaseLayer
-from keras_vit.model.layers.cost import Cost, Shape, norm_cost
-from keras_vit.model.layers.fusion import layer_norm, product_then
-from keras_vit.model.layers.initializers import initializer
-from keras_vit.model.layers.quantized import load_quantization, save_quantization
-from keras_vit.model.layers.randomness import Dropout, StochasticDepth, as_one_block
-
-_final_tokens_only: ContextVar[bool] = ContextVar("final_tokens_only", default=False)
-
-
-@contextmanager
-def final_tokens_only() -> Iterator[None]:
-    """Let blocks inside the context compute only the tokens that are read of them, `EncoderBlock.final_tokens`."""
-    token = _final_tokens_only.set(True)
-    try:
-        yield
-    finally:
-        _final_tokens_only.reset(token)
-
-
-@keras.saving.register_keras_serializable("keras_vit")
-class MLP(BaseLayer):
-    """Apply Dense, activation and Dense, with dropout after both, to (..., hidden_size) (paper, section 3.1).
-
-    `gated`: the activation is that of a second Dense layer, and multiplies the first one (arXiv 2002.05202).
-    `norm_epsilon`: that of a LayerNorm before the last Dense layer; None means no such norm.
-    """
-
-    def __init__(
-        self,
-        mlp_dim: int,
-        *,
-        activation: str = "gelu_tanh",
-        gated: bool = False,
-        norm_epsilon: float | None = None,
-        dropout_rate: float = 0.0,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.mlp_dim = mlp_dim
-        self.activation = activation
-        self.gated = gated
-        self.norm_epsilon = norm_epsilon
-        self.dropout_rate = dropout_rate
-        self.dropout = Dropout(dropout_rate, dtype=self.dtype_policy, name="dropout")
-
-    def build(self, input_shape: tuple[Any, ...]) -> None:
-        hidden_shape = (*input_shape[:-1], self.mlp_dim)
-        self.dense1 = self._dense("dense1", self.mlp_dim)
-        self.dense1.build(input_shape)
-        if self.gated:
-            self.gate = self._dense("gate", self.mlp_dim)
-            self.gate.build(input_shape)
-        if self.norm_epsilon is not None:
-            self.norm = keras.layers.LayerNormalization(epsilon=self.norm_epsilon, name="norm", dtype=self.dtype_policy)
-            self.norm.build(hidden_shape)
-        self.dense2 = self._dense("dense2", input_shape[-1])
-        self.dense2.build(hidden_shape)
-
-    def _dense(self, name: str, units: int) -> keras.layers.Dense:
-        return keras.layers.Dense(
-            units,
-            kernel_initializer=initializer("dense"),
-            bias_initializer=initializer("dense_bias"),
-            dtype=self.dtype_policy,
-            name=name,
-        )
-
-    def hidden(self, x: Any) -> Any:
-        """Return what the norm, if any, and the last Dense layer read, (..., mlp_dim)."""
-        if self.gated:
-            return product_then(self.gate, x, activation(self.activation)) * product_then(self.dense1, x)
-        return product_then(self.dense1, x, activation(self.activation))
-
-    def call(self, x: Any, training: bool | None = None) -> Any:
-        x = self.hidden(x)
-        x = self.dropout(x if self.norm_epsilon is None else self.norm(x), training=training)
-        return self.dropout(self.dense2(x), training=training)
-
-    @property
-    def title(self) -> str:
-        """The layer in words."""
-        return f"{self.mlp_dim:,} wide, {'gated by ' if self.gated else ''}{self.activation}"
-
-    def cost(self, shape: Shape) -> Cost:
-        """Return the cost for (positions, width)."""
-        positions, width = shape
-        hidden = positions * self.mlp_dim
-        denses = 3 if self.gated else 2
-        cost = Cost(
-            multiply_adds=denses * hidden * width,
-            kept=positions * width + (KEPT_TENSORS[self.activation] + self.gated) * hidden,
-            kernel_outputs=(denses - 1) * self.mlp_dim + width,
-            peak=(PEAK_TENSORS[self.activation] + self.gated) * hidden,
-            widest=hidden,
-        )
-        if self.norm_epsilon is not None:
-            cost += norm_cost(hidden) + Cost(kept=hidden)
-        return cost + Cost(kept_masks=hidden + positions * width) if self.dropout_rate else cost
-
-    @property
-    def _dense_layers(self) -> tuple[keras.layers.Dense, ...]:
-        return (self.dense1, self.gate, self.dense2) if self.gated else (self.dense1, self.dense2)
-
-    def save_own_variables(self, store: Any) -> None:
-        save_quantization(store, self._dense_layers)
-
-    def load_own_variables(self, store: Any) -> None:
-        load_quantization(store, self._dense_layers)
-
-
-@keras.saving.register_keras_serializable("keras_vit")
-class LayerScale(BaseLayer):
-    """Multiply every channel by a learned factor that starts small (CaiT, arXiv 2103.17239)."""
-
-    def __init__(self, initial: float = 1e-5, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.initial = initial
-
-    def build(self, input_shape: tuple[Any, ...]) -> None:
-        constant = keras.initializers.Constant(self.initial)
-        self.gamma = self.add_weight(shape=(input_shape[-1],), initializer=constant, name="gamma")
-
-    def call(self, x: Any) -> Any:
-        return x * self.gamma
-
-    def cost(self, shape: Shape) -> Cost:
-        """Return the cost for tokens (tokens, hidden_size)."""
-        return Cost(kept=prod(shape))
+from keras_vit.model.layers.cost import Cost, Shape
+from keras_vit.model.layers.dropout import Dropout, StochasticDepth
+from keras_vit.model.layers.mlp import MLP
+from keras_vit.model.layers.norm import LayerNormalization, LayerScale
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -191,7 +63,7 @@ class EncoderBlock(BaseLayer):
         self.stochastic_depth = stochastic_depth
         self.final_tokens = final_tokens
         policy = {"dtype": self.dtype_policy}
-        self.norm1 = keras.layers.LayerNormalization(epsilon=norm_epsilon, name="norm1", **policy)
+        self.norm1 = LayerNormalization(epsilon=norm_epsilon, is_fused=True, name="norm1", **policy)
         self.attention: Any = None
         self.token_mlp: Any = None
         if tokens_mlp_dim is None:
@@ -206,7 +78,7 @@ class EncoderBlock(BaseLayer):
             )
         else:
             self.token_mlp = MLP(tokens_mlp_dim, activation=activation, name="token_mlp", **policy)
-        self.norm2 = keras.layers.LayerNormalization(epsilon=norm_epsilon, name="norm2", **policy)
+        self.norm2 = LayerNormalization(epsilon=norm_epsilon, is_fused=True, name="norm2", **policy)
         self.mlp = MLP(
             mlp_dim,
             activation=activation,
@@ -235,23 +107,26 @@ class EncoderBlock(BaseLayer):
         tensors = (x,) if relative is None else (x, relative)
         # With dropout all tokens are computed, so that the masks of a seed do not depend on `final_tokens`.
         draws = training and (self.dropout_rate or self.attention_dropout_rate)
-        tokens = self.final_tokens if _final_tokens_only.get() and not draws else None
-        # `training` is passed explicitly: a recomputed block has no outer call from which Keras could take it.
-        return as_one_block(functools.partial(self._residuals, tokens=tokens, training=training), *tensors)
+        tokens = None if draws else runtime.tokens_to_compute(self.final_tokens)
+        return runtime.as_one_block(self._residuals, *tensors, tokens=tokens, training=training)
 
     def _residuals(self, x: Any, relative: Any = None, *, tokens: int | None, training: bool | None) -> Any:
-        mixed = self._mix(layer_norm(self.norm1, x), relative, training, tokens)
-        x = _first(x, tokens) + self._branch(self.dropout(mixed, training=training), self.scale1, training)
-        return x + self._branch(self.mlp(layer_norm(self.norm2, x), training=training), self.scale2, training)
+        """Compute equations 2 and 3 for the first `tokens` of x (None: for all)."""
+        mixed = self._mix(self.norm1(x), relative, tokens, training)
+        x = _first(x, tokens) + self._drop(mixed, self.scale1, training)
+        return x + self._drop(self.mlp(self.norm2(x), training=training), self.scale2, training)
 
-    def _mix(self, x: Any, relative: Any, training: bool | None, tokens: int | None = None) -> Any:
-        """Return what each of the first `tokens` (None: of all) takes from all tokens."""
-        if self.token_mlp is None:
-            return self.attention(_first(x, tokens), x, relative=relative, training=training)
-        return _first(ops.swapaxes(self.token_mlp(ops.swapaxes(x, 1, 2), training=training), 1, 2), tokens)
+    def _mix(self, x: Any, relative: Any, tokens: int | None, training: bool | None) -> Any:
+        """Return what each of the first `tokens` takes from all tokens."""
+        if self.attention is not None:
+            mixed = self.attention(_first(x, tokens), x, relative=relative, training=training)
+        else:
+            mixed = _first(ops.swapaxes(self.token_mlp(ops.swapaxes(x, 1, 2), training=training), 1, 2), tokens)
+        return self.dropout(mixed, training=training)
 
-    def _branch(self, x: Any, scale: LayerScale | None, training: bool | None) -> Any:
-        return self.depth(x if scale is None else scale(x), training=training)
+    def _drop(self, branch: Any, scale: LayerScale | None, training: bool | None) -> Any:
+        """Scale a residual branch, and drop it for some images."""
+        return self.depth(branch if scale is None else scale(branch), training=training)
 
     def part_costs(self, shape: Shape, relative: Shape | None = None, *, tokens: int | None = None) -> dict[str, Cost]:
         """Return the cost of the attention (or token MLP) and of the MLP, each with its norm and LayerScale, by title.
@@ -267,8 +142,8 @@ class EncoderBlock(BaseLayer):
         if self.dropout_rate:
             mixer += Cost(kept_masks=prod(few))
         return {
-            title: norm_cost(stream) + mixer.beside(stream) + scale,
-            f"MLP, {self.mlp.title}": norm_cost(prod(few)) + self.mlp.cost(few).beside(stream) + scale,
+            title: self.norm1.cost(shape) + mixer.beside(stream) + scale,
+            f"MLP, {self.mlp.title}": self.norm2.cost(few) + self.mlp.cost(few).beside(stream) + scale,
         }
 
     def attention_weights(self, x: Any, relative: Any = None) -> Any:

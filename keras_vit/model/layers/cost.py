@@ -49,14 +49,6 @@ class Cost:
         return value_bytes * self.kept + 4 * self.kept_float32 + self.kept_masks
 
 
-def norm_cost(values: int) -> Cost:
-    """Return the cost of a LayerNorm of some values: its gradient keeps them, centred and scaled, in float32.
-
-    The result is kept by the layer that reads it.
-    """
-    return Cost(kept_float32=2 * values, widest=values)
-
-
 def dense_cost(positions: int, inputs: int, outputs: int) -> Cost:
     """Return the cost of a dense layer of (inputs, outputs) at some positions of an image."""
     values = positions * (inputs + outputs)

@@ -1,4 +1,4 @@
-"""Pool tokens to one feature: a token, the mean of the patches, or attention pooling; normalize it."""
+"""Pool tokens to one feature: a token, the mean of the patches, or attention pooling."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ import keras
 from keras import ops
 
 from keras_vit.model.layers.attention import MultiHeadAttention
-from keras_vit.model.layers.base import BaseLayer
-from keras_vit.model.layers.block import MLP
-from keras_vit.model.layers.cost import Cost, Shape, norm_cost
-from keras_vit.model.layers.initializers import glorot_uniform_matrix
+from keras_vit.model.layers.base import BaseLayer, glorot_uniform_matrix
+from keras_vit.model.layers.cost import Cost, Shape
+from keras_vit.model.layers.mlp import MLP
+from keras_vit.model.layers.norm import LayerNormalization
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -53,7 +53,7 @@ class AttentionPooling(BaseLayer):
         self.prefix_tokens = prefix_tokens
         policy = {"dtype": self.dtype_policy}
         self.attention = MultiHeadAttention(num_heads, name="attention", **policy)
-        self.norm = keras.layers.LayerNormalization(epsilon=norm_epsilon, name="norm", **policy)
+        self.norm = LayerNormalization(epsilon=norm_epsilon, name="norm", **policy)
         self.mlp = MLP(mlp_dim, activation=activation, name="mlp", **policy)
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
@@ -73,16 +73,7 @@ class AttentionPooling(BaseLayer):
         tokens, width = shape
         probe = (1, width)
         attention = self.attention.cost(probe, (tokens - self.prefix_tokens, width))
-        return attention + norm_cost(width) + self.mlp.cost(probe)
+        return attention + self.norm.cost(probe) + self.mlp.cost(probe)
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         return (input_shape[0], input_shape[-1])
-
-
-@keras.saving.register_keras_serializable("keras_vit")
-class L2Normalization(BaseLayer):
-    """Divide each feature by its Euclidean norm. A feature of zeros stays zero, and its gradient is finite."""
-
-    def call(self, x: Any) -> Any:
-        squares = ops.sum(ops.square(x), axis=-1, keepdims=True)
-        return x * ops.rsqrt(ops.maximum(squares, 1e-24))

@@ -6,8 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_vit.model.layers.base import BaseLayer
-from keras_vit.model.layers.initializers import initializer
+from keras_vit.model.layers.base import BaseLayer, initializer
 
 
 @keras.saving.register_keras_serializable("keras_vit")

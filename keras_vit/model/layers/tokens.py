@@ -6,9 +6,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_vit.model.layers.base import BaseLayer
+from keras_vit.model.layers.base import BaseLayer, initializer
 from keras_vit.model.layers.cost import Cost, Shape
-from keras_vit.model.layers.initializers import initializer
 
 
 @keras.saving.register_keras_serializable("keras_vit")

@@ -52,7 +52,7 @@ def python_errors(path: str) -> Iterator[None]:
 
 
 def is_remote(path: str) -> bool:
-    """Return whether TensorFlow's file systems have to be used; Python's know file names that are no UTF-8."""
+    """Return whether TensorFlow's file systems have to be used; Python's accept names that are not valid UTF-8."""
     return "://" in path
 
 
@@ -75,7 +75,7 @@ def name_bad_image(find: Callable[[], str | None]) -> Iterator[None]:
             raise
         raise ValueError(
             f"{name}: an image that was complete at the start cannot be decoded any more. Restore the file, or put an"
-            " empty one in its place, which is left out and counted. Then start the same run again: it continues after"
+            " empty one in its place, which is skipped and counted. Then start the same run again: it continues after"
             " its last checkpoint."
         ) from error
 
@@ -110,7 +110,7 @@ def _kind(entry: os.DirEntry[str]) -> tuple[str, bool]:
 
 
 def read_image(path: tf.Tensor | bytes) -> tf.Tensor:
-    """Return the content of an image file as JPEG or PNG; what Pillow cannot read either is returned as it is."""
+    """Return the content of an image file as JPEG or PNG; unchanged if Pillow cannot read it either."""
     data = tf.io.read_file(path)
     is_plain = tf.io.is_jpeg(data) | (tf.strings.substr(data, 0, len(PNG)) == PNG)
     converted = lambda: tf.numpy_function(_as_png, [data], tf.string, stateful=False)  # noqa: E731
@@ -118,7 +118,7 @@ def read_image(path: tf.Tensor | bytes) -> tf.Tensor:
 
 
 def _as_png(file: Any) -> Any:
-    """Convert the first picture of a BMP, GIF, TIFF or WebP file, a string scalar; return other data as they are."""
+    """Convert the first picture of a BMP, GIF, TIFF or WebP file, a string scalar; return other data unchanged."""
     data = np.asarray(file, object).item()  # bytes in a graph, an array outside
     try:
         from PIL import Image
@@ -178,7 +178,7 @@ def _fingerprint(folder: str, file: str) -> int:
 
 
 def hash64(text: str) -> int:
-    """Return 64 bits of a text with a file name, which may have bytes that are no UTF-8."""
+    """Return 64 bits of a text with a file name, which may not be valid UTF-8."""
     return int.from_bytes(hashlib.blake2b(os.fsencode(text), digest_size=8).digest(), "big")
 
 

@@ -6,8 +6,11 @@ number `p % count` of the epoch's permutation, which depends on (seed, epoch). B
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import tensorflow as tf
+
+from keras_vit._util.fields import Count, WholeNumber, field_problems
 
 # TensorFlow permutes 32-bit numbers (tensorflow/core/kernels/random_index_shuffle.cc); larger sets repeat examples.
 MAX_EXAMPLES = 2**31 - 1
@@ -18,27 +21,22 @@ MAX_BATCHES = 2**40  # more than any run needs; times a batch size, it still fit
 class Order:
     """The part of the endless sequence of positions that one worker reads."""
 
-    batch: int  # examples per step on all replicas together
-    seed: int = 0  # of the permutations, 0 to 2**64 - 1
-    start: int = 0  # the first batch to read: as many as have been trained on
-    replicas: int = 1  # number on all workers together; must divide the batch
-    first_replica: int = 0  # index of this worker's first replica
-    local_replicas: int = 1  # number of this worker's replicas
+    batch: Count  # examples per step on all replicas together
+    seed: Annotated[int, f"[0, {2**64})"] = 0  # of the permutations
+    start: Annotated[int, f"[0, {MAX_BATCHES})"] = 0  # the first batch to read: as many as have been trained on
+    replicas: Count = 1  # number on all workers together; must divide the batch
+    first_replica: WholeNumber = 0  # index of this worker's first replica
+    local_replicas: Count = 1  # number of this worker's replicas
     shuffle: bool = True  # False reads the examples by ascending number in every epoch
 
     def __post_init__(self) -> None:
-        last = self.first_replica + self.local_replicas
-        requirements = {
-            "batch is a multiple of the number of replicas, from 1": (
-                self.batch >= 1 and self.replicas >= 1 and self.batch % self.replicas == 0
-            ),
-            "this worker has at least one of the replicas": 0 <= self.first_replica < last <= self.replicas,
-            "start is from 0 to 2**40 - 1": 0 <= self.start < MAX_BATCHES,
-            "seed is from 0 to 2**64 - 1": 0 <= self.seed < 2**64,
-        }
-        for requirement, is_met in requirements.items():
-            if not is_met:
-                raise ValueError(f"Expected: {requirement}. Received: {self}")
+        wrong = list(field_problems(self))
+        if not wrong and self.batch % self.replicas:
+            wrong.append(f"batch must be a multiple of replicas={self.replicas}. Received: {self.batch}")
+        if not wrong and self.first_replica + self.local_replicas > self.replicas:
+            wrong.append(f"a worker's replicas must be among all {self.replicas}. Received: {self}")
+        if wrong:
+            raise ValueError("; ".join(wrong))
 
     @property
     def replica_batch(self) -> int:

@@ -46,7 +46,7 @@ def open_data(data: Any, **options: Any) -> Data:
         return data
     if isinstance(data, Mapping):
         if request.train_split or request.eval_split:
-            raise ValueError("Arrays have no named splits: pass them as train and evaluation.")
+            raise ValueError("Arrays do not have named splits: pass them as train and evaluation.")
         return _open_arrays(data)
     if not isinstance(data, (str, os.PathLike)) or not os.fspath(data):
         raise TypeError(f"Expected a name, a folder or a mapping of arrays. Received: {data!r}")
@@ -137,7 +137,9 @@ def _count_classes(data: Mapping[str, Any], labels: np.ndarray) -> int:
         stated.add(int(data["num_classes"]))
     if len(stated) > 1:
         raise ValueError(f"class_names and num_classes contradict each other. Received: {sorted(stated)}")
-    return stated.pop() if stated else labels.shape[1] if labels.ndim == 2 else int(labels.max()) + 1
+    if stated:
+        return stated.pop()
+    return labels.shape[1] if labels.ndim == 2 else int(labels.max()) + 1
 
 
 def _check_range(split: str, labels: np.ndarray, num_classes: int) -> None:

@@ -34,7 +34,7 @@ class Split(abc.ABC):
 
     name: str  # for messages, such as "cifar10 train[:90%]"
     count: int  # examples per epoch, including those whose image cannot be decoded
-    unread: Sequence[str] = ()  # other files of the folder, which are no examples of any split
+    unread: Sequence[str] = ()  # other files of the folder, which are not examples of any split
     class_numbers: tuple[int, ...] | None = None  # new number of each class; None keeps all
     num_classes: int = 0  # with new numbers
 
@@ -149,6 +149,12 @@ class Data:
     num_classes: int
     class_names: tuple[str, ...]
     multi_label: bool = False  # whether an image may have several classes or none; labels are then rows of 0 and 1
+
+    def training_split(self) -> Split:
+        """Return the training images, or raise a ValueError."""
+        if self.train is None:
+            raise ValueError(f"{self.name} has no training images")
+        return self.train
 
     @property
     def task(self) -> Task:

@@ -14,7 +14,6 @@ from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.sources import Data
 from keras_vit.train.loop import checkpoints, prepare, storage
-from keras_vit.train.loop.steps import training_split
 from keras_vit.train.measure import memory
 from keras_vit.train.step import strategies
 from keras_vit.train.step.state import TrainState
@@ -37,7 +36,7 @@ def build_state(
     No file is written. A run in the folder `out` keeps its number of micro-batches. `say` prints a line.
     """
     _check_devices(recipe, devices)
-    total = recipe.resolved_steps(training_split(data).count)
+    total = recipe.resolved_steps(data.training_split().count)
     source = prepare.load_model(recipe, model)
     recipe, data = prepare.match_head(recipe, source.config, data)
     with devices.scope():

@@ -29,9 +29,10 @@ UNFINISHED = ".unfinished"
 
 def newest(folder: str) -> tuple[str, dict[str, Any]] | None:
     """Return path and manifest of the newest checkpoint whose manifest can be read, or None; no tensor is read."""
-    for step in sorted(_listed(folder, "") - _listed(folder, UNFINISHED), reverse=True):
+    for step in reversed(_finished_steps(folder)):
+        path = _path(folder, step)
         with contextlib.suppress(manifest.DamagedError):
-            return f"{_path(folder, step)}/variables", manifest.read(_path(folder, step), step)
+            return f"{path}/variables", manifest.read(path, step)
     return None
 
 
@@ -60,8 +61,11 @@ class Checkpoints:
             raise ValueError(f"keep must be 1 or more: a run continues from the newest checkpoint. Received: {keep}")
         self.folder = storage.make_folder(folder)
         self._facts: dict[str, Any] = json.loads(json.dumps(facts))  # as they are read back: tuples become lists
-        self._may_differ, self._may_be_added = frozenset(may_differ), frozenset(may_be_added)
-        self._keep, self._writes, self._check = keep, writes, check
+        self._may_differ = frozenset(may_differ)
+        self._may_be_added = frozenset(may_be_added)
+        self._keep = keep
+        self._writes = writes
+        self._check = check
         self._checkpoint = tf.train.Checkpoint(variables=dict(variables))
         self._shapes = {name: [v.dtype.name, v.shape.as_list()] for name, v in variables.items()}
         self._latest: int | None = None  # step of the last restore or save
@@ -69,7 +73,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, damaged ones included, in ascending order."""
-        return sorted(_listed(self.folder, "") - _listed(self.folder, UNFINISHED))
+        return _finished_steps(self.folder)
 
     def restore(self) -> int | None:
         """Set the variables to the newest undamaged checkpoint, and return its step; None if there are no checkpoints.
@@ -79,17 +83,17 @@ class Checkpoints:
         """
         reasons = []
         for step in reversed(self.steps()):
+            path = _path(self.folder, step)
             try:
-                saved = manifest.verified(self._path(step), step)
+                saved = manifest.verified(path, step)
             except manifest.DamagedError as damage:
                 self._damaged.add(step)
-                reasons.append(f"{self._path(step)} is damaged: {damage}.")
+                reasons.append(f"{path} is damaged: {damage}.")
                 continue
             self._compare(saved)
             for reason in reasons:
                 warnings.warn(f"{reason} Training continues from step {step}, the one before.", stacklevel=2)
-            status = self._checkpoint.read(f"{self._path(step)}/variables")
-            status.assert_consumed().assert_existing_objects_matched()
+            self._checkpoint.read(f"{path}/variables").assert_consumed().assert_existing_objects_matched()
             self._latest = step
             return step
         if reasons:
@@ -106,36 +110,30 @@ class Checkpoints:
         Does nothing for the step of the last save or restore. When it returns, the checkpoint survives a power cut;
         when it raises OSError (a full disk), earlier checkpoints are unchanged.
         """
-        if not self._writes:
-            return self._path(step)
+        path = _path(self.folder, step)
+        if not self._writes or step == self._latest:
+            return path
         if self._latest is None and self.steps():
             raise ValueError(f"{self.folder} holds checkpoints: call restore() first, or use another folder.")
         if self._latest is not None and step < self._latest:
             raise ValueError(f"A step must not be before the last one, {self._latest}. Received: {step}")
-        if step != self._latest:
-            self._check()
-            with storage.as_os_error(
-                f"Step {step} cannot be saved in {self.folder}, where the checkpoints before it are as they were"
-            ):
-                self._write(step)
-            self._latest = step
-            self._damaged.discard(step)
-            with storage.as_os_error(f"Old checkpoints cannot be deleted in {self.folder}"):
-                self._prune(step)
-        return self._path(step)
-
-    def _path(self, step: int) -> str:
-        return _path(self.folder, step)
-
-    def _mark_path(self, step: int) -> str:
-        return self._path(step) + UNFINISHED
+        self._check()
+        with storage.as_os_error(
+            f"Step {step} cannot be saved in {self.folder}, where the checkpoints before it are as they were"
+        ):
+            self._write(step)
+        self._latest = step
+        self._damaged.discard(step)
+        with storage.as_os_error(f"Old checkpoints cannot be deleted in {self.folder}"):
+            self._prune(step)
+        return path
 
     def _write(self, step: int) -> None:
-        path = self._path(step)
+        path = _path(self.folder, step)
         try:
             for unfinished in _listed(self.folder, UNFINISHED):
-                self._delete(unfinished)
-            self._mark(step)
+                _delete(_path(self.folder, unfinished))
+            _mark(path)
             storage.remove(path)  # it is damaged, otherwise it would have been restored
             tf.io.gfile.makedirs(path)
             self._checkpoint.write(f"{path}/variables")
@@ -143,53 +141,48 @@ class Checkpoints:
             files = sorted(tf.io.gfile.glob(f"{path}/variables.*"))
             storage.sync(*files)
             manifest.write(path, {"step": step, "facts": self._facts, "variables": self._shapes}, files)
-            self._unmark(step)
+            _unmark(path)
         except BaseException:  # Ctrl-C too
             with contextlib.suppress(OSError, tf.errors.OpError):  # while marked, it is ignored
-                self._delete(step)
+                _delete(path)
             raise
-
-    def _delete(self, step: int) -> None:
-        self._mark(step)
-        storage.remove(self._path(step))
-        self._unmark(step)
-
-    def _mark(self, step: int) -> None:
-        if not tf.io.gfile.exists(self._mark_path(step)):  # a full disk may have no room to write it again
-            storage.replace(self._mark_path(step), b"")
-
-    def _unmark(self, step: int) -> None:
-        storage.sync(self.folder)  # no power cut may remove the mark before the files
-        tf.io.gfile.remove(self._mark_path(step))
-        storage.sync(self.folder)
 
     def _prune(self, newest: int) -> None:
         """Delete checkpoints up to `newest`: all damaged ones, and those beyond `keep`."""
         steps = [step for step in self.steps() if step <= newest]
         kept = [step for step in steps if step not in self._damaged][-self._keep :]
         for step in sorted(set(steps).difference(kept)):
-            self._delete(step)
+            _delete(_path(self.folder, step))
 
     def _compare(self, saved: dict[str, Any]) -> None:
         """Raise CheckpointError if another run saved the checkpoint."""
         earlier = dict(saved["facts"])
         with contextlib.suppress(LookupError, TypeError, ValueError):  # with the fields that ViTConfig got since then
             earlier["model"] = ViTConfig(**earlier["model"]).to_dict()
-        facts = manifest.differences(earlier, self._facts, self._may_differ, self._may_be_added)
+        facts = {
+            name: (then, now)
+            for name, (then, now) in manifest.differences(earlier, self._facts).items()
+            if not (then == "null" and name in self._may_be_added)
+            and not any(f"{name}.".startswith(f"{other}.") for other in self._may_differ)
+        }
         shapes = manifest.differences(saved["variables"], self._shapes)
-        for title, remedy, lines in (
-            ("a run with other settings", "the settings of that run", facts),
-            ("other variables", "the model and optimizer that were saved", shapes),
-        ):
-            if lines:
-                listed = "\n  ".join(lines)
-                raise CheckpointError(
-                    f"{self.folder} holds checkpoints of {title}:\n  {listed}\nUse another folder, or {remedy}."
-                )
+        if facts or shapes:
+            title, remedy = "a run with other settings", "the settings of that run"
+            if not facts:
+                title, remedy = "other variables", "the model and optimizer that were saved"
+            listed = "\n  ".join(f"{name}: {then} then, {now} now" for name, (then, now) in (facts or shapes).items())
+            raise CheckpointError(
+                f"{self.folder} holds checkpoints of {title}:\n  {listed}\nUse another folder, or {remedy}."
+            )
 
 
 def _path(folder: str, step: int) -> str:
     return f"{folder}/step-{step:08d}"
+
+
+def _finished_steps(folder: str) -> list[int]:
+    """Return the steps of all checkpoints that are not being written or deleted, in ascending order."""
+    return sorted(_listed(folder, "") - _listed(folder, UNFINISHED))
 
 
 def _listed(folder: str, suffix: str) -> set[int]:
@@ -198,6 +191,25 @@ def _listed(folder: str, suffix: str) -> set[int]:
         return set()
     names = (name.rstrip("/") for name in tf.io.gfile.listdir(folder))  # a bucket's folders end in /
     return {int(m[1]) for name in names if name.endswith(suffix) and (m := STEP.fullmatch(name.removesuffix(suffix)))}
+
+
+def _delete(path: str) -> None:
+    _mark(path)
+    storage.remove(path)
+    _unmark(path)
+
+
+def _mark(path: str) -> None:
+    """Mark a checkpoint as unfinished."""
+    if not tf.io.gfile.exists(path + UNFINISHED):  # a full disk may have no room to write it again
+        storage.replace(path + UNFINISHED, b"")
+
+
+def _unmark(path: str) -> None:
+    folder = path.rpartition("/")[0]
+    storage.sync(folder)  # no power cut may remove the mark before the files
+    tf.io.gfile.remove(path + UNFINISHED)
+    storage.sync(folder)
 
 
 def _check_tensors(prefix: str) -> None:

@@ -57,7 +57,10 @@ class HeldOut:
     def __init__(
         self, state: TrainState, data: Data, *, folder: str | None, is_new: bool, say: Callable[[str], None]
     ) -> None:
-        self._state, self._data, self._say, self._folder = state, data, say, folder
+        self._state = state
+        self._data = data
+        self._say = say
+        self._folder = folder
         replicas = state.strategy.num_replicas_in_sync
         self._batch_size = evaluation_batch(state.recipe, state.model.config, replicas=replicas)
         with state.strategy.scope():

@@ -34,12 +34,12 @@ def exclusive(folder: str | os.PathLike[str]) -> Iterator[Callable[[], None]]:
     in a bucket that this process could not reach for EXPIRY seconds.
     """
     path = storage.make_folder(folder)
-    with contextlib.ExitStack() as stack:
-        if storage.is_local(path):
-            stack.enter_context(_locked(path))
+    if storage.is_local(path):
+        with _locked(path):
             yield lambda: None
-        else:
-            yield stack.enter_context(_Lease(path)).check
+    else:
+        with _Lease(path) as lease:
+            yield lease.check
 
 
 def _locked(path: str) -> contextlib.AbstractContextManager[Any]:
@@ -54,10 +54,13 @@ def _locked(path: str) -> contextlib.AbstractContextManager[Any]:
         ) from error
 
 
-class _Lease(contextlib.AbstractContextManager["_Lease"]):
+class _Lease:
     def __init__(self, folder: str) -> None:
-        self._folder, self._file, self._number = folder, f"{folder}/.lease", 0
-        self._owner, self._id = f"{socket.gethostname()}, process {os.getpid()}", uuid.uuid4().hex
+        self._folder = folder
+        self._file = f"{folder}/.lease"
+        self._owner = f"{socket.gethostname()}, process {os.getpid()}"
+        self._id = uuid.uuid4().hex
+        self._renewals = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, daemon=True)
 
@@ -74,7 +77,7 @@ class _Lease(contextlib.AbstractContextManager["_Lease"]):
             storage.remove(self._file)
 
     def _take(self) -> None:
-        """Wait until the lease of another process is released or has expired, and write an own one."""
+        """Wait until the lease of another process is released or has expired, then write one."""
         other, start = self._read(), time.monotonic()
         if other:
             print_line(f"{self._folder} was used by {other[0]}: waiting up to {EXPIRY:.0f} s to see if it still is")
@@ -116,5 +119,5 @@ class _Lease(contextlib.AbstractContextManager["_Lease"]):
         return str(owner), str(number), int(count)
 
     def _write(self) -> None:
-        self._number += 1
-        storage.replace(self._file, json.dumps([self._owner, self._id, self._number]).encode() + b"\n")
+        self._renewals += 1
+        storage.replace(self._file, json.dumps([self._owner, self._id, self._renewals]).encode() + b"\n")

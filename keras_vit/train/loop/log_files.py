@@ -40,7 +40,8 @@ class Log:
 
     def __init__(self, folder: str | os.PathLike[str], *, last_step: int | None = None) -> None:
         self._folder = storage.make_folder(folder)
-        self._path, self._events_folder = f"{self._folder}/{FILE}", f"{self._folder}/{EVENTS}"
+        self._path = f"{self._folder}/{FILE}"
+        self._events_folder = f"{self._folder}/{EVENTS}"
         self._restart = 0 if last_step is None else last_step + 1
         self._pending: list[tuple[int, dict[str, float]]] = []
         self._files: tuple[Any, Any] | None = None  # opened for the first line: a finished run changes nothing

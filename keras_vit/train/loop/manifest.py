@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -27,6 +27,25 @@ def write(folder: str, content: Mapping[str, Any], files: list[str]) -> None:
     storage.replace(f"{folder}/{FILE}", text.encode() + b"\n")
 
 
+def read(folder: str, step: int) -> dict[str, Any]:
+    """Return the `content` of the manifest of a step, or raise a DamagedError; other files are not read."""
+    try:
+        manifest = json.loads(storage.read(f"{folder}/{FILE}"))
+        problem = next(problems(manifest, SCHEMA, FILE), None)
+        if problem is None and manifest["sha256"] != _digest(manifest["content"]):
+            problem = "its SHA-256 differs"
+    except tf.errors.OpError as error:
+        raise _unreadable(FILE, error) from error
+    except (ValueError, RecursionError) as error:
+        problem = type(error).__name__
+    if problem is not None:
+        raise DamagedError(f"{FILE} is not what was saved ({problem[:200]})")
+    content: dict[str, Any] = manifest["content"]
+    if content["step"] != step:
+        raise DamagedError(f"its files are those of step {content['step']}")
+    return content
+
+
 def verified(folder: str, step: int) -> dict[str, Any]:
     """Compare all files of a checkpoint with its manifest, byte for byte; return the `content` given to `write`."""
     content = read(folder, step)
@@ -36,7 +55,7 @@ def verified(folder: str, step: int) -> dict[str, Any]:
         try:
             actual = _fingerprint(f"{folder}/{name}")
         except tf.errors.OpError as error:
-            raise DamagedError(f"{name} cannot be read ({_error_name(error)})") from error
+            raise _unreadable(name, error) from error
         if actual["bytes"] != expected["bytes"]:
             raise DamagedError(f"{name} has {actual['bytes']:,} bytes, {expected['bytes']:,} were saved")
         if actual != expected:
@@ -44,41 +63,19 @@ def verified(folder: str, step: int) -> dict[str, Any]:
     return content
 
 
-def differences(
-    then: Mapping[str, Any], now: Mapping[str, Any], ignored: Collection[str] = (), added: Collection[str] = ()
-) -> list[str]:
-    """Return a line per dotted name that differs, except `ignored` ones, and `added` ones that were None then."""
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the JSON of both values for each dotted name that differs, "(not there)" for one that is missing."""
     before, after = _flat(then), _flat(now)
-    lines = []
-    for name in sorted(before.keys() | after.keys()):
-        old, new = (json.dumps(flat[name]) if name in flat else "(not there)" for flat in (before, after))
-        if old == "null" and name in added:
-            continue
-        if old != new and not any(f"{name}.".startswith(f"{other}.") for other in ignored):
-            lines.append(f"{name}: {old} then, {new} now")
-    return lines
+    pairs = {
+        name: (before.get(name, "(not there)"), after.get(name, "(not there)"))
+        for name in sorted(before.keys() | after.keys())
+    }
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def read(folder: str, step: int) -> dict[str, Any]:
-    """Return the `content` of the manifest of a step, or raise a DamagedError; other files are not read."""
-    try:
-        manifest = json.loads(storage.read(f"{folder}/{FILE}"))
-        wrong = next(problems(manifest, SCHEMA, FILE), None)
-        is_intact = not wrong and manifest["sha256"] == _digest(manifest["content"])
-    except tf.errors.OpError as error:
-        raise DamagedError(f"{FILE} cannot be read ({_error_name(error)})") from error
-    except (ValueError, RecursionError) as error:
-        raise DamagedError(f"{FILE} is not what was saved ({type(error).__name__})") from error
-    if not is_intact:
-        raise DamagedError(f"{FILE} is not what was saved ({wrong[:200] if wrong else 'its SHA-256 differs'})")
-    content: dict[str, Any] = manifest["content"]
-    if content["step"] != step:
-        raise DamagedError(f"its files are those of step {content['step']}")
-    return content
-
-
-def _error_name(error: tf.errors.OpError) -> str:
-    return type(error).__name__.removesuffix("Error")  # TensorFlow's message would repeat the path
+def _unreadable(name: str, error: tf.errors.OpError) -> DamagedError:
+    # Without TensorFlow's message, which would repeat the path.
+    return DamagedError(f"{name} cannot be read ({type(error).__name__.removesuffix('Error')})")
 
 
 def _fingerprint(path: str) -> dict[str, Any]:
@@ -94,10 +91,12 @@ def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested mappings as one, with dotted names."""
-    flat: dict[str, Any] = {}
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return nested mappings as one, with dotted names and values as JSON."""
+    flat: dict[str, str] = {}
     for name, value in nested.items():
-        inner = isinstance(value, Mapping) and value
-        flat |= _flat(value, f"{prefix}{name}.") if inner else {prefix + name: value}
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = json.dumps(value)
     return flat

@@ -22,7 +22,10 @@ class MetricLogger:
         self, log: Log | None, advance: Callable[..., None], *, metrics: Sequence[str], batch_size: int
     ) -> None:
         self.history: list[dict[str, float]] = []  # all lines, with "step"
-        self._log, self._advance, self._metrics, self._batch_size = log, advance, metrics, batch_size
+        self._log = log
+        self._advance = advance
+        self._metrics = metrics
+        self._batch_size = batch_size
         self._pending: list[tuple[int, Any]] = []  # tensors that the device may still compute
         self._is_compiled = False
         self._since = time.monotonic()
@@ -40,7 +43,9 @@ class MetricLogger:
         else:
             metrics.numpy()
             self._advance(steps, "")
-            self._is_compiled, self._since, self._timed_steps = True, time.monotonic(), 0
+            self._is_compiled = True
+            self._since = time.monotonic()
+            self._timed_steps = 0
 
     def log_means(self, done: int, *, learning_rate: float) -> dict[str, float]:
         """Write the means since the last call as the line of step `done`; return them by name."""
@@ -59,7 +64,7 @@ class MetricLogger:
         """Write metrics on held-out images, if there are any, as one more line of step `done`."""
         if metrics:
             self.log(done, {f"evaluation_{name}": value for name, value in metrics.items()})
-        self.show(self._shown)  # the next training steps are no evaluation
+        self.show(self._shown)  # the evaluation is over
 
     def log(self, done: int, line: Mapping[str, float]) -> None:
         """Write a line."""
@@ -94,8 +99,10 @@ class MetricLogger:
         """Return the images per second since the last call."""
         now = time.monotonic()
         steps, seconds = self._timed_steps, now - self._since
-        self._all_steps, self._all_seconds = self._all_steps + steps, self._all_seconds + seconds
-        self._since, self._timed_steps = now, 0
+        self._all_steps += steps
+        self._all_seconds += seconds
+        self._since = now
+        self._timed_steps = 0
         return steps * self._batch_size / seconds if steps else 0.0
 
 

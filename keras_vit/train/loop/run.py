@@ -17,11 +17,10 @@ from keras_vit.train.data.sources import Data, DataRequest, open_data
 from keras_vit.train.loop import continued, prepare, storage
 from keras_vit.train.loop.build import build_state
 from keras_vit.train.loop.checkpoints import Checkpoints, newest
-from keras_vit.train.loop.held_out import Best, HeldOut, interval, save_model
+from keras_vit.train.loop.held_out import Best, HeldOut, save_model
 from keras_vit.train.loop.locks import exclusive
 from keras_vit.train.loop.log_files import Log, plot
 from keras_vit.train.loop.metrics import MetricLogger
-from keras_vit.train.loop.steps import TrainingSteps, training_split
 from keras_vit.train.loop.training import Stop, train
 from keras_vit.train.step import strategies
 from keras_vit.train.step.state import TrainState
@@ -30,7 +29,13 @@ from keras_vit.train.step.workers import name_lost_worker
 # Fields that a continued run may change: they do not influence the weights. (Micro-batches change them by rounding, and
 # other dropout masks, as another number of devices does, which may need another number of micro-batches.)
 CHANGEABLE_FIELDS = (
-    *("accumulation", "log_steps", "checkpoint_steps", "checkpoint_minutes", "keep", "eval_steps", "steps_per_call"),
+    "accumulation",
+    "log_steps",
+    "checkpoint_steps",
+    "checkpoint_minutes",
+    "keep",
+    "eval_steps",
+    "steps_per_call",
 )
 FINISHED = (
     "{folder} is finished: all {total:,} steps are done. To train longer, start a new run from its weights: "
@@ -173,8 +178,8 @@ def _train(
     progress: bool,
 ) -> Result:
     """Restore the newest checkpoint, train to the end, and write the files of the run."""
-    is_chief = strategies.is_chief(devices)
     folder = None if out is None else storage.make_folder(out)
+    is_chief = strategies.is_chief(devices)
     own_folder = folder if is_chief else None
     with contextlib.ExitStack() as stack:
         check = stack.enter_context(exclusive(own_folder)) if own_folder is not None else None
@@ -190,11 +195,7 @@ def _train(
         if start < total:
             if start:
                 say(f"{folder} continues after step {start:,} of {total:,}.")
-            steps = TrainingSteps(state, dataset, strategy=devices)
-            every = interval(state, dataset)
-            metrics = train(
-                state, steps, logger=logger, checkpoints=checkpoints, held_out=held_out, every=every, stop=stop
-            )
+            metrics = train(state, dataset, logger=logger, checkpoints=checkpoints, held_out=held_out, stop=stop)
         else:  # the log of a finished run has these metrics already
             say(FINISHED.format(folder=folder, total=total))
             metrics = held_out.evaluate(total, keep=False)
@@ -213,8 +214,8 @@ def _train(
         history=logger.history,
         steps=int(state.step.numpy()),
         images_per_second=logger.images_per_second,
-        skipped=len(training_split(dataset).bad),
-        unread=len(training_split(dataset).unread),
+        skipped=len(dataset.training_split().bad),
+        unread=len(dataset.training_split().unread),
         out=own_folder,
         stopped=metrics is None,
         best=held_out.best,
@@ -230,7 +231,7 @@ def _open_checkpoints(
         "model": state.model.config.to_dict(),
         "data": {
             "name": data.name,
-            "count": training_split(data).count,
+            "count": data.training_split().count,
             "num_classes": data.num_classes,
             "arguments": request.stored(),  # for another run that continues from this one
         },

@@ -1,6 +1,7 @@
 """Read and write files of a training run in a local folder or in a bucket, through `tf.io.gfile`.
 
-Paths are strings: `pathlib` changes `gs://bucket/folder`. Objects of a bucket are complete and durable once they exist.
+Paths are strings, because `pathlib` would change `gs://bucket` to `gs:/bucket`. Objects of a bucket are complete and
+durable once they exist.
 """
 
 import contextlib

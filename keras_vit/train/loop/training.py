@@ -1,20 +1,28 @@
 """Training loop: take steps, and between them log, evaluate and save checkpoints, until the end or a signal."""
 
 import contextlib
+import functools
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_vit.errors import DivergedError
+from keras_vit.train.data.dataset_files import name_bad_image
+from keras_vit.train.data.order import Order
+from keras_vit.train.data.pipeline import ModelInput, training_batches
+from keras_vit.train.data.split import Data
 from keras_vit.train.loop.checkpoints import Checkpoints
-from keras_vit.train.loop.held_out import HeldOut
+from keras_vit.train.loop.held_out import HeldOut, interval
 from keras_vit.train.loop.metrics import MetricLogger
-from keras_vit.train.loop.steps import TrainingSteps
+from keras_vit.train.step import strategies
 from keras_vit.train.step.state import TrainState
+from keras_vit.train.step.train_step import make_train_step
 
 
 class Stop(contextlib.AbstractContextManager["Stop"]):
@@ -48,22 +56,62 @@ class Stop(contextlib.AbstractContextManager["Stop"]):
         self.requested = True
 
 
+class TrainingSteps:
+    """Training steps that update `state`, which was created in the strategy's scope; its step is the first to take.
+
+    The batches depend on nothing but the recipe's seed and the number of the step.
+    """
+
+    def __init__(self, state: TrainState, data: Data) -> None:
+        self._recipe = state.recipe
+        self._model_input = ModelInput.from_model(state.model)
+        self._split = data.training_split()
+        self._task = data.task
+        self._start = int(state.step.numpy())
+        self._strategy = state.strategy
+        self._train_step = make_train_step(state, state.strategy)
+
+    def take(self, done: int, count: int, *, stop: bool) -> Any:
+        """Take `count` steps after the first `done`; return their metrics. A ValueError names an image that is lost."""
+        order = Order(batch=self._recipe.batch_size, seed=self._recipe.seed, start=done)
+        with name_bad_image(lambda: self._split.first_bad(order, batches=count)):
+            return self._train_step(self._batches, tf.constant(count), tf.constant(float(stop)))
+
+    @functools.cached_property
+    def _batches(self) -> Iterator[Any]:
+        return iter(self._strategy.distribute_datasets_from_function(self._batches_of_worker))
+
+    def _batches_of_worker(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
+        local = context.num_replicas_in_sync // context.num_input_pipelines
+        order = Order(
+            batch=self._recipe.batch_size,
+            seed=self._recipe.seed,
+            start=self._start,
+            replicas=context.num_replicas_in_sync,
+            first_replica=context.input_pipeline_id * local,
+            local_replicas=local,
+        )
+        return training_batches(self._split, self._recipe, model_input=self._model_input, task=self._task, order=order)
+
+
 def train(
     state: TrainState,
-    steps: TrainingSteps,
+    data: Data,
     *,
     logger: MetricLogger,
     checkpoints: Checkpoints | None,
     held_out: HeldOut,
-    every: int | None,
     stop: Stop,
 ) -> dict[str, float] | None:
     """Train until the last step or a signal, save a checkpoint, and return the last metrics on held-out images.
 
-    `every` is the number of steps between evaluations. Returns None after a signal. Raises DivergedError if loss,
-    gradient or weights are not finite.
+    Returns None after a signal. Raises DivergedError if loss, gradient or weights are not finite.
     """
-    recipe, total, done = state.recipe, state.total_steps, int(state.step.numpy())
+    recipe, total = state.recipe, state.total_steps
+    steps = TrainingSteps(state, data)
+    has_workers = strategies.has_workers(state.strategy)
+    every = interval(state, data)
+    done = int(state.step.numpy())
     saved_at = time.monotonic()
     while True:
         intervals = (recipe.log_steps, recipe.checkpoint_steps, every)
@@ -76,7 +124,7 @@ def train(
         is_logged = is_last or _is_due(recipe.log_steps, done)
 
         # The metrics tell all workers that one was asked to stop, and all read them after the same step.
-        if is_logged or (is_asked and not steps.has_workers):
+        if is_logged or (is_asked and not has_workers):
             means = logger.log_means(done, learning_rate=float(state.optimizer.rate(tf.constant(done - 1, tf.int64))))
             _check_finite(means, done, checkpoints)
             if means["stop"] and not is_last:

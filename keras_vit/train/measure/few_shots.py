@@ -7,7 +7,6 @@ needs tuning. Follows big_vision's `evaluators/fewshot_lsr.py`, in float64.
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -79,7 +78,7 @@ def few_shot(
     strategies.check_backend()
     counts = sorted(set(shots))
     if not counts or counts[0] < 1 or not l2 > 0:
-        raise ValueError(f"shots are whole numbers from 1 and l2 lies above 0. Received: {tuple(shots)} and {l2}")
+        raise ValueError(f"shots must be integers >= 1, and l2 above 0. Received: {tuple(shots)} and {l2}")
     opened = sources.open_data(data, data_dir=data_dir, on_bad_image=on_bad_image)
     if opened.train is None or opened.evaluation is None or opened.multi_label:
         raise ValueError(
@@ -110,34 +109,29 @@ def few_shot(
     return accuracy
 
 
-@dataclass(frozen=True)
-class LinearClassifier:
-    """A linear classifier of standardised features."""
+def least_squares(
+    features: npt.ArrayLike, labels: npt.ArrayLike, *, num_classes: int, l2: float
+) -> Callable[[npt.ArrayLike], np.ndarray]:
+    """Fit features (images, width) to targets of 1 for the image's label (images,) and -1 for all other classes.
 
-    mean: np.ndarray  # (width,)
-    deviation: np.ndarray  # (width,)
-    weights: np.ndarray  # (width + 1, classes), the last row for the bias
-
-    def __call__(self, features: npt.ArrayLike) -> np.ndarray:
-        """Return scores (batch, classes), float64, for features (batch, width)."""
-        return _append_bias((np.asarray(features, np.float64) - self.mean) / self.deviation) @ self.weights
-
-
-def least_squares(features: npt.ArrayLike, labels: npt.ArrayLike, *, num_classes: int, l2: float) -> LinearClassifier:
-    """Fit features (images, width) to targets of 1 for the image's label (images,) and -1 for all other classes."""
+    Returns the function from features (images, width) to scores (images, classes), float64.
+    """
     x = np.asarray(features, np.float64)
     mean, deviation = x.mean(axis=0), x.std(axis=0) + MIN_DEVIATION
-    x = _append_bias((x - mean) / deviation)
+
+    def standardise(features: npt.ArrayLike) -> np.ndarray:
+        """Return standardised features and, as the last column, the bias."""
+        standardised = (np.asarray(features, np.float64) - mean) / deviation
+        return np.pad(standardised, ((0, 0), (0, 1)), constant_values=BIAS)
+
+    x = standardise(x)
     y = 2.0 * np.eye(num_classes)[np.asarray(labels)] - 1.0
     # (x'x + l2)^-1 x'y == x'(xx' + l2)^-1 y: the smaller of the two matrices is decomposed.
     images, width = x.shape
     values, vectors = np.linalg.eigh(x.T @ x if images >= width else x @ x.T)
     inverse = (vectors / (values + l2)) @ vectors.T
-    return LinearClassifier(mean, deviation, inverse @ (x.T @ y) if images >= width else x.T @ (inverse @ y))
-
-
-def _append_bias(x: np.ndarray) -> np.ndarray:
-    return np.pad(x, ((0, 0), (0, 1)), constant_values=BIAS)
+    weights = inverse @ (x.T @ y) if images >= width else x.T @ (inverse @ y)
+    return lambda features: standardise(features) @ weights
 
 
 def draw_images(labels: npt.ArrayLike, shots: int, *, num_classes: int, seed: int) -> list[np.ndarray]:

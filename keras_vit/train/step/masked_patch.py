@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.layers.initializers import initializer
-from keras_vit.model.layers.randomness import random_scope
+from keras_vit.model.layers.base import initializer
+from keras_vit.model.layers.runtime import random_scope
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.step.objective import Objective
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from keras_vit.model.layers.randomness import random_scope
+from keras_vit.model.layers.runtime import random_scope
 from keras_vit.model.task import Task
 
 # (model, batch, seed) -> the loss of every image and further metrics of every image, each float32 (batch,).

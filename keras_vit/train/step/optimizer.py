@@ -126,7 +126,7 @@ def schedule(recipe: Recipe, total_steps: int, warmup: int) -> Callable[[tf.Tens
 
     def share(step: tf.Tensor) -> tf.Tensor:
         step = tf.cast(step, tf.int64)
-        # The difference is taken of whole numbers: float32 holds them only up to 16.7 million.
+        # Subtract integers: float32 has all of them only up to 16.7 million.
         progress = tf.clip_by_value(tf.cast(step - warmup, tf.float32) / float(total_steps - warmup), 0.0, 1.0)
         if recipe.schedule == "cosine":
             value = 0.5 * (1.0 + tf.cos(math.pi * progress))

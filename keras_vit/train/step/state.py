@@ -16,7 +16,9 @@ class TrainState:
     """Everything that changes during training. Create it in the strategy's scope, like the model."""
 
     def __init__(self, recipe: Recipe, model: VisionTransformer, *, total_steps: int) -> None:
-        self.recipe, self.model, self.total_steps = recipe, model, total_steps
+        self.recipe = recipe
+        self.model = model
+        self.total_steps = total_steps
         self.whole_model: Any = model  # with the layers that the objective adds
         self.objective: Objective
         self.metrics: tuple[str, ...]  # names of what the objective returns beside the loss

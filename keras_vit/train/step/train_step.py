@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_vit.model.layers.fusion import Compiler, fuse_with
+from keras_vit.model.layers.runtime import Compiler, fuse_with
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.step import xla
 from keras_vit.train.step.optimizer import clip, update_variables

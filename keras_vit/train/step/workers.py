@@ -28,7 +28,7 @@ def wait_for_workers(
 ) -> None:
     """Wait until all machines listen at their addresses, "host:port"; this one listens at `own` meanwhile.
 
-    TensorFlow waits too, but silently and for ever. Raises a WorkerLostError after `timeout` seconds, and an OSError if
+    TensorFlow waits too, but silently and forever. Raises a WorkerLostError after `timeout` seconds, and an OSError if
     this machine's port cannot be used.
     """
     start, report_at, pause = time.monotonic(), FIRST_REPORT, 0.1

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from keras_vit.model.layers.fusion import Compiler
+from keras_vit.model.layers.runtime import Compiler
 
 
 def jit_scope(xla: bool | str, strategy: tf.distribute.Strategy) -> Literal["step", "pieces", "nothing"]:

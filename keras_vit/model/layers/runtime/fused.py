@@ -1,52 +1,37 @@
-"""Fuse the operations between two matrix products into one compiled program, in training steps that enable it.
+"""Compute what lies between two matrix products as one compiled program, in training steps that enable it.
 
 On a CPU, TensorFlow is faster for matrix products, and XLA for a chain of elementwise operations.
 """
 
-import contextlib
 import functools
 import math
-import threading
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 import keras
 from keras import ops
 
-# (function, **settings) -> a compiled function of tensors that computes function(*tensors, **settings), with gradient.
-# Its gradient is gradient(upstream, *tensors, **settings) if that is given.
-Compiler: TypeAlias = Callable[..., Callable[..., Any]]
-
-
-class _Local(threading.local):
-    """State of the thread that calls the layers. A distribution strategy traces each replica in its own thread."""
-
-    compiler: Compiler | None = None
-
-
-_local = _Local()
-
-
-@contextlib.contextmanager
-def fuse_with(compiler: Compiler | None) -> Iterator[None]:
-    """Compile the operations between matrix products inside the context, also when a gradient recomputes them."""
-    before, _local.compiler = _local.compiler, compiler
-    try:
-        yield
-    finally:
-        _local.compiler = before
+from keras_vit.model.layers.runtime.settings import settings
 
 
 def product_then(
-    layer: keras.layers.Layer, x: Any, after: Callable[..., Any] | None = None, *, axes: int = 1, **settings: Any
+    layer: keras.layers.Layer,
+    call: Callable[[Any], Any],
+    x: Any,
+    after: Callable[..., Any] | None = None,
+    *,
+    axes: int = 1,
+    **options: Any,
 ) -> Any:
-    """Return after(layer(x), **settings). With a compiler, bias and `after` are one program, forward and backward.
+    """Return after(call(x), **options), where `call` is Keras' way to call this dense layer.
 
-    The layer's kernel begins with the last `axes` axes of x, over which it sums. `after` is a function of one tensor
-    at module level, so that it is compiled once; `settings` must be hashable.
+    With a compiler, bias and `after` are one program, forward and backward. The layer's kernel begins with the last
+    `axes` axes of x, over which it sums. `after` is a function of one tensor at module level, so that it is compiled
+    once; `options` must be hashable.
     """
-    if _local.compiler is None or getattr(layer, "quantization_mode", None):
-        return layer(x) if after is None else after(layer(x), **settings)
+    compiler = settings().compiler
+    if compiler is None or layer.quantization_mode is not None:
+        return call(x) if after is None else after(call(x), **options)
     kernel = ops.convert_to_tensor(layer.kernel)  # includes LoRA weights; in the layer's compute dtype
     rows, columns = math.prod(kernel.shape[:axes]), math.prod(kernel.shape[axes:])
     shape = (*x.shape[1:-axes], *kernel.shape[axes:])
@@ -54,7 +39,7 @@ def product_then(
     bias = () if layer.bias is None else (ops.reshape(layer.bias, (columns,)),)
     if after is None:
         return ops.reshape(ops.add(product, *bias) if bias else product, (-1, *shape))
-    return _local.compiler(add_bias_and_apply, after=after, shape=shape, **settings)(product, *bias)
+    return compiler(add_bias_and_apply, after=after, shape=shape, **options)(product, *bias)
 
 
 def attend(query: Any, key: Any, added: Any, value: Any, *, training: bool | None = None) -> Any:
@@ -63,9 +48,10 @@ def attend(query: Any, key: Any, added: Any, value: Any, *, training: bool | Non
     With a compiler, the gradient of softmax is one program.
     """
     more = () if added is None else (added,)
-    if _local.compiler is None or not training:
+    compiler = settings().compiler
+    if compiler is None or not training:
         return ops.matmul(attention_weights(query, key, *more), value)
-    softmax_gradient = _local.compiler(_softmax_gradient)
+    softmax_gradient = compiler(_softmax_gradient)
 
     @ops.custom_gradient
     def attended(query: Any, key: Any, value: Any, *more: Any) -> Any:
@@ -92,11 +78,12 @@ def _transposed(x: Any) -> Any:
     return ops.swapaxes(x, -1, -2)
 
 
-def layer_norm(layer: keras.layers.LayerNormalization, x: Any) -> Any:
-    """Return layer(x), of a layer that normalizes the last axis; with a compiler, it is one program."""
-    if _local.compiler is None:
-        return layer(x)
-    compiled = _local.compiler(normalize, gradient=_normalize_gradient, epsilon=layer.epsilon)
+def layer_norm(layer: keras.layers.LayerNormalization, call: Callable[[Any], Any], x: Any) -> Any:
+    """Return call(x), Keras' way to normalize the last axis; with a compiler, it is one program."""
+    compiler = settings().compiler
+    if compiler is None:
+        return call(x)
+    compiled = compiler(normalize, gradient=_normalize_gradient, epsilon=layer.epsilon)
     return compiled(x, layer.gamma, layer.beta)
 
 
@@ -140,8 +127,8 @@ def _widened(*tensors: Any) -> list[Any]:
 
 
 def add_bias_and_apply(
-    product: Any, *bias: Any, after: Callable[..., Any], shape: tuple[int, ...], **settings: Any
+    product: Any, *bias: Any, after: Callable[..., Any], shape: tuple[int, ...], **options: Any
 ) -> Any:
     """Return after(product + bias) in the given shape of one example; it computes in at least float32."""
     x = functools.reduce(ops.add, _widened(product, *bias))
-    return ops.cast(after(ops.reshape(x, (-1, *shape)), **settings), product.dtype)
+    return ops.cast(after(ops.reshape(x, (-1, *shape)), **options), product.dtype)

@@ -1,0 +1,134 @@
+"""Write a Keras model to a LiteRT file: every class of layers has one writer, found by the class.
+
+The model's graph is walked from its output. A writer reads the inputs of its layer, which calls the writers of the
+layers in front of it. To add a layer, write a function with the decorator `writes`; no other module changes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import keras
+import numpy as np
+
+from keras_vit.export.litert.builder import Tensor
+from keras_vit.export.litert.folding import Affine, Array, DenseWeights
+from keras_vit.export.litert.operators import Operators
+from keras_vit.export.litert.options import Options
+
+# A writer takes the `FileWriter`, the layer and the Keras tensors that the layer reads, and returns a `Value`.
+Function = TypeVar("Function", bound=Callable[..., "Value"])
+
+_WRITERS: dict[type, Callable[..., "Value"]] = {}
+STREAM_STARTS: set[type] = set()  # classes whose results are tokens of the residual stream
+STREAM_READERS: set[type] = set()  # classes that take such tokens; all but norms return them
+
+
+@dataclass(frozen=True)
+class Value:
+    """Result of a layer: a tensor of the file, and what the layers that read it still have to apply to it."""
+
+    tensor: Tensor
+    affine: Affine | None = None
+    norm: str = ""  # name of the norm that `affine` belongs to
+    # Tokens of the residual stream are centered and multiplied by these, see `folding.center_and_scale`; None: they are
+    # as Keras computes them.
+    scales: Array | None = None
+
+
+def writes(*classes: type, starts_stream: bool = False, reads_stream: bool = False) -> Callable[[Function], Function]:
+    """Register a function as the writer of these classes of layers.
+
+    `reads_stream` is whether it takes tokens of the residual stream that are centered and scaled, `starts_stream`
+    whether it returns such tokens whatever it reads.
+    """
+
+    def register(function: Function) -> Function:
+        _WRITERS.update(dict.fromkeys(classes, function))
+        STREAM_STARTS.update(classes if starts_stream else ())
+        STREAM_READERS.update(classes if reads_stream else ())
+        return function
+
+    return register
+
+
+def source(tensor: Any) -> tuple[Any, list[Any]]:
+    """Return the layer that computes a Keras tensor, and the Keras tensors that it reads for this."""
+    layer, node, _ = tensor._keras_history
+    return layer, layer._inbound_nodes[node].input_tensors
+
+
+def unsupported(layer: Any, reason: str = "") -> ValueError:
+    """Return the error for a layer that cannot be written."""
+    known = sorted(kind.__name__ for kind in _WRITERS)
+    return ValueError(
+        f"There is no LiteRT writer for the layer {layer.name!r}{reason}. Received: {type(layer).__name__}. "
+        f'Layers with a writer: {", ".join(known)}. Use route="converter", or add a writer'
+    )
+
+
+@dataclass
+class FileWriter:
+    """Write the layers of a model; each writer gets this object. Names of layers become the names of tensors."""
+
+    model: keras.Model
+    ops: Operators
+    options: Options
+    inputs: dict[str, Tensor] = field(default_factory=dict)  # of the file's signature
+    norms: dict[str, Any] = field(default_factory=dict)  # name -> layer, of the norms written so far
+    # Name of a norm -> largest |weight| of the dense layers that apply its gain, for each channel.
+    largest_weights: dict[str, Array] = field(default_factory=dict)
+    attention: Tensor | None = None  # weights of the last block's attention
+    _values: dict[int, Value] = field(default_factory=dict)  # by the id of the Keras tensor
+    _shared_constants: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        scales = self.options.scales
+        self.stream_scales: Array | None = None  # None: tokens of the residual stream stay as Keras computes them
+        if _only_norms_read_stream(self.model):
+            self.stream_scales = np.ones(1) if scales is None else np.asarray(scales, np.float64)
+
+    def read(self, tensor: Any) -> Value:
+        """Return the value of a Keras tensor; the first time, its layer is written."""
+        if id(tensor) not in self._values:
+            layer, inputs = source(tensor)
+            if type(layer) not in _WRITERS:
+                raise unsupported(layer)
+            self._values[id(tensor)] = _WRITERS[type(layer)](self, layer, *inputs)
+        return self._values[id(tensor)]
+
+    def fold(self, weights: DenseWeights, x: Value) -> DenseWeights:
+        """Return the weights of a dense layer that reads x.tensor, and apply what is left to apply to it."""
+        if x.norm:
+            width = self.norms[x.norm].gamma.shape[0]
+            largest = np.abs(weights.kernel).reshape(-1, width).max(axis=0)
+            self.largest_weights[x.norm] = np.maximum(self.largest_weights.get(x.norm, 0), largest)
+        return weights.fold_affine(x.affine)
+
+    def dense(self, x: Value, weights: DenseWeights, name: str) -> Tensor:
+        """Apply a dense layer to the last axis."""
+        return self.ops.dense(x.tensor, *self.fold(weights, x), name)
+
+    def shared_constant(self, array: np.ndarray, name: str) -> Tensor:
+        """Return a constant that several layers may use; it is stored once."""
+        if name not in self._shared_constants:
+            self._shared_constants[name] = self.ops.constant(array, name)
+        return self._shared_constants[name]
+
+
+def _only_norms_read_stream(model: keras.Model) -> bool:
+    """Return whether all layers that read the residual stream are norms, or let norms read it first.
+
+    Then its tokens need no mean: a norm would subtract it, and the weights that write to the stream can do so before.
+    """
+    others = [layer for layer in model.operations if type(layer) not in STREAM_READERS]
+    read = [tensor for layer in others for node in layer._inbound_nodes for tensor in node.input_tensors]
+    return not any(map(_is_stream, [*read, *model.outputs]))
+
+
+def _is_stream(tensor: Any) -> bool:
+    """Return whether a Keras tensor holds tokens of the residual stream, or some of them, or means of them."""
+    layer, inputs = source(tensor)
+    if type(layer) in STREAM_STARTS:
+        return True
+    return type(layer) in STREAM_READERS - {keras.layers.LayerNormalization} and any(map(_is_stream, inputs))

@@ -1,0 +1,46 @@
+"""Dropout and stochastic depth."""
+
+from math import prod
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_vit.model.layers import runtime
+from keras_vit.model.layers.base import BaseLayer
+from keras_vit.model.layers.cost import Cost, Shape
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class Dropout(keras.layers.Dropout):
+    """Keras' Dropout, which takes its seeds from `runtime.random_scope` inside of it."""
+
+    def call(self, inputs: Any, training: bool | None = False) -> Any:
+        if not training or not self.rate:
+            return inputs
+        seed = runtime.seed_generator(self.seed_generator)
+        return keras.random.dropout(inputs, self.rate, noise_shape=self.noise_shape, seed=seed)
+
+    def cost(self, shape: Shape) -> Cost:
+        """Return the cost for values of any shape: the mask."""
+        return Cost(kept_masks=prod(shape) if self.rate else 0)
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class StochasticDepth(BaseLayer):
+    """Drop a residual branch of some images in training (arXiv 1603.09382; AugReg, arXiv 2106.10270, section 3).
+
+    `rate` is the probability of dropping; branches that are kept are scaled by 1 / (1 - rate).
+    """
+
+    def __init__(self, rate: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.rate = rate
+        self.seed_generator = keras.random.SeedGenerator() if rate else None
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        if not training or self.seed_generator is None:
+            return x
+        shape = (ops.shape(x)[0],) + (1,) * (len(x.shape) - 1)
+        seed = runtime.seed_generator(self.seed_generator)
+        return keras.random.dropout(ops.ones(shape, x.dtype), self.rate, seed=seed) * x
