@@ -127,6 +127,25 @@ def read_config(
         return ViTConfig(**saved_arguments(values)["config"])
 
 
+def read_shapes(path: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor in a file, by its name. Only headers are read, and no format has to be known.
+
+    Args:
+        path: a file or folder of tensors: .npz, .safetensors, .weights.h5 or, with PyTorch installed, .pth.
+
+    Raises:
+        CheckpointError: the file is damaged, malicious or not a file of tensors.
+        FileNotFoundError: there is no such file.
+
+    Example:
+        >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="google")
+        >>> keras_vit.converters.read_shapes(path)["head/kernel"]
+        (64, 10)
+    """
+    with _open(find_weights(Path(path))) as container:
+        return {name: tuple(header.shape) for name, header in container.headers.items()}
+
+
 def detect(path: str | os.PathLike[str]) -> str:
     """Return the name of the format of a file or folder.
 
