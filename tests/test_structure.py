@@ -33,7 +33,6 @@ LIGHT = (
     "zoo",
     "model.__init__",
     "model.config",
-    "model.config_parts",
     "model.numbers",
     "model.parts",
     "model.labels",
