@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import keras
 
 from keras_vit._util.checks import is_count
+from keras_vit._util.fields import field_rules
 from keras_vit.export import _converter
 from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.storage import STORAGES
@@ -77,7 +78,7 @@ class ExportOptions:
             yield f"threads must be an integer >= 1. Received: {self.threads!r}"
         for name, value in self.thresholds.items():
             if value is not None:
-                yield from modes.threshold_problems(name, value)
+                yield from field_rules(Mode)[name].problems(value, name)
 
     def _direct_only(self) -> Iterator[str]:
         """Yield a sentence with the options that TensorFlow's converter does not take."""

@@ -52,7 +52,8 @@ def write_stem_table(file: FileWriter, layer: Any, tokens: Any) -> Value:
             table = np.concatenate([folding.prefix_tokens(one), table])
         else:
             table = table + folding.float64(one.table())[0]
-    tensor = file.ops.pad(x.tensor, (0, len(table) - static_dim(x.tensor.shape[1]), 0), "prefix/places")
+    tensor = apply_affine(file.ops, x, f"{layer.name}/input")
+    tensor = file.ops.pad(tensor, (0, len(table) - static_dim(tensor.shape[1]), 0), "prefix/places")
     if table.any():
         table = folding.center_and_scale(table, x.scales)
         positions = (vit.PositionEmbedding, RelativePosition)

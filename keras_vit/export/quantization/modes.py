@@ -171,10 +171,5 @@ def _field_problems(cls: type, table: Mapping[str, Any], where: str) -> Iterator
             yield from (problem + near for problem in rule.problems(table[name], f"{where}.{name}"))
 
 
-def threshold_problems(name: str, value: Any) -> Iterator[str]:
-    """Yield a sentence for each thing that is wrong with a value for a threshold of `Mode`, such as "least_cosine"."""
-    return field_rules(Mode)[name].problems(value, name)
-
-
 def _nearest(value: str, known: Iterable[str]) -> str:
     return "".join(f"; the nearest is {name!r}" for name in nearest(value, known))
