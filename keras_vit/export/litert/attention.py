@@ -26,7 +26,8 @@ def attention(file: FileWriter, layer: Any, x: Value, name: str, *, queries: int
     unless keys are turned by their positions. The weights add up to 1, so it passes through the values to the
     projection, whose bias has it.
     """
-    ops, heads = file.ops, layer.num_heads
+    ops = file.ops
+    heads = layer.num_heads
     without_constant, removed_offset = _remove_constant(x, folding.dense_weights(layer.value))
     keys = file.fold(folding.key_weights(layer), without_constant if layer.rotary is None else x)
     values = file.fold(folding.dense_weights(layer.value), without_constant)
@@ -50,11 +51,13 @@ def attention(file: FileWriter, layer: Any, x: Value, name: str, *, queries: int
 
 def class_attention(file: FileWriter) -> Tensor:
     """Return how the class token attends to the patches in the last block, (batch, heads, patches)."""
-    ops, layers = file.ops, file.model.layers
+    ops = file.ops
+    layers = file.model.layers
     block = [layer for layer in layers if isinstance(layer, vit.EncoderBlock)][-1]
     start = sum(len(folding.prefix_tokens(layer)) for layer in layers if isinstance(layer, vit.PrefixTokens))
     file.read(block.output)
-    weights, heads = file.attention, block.attention.num_heads
+    heads = block.attention.num_heads
+    weights = file.attention
     assert weights is not None  # `Options.check` refuses models without attention
     batch, tokens = weights.shape[0], static_dim(weights.shape[-1])
     if len(weights.shape) == 3:

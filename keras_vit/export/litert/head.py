@@ -40,7 +40,8 @@ def write_token_pooling(file: FileWriter, layer: Any, tokens: Any) -> Value:
         patches = _patches(file.ops, x.tensor, layer.prefix_tokens)
         pooled = file.ops.mean(patches, [1], layer.name, keepdims=False)
     else:
-        pooled, token = x.tensor, layer.token
+        token = layer.token
+        pooled = x.tensor
         if pooled.shape[1] != 1:
             pooled = file.ops.slice(pooled, 1, token, token + 1, f"pool/token_{token}")
         pooled = file.ops.reshape(pooled, (pooled.shape[0], pooled.shape[2]), f"pool/{token}")
@@ -65,7 +66,9 @@ def write_concatenate(file: FileWriter, layer: Any, *inputs: Any) -> Value:
 @writes(vit.AttentionPooling)
 def write_attention_pooling(file: FileWriter, pooling: Any, tokens: Any) -> Value:
     """Write attention of a probe, which is constant, to the patches, and an MLP of the result: (batch, width)."""
-    ops, attention, name = file.ops, pooling.attention, f"{pooling.name}/attention"
+    ops = file.ops
+    attention = pooling.attention
+    name = f"{pooling.name}/attention"
     x = file.read(tokens)
     x = dataclasses.replace(x, tensor=_patches(ops, x.tensor, pooling.prefix_tokens))
     scores = file.dense(x, folding.probe_weights(pooling), f"{name}/scores")
