@@ -11,7 +11,7 @@ from keras_vit.export.litert.folding import Affine, DenseWeights
 from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.writer import STREAM_READERS, FileWriter, Value
 from keras_vit.model import layers as vit
-from keras_vit.model.layers.relative import RelativePosition
+from keras_vit.model.layers.position_variants import RelativePosition
 
 STREAM_READERS[RelativePosition] = True  # of the tokens it reads the shape alone
 

@@ -14,14 +14,12 @@ from keras_vit._util import data_files
 from keras_vit._util.fields import field_rules
 from keras_vit._util.schema import problems
 from keras_vit._util.text import nearest
-from keras_vit.export.litert.options import Patches
+from keras_vit.export.litert.options import Cosine, Fraction, Patches
 from keras_vit.export.litert.storage import STORAGES, StorageName
 
 FLOAT: Final = 32  # bits of tensors that a rule leaves as they are
 WITH_KERNELS = {"FULLY_CONNECTED", "CONV_2D"}
 
-Cosine = Annotated[float, "[-1, 1]"]
-Fraction = Annotated[float, "[0, 1]"]
 Ratio = Annotated[float, "[1, inf)"]
 
 
