@@ -14,7 +14,7 @@ from keras_vit.export.litert import images
 from keras_vit.export.litert.builder import Builder, Tensor
 from keras_vit.export.litert.operators import Operators
 from keras_vit.model.config import Preprocessing, ViTConfig
-from keras_vit.model.config_parts import INTERPOLATIONS
+from keras_vit.model.config.parts import INTERPOLATIONS
 from keras_vit.model.preprocess import prepare
 from litert_graph import options, run, written
 from tiny_models import prepared, tiny

@@ -18,8 +18,14 @@ from keras_vit.model.config import ViTConfig
 
 # The files of weights in a folder; the first one found is read. A training run's folder has a model.keras.
 _WEIGHTS = (
-    *("model.keras", "model.safetensors", "*.safetensors", "checkpoint.npz", "*.npz"),
-    *("model.weights.h5", "pytorch_model.bin", "*.pth"),
+    "model.keras",
+    "model.safetensors",
+    "*.safetensors",
+    "checkpoint.npz",
+    "*.npz",
+    "model.weights.h5",
+    "pytorch_model.bin",
+    "*.pth",
 )
 _CHECKPOINTS, _BEST = "checkpoints", "best.keras"  # of a training run's folder, which it has before model.keras
 _REGISTERED_NAME = "keras_vit>VisionTransformer"
@@ -178,7 +184,7 @@ def saved_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     if values.get("registered_name") != _REGISTERED_NAME:
         raise CheckpointError(
-            f"holds no VisionTransformer. Received: {values.get('class_name')!r:.100}; keras.saving.load_model opens it"
+            f"does not contain a VisionTransformer. Received: {values.get('class_name')!r:.100}; keras.saving.load_model opens it"
         )
     match values.get("config"):
         case {"config": dict(config), "dtype": {"config": {"name": str(policy)}}, "name": str(name), "frozen": frozen}:

@@ -11,8 +11,8 @@ from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.storage import STORAGES
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
-from keras_vit.model.layers.quantized import quantization_problem
-from keras_vit.model.limits import check_resizable
+from keras_vit.model.config.limits import check_resizable
+from keras_vit.model.layers.runtime.quantized import quantization_problem
 from keras_vit.model.vision_transformer import VisionTransformer
 
 Result = TypeVar("Result")

@@ -29,12 +29,13 @@ def write_model(file: FileWriter) -> None:
     ops, options, model = file.ops, file.options, file.model
     ops.builder.description = f"{model.name}, a Vision Transformer by keras_vit"
     second_output = {"attention": _class_attention(file)} if options.attention else {}
-    output = layers.apply_affine(ops, file.read(model.outputs[0]), head.FEATURES)
     name = options.output_name(model.config)
-    outputs = {name: ops.softmax(output, name) if name == "probabilities" else output}
+    output = layers.apply_affine(ops, file.read(model.outputs[0]), model.task.outputs[0])
+    if name == "probabilities":
+        output = ops.softmax(output, name)
     if unknown := sorted({*options.smoothing, *options.shifts} - set(file.norms)):
         raise ValueError(f"smoothing names norms of the model: {list(file.norms)}. Received: {unknown}")
-    ops.builder.signature(file.inputs, outputs | second_output)
+    ops.builder.signature(file.inputs, {name: output, **second_output})
 
 
 def _class_attention(file: FileWriter) -> Tensor:

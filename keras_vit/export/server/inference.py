@@ -43,7 +43,7 @@ def bfloat16_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
     if len(bfloat16_model.variables) != len(model.variables):
         raise ValueError(
             "bfloat16=True needs a model with only the weights of its config. Received: a model with added weights, "
-            "such as LoRA's. Pass model.rebuilt(model.config), which has LoRA's updates in its kernels"
+            "such as LoRA's. Pass model.with_config(model.config), which has LoRA's updates in its kernels"
         )
     run = model_function(bfloat16_model)
     pairs = list(zip(bfloat16_model.variables, model.variables, strict=True))

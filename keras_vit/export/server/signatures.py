@@ -9,7 +9,8 @@ import tensorflow as tf
 from keras_vit.export.server import image_bytes as encoded
 from keras_vit.export.server import inference
 from keras_vit.export.server.inference import Outputs
-from keras_vit.model import image_files, preprocess
+from keras_vit.model import preprocess
+from keras_vit.model.images import jpeg_png
 from keras_vit.model.vision_transformer import VisionTransformer
 
 BFLOAT16 = "_bfloat16"  # suffix of the signatures with products in bfloat16
@@ -55,7 +56,7 @@ def build(
         run16 = tf.function(inference.bfloat16_function(model), input_signature=[floats])
         specified["serving" + BFLOAT16] = (lambda image_bytes: answer(run16(decode(image_bytes))), files)
         specified["float_images" + BFLOAT16] = (lambda images: with_output(run16(images)), floats)
-    if config.num_channels not in image_files.CHANNELS:
+    if config.num_channels not in jpeg_png.CHANNELS:
         specified = {name: (function, spec) for name, (function, spec) in specified.items() if spec is not files}
         specified["serving_default"] = specified["float_images"]
 
