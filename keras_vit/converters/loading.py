@@ -31,7 +31,7 @@ from keras_vit.converters.source import (
 from keras_vit.errors import CheckpointError
 from keras_vit.model import layers
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.limits import check_resizable
+from keras_vit.model.config.limits import check_resizable
 from keras_vit.model.vision_transformer import VisionTransformer
 
 
@@ -188,7 +188,7 @@ def _load_keras(path: Path, changes: Mapping[str, Any], *, dtype: Any, allow_non
             model = VisionTransformer.from_config(arguments)
         _load_keras_weights(model, weights, allow_nonfinite=allow_nonfinite)
     config = model.config.replace(**changes)
-    return model if config == model.config and dtype is None else model.rebuilt(config, dtype=dtype)
+    return model if config == model.config and dtype is None else model.with_config(config, dtype=dtype)
 
 
 def _load_keras_weights(model: VisionTransformer, weights: Container, *, allow_nonfinite: bool) -> None:

@@ -311,7 +311,7 @@ def _build(
     if is_keras_file(find_weights(path)):  # states everything itself
         model = load(path, dtype=dtype)
         _check_architecture(path, model.config, expected)
-        return model.rebuilt(model.config.replace(**changes)) if changes else model
+        return model.with_config(model.config.replace(**changes)) if changes else model
     with open_checkpoint(path, num_heads=expected.num_heads, wanted_size=changes.get("image_size")) as checkpoint:
         _check_architecture(path, checkpoint.config, expected)
         unstated = _unstated(defaults, checkpoint.config.replace(**changes))
