@@ -12,7 +12,7 @@ from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.writer import FileWriter, Value, writes
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ACTIVATIONS
-from keras_vit.model.layers.activations import activation as activation_function
+from keras_vit.model.layers.activations import activation_function
 
 
 @writes(vit.Dropout, keras.layers.Identity, reads_stream=True)
