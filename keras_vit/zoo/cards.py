@@ -140,27 +140,9 @@ class Family(NamedTuple):
 
 
 def read_family(path: str | Path) -> Family:
-    """Read and check a .toml file of model cards, as zoo/README.md describes it.
+    """Read and check a .toml file of cards, as zoo/README.md describes it.
 
-    Args:
-        path: path of the file.
-
-    Returns:
-        The file's `table`, and its `weights`: a row for each file of weights, which `print` shows.
-
-    Raises:
-        CardError: the file is not a valid model card; the message lists everything that is wrong.
-        ValueError: the file is not TOML.
-
-    Example:
-        >>> from pathlib import Path
-        >>> Path("mine.toml").write_text("title = 1", encoding="utf-8")
-        9
-        >>> try:
-        ...     keras_vit.zoo.read_family("mine.toml")
-        ... except keras_vit.errors.CardError as error:
-        ...     print(error)
-        mine.toml is not a valid model card: mine.toml.title must be text. Received: 1; mine.toml lacks the key ...
+    One CardError lists everything that is wrong; text that is not TOML raises a ValueError.
     """
     table = data_files.read_toml(path)
     where = Path(path).name

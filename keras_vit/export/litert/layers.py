@@ -22,7 +22,7 @@ def write_identity(file: FileWriter, layer: Any, x: Any) -> Value:
     return file.read(x)
 
 
-@writes(keras.layers.LayerNormalization, reads_stream=True)
+@writes(vit.LayerNormalization, reads_stream=True)
 def write_norm(file: FileWriter, layer: Any, x: Any) -> Value:
     """Write a LayerNormalization."""
     return norm(file, layer, file.read(x), layer.name)
