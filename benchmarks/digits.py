@@ -39,7 +39,7 @@ def from_scratch(image_size: int, seed: int) -> train.Result:
 
 def fresh_positions(model: VisionTransformer) -> VisionTransformer:
     """Return a model with the same weights but new random position embeddings."""
-    return model.rebuilt(model.config, fresh=["position"])
+    return model.with_config(model.config, fresh=["position"])
 
 
 def fine_tuned(model: VisionTransformer | ViTConfig, image_size: int, seed: int) -> train.Result:

@@ -192,15 +192,19 @@ def _bicubic(new: int, old: int) -> Matrix:
     matrix = np.zeros((new, old))
     # Neighbours beyond the border are clipped to it, so a column may occur several times: add.at adds the weights.
     columns = neighbours.clip(0, old - 1)
-    np.add.at(matrix, (np.arange(new)[:, None], columns), _cubic(positions - neighbours, a=-0.75))
+    np.add.at(matrix, (np.arange(new)[:, None], columns), cubic(positions - neighbours, a=-0.75))
     return matrix
 
 
 def _antialiased(new: int, old: int, kernel: Callable[[Matrix], Matrix]) -> Matrix:
     """Return the matrix of a kernel that widens when the grid shrinks."""
-    widening = max(old / new, 1.0)
-    matrix = kernel((_half_pixel(new, old)[:, None] - np.arange(old)) / widening)
-    # Patches beyond the border do not exist: the remaining weights are scaled to sum to one.
+    return kernel_matrix(_half_pixel(new, old), old, kernel, widening=max(old / new, 1.0))
+
+
+def kernel_matrix(positions: Matrix, old: int, kernel: Callable[[Matrix], Matrix], *, widening: float) -> Matrix:
+    """Return the matrix that interpolates `old` values at positions with a kernel of the distance, made wider."""
+    matrix = kernel((positions[:, None] - np.arange(old)) / widening)
+    # Values beyond the border do not exist: the remaining weights are scaled to sum to one.
     return matrix / matrix.sum(axis=1, keepdims=True)
 
 
@@ -210,14 +214,15 @@ def _half_pixel(new: int, old: int) -> Matrix:
 
 
 def _linear(positions: Matrix, old: int) -> Matrix:
-    return _triangle(positions.clip(0, old - 1)[:, None] - np.arange(old))
+    return triangle(positions.clip(0, old - 1)[:, None] - np.arange(old))
 
 
-def _triangle(distance: Matrix) -> Matrix:
+def triangle(distance: Matrix) -> Matrix:
+    """Linear interpolation kernel."""
     return np.maximum(1.0 - np.abs(distance), 0.0)
 
 
-def _cubic(distance: Matrix, *, a: float) -> Matrix:
+def cubic(distance: Matrix, *, a: float) -> Matrix:
     """Cubic convolution kernel (Keys, 1981, equation 4) with its free parameter `a`."""
     x = np.abs(distance)
     near = ((a + 2) * x - (a + 3)) * x**2 + 1
@@ -229,9 +234,9 @@ def _cubic(distance: Matrix, *, a: float) -> Matrix:
 _MATRICES: dict[str, Callable[[int, int], Matrix]] = {
     "official": _official,
     "bilinear": _bilinear,
-    "bilinear-antialias": functools.partial(_antialiased, kernel=_triangle),
+    "bilinear-antialias": functools.partial(_antialiased, kernel=triangle),
     "bicubic": _bicubic,
-    "bicubic-antialias": functools.partial(_antialiased, kernel=functools.partial(_cubic, a=-0.5)),
+    "bicubic-antialias": functools.partial(_antialiased, kernel=functools.partial(cubic, a=-0.5)),
 }
 METHODS = tuple(_MATRICES)
 

@@ -97,6 +97,6 @@ def test_lora_updates_reach_new_models_and_files(kind: str, mlp: str, layer: str
     target.lora_kernel_b.assign(np.random.default_rng(0).normal(size=target.lora_kernel_b.shape))
     want = np.asarray(model(images))
     assert distance(want, before) > 0.01
-    assert distance(np.asarray(model.rebuilt(model.config)(images)), want) < 1e-5
+    assert distance(np.asarray(model.with_config(model.config)(images)), want) < 1e-5
     export.tflite(model, tmp_path / "out.tflite", quantize="none")
     assert distance(export.runner(tmp_path / "out.tflite")(images), want) < 1e-5

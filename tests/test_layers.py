@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_vit import position
 from keras_vit.model import layers as vit
-from keras_vit.model.config import ACTIVATIONS, ViTConfig
+from keras_vit.model.config import ACTIVATIONS, BlockConfig, ViTConfig
 from keras_vit.model.layers.activations import activation_function
 from keras_vit.model.vision_transformer import VisionTransformer
 
@@ -85,6 +85,11 @@ def filled(layer: keras.layers.Layer, shape: tuple[int, ...], seed: int = 5) -> 
     return layer
 
 
+def made(cls: Any, arguments: dict[str, Any], **more: Any) -> Any:
+    """Return a layer; the arguments of a block are spelled flat, as in its config."""
+    return cls.from_config({**arguments, **more})
+
+
 @pytest.fixture(params=LAYERS)
 def case(request: pytest.FixtureRequest) -> tuple[type[keras.layers.Layer], dict[str, Any], tuple[int, ...]]:
     return LAYERS[request.param]
@@ -97,7 +102,7 @@ def test_every_public_layer_is_tried() -> None:
 
 def test_a_layer_comes_back_from_its_config_with_equal_output(case: Any) -> None:
     cls, arguments, shape = case
-    layer = filled(cls(**arguments, name="some_name", dtype="float32"), shape)
+    layer = filled(made(cls, arguments, name="some_name", dtype="float32"), shape)
     config = layer.get_config()
     assert arguments.items() <= config.items()
     other = cls.from_config(config)
@@ -109,13 +114,13 @@ def test_a_layer_comes_back_from_its_config_with_equal_output(case: Any) -> None
 
 def test_a_layer_is_serialisable_by_keras(case: Any) -> None:
     cls, arguments, _ = case
-    layer = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(cls(**arguments)))
+    layer = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(made(cls, arguments)))
     assert type(layer) is cls
 
 
 def test_a_layer_foretells_its_output_shape(case: Any) -> None:
     cls, arguments, shape = case
-    layer = cls(**arguments)
+    layer = made(cls, arguments)
     output = layer(drawn(shape))
     assert tuple(layer.compute_output_shape(shape)) == tuple(output.shape)
     assert tuple(layer.compute_output_shape((None, *shape[1:]))) == (None, *output.shape[1:])
@@ -125,8 +130,8 @@ def test_a_layer_foretells_its_output_shape(case: Any) -> None:
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "bfloat16", "float64"])
 def test_a_layer_computes_in_its_policys_dtype(case: Any, policy: str) -> None:
     cls, arguments, shape = case
-    exact = filled(cls(**arguments, dtype="float64"), shape)
-    layer = cls(**arguments, dtype=policy)
+    exact = filled(made(cls, arguments, dtype="float64"), shape)
+    layer = made(cls, arguments, dtype=policy)
     layer.build(shape)
     layer.set_weights(exact.get_weights())
     output = layer(drawn(shape))
@@ -140,7 +145,7 @@ def test_a_layer_computes_in_its_policys_dtype(case: Any, policy: str) -> None:
 
 def test_gradients_flow_to_every_weight_and_to_the_input(case: Any) -> None:
     cls, arguments, shape = case
-    layer = filled(cls(**arguments), shape)
+    layer = filled(made(cls, arguments), shape)
     x = tf.constant(drawn(shape))
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -234,7 +239,9 @@ def test_an_mlp_is_dense_activation_dense(name: str) -> None:
 
 
 def test_a_block_reads_as_the_paper() -> None:
-    layer: Any = filled(vit.EncoderBlock(4, 48, layer_scale=0.5, norm_epsilon=1e-3), TOKENS)
+    layer: Any = filled(
+        vit.EncoderBlock(BlockConfig(num_heads=4, mlp_dim=48, layer_scale=0.5, norm_epsilon=1e-3)), TOKENS
+    )
     x = drawn(TOKENS).astype(np.float64)
     norms = []
     for norm in (layer.norm1, layer.norm2):
@@ -274,7 +281,9 @@ def test_stochastic_depth_is_the_identity_in_inference() -> None:
 
 
 def test_dropout_in_a_block_is_off_by_default_and_on_in_training() -> None:
-    layer = filled(vit.EncoderBlock(4, 48, dropout_rate=0.3, stochastic_depth=0.5), TOKENS)
+    layer = filled(
+        vit.EncoderBlock(BlockConfig(num_heads=4, mlp_dim=48, dropout_rate=0.3), stochastic_depth=0.5), TOKENS
+    )
     x = drawn(TOKENS)
     np.testing.assert_array_equal(layer(x), layer(x, training=False))
     outputs = [np.array(layer(x, training=True)) for _ in range(8)]

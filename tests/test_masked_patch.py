@@ -263,8 +263,7 @@ def test_it_learns_the_colours_of_digits_and_the_encoder_goes_on_to_classes() ->
     # ln 512 = 6.24 at first. Digits have eight greys: predicting their frequencies alone gives less than ln 8.
     assert losses[0] == pytest.approx(np.log(512), rel=1e-5) and losses[-1] < np.log(8)
     assert all(np.any(variable.numpy() != before[variable.path]) for variable in model.encoder.trainable_weights)
-    classifier = VisionTransformer(config.replace(num_classes=10))
-    classifier.copy_weights_from(model.encoder, skip=["head"])
+    classifier = model.encoder.with_config(config.replace(num_classes=10))
     np.testing.assert_array_equal(
         classifier.features(images[:2])["pre_logits"], model.encoder.features(images[:2])["pre_logits"]
     )

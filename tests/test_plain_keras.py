@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from keras_vit import VisionTransformer, converters, export, train
-from keras_vit.model.layers.quantized import load_quantization, quick_collections
+from keras_vit.model.layers.runtime.quantized import load_quantization, quick_collections
 from keras_vit.train.loop.prepare import adapt_model
 from tiny_models import built, prepared, tiny
 
@@ -67,7 +67,7 @@ def test_a_quantized_model_is_saved_and_loaded(tmp_path: Path, mode: str) -> Non
     for other in (
         keras.models.load_model(tmp_path / "vit.keras"),
         converters.load(tmp_path / "vit.keras"),
-        model.rebuilt(model.config),
+        model.with_config(model.config),
         weights_only,
     ):
         np.testing.assert_array_equal(outputs(other), found)
@@ -101,7 +101,7 @@ def test_the_settings_of_a_quantizer_are_saved(tmp_path: Path, int8: VisionTrans
 
 
 def test_another_head_of_a_quantized_model_is_new_and_not_quantized(int8: VisionTransformer) -> None:
-    other = int8.rebuilt(int8.config.replace(num_classes=3, image_size=48))
+    other = int8.with_config(int8.config.replace(num_classes=3, image_size=48))
     assert other.get_layer("head").quantization_mode is None
     kernel = other.get_layer("block_1").mlp.dense2._kernel
     np.testing.assert_array_equal(kernel, int8.get_layer("block_1").mlp.dense2._kernel)
@@ -172,7 +172,7 @@ def test_a_model_with_lora_is_saved_with_its_updates(tmp_path: Path, lora: Visio
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the optimizer of the saved model had other variables
         loaded = keras.models.load_model(tmp_path / "vit.keras")
-    others = [loaded, converters.load(tmp_path / "vit.keras"), lora.rebuilt(lora.config)]
+    others = [loaded, converters.load(tmp_path / "vit.keras"), lora.with_config(lora.config)]
     for format in ("google", "timm"):  # separate and joined kernels of the attention
         file = tmp_path / ("vit.npz" if format == "google" else "vit.safetensors")
         with warnings.catch_warnings():

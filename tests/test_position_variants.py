@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_vit import position
 from keras_vit.model import layers as vit
-from keras_vit.model.layers.relative import RelativePosition, relative_scores
+from keras_vit.model.layers.position_variants import RelativePosition, relative_scores
 from keras_vit.model.layers.runtime import random_scope
 from keras_vit.model.vision_transformer import VisionTransformer
 from model_weights import values
@@ -256,8 +256,7 @@ def test_relative_positions_of_another_grid_are_refused_until_they_start_anew(
     with pytest.raises(ValueError, match="not interpolated"):
         VisionTransformer(config).load_weights(tmp_path / "model.weights.h5")
     anew = [layer.name for layer in model.layers if isinstance(layer, RelativePosition)]
-    other = VisionTransformer(config)
-    other.copy_weights_from(model, skip=anew)
+    other = model.with_config(config, fresh=anew)
     assert np.isfinite(other(prepared(config))).all()
     np.testing.assert_array_equal(model.resized((32, 32))(prepared(model.config)), model(prepared(model.config)))
 
@@ -273,13 +272,13 @@ def test_relative_positions_of_another_grid_are_refused_until_they_start_anew(
 )
 def test_weights_of_another_kind_are_refused_by_name(saved: dict[str, Any], wanted: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"relative position has a|position embedding of kind '.*Received: "):
-        VisionTransformer(tiny(**wanted)).copy_weights_from(VisionTransformer(tiny(**saved)))
+        VisionTransformer(tiny(**saved)).with_config(tiny(**wanted))
 
 
 def test_relative_positions_behind_other_prefix_tokens_are_refused() -> None:
-    source, target = (VisionTransformer(tiny(**RELATIVE, num_registers=count)) for count in (0, 2))
+    source = VisionTransformer(tiny(**RELATIVE))
     with pytest.raises(ValueError, match=r"3 tokens in front. Received: \(4, 4\) and 1"):
-        target.copy_weights_from(source, skip=["prefix"])
+        source.with_config(tiny(**RELATIVE, num_registers=2), fresh=["prefix"])
 
 
 # ---- the layers alone

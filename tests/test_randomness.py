@@ -25,6 +25,7 @@ RATES: dict[str, dict[str, Any]] = {
     "stochastic depth": {"stochastic_depth": 0.5},
     "all": {"dropout_rate": 0.2, "attention_dropout_rate": 0.3, "stochastic_depth": 0.5},
 }
+SMALL = {"num_heads": 2, "mlp_dim": 12}
 ONES = np.ones((200, 100), np.float32)
 
 
@@ -42,7 +43,7 @@ def independent(first: Any, second: Any, rate: float) -> bool:
 def blocks(rates: dict[str, Any], count: int = 2) -> list[Any]:
     """Return blocks with random weights; the dtype policy does not matter here."""
     random = np.random.default_rng(0)
-    made = [vit.EncoderBlock(2, 12, layer_scale=1.0, **rates) for _ in range(count)]
+    made = [vit.EncoderBlock.from_config({**SMALL, "layer_scale": 1.0, **rates}) for _ in range(count)]
     for block in made:
         block.build((None, 5, 8))
         for weight in block.weights:
@@ -218,11 +219,12 @@ import tensorflow as tf
 (cpu,) = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 from keras_vit.model import layers as vit
+from keras_vit.model.config import BlockConfig
 from keras_vit.model.layers.runtime import random_scope
 
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 with strategy.scope():
-    layer, block = vit.Dropout(0.3), vit.EncoderBlock(2, 12, dropout_rate=0.3)
+    layer, block = vit.Dropout(0.3), vit.EncoderBlock(BlockConfig(num_heads=2, mlp_dim=12, dropout_rate=0.3))
     block.build((None, 5, 8))
 
 def masks(seed):

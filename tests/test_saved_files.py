@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from keras_vit import VisionTransformer, converters, train
+from keras_vit.model.config import BlockConfig
 from keras_vit.model.layers import EncoderBlock, PatchEmbedding
 from saved_run import CONFIG, FIELDS, HALF
 from tiny_models import prepared
@@ -47,7 +48,9 @@ def models_around_ours() -> dict[str, keras.Model]:
         "functional.keras": keras.Model(vit.inputs[0], keras.layers.Softmax()(logits)),
         "sequential.keras": keras.Sequential([vit, keras.layers.Softmax()]),
         "part.keras": keras.Model(vit.inputs[0], vit.get_layer("block_0").output),
-        "layers.keras": keras.Sequential([keras.Input((16, 16, 1)), PatchEmbedding(8, (4, 4)), EncoderBlock(2, 16)]),
+        "layers.keras": keras.Sequential(
+            [keras.Input((16, 16, 1)), PatchEmbedding(8, (4, 4)), EncoderBlock(BlockConfig(num_heads=2, mlp_dim=16))]
+        ),
     }
 
 

@@ -162,7 +162,7 @@ def test_verify_knows_a_bfloat16_folder_and_refuses_a_wrong_one(halved: Any) -> 
     model, folder, _ = halved
     report = export.verify(model, folder)
     assert report.mode == "bfloat16" and 1e-5 < report.files_error < 0.05
-    other = model.rebuilt(model.config)
+    other = model.with_config(model.config)
     kernel = other.get_layer("block_1").mlp.dense2.kernel
     kernel.assign(np.asarray(kernel) * 0.5)
     with pytest.raises(export.VerificationError, match=r"wanted .*cosine >= 0\.9[95]"):
@@ -181,7 +181,7 @@ def test_other_dtypes_are_refused(dtype: str, tmp_path: Path) -> None:
 def test_one_operator_has_each_norm_and_each_gelu(dtype: str | None) -> None:
     # TensorFlow's optimizer joins them only in this form: a product, its bias, and tf.nn.gelu; a batch norm of rows.
     model = built(num_layers=2)
-    served = model.rebuilt(model.config, dtype=dtype) if dtype else model
+    served = model.with_config(model.config, dtype=dtype) if dtype else model
     spec = tf.TensorSpec((None, *model.config.size, 3), tf.float32)
     graph = tf.function(inference.model_function(served), input_signature=[spec]).get_concrete_function().graph
     kinds = [operator.type for operator in graph.get_operations()]

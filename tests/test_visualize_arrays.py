@@ -426,7 +426,7 @@ def test_other_things_than_one_vision_transformer_are_refused(received: Callable
 @pytest.mark.parametrize("name", full_except(["map"], ["registers", "map"]))
 def test_a_bfloat16_model_gives_float32_arrays_near_those_of_float32(name: str) -> None:
     model = built(**VARIANTS[name])
-    low = model.rebuilt(model.config, dtype="mixed_bfloat16")
+    low = model.with_config(model.config, dtype="mixed_bfloat16")
     images = prepared(model.config)
     want = all_arrays(model, images)
     for array, got in all_arrays(low, images).items():

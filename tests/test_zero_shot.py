@@ -83,7 +83,7 @@ def test_logits_are_those_of_the_official_embeddings(name: str) -> None:
 def test_every_kind_of_encoder_classifies_and_is_written_as_one_file(kind: str, tmp_path: Path) -> None:
     model, encoder = classifier(**ENCODERS[kind]), built(**ENCODERS[kind])
     images = prepared(model.config, batch=3)
-    feature = model.rebuilt(model.config.replace(num_classes=0))
+    feature = model.with_config(model.config.replace(num_classes=0))
     for made, want in (
         (feature, unit(encoder(images))),
         (model, 10 * unit(encoder(images)) @ unit(texts(encoder)).T - 2),
@@ -140,7 +140,7 @@ def test_formats_that_cannot_hold_it_are_refused(tmp_path: Path) -> None:
     assert formats_of(model.config) == {}
     with pytest.raises(CheckpointError, match="normalize_features=True"):
         converters.save(model, tmp_path / "m.npz", format="big_vision")
-    assert model.rebuilt(model.config.replace(num_classes=2)).config.labels is None
+    assert model.with_config(model.config.replace(num_classes=2)).config.labels is None
 
 
 def test_clip_keeps_its_projection_in_other_formats(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ class FieldRule:
         if len(members) > 1:
             rules = [cls.from_type(member) for member in members]
             kinds = [kind for rule in rules for kind in (rule.kind if isinstance(rule.kind, tuple) else (rule.kind,))]
+            kinds = [list if isinstance(kind, list) else kind for kind in kinds]
             interval = next((rule.interval for rule in rules if rule.interval), None)
             return cls(tuple(kinds), is_optional, interval, tuple(choice for rule in rules for choice in rule.choices))
         if get_origin(members[0]) is Literal:

@@ -40,7 +40,8 @@ def problems(value: Any, schema: Any, where: str) -> Iterator[str]:
     """
     expected = dict if isinstance(schema, dict) else list if isinstance(schema, list) else schema
     if not _is(value, expected):
-        names = " or ".join(_TOML_NAMES[kind] for kind in (expected if isinstance(expected, tuple) else (expected,)))
+        kinds = expected if isinstance(expected, tuple) else (expected,)
+        names = " or ".join(_TOML_NAMES.get(kind) or f"a {kind.__name__}" for kind in kinds)
         yield f"{where} must be {names}. Received: {value!r:.200}"
     elif isinstance(schema, list):
         for index, item in enumerate(value):

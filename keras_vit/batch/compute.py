@@ -61,7 +61,7 @@ class Worker:
         output, self._finish = WHAT[what]
         output = output or model.task.embedding_output()
         if model.layers[1].compute_dtype != dtype:
-            model = model.rebuilt(config, dtype=dtype)  # with weights of this dtype too: half the memory in bfloat16
+            model = model.with_config(config, dtype=dtype)  # its weights too: half the memory in bfloat16
         run = inference.model_function(model)
         spec = tf.TensorSpec((batch_size, *config.size, config.num_channels))
         self._call = tf.function(lambda x: run(x)[output], input_signature=[spec])

@@ -18,8 +18,14 @@ from keras_vit.model.config import ViTConfig
 
 # The files of weights in a folder; the first one found is read. A training run's folder has a model.keras.
 _WEIGHTS = (
-    *("model.keras", "model.safetensors", "*.safetensors", "checkpoint.npz", "*.npz"),
-    *("model.weights.h5", "pytorch_model.bin", "*.pth"),
+    "model.keras",
+    "model.safetensors",
+    "*.safetensors",
+    "checkpoint.npz",
+    "*.npz",
+    "model.weights.h5",
+    "pytorch_model.bin",
+    "*.pth",
 )
 _CHECKPOINTS, _BEST = "checkpoints", "best.keras"  # of a training run's folder, which it has before model.keras
 _REGISTERED_NAME = "keras_vit>VisionTransformer"
@@ -178,7 +184,7 @@ def saved_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     if values.get("registered_name") != _REGISTERED_NAME:
         raise CheckpointError(
-            f"holds no VisionTransformer. Received: {values.get('class_name')!r:.100}; keras.saving.load_model opens it"
+            f"does not contain a VisionTransformer. Received: {values.get('class_name')!r:.100}; keras.saving.load_model opens it"
         )
     match values.get("config"):
         case {"config": dict(config), "dtype": {"config": {"name": str(policy)}}, "name": str(name), "frozen": frozen}:
@@ -212,10 +218,8 @@ def check_size(container: Container, config: ViTConfig, *, is_size_given: bool =
             f"describes an image of {min(patches, 10**18)} patches, but holds {held} numbers; "
             f"at most {_MAX_PATCHES} patches are read"
         )
-    # Layers and widths are checked before weights are counted, for which a model of these sizes is built.
     num_layers = max(config.num_layers, sum(config.resnet.num_layers) if config.resnet else 0)
-    is_small = num_layers <= MAX_LAYERS and max(config.hidden_size, config.mlp_dim, config.num_classes) <= most
-    needed = _count_weights(config) if is_small else most + 1
+    needed = _least_weights(config) if num_layers <= MAX_LAYERS else most + 1
     if needed > most:
         raise CheckpointError(
             f"describes a model of at least {min(needed, 10**18)} weights in {min(num_layers, 10**18)} blocks, "
@@ -223,14 +227,18 @@ def check_size(container: Container, config: ViTConfig, *, is_size_given: bool =
         )
 
 
-def _count_weights(config: ViTConfig) -> int:
-    """Return the number of a model's weights. All blocks are equal, so one and two of them are enough to count."""
-    from keras_vit.model.cost import count  # starts Keras
-
-    if config.num_layers < 2:
-        return count(config).parameters
-    one, two = (count(config.replace(num_layers=number)).parameters for number in (1, 2))
-    return one + (config.num_layers - 1) * (two - one)
+def _least_weights(config: ViTConfig) -> int:
+    """Return a number of weights that a model has at least: those of its largest matrices, without starting Keras."""
+    width, resnet = config.hidden_size, config.resnet
+    learned = math.prod(config.grid) if config.position == "learned" else 0
+    block = 2 * width * config.mlp_dim + 2 * config.num_tokens * (config.tokens_mlp_dim or 0)
+    if config.has_attention:
+        block += 4 * width**2
+    around = config.num_prefix_tokens + learned + config.num_classes + (config.representation_size or 0)
+    if config.num_layers:
+        around += math.prod(config.patch) * (resnet.channels if resnet else config.num_channels)
+    units = zip(resnet.num_layers, resnet.widths, strict=True) if resnet else ()
+    return config.num_layers * block + width * around + sum(9 * number * channels**2 for number, channels in units)
 
 
 def recognise(container: Container) -> Table:

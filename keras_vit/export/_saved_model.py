@@ -22,7 +22,7 @@ from keras_vit.export.check.verify import verify
 from keras_vit.export.server import signatures
 from keras_vit.export.server import warmup as warmup_requests
 from keras_vit.model.labels import single_lines
-from keras_vit.model.layers.quantized import quantization_problem
+from keras_vit.model.layers.runtime.quantized import quantization_problem
 from keras_vit.model.vision_transformer import VisionTransformer
 
 NUM_BFLOAT16_IMAGES = 4  # number of images for comparing the bfloat16 signatures
@@ -91,7 +91,7 @@ def saved_model(
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary_path(path) as work:
         with measure_resources() as used:
-            served = model.rebuilt(model.config, dtype=dtype) if dtype else model
+            served = model.with_config(model.config, dtype=dtype) if dtype else model
             file_signatures = _write(served, work, names=names, top=int(top), bfloat16=bfloat16)
             warmup_requests.write(work, file_signatures, batch_sizes)
         report = verify(model, work)

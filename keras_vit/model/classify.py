@@ -5,24 +5,21 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from keras import ops
 
 from keras_vit._util.checks import check_counts
 from keras_vit._util.image_paths import image_files
-
-if TYPE_CHECKING:
-    from keras_vit.model.task import Prediction
-    from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.model.task import Prediction
 
 BATCH = 16  # images in a call; larger batches gain little on a CPU
 IMAGE_ERRORS = (OSError, ValueError, ArithmeticError)  # of one image that cannot be prepared
 
 
 def classify_each(
-    model: VisionTransformer, images: Any, *, top: int, batch_size: int = BATCH
+    model: Any, images: Any, *, top: int, batch_size: int = BATCH
 ) -> Iterator[list[Prediction] | Exception]:
     """Yield the predictions of each image, or the error of one that cannot be read; arguments as for `classify`."""
     check_counts(top=top, batch_size=batch_size)
@@ -39,7 +36,7 @@ def classify_each(
         yield from (each if isinstance(each, Exception) else next(rankings) for each in prepared)
 
 
-def embed_all(model: VisionTransformer, images: Any, *, batch_size: int) -> np.ndarray:
+def embed_all(model: Any, images: Any, *, batch_size: int) -> np.ndarray:
     """Return the normalized embeddings of images; arguments and errors as for `embed`."""
     layer = "logits" if model.task.embedding_output() == "logits" else "pre_logits"
     check_counts(batch_size=batch_size)
@@ -58,7 +55,7 @@ def unit_length(features: np.ndarray) -> np.ndarray:
     return (vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)).astype(np.float32)
 
 
-def prepare(model: VisionTransformer, image: Any) -> np.ndarray | Exception:
+def prepare(model: Any, image: Any) -> np.ndarray | Exception:
     """Return an image as `model.preprocess` does, or the error of an image that cannot be read."""
     try:
         return model.preprocess(image)

@@ -13,7 +13,7 @@ import keras
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.layers.cost import Cost, Shape, dense_cost
-from keras_vit.model.layers.relative import RelativePosition
+from keras_vit.model.layers.position_variants import RelativePosition
 from keras_vit.model.parts import FLOAT, Numbers, Part
 from keras_vit.model.symbolic import symbolic_model
 

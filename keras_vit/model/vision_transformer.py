@@ -13,14 +13,14 @@ import numpy as np
 
 from keras_vit import position
 from keras_vit._util.checks import given
-from keras_vit.model import layers as vit
 from keras_vit.model import preprocess, task
 from keras_vit.model.classify import BATCH, classify_each, embed_all
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.layers.quantized import load_quantization, quick_collections, save_quantization
-from keras_vit.model.limits import check_attention, check_resizable
-from keras_vit.model.network import Network
+from keras_vit.model.config.limits import check_attention, check_resizable
+from keras_vit.model.layers import PatchEmbedding, runtime
+from keras_vit.model.layers.runtime.quantized import load_quantization, quick_collections, save_quantization
 from keras_vit.model.task import Prediction
+from keras_vit.model.vit import Network
 
 HEADS = ("head", "head_distillation")  # names of the layers that return logits
 QUANTIZATION_MODES = ("int8", "int4", "float8")  # of Keras, without those that calibrate on token sequences
@@ -56,8 +56,7 @@ class VisionTransformer(keras.Model):
         ((2, 65, 64), (2, 4, 65, 65))
         >>> model.resized((32, 48)).config.grid, model.resized(patch_size=8).config.grid
         ((8, 12), (4, 4))
-        >>> three_classes = model.rebuilt(model.config.replace(num_classes=3))
-        >>> three_classes.copy_weights_from(model, skip=["head"])
+        >>> three_classes = model.with_config(model.config.replace(num_classes=3))
     """
 
     def __init__(self, config: ViTConfig, *, dtype: Any = None, name: str = "vit") -> None:
@@ -87,7 +86,7 @@ class VisionTransformer(keras.Model):
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:
         """Return the output; the last block computes only the tokens that the head reads."""
-        with vit.final_tokens_only():
+        with runtime.final_tokens_only():
             return super().call(inputs, training=training, mask=mask, **kwargs)
 
     def features(self, images: Any, layers: Iterable[str] | None = None) -> dict[str, Any]:
@@ -238,37 +237,34 @@ class VisionTransformer(keras.Model):
             ValueError: a size is wrong, or the model cannot be resized to it.
         """
         changes = given(image_size=image_size, patch_size=patch_size, position_method=method)
-        return self.rebuilt(self.config.replace(**changes))
+        return self.with_config(self.config.replace(**changes))
 
-    def rebuilt(self, config: ViTConfig, *, dtype: Any = None, fresh: Sequence[str] = ()) -> VisionTransformer:
+    def with_config(self, config: ViTConfig, *, dtype: Any = None, fresh: Sequence[str] = ()) -> VisionTransformer:
         """Return a new model with the same weights and another config: resolution, head, dropout or dtype policy.
 
-        A head with another number of classes, or after another pre_logits layer, is new and zero.
+        Position embeddings and patches are interpolated. A head with another number of classes, or after another
+        pre_logits layer, is new and zero. Kernels with LoRA are copied with LoRA's update. Quantized layers stay so.
 
         Args:
-            config: config of the new model. Position embeddings and patches are interpolated; all else must agree.
+            config: config of the new model. What its weights do not depend on may differ; all else must agree.
             dtype: a Keras dtype policy or its name; None means this model's.
             fresh: names of further layers that get new weights; names that the new model does not have are ignored.
+
+        Raises:
+            ValueError: the weights do not fit the config.
         """
         if config.representation_size != self.config.representation_size:
             fresh = ["pre_logits", *HEADS, *fresh]
         elif config.num_classes != self.config.num_classes:
             fresh = [*HEADS, *fresh]
-        with contextlib.nullcontext() if fresh else vit.uninitialized():
+        with contextlib.nullcontext() if fresh else runtime.uninitialized():
             other = VisionTransformer(config, dtype=dtype or self._policy, name=self.name)
-        other.copy_weights_from(self, skip=fresh)
+        other._copy_weights(self, skip=fresh)
         other._freeze(entry for entry in self._frozen() if entry[0] not in fresh)
         return other
 
-    def copy_weights_from(self, source: VisionTransformer, *, skip: Sequence[str] = ()) -> None:
-        """Copy the weights of a model of the same architecture. Position embeddings and patches are interpolated.
-
-        Kernels with LoRA are copied with LoRA's update. Layers that are quantized in `source` become so here.
-
-        Args:
-            source: the model to copy from.
-            skip: names of layers that keep their own weights.
-        """
+    def _copy_weights(self, source: VisionTransformer, *, skip: Sequence[str]) -> None:
+        """Copy the weights of all layers but those in `skip` from a model of the same architecture."""
         if not any(name.startswith(("embedding", "block_")) for name in skip):
             check_resizable(source.config, self.config)
         own: dict[str, Any] = {}
@@ -281,7 +277,7 @@ class VisionTransformer(keras.Model):
             for inner, inner_origin in zip(layer._flatten_layers(), origin._flatten_layers(), strict=True):
                 store: dict[str, Any] = {}
                 inner_origin.save_own_variables(store)
-                if isinstance(inner, vit.PatchEmbedding):
+                if isinstance(inner, PatchEmbedding):
                     size, method = inner.patch_size, self.config.position_method
                     store["0"] = position.resize_patches(store["0"], size, method=method)
                 inner.load_own_variables(store)

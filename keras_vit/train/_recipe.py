@@ -25,7 +25,7 @@ from keras_vit.model.config import ViTConfig, check_fields
 from keras_vit.model.sizes import canonical_name
 
 HIDDEN_SIZE = "hidden_size"  # value of config's representation_size: the width of the model's tokens
-_OPTIONAL_CONFIG_FIELDS = {f.name for f in dataclasses.fields(ViTConfig) if str(f.type).endswith(" | None")}
+_OPTIONAL_CONFIG_FIELDS = {name for name, rule in field_rules(ViTConfig).items() if rule.is_optional}
 # Fields of ViTConfig that a recipe's `config` may not set -> where their values come from.
 _NOT_IN_CONFIG = {
     "image_size": "the recipe's image_size",

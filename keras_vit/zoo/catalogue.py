@@ -5,11 +5,13 @@ The facts are in zoo/*.toml, see `cards`. Nothing here imports Keras or TensorFl
 
 import functools
 import glob
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 from keras_vit._util import data_files, html
@@ -299,6 +301,30 @@ def _families() -> tuple[Family, ...]:
 @functools.cache
 def _cards() -> dict[str, Card]:
     return gather([weights for family in _families() for weights in family.weights])
+
+
+def read_cards(path: str | os.PathLike[str]) -> dict[str, Card]:
+    """Read and check a .toml file of cards, such as one that you write for your own weights.
+
+    Args:
+        path: the file; zoo/README.md describes it.
+
+    Returns:
+        The card of each model in the file, by name.
+
+    Raises:
+        CardError: the file is not a valid card; the message lists everything that is wrong.
+
+    Example:
+        >>> from pathlib import Path
+        >>> text = '[weights]'
+        >>> _ = Path("mine.toml").write_text(text)
+        >>> keras_vit.zoo.read_cards("mine.toml")
+        Traceback (most recent call last):
+        ...
+        keras_vit.errors.CardError: mine.toml is not a valid model card: ...
+    """
+    return gather(read_family(Path(path)).weights)
 
 
 def _by_spelling() -> dict[str, str]:

@@ -304,13 +304,14 @@ def _build(
     path: Path, expected: ViTConfig, defaults: Mapping[str, Any], changes: Mapping[str, Any], dtype: Any
 ) -> VisionTransformer:
     """Build the model of a file that a name stands for, after checking its architecture."""
-    from keras_vit.converters import build, load
+    from keras_vit.converters import load
+    from keras_vit.converters.loading import build
     from keras_vit.converters.source import find_weights, is_keras_file, open_checkpoint
 
     if is_keras_file(find_weights(path)):  # states everything itself
         model = load(path, dtype=dtype)
         _check_architecture(path, model.config, expected)
-        return model.rebuilt(model.config.replace(**changes)) if changes else model
+        return model.with_config(model.config.replace(**changes)) if changes else model
     with open_checkpoint(path, num_heads=expected.num_heads, wanted_size=changes.get("image_size")) as checkpoint:
         _check_architecture(path, checkpoint.config, expected)
         unstated = _unstated(defaults, checkpoint.config.replace(**changes))

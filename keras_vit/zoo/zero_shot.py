@@ -47,7 +47,7 @@ def zero_shot_head(
     if config.num_classes and not config.projection_head:
         wrong = [
             f"the model has a head of {config.num_classes} classes. Load it with num_classes=0, or, if its head is a "
-            "projection, pass model.rebuilt(model.config.replace(projection_head=True, labels=None))"
+            "projection, pass model.with_config(model.config.replace(projection_head=True, labels=None))"
         ]
     if scale.size != 1 or not 0 < scale[0] < _LARGEST or offset.size != 1 or not abs(offset[0]) < _LARGEST:
         wrong.append(f"logit_scale must be a number above 0, and bias a number. Received: {logit_scale!r} and {bias!r}")
@@ -56,7 +56,7 @@ def zero_shot_head(
     changes: dict[str, Any] = {"num_classes": len(text), "labels": labels, "normalize_features": True}
     if config.projection_head:
         changes |= {"representation_size": config.num_classes, "representation_activation": "linear"}
-    result = model.rebuilt(config.replace(projection_head=False, **changes))
+    result = model.with_config(config.replace(projection_head=False, **changes))
     if config.projection_head:
         projection: dict[str, Any] = {}
         model.get_layer("head").save_own_variables(projection)

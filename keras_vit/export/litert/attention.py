@@ -10,9 +10,9 @@ from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Affine, DenseWeights
 from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.writer import STREAM_READERS, FileWriter, Value
-from keras_vit.model.layers.relative import RelativePosition
+from keras_vit.model.layers.position_variants import RelativePosition
 
-STREAM_READERS.add(RelativePosition)  # of the tokens it reads the shape alone
+STREAM_READERS[RelativePosition] = True  # of the tokens it reads the shape alone
 
 
 def attention(file: FileWriter, layer: Any, x: Value, name: str, *, queries: int, relative: Any = None) -> Value:

@@ -29,16 +29,13 @@ def write_model(file: FileWriter) -> None:
     ops, options, model = file.ops, file.options, file.model
     ops.builder.description = f"{model.name}, a Vision Transformer by keras_vit"
     second_output = {"attention": _class_attention(file)} if options.attention else {}
-    output = layers.apply_affine(ops, file.read(model.outputs[0]), head.FEATURES)
-    if not model.config.num_classes:
-        outputs = {head.FEATURES: output}
-    elif options.output == "logits":
-        outputs = {"logits": output}
-    else:
-        outputs = {"probabilities": ops.softmax(output, "probabilities")}
+    name = options.output_name(model.config)
+    output = layers.apply_affine(ops, file.read(model.outputs[0]), model.task.outputs[0])
+    if name == "probabilities":
+        output = ops.softmax(output, name)
     if unknown := sorted({*options.smoothing, *options.shifts} - set(file.norms)):
         raise ValueError(f"smoothing names norms of the model: {list(file.norms)}. Received: {unknown}")
-    ops.builder.signature(file.inputs, outputs | second_output)
+    ops.builder.signature(file.inputs, {name: output, **second_output})
 
 
 def _class_attention(file: FileWriter) -> Tensor:

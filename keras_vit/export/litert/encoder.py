@@ -11,7 +11,7 @@ from keras_vit.export.litert.layers import apply_affine, center, mlp, norm, resi
 from keras_vit.export.litert.operators import static_dim
 from keras_vit.export.litert.writer import FileWriter, Value, source, writes
 from keras_vit.model import layers as vit
-from keras_vit.model.layers.relative import RelativePosition
+from keras_vit.model.layers.position_variants import RelativePosition
 
 
 @writes(vit.PatchEmbedding, starts_stream=True)

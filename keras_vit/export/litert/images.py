@@ -1,5 +1,6 @@
 """Input of a LiteRT file: prepared images, or pixels that the file itself prepares as `preprocess` does."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
+from keras_vit import position
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Affine
 from keras_vit.export.litert.operators import Operators, static_dim
@@ -43,12 +45,12 @@ def add_image_input(ops: Operators, config: ViTConfig, options: Options) -> Imag
 
     Of the normalization (x - mean) / std, only the shift is computed here; the first kernel applies the scale. The
     shift cannot be folded: a hybrid's convolution pads prepared images with zeros, and values of 0 to 255 would use
-    half of the range of 8 bits (4 dB on the digits).
+    only half of the range of 8 bits.
     """
     target = config.size
     size = options.source_sides or target
-    image = ops.builder.input("image", (options.batch, *size, config.num_channels), options.dtype)
-    if options.dtype == "float32":
+    image = ops.builder.input("image", (options.batch, *size, config.num_channels), options.input_dtype)
+    if options.input_dtype == "float32":
         return ImageInput(image, image)
     preprocessing = config.preprocessing
     x = image
@@ -140,17 +142,9 @@ def resize_matrix(new: int, old: int, preprocessing: Preprocessing) -> Matrix:
         return _area(new, old) if method == "area" else _nearest(new, old)
     if method == "bicubic" and not antialias:
         return _bicubic(new, old)
-    kernel, radius = _KERNELS[method]
-    return _kernel_matrix(new, old, kernel, radius, widening=max(old / new, 1.0) if antialias else 1.0)
-
-
-def _kernel_matrix(new: int, old: int, kernel: Callable[[Matrix], Matrix], radius: int, *, widening: float) -> Matrix:
-    """Return the matrix of scale_and_translate_op.cc (TensorFlow): weights of pixels inside the image, of sum 1.
-    Bilinear without antialias repeats the border instead, which gives the same matrix.
-    """
-    distance = np.abs(_centers(new, old)[:, None] - np.arange(old)) / widening
-    matrix = np.where(distance < radius, kernel(distance), 0.0)
-    return matrix / matrix.sum(axis=1, keepdims=True)
+    # As scale_and_translate_op.cc (TensorFlow). Bilinear without antialias repeats the border there: the same matrix.
+    widening = max(old / new, 1.0) if antialias else 1.0
+    return position.kernel_matrix(_centers(new, old), old, _KERNELS[method], widening=widening)
 
 
 def _rescale(values: npt.NDArray[Any], new: int, old: int) -> Matrix:
@@ -163,15 +157,15 @@ def _centers(new: int, old: int) -> Matrix:
     return _rescale(np.arange(new) + 0.5, new, old) - 0.5
 
 
-def _cubic(x: Matrix) -> Matrix:
-    """Cubic convolution (Keys, 1981, equation 4) with a = -0.5."""
-    return np.where(x < 1, (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2)
+def _lanczos3(distance: Matrix) -> Matrix:
+    return np.where(np.abs(distance) < 3, np.sinc(distance) * np.sinc(distance / 3), 0.0)
 
 
-_KERNELS: dict[str, tuple[Callable[[Matrix], Matrix], int]] = {  # of a distance in pixels, and their radius
-    "bilinear": (lambda x: np.maximum(1 - x, 0), 1),
-    "bicubic": (_cubic, 2),
-    "lanczos3": (lambda x: np.sinc(x) * np.sinc(x / 3), 3),
+_cubic = functools.partial(position.cubic, a=-0.5)
+_KERNELS: dict[str, Callable[[Matrix], Matrix]] = {
+    "bilinear": position.triangle,
+    "bicubic": _cubic,
+    "lanczos3": _lanczos3,
 }
 
 
@@ -181,7 +175,7 @@ def _bicubic(new: int, old: int) -> Matrix:
     start = np.floor(positions)
     fraction = np.rint((positions - start) * 1024)[:, None] / 1024
     pixels = start[:, None].astype(int) + np.arange(-1, 3)
-    weights = _cubic(np.abs(fraction - np.arange(-1, 3)))
+    weights = _cubic(fraction - np.arange(-1, 3))
     weights[(pixels < 0) | (pixels >= old)] = 0
     matrix = np.zeros((new, old))
     np.add.at(matrix, (np.arange(new)[:, None], pixels.clip(0, old - 1)), weights)

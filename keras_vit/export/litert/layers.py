@@ -12,7 +12,7 @@ from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.writer import FileWriter, Value, writes
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ACTIVATIONS
-from keras_vit.model.layers.activations import activation as activation_function
+from keras_vit.model.layers.activations import activation_function
 
 
 @writes(vit.Dropout, keras.layers.Identity, reads_stream=True)
@@ -22,7 +22,7 @@ def write_identity(file: FileWriter, layer: Any, x: Any) -> Value:
     return file.read(x)
 
 
-@writes(keras.layers.LayerNormalization, reads_stream=True)
+@writes(vit.LayerNormalization, reads_stream=True)
 def write_norm(file: FileWriter, layer: Any, x: Any) -> Value:
     """Write a LayerNormalization."""
     return norm(file, layer, file.read(x), layer.name)

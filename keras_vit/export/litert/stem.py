@@ -19,8 +19,8 @@ from keras_vit.model.layers.resnet import GROUPS
 def write_root(file: FileWriter, layer: Any, image: Any) -> Value:
     """Write a 7x7 convolution with stride 2, GroupNorm and ReLU (version 1), and 3x3 max pooling with stride 2.
 
-    The kernel is always float32: it is small, its errors grow through all later layers (4 dB in a trained hybrid), and
-    quantizing the image takes longer than 8-bit products of three channels save.
+    The kernel is always float32: it is small, its errors grow through all later layers, and quantizing the image takes
+    longer than 8-bit products of three channels save.
     """
     ops, value = file.ops, file.read(image)
     kernel = standardized_kernel(layer.conv)
@@ -29,7 +29,7 @@ def write_root(file: FileWriter, layer: Any, image: Any) -> Value:
     x = _convolution(_float32(ops), layer, "", value.tensor, kernel)
     if layer.version == 2:
         x = _pad_sides(ops, x, 1, "root/padded")
-        # LiteRT's GPU merges PAD into MAX_POOL_2D, which pads with the lowest value: logits were off by 13 %.
+        # LiteRT's GPU merges PAD into MAX_POOL_2D, which pads with the lowest value instead of zeros.
         x = ops.add(x, ops.constant(np.zeros((1, 1, 1, static_dim(x.shape[3]))), "root/zeros"), "root/apart")
         return Value(ops.max_pool(x, "root/pool", size=3, strides=2, same=False))
     x = _norm_and_relu(ops, layer.gn, x, "root/gn")
@@ -142,8 +142,8 @@ def standardized_kernel(layer: Any) -> Array:
 def group_norm(ops: Operators, layer: Any, x: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Add GroupNorm without its last addition; return x * scale and the shift to add, (batch, 1, 1, channels).
 
-    The variance is the mean of squared differences. mean(x^2) - mean(x)^2 is not faster, and its error was ten times as
-    large where channels lay three deviations from zero. Everything else is computed on small tensors.
+    The variance is the mean of squared differences: mean(x^2) - mean(x)^2 is not faster, and cancels where channels lie
+    far from zero. Everything else is computed on small tensors.
     """
     gamma, beta = (float64(weight).reshape(1, 1, GROUPS, -1) for weight in (layer.gamma, layer.beta))
     groups = (x.shape[0], *gamma.shape[1:])

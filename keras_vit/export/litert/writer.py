@@ -20,8 +20,9 @@ from keras_vit.export.litert.options import Options
 Function = TypeVar("Function", bound=Callable[..., "Value"])
 
 _WRITERS: dict[type, Callable[..., "Value"]] = {}
-STREAM_STARTS: set[type] = set()  # classes whose results are tokens of the residual stream
-STREAM_READERS: set[type] = set()  # classes that take such tokens; all but norms return them
+_STREAM_STARTS: set[type] = set()  # classes whose results are tokens of the residual stream
+# Class -> whether its layers take such tokens. All but norms return tokens of the stream then.
+STREAM_READERS: dict[type, bool | Callable[[Any], bool]] = {}
 
 
 @dataclass(frozen=True)
@@ -36,17 +37,20 @@ class Value:
     scales: Array | None = None
 
 
-def writes(*classes: type, starts_stream: bool = False, reads_stream: bool = False) -> Callable[[Function], Function]:
+def writes(
+    *classes: type, starts_stream: bool = False, reads_stream: bool | Callable[[Any], bool] = False
+) -> Callable[[Function], Function]:
     """Register a function as the writer of these classes of layers.
 
-    `reads_stream` is whether it takes tokens of the residual stream that are centered and scaled, `starts_stream`
-    whether it returns such tokens whatever it reads.
+    `reads_stream` is whether it takes tokens of the residual stream that are centered and scaled; if this depends on
+    the layer, a function of it. `starts_stream` is whether it returns tokens of the stream whatever it reads.
     """
 
     def register(function: Function) -> Function:
         _WRITERS.update(dict.fromkeys(classes, function))
-        STREAM_STARTS.update(classes if starts_stream else ())
-        STREAM_READERS.update(classes if reads_stream else ())
+        STREAM_READERS.update(dict.fromkeys(classes, reads_stream))
+        if starts_stream:
+            _STREAM_STARTS.update(classes)
         return function
 
     return register
@@ -98,7 +102,7 @@ class FileWriter:
         return self._values[id(tensor)]
 
     def fold(self, weights: DenseWeights, x: Value) -> DenseWeights:
-        """Return the weights of a dense layer that reads x.tensor, and apply what is left to apply to it."""
+        """Return the weights of a dense layer that reads x.tensor, with the affine of x folded into them."""
         if x.norm:
             width = self.norms[x.norm].gamma.shape[0]
             largest = np.abs(weights.kernel).reshape(-1, width).max(axis=0)
@@ -121,14 +125,20 @@ def _only_norms_read_stream(model: keras.Model) -> bool:
 
     Then its tokens need no mean: a norm would subtract it, and the weights that write to the stream can do so before.
     """
-    others = [layer for layer in model.operations if type(layer) not in STREAM_READERS]
+    others = [layer for layer in model.operations if not _reads_stream(layer)]
     read = [tensor for layer in others for node in layer._inbound_nodes for tensor in node.input_tensors]
     return not any(map(_is_stream, [*read, *model.outputs]))
+
+
+def _reads_stream(layer: Any) -> bool:
+    reads = STREAM_READERS.get(type(layer), False)
+    return reads(layer) if callable(reads) else reads
 
 
 def _is_stream(tensor: Any) -> bool:
     """Return whether a Keras tensor holds tokens of the residual stream, or some of them, or means of them."""
     layer, inputs = source(tensor)
-    if type(layer) in STREAM_STARTS:
+    if type(layer) in _STREAM_STARTS:
         return True
-    return type(layer) in STREAM_READERS - {keras.layers.LayerNormalization} and any(map(_is_stream, inputs))
+    is_norm = isinstance(layer, keras.layers.LayerNormalization)
+    return _reads_stream(layer) and not is_norm and any(map(_is_stream, inputs))

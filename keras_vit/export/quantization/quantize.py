@@ -1,9 +1,9 @@
 """Quantize a float32 LiteRT file by the rules of a mode.
 
 ai-edge-quantizer finds scales and integers and rewrites the graph. Three parts of its version 0.10 are replaced here:
-- It merges the ranges of images by a moving average, which cuts off rare large values. True minima and maxima are 13 dB
-  better in int8 with fixed ranges.
-- Its GPTQ has neither the Cholesky factor nor the order of columns; with them int4 is 7 dB better.
+- It merges the ranges of images by a moving average, which cuts off rare large values. Here they are true minima and
+  maxima.
+- Its GPTQ has neither the Cholesky factor nor the order of columns of the paper, which make int4 much more exact.
 - Its files store weights behind the flatbuffer, and operators by their new codes alone; OpenVINO reads neither.
 """
 
@@ -32,10 +32,12 @@ Ranges = dict[str, dict[str, np.ndarray]]
 # are multiples of the scales that it finds.
 METHODS = {"min_max": "MIN_MAX_UNIFORM_QUANT", "octav": "OCTAV", "gptq": "MIN_MAX_UNIFORM_QUANT"}
 
-# A token with a huge channel has hundreds of times the variance of the others, and a range for both would lose theirs.
-# The ranges of these tensors of a norm end where the maximum exceeds a quantile so many times: that token is normalized
-# less.
-CUT = {re.compile(r"norm\d?/(variance|whole|safe)$"): (0.5, 8.0), re.compile(r"norm\d?/squares$"): (0.9995, 4.0)}
+# A token with a huge channel has a far larger variance than the others, and a range for all would lose theirs. So the
+# range of these tensors of a norm ends at `times` a quantile, and that token is normalized less.
+CUT = {  # pattern of a tensor's name -> (quantile, times)
+    re.compile(r"norm\d?/(variance|whole|safe)$"): (0.5, 8.0),
+    re.compile(r"norm\d?/squares$"): (0.9995, 4.0),
+}
 ALIGNMENT = 16  # bytes, of every weight; the schema requires it
 
 

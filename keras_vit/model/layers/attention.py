@@ -10,9 +10,9 @@ from keras_vit.model.layers import runtime
 from keras_vit.model.layers.base import BaseLayer, Quantizable, glorot_uniform_matrix
 from keras_vit.model.layers.cost import Cost, Shape
 from keras_vit.model.layers.dropout import Dropout
-from keras_vit.model.layers.quantized import load_quantization, save_quantization
-from keras_vit.model.layers.relative import relative_scores
+from keras_vit.model.layers.position_variants import relative_scores
 from keras_vit.model.layers.rotary import Rotary
+from keras_vit.model.layers.runtime.quantized import load_quantization, save_quantization
 
 
 @keras.saving.register_keras_serializable("keras_vit")

@@ -1,11 +1,13 @@
 """Encoder block (paper, equations 2 and 3)."""
 
+import dataclasses
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import keras
 from keras import ops
 
+from keras_vit.model.config import BlockConfig
 from keras_vit.model.layers import runtime
 from keras_vit.model.layers.attention import MultiHeadAttention
 from keras_vit.model.layers.base import BaseLayer
@@ -19,79 +21,60 @@ from keras_vit.model.layers.norm import LayerNormalization, LayerScale
 class EncoderBlock(BaseLayer):
     """Compute x + attention(norm1(x)), then x + mlp(norm2(x)), for tokens (batch, tokens, hidden_size).
 
-    An MLP over the tokens replaces attention if `tokens_mlp_dim` is given (MLP-Mixer, arXiv 2105.01601).
-    The arguments are fields of `ViTConfig`; `stochastic_depth` is the probability of dropping a branch of this block,
-    `rotary` the arguments of a `Rotary`.
-    For relative attention the table of a `RelativePosition` is a second input. `final_tokens` is the number of tokens,
-    from the first, that the model's head reads of this block; None means all.
+    An MLP over the tokens replaces attention if `config.tokens_mlp_dim` is given (MLP-Mixer, arXiv 2105.01601).
+    `stochastic_depth` is the probability of dropping a branch, `rotary` the arguments of a `Rotary`. For relative
+    attention the table of a `RelativePosition` is a second input. `final_tokens` is the number of tokens, from the
+    first, that the model's head reads of this block; None means all.
     """
 
     def __init__(
         self,
-        num_heads: int,
-        mlp_dim: int,
+        config: BlockConfig,
         *,
-        activation: str = "gelu_tanh",
-        norm_epsilon: float = 1e-6,
-        qkv_bias: bool = True,
-        key_bias: bool = True,
-        gated_mlp: bool = False,
-        mlp_norm: bool = False,
         rotary: dict[str, Any] | None = None,
-        layer_scale: float | None = None,
-        tokens_mlp_dim: int | None = None,
-        dropout_rate: float = 0.0,
-        attention_dropout_rate: float = 0.0,
         stochastic_depth: float = 0.0,
         final_tokens: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.num_heads = num_heads
-        self.mlp_dim = mlp_dim
-        self.activation = activation
-        self.norm_epsilon = norm_epsilon
-        self.qkv_bias = qkv_bias
-        self.key_bias = key_bias
-        self.gated_mlp = gated_mlp
-        self.mlp_norm = mlp_norm
+        self.config = config
         self.rotary = rotary
-        self.layer_scale = layer_scale
-        self.tokens_mlp_dim = tokens_mlp_dim
-        self.dropout_rate = dropout_rate
-        self.attention_dropout_rate = attention_dropout_rate
         self.stochastic_depth = stochastic_depth
         self.final_tokens = final_tokens
         policy = {"dtype": self.dtype_policy}
-        self.norm1 = LayerNormalization(epsilon=norm_epsilon, is_fused=True, name="norm1", **policy)
+        norm = {"epsilon": config.norm_epsilon, "is_fused": True, **policy}
+        self.norm1 = LayerNormalization(name="norm1", **norm)
         self.attention: Any = None
         self.token_mlp: Any = None
-        if tokens_mlp_dim is None:
+        if config.tokens_mlp_dim is None:
             self.attention = MultiHeadAttention(
-                num_heads,
-                use_bias=qkv_bias,
-                key_bias=key_bias,
+                config.num_heads,
+                use_bias=config.qkv_bias,
+                key_bias=config.key_bias,
                 rotary=rotary,
-                dropout_rate=attention_dropout_rate,
+                dropout_rate=config.attention_dropout_rate,
                 name="attention",
                 **policy,
             )
         else:
-            self.token_mlp = MLP(tokens_mlp_dim, activation=activation, name="token_mlp", **policy)
-        self.norm2 = LayerNormalization(epsilon=norm_epsilon, is_fused=True, name="norm2", **policy)
+            self.token_mlp = MLP(config.tokens_mlp_dim, activation=config.activation, name="token_mlp", **policy)
+        self.norm2 = LayerNormalization(name="norm2", **norm)
         self.mlp = MLP(
-            mlp_dim,
-            activation=activation,
-            gated=gated_mlp,
-            norm_epsilon=norm_epsilon if mlp_norm else None,
-            dropout_rate=dropout_rate,
+            config.mlp_dim,
+            activation=config.activation,
+            gated=config.gated_mlp,
+            norm_epsilon=config.norm_epsilon if config.mlp_norm else None,
+            dropout_rate=config.dropout_rate,
             name="mlp",
             **policy,
         )
-        self.dropout = Dropout(dropout_rate, name="dropout", **policy)
+        self.dropout = Dropout(config.dropout_rate, name="dropout", **policy)
         self.depth = StochasticDepth(stochastic_depth, name="depth", **policy)
-        self.scale1 = LayerScale(layer_scale, name="scale1", **policy) if layer_scale is not None else None
-        self.scale2 = LayerScale(layer_scale, name="scale2", **policy) if layer_scale is not None else None
+        self.scale1: Any = None
+        self.scale2: Any = None
+        if config.layer_scale is not None:
+            self.scale1 = LayerScale(config.layer_scale, name="scale1", **policy)
+            self.scale2 = LayerScale(config.layer_scale, name="scale2", **policy)
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
         # Keras' `quantize` refuses a layer that is not built, also one without weights.
@@ -106,15 +89,19 @@ class EncoderBlock(BaseLayer):
     def call(self, x: Any, relative: Any = None, training: bool | None = None) -> Any:
         tensors = (x,) if relative is None else (x, relative)
         # With dropout all tokens are computed, so that the masks of a seed do not depend on `final_tokens`.
-        draws = training and (self.dropout_rate or self.attention_dropout_rate)
+        draws = training and (self.config.dropout_rate or self.config.attention_dropout_rate)
         tokens = None if draws else runtime.tokens_to_compute(self.final_tokens)
         return runtime.as_one_block(self._residuals, *tensors, tokens=tokens, training=training)
 
     def _residuals(self, x: Any, relative: Any = None, *, tokens: int | None, training: bool | None) -> Any:
         """Compute equations 2 and 3 for the first `tokens` of x (None: for all)."""
+
+        def drop(branch: Any, scale: Any) -> Any:
+            return self.depth(branch if scale is None else scale(branch), training=training)
+
         mixed = self._mix(self.norm1(x), relative, tokens, training)
-        x = _first(x, tokens) + self._drop(mixed, self.scale1, training)
-        return x + self._drop(self.mlp(self.norm2(x), training=training), self.scale2, training)
+        x = _first(x, tokens) + drop(mixed, self.scale1)
+        return x + drop(self.mlp(self.norm2(x), training=training), self.scale2)
 
     def _mix(self, x: Any, relative: Any, tokens: int | None, training: bool | None) -> Any:
         """Return what each of the first `tokens` takes from all tokens."""
@@ -123,10 +110,6 @@ class EncoderBlock(BaseLayer):
         else:
             mixed = _first(ops.swapaxes(self.token_mlp(ops.swapaxes(x, 1, 2), training=training), 1, 2), tokens)
         return self.dropout(mixed, training=training)
-
-    def _drop(self, branch: Any, scale: LayerScale | None, training: bool | None) -> Any:
-        """Scale a residual branch, and drop it for some images."""
-        return self.depth(branch if scale is None else scale(branch), training=training)
 
     def part_costs(self, shape: Shape, relative: Shape | None = None, *, tokens: int | None = None) -> dict[str, Cost]:
         """Return the cost of the attention (or token MLP) and of the MLP, each with its norm and LayerScale, by title.
@@ -139,7 +122,7 @@ class EncoderBlock(BaseLayer):
             mixer, title = self.attention.cost(few, shape, relative), self.attention.title
         else:
             mixer, title = self.token_mlp.cost(shape[::-1]), f"MLP over the tokens, {self.token_mlp.title}"
-        if self.dropout_rate:
+        if self.config.dropout_rate:
             mixer += Cost(kept_masks=prod(few))
         return {
             title: self.norm1.cost(shape) + mixer.beside(stream) + scale,
@@ -150,6 +133,17 @@ class EncoderBlock(BaseLayer):
         """Return the attention weights for the block's input, (batch, heads, tokens, tokens); every row sums to 1."""
         x = self.norm1(x)
         return self.attention.weights_of(x, x, relative)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments, with those of the block's config spelled flat."""
+        config = super().get_config()
+        return {**config, **dataclasses.asdict(config.pop("config"))}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        names = [one.name for one in dataclasses.fields(BlockConfig)]
+        block = BlockConfig(**{name: config[name] for name in names if name in config})
+        return super().from_config({"config": block, **{k: v for k, v in config.items() if k not in names}})
 
 
 def _first(x: Any, tokens: int | None) -> Any:

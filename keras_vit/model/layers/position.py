@@ -8,15 +8,15 @@ from keras import ops
 
 from keras_vit import position
 from keras_vit.model.layers.base import BaseLayer, initializer
+from keras_vit.model.layers.position_variants import concatenated_axes
 
 
 @keras.saving.register_keras_serializable("keras_vit")
 class PositionEmbedding(BaseLayer):
     """Add a position embedding to tokens (batch, prefix_tokens + rows * columns, hidden_size).
 
-    `kind` is "learned", "learned2d" or "sincos2d" (fixed). "learned2d" concatenates an embedding of the column and one
-    of the row, each half as wide (paper, appendix D.4); both tables have a row for each prefix token, which the paper
-    does not say. Weights are saved with their grid, and interpolated with `method` when loaded into another one.
+    `kind` is "learned", "learned2d" (see `position_variants.concatenated_axes`) or "sincos2d" (fixed). Weights are
+    saved with their grid, and interpolated with `method` when loaded into another one.
     """
 
     def __init__(
@@ -65,14 +65,7 @@ class PositionEmbedding(BaseLayer):
             return self.fixed
         if self.kind == "learned":
             return self.embedding
-        along_x, along_y = self._repeat(self.x_embedding, axis=1), self._repeat(self.y_embedding, axis=2)
-        return ops.concatenate([along_x, along_y], axis=-1)
-
-    def _repeat(self, table: Any, *, axis: int) -> Any:
-        """Repeat a table of columns or rows along the other `axis`, so that it covers all tokens."""
-        prefix, line = table[:, : self.prefix_tokens], table[:, self.prefix_tokens :]
-        patches = ops.broadcast_to(ops.expand_dims(line, axis), (1, *self.grid, table.shape[-1]))
-        return ops.concatenate([prefix, ops.reshape(patches, (1, -1, table.shape[-1]))], axis=1)
+        return concatenated_axes(self.x_embedding, self.y_embedding, self.grid, self.prefix_tokens)
 
     def save_own_variables(self, store: Any) -> None:
         if self.kind == "sincos2d":

@@ -64,7 +64,7 @@ class HeldOut:
         replicas = state.strategy.num_replicas_in_sync
         self._batch_size = evaluation_batch(state.recipe, state.model.config, replicas=replicas)
         with state.strategy.scope():
-            self._model = state.model.rebuilt(state.model.config)
+            self._model = state.model.with_config(state.model.config)
         self.best: Best | None = None
         if folder is not None and is_new:
             storage.remove(f"{folder}/{RECORD}")

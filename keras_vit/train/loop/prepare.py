@@ -73,8 +73,9 @@ def adapt_model(
     layers = source._flatten_layers()
     if special := [part.path for part in layers if part.quantization_mode or hasattr(part, "lora_kernel_a")]:
         raise ValueError(
-            "A recipe trains floating-point weights without LoRA; model.fit trains LoRA, model.rebuilt(model.config)"
-            f" adds its updates to kernels. Received: a model with LoRA or quantized layers: {special[:3]}"
+            "A recipe trains floating-point weights without LoRA; model.fit trains LoRA, "
+            f"model.with_config(model.config) adds its updates to kernels. Received: a model with LoRA or quantized "
+            f"layers: {special[:3]}"
         )
     config = source.config
     changes: dict[str, Any] = {}
@@ -88,4 +89,4 @@ def adapt_model(
         changes["representation_size"] = None
     target = config.replace(**changes | recipe.config_changes(config))
     keras.utils.set_random_seed(recipe.seed % 2**32)
-    return source.rebuilt(target, dtype=recipe.precision, fresh=HEADS if recipe.reset_head else ())
+    return source.with_config(target, dtype=recipe.precision, fresh=HEADS if recipe.reset_head else ())

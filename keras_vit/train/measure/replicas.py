@@ -32,7 +32,7 @@ def replicate(model: keras.Model, strategy: tf.distribute.Strategy) -> keras.Mod
         return model
     with strategy.scope():
         if isinstance(model, VisionTransformer):
-            return model.rebuilt(model.config)
+            return model.with_config(model.config)
         copy = keras.models.clone_model(model)
         copy.set_weights(model.get_weights())
     return copy

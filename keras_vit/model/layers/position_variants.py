@@ -1,4 +1,4 @@
-"""Relative positions: attention scores that depend on the offset between two tokens (paper, appendix D.4)."""
+"""The paper's other positions (appendix D.4): in two dimensions, and relative to another token."""
 
 from typing import Any
 
@@ -7,6 +7,22 @@ import numpy as np
 from keras import ops
 
 from keras_vit.model.layers.base import BaseLayer, initializer
+
+
+def concatenated_axes(along_x: Any, along_y: Any, grid: tuple[int, int], prefix_tokens: int) -> Any:
+    """Return the embedding of all tokens, (1, tokens, hidden_size), of "learned2d".
+
+    It concatenates an embedding of the column and one of the row, each half as wide: (1, prefix_tokens + columns or
+    rows, width). Both tables have a row for each prefix token, which the paper does not say.
+    """
+
+    def repeat(table: Any, axis: int) -> Any:
+        """Repeat a table of columns or rows along the other `axis`, so that it covers all tokens."""
+        prefix, line = table[:, :prefix_tokens], table[:, prefix_tokens:]
+        patches = ops.broadcast_to(ops.expand_dims(line, axis), (1, *grid, table.shape[-1]))
+        return ops.concatenate([prefix, ops.reshape(patches, (1, -1, table.shape[-1]))], axis=1)
+
+    return ops.concatenate([repeat(along_x, axis=1), repeat(along_y, axis=2)], axis=-1)
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -53,7 +69,7 @@ class RelativePosition(BaseLayer):
             raise ValueError(
                 "Relative position embeddings belong to the offsets of one sequence and are not interpolated: "
                 f"{self.name} has a grid of {self.grid} patches and {self.prefix_tokens} tokens in front. Received: "
-                f"{grid} and {prefix_tokens}. Keep image_size, or use new weights: `rebuilt(config, fresh=...)`."
+                f"{grid} and {prefix_tokens}. Keep image_size, or use new weights: `with_config(config, fresh=...)`."
             )
         self.table.assign(store["relative_embedding"])
 

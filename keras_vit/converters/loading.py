@@ -14,9 +14,9 @@ import numpy as np
 
 from keras_vit._util.checks import given
 from keras_vit.converters import assign
-from keras_vit.converters._save import save
 from keras_vit.converters.containers import Container
 from keras_vit.converters.containers.keras_archive import open_keras_archive
+from keras_vit.converters.saving import save
 from keras_vit.converters.source import (
     Checkpoint,
     check_keras_facts,
@@ -31,7 +31,7 @@ from keras_vit.converters.source import (
 from keras_vit.errors import CheckpointError
 from keras_vit.model import layers
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.limits import check_resizable
+from keras_vit.model.config.limits import check_resizable
 from keras_vit.model.vision_transformer import VisionTransformer
 
 
@@ -107,14 +107,6 @@ def build(
     Raises:
         CheckpointError: the tensors are damaged or do not fit the model.
         ValueError: a change is wrong.
-
-    Example:
-
-    >>> from keras_vit.converters.source import open_checkpoint
-    >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="google")
-    >>> with open_checkpoint(path) as checkpoint:
-    ...     keras_vit.converters.build(checkpoint, {"num_classes": 3}).output_shape
-    (None, 3)
     """
     config = checkpoint.written.replace(**changes)
     check_resizable(checkpoint.config, config)
@@ -196,7 +188,7 @@ def _load_keras(path: Path, changes: Mapping[str, Any], *, dtype: Any, allow_non
             model = VisionTransformer.from_config(arguments)
         _load_keras_weights(model, weights, allow_nonfinite=allow_nonfinite)
     config = model.config.replace(**changes)
-    return model if config == model.config and dtype is None else model.rebuilt(config, dtype=dtype)
+    return model if config == model.config and dtype is None else model.with_config(config, dtype=dtype)
 
 
 def _load_keras_weights(model: VisionTransformer, weights: Container, *, allow_nonfinite: bool) -> None:

@@ -1,0 +1,294 @@
+"""Groups of the fields of a `ViTConfig`: what enters the blocks, the blocks, positions, and what leaves them.
+
+Each group is a frozen dataclass that checks its own values, and can be used alone: `EncoderBlock(BlockConfig(...))`.
+`ViTConfig` inherits from all of them, so that every field keeps its flat spelling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, Self, cast, get_args
+
+from keras_vit._util.checks import pair
+from keras_vit._util.fields import Count, Share, WholeNumber, as_python, field_problems, field_rules
+from keras_vit.model.config.parts import ResNetConfig
+
+Activation = Literal["gelu_tanh", "gelu_erf", "gelu_quick", "relu", "silu", "tanh", "linear"]
+Classifier = Literal["token", "gap", "token_gap", "map", "unpooled", "token_unpooled"]
+# As position.METHODS, which needs NumPy.
+PositionMethod = Literal["official", "bilinear", "bilinear-antialias", "bicubic", "bicubic-antialias"]
+ACTIVATIONS = get_args(Activation)
+CLASSIFIERS = get_args(Classifier)
+POSITION_METHODS = get_args(PositionMethod)
+
+NonNegative = Annotated[float, "[0, 1e38)"]  # 1e38: nearly the largest float32
+Frequency = Annotated[float, "[1, 1e38)"]
+Finite = Annotated[float, "(-1e38, 1e38)"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Base of the groups: converts and checks values, and raises one ValueError that names all wrong fields."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            self._set(one.name, as_python(getattr(self, one.name)))  # JSON has no NumPy numbers
+        self._convert()
+        if problems := list(field_problems(self)) or list(self._conflicts()):
+            raise ValueError(f"{type(self).__name__}: " + "; ".join(problems))
+        cls: Any = type(self)  # Any: mypy takes no dataclass for hashable
+        for name, rule in field_rules(cls).items():
+            if rule.is_float and getattr(self, name) is not None:
+                self._set(name, float(getattr(self, name)))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # the dataclass is frozen
+
+    def _convert(self) -> None:
+        """Convert other spellings of values, before they are checked."""
+
+    def _conflicts(self) -> Iterator[str]:
+        """Yield a sentence for each combination of values that is not accepted."""
+        yield from ()
+
+    @classmethod
+    def part_of(cls, other: Any) -> Self:
+        """Return the fields of this group that another object has."""
+        return cls(**{one.name: getattr(other, one.name) for one in fields(cls)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class StemConfig(Group):
+    """From pixels to tokens.
+
+    Args:
+        image_size: int or (height, width) in pixels.
+        patch_size: int or (height, width): pixels, or cells of the ResNet's feature map in a hybrid.
+        num_channels: channels of the image.
+        patch_bias: whether the patch embedding has a bias.
+        resnet: a ResNetConfig, or its fields as a dict, makes the model a hybrid.
+        class_token: whether there is a class token; None means only if the classifier needs one.
+        distilled: whether DeiT's distillation token and head exist (arXiv 2012.12877); the logits are both heads' mean.
+        num_registers: number of extra tokens after the class token that no head reads (arXiv 2309.16588).
+        pre_norm: whether a LayerNorm precedes the first block (CLIP).
+    """
+
+    image_size: int | tuple[int, int] = 224
+    patch_size: int | tuple[int, int] = 16
+    num_channels: Count = 3
+    patch_bias: bool = True
+    resnet: ResNetConfig | None = None
+    class_token: bool | None = None
+    distilled: bool = False
+    num_registers: WholeNumber = 0
+    pre_norm: bool = False
+
+    def _convert(self) -> None:
+        super()._convert()
+        self._set("image_size", pair(self.image_size, "image_size"))
+        self._set("patch_size", pair(self.patch_size, "patch_size"))
+        if isinstance(self.resnet, Mapping):
+            self._set("resnet", ResNetConfig(**self.resnet))
+
+    def _conflicts(self) -> Iterator[str]:
+        yield from super()._conflicts()
+        if min(self.grid) < 1:
+            smallest = f"{self.stride[0]}x{self.stride[1]}"
+            yield f"the image is smaller than one patch ({smallest} pixels). Received: image_size={self.image_size}"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Image size in pixels, (height, width)."""
+        return cast(tuple[int, int], self.image_size)  # a pair since __post_init__
+
+    @property
+    def patch(self) -> tuple[int, int]:
+        """Patch size, (height, width): pixels, or cells of the ResNet's map in a hybrid."""
+        return cast(tuple[int, int], self.patch_size)
+
+    @property
+    def stride(self) -> tuple[int, int]:
+        """Pixels from one token to the next, (height, width)."""
+        height, width = self.patch
+        return height * self._stem_stride, width * self._stem_stride
+
+    @property
+    def _stem_stride(self) -> int:
+        if self.resnet is None:
+            return 1
+        return 4 * 2 ** max(0, len(self.resnet.num_layers) - 1)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Number of patches, (rows, columns). Pixels that fill no patch are dropped, as in the official code."""
+        return self.grid_of(self.size)
+
+    def grid_of(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """Return the number of patches, (rows, columns), for another image size.
+
+        Args:
+            image_size: (height, width) of the image in pixels.
+        """
+        # SAME padding rounds up at every stride of 2 in the stem; together that is one division that rounds up.
+        height, width = (
+            -(-side // self._stem_stride) // cell for side, cell in zip(image_size, self.patch, strict=True)
+        )
+        return height, width
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Number of tokens in front of the patches: class token, distillation token, registers."""
+        return int(bool(self.class_token)) + int(self.distilled) + self.num_registers
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the sequence that the blocks process."""
+        return self.num_prefix_tokens + self.grid[0] * self.grid[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionConfig(Group):
+    """Where tokens are.
+
+    Args:
+        position: "learned" (1-D), "learned2d" (one embedding of the column and one of the row, each half as wide),
+            "relative" (in attention, see `model.layers.position_variants`), "none" (all paper, appendix D.4), or
+            "sincos2d" (fixed; MoCo v3 and big_vision).
+        position_place: "stem" adds the embedding once, after the patch embedding; "blocks" adds a different one to the
+            input of every block, "shared" the same one. "relative" needs "blocks" or "shared".
+        position_prefix: True: class token and registers come first and the position embedding has rows for them
+            (Google, Hugging Face); False: they are put in front afterwards (big_vision, timm's no_embed_class).
+        position_method: one of `position.METHODS`, by which positions and patches are resized.
+        rotary_theta: base of the frequencies of rotary positions (arXiv 2104.09864), which turn the queries and keys of
+            patches in every block, beside `position`; None means no rotary positions.
+        rotary_grid: side in patches of the grid on which rotary positions were trained: patch i of n is at
+            i * rotary_grid / n (EVA-02). None means centres of patches from -1 to 1, in full turns (DINOv3).
+        rotary_interleaved: whether the channels that are turned together are neighbours (EVA-02); False pairs channel i
+            of a head with channel i + size / 2 (DINOv3).
+    """
+
+    position: Literal["learned", "learned2d", "sincos2d", "relative", "none"] = "learned"
+    position_place: Literal["stem", "blocks", "shared"] = "stem"
+    position_prefix: bool = True
+    position_method: PositionMethod = "official"
+    rotary_theta: Frequency | None = None
+    rotary_grid: Count | None = None
+    rotary_interleaved: bool = False
+
+    def _conflicts(self) -> Iterator[str]:
+        yield from super()._conflicts()
+        if self.position == "relative" and self.rotary_theta is not None:
+            yield "rotary_theta and position='relative' exclude each other. Received: both"
+        if self.position == "relative" and self.position_place == "stem":
+            yield (
+                "position='relative' acts in the attention of every block: position_place is 'blocks' (one each) or "
+                "'shared'. Received: 'stem'"
+            )
+        if self.position in ("sincos2d", "none") and self.position_place != "stem":
+            yield f"position={self.position!r} needs position_place='stem'. Received: {self.position_place!r}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockConfig(Group):
+    """Encoder block (paper, equations 2 and 3): what mixes the tokens, the MLP, the norms.
+
+    Args:
+        num_heads: number of attention heads; divides hidden_size.
+        mlp_dim: width of the MLP's hidden layer.
+        tokens_mlp_dim: width of the hidden layer of an MLP over the tokens, which replaces the attention of every block
+            (MLP-Mixer, arXiv 2105.01601); None means attention.
+        qkv_bias: whether query, key and value have biases.
+        key_bias: whether the key has a bias where query and value have one.
+        gated_mlp: whether the MLP's activation is that of a second Dense layer, the gate, by which the first one is
+            multiplied (SwiGLU with "silu", arXiv 2002.05202).
+        mlp_norm: whether a LayerNorm precedes the MLP's last Dense layer (EVA-02).
+        activation: in the MLP: "gelu_tanh" (Google), "gelu_erf" (timm, Hugging Face), "gelu_quick" (OpenAI), "relu",
+            "silu", "tanh" or "linear".
+        norm_epsilon: epsilon of every LayerNorm.
+        layer_scale: initial value of LayerScale (arXiv 2103.17239); None means no LayerScale.
+        dropout_rate: after the stem and its position embedding, after attention and after both MLP layers, in [0, 1).
+        attention_dropout_rate: on the attention weights, in [0, 1).
+    """
+
+    num_heads: Count = 12
+    mlp_dim: Count = 3072
+    tokens_mlp_dim: Count | None = None
+    qkv_bias: bool = True
+    key_bias: bool = True
+    gated_mlp: bool = False
+    mlp_norm: bool = False
+    activation: Activation = "gelu_tanh"
+    norm_epsilon: NonNegative = 1e-6
+    layer_scale: NonNegative | None = None
+    dropout_rate: Share = 0.0
+    attention_dropout_rate: Share = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig(Group):
+    """From tokens to logits.
+
+    Args:
+        num_classes: number of classes; 0 means no head, the output is the feature.
+        classifier: how tokens become the feature (the official configs' name for pooling): "token" (class token), "gap"
+            (mean of the patch tokens), "token_gap" (both side by side, DINOv2's linear head), "map" (attention
+            pooling), "unpooled" (the head is applied to every token) or "token_unpooled" (the same, with a class
+            token).
+        representation_size: width of the pre_logits layer (Dense and tanh); None means no such layer.
+        representation_activation: activation of the pre_logits layer.
+        final_norm: "tokens" normalizes, then pools; "pooled" pools, then normalizes (timm's fc_norm).
+        normalize_features: whether the feature is divided by its Euclidean norm before the head, or as the output of a
+            model without a head.
+        projection_head: whether the head gives an embedding (CLIP), not classes. A changed num_classes makes it False.
+        head_bias_init: initial bias of the head (big_vision: -10 for the sigmoid loss on ImageNet-21k).
+        labels: name of a list in zoo/labels, or the class names themselves; None means plain numbers.
+    """
+
+    num_classes: WholeNumber = 1000
+    classifier: Classifier = "token"
+    representation_size: Count | None = None
+    representation_activation: Activation = "tanh"
+    final_norm: Literal["tokens", "pooled"] = "tokens"
+    normalize_features: bool = False
+    projection_head: bool = False
+    head_bias_init: Finite = 0.0
+    labels: str | tuple[str, ...] | None = None
+
+    def _convert(self) -> None:
+        super()._convert()
+        if self.num_classes == 0 and self.projection_head is True:
+            self._set("projection_head", False)  # a file of CLIP without the projection
+
+    def _conflicts(self) -> Iterator[str]:
+        yield from super()._conflicts()
+        if self.classifier == "token_gap" and self.final_norm == "pooled":
+            yield "classifier='token_gap' needs final_norm='tokens'. Received: 'pooled'"
+        if self.is_unpooled and (self.normalize_features or self.projection_head):
+            yield (
+                "normalize_features and projection_head need one feature for an image. "
+                f"Received: classifier={self.classifier!r}"
+            )
+        if not self.projection_head:
+            return
+        if self.normalize_features:
+            yield "projection_head and normalize_features exclude each other. Received: both"
+        if self.representation_size is not None:
+            yield f"projection_head needs representation_size=None. Received: {self.representation_size}"
+        if self.labels is not None:
+            yield f"projection_head gives no classes and needs labels=None. Received: {self.labels!r:.100}"
+
+    @property
+    def is_unpooled(self) -> bool:
+        """True if the head is applied to every token."""
+        return self.classifier in ("unpooled", "token_unpooled")
+
+    @property
+    def has_map_head(self) -> bool:
+        """True if the feature comes from attention pooling (big_vision's MAP head)."""
+        return self.classifier == "map"
+
+    @property
+    def reads_class_token(self) -> bool:
+        """True if the feature comes from the class token."""
+        return self.classifier in ("token", "token_gap", "token_unpooled")

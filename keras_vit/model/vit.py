@@ -1,0 +1,215 @@
+"""From pixels to logits: connect the layers of a Vision Transformer, in order of computation (paper, figure 1)."""
+
+import functools
+from typing import Any
+
+import keras
+
+from keras_vit.model import layers as vit
+from keras_vit.model.config import ViTConfig
+from keras_vit.model.layers.activations import activation_function
+from keras_vit.model.layers.base import initializer
+from keras_vit.model.layers.position_variants import RelativePosition
+
+
+class Network:
+    """Symbolic Keras tensors of a Vision Transformer, under a dtype policy."""
+
+    def __init__(self, config: ViTConfig, policy: Any) -> None:
+        self.config = config
+        self.policy = policy
+        # At least float32 for logits and for the feature of a model without a head: a bfloat16 softmax has 3 digits.
+        self.output_dtype = "float64" if policy.compute_dtype == "float64" else "float32"
+        self.intermediates: dict[str, Any] = {}  # name -> tensor, in the order of computation
+        self.block_inputs: dict[str, tuple[Any, ...]] = {}  # block -> tokens, and the table of relative positions
+        self._position_layer = functools.cache(self._new_position_layer)
+
+        height, width = config.size
+        self.images = keras.Input((height, width, config.num_channels), dtype=self.output_dtype, name="images")
+        x = self.images if config.resnet is None else self._resnet(self.images)
+        x = self._tokens(x) if config.num_layers else self._cells(x)
+        for i in range(config.num_layers):
+            x = self._block(x, i)
+        if config.num_layers and config.final_norm == "tokens":
+            x = self._record("encoder_norm", self._norm("encoder_norm")(x))
+        self.output = self._distilled_output(x) if config.distilled else self._output(x)
+
+    def _record(self, name: str, tensor: Any) -> Any:
+        self.intermediates[name] = tensor
+        return tensor
+
+    # ---- from pixels to tokens
+
+    def _resnet(self, x: Any) -> Any:
+        """Apply the ResNet of a hybrid or a BiT."""
+        resnet: Any = self.config.resnet
+        names = ("version", "norm_epsilon", "conv_epsilon", "conv_epsilon_place")
+        options = {"dtype": self.policy, **{name: getattr(resnet, name) for name in names}}
+        x = self._record("root", vit.ResNetRoot(resnet.width, name="root", **options)(x))
+        for stage, (units, width) in enumerate(zip(resnet.num_layers, resnet.widths, strict=True), start=1):
+            for unit in range(1, units + 1):
+                strides = 2 if unit == 1 and stage > 1 else 1
+                name = f"stage_{stage}_unit_{unit}"
+                x = vit.ResNetUnit(width, strides=strides, name=name, **options)(x)
+            self._record(f"stage_{stage}", x)
+        if resnet.version == 2:
+            x = vit.GroupNormalization(resnet.norm_epsilon, name="resnet_norm", dtype=self.policy)(x)
+            x = self._record("resnet", keras.layers.ReLU(name="resnet", dtype=self.policy)(x))
+        return x
+
+    def _cells(self, x: Any) -> Any:
+        """Take the cells of a ResNet without a Transformer as tokens."""
+        flatten = keras.layers.Reshape((-1, self.config.hidden_size), name="tokens", dtype=self.policy)
+        return self._record("tokens", flatten(x))
+
+    def _tokens(self, x: Any) -> Any:
+        """Embed patches, add positions and prefix tokens (equation 1)."""
+        c = self.config
+        x = vit.PatchEmbedding(c.hidden_size, c.patch, use_bias=c.patch_bias, name="embedding", dtype=self.policy)(x)
+        self._record("embedding", x)
+        # Google prepends the class token first, big_vision adds the position embedding first.
+        if c.position_prefix:
+            x = self._prefix(x)
+        if c.position != "none" and c.position_place == "stem":
+            x = self._position_layer("position")(x)
+        if not c.position_prefix:
+            x = self._prefix(x)
+        x = vit.Dropout(c.dropout_rate, name="dropout", dtype=self.policy)(x)
+        if c.pre_norm:
+            x = self._norm("pre_norm")(x)
+        return self._record("tokens", x)
+
+    def _prefix(self, x: Any) -> Any:
+        c = self.config
+        if not c.num_prefix_tokens:
+            return x
+        return vit.PrefixTokens(
+            class_token=bool(c.class_token),
+            distilled=c.distilled,
+            num_registers=c.num_registers,
+            name="prefix",
+            dtype=self.policy,
+        )(x)
+
+    def _new_position_layer(self, name: str) -> keras.layers.Layer:
+        c = self.config
+        options = {"name": name, "dtype": self.policy}
+        if c.position == "relative":
+            return RelativePosition(c.grid, c.num_heads, prefix_tokens=c.num_prefix_tokens, **options)
+        prefix = c.position_prefix_tokens
+        return vit.PositionEmbedding(c.grid, prefix_tokens=prefix, kind=c.position, method=c.position_method, **options)
+
+    # ---- the encoder
+
+    def _block(self, x: Any, i: int) -> Any:
+        c = self.config
+        is_last = i == c.num_layers - 1
+        block = vit.EncoderBlock(
+            c.block,
+            rotary=self._rotary(),
+            stochastic_depth=c.stochastic_depth * i / max(1, c.num_layers - 1),
+            final_tokens=c.num_final_tokens if is_last and c.classifier == "token" else None,
+            name=f"block_{i}",
+            dtype=self.policy,
+        )
+        self.block_inputs[block.name] = self._block_input(x, i)
+        return self._record(block.name, block(*self.block_inputs[block.name]))
+
+    def _block_input(self, x: Any, i: int) -> tuple[Any, ...]:
+        """Return the inputs of block i: the tokens, with positions added, or with the table of relative positions."""
+        c = self.config
+        if c.position_place == "stem":
+            return (x,)
+        positions = self._position_layer("position" if c.position_place == "shared" else f"position_{i}")(x)
+        return (x, positions) if c.position == "relative" else (positions,)
+
+    def _rotary(self) -> dict[str, Any] | None:
+        c = self.config
+        if c.rotary_theta is None:
+            return None
+        return {
+            "grid": c.grid,
+            "prefix_tokens": c.num_prefix_tokens,
+            "theta": c.rotary_theta,
+            "trained_grid": c.rotary_grid,
+            "interleaved": c.rotary_interleaved,
+        }
+
+    def _norm(self, name: str) -> vit.LayerNormalization:
+        return vit.LayerNormalization(epsilon=self.config.norm_epsilon, name=name, dtype=self.policy)
+
+    # ---- from tokens to logits
+
+    def _output(self, tokens: Any) -> Any:
+        c = self.config
+        x = self._pool(tokens)
+        if c.final_norm == "pooled":
+            x = self._norm("encoder_norm")(x)
+        if c.representation_size is not None:
+            x = self._representation(c.representation_size)(x)
+        if c.normalize_features:
+            x = vit.L2Normalization(name="normalized", dtype=self.output_dtype)(x)
+        self._record("pre_logits", x)
+        return self._record("logits", self._classes("head")(x)) if c.num_classes else self._feature(x)
+
+    def _distilled_output(self, tokens: Any) -> Any:
+        """Average the heads of the class token and of DeiT's distillation token (arXiv 2012.12877)."""
+        x, distilled = self._pool_token("pool", tokens, 0), self._pool_token("pool_1", tokens, 1)
+        mean = keras.layers.Average(name="mean_feature", dtype=self.policy)([x, distilled])
+        self._record("pre_logits", mean)
+        if not self.config.num_classes:
+            return self._feature(mean)
+        heads = [self._classes("head")(x), self._classes("head_distillation")(distilled)]
+        return self._record("logits", keras.layers.Average(name="mean_logits", dtype=self.output_dtype)(heads))
+
+    def _pool(self, x: Any) -> Any:
+        """Pool the tokens to one feature, as `config.classifier` says."""
+        match self.config.classifier:
+            case "token":
+                return self._pool_token("pool", x, 0)
+            case "gap":
+                return self._pool_token("pool", x, None)
+            case "token_gap":
+                parts = [self._pool_token("pool", x, 0), self._pool_token("pool_mean", x, None)]
+                return keras.layers.Concatenate(name="pools", dtype=self.policy)(parts)
+            case "map":
+                return self._pool_by_attention(x)
+        return x  # unpooled
+
+    def _pool_token(self, name: str, x: Any, token: int | None) -> Any:
+        prefix = self.config.num_prefix_tokens
+        return vit.TokenPooling(token=token, prefix_tokens=prefix, name=name, dtype=self.policy)(x)
+
+    def _pool_by_attention(self, x: Any) -> Any:
+        c = self.config
+        return vit.AttentionPooling(
+            c.num_heads,
+            c.mlp_dim,
+            activation=c.activation,
+            norm_epsilon=c.norm_epsilon,
+            prefix_tokens=c.num_prefix_tokens,
+            name="pool",
+            dtype=self.policy,
+        )(x)
+
+    def _representation(self, width: int) -> keras.layers.Dense:
+        return keras.layers.Dense(
+            width,
+            activation=activation_function(self.config.representation_activation),
+            kernel_initializer=initializer("convolution"),
+            name="pre_logits",
+            dtype=self.policy,
+        )
+
+    def _classes(self, name: str) -> keras.layers.Dense:
+        # The kernel starts at zero for fine-tuning, as in the paper (section 3.2).
+        return keras.layers.Dense(
+            self.config.num_classes,
+            kernel_initializer="zeros",
+            bias_initializer=keras.initializers.Constant(self.config.head_bias_init),
+            name=name,
+            dtype=self.output_dtype,
+        )
+
+    def _feature(self, x: Any) -> Any:
+        return keras.layers.Identity(name="feature", dtype=self.output_dtype)(x)
