@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hostile_server import HostileServer
-from keras_vit._util import transfer
+from keras_vit._util.download import transfer
 
 
 @pytest.fixture

@@ -54,9 +54,9 @@ def read_from(family: str) -> list[str]:
     """Return the formats that such models are read from: a ResNet's epsilon may be the format's own."""
     found = set(READ_ONLY.get(family, ()))
     for config, table in itertools.product(configs()[family], map(load_table, formats())):
-        written = layout.written_config(config, table, expressible._typical_shapes(config))
+        written = layout.written_config(config, table, expressible.weight_shapes(config))
         with contextlib.suppress(CheckpointError):
-            inexact = expressible.plan(written, expressible._typical_shapes(written), table).inexact
+            inexact = expressible.plan(written, expressible.weight_shapes(written), table).inexact
             found |= set() if [text for text in inexact if not text.startswith("resnet=")] else {table.format}
     return sorted(found)
 

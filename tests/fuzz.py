@@ -42,27 +42,9 @@ SEEDS = {
 PRESETS = reference.FOLDER.parent / "keras_hub"
 SLOWEST = 10.0  # seconds of CPU time for one file
 LOADED = 4  # one in so many files with valid headers is loaded too
-VALUES: tuple[Any, ...] = (
-    *(0, -1, 1, 2, 3, 7, 33, 2**31, 2**63, 10**12, 10**30, 0.5, -0.5, 1e308, 1e-308, float("nan"), float("inf")),
-    *(
-        True,
-        False,
-        None,
-        "",
-        "a",
-        "gelu",
-        "token",
-        "x" * 5000,
-        "\0",
-        "\ud800",
-        [],
-        [1],
-        [32, 32],
-        [[[]]],
-        {},
-        {"0": "a"},
-    ),
-)
+NUMBERS = (0, -1, 1, 2, 3, 7, 33, 2**31, 2**63, 10**12, 10**30, 0.5, -0.5, 1e308, 1e-308, float("nan"), float("inf"))
+TEXTS = ("", "a", "gelu", "token", "x" * 5000, "\0", "\ud800")
+VALUES: tuple[Any, ...] = (*NUMBERS, True, False, None, *TEXTS, [], [1], [32, 32], [[[]]], {}, {"0": "a"})
 TYPES = ("float16", "float32", "float64", "int8", "int64", "uint8", "bool", "bfloat16")
 FIELDS = tuple(ViTConfig.__dataclass_fields__)
 

@@ -21,8 +21,9 @@ from PIL import Image, ImageOps
 import image_kinds
 from image_kinds import encoded, photo
 from keras_vit.export.server import image_bytes
-from keras_vit.model import pillow_images, preprocess
+from keras_vit.model import preprocess
 from keras_vit.model.config import Preprocessing, ViTConfig
+from keras_vit.model.images import pillow
 
 PAGE = Path(__file__).parent.parent / "docs" / "numerics-and-traps.md"
 START, END = "<!-- image files: written by tests/image_table.py, checked by make test -->\n", "<!-- /image files -->"
@@ -135,7 +136,7 @@ def by_object(kind: Kind) -> np.ndarray:
     except Exception as error:
         raise ValueError("`Image.open` fails") from error
     with image:
-        return pillow_images.pixels(image)
+        return pillow.pixels(image)
 
 
 @functools.cache

@@ -13,20 +13,20 @@ MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for p
 TREES = {module: ast.parse(path.read_text(encoding="utf-8"), path) for module, path in MODULES.items()}
 
 
-def nodes(tree: ast.AST, *, at_import: bool) -> Iterator[ast.AST]:
-    """Yield all nodes of a module, or only those that run when it is imported."""
+def nodes(tree: ast.AST, *, at_import: bool = False, typing: bool = True) -> Iterator[ast.AST]:
+    """Yield the nodes of a module: only those that run when it is imported, or also those for type checkers."""
     for node in ast.iter_child_nodes(tree):
         deferred = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for_checkers = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        if not (at_import and (deferred or for_checkers)):
+        if not (at_import and deferred) and not (for_checkers and (at_import or not typing)):
             yield node
-            yield from nodes(node, at_import=at_import)
+            yield from nodes(node, at_import=at_import, typing=typing)
 
 
-def imports(module: str, *, at_import: bool = False) -> Iterator[str]:
+def imports(module: str, **which: bool) -> Iterator[str]:
     """Yield the full dotted names that a module imports: `keras_vit.model.layers.block.Block`, `numpy`."""
     inside = ["keras_vit", *module.split(".")]
-    for node in nodes(TREES[module], at_import=at_import):
+    for node in nodes(TREES[module], **which):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -34,15 +34,15 @@ def imports(module: str, *, at_import: bool = False) -> Iterator[str]:
             yield from (".".join([*origin, alias.name]) for alias in node.names)
 
 
-def imported_packages(module: str, *, at_import: bool = False) -> set[str]:
+def imported_packages(module: str, **which: bool) -> set[str]:
     """Return the top-level packages that a module imports: `numpy`, `keras_vit`."""
-    return {name.partition(".")[0] for name in imports(module, at_import=at_import)}
+    return {name.partition(".")[0] for name in imports(module, **which)}
 
 
-def imported_modules(module: str, *, at_import: bool = False) -> set[str]:
+def imported_modules(module: str, **which: bool) -> set[str]:
     """Return the modules of this package that a module imports, each as the longest name that is a file."""
     found = set()
-    for name in imports(module, at_import=at_import):
+    for name in imports(module, **which):
         package, *parts = name.split(".")
         if package == "keras_vit":
             stems = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]

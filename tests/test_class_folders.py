@@ -14,7 +14,7 @@ from PIL import Image
 
 from command_line import fails, run
 from keras_vit import VisionTransformer, train
-from keras_vit.model.image_files import decode
+from keras_vit.model.images.jpeg_png import decode
 from keras_vit.train.data import dataset_files, sources
 from keras_vit.train.data.split import RandomAccess, Split
 from picture_folders import WORDS, accuracy, digits_model, fill, picture, write_digits

@@ -95,7 +95,7 @@ def test_a_file_with_a_grid_that_is_not_square_is_read_when_its_size_is_told(tmp
     assert_same_bits(values(converters.load(path)), values(model))  # the file states its size
     np.savez(tmp_path / "wide.npz", **reference.arrays(path))
     path = tmp_path / "wide.npz"  # as others write it
-    with pytest.raises(converters.CheckpointError, match="fills no square grid"):
+    with pytest.raises(converters.CheckpointError, match="does not fill a square grid"):
         converters.load(path)
     again = converters.load(path, config={"image_size": (16, 48)})
     assert_same_bits(values(again), values(model))

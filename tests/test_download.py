@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostile_server import GOOD, HostileServer, Served, npz, sha256
-from keras_vit._util import download, integrity
-from keras_vit._util.download import fetch
+from keras_vit._util.download import cache_folder, cached_files, fetch, integrity
 from keras_vit.errors import DownloadError
 
 pytest_plugins = ["download_fixtures"]
@@ -117,9 +116,9 @@ def test_paths_that_lead_elsewhere_are_refused(url: str, cache: Path) -> None:
     st.text(alphabet="./\\%2eEfF5Cc@:?#a\0~", max_size=20),
 )
 def test_no_url_leads_out_of_the_cache(start: str, rest: str) -> None:
-    root = download.cache_folder().resolve()
+    root = cache_folder().resolve()
     try:
-        place = download._locate(start + rest).cached
+        place = cached_files._locate(start + rest).cached
     except ValueError:
         return
     assert Path(os.path.normpath(place)).is_relative_to(root)
@@ -163,7 +162,7 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, environment: dict[s
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert download.cache_folder() == Path(folder)
+    assert cache_folder() == Path(folder)
 
 
 def test_progress_is_shown_on_a_terminal_only(

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from hostile_server import GOOD, HostileServer, Served, sha256
-from keras_vit._util import download
-from keras_vit._util.download import fetch
+from keras_vit._util.download import cached_files, fetch
 from keras_vit.errors import DownloadError
 
 pytest_plugins = ["download_fixtures"]
@@ -24,7 +23,7 @@ LAYOUTS = ["vit_models/augreg/X.npz", "augreg/X.npz", "X.npz"]
 )
 def test_anything_but_a_no_is_offline(monkeypatch: pytest.MonkeyPatch, value: str, offline: bool) -> None:
     monkeypatch.setenv("KERAS_VIT_OFFLINE", value)
-    assert download._offline() is offline
+    assert cached_files._offline() is offline
 
 
 @pytest.mark.parametrize("switch", ["KERAS_VIT_OFFLINE", "HF_HUB_OFFLINE"])
@@ -67,7 +66,7 @@ def test_a_mirror_folder_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("KERAS_VIT_OFFLINE", offline)
     monkeypatch.setenv("KERAS_VIT_MIRROR", str(tmp_path / "mirror"))
     assert fetch(OBJECT, sha256=sha256(GOOD)) == copy
-    assert fetch(OBJECT.replace("gs://", download.STORAGE)) == copy
+    assert fetch(OBJECT.replace("gs://", cached_files.STORAGE)) == copy
     with pytest.raises(DownloadError, match="not the expected file"):
         fetch(OBJECT, sha256="a" * 64)
     monkeypatch.setenv("KERAS_VIT_MIRROR", (tmp_path / "mirror").as_uri())

@@ -292,7 +292,7 @@ STAGES = {f"block{s}/unit1/conv1/kernel": np.zeros((1, 1, 1, 1), np.float32) for
 
 @pytest.mark.parametrize("change", [narrow(30_000), narrow(100_000), lambda tensors: tensors.update(STAGES)])
 def test_a_model_larger_than_its_file_is_never_built(change: Callable[[Tensors], None], tmp_path: Path) -> None:
-    refuse(changed("google", tmp_path, change), "describes a model of at least|does not describe|no square grid")
+    refuse(changed("google", tmp_path, change), "describes a model of at least|does not describe|a square grid")
 
 
 def test_what_a_tensor_of_a_type_that_is_not_read_claims_does_not_count(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_what_a_tensor_of_a_type_that_is_not_read_claims_does_not_count(tmp_path
         data += array.tobytes()
     header["stray"] = entry(len(data), len(data), dtype="F8_E4M3", shape=[2**40])
     (tmp_path / "file").write_bytes(safetensors(header, data))
-    refuse(tmp_path / "file", "tensor 'stray' claims 1099511627776 bytes .* but its offsets hold 0")
+    refuse(tmp_path / "file", "no valid safetensors header: .* invalid shape")
 
 
 @pytest.mark.parametrize("name", VARIANTS)

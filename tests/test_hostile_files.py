@@ -92,7 +92,7 @@ def test_a_folder_and_a_pipe_are_refused_and_a_missing_file_is_missing(tmp_path:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(CheckpointError, match="is a folder"):
         open_container(tmp_path)
-    with pytest.raises(CheckpointError, match="is no regular file"):
+    with pytest.raises(CheckpointError, match="is not a regular file"):
         open_container(tmp_path / "pipe")
     with pytest.raises(FileNotFoundError, match=r"absent\.npz"):
         open_container(tmp_path / "absent.npz")

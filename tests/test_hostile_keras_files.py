@@ -87,7 +87,7 @@ def test_the_file_that_is_changed_below_is_good(tmp_path: Path) -> None:
 def test_a_config_that_the_weights_cannot_fill_is_refused_before_anything_is_built(
     model: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("keras_vit.converters._load.VisionTransformer", None)
+    monkeypatch.setattr("keras_vit.converters.loading.VisionTransformer", None)
     refuse(keras_archive(tmp_path / "vit.keras", model=model), "describes? (?!.*NoneType)")
 
 
@@ -127,7 +127,10 @@ def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
 def test_another_model_is_refused_and_its_code_not_run(tmp_path: Path) -> None:
     image = keras.Input((4,))
     keras.Model(image, keras.layers.Lambda(lambda x: x + 1)(image)).save(tmp_path / "lambda.keras")
-    refuse(tmp_path / "lambda.keras", "holds no VisionTransformer. Received: 'Functional'; keras.saving.load_model")
+    refuse(
+        tmp_path / "lambda.keras",
+        "does not contain a VisionTransformer. Received: 'Functional'; keras.saving.load_model",
+    )
     code = json.loads(zipfile.ZipFile(tmp_path / "lambda.keras").read("config.json"))["config"]["layers"][1]
     good = json.loads(members()["config.json"])
     inside = {**good, "config": {**good["config"], "dtype": code}}  # where Keras would deserialise it

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hostile_server import GOOD, npz, safetensors_file, sha256
-from keras_vit._util import integrity
+from keras_vit._util.download import integrity
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])

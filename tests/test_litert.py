@@ -175,7 +175,7 @@ def test_pixels_are_normalised_in_the_file(tmp_path: Path) -> None:
         model = built("float64", preprocessing=preprocessing, resnet=resnet, patch_size=2 if resnet else 8)
         pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
         want = np.asarray(model(model.preprocess(pixels)))
-        assert reference.distance(output(written(model, tmp_path, dtype="uint8"), pixels), want) < NOISE
+        assert reference.distance(output(written(model, tmp_path, input_dtype="uint8"), pixels), want) < NOISE
 
 
 def test_only_the_tokens_that_are_read_leave_the_last_block(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_every_tensor_has_a_name_of_its_own(kind: str) -> None:
     model = built(**KINDS[kind])
     probabilities = "probabilities" if model.config.num_classes else "logits"
     options = Options(
-        dtype="uint8",
+        input_dtype="uint8",
         source_size=(50, 41),
         attention=bool(model.config.class_token) and model.config.has_attention,
         output=probabilities,
@@ -264,7 +264,7 @@ def test_smoothing_and_scales_move_factors_and_change_nothing(tmp_path: Path, ki
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "an output": ({}, {"output": "classes"}, "output must be one of"),
     "no head": ({"num_classes": 0}, {"output": "probabilities"}, "needs a head"),
-    "no image": ({}, {"batch": 0}, "batch must be an integer"),
+    "no image": ({}, {"batch": 0}, "batch must be in"),
     "no class token": ({"classifier": "gap"}, {"attention": True}, "class token"),
     "factors of another width": ({}, {"smoothing": {"block_0/norm1": np.ones(3)}}, "broadcast"),
     "scales of another width": ({}, {"scales": np.ones(3)}, "broadcast"),

@@ -68,7 +68,7 @@ def test_pixels_of_the_models_size_are_normalised(tmp_path: Path, channels: int,
     mean, std = (0.485, 0.456, 0.406)[:channels], (0.229, 0.224, 0.225)[:channels]
     config = tiny(num_channels=channels, preprocessing=Preprocessing(mean=mean, std=std))
     given = pixels(32, 32, channels=channels, batch=batch or 3)
-    made = received(config, given, tmp_path, batch=batch, dtype="uint8")
+    made = received(config, given, tmp_path, batch=batch, input_dtype="uint8")
     np.testing.assert_allclose(made, wanted(config, given), atol=NOISE)
 
 
@@ -94,7 +94,7 @@ def test_exactly_resized_pixels_are_those_of_preprocess(
     )
     config = tiny(image_size=(48, 64), preprocessing=preprocessing)
     for given in (PHOTO[None, ::4, ::5], pixels(29, 90, batch=2)):
-        changes = {"batch": None, "dtype": "uint8", "source_size": given.shape[1:3], "resize": "exact"}
+        changes = {"batch": None, "input_dtype": "uint8", "source_size": given.shape[1:3], "resize": "exact"}
         made = received(config, given, tmp_path, **changes)
         np.testing.assert_allclose(made, wanted(config, given), atol=NOISE)
 
@@ -114,7 +114,7 @@ def test_the_centre_is_cut_out_where_preprocess_cuts_it(
     config = tiny(image_size=target, patch_size=1, preprocessing=Preprocessing(resize="crop", crop_fraction=fraction))
     given = pixels(*source)
     made = {
-        kind: received(config, given, tmp_path, dtype="uint8", source_size=source, resize=kind)
+        kind: received(config, given, tmp_path, input_dtype="uint8", source_size=source, resize=kind)
         for kind in ("exact", "builtin")
     }
     np.testing.assert_allclose(made["exact"], wanted(config, given), atol=NOISE)
@@ -125,20 +125,20 @@ def test_the_centre_is_cut_out_where_preprocess_cuts_it(
 def test_grey_photos_are_resized_too(tmp_path: Path) -> None:
     config = tiny(num_channels=1, preprocessing=Preprocessing(antialias=True))
     given = PHOTO[None, :, :, :1]
-    made = received(config, given, tmp_path, dtype="uint8", source_size=given.shape[1:3])
+    made = received(config, given, tmp_path, input_dtype="uint8", source_size=given.shape[1:3])
     np.testing.assert_allclose(made, wanted(config, given), atol=NOISE)
 
 
 def test_pixels_of_the_right_size_are_resized_by_nothing(tmp_path: Path) -> None:
     given = pixels(32, 32)
-    made = received(tiny(), given, tmp_path, dtype="uint8", source_size=(32, 32))
+    made = received(tiny(), given, tmp_path, input_dtype="uint8", source_size=(32, 32))
     np.testing.assert_allclose(made, wanted(tiny(), given), atol=NOISE)
 
 
 @pytest.mark.parametrize("batch", [1, None])
 def test_nothing_has_a_fifth_dimension_and_the_batch_stays_open(batch: int | None) -> None:
     builder = Builder()
-    changes = {"batch": batch, "dtype": "uint8", "source_size": (60, 40)}
+    changes = {"batch": batch, "input_dtype": "uint8", "source_size": (60, 40)}
     given = images.add_image_input(Operators(builder), tiny(), options(**changes))
     assert given.tensor.shape == (batch, 32, 32, 3)
     assert max(len(row.shape) for row in builder._tensors) <= 4
@@ -147,12 +147,12 @@ def test_nothing_has_a_fifth_dimension_and_the_batch_stays_open(batch: int | Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dtype": "int8"}, "dtype must be one of .*'int8'"),
+        ({"input_dtype": "int8"}, "input_dtype must be one of .*'int8'"),
         ({"resize": "bicubic"}, "resize must be one of .*'bicubic'"),
         ({"source_size": (40, 40)}, "needs input_dtype='uint8'.*'float32'"),
-        ({"dtype": "uint8", "source_size": (0, 40)}, r"source_size.*\(0, 40\)"),
-        ({"dtype": "uint8", "source_size": (40, 40, 3)}, r"source_size.*\(40, 40, 3\)"),
-        ({"dtype": "uint8", "source_size": 40.5}, r"source_size.*40\.5"),
+        ({"input_dtype": "uint8", "source_size": (0, 40)}, r"source_size.*\(0, 40\)"),
+        ({"input_dtype": "uint8", "source_size": (40, 40, 3)}, r"source_size.*\(40, 40, 3\)"),
+        ({"input_dtype": "uint8", "source_size": 40.5}, r"source_size.*40\.5"),
     ],
 )
 def test_what_makes_no_input_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -113,7 +113,7 @@ def test_full_integers_fit_hybrids_and_open_batches(tmp_path, variant):
 def test_a_file_that_takes_pixels_is_calibrated_with_pixels(tmp_path):
     model = built()
     source, path = tmp_path / "float32.tflite", tmp_path / "model.tflite"
-    build_file(model, Options(dtype="uint8")).write(source)
+    build_file(model, Options(input_dtype="uint8")).write(source)
     pixels = samples.pixels(model.config, 8)
     quantize(source, path, modes.load_mode("int8"), calibration=pixels)
     assert sqnr(results(path, pixels), results(source, pixels)) > 30  # measured 39

@@ -89,7 +89,7 @@ def test_pixels_are_normalised_before_the_border_is_padded(tmp_path: Path, chann
     resnet = {"num_layers": (1,), "width_factor": 0.5}
     model = built(resnet=resnet, patch_size=1, num_channels=channels, preprocessing=Preprocessing(mean=mean, std=std))
     pixels = np.random.default_rng(0).integers(0, 256, (1, 32, 32, channels), np.uint8)
-    made = run(file_of(model, tmp_path, batch=batch, dtype="uint8"), pixels)
+    made = run(file_of(model, tmp_path, batch=batch, input_dtype="uint8"), pixels)
     assert distance(made, from_keras(model, model.preprocess(pixels))) < NOISE
 
 

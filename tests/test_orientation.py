@@ -17,8 +17,9 @@ from PIL import Image, ImageOps
 import command_line
 import image_table
 from keras_vit import export, train, zoo
-from keras_vit.model import image_files, pillow_images, preprocess
+from keras_vit.model import preprocess
 from keras_vit.model.config import Preprocessing
+from keras_vit.model.images import jpeg_png, pillow
 from keras_vit.model.task import Classification
 from keras_vit.train.data import augment, pipeline, sources
 from keras_vit.train.data.order import Order
@@ -52,7 +53,7 @@ def as_camera_stores(image: Image.Image, orientation: int, kind: str = "PNG") ->
 
 
 def test_the_graph_has_no_slices_that_the_layout_optimizer_gives_up_at() -> None:
-    graphs = [image_files._parse_orientation.get_concrete_function().graph.as_graph_def()]
+    graphs = [jpeg_png._parse_orientation.get_concrete_function().graph.as_graph_def()]
     functions = [each.node_def for graph in graphs for each in graph.library.function]
     for nodes in (*(graph.node for graph in graphs), *functions):
         values = {node.name: tf.make_ndarray(node.attr["value"].tensor) for node in nodes if node.op == "Const"}
@@ -69,7 +70,7 @@ def decoded(file: bytes, folder: Path) -> np.ndarray:
     path = folder / "photo"
     path.write_bytes(file)
     pixels = preprocess.decode(path)
-    np.testing.assert_array_equal(pillow_images.pixels(Image.open(path)), pixels)
+    np.testing.assert_array_equal(pillow.pixels(Image.open(path)), pixels)
     np.testing.assert_array_equal(in_graph(file), pixels)
     return pixels
 
@@ -99,8 +100,8 @@ def test_files_that_only_pillow_reads_are_turned_too(kind: str, tmp_path: Path) 
 def test_an_object_that_is_upright_already_is_not_turned_again() -> None:
     image = Image.open(io.BytesIO(encoded(PHOTO, "JPEG", tag(6))))
     upright = ImageOps.exif_transpose(image)
-    np.testing.assert_array_equal(pillow_images.pixels(upright), np.asarray(upright))
-    np.testing.assert_array_equal(pillow_images.pixels(image.convert("RGB")), np.asarray(upright))
+    np.testing.assert_array_equal(pillow.pixels(upright), np.asarray(upright))
+    np.testing.assert_array_equal(pillow.pixels(image.convert("RGB")), np.asarray(upright))
 
 
 def with_segment(content: bytes, code: int = 0xE1) -> bytes:
@@ -176,7 +177,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_an_inception_crop_is_one_of_the_upright_photo(kind: str, orientation: int) -> None:
     file = tf.constant(encoded(PHOTO, kind, tag(orientation)))
-    upright = image_files.decode(file)
+    upright = jpeg_png.decode(file)
     for number in range(4):
         of_file, of_pixels = (augment.inception_crop(x, (3, number), min_area=0.1).numpy() for x in (file, upright))
         assert of_file.shape == of_pixels.shape

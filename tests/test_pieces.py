@@ -82,8 +82,8 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_the_layers_are() -> None:
         names = [name for name in wanted if not name.endswith(ZERO)]
         return sum(np.linalg.norm(found[name] - wanted[name]) / np.linalg.norm(wanted[name]) for name in names)
 
-    # 1.05 on an Intel CPU with AMX.
-    assert errors(xla.piece_compiler()) < 1.1 * errors(None)
+    # Kernels of processors round at other places: 0.96 without oneDNN, 1.08 with AVX-512 BF16, 1.05 with AMX.
+    assert errors(xla.piece_compiler()) < 1.3 * errors(None)
 
 
 # ---- the layers

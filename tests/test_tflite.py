@@ -309,9 +309,9 @@ def test_images_of_other_channels_than_colour_are_images(channels: int, tmp_path
         ({"input_dtype": "int8"}, r"input_dtype must be one of \['float32', 'uint8'\]. Received: 'int8'"),
         ({"resize": "best"}, r"resize must be one of \['exact', 'builtin'\]. Received: 'best'"),
         ({"output": "classes"}, "output must be one of"),
-        ({"batch": 0}, "batch must be an integer >= 1, or None for any. Received: 0"),
-        ({"batch": 0, "output": "x"}, "output must be one of .*; batch must be"),
-        ({"threads": 0}, "threads must be an integer >= 1. Received: 0"),
+        ({"batch": 0}, r"batch must be in \[1, inf\). Received: 0"),
+        ({"batch": 0, "output": "x"}, r"batch must be in .*; output must be one of"),
+        ({"threads": 0}, r"threads must be in \[1, inf\). Received: 0"),
         (
             {"source_size": 64},
             "source_size needs input_dtype='uint8' .*only pixels are resized. Received: 'float32'",
@@ -321,7 +321,7 @@ def test_images_of_other_channels_than_colour_are_images(channels: int, tmp_path
         ({"least_cosine": 5.0}, r"least_cosine must be in \[-1, 1\]. Received: 5.0"),
         ({"least_cosine": float("nan")}, r"least_cosine must be in \[-1, 1\]. Received: nan"),
         ({"least_agreement": -0.1}, r"least_agreement must be in \[0, 1\]. Received: -0.1"),
-        ({"least_agreement": "all"}, "least_agreement must be an integer or a number. Received: 'all'"),
+        ({"least_agreement": "all"}, "least_agreement must be .*a number. Received: 'all'"),
         ({"quantize": "int8"}, "quantize='int8' needs calibration images.*Received: None"),
         ({"quantize": "int8", "calibration": []}, "an empty list"),
         ({"quantize": "int8", "calibration": np.zeros((0, 32, 32, 3), np.float32)}, r"shape \(0, 32, 32, 3\)"),
@@ -437,7 +437,7 @@ def fail_with(error: BaseException) -> Any:
         ("build_file", "dynamic"),
         ("find_outliers", "dynamic"),
         ("quantize_file", "int8"),
-        ("verify_file", "none"),
+        ("verify", "none"),
     ],
 )
 @pytest.mark.parametrize(

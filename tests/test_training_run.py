@@ -279,5 +279,5 @@ def test_a_missing_model_is_reported_with_its_path(tmp_path: Path) -> None:
 
 def test_a_keras_file_that_holds_another_model_is_refused(tmp_path: Path) -> None:
     keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]).save(tmp_path / "other.keras")
-    with pytest.raises(ValueError, match="holds no VisionTransformer"):
+    with pytest.raises(ValueError, match="does not contain a VisionTransformer"):
         run(short(), model=tmp_path / "other.keras")

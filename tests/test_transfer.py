@@ -16,8 +16,7 @@ import requests
 import urllib3
 
 from hostile_server import GOOD, HostileServer, Served, hdf5, npz, safetensors_file, sha256
-from keras_vit._util import integrity, transfer
-from keras_vit._util.download import fetch
+from keras_vit._util.download import fetch, integrity, transfer
 from keras_vit.errors import DownloadError
 
 pytest_plugins = ["download_fixtures"]
@@ -184,9 +183,9 @@ OTHER = "a" * 64
         ("x.json", Served(b'{"hidden_size": 7'), {}, "not valid JSON"),
         ("x.json", Served(b"[" * 100_000), {}, "not valid JSON"),
         ("x.h5", Served(hdf5()[:-1]), {}, "own header states"),
-        ("x.safetensors", Served(hostile(b"[" * 200_000)), {}, "no readable safetensors header"),
-        ("x.safetensors", Served(hostile(b" " * (3 << 20))), {}, "header claims 3,145,728 bytes"),
-        ("x.safetensors", Served(safetensors_file()[:-1], no_length=True), {}, "its own header states"),
+        ("x.safetensors", Served(hostile(b"[" * 200_000)), {}, "no valid safetensors header"),
+        ("x.safetensors", Served(hostile(b" " * (3 << 20))), {}, "claims a header of 3145728 bytes"),
+        ("x.safetensors", Served(safetensors_file()[:-1], no_length=True), {}, "no valid safetensors header"),
         ("x.dat", Served(GOOD, no_length=True), {}, "neither a length nor a checksum.*#sha256=<hex>"),
         ("x.dat", Served(GOOD, always="cut", headers={"x-goog-hash": "md5=AAAA"}), {}, "5 attempts"),
     ],

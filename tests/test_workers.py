@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from keras_vit.train.loop.locks import exclusive
 from keras_vit.train.step import strategies, workers
 from keras_vit.train.step.workers import name_lost_worker, wait_for_workers
 from killed_runs import logged, weights
+from marks import full_except
 from test_train_parity import WITHOUT_EFFECT, free_ports
 from tiny_models import tiny
 
@@ -272,8 +274,14 @@ def interrupted(folder: Path, line: int, sent: signal.Signals, victim: int, coun
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("sent", "victim"),
+    full_except(
+        [(signal.SIGKILL, 1), (signal.SIGSTOP, 0)],
+        itertools.product([signal.SIGKILL, signal.SIGSTOP], [0, 1]),
+        marks=pytest.mark.slow,
+    ),
+)
 def test_a_lost_worker_ends_the_other_with_one_message(tmp_path: Path, sent: signal.Signals, victim: int) -> None:
     message = interrupted(tmp_path / "run", 12, sent, victim)
     lines = [line for line in message.splitlines() if line and not line.startswith("step ")]

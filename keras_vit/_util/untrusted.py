@@ -22,19 +22,19 @@ def directory_limit(size: int) -> int:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON; raise a ValueError if it is not valid."""
+    """Parse JSON; raise a ValueError if it is not valid or nested too deeply."""
     try:
-        return json.loads(text)
+        return check_depth(json.loads(text), "it")
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not valid JSON: {str(error)[:200]}") from error
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
-    """Parse a JSON object; raise a ValueError if it is something else or nested too deeply."""
+    """Parse a JSON object; raise a ValueError if it is something else."""
     value = parse_json(text)
     if not isinstance(value, dict):
         raise ValueError(f"is a {type(value).__name__}, not an object")
-    return dict(check_depth(value, "the JSON"))
+    return value
 
 
 def open_safetensors(path: Path) -> safe_open:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_vit._util import image_paths
 from keras_vit._util.text import error_reason
-from keras_vit.model.image_files import is_jpeg_or_png
+from keras_vit.model.images.jpeg_png import is_jpeg_or_png
 from keras_vit.model.preprocess import read_file
 
 RECORDS = re.compile(r"\.(tfrecords?|array_?record)(-\d+-of-\d+)?$")

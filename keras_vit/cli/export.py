@@ -20,12 +20,11 @@ MODE_HELP = "A mode (none, float16, dynamic, int8 ...) or a .toml file."
 OTHER_FORMATS = (".onnx", ".pb", ".keras", ".h5", ".npz", ".safetensors", ".pth", ".lite", ".zip")
 MAX_IMAGES = 256  # of one folder: calibration does not gain from more
 # Options of `keras-vit export` that only a .tflite file takes, and those that only a SavedModel takes.
-FILE_OPTIONS = ("batch", "source_size", "resize", "output", "attention", "patches")
+FILE_OPTIONS = ("batch", "input_dtype", "source_size", "resize", "output", "attention", "patches")
 TFLITE_OPTIONS = (
     *FILE_OPTIONS,
     "quantize",
     "images",
-    "input_dtype",
     "route",
     "least_cosine",
     "least_agreement",
@@ -91,7 +90,7 @@ def export(
         check_folder_path(to)
     else:
         check_file_path(to)
-        Options(**{"dtype": input_dtype, **file}).check(found.config)
+        Options(**file).check(found.config)
         if load_mode(quantize).needs_calibration and not files:
             raise ValueError(f"--quantize {quantize} needs calibration images: --images FOLDER, a hundred or more")
     with options.quiet():
@@ -110,7 +109,6 @@ def export(
                 quantize=quantize,
                 calibration=files,
                 verify=files,
-                input_dtype=input_dtype,
                 **file,
                 labels=names,
                 route=route,

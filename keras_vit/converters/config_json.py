@@ -9,8 +9,8 @@ from typing import Any
 
 from keras_vit._util.atomic import replacing
 from keras_vit._util.untrusted import MAX_JSON_BYTES, parse_object
-from keras_vit.converters.json_steps import STEPS
-from keras_vit.converters.table import JsonFields, lookup
+from keras_vit.converters.json_steps import STEPS, JsonFields
+from keras_vit.converters.table import lookup
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
 

@@ -2,13 +2,11 @@
 
 import collections
 import contextlib
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from keras_vit._util import data_files
 from keras_vit.converters import config_json
-from keras_vit.converters.infer import Hints, Shapes, infer, tensor_fields
+from keras_vit.converters.infer import Hints, Shapes, infer, read_features, tensor_fields
 from keras_vit.converters.layout import written_config
 from keras_vit.converters.table import Source, Table, fields_of_rows, formats, load_table, lookup
 from keras_vit.errors import CheckpointError
@@ -22,7 +20,6 @@ _NOT_IN_FILES = _TRAINING_FIELDS | _USES | {"num_heads"}
 _NUMERIC_FIELDS = {"activation": ("gelu_tanh", "gelu_erf", "gelu_quick"), "norm_epsilon": None, "resnet": None}
 # Files do not state whether their head is applied to every token: both readings are valid.
 _READ_AS = {"unpooled": "gap", "token_unpooled": "token"}
-_PROJECTIONS = ("query", "key", "value")
 
 
 class WritePlan(NamedTuple):
@@ -40,13 +37,21 @@ def formats_of(config: ViTConfig) -> dict[str, bool]:
 
     If not (another GELU or epsilon), `converters.save` warns: the logits differ from about the fourth digit on.
     """
+    sample = config.replace(num_layers=min(config.num_layers, 1))  # all blocks have the same variables
     result = {}
     for table in map(load_table, formats()):
         if table.writable:
-            written = written_config(config, table, _typical_shapes(config))
+            written = written_config(sample, table, weight_shapes(sample))
             with contextlib.suppress(CheckpointError):
-                result[table.format] = not plan(written, _typical_shapes(written), table).inexact
+                result[table.format] = not plan(written, weight_shapes(written), table).inexact
     return result
+
+
+def weight_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every weight of a model by path, without building it."""
+    from keras_vit.model.symbolic import variable_shapes
+
+    return {path: shape for path, shape in variable_shapes(config).items() if "seed_generator" not in path}
 
 
 def plan(config: ViTConfig, shapes: Shapes, table: Table) -> WritePlan:
@@ -76,7 +81,7 @@ def _check_places(config: ViTConfig, shapes: Shapes, table: Table) -> dict[str, 
     sources = {path: source for path, source in found.items() if source and source.row.unless not in written}
     unsupported = [path for path in shapes if path not in sources and not table.meaning.is_zero_without_tensor(path)]
     if unsupported:
-        known = data_files.read_toml(data_files.folder("converters") / "features.toml")
+        known = read_features()["names"]
         features = sorted({feature for path in unsupported for part, feature in known.items() if part in path})
         raise CheckpointError(
             f"The {table.format} format has no place for {', '.join(features) or 'some variables'}: "
@@ -149,52 +154,3 @@ def _reads_the_same(name: str, value: Any, read: Any, config: ViTConfig) -> bool
         "representation_activation": config.representation_size is None,
     }
     return bool(value == read) or is_unused.get(name, False)
-
-
-def _has_bias(projection: str, config: ViTConfig) -> bool:
-    return config.qkv_bias and (projection != "key" or config.key_bias)
-
-
-def _typical_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of one variable for each option of a config, without building the model."""
-    width, heads, features = config.hidden_size, config.num_heads, config.feature_size
-    resnet = config.resnet
-    stages = enumerate(zip(resnet.num_layers, resnet.widths, strict=True), start=1) if resnet else ()
-    projections = _PROJECTIONS if config.has_attention else ()
-    channels = resnet.channels if resnet else config.num_channels
-    place = {"stem": "position", "blocks": "position_0", "shared": "position"}[config.position_place]
-    position = {"learned": "embedding", "learned2d": "x_embedding", "relative": "relative_embedding"}
-    rows = config.position_prefix_tokens + math.prod(config.grid)
-    shapes = {
-        "root/conv/kernel": (7, 7, config.num_channels, resnet.width) if resnet else None,
-        **{f"stage_{s}_unit_{u + 1}/conv1/kernel": (1, 1, 1, w) for s, (n, w) in stages for u in range(n)},
-        "stage_1_unit_1/gn1/gamma": (1,) if resnet and resnet.num_layers else None,
-        "resnet_norm/gamma": (width,) if resnet and resnet.version == 2 else None,
-        "embedding/kernel": (*config.patch, channels, width),
-        "embedding/bias": (width,) if config.patch_bias else None,
-        "prefix/cls": (1, 1, width) if config.class_token else None,
-        "prefix/distillation": (1, 1, width) if config.distilled else None,
-        "prefix/registers": (1, config.num_registers, width) if config.num_registers else None,
-        f"{place}/{position.get(config.position)}": (1, rows, width) if config.position in position else None,
-        "pre_norm/gamma": (width,) if config.pre_norm else None,
-        **{f"block_0/attention/{name}/kernel": (width, heads, width // heads) for name in projections},
-        **{
-            f"block_0/attention/{name}/bias": (heads, width // heads) for name in projections if _has_bias(name, config)
-        },
-        "block_0/token_mlp/dense1/kernel": (config.num_tokens, mixer) if (mixer := config.tokens_mlp_dim) else None,
-        "block_0/scale1/gamma": (width,) if config.layer_scale is not None else None,
-        "block_0/mlp/norm/gamma": (config.mlp_dim,) if config.mlp_norm else None,
-        **{
-            f"block_{i}/mlp/{name}/kernel": (width, config.mlp_dim)
-            for i in range(config.num_layers)
-            for name in ("dense1", *["gate"] * config.gated_mlp)
-        },
-        "encoder_norm/gamma": (width,),
-        "pool/probe": (1, 1, width) if config.has_map_head else None,
-        **{f"pool/attention/{name}/bias": (width,) for name in _PROJECTIONS if config.has_map_head},
-        "pre_logits/kernel": (features, config.representation_size) if config.representation_size else None,
-        "head/kernel": (config.representation_size or features, config.num_classes) if config.num_classes else None,
-        "head_distillation/kernel": (width, config.num_classes) if config.distilled and config.num_classes else None,
-    }
-    absent = () if config.num_layers else ("embedding/", "block_", "encoder_norm/")  # of a ResNet without blocks
-    return {path: shape for path, shape in shapes.items() if shape is not None and not path.startswith(absent)}

@@ -1,12 +1,14 @@
 """Infer the architecture of a checkpoint from the shapes of its tensors and from hints about the rest."""
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from keras_vit._util import data_files
 from keras_vit._util.checks import pair
 from keras_vit.converters.table import Table
 from keras_vit.errors import CheckpointError
@@ -88,31 +90,26 @@ def _config(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
 
 
 def tensor_fields(shapes: Shapes) -> dict[str, Any]:
-    """Return the fields of ViTConfig that follow from the shapes of a file's tensors."""
-    height, width, channels, hidden_size = shapes.get("embedding/kernel", (1, 1, None, None))
-    class_token = "prefix/cls" in shapes
-    reads_two = class_token and hidden_size and _axis(shapes, "head/kernel", -2, 0) == 2 * hidden_size
-    pooling = "token_gap" if reads_two else "token" if class_token else "gap"
-    qkv_bias = "block_0/attention/query/bias" in shapes
+    """Return the fields of ViTConfig that follow from the shapes of a file's tensors.
+
+    `loading.build` checks the reverse: the shapes of the model that they describe are those of the file.
+    """
+    features = read_features()
+    fields: dict[str, Any] = {name: variable in shapes for name, variable in features["present"].items()}
+    for name, row in features["sizes"].items():
+        variable, axis, default = (*row, None)[:3]
+        fields[name] = _axis(shapes, variable, axis, default)
+    width = fields["hidden_size"]
+    reads_two = fields["class_token"] and width and _axis(shapes, "head/kernel", -2, 0) == 2 * width
+    pooling = "token_gap" if reads_two else "token" if fields["class_token"] else "gap"
     return {
-        "patch_size": (height, width),
-        "hidden_size": hidden_size,
-        "mlp_dim": _axis(shapes, "block_0/mlp/dense1/kernel", -1, 1),
-        "tokens_mlp_dim": _axis(shapes, _TOKEN_KERNEL, -1, None),
+        **fields,
+        # The embedding of a hybrid reads the channels of its ResNet.
+        "num_channels": _axis(shapes, "root/conv/kernel", -2, fields["num_channels"]),
+        "patch_size": shapes.get("embedding/kernel", (1, 1))[:2],
         "num_layers": len({name.split("/")[0] for name in shapes if name.startswith("block_")}),
-        "num_classes": _axis(shapes, "head/kernel", -1, 0),
-        "representation_size": _axis(shapes, "pre_logits/kernel", -1, None),
-        "num_channels": _axis(shapes, "root/conv/kernel", -2, channels),
         "classifier": "map" if "pool/probe" in shapes else pooling,
-        "class_token": class_token,
-        "distilled": "prefix/distillation" in shapes,
-        "num_registers": _axis(shapes, "prefix/registers", -2, 0),
-        "patch_bias": "embedding/bias" in shapes,
-        "qkv_bias": qkv_bias,
-        "key_bias": "block_0/attention/key/bias" in shapes or not qkv_bias,
-        "gated_mlp": "block_0/mlp/gate/kernel" in shapes,
-        "mlp_norm": "block_0/mlp/norm/gamma" in shapes,
-        "pre_norm": "pre_norm/gamma" in shapes,
+        "key_bias": "block_0/attention/key/bias" in shapes or not fields["qkv_bias"],
         "layer_scale": _LAYER_SCALE if "block_0/scale1/gamma" in shapes else None,
     }
 
@@ -120,6 +117,12 @@ def tensor_fields(shapes: Shapes) -> dict[str, Any]:
 def _axis(shapes: Shapes, name: str, axis: int, default: int | None) -> int | None:
     shape = shapes.get(name, ())
     return shape[axis] if len(shape) >= -axis else default
+
+
+@functools.cache
+def read_features() -> dict[str, Any]:
+    """Return converters/features.toml: what the variables of a model say about its config."""
+    return data_files.read_toml(data_files.folder("converters") / "features.toml")
 
 
 def _check_json(json_fields: Mapping[str, Any], known: Mapping[str, Any]) -> None:
@@ -236,7 +239,7 @@ def _image_size(shapes: Shapes, fields: Mapping[str, Any], wanted: Any) -> Any:
     if not _is_square(tokens):
         name = f"token MLP for {mixed[0]} tokens" if mixed else f"position embedding {shapes['position/embedding']}"
         raise CheckpointError(
-            f"its {name} fills no square grid: pass config={{'image_size': (height, width)}} as it was trained "
+            f"its {name} does not fill a square grid: pass config={{'image_size': (height, width)}} as it was trained "
             "(--config image_size=[HEIGHT,WIDTH])"
         )
     side = math.isqrt(tokens)

@@ -1,8 +1,9 @@
-"""Convert single values between a config.json and ViTConfig: the steps that a format's table names."""
+"""The [json] part of a format's table: where a config.json has the fields of ViTConfig, and steps that convert them."""
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -120,12 +121,12 @@ def _ratio(width: int, hidden_size: int) -> float:
 
 
 def _whole_ratio(width: int, config: ViTConfig) -> int:
-    """Return Dinov2Config.mlp_ratio, a whole number; a SwiGLU is 2/3 as wide, rounded up to a multiple of 8."""
+    """Return Dinov2Config.mlp_ratio, an integer; a SwiGLU is 2/3 as wide, rounded up to a multiple of 8."""
     for ratio in range(1, 2 + 3 * width // config.hidden_size):
         full = ratio * config.hidden_size
         if width == ((int(full * 2 / 3) + 7) // 8 * 8 if config.gated_mlp else full):
             return ratio
-    raise CheckpointError(f"config.json cannot express mlp_dim={width}: mlp_ratio is a whole number")
+    raise CheckpointError(f"config.json cannot express mlp_dim={width}: mlp_ratio must be an integer")
 
 
 def _side(value: Any) -> int:
@@ -166,3 +167,47 @@ STEPS = {
     ),
     "share": Step(_fraction, _same),
 }
+
+
+class JsonRule(NamedTuple):
+    """A field of ViTConfig, dotted where it is nested, and the step of `STEPS` that converts its value."""
+
+    field: str
+    step: str
+
+
+@dataclass(frozen=True)
+class JsonFields:
+    """The spelling of ViTConfig's fields in a config.json."""
+
+    rules: Mapping[str, JsonRule]  # dotted path in the file -> its field and step
+    # Field -> {spelling: value, or a list of values of which the first is read}; a value's first spelling is written.
+    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    name: str | None = None  # dotted path of the model's name
+    # Pattern of such a name -> fields (those of later patterns win), or the reason why such a model is not read.
+    names: Mapping[str, Mapping[str, Any] | str] = field(default_factory=dict)
+    # Dotted path that is not a field of ViTConfig -> accepted values; [] accepts any. Other keys in the same object are
+    # refused, because they could change what the model computes.
+    accepts: Mapping[str, list[Any]] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)  # dotted path -> value that is always written
+    # Of the first row whose `when` holds and whose `unless` fields are not set, `write` is written too.
+    kinds: tuple[Mapping[str, Any], ...] = ()
+    beside: Mapping[str, str] = field(default_factory=dict)  # key -> .json file in the same folder that holds its value
+    inside: str | None = None  # key of the object with the fields, in files that have it; others have them at the top
+
+    @property
+    def stated_fields(self) -> set[str]:
+        """The fields of ViTConfig that this config.json can state."""
+        return {rule.field.partition(".")[0] for rule in self.rules.values()}
+
+    @classmethod
+    def from_table(cls, raw: Mapping[str, Any]) -> Self:
+        """Read the [json] part of a format's table."""
+        rules = {
+            path: JsonRule(*(part.strip() for part in f"{text}|".split("|")[:2]))
+            for path, text in raw.get("fields", {}).items()
+        }
+        unknown = [rule.step for rule in rules.values() if rule.step not in STEPS]
+        if unknown:
+            raise ValueError(f"json.fields: the steps are {list(STEPS)[1:]}. Received: {unknown[0]!r}")
+        return cls(rules=rules, **{key: value for key, value in raw.items() if key != "fields"})

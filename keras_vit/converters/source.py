@@ -18,8 +18,14 @@ from keras_vit.model.config import ViTConfig
 
 # The files of weights in a folder; the first one found is read. A training run's folder has a model.keras.
 _WEIGHTS = (
-    *("model.keras", "model.safetensors", "*.safetensors", "checkpoint.npz", "*.npz"),
-    *("model.weights.h5", "pytorch_model.bin", "*.pth"),
+    "model.keras",
+    "model.safetensors",
+    "*.safetensors",
+    "checkpoint.npz",
+    "*.npz",
+    "model.weights.h5",
+    "pytorch_model.bin",
+    "*.pth",
 )
 _CHECKPOINTS, _BEST = "checkpoints", "best.keras"  # of a training run's folder, which it has before model.keras
 _REGISTERED_NAME = "keras_vit>VisionTransformer"
@@ -127,25 +133,6 @@ def read_config(
         return ViTConfig(**saved_arguments(values)["config"])
 
 
-def read_shapes(path: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor in a file, by its name. Only headers are read, and no format has to be known.
-
-    Args:
-        path: a file or folder of tensors: .npz, .safetensors, .weights.h5 or, with PyTorch installed, .pth.
-
-    Raises:
-        CheckpointError: the file is damaged, malicious or not a file of tensors.
-        FileNotFoundError: there is no such file.
-
-    Example:
-        >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="google")
-        >>> keras_vit.converters.read_shapes(path)["head/kernel"]
-        (64, 10)
-    """
-    with _open(find_weights(Path(path))) as container:
-        return {name: tuple(header.shape) for name, header in container.headers.items()}
-
-
 def detect(path: str | os.PathLike[str]) -> str:
     """Return the name of the format of a file or folder.
 
@@ -197,7 +184,7 @@ def saved_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     if values.get("registered_name") != _REGISTERED_NAME:
         raise CheckpointError(
-            f"holds no VisionTransformer. Received: {values.get('class_name')!r:.100}; keras.saving.load_model opens it"
+            f"does not contain a VisionTransformer. Received: {values.get('class_name')!r:.100}; keras.saving.load_model opens it"
         )
     match values.get("config"):
         case {"config": dict(config), "dtype": {"config": {"name": str(policy)}}, "name": str(name), "frozen": frozen}:

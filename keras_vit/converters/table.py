@@ -3,7 +3,6 @@
 The tables are the .toml files in converters/checkpoints; converters/README.md describes them.
 """
 
-import collections
 import dataclasses
 import fnmatch
 import functools
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 from keras_vit._util import data_files
 from keras_vit._util.schema import problems
 from keras_vit.converters.containers.base import Header
-from keras_vit.converters.json_steps import STEPS
+from keras_vit.converters.json_steps import JsonFields
 from keras_vit.converters.tensor_names import PLACEHOLDER, TensorNames, fill, pattern, wildcard
 from keras_vit.model.config import Preprocessing, ResNetConfig, check_fields
 
@@ -88,44 +87,15 @@ class Meaning:
 
     def implied(self, variables: Container[str]) -> dict[str, Any]:
         """Return the fields that a file with these variables implies, `defaults` apart."""
-        absent = [fields for variable, fields in self.without.items() if variable not in variables]
-        return dict(collections.ChainMap(*map(dict, reversed([self.config, *absent]))))
+        fields = dict(self.config)
+        for variable, implied in self.without.items():
+            if variable not in variables:
+                fields |= implied
+        return fields
 
     def is_zero_without_tensor(self, variable: str) -> bool:
         """Return whether a variable is zero in files that have no tensor for it."""
         return any(pattern(template).fullmatch(variable) for template in self.zeros)
-
-
-class FieldRule(NamedTuple):
-    """A field of ViTConfig, dotted where it is nested, and the step of `json_steps.STEPS` that converts its value."""
-
-    field: str
-    step: str
-
-
-@dataclass(frozen=True)
-class JsonFields:
-    """The spelling of ViTConfig's fields in a config.json."""
-
-    rules: Mapping[str, FieldRule]  # dotted path in the file -> its field and step
-    # Field -> {spelling: value, or a list of values of which the first is read}; a value's first spelling is written.
-    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    name: str | None = None  # dotted path of the model's name
-    # Pattern of such a name -> fields (those of later patterns win), or the reason why such a model is not read.
-    names: Mapping[str, Mapping[str, Any] | str] = field(default_factory=dict)
-    # Dotted path that is not a field of ViTConfig -> accepted values; [] accepts any. Other keys in the same object are
-    # refused, because they could change what the model computes.
-    accepts: Mapping[str, list[Any]] = field(default_factory=dict)
-    constants: Mapping[str, Any] = field(default_factory=dict)  # dotted path -> value that is always written
-    # Of the first row whose `when` holds and whose `unless` fields are not set, `write` is written too.
-    kinds: tuple[Mapping[str, Any], ...] = ()
-    beside: Mapping[str, str] = field(default_factory=dict)  # key -> .json file in the same folder that holds its value
-    inside: str | None = None  # key of the object with the fields, in files that have it; others have them at the top
-
-    @property
-    def stated_fields(self) -> set[str]:
-        """The fields of ViTConfig that this config.json can state."""
-        return {rule.field.partition(".")[0] for rule in self.rules.values()}
 
 
 @dataclass(frozen=True)
@@ -157,32 +127,38 @@ class Table:
         names = {
             name: self.names.spell(name.removeprefix(prefix))
             for name in headers
-            if not self.names.ignore_outside or name.startswith(prefix)
+            if not name.startswith(OWN_PREFIX) and (name.startswith(prefix) or not self.names.ignore_outside)
         }
-        names = {name: short for name, short in names.items() if not name.startswith(OWN_PREFIX)}
-        present = {short: headers[name].shape for name, short in names.items()}
+        present = {spelled: headers[name].shape for name, spelled in names.items()}
         ignored = [*self.names.ignore, *(wildcard(row.tensor) for row in self.rows if row.unless in present)]
-        single = {name: self.names.unstack(short, headers[name]) for name, short in names.items()}
-        canonical = self.names.renumbered([short for layers in single.values() for short, _ in layers])
         sources: dict[str, Source] = {}
-        unknown, other_parts = [], []
-        for name, layers in single.items():
-            found: dict[str, Source] = {}
-            for short, layer in layers:
-                for variable, row in self._variables(canonical[short], present):
-                    found.setdefault(variable, Source(name, row, layer))
+        unknown = []
+        other_parts = []
+        for name, found in self._find_sources(names, headers, present).items():
             if found and not found.keys() & sources.keys():
                 sources |= found
             elif _matches(names[name], self.names.other_parts):
                 other_parts.append(name)
             elif not _matches(names[name], ignored):
                 unknown.append(name)
-        own = {name.removeprefix(OWN_PREFIX): name for name in headers if name.startswith(OWN_PREFIX)}
+        own = {name: name.removeprefix(OWN_PREFIX) for name in headers if name.startswith(OWN_PREFIX)}
+        sources |= {variable: Source(name, Row(variable, name)) for name, variable in own.items()}
         parent = prefix[: prefix.rstrip("/").rfind("/") + 1]
-        other_parts += [name.removeprefix(parent) for name in headers.keys() - names.keys() - {*own.values()}]
-        return Match(
-            sources | {path: Source(name, Row(path, name)) for path, name in own.items()}, unknown, other_parts
-        )
+        other_parts += [name.removeprefix(parent) for name in headers if name not in names and name not in own]
+        return Match(sources, unknown, other_parts)
+
+    def _find_sources(
+        self, names: Mapping[str, str], headers: Mapping[str, Header], present: Mapping[str, tuple[int, ...]]
+    ) -> dict[str, dict[str, Source]]:
+        """Return the variables that each tensor of a file holds; `names` are the tensors' names in the table."""
+        blocks = {name: self.names.unstack(spelled, headers[name]) for name, spelled in names.items()}
+        canonical = self.names.renumbered([single for pairs in blocks.values() for single, _ in pairs])
+        sources: dict[str, dict[str, Source]] = {name: {} for name in names}
+        for name, pairs in blocks.items():
+            for single, layer in pairs:
+                for variable, row in self._variables(canonical[single], present):
+                    sources[name].setdefault(variable, Source(name, row, layer))
+        return sources
 
     def tensor_of(self, variable: str, config: Mapping[str, Any]) -> Source | None:
         """Return where a variable of a model with this config is written, or None if the format has no place for it."""
@@ -292,7 +268,7 @@ def _read_table(path: Path) -> Table:
             marks=Marks(tuple(raw["detect"]), tuple(raw.get("detect_absent", ()))),
             names=TensorNames(**_arguments(TensorNames, raw)),
             meaning=Meaning(**_arguments(Meaning, raw)),
-            json=_json_fields(raw["json"]) if "json" in raw else None,
+            json=JsonFields.from_table(raw["json"]) if "json" in raw else None,
             **{key: raw[key] for key in ("format", "container", "layout", "writable") if key in raw},
         )
     except (ArithmeticError, RecursionError, TypeError, ValueError) as error:
@@ -309,17 +285,6 @@ def _parse_fields(fields: dict[str, Any]) -> dict[str, Any]:
     check_fields(fields)
     types = {"resnet": ResNetConfig, "preprocessing": Preprocessing}
     return {name: types[name](**value) if name in types else value for name, value in fields.items()}
-
-
-def _json_fields(raw: dict[str, Any]) -> JsonFields:
-    rules = {
-        path: FieldRule(*(part.strip() for part in f"{text}|".split("|")[:2]))
-        for path, text in raw.get("fields", {}).items()
-    }
-    unknown = [rule.step for rule in rules.values() if rule.step not in STEPS]
-    if unknown:
-        raise ValueError(f"json.fields: the steps are {list(STEPS)[1:]}. Received: {unknown[0]!r}")
-    return JsonFields(rules=rules, **{key: value for key, value in raw.items() if key != "fields"})
 
 
 def _row(variable: str, text: str) -> Row:

@@ -9,15 +9,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit._util import checks
 from keras_vit.export import _converter
-from keras_vit.export._options import ExportOptions
+from keras_vit.export._options import check_options
 from keras_vit.export._temporary import check_file_path, temporary_path
 from keras_vit.export.check import inputs, samples
 from keras_vit.export.check.report import Report
 from keras_vit.export.check.resources import measure_resources
 from keras_vit.export.check.running import load_exported
-from keras_vit.export.check.verify import verify as verify_file
+from keras_vit.export.check.verify import verify
 from keras_vit.export.litert import images as image_input
 from keras_vit.export.litert import metadata
 from keras_vit.export.litert.builder import Builder
@@ -104,49 +103,55 @@ def tflite(
         >>> report.mode, report.agreement
         ('dynamic', 1.0)
     """
-    path = Path(path)
-    check_file_path(path)
-    file_options: dict[str, Any] = {
+    arguments: dict[str, Any] = {
+        "quantize": quantize,
         "batch": batch,
-        "dtype": input_dtype,
+        "image_size": image_size,
+        "patch_size": patch_size,
+        "input_dtype": input_dtype,
         "source_size": source_size,
         "resize": resize,
         "output": output,
         "attention": attention,
         "patches": patches,
+        "labels": labels,
+        "route": route,
+        "least_cosine": least_cosine,
+        "least_agreement": least_agreement,
+        "threads": threads,
     }
-    thresholds = {"least_cosine": least_cosine, "least_agreement": least_agreement}
-    sizes = checks.given(image_size=image_size, patch_size=patch_size)
-    given = ExportOptions(
-        quantize=quantize,
-        has_calibration=calibration is not None,
-        file=Options(**file_options),
-        sizes=sizes,
-        labels=labels,
-        route=route,
-        thresholds=thresholds,
-        threads=threads,
-    )
-    mode, options = given.check(model)
-    if sizes:
-        model = model.resized(**sizes)
+    options = Options(**arguments)
+    return _export(model, Path(path), options, calibration=calibration, images=verify, progress=progress)
+
+
+def _export(
+    model: keras.Model, path: Path, options: Options, *, calibration: Any, images: Any, progress: bool
+) -> Report:
+    """Write the file and verify it on images; see `tflite`."""
+    check_file_path(path)
+    mode, options = check_options(options, model, has_calibration=calibration is not None)
+    if options.sizes:
+        model = model.resized(**options.sizes)
     calibration_images = _calibration_images(model, calibration, options, mode)
-    measured_images = _measured_images(model, calibration, mode)
-    verification_images = _verification_images(model, verify, calibration, options, mode)
+    is_direct = options.route == "direct"
+    measured_images = _measured_images(model, calibration) if is_direct else None
+    verification_images = _verification_images(model, images, calibration, options, mode)
     with temporary_path(path) as work:
         with measure_resources() as used:
-            if route == "direct":
-                _write(model, work, options, mode, calibration_images, measured_images, progress=progress)
+            if measured_images is not None:
+                outliers = find_outliers(model, measured_images, mode.smoothing)
+                options = dataclasses.replace(options, **outliers._asdict())
+                _write(model, work, options, mode, calibration_images, progress=progress)
             else:
-                _converter.convert(model, work, mode=mode.name, batch=batch)
-        report = verify_file(
+                _converter.convert(model, work, mode=mode.name, batch=options.batch)
+        report = verify(
             model,
             work,
             verification_images,
             mode=mode,
-            least_cosine=least_cosine,
-            least_agreement=least_agreement,
-            threads=threads,
+            least_cosine=options.least_cosine,
+            least_agreement=options.least_agreement,
+            threads=options.threads,
             progress=progress,
         )
         resize_error = _resize_error(model, verification_images, options, work.with_name("resize"))
@@ -154,10 +159,10 @@ def tflite(
     return dataclasses.replace(
         report,
         path=path,
-        calibrated_on=mode.needs_calibration and verify is None,
+        calibrated_on=mode.needs_calibration and images is None,
         preprocess_error=resize_error,
         seconds=used.seconds,
-        peak_bytes=used.peak_bytes if route == "direct" else None,  # the converter is another process
+        peak_bytes=used.peak_bytes if is_direct else None,  # the converter is another process
     )
 
 
@@ -166,16 +171,14 @@ def _calibration_images(model: keras.Model, images: Any, options: Options, mode:
     if not mode.needs_calibration:
         return None
     prepared = inputs.prepared_images(model, images, "calibration")
-    if options.dtype == "float32":
+    if options.input_dtype == "float32":
         return prepared
     height, width = options.source_sides or model.input_shape[1:3]
     return inputs.to_pixels(model, images, (height, width, model.input_shape[-1]))
 
 
-def _measured_images(model: keras.Model, calibration: Any, mode: Mode) -> np.ndarray | None:
-    """Return prepared images on which outliers are looked for; None for another model, which has no direct route."""
-    if not isinstance(model, VisionTransformer):
-        return None
+def _measured_images(model: VisionTransformer, calibration: Any) -> np.ndarray:
+    """Return prepared images on which outliers are looked for."""
     if calibration is None:
         return samples.images(model.config, BUILT_IN.stop)[BUILT_IN]
     return inputs.prepared_images(model, calibration, "calibration")
@@ -185,7 +188,7 @@ def _verification_images(model: keras.Model, images: Any, calibration: Any, opti
     """Return the images on which file and model are compared; None for the built-in ones."""
     if images is None and mode.needs_calibration:
         images = calibration  # the file's ranges would cut off values of the built-in images
-    if images is not None and options.dtype == "float32":
+    if images is not None and options.input_dtype == "float32":
         images = inputs.prepared_images(model, images, "verify")
     return images
 
@@ -196,14 +199,10 @@ def _write(
     options: Options,
     mode: Mode,
     calibration: np.ndarray | None,
-    measured: np.ndarray | None,
     *,
     progress: bool,
 ) -> None:
     """Write the file from the model's weights, quantized, with its metadata and labels."""
-    if measured is not None:
-        found = find_outliers(model, measured, mode.smoothing)
-        options = dataclasses.replace(options, **found._asdict())
     unquantized = path.with_name("unquantized") if mode.uses_quantizer else path
     builder = build_file(model, options)
     builder.metadata(metadata.BUFFER_NAME, _metadata(model, options, mode))
@@ -211,22 +210,22 @@ def _write(
     if mode.uses_quantizer:
         quantize_file(unquantized, path, mode, calibration=calibration, progress=progress)
         unquantized.unlink()
-    if options.labels:
-        metadata.append_labels(path, options.labels)
+    if options.class_names:
+        metadata.append_labels(path, options.class_names)
 
 
 def _metadata(model: VisionTransformer, options: Options, mode: Mode) -> bytes:
     """Return the metadata that apps read from the file."""
     config = model.config
-    outputs: list[str] = [options.output if config.num_classes else "features"]
+    outputs = [options.output_name(config)]
     if options.attention:
         outputs.append("attention")
     return metadata.pack_metadata(
-        dtype=options.dtype,
+        dtype=options.input_dtype,
         preprocessing=config.preprocessing,
         num_channels=config.num_channels,
         outputs=outputs,
-        has_labels=bool(options.labels),
+        has_labels=bool(options.class_names),
         name=model.name,
         description=f"Vision Transformer, {mode.name}",
     )

@@ -60,7 +60,7 @@ def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
     """Read an image file upright, as uint8 (height, width, num_channels): JPEG, PNG, and with Pillow more formats.
 
     The file of an http, https or hf URL is downloaded into the cache folder; `tf.io.gfile` reads others, such as gs://.
-    A file that is not an image, or has more than `image_files.MAX_PIXELS` pixels, raises a ValueError with the reason.
+    A file that is not an image, or has more than `jpeg_png.MAX_PIXELS` pixels, raises a ValueError with the reason.
     """
     name = os.fspath(path)
     if name.startswith(DOWNLOADED):
@@ -74,10 +74,10 @@ def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
 
 def decode_bytes(data: bytes, num_channels: int) -> np.ndarray:
     """Decode the content of an image file as `decode` does. The message of a ValueError lacks the file's name."""
-    from keras_vit.model import image_files, pillow_images
+    from keras_vit.model.images import jpeg_png, pillow
 
-    is_plain = image_files.is_jpeg_or_png(data)
-    pixels = np.asarray(image_files.decode(data) if is_plain else pillow_images.read(data))
+    is_plain = jpeg_png.is_jpeg_or_png(data)
+    pixels = np.asarray(jpeg_png.decode(data) if is_plain else pillow.read(data))
     return _with_channels(pixels, num_channels)
 
 
@@ -119,11 +119,11 @@ def _download_and_decode(url: str, num_channels: int) -> np.ndarray:
 
 def _with_channels(pixels: np.ndarray, num_channels: int) -> np.ndarray:
     """Return pixels in colour as they are, or in grey: TensorFlow's formula for files of all formats."""
-    from keras_vit.model import image_files
+    from keras_vit.model.images import jpeg_png
 
-    if num_channels not in image_files.CHANNELS:
+    if num_channels not in jpeg_png.CHANNELS:
         raise ValueError(f"Image files are colour or grey, and the model takes {num_channels} channels: pass arrays")
-    return pixels if num_channels == 3 else np.asarray(image_files.to_grey(pixels))
+    return pixels if num_channels == 3 else np.asarray(jpeg_png.to_grey(pixels))
 
 
 def _arrays(images: Any, num_channels: int) -> list[Any]:
@@ -133,10 +133,10 @@ def _arrays(images: Any, num_channels: int) -> list[Any]:
     if isinstance(images, list | tuple):
         return [array for image in images for array in _arrays(image, num_channels)]
     if hasattr(images, "convert") and hasattr(images, "getbands"):  # a PIL image, without importing Pillow
-        from keras_vit.model import pillow_images
+        from keras_vit.model.images import pillow
 
         try:
-            return [_with_channels(pillow_images.pixels(images), num_channels)]
+            return [_with_channels(pillow.pixels(images), num_channels)]
         except ValueError as error:
             raise ValueError(f"The Pillow image {error}") from None
     return [np.asarray(images)]

@@ -304,7 +304,8 @@ def _build(
     path: Path, expected: ViTConfig, defaults: Mapping[str, Any], changes: Mapping[str, Any], dtype: Any
 ) -> VisionTransformer:
     """Build the model of a file that a name stands for, after checking its architecture."""
-    from keras_vit.converters import build, load
+    from keras_vit.converters import load
+    from keras_vit.converters.loading import build
     from keras_vit.converters.source import find_weights, is_keras_file, open_checkpoint
 
     if is_keras_file(find_weights(path)):  # states everything itself

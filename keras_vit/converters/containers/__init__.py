@@ -40,7 +40,7 @@ def open_container(path: str | os.PathLike[str]) -> Container:
     with reading(path):
         path.stat()
         if not path.is_file():
-            raise CheckpointError(f"is {'a folder' if path.is_dir() else 'no regular file'}. {_READABLE}.")
+            raise CheckpointError(f"is {'a folder' if path.is_dir() else 'not a regular file'}. {_READABLE}.")
         with path.open("rb") as file:
             container_class = _container_class(file.read(_SNIFFED_BYTES))
     return container_class(path)

@@ -29,10 +29,10 @@ def write_model(file: FileWriter) -> None:
     ops, options, model = file.ops, file.options, file.model
     ops.builder.description = f"{model.name}, a Vision Transformer by keras_vit"
     second_output = {"attention": _class_attention(file)} if options.attention else {}
-    name = model.task.outputs[0]
-    output = layers.apply_affine(ops, file.read(model.outputs[0]), name)
-    if options.output == "probabilities":
-        name, output = options.output, ops.softmax(output, options.output)
+    name = options.output_name(model.config)
+    output = layers.apply_affine(ops, file.read(model.outputs[0]), model.task.outputs[0])
+    if name == "probabilities":
+        output = ops.softmax(output, name)
     if unknown := sorted({*options.smoothing, *options.shifts} - set(file.norms)):
         raise ValueError(f"smoothing names norms of the model: {list(file.norms)}. Received: {unknown}")
     ops.builder.signature(file.inputs, {name: output, **second_output})

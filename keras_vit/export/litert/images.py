@@ -49,8 +49,8 @@ def add_image_input(ops: Operators, config: ViTConfig, options: Options) -> Imag
     """
     target = config.size
     size = options.source_sides or target
-    image = ops.builder.input("image", (options.batch, *size, config.num_channels), options.dtype)
-    if options.dtype == "float32":
+    image = ops.builder.input("image", (options.batch, *size, config.num_channels), options.input_dtype)
+    if options.input_dtype == "float32":
         return ImageInput(image, image)
     preprocessing = config.preprocessing
     x = image

@@ -2,37 +2,53 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from keras_vit._util.checks import is_count, pair
-from keras_vit._util.fields import field_rules
+from keras_vit._util.checks import given, pair
+from keras_vit._util.fields import Count, as_python, field_rules
 from keras_vit.export.litert.storage import FLOAT32, Storage
+from keras_vit.model import task
 from keras_vit.model.config import ViTConfig
 
 Patches = Literal["dense", "convolution"]
-ARGUMENTS = {  # fields that `FieldRule` checks -> arguments of `export.tflite`
-    "dtype": "input_dtype",
-    "resize": "resize",
-    "output": "output",
-    "patches": "patches",
-}
+# Fields whose annotations say all that is accepted.
+CHECKED = (
+    "batch",
+    "input_dtype",
+    "resize",
+    "output",
+    "patches",
+    "route",
+    "least_cosine",
+    "least_agreement",
+    "threads",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Choices for a LiteRT file, most of them arguments of `export.tflite`; `check` tests them against a model."""
+    """The arguments of `export.tflite`, whose docstring says what they mean, and below them what follows from these."""
 
-    batch: int | None = 1  # None is any number, which the caller sets with `resize_tensor_input`
-    storage: Storage = FLOAT32
-    dtype: Literal["float32", "uint8"] = "float32"  # the argument input_dtype
-    source_size: int | tuple[int, int] | None = None
+    quantize: Any = "none"
+    batch: Count | None = 1  # None is any number, which the caller sets with `resize_tensor_input`
+    image_size: Any = None
+    patch_size: Any = None
+    input_dtype: Literal["float32", "uint8"] = "float32"
+    source_size: Any = None
     resize: Literal["exact", "builtin"] = "exact"
     output: Literal["logits", "probabilities"] = "logits"
-    patches: Patches | None = "dense"  # None in arguments: the mode's
     attention: bool = False
-    labels: Sequence[str] | None = None  # class names, in the order of the logits
+    patches: Patches | None = "dense"  # None: the mode's
+    labels: Any = None
+    route: Literal["direct", "converter"] = "direct"
+    least_cosine: Annotated[float, "[-1, 1]"] | None = None
+    least_agreement: Annotated[float, "[0, 1]"] | None = None
+    threads: Count = 2
+
+    storage: Storage = FLOAT32  # the mode's
+    class_names: Sequence[str] | None = None  # in the order of the logits
     # "block_3/norm1" -> factors (hidden_size,) above 0: the norm's result is multiplied by them and the next kernel is
     # divided by them, which moves outliers of activations into the kernel (SmoothQuant, arXiv 2211.10438).
     smoothing: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -48,6 +64,16 @@ class Options:
         """`source_size` as (height, width)."""
         return None if self.source_size is None else pair(self.source_size, "source_size")
 
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """`image_size` and `patch_size`, if given."""
+        return given(image_size=self.image_size, patch_size=self.patch_size)
+
+    def output_name(self, config: ViTConfig) -> str:
+        """Return the name of the file's first output, `output` if the model's task has it."""
+        outputs = task.from_config(config).outputs
+        return self.output if self.output in outputs else outputs[0]
+
     def check(self, config: ViTConfig) -> None:
         """Raise one ValueError with everything that is wrong with the options or impossible for the model."""
         if problems := [*self.problems(), *self.model_problems(config)]:
@@ -56,10 +82,8 @@ class Options:
     def problems(self) -> Iterator[str]:
         """Yield one sentence for each option that is wrong for every model."""
         rules = field_rules(Options)
-        for name, argument in ARGUMENTS.items():
-            yield from rules[name].problems(getattr(self, name), argument)
-        if self.batch is not None and not is_count(self.batch, least=1):
-            yield f"batch must be an integer >= 1, or None for any. Received: {self.batch!r}"
+        for name in CHECKED:
+            yield from rules[name].problems(as_python(getattr(self, name)), name)
         try:
             _ = self.source_sides
         except ValueError as error:
@@ -67,13 +91,13 @@ class Options:
 
     def model_problems(self, config: ViTConfig) -> Iterator[str]:
         """Yield one sentence for each option that a file of this model cannot have."""
-        if self.source_size is not None and self.dtype != "uint8":
+        if self.source_size is not None and self.input_dtype != "uint8":
             yield (
                 "source_size needs input_dtype='uint8' (--input uint8): only pixels are resized. "
-                f"Received: {self.dtype!r}"
+                f"Received: {self.input_dtype!r}"
             )
-        if self.output == "probabilities" and not config.num_classes:
-            yield "output='probabilities' needs a head. Received: a model of num_classes=0"
+        if self.output == "probabilities" and self.output_name(config) != self.output:
+            yield f"output='probabilities' needs a head. Received: a model of num_classes={config.num_classes}"
         if self.attention and not (config.class_token and config.has_attention):
             received = "class token" if config.has_attention else "attention"
             yield f"attention=True needs attention and a class token. Received: a model without {received}"

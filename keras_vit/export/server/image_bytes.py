@@ -4,8 +4,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_vit.model import image_files, preprocess
+from keras_vit.model import preprocess
 from keras_vit.model.config import ViTConfig
+from keras_vit.model.images import jpeg_png
 
 PARALLEL_IMAGES = 4  # decoded at the same time, so that memory is bounded
 
@@ -16,9 +17,9 @@ def strict(files: Any, config: ViTConfig) -> Any:
     The pixels are those of `preprocess.decode`. If a file is damaged, too large, of another format, or CMYK without
     Adobe's mark, the call fails. All headers are checked before anything is decoded.
     """
-    headers = tf.map_fn(image_files.read_header, files, fn_output_signature=image_files.HEADER_SPEC)
+    headers = tf.map_fn(jpeg_png.read_header, files, fn_output_signature=jpeg_png.HEADER_SPEC)
     checks = []
-    for holds, message, values in image_files.requirements(headers):
+    for holds, message, values in jpeg_png.requirements(headers):
         numbers = tf.where(~holds)[:, 0]
         values = [] if isinstance(values, str) else [tf.gather(values, numbers)]
         words = [message, *values, "- number of the file in the batch, counted from 0:", numbers]
@@ -38,8 +39,8 @@ def tolerant(files: Any, config: ViTConfig) -> tuple[Any, Any]:
     count = tf.size(files, tf.int64)
 
     def decode(number: Any) -> tuple[Any, Any]:
-        header = image_files.read_header(files[number])
-        checks = [_require(holds, message) for holds, message, _ in image_files.requirements(header)]
+        header = jpeg_png.read_header(files[number])
+        checks = [_require(holds, message) for holds, message, _ in jpeg_png.requirements(header)]
         with tf.control_dependencies(checks):
             file = tf.identity(files[number])
         return number, _decode_and_prepare(file, header.orientation, config)
@@ -74,8 +75,8 @@ def _decode_and_prepare(file: Any, orientation: Any, config: ViTConfig) -> Any:
     prepare = preprocess.preprocessing_function(
         image_size=config.size, num_channels=config.num_channels, preprocessing=config.preprocessing
     )
-    pixels = image_files.decode_pixels(file, orientation)
-    return prepare(image_files.to_grey(pixels) if config.num_channels == 1 else pixels)
+    pixels = jpeg_png.decode_pixels(file, orientation)
+    return prepare(jpeg_png.to_grey(pixels) if config.num_channels == 1 else pixels)
 
 
 def _require(condition: Any, *words: Any) -> Any:

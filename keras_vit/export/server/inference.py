@@ -22,11 +22,11 @@ NORM_DTYPES = (tf.float32, tf.bfloat16)  # that TensorFlow's batch norm takes
 
 
 def model_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
-    """Return the model as a function: prepared images -> float32 "features", the head's input, and "logits" if any.
+    """Return the model as a function: prepared images -> float32 "features", the head's input, and the head's output.
 
     For classifiers that read the class token, the last block computes that token only.
     """
-    names = ["pre_logits", *(["logits"] if model.config.num_classes else [])]
+    names = ["pre_logits", *(name for name in model.task.outputs[:1] if name != "features")]
 
     def run(images: Any) -> Outputs:
         with runtime.final_tokens_only(), runtime.fuse_with(_for_graphs):

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_vit.model import image_files
+from keras_vit.model.images import jpeg_png
 
 ASPECT_RATIOS = (3 / 4, 1.33)  # of an inception crop, width / height
 RANDOM_CROP = 448 / 384  # size before a random crop / size after it, as in big_vision's configs/transfer.py
@@ -21,18 +21,18 @@ def inception_crop(image: Any, seed: Any, *, min_area: float) -> Any:
     """
     if image.dtype != tf.string:
         return _cut_out(image, _sample_window(tf.shape(image), seed, min_area))
-    orientation = image_files.read_orientation(image)
+    orientation = jpeg_png.read_orientation(image)
 
     def from_jpeg() -> Any:
         shape = tf.io.extract_jpeg_shape(image)
-        sides = image_files.upright_sides(shape[:2], orientation)
+        sides = jpeg_png.upright_sides(shape[:2], orientation)
         window = _sample_window(tf.concat([sides, shape[2:]], axis=0), seed, min_area)
-        stored = image_files.stored_window(window, sides, orientation)
+        stored = jpeg_png.stored_window(window, sides, orientation)
         part = tf.io.decode_and_crop_jpeg(image, stored, channels=3, dct_method="INTEGER_ACCURATE")
-        return image_files.turn(tf.ensure_shape(part, (None, None, 3)), orientation)
+        return jpeg_png.turn(tf.ensure_shape(part, (None, None, 3)), orientation)
 
     def from_png() -> Any:
-        pixels = image_files.decode_pixels(image, orientation)
+        pixels = jpeg_png.decode_pixels(image, orientation)
         return _cut_out(pixels, _sample_window(tf.shape(pixels), seed, min_area))
 
     return tf.ensure_shape(tf.cond(tf.io.is_jpeg(image), from_jpeg, from_png), (None, None, 3))

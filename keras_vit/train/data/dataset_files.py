@@ -21,8 +21,8 @@ from keras_vit._util.atomic import replacing
 from keras_vit._util.download import cache_folder
 from keras_vit._util.progress import track
 from keras_vit._util.text import error_reason, escaped
-from keras_vit.model import pillow_images
-from keras_vit.model.image_files import check
+from keras_vit.model.images import pillow
+from keras_vit.model.images.jpeg_png import check
 
 CHUNK = 4096  # files submitted at a time, because a thread pool keeps a record of each
 PNG = b"\x89PNG"
@@ -124,7 +124,7 @@ def _as_png(file: Any) -> Any:
         from PIL import Image
 
         with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
-            pixels = pillow_images.pixels(image)
+            pixels = pillow.pixels(image)
     except Exception:  # Pillow's readers raise errors of many types
         return file
     return np.array(tf.io.encode_png(pixels, compression=0).numpy(), object)

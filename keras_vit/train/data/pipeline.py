@@ -15,8 +15,9 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from keras_vit._util.checks import pair
-from keras_vit.model import image_files, preprocess
+from keras_vit.model import preprocess
 from keras_vit.model.config import Preprocessing
+from keras_vit.model.images import jpeg_png
 from keras_vit.model.task import Task
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data import augment
@@ -177,12 +178,12 @@ def _decode(image: Any) -> Any:
     """Return pixels, upright; `image` may be a JPEG or PNG file."""
     if image.dtype != tf.string:
         return image
-    return image_files.decode_pixels(image, image_files.read_orientation(image))
+    return jpeg_png.decode_pixels(image, jpeg_png.read_orientation(image))
 
 
 def _match_channels(image: Any, num_channels: int) -> Any:
     """Convert colour to grey for a model of one channel; `preprocessing_function` converts grey to colour."""
-    return image_files.to_grey(image) if num_channels == 1 and image.shape[-1] == 3 else image
+    return jpeg_png.to_grey(image) if num_channels == 1 and image.shape[-1] == 3 else image
 
 
 def _with_options(stream: tf.data.Dataset) -> tf.data.Dataset:

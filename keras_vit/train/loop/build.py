@@ -84,7 +84,7 @@ def _fit_memory(
             number = memory.fewest_micro_batches(recipe, config, replicas=replicas, memory=room)
         recipe = recipe.replace(accumulation=strategies.largest(number, devices))
     if found and found[1]["step"] >= total:
-        return recipe  # the run is finished
+        return recipe  # the run is finished: nothing has to fit
     planned = memory.plan_step(recipe, config, replicas=replicas)
     memory.check_memory(recipe, planned, memory=room)
     if is_auto and planned.micro_batch * replicas < recipe.batch_size:

@@ -134,7 +134,7 @@ class Checkpoints:
             for unfinished in _listed(self.folder, UNFINISHED):
                 _delete(_path(self.folder, unfinished))
             _mark(path)
-            storage.remove(path)  # it is damaged, otherwise it would have been restored
+            storage.remove(path)  # an existing one is damaged, or it would have been restored
             tf.io.gfile.makedirs(path)
             self._checkpoint.write(f"{path}/variables")
             _check_tensors(f"{path}/variables")
@@ -142,7 +142,7 @@ class Checkpoints:
             storage.sync(*files)
             manifest.write(path, {"step": step, "facts": self._facts, "variables": self._shapes}, files)
             _unmark(path)
-        except BaseException:  # Ctrl-C too
+        except BaseException:  # also Ctrl-C
             with contextlib.suppress(OSError, tf.errors.OpError):  # while marked, it is ignored
                 _delete(path)
             raise
@@ -157,7 +157,7 @@ class Checkpoints:
     def _compare(self, saved: dict[str, Any]) -> None:
         """Raise CheckpointError if another run saved the checkpoint."""
         earlier = dict(saved["facts"])
-        with contextlib.suppress(LookupError, TypeError, ValueError):  # with the fields that ViTConfig got since then
+        with contextlib.suppress(LookupError, TypeError, ValueError):  # add the fields that ViTConfig did not have then
             earlier["model"] = ViTConfig(**earlier["model"]).to_dict()
         facts = {
             name: (then, now)
@@ -201,13 +201,13 @@ def _delete(path: str) -> None:
 
 def _mark(path: str) -> None:
     """Mark a checkpoint as unfinished."""
-    if not tf.io.gfile.exists(path + UNFINISHED):  # a full disk may have no room to write it again
+    if not tf.io.gfile.exists(path + UNFINISHED):  # a full disk may have no room for another one
         storage.replace(path + UNFINISHED, b"")
 
 
 def _unmark(path: str) -> None:
     folder = path.rpartition("/")[0]
-    storage.sync(folder)  # no power cut may remove the mark before the files
+    storage.sync(folder)  # after a power cut the mark must not be gone before the files
     tf.io.gfile.remove(path + UNFINISHED)
     storage.sync(folder)
 

@@ -21,7 +21,7 @@ from keras_vit.train.measure.replicas import replicate
 from keras_vit.train.step.state import TrainState
 
 MODEL = "best.keras"
-NAMES = {"top1": "accuracy"}  # of an evaluation's metrics in training
+NAMES = {"top1": "accuracy"}  # metrics of an evaluation that have another name in training
 RECORD = "best.json"  # step and metrics of best.keras
 # `eval_steps="auto"`: evaluations in a run, and the fewest steps between them.
 EVALUATIONS, FEWEST_STEPS = 10, 50
@@ -100,7 +100,7 @@ class HeldOut:
         path = f"{self._folder}/{MODEL}" if self._folder is not None else None
         if path is not None:
             with storage.as_os_error(f"{path} cannot be written"):
-                storage.remove(f"{self._folder}/{RECORD}")  # no record is better than that of another step
+                storage.remove(f"{self._folder}/{RECORD}")  # otherwise a kill would leave the record of another step
                 save_model(self._model, path)
                 storage.replace(f"{self._folder}/{RECORD}", json.dumps({"step": step, **metrics}).encode() + b"\n")
         self.best = Best(step, metrics, path)

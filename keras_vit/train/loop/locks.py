@@ -21,8 +21,8 @@ from keras_vit._util.progress import print_line
 from keras_vit.train.loop import storage
 
 RENEWAL, EXPIRY = 15.0, 60.0  # seconds
-SETTLING = 3.0  # seconds until a lease counts, in which another process may have written its own
-POLL = 1.0  # seconds between looks at the lease of another process
+SETTLING = 3.0  # seconds to wait after writing, in case another process writes at the same time
+POLL = 1.0  # seconds from one look at another process' lease to the next
 REMEDY = "Wait for its end, stop it, or use another folder."
 
 
@@ -72,7 +72,9 @@ class _Lease:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
-        with contextlib.suppress(BlockingIOError, tf.errors.OpError):  # of another process, or out of reach
+        with contextlib.suppress(
+            BlockingIOError, tf.errors.OpError
+        ):  # another process has it, or the bucket is out of reach
             self.check()
             storage.remove(self._file)
 
@@ -101,7 +103,7 @@ class _Lease:
     def _renew(self) -> None:
         """Rewrite the lease until the run has ended, or another process has the lease."""
         while not self._ended.wait(RENEWAL):
-            with contextlib.suppress(tf.errors.OpError):  # the next time the bucket may be reached
+            with contextlib.suppress(tf.errors.OpError):  # try again after the next pause
                 try:
                     self.check()
                 except BlockingIOError:

@@ -26,8 +26,8 @@ from keras_vit.train.step import strategies
 from keras_vit.train.step.state import TrainState
 from keras_vit.train.step.workers import name_lost_worker
 
-# Fields that a continued run may change: they do not influence the weights. (Micro-batches change them by rounding, and
-# other dropout masks, as another number of devices does, which may need another number of micro-batches.)
+# Fields that a continued run may change, because they do not influence the weights. The exception is accumulation: it
+# changes rounding and dropout masks, but so does another number of devices, which may need another accumulation.
 CHANGEABLE_FIELDS = (
     "accumulation",
     "log_steps",
@@ -159,7 +159,7 @@ def run(
     say = print_line if progress and strategies.is_chief(devices) else lambda _: None
     with name_lost_worker(devices, lambda: _saved_steps(out)):
         state, dataset = build_state(recipe, chosen, dataset, devices, out=out, say=say)
-        return _train(state, dataset, request, devices, out=out, say=say, progress=progress)
+        return _train(state, dataset, request, out=out, say=say, progress=progress)
 
 
 def _saved_steps(out: str | os.PathLike[str] | None) -> str:
@@ -171,7 +171,6 @@ def _train(
     state: TrainState,
     dataset: Data,
     request: DataRequest,
-    devices: tf.distribute.Strategy,
     *,
     out: str | os.PathLike[str] | None,
     say: Callable[[str], None],
@@ -179,26 +178,27 @@ def _train(
 ) -> Result:
     """Restore the newest checkpoint, train to the end, and write the files of the run."""
     folder = None if out is None else storage.make_folder(out)
-    is_chief = strategies.is_chief(devices)
+    is_chief = strategies.is_chief(state.strategy)
     own_folder = folder if is_chief else None
     with contextlib.ExitStack() as stack:
         check = stack.enter_context(exclusive(own_folder)) if own_folder is not None else None
         stop = stack.enter_context(Stop())
         checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, request, check)
         restored = checkpoints.restore() if checkpoints else None
-        start, total = restored or 0, state.total_steps
+        done, total = restored or 0, state.total_steps
         log = Log(own_folder, last_step=restored) if own_folder is not None else None
         held_out = HeldOut(state, dataset, folder=own_folder, is_new=restored is None, say=say)
-        show = progress and is_chief and start < total
-        bar = stack.enter_context(counter("Training", total=total, done=start, show=show))
+        show = progress and is_chief and done < total
+        bar = stack.enter_context(counter("Training", total=total, done=done, show=show))
         logger = MetricLogger(log, bar, metrics=state.metrics, batch_size=state.recipe.batch_size)
-        if start < total:
-            if start:
-                say(f"{folder} continues after step {start:,} of {total:,}.")
-            metrics = train(state, dataset, logger=logger, checkpoints=checkpoints, held_out=held_out, stop=stop)
-        else:  # the log of a finished run has these metrics already
+        metrics: dict[str, float] | None
+        if done >= total:  # the log of a finished run has these metrics already
             say(FINISHED.format(folder=folder, total=total))
             metrics = held_out.evaluate(total, keep=False)
+        else:
+            if done:
+                say(f"{folder} continues after step {done:,} of {total:,}.")
+            metrics = train(state, dataset, logger=logger, checkpoints=checkpoints, held_out=held_out, stop=stop)
         final = held_out.final_model()
         if log:
             log.close()

@@ -4,6 +4,7 @@ A regularised least-squares regression maps features to targets of -1 and 1. Its
 needs tuning. Follows big_vision's `evaluators/fewshot_lsr.py`, in float64.
 """
 
+import functools
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -85,22 +86,20 @@ def few_shot(
             f"Few-shot needs a training and a held-out split with one label per image. Received: {opened.name}"
         )
     devices = choose_strategy(model, strategy)
-    how: dict[str, Any] = {
-        "batch_size": batch_size,
-        "model_input": ModelInput.from_model(model, preprocessing),
-        "task": opened.task,
-    }
+    read = functools.partial(
+        distribute_batches,
+        strategy=devices,
+        batch_size=batch_size,
+        model_input=ModelInput.from_model(model, preprocessing),
+        task=opened.task,
+    )
     collect = _collector(_feature_extractor(replicate(model, devices), layer), devices)
-
-    @name_lost_worker(devices, lambda: "The measurement is not finished.")
-    def features_of(split: sources.Split, only: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        return collect(distribute_batches(split, devices, only=only, **how))
-
     indices, labels = _read_labels(opened.train)
     drawn = draw_images(labels, counts[-1], num_classes=opened.num_classes, seed=seed)
-    used = np.unique(np.concatenate(drawn))  # sorted, which is the order in which the split yields them
-    features, classes = features_of(opened.train, indices[used])
-    test_features, test_classes = features_of(opened.evaluation)
+    used = np.unique(np.concatenate(drawn))  # sorted: the split yields them in this order
+    with name_lost_worker(devices, lambda: "The measurement is not finished."):
+        features, classes = collect(read(opened.train, only=indices[used]))
+        test_features, test_classes = collect(read(opened.evaluation))
     accuracy = {}
     for count in counts:
         mask = np.isin(used, np.concatenate([images[:count] for images in drawn]))

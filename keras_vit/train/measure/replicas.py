@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from keras_vit.model.task import Task
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train.data import pipeline
+from keras_vit.train.data.pipeline import ModelInput, evaluation_batches
 from keras_vit.train.data.split import Split
 from keras_vit.train.step import strategies
 
@@ -43,18 +44,20 @@ def distribute_batches(
     *,
     only: npt.NDArray[np.int64] | None = None,
     batch_size: int,
-    **arguments: Any,
+    model_input: ModelInput,
+    task: Task,
 ) -> Any:
-    """Return `pipeline.evaluation_batches` of `batch_size` images for every replica, divided among the workers."""
+    """Return `evaluation_batches` of `batch_size` images for every replica, divided among the workers."""
 
     def of_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        return pipeline.evaluation_batches(
+        return evaluation_batches(
             split,
             only=only,
             shard=(context.input_pipeline_id, context.num_input_pipelines),
             multiple=context.num_replicas_in_sync // context.num_input_pipelines,
             batch_size=batch_size,
-            **arguments,
+            model_input=model_input,
+            task=task,
         )
 
     return strategy.distribute_datasets_from_function(of_worker)

@@ -42,17 +42,7 @@ class MaskedPatchModel(keras.Model):
         # No autocast: under bfloat16, too, the encoder takes images in float32.
         super().__init__(name=name, autocast=False)
         config = encoder.config
-        if config.num_channels > MAX_CHANNELS:
-            raise ValueError(
-                f"Every channel multiplies the number of colours by {LEVELS}: masked patch prediction takes images of "
-                f"up to {MAX_CHANNELS} channels. Received: num_channels={config.num_channels}"
-            )
-        _check_patches(config.grid[0] * config.grid[1])
-        if not config.num_layers:
-            raise ValueError(
-                "Masked patch prediction corrupts the embeddings of patches; train a ResNet with another objective. "
-                "Received: a model without patch embedding (num_layers=0)"
-            )
+        _check_config(config)
         # A function, because Keras would count the encoder's unused weights as this model's.
         self._encoder = lambda: encoder
         # A final norm that follows pooling is applied here to every patch.
@@ -140,6 +130,21 @@ def objective(*, remat: bool = False) -> Objective:
         return tf.reduce_sum(losses * share, axis=-1), {"accuracy": accuracy}
 
     return masked_patch
+
+
+def _check_config(config: ViTConfig) -> None:
+    """Raise a ValueError for a model that cannot predict masked patches."""
+    if config.num_channels > MAX_CHANNELS:
+        raise ValueError(
+            f"Every channel multiplies the number of colours by {LEVELS}: masked patch prediction takes images of "
+            f"up to {MAX_CHANNELS} channels. Received: num_channels={config.num_channels}"
+        )
+    _check_patches(config.grid[0] * config.grid[1])
+    if not config.num_layers:
+        raise ValueError(
+            "Masked patch prediction corrupts the embeddings of patches; train a ResNet with another objective. "
+            "Received: a model without patch embedding (num_layers=0)"
+        )
 
 
 def _check_patches(patches: int) -> None:

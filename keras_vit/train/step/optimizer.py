@@ -76,7 +76,9 @@ class Optimizer:
         for name, variable, gradient, scale in zip(self.names, self.variables, gradients, self._scales, strict=True):
             slots = [self.slots[f"{kind}/{name}"] for kind in self._kinds]
             decay = self._decay(name, factor, rate * scale)
-            gradient = tf.cast(tf.convert_to_tensor(gradient), tf.float32)  # a lookup's is tf.IndexedSlices
+            gradient = tf.cast(
+                tf.convert_to_tensor(gradient), tf.float32
+            )  # the gradient of a lookup is tf.IndexedSlices
             updates.append((variable, rule, (gradient, rate * scale, decay, count, *slots)))
         update_variables(updates)
 

@@ -19,7 +19,7 @@ from keras_vit.errors import WorkerLostError
 TIMEOUT = 1800.0  # seconds to wait for the other machines
 FIRST_REPORT = 30.0  # seconds until the missing ones are named; after each report twice as many until the next
 CONNECT_SECONDS = 3.0  # to reach one address
-# TensorFlow's errors of a process whose peer died or stopped; an unreachable bucket is another error.
+# Matches TensorFlow's errors after another process died or stopped, but not those of an unreachable bucket.
 _OF_WORKERS = re.compile(r"Collective|CoordinationService|/job:(?:chief|worker)/")
 
 
@@ -63,7 +63,9 @@ def name_lost_worker(strategy: tf.distribute.Strategy, done: Callable[[], str]) 
             raise
         own = resolver.cluster_spec().task_address(resolver.task_type, resolver.task_id)
         others = [each for tasks in resolver.cluster_spec().as_dict().values() for each in tasks if each != own]
-        lost = [address for address in others if _unreachable(address)] or others  # a stopped one still accepts
+        lost = [
+            address for address in others if _unreachable(address)
+        ] or others  # a stopped process still accepts connections
         raise WorkerLostError(
             f"Lost a worker: {' or '.join(lost)} was killed or stopped, or cannot be reached ({type(error).__name__}). "
             f"{done()} To go on, start the same command on every machine, or on fewer with a new TF_CONFIG. "

@@ -1,4 +1,4 @@
-"""Download files into a cache folder, and verify them; docs/environment.md has the sources, checks and variables.
+"""Find, download and keep files in the cache folder.
 
 The copy of `https://host/folder/X.npz` is `<cache>/https/host/folder/X.npz`. A file gets this name only when it is
 complete and verified.
@@ -14,9 +14,9 @@ from urllib.request import url2pathname
 
 from filelock import FileLock
 
-from keras_vit._util.integrity import CorruptFileError, Expected, is_intact, verify, write_pin
+from keras_vit._util.download.integrity import CorruptFileError, Expected, is_intact, verify, write_pin
+from keras_vit._util.download.transfer import download, no_connection
 from keras_vit._util.text import install_command
-from keras_vit._util.transfer import download, no_connection
 from keras_vit.errors import DownloadError, FileUnavailableError
 
 STORAGE = "https://storage.googleapis.com/"

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import requests
 import urllib3
 
-from keras_vit._util.integrity import CorruptFileError, Expected, verify
+from keras_vit._util.download.integrity import CorruptFileError, Expected, verify
 from keras_vit._util.progress import counter
 from keras_vit.errors import DownloadError, FileUnavailableError
 

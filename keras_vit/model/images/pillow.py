@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.model import image_files
+from keras_vit.model.images import jpeg_png
 
 # Formats that people try, by the bytes at a place of the file. Pillow reads some of them, or may be extended to.
 KINDS = (
@@ -38,7 +38,7 @@ def read(file: bytes) -> np.ndarray:
     except UnidentifiedImageError:
         raise ValueError(f"{kind}. Save it as JPEG or PNG") from None
     except Image.DecompressionBombError:
-        raise ValueError(f"cannot be decoded. {image_files.PIXEL_LIMITS} It has more") from None
+        raise ValueError(f"cannot be decoded. {jpeg_png.PIXEL_LIMITS} It has more") from None
     except Exception as error:  # Pillow's readers raise errors of any kind for damaged files
         raise ValueError(_damaged(error)) from None
     with image:
@@ -52,8 +52,8 @@ def pixels(image: Any) -> np.ndarray:
     I and F are pixels from 0 to 255.
     """
     width, height = image.size
-    if not (0 < height * width <= image_files.MAX_PIXELS and max(height, width) <= image_files.MAX_SIDE):
-        raise ValueError(f"cannot be decoded. {image_files.PIXEL_LIMITS} Received: height and width {height} x {width}")
+    if not (0 < height * width <= jpeg_png.MAX_PIXELS and max(height, width) <= jpeg_png.MAX_SIDE):
+        raise ValueError(f"cannot be decoded. {jpeg_png.PIXEL_LIMITS} Received: height and width {height} x {width}")
     try:
         image.load()
     except Exception as error:
@@ -62,7 +62,7 @@ def pixels(image: Any) -> np.ndarray:
     exif = image.info.get("exif")  # read by Pillow from the file; TIFF images are turned when they are loaded
     if not isinstance(exif, bytes):
         return colours
-    return np.asarray(image_files.turn(colours, image_files.exif_orientation(exif)))
+    return np.asarray(jpeg_png.turn(colours, jpeg_png.exif_orientation(exif)))
 
 
 def _damaged(error: Exception) -> str:
@@ -72,7 +72,7 @@ def _damaged(error: Exception) -> str:
 def _in_colour(image: Any) -> np.ndarray:
     if image.mode == "CMYK":
         if image.format == "JPEG" and "adobe" not in image.info:
-            raise ValueError(f"cannot be decoded. {image_files.NO_ADOBE}")
+            raise ValueError(f"cannot be decoded. {jpeg_png.NO_ADOBE}")
         inks = 255 - np.asarray(image, np.uint16)
         return (inks[..., :3] * inks[..., 3:] // 255).astype(np.uint8)  # libjpeg's rounding
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in SIXTEEN_BITS):

@@ -135,12 +135,17 @@ def check_safetensors(path: Path) -> None:
 
 # By suffix: checks of the whole content, and all checks.
 ZIP_CHECKS = {
-    **dict.fromkeys((".npz", ".zip", ".keras"), check_zip),
-    **dict.fromkeys((".pth", ".pt", ".bin"), check_torch),
+    ".npz": check_zip,
+    ".zip": check_zip,
+    ".keras": check_zip,
+    ".pth": check_torch,
+    ".pt": check_torch,
+    ".bin": check_torch,
 }
 SELF_CHECKS: dict[str, Callable[[Path], None]] = {
     **ZIP_CHECKS,
-    **dict.fromkeys((".h5", ".hdf5"), check_hdf5),
+    ".h5": check_hdf5,
+    ".hdf5": check_hdf5,
     ".safetensors": check_safetensors,
     ".json": check_json,
 }

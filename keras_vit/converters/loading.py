@@ -14,9 +14,9 @@ import numpy as np
 
 from keras_vit._util.checks import given
 from keras_vit.converters import assign
-from keras_vit.converters._save import save
 from keras_vit.converters.containers import Container
 from keras_vit.converters.containers.keras_archive import open_keras_archive
+from keras_vit.converters.saving import save
 from keras_vit.converters.source import (
     Checkpoint,
     check_keras_facts,
@@ -107,14 +107,6 @@ def build(
     Raises:
         CheckpointError: the tensors are damaged or do not fit the model.
         ValueError: a change is wrong.
-
-    Example:
-
-    >>> from keras_vit.converters.source import open_checkpoint
-    >>> path = keras_vit.converters.save(keras_vit.zoo.load("digits"), "digits.npz", format="google")
-    >>> with open_checkpoint(path) as checkpoint:
-    ...     keras_vit.converters.build(checkpoint, {"num_classes": 3}).output_shape
-    (None, 3)
     """
     config = checkpoint.written.replace(**changes)
     check_resizable(checkpoint.config, config)

@@ -16,12 +16,27 @@ from keras_vit.errors import CheckpointError
 from keras_vit.model.layers.runtime.quantized import quantization_problem
 from keras_vit.model.vision_transformer import VisionTransformer
 
-# Suffixes of other kinds of files. A file with one of these must be of this container; None is one that is not written.
-_CONTAINERS = {
-    **{".npz": "npz", ".safetensors": "safetensors"},
-    **dict.fromkeys((".bin", ".ckpt", ".gguf", ".h5", ".hdf5", ".json", ".keras", ".msgpack", ".npy", ".onnx"), None),
-    **dict.fromkeys((".pb", ".pickle", ".pkl", ".pt", ".pth", ".tflite", ".zip"), None),
-}
+_CONTAINERS = {".npz": "npz", ".safetensors": "safetensors"}  # by suffix
+# Suffixes of kinds of files that are not written.
+_OTHER_SUFFIXES = (
+    ".bin",
+    ".ckpt",
+    ".gguf",
+    ".h5",
+    ".hdf5",
+    ".json",
+    ".keras",
+    ".msgpack",
+    ".npy",
+    ".onnx",
+    ".pb",
+    ".pickle",
+    ".pkl",
+    ".pt",
+    ".pth",
+    ".tflite",
+    ".zip",
+)
 
 
 def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str) -> Path:
@@ -96,7 +111,8 @@ def _write(
         path = path / f"model.{table.container}"
     if path.is_dir() or not path.parent.is_dir():
         raise CheckpointError(f"A {table.format} file is written into a folder that exists. Received: {str(path)!r}")
-    if _CONTAINERS.get(path.suffix.casefold(), table.container) != table.container:
+    suffix = path.suffix.casefold()
+    if suffix in _OTHER_SUFFIXES or _CONTAINERS.get(suffix, table.container) != table.container:
         raise CheckpointError(
             f"{table.format} files are .{table.container} files, and other readers go by the name: save as "
             f"{path.with_suffix('.' + table.container).name!r}. Received: {path.name!r}"
