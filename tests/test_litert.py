@@ -265,7 +265,7 @@ def test_smoothing_and_scales_move_factors_and_change_nothing(tmp_path: Path, ki
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "an output": ({}, {"output": "classes"}, "output must be one of"),
     "no head": ({"num_classes": 0}, {"output": "probabilities"}, "needs a head"),
-    "no image": ({}, {"batch": 0}, "batch must be in"),
+    "no image": ({}, {"batch": 0}, "batch must be an integer >= 1"),
     "no class token": ({"classifier": "gap"}, {"attention": True}, "class token"),
     "factors of another width": ({}, {"smoothing": {"block_0/norm1": np.ones(3)}}, "broadcast"),
     "scales of another width": ({}, {"scales": np.ones(3)}, "broadcast"),
@@ -296,7 +296,7 @@ def test_a_layer_without_a_writer_is_named() -> None:
 def test_a_norm_may_read_a_norm(tmp_path: Path) -> None:
     model = built(classifier="gap", num_classes=0)
     norm = vit.LayerNormalization(name="second")
-    two = keras.Model(model.inputs, norm(model.outputs[0]))
+    two = keras.Model(model.inputs[0], norm(model.outputs[0]))
     norm.gamma.assign(np.linspace(1, 2, 32))
     two.config, two.task = model.config, model.task
     graph = written(two, tmp_path)
