@@ -22,7 +22,6 @@ from keras_vit.converters.expressible import formats_of
 from keras_vit.converters.table import load_table
 from keras_vit.errors import CheckpointError
 from keras_vit.export.server.inference import model_function
-from keras_vit.model.numbers import numbers
 from keras_vit.model.preprocess import prepare
 from keras_vit.train.measure.planner import plan
 from marks import full_except
@@ -371,20 +370,3 @@ def test_configs_of_earlier_versions_have_the_defaults_of_new_fields() -> None:
     fields = ViTConfig().to_dict()
     new = ("rotary_theta", "rotary_grid", "rotary_interleaved", "key_bias", "gated_mlp", "mlp_norm")
     assert ViTConfig(**{name: value for name, value in fields.items() if name not in new}) == ViTConfig()
-
-
-# Parameters of Meta's dinov2_vitb14 and dinov3_vitb16 (Hugging Face's names) with their mask token of 768, which is not
-# kept, and of the image towers of SigLIP and CLIP, whose projection has no bias.
-DINO = {"num_classes": 0, "layer_scale": 1e-5}
-DINOV3 = {"position": "none", "num_registers": 4, "rotary_theta": 100.0, "key_bias": False}
-SIZES = {
-    "DINOv2-B/14": ({**DINO, "image_size": 518, "patch_size": 14}, 86_580_480 - 768),
-    "DINOv3-B/16": ({**DINO, **DINOV3}, 85_660_416 - 768),
-    "SigLIP-B/16": ({"classifier": "map", "num_classes": 0}, 92_884_224),
-    "CLIP-B/16": ({"pre_norm": True, "patch_bias": False, "num_classes": 512}, 86_192_640 + 512),
-}
-
-
-@pytest.mark.parametrize(("changes", "number"), SIZES.values(), ids=SIZES)
-def test_base_sizes_have_the_official_number_of_parameters(changes: dict[str, Any], number: int) -> None:
-    assert numbers(ViTConfig.from_name("B/16", **changes)).parameters == number
