@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -134,9 +135,10 @@ def test_an_unprepared_data_set_is_refused_before_anything_is_written(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_plan_needs_no_tensorflow() -> None:
-    code = "import sys; from keras_vit.cli import app; app(['plan', 'B/16', '--batch', '8'], standalone_mode=False); "
-    code += "sys.exit('tensorflow' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "86,567,656" in done.stdout  # parameters of ViT-B/16 with 1,000 classes: timm, torchvision
+@pytest.mark.parametrize("command", [["plan", "B/16", "--batch", "8"], ["show", "B/16", "--image-size", "240"]])
+def test_counting_a_model_that_is_not_on_a_card_is_quiet(command: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "keras_vit", *command], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(
+        "86,(567,656|589,928)", done.stdout
+    )  # timm, torchvision; 29 positions more at 240 px  # parameters of ViT-B/16 with 1,000 classes: timm, torchvision

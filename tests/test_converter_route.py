@@ -85,12 +85,12 @@ def two_outputs() -> keras.Model:
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (Subclassed, "takes one image .* of a known size; `keras.Model.*Received: Subclassed"),
+        (Subclassed, "must take one image .* of a known size; `keras.Model.*Received: Subclassed"),
         (lambda: keras.Sequential([keras.layers.Flatten()]), "Received: Sequential with input shape None"),
         (lambda: keras.Model(image := keras.Input((None, None, 3)), image), r"input shape \(None, None, None, 3\)"),
-        (two_outputs, "a model gives one output, the logits. Received: 2"),
+        (two_outputs, "the model must have one output, the logits. Received: 2"),
         (lambda: built("mixed_bfloat16", num_layers=1), r"compute in float32. Received: some in \['bfloat16'\]"),
-        (lambda: "vit.keras", "model is a Keras model. Received: str"),
+        (lambda: "vit.keras", "model must be a Keras model. Received: str"),
     ],
 )
 def test_a_model_that_cannot_be_converted_is_told_why(model: Any, said: str, tmp_path: Path) -> None:

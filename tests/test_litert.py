@@ -19,6 +19,7 @@ from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.storage import FLOAT16, INT8, quantize_int8
 from keras_vit.export.litert.writer import FileWriter
+from keras_vit.model import layers as vit
 from litert_graph import interpreter
 from marks import full_except
 from package_source import MODULES, imported_packages
@@ -290,6 +291,17 @@ def test_a_layer_without_a_writer_is_named() -> None:
     head = keras.Model(model.inputs, Doubled(name="doubled")(model.outputs[0]))
     with pytest.raises(ValueError, match=r"no LiteRT writer for the layer 'doubled'\. Received: Doubled\. .*Dense"):
         FileWriter(head, Operators(Builder()), Options()).read(head.outputs[0])
+
+
+def test_a_norm_may_read_a_norm(tmp_path: Path) -> None:
+    model = built(classifier="gap", num_classes=0)
+    norm = vit.LayerNormalization(name="second")
+    two = keras.Model(model.inputs, norm(model.outputs[0]))
+    norm.gamma.assign(np.linspace(1, 2, 32))
+    two.config, two.task = model.config, model.task
+    graph = written(two, tmp_path)
+    images = prepared(model.config)
+    assert reference.distance(output(graph, images), np.asarray(two(images))) < NOISE
 
 
 def test_operators_are_named_after_the_layers() -> None:

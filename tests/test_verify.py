@@ -363,7 +363,7 @@ def test_a_model_that_tells_no_size_is_told_so(tmp_path: Path) -> None:
         def call(self, x: Any) -> Any:
             return x
 
-    with pytest.raises(ValueError, match="takes one image .* of a known size.*Received: Own with input shape None"):
+    with pytest.raises(ValueError, match="must take one image .* of a known size.*Received: Own with input shape None"):
         export.verify(Own(), file(tmp_path / "file.tflite"))
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import keras
@@ -108,20 +107,16 @@ def embed(
         facts["dtype"] = dtype
     folder = open_folder(Path(to).absolute(), facts, {"working_folder": str(Path.cwd()), "dtype": _best_dtype(model)})
     settings = {name: folder.record[name] for name in ("what", "dtype", "output_dtype")} | {"batch_size": batch_size}
-    numbers = folder.unfinished(first, count)
-    run = on_ray.run if engine == "ray" else compute.run
-    if numbers:
-        _show_speed(run(model, settings, folder, numbers), folder.expected_images(numbers), progress=progress)
+    if numbers := folder.unfinished(first, count):
+        run = on_ray.run if engine == "ray" else compute.run
+        # Only the files of records know how many images they have.
+        total = None if folder.record["records"] else folder.record["images"] * len(numbers) // folder.record["files"]
+        with counter("Computing", total=total, show=progress) as advance:
+            start, done = time.perf_counter(), 0
+            for images in run(model, settings, folder, numbers):
+                done += images
+                advance(images, f"{done / (time.perf_counter() - start):,.0f} images/s")
     return folder.result()
-
-
-def _show_speed(counts: Iterable[int], total: int | None, *, progress: bool) -> None:
-    """Run to the end what yields numbers of images, and show their sum and speed."""
-    start, done = time.perf_counter(), 0
-    with counter("Computing", total=total, show=progress) as advance:
-        for count in counts:
-            done += count
-            advance(count, f"{done / (time.perf_counter() - start):,.0f} images/s")
 
 
 def _parse_shard(shard: str) -> tuple[int, int]:

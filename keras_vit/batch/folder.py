@@ -3,7 +3,7 @@
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,10 +53,6 @@ class Folder:
     def unfinished(self, first: int, step: int) -> list[int]:
         """Return the numbers of the output files from `first`, each `step`-th, that are not finished."""
         return [number for number in range(first, self.record["files"], step) if not self.file(number).exists()]
-
-    def expected_images(self, numbers: Sequence[int]) -> int | None:
-        """Return about how many images these files have; None if only the files of records know."""
-        return None if self.record["records"] else self.record["images"] * len(numbers) // self.record["files"]
 
     def result(self) -> EmbedResult:
         """Count the rows of the finished files."""

@@ -60,22 +60,24 @@ def show(name: options.Model, image_size: options.Size = None, as_json: options.
     from keras_vit.zoo import catalogue, spellings
     from keras_vit.zoo.pretrained import resolve
 
-    if resolve(name, default=None).is_file:
+    card = None if resolve(name, default=None).is_file else catalogue.card(name)
+    weights: Weights | SimpleNamespace
+    if card is None:
         config = options.find_model(name, image_size=image_size).config
-        file = SimpleNamespace(architecture=name_of(config), tag=name, num_classes=config.num_classes)
-        typer.echo(json.dumps(describe(file, config), indent=2) if as_json else summary(file, config))
-        return
-    card = catalogue.card(name)
-    _print_named_weights(name)
-    spelled = spellings.read(name)
-    weights = catalogue.select(card, spelled and spelled.weights or "default")
-    config = weights.whole_config()
-    if image_size is not None:
-        config = config.replace(image_size=image_size)
-    if as_json:
-        typer.echo(json.dumps({**describe(weights, config), "weights": catalogue.rows(card)}, indent=2))
-        return
-    typer.echo(f"{summary(weights, config)}\n\n{card}")
+        weights = SimpleNamespace(architecture=name_of(config), tag=name, num_classes=config.num_classes)
+    else:
+        _print_named_weights(name)
+        spelled = spellings.read(name)
+        weights = catalogue.select(card, spelled and spelled.weights or "default")
+        config = weights.whole_config()
+        config = config if image_size is None else config.replace(image_size=image_size)
+    with options.quiet(start=False):  # counting a model that is not on a card starts Keras
+        if as_json:
+            rows = {"weights": catalogue.rows(card)} if card else {}
+            text = json.dumps(describe(weights, config) | rows, indent=2)
+        else:
+            text = summary(weights, config) + (f"\n\n{card}" if card else "")
+    typer.echo(text)
 
 
 def _print_named_weights(name: str) -> None:

@@ -201,15 +201,16 @@ def plan(
     from keras_vit import train as training
 
     found = options.find_model(model, image_size=image_size, default=None)
-    planned = training.plan(
-        found.config,
-        batch_size=batch,
-        devices=devices,
-        accumulation=accumulation,
-        optimizer=optimizer,
-        precision=precision,
-        remat=remat,
-        ema=ema,
-        peak_tflops=peak_tflops,
-    )
+    with options.quiet():
+        planned = training.plan(
+            found.config,
+            batch_size=batch,
+            devices=devices,
+            accumulation=accumulation,
+            optimizer=optimizer,
+            precision=precision,
+            remat=remat,
+            ema=ema,
+            peak_tflops=peak_tflops,
+        )
     options.print_result(dataclasses.replace(planned, name=found.choice.name or Path(model).name), as_json)

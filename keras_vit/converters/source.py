@@ -184,7 +184,8 @@ def saved_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     if values.get("registered_name") != _REGISTERED_NAME:
         raise CheckpointError(
-            f"does not contain a VisionTransformer. Received: {values.get('class_name')!r:.100}; keras.saving.load_model opens it"
+            f"does not contain a VisionTransformer. Received: {values.get('class_name')!r:.100}; "
+            "keras.saving.load_model opens it"
         )
     match values.get("config"):
         case {"config": dict(config), "dtype": {"config": {"name": str(policy)}}, "name": str(name), "frozen": frozen}:

@@ -36,16 +36,16 @@ with open(target, "wb") as file:
 
 
 def problems(model: keras.Model, mode: Mode | None) -> Iterator[str]:
-    """Yield one sentence for each reason why the converter cannot write the model; None is an unknown mode."""
+    """Yield one sentence for each reason why the converter cannot write the model; `mode` is None if unknown."""
     if keras.backend.backend() != "tensorflow":
         yield (
             f'route="converter" needs Keras\' TensorFlow back end. Received: {keras.backend.backend()!r}; '
             'route="direct" works on every one'
         )
     if mode is not None and mode.name not in MODES:
-        yield f'route="converter" knows the modes {list(MODES)}. Received: {mode.name!r}'
+        yield f'route="converter" supports the modes {list(MODES)}. Received: {mode.name!r}'
     if not isinstance(model, keras.Model):
-        yield f"model is a Keras model. Received: {type(model).__name__}"
+        yield f"model must be a Keras model. Received: {type(model).__name__}"
         return
     try:
         inputs.image_shape(model)
@@ -53,9 +53,9 @@ def problems(model: keras.Model, mode: Mode | None) -> Iterator[str]:
         yield str(error)
         return
     if len(model.outputs) != 1:
-        yield f"a model gives one output, the logits. Received: {len(model.outputs)} outputs"
+        yield f"the model must have one output, the logits. Received: {len(model.outputs)} outputs"
     if dtypes := {layer.compute_dtype for layer in model._flatten_layers()} & UNSUPPORTED_DTYPES:
-        yield f"TensorFlow's converter takes layers that compute in float32. Received: some in {sorted(dtypes)}"
+        yield f"TensorFlow's converter needs layers that compute in float32. Received: some in {sorted(dtypes)}"
 
 
 def convert(

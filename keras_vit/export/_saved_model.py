@@ -150,7 +150,7 @@ def _bfloat16_cosine(model: VisionTransformer, folder: Path) -> float:
     cosine = lowest_cosine(float32, bfloat16)
     if not cosine >= LEAST_BFLOAT16_COSINE:
         raise VerificationError(
-            f"{folder} computes something else in bfloat16: wanted cosine >= {LEAST_BFLOAT16_COSINE}. "
+            f"{folder} differs from the model in bfloat16: wanted cosine >= {LEAST_BFLOAT16_COSINE}. "
             f"Received: {cosine:.4f}"
         )
     return cosine

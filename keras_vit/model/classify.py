@@ -23,7 +23,8 @@ def classify_each(
 ) -> Iterator[list[Prediction] | Exception]:
     """Yield the predictions of each image, or the error of one that cannot be read; arguments as for `classify`."""
     check_counts(top=top, batch_size=batch_size)
-    single, size = single_images(images), 0
+    single = single_images(images)
+    size = 0
     while group := list(itertools.islice(single, batch_size)):
         size = size or len(group)  # the first group's: smaller ones are padded
         prepared = [prepare(model, image) for image in group]
@@ -40,7 +41,8 @@ def embed_all(model: Any, images: Any, *, batch_size: int) -> np.ndarray:
     """Return the normalized embeddings of images; arguments and errors as for `embed`."""
     layer = "logits" if model.task.embedding_output() == "logits" else "pre_logits"
     check_counts(batch_size=batch_size)
-    single, features = single_images(images), []
+    single = single_images(images)
+    features = []
     while group := list(itertools.islice(single, batch_size)):
         batch = np.concatenate([model.preprocess(image) for image in group])
         features.append(ops.convert_to_numpy(model.features(batch, [layer])[layer]))

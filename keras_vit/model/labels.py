@@ -23,7 +23,7 @@ def read(name: str) -> tuple[tuple[str, str], ...]:
     """Return the (label_id, label) pairs of zoo/labels/NAME.txt."""
     folder = data_files.folder("zoo") / "labels"
     if name not in lists():
-        raise ValueError(f"The label lists are {lists()}. Received: {name!r}")
+        raise ValueError(f"labels must be one of {lists()}, or the names of the classes. Received: {name!r}")
     lines = (folder / f"{name}.txt").read_text(encoding="utf-8").splitlines()
     return tuple((label_id, label) for label_id, _, label in (line.partition("\t") for line in lines))
 
@@ -34,12 +34,13 @@ def lists() -> list[str]:
 
 
 def match_classes(labels: str | tuple[str, ...], num_classes: int, class_names: Sequence[str], data: str) -> list[int]:
-    """Return the number of a model's class for each class of a data set, which may have some of the classes only.
+    """Return the model's class number for each class of a data set, which may have only some of the model's classes.
 
-    Names are compared exactly with the labels and label_ids; then without regard to case, "_" and "-"; then with the
-    parts of labels such as "tench, Tinca tinca". What fits several classes fits none. If no name fits and all are whole
-    numbers, they are class numbers, with a warning unless they count from 0 in order. A ValueError names the classes
-    that the model does not have; `data` is for messages.
+    Names are compared with labels and label_ids exactly; then ignoring case, "_" and "-"; then with the parts of labels
+    such as "tench, Tinca tinca". A name that matches several classes matches none. If no name matches and all names are
+    numbers of classes, they are used as such, with a warning unless they count from 0 in order.
+
+    A ValueError names the classes that the model does not have; `data` is for messages.
     """
     known = names(labels, num_classes)
     texts = [label for _, label in known]
@@ -54,10 +55,10 @@ def match_classes(labels: str | tuple[str, ...], num_classes: int, class_names: 
             table |= {spelling: None if spelling in table else number for spelling in spellings}
         taken = set(found.values())
         for name in class_names:
-            fits = table.get(key(name))
-            if fits is not None and name not in found and fits not in taken:
-                found[name] = fits
-                taken.add(fits)
+            match = table.get(key(name))
+            if match is not None and name not in found and match not in taken:
+                found[name] = match
+                taken.add(match)
     if not found and all(name.isdecimal() and int(name) < num_classes for name in class_names):
         found = {name: int(name) for name in class_names}
         if list(found) != [str(number) for number in range(num_classes)]:
@@ -79,11 +80,11 @@ def _label_ids(labels: str | tuple[str, ...], known: list[tuple[str, str]]) -> l
     """Return the label_ids of each class: those of a list in zoo/labels, also if the labels are most of that list's."""
     if isinstance(labels, str):
         return [[label_id] for label_id, _ in known]
-    for pairs in map(read, lists()):  # converted files spell some labels of ImageNet in another way
+    for pairs in map(read, lists()):  # converted files spell some labels of ImageNet differently
         same = [_loose(one) == _loose(other) for (_, one), (_, other) in zip(pairs, known, strict=False)]
         if len(pairs) == len(known) and 2 * sum(same) > len(known):
             return [[label_id] for label_id, _ in pairs]
-    return [[] for _ in known]  # the numbers that `names` gives are no names
+    return [[] for _ in known]  # the numbers in `known` are not names
 
 
 def _loose(name: str) -> str:
@@ -97,7 +98,8 @@ def check_labels(labels: str | Iterable[str]) -> str | tuple[str, ...]:
     given = tuple(labels) if isinstance(labels, Iterable) else (labels,)
     if wrong := [name for name in given if not isinstance(name, str)]:
         raise ValueError(
-            f"labels are the name of a list in zoo/labels, or the classes' names, all strings. Received: {wrong[0]!r}"
+            "labels must be the name of a list in zoo/labels, or the names of the classes, all strings. "
+            f"Received: {wrong[0]!r}"
         )
     return given
 

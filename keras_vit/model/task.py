@@ -257,7 +257,7 @@ class Classification:
         """Return the `top` most probable classes of each image, the best first, from logits (batch, classes)."""
         logits = np.asarray(output)
         if logits.ndim != 2 or logits.shape[1] != self.num_classes or not self.num_classes:
-            raise ValueError(f"logits are (batch, num_classes={self.num_classes}). Received: shape {logits.shape}")
+            raise ValueError(f"logits must be (batch, num_classes={self.num_classes}). Received: shape {logits.shape}")
         check_counts(top=top)
         names = label_lists.names(self.labels, self.num_classes)
         probabilities = softmax(logits)

@@ -1,6 +1,6 @@
 """Train models by recipes, on any devices, with exact resume; evaluate them, and plan the memory of a step.
 
-Public names are imported on first use: recipes and plans need no TensorFlow.
+Public names are imported on first use: recipes need no TensorFlow.
 """
 
 from typing import TYPE_CHECKING

@@ -3,6 +3,7 @@
 An invalid file is refused as a whole; one error lists everything that is wrong with it.
 """
 
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -162,6 +163,12 @@ def read_family(path: str | Path) -> Family:
     if wrong:
         raise CardError(f"{path} is not a valid model card: " + "; ".join(wrong))
     return Family(table=table, weights=tuple(rows))
+
+
+@functools.cache
+def families() -> tuple[Family, ...]:
+    """Return the files zoo/*.toml, read."""
+    return tuple(read_family(path) for path in sorted(data_files.folder("zoo").glob("*.toml")))
 
 
 def make_weights(

@@ -43,16 +43,16 @@ def zero_shot_head(
     """
     config = model.config
     text, scale, offset = (_numbers(value) for value in (text_embeddings, logit_scale, bias))
-    wrong = list(_wrong_classes(text, labels, model.output_shape[-1]))
+    problems = list(_class_problems(text, labels, model.output_shape[-1]))
     if config.num_classes and not config.projection_head:
-        wrong = [
+        problems = [
             f"the model has a head of {config.num_classes} classes. Load it with num_classes=0, or, if its head is a "
             "projection, pass model.with_config(model.config.replace(projection_head=True, labels=None))"
         ]
     if scale.size != 1 or not 0 < scale[0] < _LARGEST or offset.size != 1 or not abs(offset[0]) < _LARGEST:
-        wrong.append(f"logit_scale must be a number above 0, and bias a number. Received: {logit_scale!r} and {bias!r}")
-    if wrong:
-        raise ValueError("zero_shot_head: " + "; ".join(wrong))
+        problems.append(f"logit_scale must be a number above 0, and bias a number. Received: {logit_scale!r}, {bias!r}")
+    if problems:
+        raise ValueError("zero_shot_head: " + "; ".join(problems))
     changes: dict[str, Any] = {"num_classes": len(text), "labels": labels, "normalize_features": True}
     if config.projection_head:
         changes |= {"representation_size": config.num_classes, "representation_activation": "linear"}
@@ -75,7 +75,7 @@ def _numbers(value: Any) -> np.ndarray:
         return np.empty(0)
 
 
-def _wrong_classes(text: np.ndarray, labels: Any, width: int) -> Iterator[str]:
+def _class_problems(text: np.ndarray, labels: Any, width: int) -> Iterator[str]:
     if text.ndim != 2 or text.shape[1] != width or not text.size:
         yield f"text_embeddings must be numbers (classes, {width}). Received: shape {text.shape}"
     elif (rows := np.flatnonzero(~np.isfinite(text).all(axis=1) | ~text.any(axis=1))).size:

@@ -57,7 +57,8 @@ def run_on_gpu(path: Path, images: np.ndarray) -> tuple[CompiledRun, Accelerated
         if _NO_DEVICE.search(str(error)):
             raise ValueError(f"{_SOFTWARE}. Received: {error}") from None
         raise
-    shares, refused = _SHARES.search(run.messages), _REFUSED.search(run.messages)
+    shares = _SHARES.search(run.messages)
+    refused = _REFUSED.search(run.messages)
     if shares is None:
         total = structure.read_structure(path).num_operators
         return run, Accelerated("gpu", total, total)

@@ -76,7 +76,9 @@ def _run(work: Path, path: str, hardware: list[str], cpu: dict[str, Any] | None 
     [(name, image)], tensors = model.get_input_tensor_details(key).items(), model.get_output_tensor_details(key)
     given = {name: model.create_input_buffer_by_name(key, name)}
     results = {output: model.create_output_buffer_by_name(key, output) for output in tensors}
-    images, batch, times = np.load(work / "images.npy", mmap_mode="r"), image["shape"][0], []
+    images = np.load(work / "images.npy", mmap_mode="r")
+    batch = image["shape"][0]
+    times = []
     outputs: dict[str, list[np.ndarray]] = {output: [] for output in tensors}
     for start in range(-batch, len(images), batch):  # the first batch twice: the first call prepares kernels
         indices = np.arange(max(start, 0), max(start, 0) + batch).clip(max=len(images) - 1)

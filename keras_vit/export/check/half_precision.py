@@ -22,10 +22,12 @@ from keras_vit.export.quantization.modes import Mode
 
 FORCE_FP16 = 4  # XNNPACK's flag
 HALF = 16  # bits
-NUM_IMAGES, NUM_OBSERVED = 4, 2  # images that run in half precision, and on which every tensor is looked at
+NUM_IMAGES = 4  # that run in half precision
+NUM_OBSERVED = 2  # images on which the largest value is looked for
 FLOAT32_ERROR = 1e-5  # as a share of the largest output; that of half precision is 1e-4 and more
 # A sum whose first term is 2,048 and all others 1: float16 has no 2,049.
-LARGE_TERM, NUM_TERMS = 2048, 1024
+LARGE_TERM = 2048
+NUM_TERMS = 1024
 
 
 def check_half_precision(path: Path, mode: Mode | None, accelerator: str | None) -> None:

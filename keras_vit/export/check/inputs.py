@@ -22,7 +22,7 @@ def image_shape(model: keras.Model) -> tuple[int, int, int]:
         shape = None
     if not isinstance(shape, tuple) or len(shape) != 4 or not all(isinstance(side, int) for side in shape[1:]):
         raise ValueError(
-            "A model takes one image (batch, height, width, channels) of a known size; `keras.Model(image, "
+            "The model must take one image (batch, height, width, channels) of a known size; `keras.Model(image, "
             "model(image))` with `image = keras.Input((height, width, channels))` does. Received: "
             f"{type(model).__name__} with input shape {shape}"
         )
@@ -33,7 +33,7 @@ def image_shape(model: keras.Model) -> tuple[int, int, int]:
 def prepared_images(model: keras.Model, images: Any, argument: str) -> np.ndarray:
     """Return checked images, float32 (batch, height, width, channels), prepared by the model unless they are floats."""
     shape = image_shape(model)
-    expected = f"{argument} are prepared images, float (batch, {', '.join(map(str, shape))})"
+    expected = f"{argument} must be prepared images, float (batch, {', '.join(map(str, shape))})"
     if not _is_prepared(images):
         if not hasattr(model, "preprocess"):
             raise ValueError(f"{expected}. Received: {type(images)}")
@@ -47,8 +47,8 @@ def prepared_images(model: keras.Model, images: Any, argument: str) -> np.ndarra
     limit = RANGE_LIMIT * float(np.max(np.maximum(mean, 1 - mean) / std))
     if np.abs(images).max() > limit:
         raise ValueError(
-            f"{argument} are prepared images; model.preprocess(pixels) makes them, uint8 arrays and paths are prepared "
-            f"here. Received: floats from {images.min():g} to {images.max():g}"
+            f"{argument} must be prepared images, as model.preprocess(pixels) returns; uint8 arrays and paths are "
+            f"prepared here. Received: floats from {images.min():g} to {images.max():g}"
         )
     return images
 

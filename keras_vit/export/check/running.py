@@ -79,7 +79,7 @@ def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
 
     def run(images: np.ndarray) -> np.ndarray:
         if not len(images):
-            raise ValueError(f"{path} is run on one image or more. Received: an array of shape {images.shape}")
+            raise ValueError(f"{path} needs at least one image. Received: an array of shape {images.shape}")
         batches = file.batches(images, len(images))
         return np.concatenate([main_output(file.call(batch))[:count] for batch, count in batches])
 

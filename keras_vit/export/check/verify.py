@@ -84,7 +84,8 @@ def verify(
         >>> keras_vit.export.verify(model, "digits.tflite", digits.load().test_images[:50]).agreement
         1.0
     """
-    path, task = Path(path), tasks.of_model(model)
+    path = Path(path)
+    task = tasks.of_model(model)
     is_litert = path.is_file()
     mode = modes.load_mode(mode) if isinstance(mode, str) else mode
     check_accelerator(accelerator, path)
@@ -99,7 +100,8 @@ def verify(
     accelerated = None
     if accelerator == "gpu":
         run, accelerated = run_on_gpu(path, file_images)
-        received, milliseconds = run.outputs, run.milliseconds
+        received = run.outputs
+        milliseconds = run.milliseconds
     else:
         received, milliseconds = _run(file, file_images, progress)
     broken = [name for name, values in received.items() if not np.isfinite(values).all()]
@@ -138,7 +140,8 @@ def _run(file: ExportedModel, images: np.ndarray, progress: bool) -> tuple[Outpu
     """Return the file's outputs, and the median milliseconds of an image."""
     batches = list(file.batches(images, 1 if file.threads else BATCH))
     file.call(batches[0][0])  # the first call allocates memory and packs kernels
-    results, times = [], []
+    results = []
+    times = []
     for batch, count in track(batches, "Verifying", show=progress):
         outputs, seconds = timed(file.call, batch)
         times.append(seconds / len(batch))

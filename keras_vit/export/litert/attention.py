@@ -10,6 +10,7 @@ from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Affine, DenseWeights
 from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.writer import STREAM_READERS, FileWriter, Value
+from keras_vit.model import layers as vit
 from keras_vit.model.layers.position_variants import RelativePosition
 
 STREAM_READERS[RelativePosition] = True  # of the tokens it reads the shape alone
@@ -25,7 +26,8 @@ def attention(file: FileWriter, layer: Any, x: Value, name: str, *, queries: int
     unless keys are turned by their positions. The weights add up to 1, so it passes through the values to the
     projection, whose bias has it.
     """
-    ops, heads = file.ops, layer.num_heads
+    ops = file.ops
+    heads = layer.num_heads
     without_constant, removed_offset = _remove_constant(x, folding.dense_weights(layer.value))
     keys = file.fold(folding.key_weights(layer), without_constant if layer.rotary is None else x)
     values = file.fold(folding.dense_weights(layer.value), without_constant)
@@ -45,6 +47,25 @@ def attention(file: FileWriter, layer: Any, x: Value, name: str, *, queries: int
         scores = ops.add(scores, _relative_scores(file, query, relative, name), f"{name}/all_scores")
     file.attention = ops.softmax(scores, f"{name}/weights")
     return Value(merge_heads(ops, ops.matmul(file.attention, value, f"{name}/mixed"), name), removed_offset)
+
+
+def class_attention(file: FileWriter) -> Tensor:
+    """Return how the class token attends to the patches in the last block, (batch, heads, patches)."""
+    ops = file.ops
+    layers = file.model.layers
+    block = [layer for layer in layers if isinstance(layer, vit.EncoderBlock)][-1]
+    start = sum(len(folding.prefix_tokens(layer)) for layer in layers if isinstance(layer, vit.PrefixTokens))
+    file.read(block.output)
+    heads = block.attention.num_heads
+    weights = file.attention
+    assert weights is not None  # `Options.check` refuses models without attention
+    batch, tokens = weights.shape[0], static_dim(weights.shape[-1])
+    if len(weights.shape) == 3:
+        weights = ops.reshape(weights, (batch, heads, static_dim(weights.shape[1]) // heads, tokens), "attention/heads")
+    if weights.shape[2] != 1:
+        weights = ops.slice(weights, 2, 0, 1, "attention/class_token")
+    weights = ops.slice(weights, 3, start, tokens, "attention/patches")
+    return ops.reshape(weights, (batch, heads, tokens - start), "attention")
 
 
 def _remove_constant(x: Value, values: DenseWeights) -> tuple[Value, Affine | None]:

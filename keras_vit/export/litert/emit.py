@@ -3,12 +3,10 @@
 from typing import Any
 
 from keras_vit.export.litert import attention, encoder, head, images, layers, stem
-from keras_vit.export.litert.builder import Builder, Tensor
-from keras_vit.export.litert.folding import prefix_tokens
+from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.writer import FileWriter
-from keras_vit.model import layers as vit
 
 WRITERS = (images, layers, attention, encoder, stem, head)  # importing these modules registers their writers
 
@@ -28,7 +26,7 @@ def write_model(file: FileWriter) -> None:
     """Write the layers of the file's model, and its signature."""
     ops, options, model = file.ops, file.options, file.model
     ops.builder.description = f"{model.name}, a Vision Transformer by keras_vit"
-    second_output = {"attention": _class_attention(file)} if options.attention else {}
+    second_output = {"attention": attention.class_attention(file)} if options.attention else {}
     name = options.output_name(model.config)
     output = layers.apply_affine(ops, file.read(model.outputs[0]), model.task.outputs[0])
     if name == "probabilities":
@@ -36,13 +34,3 @@ def write_model(file: FileWriter) -> None:
     if unknown := sorted({*options.smoothing, *options.shifts} - set(file.norms)):
         raise ValueError(f"smoothing names norms of the model: {list(file.norms)}. Received: {unknown}")
     ops.builder.signature(file.inputs, {name: output, **second_output})
-
-
-def _class_attention(file: FileWriter) -> Tensor:
-    """Return how the class token attends to the patches in the last block, (batch, heads, patches)."""
-    block = [layer for layer in file.model.layers if isinstance(layer, vit.EncoderBlock)][-1]
-    prefix = [layer for layer in file.model.layers if isinstance(layer, vit.PrefixTokens)]
-    count = sum(len(prefix_tokens(layer)) for layer in prefix)
-    file.read(block.output)
-    assert file.attention is not None  # `Options.check` refuses models without attention
-    return head.class_attention(file.ops, file.attention, block.attention.num_heads, count)

@@ -21,7 +21,9 @@ def write_patches(file: FileWriter, layer: Any, images: Any) -> Value:
     Square patches that cover the image can go to a dense layer: it is faster than a convolution, and the runtime
     quantizes each patch by itself. Some NPUs have CONV_2D, but not the SPACE_TO_DEPTH before it.
     """
-    ops, scales, image = file.ops, file.stream_scales, file.read(images)
+    ops = file.ops
+    scales = file.stream_scales
+    image = file.read(images)
     x = image.tensor
     kernel, bias = folding.patch_weights(layer, image.affine and image.affine.gain)
     kernel, bias = folding.center_and_scale(kernel.T, scales).T, folding.center_and_scale(bias, scales)
@@ -52,7 +54,8 @@ def write_stem_table(file: FileWriter, layer: Any, tokens: Any) -> Value:
             table = np.concatenate([folding.prefix_tokens(one), table])
         else:
             table = table + folding.float64(one.table())[0]
-    tensor = file.ops.pad(x.tensor, (0, len(table) - static_dim(x.tensor.shape[1]), 0), "prefix/places")
+    tensor = apply_affine(file.ops, x, f"{layer.name}/input")
+    tensor = file.ops.pad(tensor, (0, len(table) - static_dim(tensor.shape[1]), 0), "prefix/places")
     if table.any():
         table = folding.center_and_scale(table, x.scales)
         positions = (vit.PositionEmbedding, RelativePosition)
@@ -68,7 +71,9 @@ def write_block(file: FileWriter, block: Any, tokens: Any, relative: Any = None)
 
     Positions that are added to the input of every block are written here: blocks may share their layer.
     """
-    ops, name, scales = file.ops, block.name, file.stream_scales
+    ops = file.ops
+    name = block.name
+    scales = file.stream_scales
     position, inputs = source(tokens)
     if isinstance(position, vit.PositionEmbedding):
         x = _stream_tokens(file, *inputs)
@@ -83,8 +88,8 @@ def write_block(file: FileWriter, block: Any, tokens: Any, relative: Any = None)
     else:
         layer = relative if relative is None else source(relative)[0]
         mixed = attention(file, block.attention, normalized, f"{name}/attention", queries=queries, relative=layer)
-        out, scale = block.attention.out, block.scale1
-        branch = residual_dense(file, out, mixed, f"{name}/attention/out", layer_scale=scale, scales=scales)
+        out = block.attention.out
+        branch = residual_dense(file, out, mixed, f"{name}/attention/out", layer_scale=block.scale1, scales=scales)
     x = first_tokens(ops, x, queries, name)
     x = ops.add(x, branch, f"{name}/{'token_mixing' if block.attention is None else 'attention'}")
     normalized = norm(file, block.norm2, Value(x, scales=scales), f"{name}/norm2")

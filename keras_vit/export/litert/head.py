@@ -23,6 +23,8 @@ FEATURES = "features"  # name of the output of a model without a head
 def write_reshape(file: FileWriter, layer: Any, x: Any) -> Value:
     """Write a Reshape, such as that of a ResNet's map to tokens."""
     value = file.read(x)
+    if layer.target_shape[-1] != value.tensor.shape[-1]:
+        value = Value(apply_affine(file.ops, value, layer.name))
     batch, *sides = value.tensor.shape
     known = math.prod(size for size in layer.target_shape if size != -1)
     size = math.prod(map(static_dim, sides)) // known
@@ -38,28 +40,35 @@ def write_token_pooling(file: FileWriter, layer: Any, tokens: Any) -> Value:
         patches = _patches(file.ops, x.tensor, layer.prefix_tokens)
         pooled = file.ops.mean(patches, [1], layer.name, keepdims=False)
     else:
-        pooled, token = x.tensor, layer.token
+        token = layer.token
+        pooled = x.tensor
         if pooled.shape[1] != 1:
             pooled = file.ops.slice(pooled, 1, token, token + 1, f"pool/token_{token}")
         pooled = file.ops.reshape(pooled, (pooled.shape[0], pooled.shape[2]), f"pool/{token}")
     return dataclasses.replace(x, tensor=pooled)
 
 
-@writes(keras.layers.Concatenate, reads_stream=True)
+@writes(keras.layers.Concatenate)
 def write_concatenate(file: FileWriter, layer: Any, *inputs: Any) -> Value:
-    """Write features side by side, and what is left to apply to them."""
+    """Write features side by side; the gain and shift of a norm that all of them have are left to apply."""
     values = [file.read(x) for x in reversed(inputs)][::-1]  # in files the mean precedes the class token
-    tensors = [value.tensor for value in values]
-    joined = file.ops.concatenate(tensors, len(tensors[0].shape) - 1, layer.name)
-    affines = [value.affine for value in values if value.affine is not None]
-    affine = Affine(*map(np.concatenate, zip(*affines, strict=True))) if affines else None
-    return dataclasses.replace(values[0], tensor=joined, affine=affine)
+    affines = [value.affine for value in values if value.affine is not None and value.norm == values[0].norm]
+    if len(affines) == len(values):
+        tensors = [value.tensor for value in values]
+        joined = Value(tensors[0], Affine(*map(np.concatenate, zip(*affines, strict=True))), norm=values[0].norm)
+    else:
+        tensors = [apply_affine(file.ops, value, f"{layer.name}/{i}") for i, value in enumerate(values)]
+        joined = Value(tensors[0])
+    tensor = file.ops.concatenate(tensors, len(tensors[0].shape) - 1, layer.name)
+    return dataclasses.replace(joined, tensor=tensor)
 
 
 @writes(vit.AttentionPooling)
 def write_attention_pooling(file: FileWriter, pooling: Any, tokens: Any) -> Value:
     """Write attention of a probe, which is constant, to the patches, and an MLP of the result: (batch, width)."""
-    ops, attention, name = file.ops, pooling.attention, f"{pooling.name}/attention"
+    ops = file.ops
+    attention = pooling.attention
+    name = f"{pooling.name}/attention"
     x = file.read(tokens)
     x = dataclasses.replace(x, tensor=_patches(ops, x.tensor, pooling.prefix_tokens))
     scores = file.dense(x, folding.probe_weights(pooling), f"{name}/scores")
@@ -96,28 +105,21 @@ def write_l2_normalization(file: FileWriter, layer: Any, x: Any) -> Value:
 @writes(keras.layers.Average)
 def write_average(file: FileWriter, layer: Any, *inputs: Any) -> Value:
     """Write the mean of two dense layers' results, which their weights halve, or of the first tokens of a sequence."""
-    layers = [source(x)[0] for x in inputs]
-    read = [source(x)[1] for x in inputs]
-    if len(layers) == 2 and all(type(one) is keras.layers.Dense for one in layers):
-        first, second = (write_dense(file, one, *x, factor=0.5).tensor for one, x in zip(layers, read, strict=True))
+    sources = [source(x) for x in inputs]
+    if len(inputs) == 2 and all(type(one) is keras.layers.Dense for one, _ in sources):
+        first, second = (write_dense(file, dense, *read, factor=0.5).tensor for dense, read in sources)
         return Value(file.ops.add(first, second, "logits"))
-    if [getattr(one, "token", None) for one in layers] != list(range(len(layers))):
+    tokens = sources[0][1][0]
+    if not all(_is_token(number, tokens, *one) for number, one in enumerate(sources)):
         raise unsupported(layer, " of other layers than two dense layers or the first tokens")
-    x = file.read(*read[0])
-    tokens = first_tokens(file.ops, x.tensor, len(layers), "pool")
+    x = file.read(tokens)
+    tokens = first_tokens(file.ops, x.tensor, len(inputs), "pool")
     return dataclasses.replace(x, tensor=file.ops.mean(tokens, [1], "pool", keepdims=False))
 
 
-def class_attention(ops: Operators, weights: Tensor, heads: int, prefix_tokens: int) -> Tensor:
-    """Return how the class token attends to the patches, (batch, heads, patches), from `FileWriter.attention`."""
-    batch, tokens = weights.shape[0], static_dim(weights.shape[-1])
-    if len(weights.shape) == 3:
-        queries = static_dim(weights.shape[1]) // heads
-        weights = ops.reshape(weights, (batch, heads, queries, tokens), "attention/heads")
-    if weights.shape[2] != 1:
-        weights = ops.slice(weights, 2, 0, 1, "attention/class_token")
-    weights = ops.slice(weights, 3, prefix_tokens, tokens, "attention/patches")
-    return ops.reshape(weights, (batch, heads, tokens - prefix_tokens), "attention")
+def _is_token(number: int, tokens: Any, layer: Any, inputs: list[Any]) -> bool:
+    """Return whether a layer selects the token with this number from the tokens."""
+    return type(layer) is vit.TokenPooling and layer.token == number and inputs[0] is tokens
 
 
 def _patches(ops: Operators, tokens: Tensor, prefix_tokens: int) -> Tensor:

@@ -50,7 +50,7 @@ def norm(file: FileWriter, layer: Any, x: Value, name: str) -> Value:
     """
     ops = file.ops
     file.norms[name] = layer
-    tensor, scales = x.tensor, x.scales
+    tensor, scales = apply_affine(ops, x, f"{name}/input"), x.scales
     scale = 1.0  # a power of two for all channels; rounding the squares in half precision must not lose epsilon
     if scales is None:
         tensor = center(ops, tensor, name)

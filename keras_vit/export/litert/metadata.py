@@ -45,11 +45,16 @@ def pack_metadata(
             stacklevel=6,  # of export.tflite
         )
     if dtype == "uint8":
-        mean, std, largest, smallest = [0.0], [1.0], [255.0], [0.0]
+        mean = [0.0]
+        std = [1.0]
+        largest = [255.0]
+        smallest = [0.0]
     else:
         pairs = list(zip(preprocessing.mean, preprocessing.std, strict=True))
-        mean, std = [255 * mean for mean, _ in pairs], [255 * std for _, std in pairs]
-        largest, smallest = [(1 - mean) / std for mean, std in pairs], [-mean / std for mean, std in pairs]
+        mean = [255 * mean for mean, _ in pairs]
+        std = [255 * std for _, std in pairs]
+        largest = [(1 - mean) / std for mean, std in pairs]
+        smallest = [-mean / std for mean, std in pairs]
     # TensorMetadata: 0 name, 3 content, 4 process_units, 5 stats, 6 associated_files
     image: Table = {
         0: "image",

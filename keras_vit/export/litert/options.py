@@ -13,6 +13,8 @@ from keras_vit.model import task
 from keras_vit.model.config import ViTConfig
 
 Patches = Literal["dense", "convolution"]
+Cosine = Annotated[float, "[-1, 1]"]
+Fraction = Annotated[float, "[0, 1]"]
 # Fields whose annotations say all that is accepted.
 CHECKED = (
     "batch",
@@ -43,8 +45,8 @@ class Options:
     patches: Patches | None = "dense"  # None: the mode's
     labels: Any = None
     route: Literal["direct", "converter"] = "direct"
-    least_cosine: Annotated[float, "[-1, 1]"] | None = None
-    least_agreement: Annotated[float, "[0, 1]"] | None = None
+    least_cosine: Cosine | None = None
+    least_agreement: Fraction | None = None
     threads: Count = 2
 
     storage: Storage = FLOAT32  # the mode's

@@ -22,7 +22,8 @@ def write_root(file: FileWriter, layer: Any, image: Any) -> Value:
     The kernel is always float32: it is small, its errors grow through all later layers, and quantizing the image takes
     longer than 8-bit products of three channels save.
     """
-    ops, value = file.ops, file.read(image)
+    ops = file.ops
+    value = file.read(image)
     kernel = standardized_kernel(layer.conv)
     if value.affine is not None:
         kernel = kernel * value.affine.gain[:, None]
@@ -103,7 +104,8 @@ def _convolution(ops: Operators, unit: Any, number: str, x: Tensor, kernel: Arra
     conv = getattr(unit, f"conv{number}")
     kernel = np.moveaxis(standardized_kernel(conv) if kernel is None else kernel, -1, 0)
     strides = (conv.strides, conv.strides)
-    name, bias = f"{unit.name}/conv{number}", np.zeros(conv.filters, np.float32)
+    name = f"{unit.name}/conv{number}"
+    bias = np.zeros(conv.filters, np.float32)
     if kernel.shape[1:3] == (1, 1):
         return ops.dense(_skip_pixels(ops, x, conv.strides, name), kernel[:, 0, 0], bias, name)
     is_same = not conv.symmetric or conv.strides == 1  # with a stride, SAME pads fewer zeros in front than behind

@@ -14,14 +14,12 @@ from keras_vit._util import data_files
 from keras_vit._util.fields import field_rules
 from keras_vit._util.schema import problems
 from keras_vit._util.text import nearest
-from keras_vit.export.litert.options import Patches
+from keras_vit.export.litert.options import Cosine, Fraction, Patches
 from keras_vit.export.litert.storage import STORAGES, StorageName
 
 FLOAT: Final = 32  # bits of tensors that a rule leaves as they are
 WITH_KERNELS = {"FULLY_CONNECTED", "CONV_2D"}
 
-Cosine = Annotated[float, "[-1, 1]"]
-Fraction = Annotated[float, "[0, 1]"]
 Ratio = Annotated[float, "[1, inf)"]
 
 
@@ -169,11 +167,6 @@ def _field_problems(cls: type, table: Mapping[str, Any], where: str) -> Iterator
         if name in table and name not in ("smoothing", "rules"):
             near = _nearest(str(table[name]), map(str, rule.choices))
             yield from (problem + near for problem in rule.problems(table[name], f"{where}.{name}"))
-
-
-def threshold_problems(name: str, value: Any) -> Iterator[str]:
-    """Yield a sentence for each thing that is wrong with a value for a threshold of `Mode`, such as "least_cosine"."""
-    return field_rules(Mode)[name].problems(value, name)
 
 
 def _nearest(value: str, known: Iterable[str]) -> str:

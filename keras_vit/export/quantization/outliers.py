@@ -118,7 +118,8 @@ def on_grid(values: Array) -> Array:
 def _stream_scales(maxima: Array, most: float) -> Array:
     """Return what the channels of the residual stream are multiplied by: 1 but for outliers."""
     median = max(np.median(maxima), 1e-30)
-    is_outlier, scales = maxima > most * median, np.ones(len(maxima))
+    is_outlier = maxima > most * median
+    scales = np.ones(len(maxima))
     if is_outlier.any():
         # A norm multiplies the squares by 1 / scale**2 - 1, an 8-bit constant.
         missing = on_grid((maxima[is_outlier] / (ROOM * median)) ** 2 - 1)

@@ -95,7 +95,8 @@ def _add_rule(package: Any, manager: Any, rule: Rule, operator: str, expression:
         raise ValueError(f"{where}: the quantizer has no operator {operator!r}; {suggestion(operator, known)}")
     if rule.method == "gptq" and operator != "FULLY_CONNECTED":
         raise ValueError(f"{where}: method 'gptq' is for FULLY_CONNECTED. Received: {operator!r}")
-    kind, names = package.qtyping.TFLOperationName(operator), package.algorithm_manager.AlgorithmName
+    kind = package.qtyping.TFLOperationName(operator)
+    names = package.algorithm_manager.AlgorithmName
     method = names[METHODS[rule.method]]
     try:
         if not rule.quantizes:

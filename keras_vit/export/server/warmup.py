@@ -16,7 +16,7 @@ def check_batch_sizes(batch_sizes: Iterable[int]) -> list[int]:
     """Return the batch sizes as a list; raise a ValueError if they are not integers >= 1."""
     sizes: list[Any] = list(batch_sizes) if isinstance(batch_sizes, Iterable) else [None]
     if not all(is_count(size, least=1) for size in sizes):
-        raise ValueError(f"warmup is batch sizes from 1, such as (1, 8); () means none. Received: {batch_sizes!r}")
+        raise ValueError(f"warmup must be batch sizes >= 1, such as (1, 8); () means none. Received: {batch_sizes!r}")
     return [int(size) for size in sizes]
 
 
@@ -29,7 +29,7 @@ def write(folder: Path, signatures: Iterable[str], batch_sizes: Sequence[int]) -
     names = list(signatures)
     if len(batch_sizes) * len(names) > MAX_RECORDS:
         limit = MAX_RECORDS // len(names)
-        raise ValueError(f"warmup is batch sizes from 1, up to {limit} of them. Received: {len(batch_sizes)}")
+        raise ValueError(f"warmup must be at most {limit} batch sizes. Received: {len(batch_sizes)}")
     if not batch_sizes or not names:
         return
     image = tf.io.encode_jpeg(tf.fill((8, 8, 3), tf.constant(128, tf.uint8))).numpy()

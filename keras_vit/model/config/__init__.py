@@ -1,6 +1,14 @@
-"""Configuration of a Vision Transformer; nothing here needs Keras or TensorFlow."""
+"""Configuration of a Vision Transformer: one frozen dataclass. Its fields have the names of the official configs."""
 
-from keras_vit.model.config.architecture import ViTConfig, check_fields
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from keras_vit._util.fields import Count, Share, WholeNumber
+from keras_vit._util.text import nearest
 from keras_vit.model.config.groups import (
     ACTIVATIONS,
     CLASSIFIERS,
@@ -11,6 +19,7 @@ from keras_vit.model.config.groups import (
     StemConfig,
 )
 from keras_vit.model.config.parts import Preprocessing, ResNetConfig
+from keras_vit.model.sizes import architecture
 
 __all__ = [
     "ACTIVATIONS",
@@ -25,3 +34,188 @@ __all__ = [
     "ViTConfig",
     "check_fields",
 ]
+
+
+# The fields of the last base come first.
+@dataclass(frozen=True, kw_only=True)
+class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
+    """Architecture of one Vision Transformer (arXiv 2010.11929). Frozen; `replace` returns a changed copy.
+
+    The defaults are ViT-B/16 for 224 pixels and 1,000 classes. All fields are spelled flat. Most belong to a group,
+    which documents them: `StemConfig` (from pixels to tokens), `PositionConfig`, `BlockConfig` or `HeadConfig`.
+
+    Args:
+        hidden_size: width of a token.
+        num_layers: number of encoder blocks. 0 is a ResNet without a Transformer (BiT): it needs `resnet`,
+            patch_size=1, position="none", and the ResNet's channels as hidden_size.
+        stochastic_depth: probability of dropping a branch of the last block, in [0, 1); it grows linearly from 0 at the
+            first block (AugReg, arXiv 2106.10270).
+        preprocessing: a Preprocessing, or its fields as a dict.
+
+    Raises:
+        ValueError: fields are wrong or contradict each other; one message names all of them.
+
+    Example:
+        >>> config = keras_vit.ViTConfig.from_name("B/16", num_classes=10)
+        >>> config.hidden_size, config.grid, config.num_tokens
+        (768, (14, 14), 197)
+        >>> config.replace(image_size=384).grid, config.grid_of((384, 512))
+        ((24, 24), (24, 32))
+        >>> keras_vit.ViTConfig(**config.to_dict()) == config
+        True
+    """
+
+    hidden_size: Count = 768
+    num_layers: WholeNumber = 12
+    stochastic_depth: Share = 0.0
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+
+    def _convert(self) -> None:
+        super()._convert()
+        if isinstance(self.preprocessing, Mapping):
+            self._set("preprocessing", Preprocessing(**self.preprocessing))
+        if self.class_token is None:
+            self._set("class_token", str(self.classifier).startswith("token"))
+
+    def _conflicts(self) -> Iterator[str]:
+        yield from super()._conflicts()
+        if not self.num_layers:
+            yield from self._conflicts_without_blocks()
+        if self.hidden_size % self.num_heads and (self.has_attention or self.has_map_head):
+            yield f"hidden_size is a multiple of num_heads. Received: {self.hidden_size} and {self.num_heads}"
+        if self.classifier.startswith("token") and not self.class_token:
+            yield f"classifier={self.classifier!r} needs the class token. Received: class_token=False"
+        if self.distilled:
+            yield from self._conflicts_of_distillation()
+        yield from self._position_conflicts()
+        if len(self.preprocessing.mean) not in (1, self.num_channels):
+            yield (
+                f"preprocessing has one mean for all or one for each of num_channels={self.num_channels}. "
+                f"Received: {self.preprocessing.mean}"
+            )
+
+    def _conflicts_without_blocks(self) -> Iterator[str]:
+        needed = {
+            "hidden_size": self.resnet.channels if self.resnet else None,
+            "patch_size": (1, 1),
+            "position": "none",
+            "pre_norm": False,
+            "num_prefix_tokens": 0,
+            "tokens_mlp_dim": None,
+            "final_norm": "tokens",
+        }
+        if wrong := {name: getattr(self, name) for name, value in needed.items() if getattr(self, name) != value}:
+            yield f"num_layers=0, a ResNet without a Transformer, needs {needed}. Received: {wrong}"
+
+    def _conflicts_of_distillation(self) -> Iterator[str]:
+        if self.classifier != "token":
+            yield f"distilled needs classifier='token'. Received: {self.classifier!r}"
+        if self.representation_size is not None:
+            yield f"distilled needs representation_size=None. Received: {self.representation_size}"
+        if self.final_norm != "tokens":
+            yield f"distilled needs final_norm='tokens'. Received: {self.final_norm!r}"
+        if self.normalize_features or self.projection_head:
+            yield "distilled needs normalize_features=False and projection_head=False. Received: True"
+
+    def _position_conflicts(self) -> Iterator[str]:
+        if self.rotary_theta is not None and self.hidden_size // self.num_heads % 4:
+            received = f"{self.hidden_size} / {self.num_heads}"
+            yield f"rotary_theta needs heads whose size is a multiple of 4. Received: {received}"
+        if self.position == "sincos2d" and (self.hidden_size % 4 or self.hidden_size < 8):
+            yield f"position='sincos2d' needs hidden_size % 4 == 0 and at least 8. Received: {self.hidden_size}"
+        if self.position == "learned2d" and self.hidden_size % 2:
+            yield f"position='learned2d' gives each axis half of the hidden_size. Received: {self.hidden_size}"
+        if not self.has_attention:
+            received = "tokens_mlp_dim" if self.num_layers else "num_layers=0"
+            if self.position == "relative":
+                yield f"position='relative' needs attention. Received: {received}"
+            if self.rotary_theta is not None:
+                yield f"rotary_theta needs attention. Received: {received}"
+        if self.position_place != "stem" and self.num_prefix_tokens and not self.position_prefix:
+            yield (
+                f"position_place={self.position_place!r} embeds whole sequences, class token and registers included, "
+                "and needs position_prefix=True. Received: False"
+            )
+
+    @property
+    def block(self) -> BlockConfig:
+        """Config of every encoder block."""
+        return BlockConfig.part_of(self)
+
+    @property
+    def has_attention(self) -> bool:
+        """True if the blocks have attention."""
+        return self.num_layers > 0 and self.tokens_mlp_dim is None
+
+    @property
+    def feature_size(self) -> int:
+        """Width of the feature in front of pre_logits and head."""
+        return (2 if self.classifier == "token_gap" else 1) * self.hidden_size
+
+    @property
+    def read_tokens(self) -> slice:
+        """Slice of the tokens that the feature is computed from: class (and distillation) token, or all patches."""
+        return slice(0, 1 + self.distilled) if self.reads_class_token else slice(self.num_prefix_tokens, None)
+
+    @property
+    def num_final_tokens(self) -> int:
+        """Number of tokens that the last block has to compute: 1 for "token" (2 if distilled), else all."""
+        return 1 + self.distilled if self.classifier == "token" else self.num_tokens
+
+    @property
+    def position_prefix_tokens(self) -> int:
+        """Number of rows of the position embedding that belong to prefix tokens."""
+        return self.num_prefix_tokens if self.position_prefix else 0
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed.
+
+        A changed `classifier` keeps the class token. A changed `num_classes` drops the labels and `projection_head`.
+
+        Args:
+            **changes: fields and their new values.
+
+        Raises:
+            ValueError: a field is unknown (the message names the nearest) or wrong.
+        """
+        check_fields(changes)
+        if changes.get("num_classes", self.num_classes) != self.num_classes:
+            changes = {"labels": None, "projection_head": False, **changes}
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, for JSON; `ViTConfig(**fields)` restores the config."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_name(cls, name: str, **changes: Any) -> ViTConfig:
+        """Return the official architecture with this name (vit_jax/configs/models.py, big_vision's models/vit.py).
+
+        Args:
+            name: such as "B/16", "ViT-B_16", "R50+ViT-B/16" or "So400m/14", in any case and with any separators.
+            **changes: fields that differ from the official ones.
+
+        Raises:
+            ValueError: no architecture has this name (the message names the nearest), or a field is unknown or wrong.
+        """
+        check_fields(changes)
+        return cls(**{**architecture(name), **changes})
+
+
+def _document_groups() -> None:
+    """Add the arguments of the groups to the docstring of ViTConfig."""
+    own, _, arguments = (ViTConfig.__doc__ or "").partition("    Args:\n")
+    groups = (StemConfig, PositionConfig, BlockConfig, HeadConfig)
+    theirs = [(group.__doc__ or "").partition("    Args:\n")[2].rstrip(" ") for group in groups]
+    ViTConfig.__doc__ = f"{own}    Args:\n{''.join(theirs)}{arguments}"
+
+
+_document_groups()
+
+
+def check_fields(fields: Mapping[str, Any]) -> None:
+    """Raise a ValueError, with the nearest names, if a key is no field of ViTConfig."""
+    known = [f.name for f in dataclasses.fields(ViTConfig)]
+    if unknown := [name for name in fields if name not in known]:
+        near = {name: nearest(name, known, count=2) for name in unknown}
+        raise ValueError(f"ViTConfig has no field {unknown}; the nearest are {near}. Its fields: {known}")

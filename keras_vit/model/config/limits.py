@@ -1,6 +1,6 @@
 """Raise errors for what some architectures cannot do."""
 
-from keras_vit.model.config.architecture import ViTConfig
+from keras_vit.model.config import ViTConfig
 
 
 def check_resizable(source: ViTConfig, target: ViTConfig) -> None:

@@ -137,7 +137,8 @@ class EncoderBlock(BaseLayer):
     def get_config(self) -> dict[str, Any]:
         """Return the arguments, with those of the block's config spelled flat."""
         config = super().get_config()
-        return {**config, **dataclasses.asdict(config.pop("config"))}
+        block = dataclasses.asdict(config.pop("config"))
+        return {**config, **block}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:

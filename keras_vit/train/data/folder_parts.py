@@ -6,8 +6,10 @@ from keras_vit._util.text import abbreviated
 from keras_vit.train.data.dataset_files import is_folder, list_files
 from keras_vit.train.data.request import DataRequest
 
-TRAIN, REST = "train", "all but held-out"
-ALL, HELD_OUT = "all", "held-out"
+TRAIN = "train"
+ALL = "all"
+HELD_OUT = "held-out"
+REST = "all but held-out"
 EVALUATION_FOLDERS = ("val", "validation", "test")  # the first that exists is the evaluation split
 SYNONYMS = {"heldout": HELD_OUT, "hold-out": HELD_OUT, "holdout": HELD_OUT, "validation": "val", "val": "validation"}
 IGNORED = ("thumbs.db", "desktop.ini", "__macosx", "@eadir")  # of Windows, macOS' zip files, network drives
@@ -34,30 +36,47 @@ def subfolders(folder: str) -> list[str]:
 
 def choose_parts(folder: str, request: DataRequest) -> tuple[Part | None, Part | None, str]:
     """Return the parts to train and to evaluate on, and the split folder whose sub-folders name the classes."""
-    train_split, eval_split = request.train_split, request.eval_split
+    splits = _split_folders(folder, request)
+    parts = _named_parts(splits, request.train_split)
+    train, evaluation = (
+        _find_part(folder, parts, name) if name else None for name in (request.train_split, request.eval_split)
+    )
+    if not request.training:
+        evaluation = evaluation or parts.get(HELD_OUT if splits else ALL)
+    elif not train:
+        is_divided = REST in parts and evaluation in (None, parts[HELD_OUT])
+        train = parts.get(REST if is_divided else TRAIN)
+        evaluation = evaluation or parts.get(HELD_OUT)
+    elif not evaluation and REST not in parts and train.name != ALL:
+        evaluation = parts.get(HELD_OUT)
+    first = train or evaluation
+    naming_split = TRAIN if TRAIN in splits or not first else first.folders[0]
+    return train, evaluation, naming_split
+
+
+def _split_folders(folder: str, request: DataRequest) -> list[str]:
+    """Return the names of the sub-folders that are splits: the usual ones, and those that the user names."""
     found = subfolders(folder)
     splits = [name for name in (TRAIN, *EVALUATION_FOLDERS) if name in found and subfolders(f"{folder}/{name}")]
     # Without "train", a folder such as "test" may be a class: it is a split only if all folders are splits.
     if TRAIN not in splits and set(splits) != set(found):
         splits = []
-    splits = list(dict.fromkeys(splits + [name for name in (train_split, eval_split) if name in found]))
+    named = [name for name in (request.train_split, request.eval_split) if name in found]
+    return list(dict.fromkeys(splits + named))
+
+
+def _named_parts(splits: list[str], train_split: str | None) -> dict[str, Part]:
+    """Return the parts that a user can choose, by name, and the rest of the images where some are held out."""
     whole = tuple(splits) or ("",)
-    parts = {name: Part(name, (name,)) for name in splits} | {ALL: Part(ALL, whole)}
+    parts = {name: Part(name, (name,)) for name in splits}
+    parts[ALL] = Part(ALL, whole)
     if held_out := [name for name in EVALUATION_FOLDERS if name in splits and name != train_split]:
         parts[HELD_OUT] = parts[held_out[0]]
     elif set(splits) <= {TRAIN}:
-        parts |= {name: Part(name, whole, name == HELD_OUT) for name in (HELD_OUT, REST)}
+        parts[HELD_OUT] = Part(HELD_OUT, whole, is_held_out=True)
+        parts[REST] = Part(REST, whole, is_held_out=False)
         parts.setdefault(TRAIN, parts[REST])
-    train, evaluation = (_find_part(folder, parts, name) if name else None for name in (train_split, eval_split))
-    if not request.training:
-        evaluation = evaluation or parts.get(HELD_OUT if splits else ALL)
-    elif not train:
-        is_divided = REST in parts and evaluation in (None, parts[HELD_OUT])
-        train, evaluation = parts.get(REST if is_divided else TRAIN), evaluation or parts.get(HELD_OUT)
-    elif not evaluation and held_out and train.name != ALL:
-        evaluation = parts[HELD_OUT]
-    first = train or evaluation
-    return train, evaluation, TRAIN if TRAIN in splits or not first else first.folders[0]
+    return parts
 
 
 def spelled(word: str) -> str:

@@ -114,7 +114,10 @@ def _report_damaged(listing: Listing, *, fail: bool) -> Sequence[int]:
 
 def _list_part(folder: str, part: Part, classes: list[str]) -> Listing:
     """List the images of a part, with labels that index `classes`."""
-    files, labels, unread, empty = [], [], [], []
+    files: list[str] = []
+    labels: list[int] = []
+    unread: list[str] = []
+    empty: list[str] = []
     for place in (f"{split}/" if split else "" for split in part.folders):
         root = f"{folder}/{place}".rstrip("/")
         present = subfolders(root)
@@ -125,13 +128,12 @@ def _list_part(folder: str, part: Part, classes: list[str]) -> Listing:
             )
         unread += [place + name for name in list_files(root)[0] if _is_image(name)]  # beside the class folders
         for name in present:
-            candidates, others = (filter(is_visible, names) for names in list_files(f"{root}/{name}"))
-            images = {file: _is_image(file) for file in candidates}
-            files += [f"{place}{name}/{file}" for file in images if images[file]]
-            labels += [classes.index(name)] * sum(images.values())
-            unread += [f"{place}{name}/{file}" for file in images if not images[file]]
-            unread += [f"{place}{name}/{other}{'' if other.endswith('/') else ' (no file)'}" for other in others]
-            empty += [f"{root}/{name}"] * (not any(images.values()))
+            images, others = _list_class(f"{root}/{name}")
+            files += [f"{place}{name}/{file}" for file in images]
+            labels += [classes.index(name)] * len(images)
+            unread += [f"{place}{name}/{other}" for other in others]
+            if not images:
+                empty.append(f"{root}/{name}")
     if empty:
         raise FileNotFoundError(
             f"No images are in {abbreviated(empty)}. Expected: every class folder holds files that end in"
@@ -139,6 +141,15 @@ def _list_part(folder: str, part: Part, classes: list[str]) -> Listing:
         )
     whole = Listing(folder, files, np.array(labels, np.int64), unread)
     return whole if part.is_held_out is None else whole.where(lambda file: _is_held_out(file) == part.is_held_out)
+
+
+def _list_class(folder: str) -> tuple[list[str], list[str]]:
+    """Return the names of the images of a class, and of everything else in its folder."""
+    files, others = (list(filter(is_visible, names)) for names in list_files(folder))
+    images = [file for file in files if _is_image(file)]
+    unread = [file for file in files if not _is_image(file)]
+    unread += [other if other.endswith("/") else f"{other} (no file)" for other in others]
+    return images, unread
 
 
 def _is_held_out(file: str) -> bool:

@@ -204,7 +204,8 @@ def evaluate(
         kind = "several labels per image: pass labels='real' (--real)" if opened.multi_label else "one label per image"
         raise ValueError(f"{opened.name} has {kind}. Received: labels={labels!r}")
     devices = choose_strategy(model, strategy)
-    replicated, together = replicate(model, devices), batch_size * devices.num_replicas_in_sync
+    replicated = replicate(model, devices)
+    together = batch_size * devices.num_replicas_in_sync
     batches = distribute_batches(held_out, devices, batch_size=batch_size, model_input=model_input, task=task)
     show = progress and strategies.is_chief(devices)
     shown = track(batches, "Evaluating", total=ceil(held_out.num_valid / together), show=show)
