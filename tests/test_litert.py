@@ -288,7 +288,7 @@ def test_a_layer_without_a_writer_is_named() -> None:
             return 2 * x
 
     model = built()
-    head = keras.Model(model.inputs, Doubled(name="doubled")(model.outputs[0]))
+    head = keras.Model(model.inputs[0], Doubled(name="doubled")(model.outputs[0]))
     with pytest.raises(ValueError, match=r"no LiteRT writer for the layer 'doubled'\. Received: Doubled\. .*Dense"):
         FileWriter(head, Operators(Builder()), Options()).read(head.outputs[0])
 

@@ -288,7 +288,7 @@ def test_a_lost_worker_ends_the_other_with_one_message(tmp_path: Path, sent: sig
     assert len(lines) == 2, message
     assert re.match(r"keras-vit: Lost a worker: 127\.0\.0\.1:\d+ was killed or stopped", lines[0])
     assert re.search(r"The checkpoint of step \d+ in .* is kept\. To go on, start the same command", lines[0])
-    command = f"__main__.py train digits --model ViT-digits --out {tmp_path}/run --steps {STEPS} --set batch_size=16"
+    command = f"__main__.py train digits --model ViT-digits --data digits --out {tmp_path}/run --steps {STEPS}"
     assert lines[1].startswith("TF_CONFIG='{") and command in lines[1]
 
 
