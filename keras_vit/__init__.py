@@ -10,30 +10,22 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from keras_vit._util import lazy
+from keras_vit._util.public_names import PUBLIC as __all__
+from keras_vit._util.public_names import VERSION as __version__
+from keras_vit._util.public_names import get_name as __getattr__
+from keras_vit._util.public_names import list_names as __dir__
 
 if TYPE_CHECKING:
-    from keras_vit import batch, converters, digits, errors, export, position, train, visualize, zoo
-    from keras_vit.model import Preprocessing, ResNetConfig, VisionTransformer, ViTConfig
-
-__version__ = "0.1.0"
-__all__ = [
-    "Preprocessing",
-    "ResNetConfig",
-    "ViTConfig",
-    "VisionTransformer",
-    "__version__",
-    "batch",
-    "converters",
-    "digits",
-    "errors",
-    "export",
-    "position",
-    "train",
-    "visualize",
-    "zoo",
-]
-
-_MODULES = ("batch", "converters", "digits", "errors", "export", "position", "train", "visualize", "zoo")
-_NAMES = {"model": ("Preprocessing", "ResNetConfig", "ViTConfig", "VisionTransformer")}
-__getattr__, __dir__ = lazy.lazy_names(__name__, _NAMES, modules=_MODULES)
+    from keras_vit import batch as batch
+    from keras_vit import converters as converters
+    from keras_vit import digits as digits
+    from keras_vit import errors as errors
+    from keras_vit import export as export
+    from keras_vit import position as position
+    from keras_vit import train as train
+    from keras_vit import visualize as visualize
+    from keras_vit import zoo as zoo
+    from keras_vit.model import Preprocessing as Preprocessing
+    from keras_vit.model import ResNetConfig as ResNetConfig
+    from keras_vit.model import VisionTransformer as VisionTransformer
+    from keras_vit.model import ViTConfig as ViTConfig

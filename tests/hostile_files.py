@@ -127,7 +127,11 @@ HOSTILE_NPZ: Table = {
         "Bad CRC-32",
         of(ARRAY, packed_size=len(ARRAY) + 9, size=len(ARRAY) + 9),
     ),
-    "a member beyond the file": ("Truncated file header", of(ARRAY, offset=10**6)),
+    "a stored member larger than the file": (
+        "'w.npy' runs past the end of the file",
+        of(claim(shape="(50000000,)"), size=200_000_074, packed_size=200_000_074),
+    ),
+    "a member beyond the file": ("runs past the end of the file", of(ARRAY, offset=10**6)),
     "a member that does not start there": ("Bad magic number", patched(0, b"XX")),
     "a strongly encrypted member": ("strong encryption", of(ARRAY, flags=0x40)),
     "a patch": ("compressed patched data", of(ARRAY, flags=0x20)),

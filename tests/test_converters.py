@@ -270,6 +270,11 @@ def test_a_table_of_ones_own_reads_and_writes(tmp_path: Path) -> None:
     assert_same_bits(values(converters.load(path, format=str(mine))), values(model))
 
 
+def test_tokens_beside_a_class_token_that_is_left_out_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(converters.CheckpointError, match="classifier='unpooled'"):
+        converters.save(built(classifier="unpooled", class_token=True), tmp_path / "out.npz", format="google")
+
+
 def test_a_whole_config_states_the_facts_of_a_file() -> None:
     path = reference.checkpoint("vit_unpooled")
     config = converters.read_config(path, config={"classifier": "unpooled"})

@@ -98,7 +98,6 @@ MODELS = {
     "everything else": "yes | yes | yes | yes",
     "no patch bias": "patch_bias=False | patch_bias=False | patch_bias=False | pre_norm",
     "gated MLP": "gated MLP | gated MLP | gated MLP | yes",
-    "unpooled with a class token": "'unpooled' | 'unpooled' | 'unpooled' | yes",
 }
 PROPERTIES: dict[str, dict[str, Any]] = {
     "distilled": VARIANTS["distilled"],
@@ -131,7 +130,6 @@ PROPERTIES: dict[str, dict[str, Any]] = {
     "one layer": {"num_layers": 1},
     "no patch bias": {"patch_bias": False},
     "gated MLP": {"gated_mlp": True, "activation": "silu"},
-    "unpooled with a class token": {"classifier": "unpooled", "class_token": True},
     "everything else": {
         "labels": ("a", "a", "c", "d", "e"),
         "dropout_rate": 0.1,

@@ -161,6 +161,7 @@ def test_claims_and_bombs_are_refused_in_64_mib_of_memory(tmp_path: Path) -> Non
         "directory": HOSTILE_NPZ["4 GB in a zip directory"][1](),
         "liar": HOSTILE_NPZ["a bomb that says it is small"][1](),
         "bomb": bomb(2048),
+        "stored": HOSTILE_NPZ["a stored member larger than the file"][1](),
         "crowd": HOSTILE_NPZ["a directory of 1 TB"][1](),
         "header": HOSTILE_SAFETENSORS["a header of 2^60 bytes"][1](),
         "shape": HOSTILE_SAFETENSORS["a shape whose product overflows"][1](),

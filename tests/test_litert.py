@@ -288,7 +288,7 @@ def test_a_layer_without_a_writer_is_named() -> None:
             return 2 * x
 
     model = built()
-    head = keras.Model(model.inputs, Doubled(name="doubled")(model.outputs[0]))
+    head = keras.Model(model.inputs[0], Doubled(name="doubled")(model.outputs[0]))
     with pytest.raises(ValueError, match=r"no LiteRT writer for the layer 'doubled'\. Received: Doubled\. .*Dense"):
         FileWriter(head, Operators(Builder()), Options()).read(head.outputs[0])
 
@@ -296,7 +296,7 @@ def test_a_layer_without_a_writer_is_named() -> None:
 def test_a_norm_may_read_a_norm(tmp_path: Path) -> None:
     model = built(classifier="gap", num_classes=0)
     norm = vit.LayerNormalization(name="second")
-    two = keras.Model(model.inputs, norm(model.outputs[0]))
+    two = keras.Model(model.inputs[0], norm(model.outputs[0]))
     norm.gamma.assign(np.linspace(1, 2, 32))
     two.config, two.task = model.config, model.task
     graph = written(two, tmp_path)

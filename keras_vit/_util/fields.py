@@ -63,7 +63,10 @@ class FieldRule:
         if value is None and self.is_optional:
             return
         wrong = list(problems(list(value) if isinstance(value, tuple) else value, self.kind, name))
-        if wrong:
+        if self.kind is int and self.interval and self.interval.endswith(", inf)"):
+            if wrong or not _is_inside(value, self.interval):
+                yield f"{name} must be an integer >= {self.interval[1:-6]}. Received: {value!r}"
+        elif wrong:
             yield from wrong
         elif self.interval and not isinstance(value, str):
             if not _is_inside(value, self.interval):

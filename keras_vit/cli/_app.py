@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-import keras_vit
+from keras_vit._util.public_names import VERSION
 from keras_vit.cli import bench, convert, demo, embed, export, predict, show, train, visualize
 from keras_vit.cli.errors import error_text, is_user_error, show_warning
 
@@ -35,7 +35,7 @@ for _name, _command in COMMANDS.items():
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(keras_vit.__version__)
+        typer.echo(VERSION)
         raise typer.Exit
 
 

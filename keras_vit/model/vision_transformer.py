@@ -16,7 +16,7 @@ from keras_vit._util.checks import given
 from keras_vit.model import preprocess, task
 from keras_vit.model.classify import BATCH, classify_each, embed_all
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.config.limits import check_attention, check_resizable
+from keras_vit.model.config.limits import check_attention, check_resizable, warn_partial_patches
 from keras_vit.model.layers import PatchEmbedding, runtime
 from keras_vit.model.layers.runtime.quantized import load_quantization, quick_collections, save_quantization
 from keras_vit.model.task import Prediction
@@ -66,7 +66,7 @@ class VisionTransformer(keras.Model):
                 "A VisionTransformer is built with a floating-point dtype policy, such as 'float32'; then "
                 f"model.quantize({policy.quantization_mode!r}) quantizes its dense layers. Received: {policy.name!r}"
             )
-        _warn_partial_patches(config)
+        warn_partial_patches(config)
         network = Network(config, policy)
         super().__init__(inputs=network.images, outputs=network.output, name=name)
         self.config = config
@@ -338,16 +338,3 @@ class VisionTransformer(keras.Model):
     def _freeze(self, frozen: Iterable[Sequence[Any]]) -> None:
         for name, index in frozen:
             list(self.get_layer(name)._flatten_layers())[index].trainable = False
-
-
-def _warn_partial_patches(config: ViTConfig) -> None:
-    height, width = config.size
-    used = tuple(cells * step for cells, step in zip(config.grid, config.stride, strict=True))
-    # A ResNet pads the image: then the patches cover more than the image, and nothing is lost.
-    if used[0] < height or used[1] < width:
-        warnings.warn(
-            f"keras_vit: images of {height}x{width} pixels are no multiple of the "
-            f"{config.stride[0]}x{config.stride[1]} patch; "
-            f"the model sees the upper left {used[0]}x{used[1]}, as in the official code.",
-            stacklevel=3,
-        )

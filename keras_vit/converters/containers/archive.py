@@ -46,6 +46,8 @@ def open_archive(file: io.RawIOBase, size: int) -> zipfile.ZipFile:
             )
         if info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
             raise CheckpointError(f"member {name} is stored, yet has two sizes.")
+        if info.header_offset + info.compress_size > size:
+            raise CheckpointError(f"member {name} runs past the end of the file: it was cut short. {DOWNLOAD_AGAIN}")
     unpacked = sum(info.file_size for info in infos)
     limit = max(MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO * size)
     if unpacked > limit:

@@ -1,4 +1,6 @@
-"""Raise errors for what some architectures cannot do."""
+"""Errors and warnings for what some architectures cannot do."""
+
+import warnings
 
 from keras_vit.model.config import ViTConfig
 
@@ -24,4 +26,18 @@ def check_attention(config: ViTConfig) -> None:
         raise ValueError(
             "Attention maps need blocks with attention; `model.features` returns the tokens or feature maps of every "
             f"model. Received: a model that has {blocks}"
+        )
+
+
+def warn_partial_patches(config: ViTConfig) -> None:
+    """Warn if the patches of a model that is being built do not cover the image."""
+    height, width = config.size
+    used = tuple(cells * step for cells, step in zip(config.grid, config.stride, strict=True))
+    # A ResNet pads the image: then the patches cover more than the image, and nothing is lost.
+    if used[0] < height or used[1] < width:
+        warnings.warn(
+            f"keras_vit: images of {height}x{width} pixels are no multiple of the "
+            f"{config.stride[0]}x{config.stride[1]} patch; "
+            f"the model sees the upper left {used[0]}x{used[1]}, as in the official code.",
+            stacklevel=3,
         )
