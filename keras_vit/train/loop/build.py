@@ -1,7 +1,6 @@
 """Build the state of a training run on its devices, with micro-batches that fit into their memory."""
 
 import os
-import random
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -42,9 +41,7 @@ def build_state(
     recipe, data = prepare.match_head(recipe, source.config, data)
     with devices.scope():
         adapted = prepare.adapt_model(recipe, source, num_classes=data.num_classes, class_names=data.class_names)
-        drawn = random.getstate()  # a plan builds the model once more, which draws seeds of initial values
         recipe = _fit_memory(recipe, adapted.config, devices, out=out, total=total, say=say)
-        random.setstate(drawn)
         state = TrainState(recipe, adapted, total_steps=total)
     _report_length(recipe, total, say)
     return state, data
