@@ -25,6 +25,7 @@ def test_a_later_scope_gives_no_values_to_the_variables_of_a_symbolic_model() ->
 
 
 def test_a_symbolic_model_draws_no_random_numbers() -> None:
+    config = built().config
     before = random.getstate()
-    symbolic_model(built().config)
+    symbolic_model(config)
     assert random.getstate() == before
