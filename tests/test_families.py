@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -258,9 +259,51 @@ def test_a_checkpoint_in_several_files_is_one(tmp_path: Path) -> None:
     shutil.copy(FOLDER / "hf_dinov2" / "config.json", tmp_path)
     images, want = wanted(arrays(FOLDER / "hf_dinov2" / "reference.npz"))
     assert distance(converters.load(tmp_path)(images), want) <= CASES["hf_dinov2"]["float32"]
-    (tmp_path / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="more than one file of weights"):
+    np.testing.assert_array_equal(  # any of the files stands for all
+        converters.load(tmp_path / "model-00002-of-00003.safetensors").weights[0],
+        converters.load(tmp_path).weights[0],
+    )
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+@pytest.mark.parametrize(
+    "name", ["hf_siglip_vision", "hf_clip_vision", "hf_dinov2_reg_cls", "hf_deit_cls", "timm_eva02"]
+)
+def test_a_checkpoint_that_lacks_a_file_is_refused(name: str, lost: int, tmp_path: Path) -> None:
+    tensors = list(load_file(FOLDER / name / "model.safetensors").items())
+    files = [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
+    for number, file in enumerate(files):
+        save_file(dict(tensors[number::3]), tmp_path / file)
+    shutil.copy(FOLDER / name / "config.json", tmp_path)
+    (tmp_path / files[lost - 1]).unlink()
+    for path in (tmp_path, tmp_path / files[lost % 3]):
+        with pytest.raises(CheckpointError, match=f"lacks 1 of the 3 files of this checkpoint: '{files[lost - 1]}'"):
+            converters.load(path)
+
+
+def test_a_file_that_only_the_index_names_is_missed(tmp_path: Path) -> None:
+    tensors = load_file(FOLDER / "hf_siglip_vision" / "model.safetensors")
+    head = {name for name in tensors if "head." in name}
+    save_file({name: tensor for name, tensor in tensors.items() if name not in head}, tmp_path / "a.safetensors")
+    shutil.copy(FOLDER / "hf_siglip_vision" / "config.json", tmp_path)
+    weight_map = {name: "b.safetensors" if name in head else "a.safetensors" for name in tensors}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(CheckpointError, match=r"lacks 1 of the 2 files of this checkpoint: 'b\.safetensors'"):
         converters.load(tmp_path)
+    save_file({name: tensors[name] for name in head}, tmp_path / "b.safetensors")
+    images, want = wanted(arrays(FOLDER / "hf_siglip_vision" / "reference.npz"))
+    assert distance(converters.load(tmp_path)(images), want) <= CASES["hf_siglip_vision"]["float32"]
+
+
+def test_three_thousand_files_are_opened_in_three_seconds(tmp_path: Path) -> None:
+    tensors = list(load_file(FOLDER / "hf_clip_full" / "model.safetensors").items())
+    for number in range(3000):
+        part = dict(tensors[number::3000]) or {f"text_model.extra.{number}": np.zeros(1, np.float32)}
+        save_file(part, tmp_path / f"model-{number + 1:05}-of-03000.safetensors")
+    shutil.copy(FOLDER / "hf_clip_full" / "config.json", tmp_path)
+    start = time.process_time()
+    converters.read_config(tmp_path)
+    assert time.process_time() - start < 3
 
 
 def test_metas_own_names_of_dinov2_are_read(tmp_path: Path) -> None:

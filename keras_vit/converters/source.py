@@ -3,12 +3,14 @@
 import contextlib
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_vit.converters import config_json, layout, record
 from keras_vit.converters.containers import Container, open_container
+from keras_vit.converters.containers.base import quoted
 from keras_vit.converters.containers.keras_archive import open_keras_archive
 from keras_vit.converters.infer import Hints, infer
 from keras_vit.converters.table import Match, Table, fields_of_rows, formats, load_table
@@ -154,11 +156,30 @@ def detect(path: str | os.PathLike[str]) -> str:
 
 
 def _open(file: Path) -> Container:
-    """Open a file of weights, with all others if it is the first of a checkpoint in several files."""
-    container = open_container(file)
-    for other in sorted(file.parent.glob(file.name.replace("-00001-of-", "-?????-of-")))[1:]:
+    """Open a file of weights, with all others if it is one of a checkpoint in several files."""
+    first, *others = _files_of(file)
+    container = open_container(first)
+    for other in others:
         container.join(open_container(other))
     return container
+
+
+def _files_of(file: Path) -> list[Path]:
+    """Return the files of a checkpoint: as many as the name of one says, and those that an index beside it names."""
+    names = {file.name}
+    if match := re.fullmatch(r"(.*-)\d{5}-of-(\d{5})(\..*)", file.name):
+        start, count, end = match.groups()
+        names |= {f"{start}{number:05}-of-{count}{end}" for number in range(1, int(count) + 1)}
+    for index in file.parent.glob("*.index.json"):
+        weight_map = config_json.read_object(index).get("weight_map")
+        if isinstance(weight_map, dict) and file.name in (indexed := {str(name) for name in weight_map.values()}):
+            names |= indexed
+    if missing := sorted(names.difference(os.listdir(file.parent))):
+        raise CheckpointError(
+            f"{file.parent} lacks {len(missing)} of the {len(names)} files of this checkpoint: {quoted(missing[0])}"
+            f"{', ...' if missing[1:] else ''}. Download all of them again into one folder."
+        )
+    return [file.parent / name for name in sorted(names)]
 
 
 def to_facts(config: ViTConfig | Mapping[str, Any] | None) -> dict[str, Any]:
@@ -265,7 +286,7 @@ def find_weights(path: Path) -> Path:
         return path
     for pattern in _WEIGHTS:
         files = sorted(path.glob(pattern))
-        if len(files) > 1 and not files[0].stem.endswith(f"-00001-of-{len(files):05}"):
+        if not set(files[1:]).issubset(_files_of(files[0]) if files else ()):
             names = [file.name for file in files]
             raise CheckpointError(f"{path} holds more than one file of weights: name one of {names}")
         if files:

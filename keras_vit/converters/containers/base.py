@@ -57,7 +57,7 @@ class Container(abc.ABC):
         self.path = path
         self.headers: dict[str, Header] = {}  # by name, in the order of the file
         self.metadata: dict[str, str] = {}  # texts that the file holds beside its tensors
-        self._joined: list[Container] = []
+        self._joined: dict[str, Container] = {}  # by the names of their tensors
         self._is_closed = False
         self._open_files = contextlib.ExitStack()
         try:
@@ -69,9 +69,8 @@ class Container(abc.ABC):
 
     def read(self, name: str) -> np.ndarray:
         """Read one of `headers` as a writable array of its shape in native byte order; bfloat16 becomes float32."""
-        for other in self._joined:
-            if name in other.headers:
-                return other.read(name)
+        if name in self._joined:
+            return self._joined[name].read(name)
         with reading(self.path):
             if self._is_closed:
                 raise CheckpointError("is closed.")
@@ -87,10 +86,11 @@ class Container(abc.ABC):
 
     def join(self, other: "Container") -> None:
         """Add the tensors of another file of the same model; closing this container closes both."""
-        self._joined.append(self._open_files.enter_context(other))
+        self._open_files.enter_context(other)
         if duplicates := self.headers.keys() & other.headers.keys():
             raise CheckpointError(f"{other.path}: has tensor {quoted(min(duplicates))}, as {self.path} has.")
         self.headers |= other.headers
+        self._joined |= dict.fromkeys(other.headers, other)
 
     def close(self) -> None:
         """Close the file and those joined to it; arrays already read stay valid."""
