@@ -21,7 +21,7 @@ from keras_vit._util import data_files
 from keras_vit._util.image_paths import READABLE, SUFFIXES, image_files
 from keras_vit.cli import app, options
 from keras_vit.model import classify
-from tiny_models import tiny
+from tiny_models import built, tiny
 
 
 @pytest.fixture(scope="module")
@@ -248,6 +248,19 @@ def test_an_image_that_cannot_be_read_is_named_or_returned(run_folder: Path, pho
     assert [isinstance(result, Exception) for result in results] == [number == 2 for number in range(6)]
     best = [each[0].label for each in (*results[:2], *results[3:]) if not isinstance(each, Exception)]
     assert best == [each[0].label for each in model.classify(good, top=1)]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_model_that_computes_nan_predicts_and_embeds_nothing(value: float) -> None:
+    model = built(num_layers=1)
+    image = np.zeros((32, 32, 3), np.uint8)
+    model.get_layer("head").bias.assign([0, 1, 2, 3, -np.inf])  # a class that is never predicted
+    [ranking] = model.classify(image)
+    assert (ranking[-1].label, ranking[-1].probability) == ("class 4", 0)
+    model.get_layer("block_0").mlp.dense1.bias.assign(np.full(64, value))
+    for call in (model.classify, model.embed):
+        with pytest.raises(ValueError, match=r"must compute finite numbers. Received: NaN or infinity. Its weights"):
+            call(image)
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,18 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from command_line import fails
+from keras_vit import converters
 from keras_vit._util import data_files
-from keras_vit.cli import _app, options, visualize
+from keras_vit.cli import _app, main, options, visualize
+from keras_vit.cli.errors import show_warning
 from keras_vit.visualize.html import report
+from tiny_models import built
 
 CHECKPOINT = data_files.folder("zoo") / "weights" / "digits.npz"
 # Each command, and what its one line says. x.png is an image, own.npz a checkpoint, empty.png an empty file, and `run`
@@ -170,3 +174,23 @@ def test_values_may_be_written_as_in_python() -> None:
 
 def test_the_number_of_images_of_a_report_is_the_reports() -> None:
     assert visualize.MAX_IMAGES == report.MAX_IMAGES
+
+
+def test_names_cannot_control_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    escape = "\x1b[2J\rgo\nod"
+    labels = (f"cat{escape}", "\u202edog", "é 猫", "d", "e")
+    converters.save(built(num_layers=1, labels=labels), tmp_path / "model", format="huggingface")
+    Image.new("RGB", (32, 32)).save(tmp_path / f"a{escape}.png")
+    (tmp_path / f"b{escape}.png").write_bytes(b"no image")
+    monkeypatch.setattr(sys, "argv", ["keras-vit", "predict", f"{tmp_path}/model", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        main()
+    shown = capfd.readouterr().out
+    assert not [char for char in shown if not char.isprintable() and char != "\n"]
+    assert len(shown.splitlines()) == 1 + 5 + 1
+    assert "cat\\x1b[2J\\rgo\\nod" in shown and "\\u202edog" in shown and "é 猫" in shown
+    assert "a\\x1b[2J\\rgo\\nod.png" in shown and "b\\x1b[2J" in shown
+    message = fails(monkeypatch, "predict", f"{tmp_path}/none\x1b[2J", tmp_path)
+    assert "\x1b" not in message
+    show_warning(UserWarning("left out: \x1b]0;title\x07.png"))
+    assert capfd.readouterr().err == "keras-vit: warning: left out: \\x1b]0;title\\x07.png\n"

@@ -111,6 +111,12 @@ def test_a_field_that_cannot_be_is_refused(path: str, value: Any, tmp_path: Path
         refuse(with_field("hf_cls_v5", tmp_path, path, value), ".")
 
 
+def test_a_label_that_no_file_can_have_is_named(tmp_path: Path) -> None:
+    labels = json.loads((reference.checkpoint("hf_cls_v5").parent / "config.json").read_bytes())["id2label"]
+    wrong = {**labels, "1": "cat \ud800"}
+    refuse(with_field("hf_cls_v5", tmp_path, "id2label", wrong), r"labels must be valid Unicode.*'cat \\ud800'")
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [

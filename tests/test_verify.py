@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -272,6 +273,41 @@ def test_a_file_that_is_cut_off_is_one_error(share: float, tmp_path: Path) -> No
     path.write_bytes(content[: max(8, int(share * len(content)))])
     with pytest.raises(ValueError, match="cut.tflite is not a LiteRT file that can be"):
         export.verify(model, path)
+
+
+@pytest.mark.parametrize(
+    ("taken", "given"),
+    [
+        ("float32", np.zeros((1, 2, 2, 3), np.uint8)),
+        ("float32", np.zeros((1, 2, 2, 3), np.int64)),
+        ("uint8", np.zeros((1, 2, 2, 3), np.float32)),
+        ("uint8", np.full((1, 2, 2, 3), 200, np.int32)),
+        ("float32", np.zeros((1, 2, 3), np.float32)),
+        ("float32", np.zeros((1, 2, 2, 1), np.float32)),
+        ("float32", np.zeros((1, 3, 2, 3), np.float32)),
+        ("float32", np.zeros((1, 2, 2, 3, 1), np.float32)),
+        ("float32", np.array("photo.jpg")),
+    ],
+)
+def test_a_runner_takes_only_images_of_the_files_type_and_shape(taken: str, given: Any, tmp_path: Path) -> None:
+    ops = Operators(Builder())
+    image = ops.builder.input("image", (None, 2, 2, 3), dtype=taken)
+    ops.builder.signature({"image": image}, {"logits": ops.reshape(image, (None, 12), "flat")})
+    ops.builder.write(tmp_path / "file.tflite")
+    run = export.runner(tmp_path / "file.tflite")
+    kind = "uint8 pixels" if taken == "uint8" else "prepared images, floats,"
+    with pytest.raises(ValueError, match=rf"takes {kind} of shape \(batch, 2, 2, 3\). Received: {given.dtype}"):
+        run(given)
+    with pytest.raises(ValueError, match="needs at least one image"):
+        run(np.zeros((0, 2, 2, 3), taken))
+    assert run(np.ones((3, 2, 2, 3), taken)).shape == (3, 12)
+
+
+def test_a_pipe_is_no_exported_file(tmp_path: Path, linear: keras.Model) -> None:
+    os.mkfifo(tmp_path / "pipe.tflite")
+    for call in (export.runner, lambda path: export.verify(linear, path)):
+        with pytest.raises(ValueError, match="pipe.tflite is neither a SavedModel's folder nor a regular file"):
+            call(tmp_path / "pipe.tflite")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, linear: keras.Model) -> None:

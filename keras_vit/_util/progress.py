@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import TypeVar
 
+from keras_vit._util.text import printable
+
 Item = TypeVar("Item")
 
 
@@ -52,7 +54,7 @@ def counter(
         transient=True,
     )
     with bar:
-        task = bar.add_task(description, total=total, completed=done, details="")
+        task = bar.add_task(printable(description), total=total, completed=done, details="")
 
         def advance(count: int, details: str | None = None) -> None:
             bar.advance(task, count)
@@ -64,4 +66,4 @@ def counter(
 
 def print_line(text: str) -> None:
     """Print a line on standard error, above the bar if there is one."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)

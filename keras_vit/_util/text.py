@@ -41,6 +41,11 @@ def escaped(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
+def printable(text: str, *, keep: str = "") -> str:
+    """Escape what a terminal would not print as text, such as the codes that clear it, except the characters `keep`."""
+    return "".join(char if char.isprintable() or char in keep else repr(char)[1:-1] for char in text)
+
+
 def byte_size(size: float) -> str:
     """Return a number of bytes with a binary unit and about three digits, such as "330 MiB"."""
     return scaled(size, 1024, (" bytes", " KiB", " MiB", " GiB"))

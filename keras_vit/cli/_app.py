@@ -9,6 +9,7 @@ import typer
 from typer import Option
 
 from keras_vit._util.public_names import VERSION
+from keras_vit._util.text import printable
 from keras_vit.cli import bench, convert, demo, embed, export, predict, show, train, visualize
 from keras_vit.cli.errors import error_text, is_user_error, show_warning
 
@@ -57,4 +58,4 @@ def main() -> None:
         except Exception as error:
             if not is_user_error(error):
                 raise
-            sys.exit(f"keras-vit: {error_text(error)}")
+            sys.exit("keras-vit: " + printable(error_text(error), keep="\n"))

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from keras_vit._util import timing
 from keras_vit._util.checks import given
 from keras_vit.cli import options
@@ -44,7 +42,7 @@ def bench(
         call, images = load(batch, threads)
         times = measure(call, images, rounds)
     row = {"model": model, "image_size": images.shape[1:3], "batch": len(images), **times}
-    typer.echo(json.dumps(row, indent=2) if as_json else _text(row))
+    options.echo(json.dumps(row, indent=2) if as_json else _text(row))
 
 
 def measure(call: Call, images: Any, rounds: int) -> dict[str, Any]:

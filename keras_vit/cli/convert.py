@@ -4,7 +4,6 @@ import tempfile
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
 from keras_vit.cli import options
@@ -42,7 +41,7 @@ def convert(
         from keras_vit import converters
 
         path = converters.save(found.load(), target, format=to)
-    typer.echo(str(path))
+    options.echo(str(path))
 
 
 def resize(
@@ -77,7 +76,7 @@ def resize(
             with tempfile.TemporaryDirectory(dir=target.parent) as folder:  # the file appears complete or not at all
                 found.load().save(Path(folder) / target.name)
                 (Path(folder) / target.name).replace(target)
-    typer.echo(str(target))
+    options.echo(str(target))
 
 
 def _check_target(target: Path, format: str | None) -> None:

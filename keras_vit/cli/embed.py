@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
 from keras_vit.cli import options
@@ -47,6 +46,6 @@ def embed(
             engine=engine,
         )
     text = f"{result.path}: {result.rows:,} rows, {result.errors:,} with an error"
-    typer.echo(json.dumps(result._asdict(), default=str) if as_json else text)
+    options.echo(json.dumps(result._asdict(), default=str) if as_json else text)
     if result.rows == result.errors:
         raise ValueError(f"{result.path}: none of the {result.rows:,} images could be read")

@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from keras_vit._util.text import GRAPH_NAMES, error_reason
+from keras_vit._util.text import GRAPH_NAMES, error_reason, printable
 
 # Errors that a user can correct: `main` prints them as one line, with exit code 1.
 USER_ERRORS = (ValueError, OSError, ImportError, ArithmeticError, MemoryError)
@@ -31,4 +31,5 @@ def error_text(error: Exception) -> str:
 
 def show_warning(message: Warning | str, *_args: Any, **_options: Any) -> None:
     """Print a warning as one line; in place of `warnings.showwarning`."""
-    print(f"keras-vit: warning: {str(message).removeprefix('keras_vit: ')}", file=sys.stderr)
+    text = printable(str(message).removeprefix("keras_vit: "), keep="\n")
+    print(f"keras-vit: warning: {text}", file=sys.stderr)

@@ -20,6 +20,7 @@ import typer
 from typer import Argument, Option
 
 from keras_vit._util.checks import given, one_of
+from keras_vit._util.text import printable
 from keras_vit.cli.errors import is_user_error
 
 if TYPE_CHECKING:
@@ -250,9 +251,14 @@ def check_data(data: str, data_dir: Path | None) -> None:
         raise FileNotFoundError(f"There is no folder of images or of prepared data {data!r}")
 
 
+def echo(text: str, *, err: bool = False) -> None:
+    """Print the text of a command: names of files and classes cannot control the terminal."""
+    typer.echo(printable(text, keep="\n"), err=err)
+
+
 def print_result(result: Any, as_json: bool) -> None:
     """Print an object with `to_dict` as JSON or as text."""
-    typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else str(result))
+    echo(json.dumps(result.to_dict(), indent=2) if as_json else str(result))
 
 
 def table_text(table: Table) -> str:
@@ -273,5 +279,5 @@ def aligned(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
     for column in right:
         table.columns[column].justify = "right"
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))  # a name is in one line
     return table_text(table)

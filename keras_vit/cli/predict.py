@@ -4,10 +4,9 @@ import json
 import sys
 from typing import Annotated, Any
 
-import typer
-
 from keras_vit._util.image_paths import readable_images
 from keras_vit._util.progress import track
+from keras_vit._util.text import printable
 from keras_vit.cli import options
 
 
@@ -36,18 +35,18 @@ def predict(
                 raise result
             rows.append(_row(file, result))
             if not as_json:
-                typer.echo(_text(rows[-1]))
+                options.echo(_text(rows[-1]))
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        options.echo(json.dumps(rows, indent=2))
     if failed := sum("error" in row for row in rows):
         raise ValueError(f"{failed} of {len(files)} images cannot be read")
 
 
 def _text(row: dict[str, Any]) -> str:
     if "error" in row:
-        return f"{row['image']}: {row['error']}"
+        return printable(f"{row['image']}: {row['error']}")
     lines = [("", f"{each['probability']:.2%}", each["label"], f"({each['label_id']})") for each in row["predictions"]]
-    return f"{row['image']}\n{options.aligned(lines, right=(1,))}"
+    return f"{printable(row['image'])}\n{options.aligned(lines, right=(1,))}"
 
 
 def _row(file: str, result: Any) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Argument
 
 from keras_vit._util.text import byte_size, scaled
@@ -41,14 +40,14 @@ def list_models(
             {"name": card.name, "family": card.family, "default": card.default, "weights": list(card.weights)}
             for card in cards
         ]
-        typer.echo(json.dumps(rows, indent=2))
+        options.echo(json.dumps(rows, indent=2))
         return
     none = f"keras-vit: no model of the zoo matches {pattern!r}; keras-vit list shows all"
     lines = iter(
         options.aligned([(card.name, ", ".join(card.weights)) for card in cards]).splitlines() if cards else ()
     )
     families = [[next(lines) for _ in group] for _, group in itertools.groupby(cards, lambda card: card.family)]
-    typer.echo("\n\n".join(map("\n".join, families)) or none, err=not cards)
+    options.echo("\n\n".join(map("\n".join, families)) or none, err=not cards)
 
 
 def show(name: options.Model, image_size: options.Size = None, as_json: options.Json = False) -> None:
@@ -77,7 +76,7 @@ def show(name: options.Model, image_size: options.Size = None, as_json: options.
             text = json.dumps(describe(weights, config) | rows, indent=2)
         else:
             text = summary(weights, config) + (f"\n\n{card}" if card else "")
-    typer.echo(text)
+    options.echo(text)
 
 
 def _print_named_weights(name: str) -> None:
@@ -87,7 +86,7 @@ def _print_named_weights(name: str) -> None:
     spelled = spellings.read(name)
     if spelled and spelled.source:
         its_own = f"{spelled.architecture} --weights {spelled.source}"
-        typer.echo(f"keras-vit: {name} is a name of {spelled.publisher}. Its own weights: {its_own}", err=True)
+        options.echo(f"keras-vit: {name} is a name of {spelled.publisher}. Its own weights: {its_own}", err=True)
 
 
 def describe(weights: Weights | SimpleNamespace, config: ViTConfig) -> dict[str, Any]:

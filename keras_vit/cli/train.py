@@ -93,7 +93,7 @@ def train(
         on_bad_image=on_bad_image,
         progress=not as_json,
     )
-    typer.echo(json.dumps(_result_fields(result, folder), indent=2) if as_json else _result_line(result, folder))
+    options.echo(json.dumps(_result_fields(result, folder), indent=2) if as_json else _result_line(result, folder))
 
 
 def _with_auto_accumulation(recipe: Recipe) -> Recipe:
@@ -181,7 +181,7 @@ def evaluate(
 def _print_few_shot(accuracies: dict[int, float], as_json: bool) -> None:
     rows = [{"shots": shots, "accuracy": accuracy} for shots, accuracy in accuracies.items()]
     lines = [(str(shots), "images per class", f"{accuracy:.2%}") for shots, accuracy in accuracies.items()]
-    typer.echo(json.dumps(rows, indent=2) if as_json else options.aligned(lines, right=(0, 2)))
+    options.echo(json.dumps(rows, indent=2) if as_json else options.aligned(lines, right=(0, 2)))
 
 
 def plan(

@@ -4,7 +4,6 @@ import warnings
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
 from keras_vit._util.image_paths import image_files
@@ -36,4 +35,4 @@ def visualize(
 
         loaded = found.load()
     shown = options.drop_unreadable(loaded, files)
-    typer.echo(str(report(loaded, shown, out, top=top, title=title, card=card, progress=True)))
+    options.echo(str(report(loaded, shown, out, top=top, title=title, card=card, progress=True)))

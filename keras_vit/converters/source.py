@@ -174,7 +174,7 @@ def _files_of(file: Path) -> list[Path]:
         weight_map = config_json.read_object(index).get("weight_map")
         if isinstance(weight_map, dict) and file.name in (indexed := {str(name) for name in weight_map.values()}):
             names |= indexed
-    if missing := sorted(names.difference(os.listdir(file.parent))):
+    if missing := sorted(names.difference(other.name for other in file.parent.iterdir())):
         raise CheckpointError(
             f"{file.parent} lacks {len(missing)} of the {len(names)} files of this checkpoint: {quoted(missing[0])}"
             f"{', ...' if missing[1:] else ''}. Download all of them again into one folder."

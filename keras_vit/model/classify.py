@@ -33,7 +33,9 @@ def classify_each(
         if readable:
             batch = np.concatenate(readable + readable[-1:] * (size - len(readable)))
             # predict_on_batch keeps one compiled function; the data adapter of predict() adds 25-40 ms to every call.
-            rankings = iter(model.decode_predictions(model.predict_on_batch(batch)[: len(readable)], top))
+            logits = model.predict_on_batch(batch)[: len(readable)]
+            _check_finite(logits.max(axis=-1))  # -inf alone is a class that is never predicted
+            rankings = iter(model.decode_predictions(logits, top))
         yield from (each if isinstance(each, Exception) else next(rankings) for each in prepared)
 
 
@@ -48,7 +50,17 @@ def embed_all(model: Any, images: Any, *, batch_size: int) -> np.ndarray:
         features.append(ops.convert_to_numpy(model.features(batch, [layer])[layer]))
     if not features:
         raise ValueError("embed needs at least one image. Received: an empty list")
-    return unit_length(np.concatenate(features))
+    _check_finite(features := np.concatenate(features))
+    return unit_length(features)
+
+
+def _check_finite(outputs: np.ndarray) -> None:
+    """Raise a ValueError if a model computes NaN or infinity for finite images."""
+    if not np.isfinite(outputs).all():
+        raise ValueError(
+            "The model must compute finite numbers. Received: NaN or infinity. Its weights are damaged or diverged: "
+            'load them again without allow_nonfinite. If float16 is too small for them: dtype="float32"'
+        )
 
 
 def unit_length(features: np.ndarray) -> np.ndarray:

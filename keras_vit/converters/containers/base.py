@@ -11,6 +11,7 @@ from typing import Self
 
 import numpy as np
 
+from keras_vit._util.text import printable
 from keras_vit.errors import CheckpointError
 
 # The types that are read, and the bytes of one element in a file.
@@ -139,11 +140,6 @@ def reading(path: Path) -> Iterator[None]:
     except Exception as error:  # zipfile, zlib, ast, struct, NumPy and safetensors raise more than ten types for damage
         reason = printable(f"{type(error).__name__}: {error}"[:300])
         raise CheckpointError(f"{path}: cannot be read ({reason}). If it is damaged, download it again.") from error
-
-
-def printable(text: str) -> str:
-    """Escape what a terminal would not print as text, such as the codes that clear it."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def quoted(text: str) -> str:

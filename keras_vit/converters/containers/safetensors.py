@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from keras_vit._util.atomic import replacing
+from keras_vit._util.text import printable
 from keras_vit._util.untrusted import open_safetensors
 from keras_vit.converters.containers.base import (
     DOWNLOAD_AGAIN,
     Container,
     Header,
     bfloat16_to_float32,
-    printable,
     quoted,
 )
 from keras_vit.errors import CheckpointError

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from keras_vit.export.check import samples
-from keras_vit.export.check.running import ExportedModel
+from keras_vit.export.check.running import FLOATS, ExportedModel
 from keras_vit.model import preprocess
 from keras_vit.model.config import Preprocessing
 
@@ -99,4 +99,4 @@ def _preprocessing(model: keras.Model) -> Preprocessing:
 def _is_prepared(images: Any) -> bool:
     dtype = getattr(images, "dtype", "")
     name = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]  # PyTorch's dtypes have no name
-    return name in ("float16", "float32", "float64", "bfloat16") and len(getattr(images, "shape", ())) != 3
+    return name in FLOATS and len(getattr(images, "shape", ())) != 3

@@ -16,6 +16,7 @@ from keras_vit.model.task import MAIN_OUTPUTS
 Outputs = dict[str, np.ndarray]  # by name
 Runner = Callable[[np.ndarray], np.ndarray]
 
+FLOATS = ("float16", "float32", "float64", "bfloat16")
 BATCH = 8  # images in a call where a file takes any number
 OUTPUTS = (*MAIN_OUTPUTS, "attention")
 IMAGE_SIGNATURES = ("float_images", "serving_default")  # of a SavedModel, that may take images
@@ -34,6 +35,22 @@ class ExportedModel:
     call_files: Callable[[Any], Outputs] | None = None  # takes JPEG and PNG files as strings (batch,)
     is_bfloat16: bool = False  # whether weights are bfloat16
 
+    def check(self, images: np.ndarray) -> None:
+        """Raise a ValueError for images of another type or shape than the file takes, or for none."""
+        types = ("uint8",) if self.dtype == "uint8" else FLOATS
+        sides, wanted = images.shape[1:], ", ".join(str(side or "any") for side in self.shape)
+        if (
+            images.dtype.name not in types
+            or len(sides) != len(self.shape)
+            or any(side not in (None, found) for side, found in zip(self.shape, sides, strict=True))
+        ):
+            kind = "uint8 pixels" if self.dtype == "uint8" else "prepared images, floats,"
+            raise ValueError(
+                f"The file takes {kind} of shape (batch, {wanted}). Received: {images.dtype} {images.shape}"
+            )
+        if not len(images):
+            raise ValueError(f"The file needs at least one image. Received: an array of shape {images.shape}")
+
     def batches(self, images: np.ndarray, size: int = BATCH) -> Iterator[tuple[np.ndarray, int]]:
         """Yield batches of the file's size, else of `size`, each with the number of its images that are not padding."""
         size = self.batch or size
@@ -48,6 +65,8 @@ def load_exported(path: str | os.PathLike[str], threads: int = 2) -> ExportedMod
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"There is no exported file {path}")
+    if not path.is_dir() and not path.is_file():  # reading a device or a pipe might never end
+        raise ValueError(f"{path} is neither a SavedModel's folder nor a regular file")
     return _load_saved_model(path) if path.is_dir() else _load_litert(path, threads)
 
 
@@ -60,7 +79,7 @@ def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
 
     Returns:
         A function from prepared images, float32 (batch, height, width, channels), or uint8 pixels if the file takes
-        those, to (batch, ...): logits, else probabilities or features. It raises a ValueError for an empty batch.
+        those, to (batch, ...): logits, else probabilities or features. It raises a ValueError for other images.
 
     Raises:
         FileNotFoundError: there is nothing at `path`.
@@ -78,8 +97,7 @@ def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
     file = load_exported(path, threads)
 
     def run(images: np.ndarray) -> np.ndarray:
-        if not len(images):
-            raise ValueError(f"{path} needs at least one image. Received: an array of shape {images.shape}")
+        file.check(images := np.asarray(images))
         batches = file.batches(images, len(images))
         return np.concatenate([main_output(file.call(batch))[:count] for batch, count in batches])
 

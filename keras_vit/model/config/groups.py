@@ -267,6 +267,9 @@ class HeadConfig(Group):
                 "normalize_features and projection_head need one feature for an image. "
                 f"Received: classifier={self.classifier!r}"
             )
+        for label in self.labels if isinstance(self.labels, tuple) else ():
+            if not label.isascii() and label.encode(errors="ignore").decode() != label:
+                yield f"labels must be valid Unicode, or no file can have them. Received: {label!r:.200}"
         if not self.projection_head:
             return
         if self.normalize_features:
