@@ -111,6 +111,45 @@ def test_a_field_that_cannot_be_is_refused(path: str, value: Any, tmp_path: Path
         refuse(with_field("hf_cls_v5", tmp_path, path, value), ".")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("size", {"shortest_edge": 8000}, "at most 4096 pixels"),
+        ("size", {"shortest_edge": 10**9}, "at most 4096 pixels"),
+        ("size", {"height": 4097, "width": 4096}, "at most 4096 pixels"),
+        ("size", {"height": 0.1, "width": 0.1}, "height must be an integer >= 1. Received: 0.1"),
+        ("size", {"height": float("inf"), "width": 32}, "height must be an integer >= 1. Received: inf"),
+        ("size", {"shortest_edge": True}, "shortest_edge must be an integer >= 1. Received: True"),
+        ("size", -1, "shortest_edge must be an integer >= 1. Received: -1"),
+        ("crop_size", {"height": 0.1, "width": 0.1}, "crop_size must be an integer >= 1. Received: 0.1"),
+        ("crop_size", {"height": 1, "width": 1}, r"crop_fraction must be in \[0.0625, 1\]"),
+        ("image_mean", ["x" * 10_000] * 3, "mean must be a tuple of numbers"),
+    ],
+    ids=str,
+)
+def test_sizes_of_a_preprocessor_have_bounds(key: str, value: Any, reason: str, tmp_path: Path) -> None:
+    config = (reference.checkpoint("hf_cls_v5").parent / "config.json").read_bytes()
+    sizes = {"size": {"height": 32, "width": 32}, "do_center_crop": True, "crop_size": 32, "image_std": [1, 1, 1]}
+    path = described("hf_cls_v5", tmp_path, config)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({**sizes, "image_mean": [0, 0, 0], key: value}))
+    refuse(path, reason)
+
+
+@pytest.mark.parametrize("key", ["num_attention_heads", "patch_size", "image_size", "hidden_act", "x" * 100_000])
+@pytest.mark.parametrize("value", [{}, "x" * 100_000, ["x" * 100_000]], ids=lambda value: repr(value)[:9])
+def test_messages_quote_at_most_200_characters(key: str, value: Any, tmp_path: Path) -> None:
+    folder = Path(__file__).parent / "data" / "families" / "hf_clip_vision"
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
+    if len(key) > 20:  # an unknown key is ignored
+        converters.read_config(tmp_path)
+        return
+    with pytest.raises(converters.CheckpointError) as caught:
+        converters.read_config(tmp_path)
+    assert len(str(caught.value).replace(str(tmp_path), "")) < 420
+
+
 def test_a_label_that_no_file_can_have_is_named(tmp_path: Path) -> None:
     labels = json.loads((reference.checkpoint("hf_cls_v5").parent / "config.json").read_bytes())["id2label"]
     wrong = {**labels, "1": "cat \ud800"}

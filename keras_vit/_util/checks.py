@@ -12,7 +12,7 @@ def check_counts(**counts: Any) -> None:
     """Raise a ValueError for a value that is not an integer >= 1."""
     for name, value in counts.items():
         if not is_count(value, least=1):
-            raise ValueError(f"{name} must be an integer >= 1. Received: {value!r}")
+            raise ValueError(f"{name} must be an integer >= 1. Received: {value!r:.200}")
 
 
 def given(**arguments: Any) -> dict[str, Any]:
@@ -23,12 +23,12 @@ def given(**arguments: Any) -> dict[str, Any]:
 def one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     """Raise a ValueError that lists the known values if `value` is not one of them."""
     if value not in known:
-        raise ValueError(f"{name} must be one of {list(known)}. Received: {value!r}")
+        raise ValueError(f"{name} must be one of {list(known)}. Received: {value!r:.200}")
 
 
 def pair(value: Any, name: str) -> tuple[int, int]:
     """Return an int or (height, width) as (height, width), or raise a ValueError."""
     sides = (value, value) if is_count(value, least=1) else value
     if not isinstance(sides, list | tuple) or len(sides) != 2 or not all(is_count(side, least=1) for side in sides):
-        raise ValueError(f"{name} must be an integer >= 1 or (height, width). Received: {value!r}")
+        raise ValueError(f"{name} must be an integer >= 1 or (height, width). Received: {value!r:.200}")
     return int(sides[0]), int(sides[1])

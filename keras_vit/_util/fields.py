@@ -65,15 +65,15 @@ class FieldRule:
         wrong = list(problems(list(value) if isinstance(value, tuple) else value, self.kind, name))
         if self.kind is int and self.interval and self.interval.endswith(", inf)"):
             if wrong or not _is_inside(value, self.interval):
-                yield f"{name} must be an integer >= {self.interval[1:-6]}. Received: {value!r}"
+                yield f"{name} must be an integer >= {self.interval[1:-6]}. Received: {value!r:.200}"
         elif wrong:
             yield from wrong
         elif self.interval and not isinstance(value, str):
             if not _is_inside(value, self.interval):
-                yield f"{name} must be in {self.interval}. Received: {value!r}"
+                yield f"{name} must be in {self.interval}. Received: {value!r:.200}"
         elif self.choices and value not in self.choices:
             also = f", or a number in {self.interval}" if self.interval else ""
-            yield f"{name} must be one of {list(self.choices)}{also}. Received: {value!r}"
+            yield f"{name} must be one of {list(self.choices)}{also}. Received: {value!r:.200}"
 
 
 @functools.cache

@@ -103,7 +103,7 @@ def parse_size(parameter: typer.CallbackParam, text: str | None) -> Any:
     if text is None:
         return None
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)?", text, re.ASCII | re.IGNORECASE):
-        raise ValueError(f"{parameter.opts[0]} must be a number of pixels or HEIGHTxWIDTH. Received: {text!r}")
+        raise ValueError(f"{parameter.opts[0]} must be a number of pixels or HEIGHTxWIDTH. Received: {text!r:.200}")
     sides = [int(side) for side in text.lower().split("x")]
     return sides[0] if len(sides) == 1 else tuple(sides)
 
@@ -114,7 +114,7 @@ def parse_fields(texts: Iterable[str] | None, option: str = "--config") -> dict[
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals:
-            raise ValueError(f"{option} must be FIELD=VALUE. Received: {text!r}")
+            raise ValueError(f"{option} must be FIELD=VALUE. Received: {text!r:.200}")
         try:
             fields[name] = _PYTHON_VALUES[value] if value in _PYTHON_VALUES else json.loads(value)
         except ValueError:

@@ -56,7 +56,7 @@ def to_fields(values: Mapping[str, Any], spelling: JsonFields) -> dict[str, Any]
         try:
             value = read(value)
         except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-            raise CheckpointError(f"config.json: {path} cannot be {value!r:.200} ({error})") from error
+            raise CheckpointError(f"config.json: {path} cannot be {value!r:.200} ({error!s:.200})") from error
         spellings = spelling.values.get(name, {})
         if spellings:
             text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -192,4 +192,5 @@ def _put(values: dict[str, Any], path: str, value: Any) -> None:
     *parents, last = path.split(".")
     for parent in parents:
         values = values.setdefault(parent, {})
-    values[last] = {**values.get(last, {}), **value} if isinstance(value, dict) else value
+    old = values.get(last, {})
+    values[last] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value

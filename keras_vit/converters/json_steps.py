@@ -7,10 +7,12 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from keras_vit._util.checks import check_counts
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
 
 _SIDES = ("height", "width")
+_MOST_PIXELS = 4096  # of a side to which images are resized before they are cropped
 
 
 class Step(NamedTuple):
@@ -88,9 +90,13 @@ def _processor(value: Any) -> dict[str, Any]:
     keys = ("shortest_edge",) if "shortest_edge" in stated else _SIDES
     if not (sides := [stated[key] for key in keys if key in stated]):
         raise ValueError(f"a size has one of {_SIDES} or shortest_edge")
+    check_counts(**dict(zip(keys, sides, strict=False)))
+    if max(sides) > _MOST_PIXELS:
+        raise ValueError(f"images are resized to at most {_MOST_PIXELS} pixels")
     cropped = sides
     if crop and value.get("do_center_crop", True):
         cropped = [crop, crop] if isinstance(crop, int) else [crop[key] for key in _SIDES]
+        check_counts(crop_size=min(cropped))
         cropped = cropped if len(sides) == 2 else [min(cropped)]
     share = _fraction(min(part / side for part, side in zip(cropped, sides, strict=True)))
     if any(math.floor(part / share + 1e-6) != side for part, side in zip(cropped, sides, strict=True)):
@@ -209,5 +215,5 @@ class JsonFields:
         }
         unknown = [rule.step for rule in rules.values() if rule.step not in STEPS]
         if unknown:
-            raise ValueError(f"json.fields: the steps are {list(STEPS)[1:]}. Received: {unknown[0]!r}")
+            raise ValueError(f"json.fields: the steps are {list(STEPS)[1:]}. Received: {unknown[0]!r:.200}")
         return cls(rules=rules, **{key: value for key, value in raw.items() if key != "fields"})

@@ -211,7 +211,7 @@ def load_table(format: str | os.PathLike[str]) -> Table:
         return _read_table(Path(format).resolve())
     if format not in formats():
         raise ValueError(
-            f"format must be one of {formats()}, or a path to a .toml table of your own. Received: {format!r}"
+            f"format must be one of {formats()}, or a path to a .toml table of your own. Received: {format!r:.200}"
         )
     return _read_table(data_files.folder("converters") / "checkpoints" / f"{format}.toml")
 
@@ -240,7 +240,7 @@ def _read_raw(path: Path) -> dict[str, Any]:
     if base is None:
         return raw
     if base not in formats():
-        raise ValueError(f"{path}: base must be one of {formats()}. Received: {base!r}")
+        raise ValueError(f"{path}: base must be one of {formats()}. Received: {base!r:.200}")
     return _merge(_read_raw(data_files.folder("converters") / "checkpoints" / f"{base}.toml"), raw)
 
 
@@ -305,8 +305,8 @@ def _row(variable: str, text: str) -> Row:
             case _:
                 raise ValueError(
                     f"{variable}: the steps are 'part K of N', 'rank N', 'if FIELD = VALUE', 'unless TENSOR', "
-                    f"'beside TENSOR', 'twice TENSOR', 'fold class row'. Received: {step!r}"
+                    f"'beside TENSOR', 'twice TENSOR', 'fold class row'. Received: {step!r:.200}"
                 )
     if {name for name, _ in PLACEHOLDER.findall(variable)} != {name for name, _ in PLACEHOLDER.findall(tensor)}:
-        raise ValueError(f"{variable}: both names need the same placeholders. Received: {tensor!r}")
+        raise ValueError(f"{variable}: both names need the same placeholders. Received: {tensor!r:.200}")
     return Row(variable, tensor, **options)

@@ -14,7 +14,7 @@ def names(labels: str | tuple[str, ...] | None, num_classes: int) -> list[tuple[
         return [(str(number), f"class {number}") for number in range(num_classes)]
     known = read(labels) if isinstance(labels, str) else tuple((str(i), label) for i, label in enumerate(labels))
     if len(known) != num_classes:
-        raise ValueError(f"Pass one label per class: {len(known)} for {num_classes} classes. Received: {labels!r}")
+        raise ValueError(f"Pass one label per class: {len(known)} for {num_classes} classes. Received: {labels!r:.200}")
     return list(known)
 
 
@@ -23,7 +23,7 @@ def read(name: str) -> tuple[tuple[str, str], ...]:
     """Return the (label_id, label) pairs of zoo/labels/NAME.txt."""
     folder = data_files.folder("zoo") / "labels"
     if name not in lists():
-        raise ValueError(f"labels must be one of {lists()}, or the names of the classes. Received: {name!r}")
+        raise ValueError(f"labels must be one of {lists()}, or the names of the classes. Received: {name!r:.200}")
     lines = (folder / f"{name}.txt").read_text(encoding="utf-8").splitlines()
     return tuple((label_id, label) for label_id, _, label in (line.partition("\t") for line in lines))
 
@@ -99,7 +99,7 @@ def check_labels(labels: str | Iterable[str]) -> str | tuple[str, ...]:
     if wrong := [name for name in given if not isinstance(name, str)]:
         raise ValueError(
             "labels must be the name of a list in zoo/labels, or the names of the classes, all strings. "
-            f"Received: {wrong[0]!r}"
+            f"Received: {wrong[0]!r:.200}"
         )
     return given
 

@@ -45,7 +45,7 @@ def canonical_name(name: str) -> str:
                 return canonical
     examples = [f"ViT-{size}/{patch}" for size in SIZES for patch in (8, 14, 16, 32)] + list(HYBRIDS)
     near = nearest(name, [*examples, *OTHERS], count=4, cutoff=0)
-    raise ValueError(f"No architecture has this name; the nearest are {near}. Received: {name!r}")
+    raise ValueError(f"No architecture has this name; the nearest are {near}. Received: {name!r:.200}")
 
 
 def _known_size(size: str) -> str | None:

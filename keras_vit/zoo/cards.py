@@ -216,15 +216,15 @@ def _merged(key: str, tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _check(weights: Weights, *, own: bool) -> None:
     name = weights.architecture
     if not own and name != canonical_name(name):
-        raise ValueError(f"a card must use the canonical name {canonical_name(name)!r}. Received: {name!r}")
+        raise ValueError(f"a card must use the canonical name {canonical_name(name)!r}. Received: {name!r:.200}")
     check_fields(weights.facts)
     weights.whole_config()
     if weights.labels is not None and weights.labels not in labels.lists():
         raise ValueError(
-            f"labels must be one of {labels.lists()}, the files of zoo/labels. Received: {weights.labels!r}"
+            f"labels must be one of {labels.lists()}, the files of zoo/labels. Received: {weights.labels!r:.200}"
         )
     if weights.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", weights.sha256):
-        raise ValueError(f"sha256 must be 64 digits of 0-9 and a-f. Received: {weights.sha256!r}")
+        raise ValueError(f"sha256 must be 64 digits of 0-9 and a-f. Received: {weights.sha256!r:.200}")
 
 
 def _accuracy_problems(family: Mapping[str, Any], where: str) -> Iterator[str]:

@@ -152,7 +152,7 @@ def card(name: str) -> Card:
     models = list(dict.fromkeys(by_spelling[spelling] for spelling in close))[:4]
     offer = f"the nearest are {models}" if models else f"the models are {names()}"
     problem = f"{found} has no published weights" if found else "No model has this name"
-    raise UnknownModelError(f"{problem}; {offer}. Received: {name!r}")
+    raise UnknownModelError(f"{problem}; {offer}. Received: {name!r:.200}")
 
 
 def _find(name: str) -> str | None:
@@ -232,7 +232,7 @@ def select(model: Card, weights: str = "default") -> Weights:
     """Return the weights with a tag ("default": the recommended ones); an unknown tag raises a ValueError."""
     tag = model.default if weights == "default" else weights
     if tag not in model.weights:
-        raise ValueError(f"{model.name} has the weights {list(model.weights)}. Received: weights={weights!r}")
+        raise ValueError(f"{model.name} has the weights {list(model.weights)}. Received: weights={weights!r:.200}")
     return model.weights[tag]
 
 

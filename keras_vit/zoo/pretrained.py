@@ -67,7 +67,7 @@ def resolve(
         if not _is_file(spec, found):
             return _choose_weights(spec, found, default if weights is None else weights)
     if weights is not None:
-        raise ValueError(f"weights are for a model's name. Received: weights={weights!r} and the file {spec!r}")
+        raise ValueError(f"weights are for a model's name. Received: weights={weights!r:.200} and the file {spec!r}")
     return Choice(source=os.fspath(spec))
 
 
@@ -82,7 +82,7 @@ def resolve_name(name: str, weights: str | os.PathLike[str] | None) -> Choice:
 def _look_up(name: str) -> Card | ValueError:
     """Return the card of a name, or the error about it; raise the error if the name is empty."""
     if not name.strip():
-        raise UnknownModelError(f"Expected the name of a model, a path or a URL. Received: {name!r}")
+        raise UnknownModelError(f"Expected the name of a model, a path or a URL. Received: {name!r:.200}")
     try:
         return card(name)
     except ValueError as error:

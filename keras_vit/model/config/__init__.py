@@ -109,11 +109,11 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
 
     def _conflicts_of_distillation(self) -> Iterator[str]:
         if self.classifier != "token":
-            yield f"distilled needs classifier='token'. Received: {self.classifier!r}"
+            yield f"distilled needs classifier='token'. Received: {self.classifier!r:.200}"
         if self.representation_size is not None:
             yield f"distilled needs representation_size=None. Received: {self.representation_size}"
         if self.final_norm != "tokens":
-            yield f"distilled needs final_norm='tokens'. Received: {self.final_norm!r}"
+            yield f"distilled needs final_norm='tokens'. Received: {self.final_norm!r:.200}"
         if self.normalize_features or self.projection_head:
             yield "distilled needs normalize_features=False and projection_head=False. Received: True"
 

@@ -8,6 +8,7 @@ from keras_vit._util.checks import is_count, one_of
 RESIZES = ("squash", "crop")
 CROP_ROUNDINGS = ("nearest", "down", "half_even")
 INTERPOLATIONS = ("bilinear", "bicubic", "area", "nearest", "lanczos3")
+LEAST_CROP = 1 / 16  # images are resized to size / crop_fraction: a smaller one would take any memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,7 @@ class Preprocessing:
         interpolation: "bilinear", "bicubic", "area", "nearest" or "lanczos3", as `tf.image.resize` computes them; the
             results are clipped to pixels, 0 to 255.
         antialias: whether the kernel widens when images shrink, as in Pillow; vit_jax has no antialias.
-        crop_fraction: the share of the resized (shorter) side that is kept, in (0, 1].
+        crop_fraction: the share of the resized (shorter) side that is kept, in [1/16, 1].
         crop_rounding: "nearest" rounds the longer side to the nearest pixel and the crop's corner down (big_vision);
             "down" rounds both down (Hugging Face), "half_even" the side down and the corner half to even (timm).
         round_pixels: whether pixels are rounded to whole numbers after each direction of the resize, as Pillow does
@@ -50,10 +51,14 @@ class Preprocessing:
         one_of("resize", self.resize, RESIZES)
         one_of("interpolation", self.interpolation, INTERPOLATIONS)
         one_of("crop_rounding", self.crop_rounding, CROP_ROUNDINGS)
-        object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))
-        object.__setattr__(self, "std", tuple(float(value) for value in self.std))
-        if not 0 < self.crop_fraction <= 1:
-            raise ValueError(f"crop_fraction must be in (0, 1]. Received: {self.crop_fraction}")
+        for name in ("mean", "std"):
+            try:
+                object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
+            except (TypeError, ValueError):
+                received = f"{getattr(self, name)!r:.200}"
+                raise ValueError(f"{name} must be a tuple of numbers. Received: {received}") from None
+        if not LEAST_CROP <= self.crop_fraction <= 1:
+            raise ValueError(f"crop_fraction must be in [{LEAST_CROP}, 1]. Received: {self.crop_fraction!r:.200}")
         if not self.mean or len(self.mean) != len(self.std) or not all(0 < value < math.inf for value in self.std):
             raise ValueError(
                 "mean and std have one value for each channel or one for all, std above 0. "
