@@ -13,12 +13,15 @@ import pytest
 
 import keras_vit
 import reference_cases as reference
-from keras_vit import VisionTransformer, ViTConfig, converters, errors, zoo
+from keras_vit import VisionTransformer, ViTConfig, converters, errors, train, zoo
 from keras_vit._util import data_files
+from keras_vit.batch._embed import _parse_shard
 from keras_vit.converters import assign
+from keras_vit.converters.table import load_table
 from keras_vit.errors import CardError
 from keras_vit.zoo.cards import read_family
 from public_names import public_names
+from tiny_models import built
 
 TOKEN = reference.checkpoint("vit_token")
 Q = "Transformer/encoderblock_1/MultiHeadDotProductAttention_1/query/kernel"
@@ -340,3 +343,41 @@ def test_a_failed_download_is_caught_as_zoo_load_promises(tmp_path: Path, monkey
         zoo.load("Ti/16")
     assert isinstance(caught.value, errors.FileUnavailableError | OSError)
     assert keras_vit.errors.DownloadError.__module__ == "keras_vit.errors"
+
+
+NAMED: dict[str, Callable[[Any], Any]] = {
+    "name": zoo.load,
+    "name ": zoo.card,
+    "pattern": zoo.names,
+    "weights": lambda value: zoo.load("digits", weights=value),
+    "recipe": train.recipe,
+    "shard": _parse_shard,
+}
+
+
+@pytest.mark.parametrize("value", [3, 3.5, b"digits", ["digits"], {}, True], ids=str)
+@pytest.mark.parametrize("argument", NAMED)
+def test_an_argument_of_another_type_is_named(argument: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{argument.strip()} must be .*Received: {re.escape(repr(value))}"):
+        NAMED[argument](value)
+
+
+@pytest.mark.parametrize("name", ["B/16\n", "\nViT-B/16", "facebook/dinov2-base\n", "digits\n", "a\x1b[2J"])
+@pytest.mark.parametrize("load", [zoo.load, zoo.card, lambda name: zoo.load(name, weights=None)])
+def test_a_name_is_one_line(name: str, load: Callable[[str], Any]) -> None:
+    with pytest.raises(errors.UnknownModelError, match="must be one line of text. Received: '"):
+        load(name)
+
+
+def test_an_integer_of_thousands_of_digits_is_no_toml(tmp_path: Path) -> None:
+    (tmp_path / "long.toml").write_text(f"seed = {'9' * 5000}")
+    for read in (zoo.read_cards, train.recipe, load_table):
+        with pytest.raises(ValueError, match=r"long\.toml is not valid TOML: .* 5000 digits"):
+            read(str(tmp_path / "long.toml"))
+
+
+def test_predict_needs_an_image() -> None:
+    model = built(num_layers=1)
+    with pytest.raises(ValueError, match=r"predict needs at least one image. Received: an array of shape \(0, 32,"):
+        model.predict(np.zeros((0, 32, 32, 3), np.float32))
+    assert model.predict(np.zeros((3, 32, 32, 3), np.float32), batch_size=2, verbose=0).shape == (3, 5)

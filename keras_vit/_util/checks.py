@@ -1,5 +1,6 @@
 """Check single arguments."""
 
+import os
 from typing import Any
 
 
@@ -13,6 +14,21 @@ def check_counts(**counts: Any) -> None:
     for name, value in counts.items():
         if not is_count(value, least=1):
             raise ValueError(f"{name} must be an integer >= 1. Received: {value!r:.200}")
+
+
+def check_texts(**texts: Any) -> None:
+    """Raise a ValueError for a value that is not a string."""
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise ValueError(f"{name} must be a string. Received: {text!r:.200}")
+
+
+def as_path(value: Any, name: str) -> str:
+    """Return a string or a pathlib.Path as a string; raise a ValueError for others."""
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str):
+        raise ValueError(f"{name} must be a string or a pathlib.Path. Received: {value!r:.200}")
+    return path
 
 
 def given(**arguments: Any) -> dict[str, Any]:

@@ -26,14 +26,15 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """Read a TOML file in UTF-8; if it is malformed, raise a ValueError that names the line."""
     data = Path(path).read_bytes()
     try:
-        return dict(check_depth(tomllib.loads(data.decode()), str(path)))
+        table = tomllib.loads(data.decode())
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ValueError(f"{path} is not UTF-8 text (at line {line}). Save it as UTF-8.") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # a TOMLDecodeError, or an integer of thousands of digits
         raise ValueError(f"{path} is not valid TOML: {error}. Fix that line.") from error
     except RecursionError as error:
         raise ValueError(f"{path} is nested too deeply to be read.") from error
+    return dict(check_depth(table, str(path)))
 
 
 @functools.cache

@@ -120,9 +120,9 @@ def embed(
 
 
 def _parse_shard(shard: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)/(\d+)", shard)
+    match = re.fullmatch(r"(\d+)/(\d+)", shard, re.ASCII) if isinstance(shard, str) else None
     if not match or not int(match[1]) < int(match[2]):
-        raise ValueError(f'shard must be "i/n" with i from 0 to n - 1, such as "0/4". Received: {shard!r}')
+        raise ValueError(f'shard must be "i/n" with i from 0 to n - 1, such as "0/4". Received: {shard!r:.200}')
     return int(match[1]), int(match[2])
 
 

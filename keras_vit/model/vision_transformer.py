@@ -200,6 +200,21 @@ class VisionTransformer(keras.Model):
             raise ValueError("classify needs at least one image. Received: an empty list")
         return results
 
+    def predict(self, x: Any, *args: Any, **options: Any) -> Any:
+        """Return the logits of prepared images, as `keras.Model.predict` does.
+
+        Args:
+            x: prepared images, or a data set of them.
+            *args: further arguments of `keras.Model.predict`.
+            **options: further arguments of `keras.Model.predict`.
+
+        Raises:
+            ValueError: there is no image.
+        """
+        if tuple(getattr(x, "shape", ()))[:1] == (0,):
+            raise ValueError(f"predict needs at least one image. Received: an array of shape {tuple(x.shape)}")
+        return super().predict(x, *args, **options)
+
     def embed(self, images: Any, *, batch_size: int = BATCH) -> np.ndarray:
         """Return the embeddings of images, of length 1: dot products are cosine similarities.
 

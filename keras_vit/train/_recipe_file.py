@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit._util import data_files
+from keras_vit._util.checks import as_path
 from keras_vit._util.schema import ANY, problems
 from keras_vit._util.text import suggestion
 from keras_vit.model.sizes import canonical_name
@@ -54,10 +55,12 @@ def _folder() -> Path:
 
 
 def _find(name_or_path: str | os.PathLike[str]) -> Path:
-    path, name = Path(name_or_path), os.fspath(name_or_path)
+    name = as_path(name_or_path, "recipe")
+    path = Path(name)
     if path.suffix != ".toml":
         if name not in recipes():
-            raise ValueError(f"There is no recipe {name!r}, and it is not a .toml file; {suggestion(name, recipes())}.")
+            near = suggestion(name, recipes())
+            raise ValueError(f"There is no recipe {name!r:.200}, and it is not a .toml file; {near}.")
         return _folder() / f"{name}.toml"
     if not path.is_file():
         raise FileNotFoundError(f"There is no recipe file {path}. The recipes of the package are {recipes()}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit._util import html
+from keras_vit._util.checks import check_texts
 from keras_vit._util.text import nearest
 from keras_vit.errors import CardError, UnknownModelError
 from keras_vit.model.numbers import numbers
@@ -100,6 +101,7 @@ def names(pattern: str = "*") -> list[str]:
         >>> keras_vit.zoo.names("B/*")
         ['ViT-B/8', 'ViT-B/16', 'ViT-B/32']
     """
+    check_texts(pattern=pattern)
     matching = [
         name for name in _cards() if any(fnmatchcase(spelling, pattern.casefold()) for spelling in _spellings(name))
     ]
@@ -140,6 +142,9 @@ def card(name: str) -> Card:
         >>> list(keras_vit.zoo.card("b_16").weights)
         ['augreg-imagenet21k+imagenet2012', ...]
     """
+    check_texts(name=name)
+    if not name.isprintable():
+        raise UnknownModelError(f"The name of a model must be one line of text. Received: {name!r:.200}")
     single = augreg.parse_name(name)
     if single:
         return Card(single.architecture, {single.tag: single})

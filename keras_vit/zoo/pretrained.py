@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keras_vit._util.checks import given
+from keras_vit._util.checks import as_path, check_texts, given
 from keras_vit.errors import FileUnavailableError, LicenceError, UnknownModelError
 from keras_vit.model import labels
 from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
@@ -68,19 +68,20 @@ def resolve(
             return _choose_weights(spec, found, default if weights is None else weights)
     if weights is not None:
         raise ValueError(f"weights are for a model's name. Received: weights={weights!r:.200} and the file {spec!r}")
-    return Choice(source=os.fspath(spec))
+    return Choice(source=as_path(spec, "the model"))
 
 
 def resolve_name(name: str, weights: str | os.PathLike[str] | None) -> Choice:
     """Find the weights of a name; arguments and errors as for `load`."""
     found = _look_up(name)
-    if isinstance(found, UnknownModelError) and weights == "default" and _is_path(name):
+    if isinstance(found, UnknownModelError) and weights == "default" and _is_path(name) and name.isprintable():
         raise UnknownModelError(f"zoo.load takes names; keras_vit.converters.load({name!r}) loads a file or a folder.")
     return _choose_weights(name, found, weights)
 
 
 def _look_up(name: str) -> Card | ValueError:
-    """Return the card of a name, or the error about it; raise the error if the name is empty."""
+    """Return the card of a name, or the error about it; raise the error if it is empty or no string."""
+    check_texts(name=name)
     if not name.strip():
         raise UnknownModelError(f"Expected the name of a model, a path or a URL. Received: {name!r:.200}")
     try:
@@ -91,7 +92,7 @@ def _look_up(name: str) -> Card | ValueError:
 
 def _choose_weights(name: str, found: Card | ValueError, weights: str | os.PathLike[str] | None) -> Choice:
     """Return the choice of a name with a tag, a path or URL, or None for random weights."""
-    source = None if weights is None else os.fspath(weights)
+    source = None if weights is None else as_path(weights, "weights")
     spelled = spellings.read(name)
     if spelled is not None and weights == "default":
         _check_named_weights(name, found, spelled)
@@ -109,7 +110,8 @@ def _choose_weights(name: str, found: Card | ValueError, weights: str | os.PathL
             defaults={"preprocessing": row.preprocessing} | ({"labels": row.labels} if row.labels else {}),
             published=published,
         )
-    if not isinstance(found, UnknownModelError) or (isinstance(weights, str) and not _is_weights_file(weights)):
+    has_tag = isinstance(weights, str) and not _is_weights_file(weights)
+    if not isinstance(found, UnknownModelError) or has_tag or not name.isprintable():
         raise found
     # Raises an error that lists the nearest architectures.
     architecture = canonical_name(spelled.architecture if spelled else name)
