@@ -148,6 +148,11 @@ def test_a_folder_is_a_saved_model(tmp_path: Path) -> None:
     assert (tmp_path / "digits" / "1" / "assets.extra" / "tf_serving_warmup_requests").exists()
 
 
+def test_a_saved_model_is_compared_on_ones_own_images(tmp_path: Path, pictures: Path) -> None:
+    report = json.loads(run("export", "digits", "--to", tmp_path / "1", "--images", pictures, "--json"))
+    assert (report["images"], report["agreement"]) == (20, 1.0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

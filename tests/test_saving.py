@@ -200,3 +200,14 @@ def test_a_damaged_keras_file_is_one_clear_error(tmp_path: Path) -> None:
         converters.load(tmp_path / "none.keras")
     with pytest.raises(ValueError, match="states everything itself"):
         converters.load(tmp_path / "vit.keras", format="google")
+
+
+def test_an_unpooled_model_with_a_class_token_is_no_file_of_timm(tmp_path: Path) -> None:
+    # timm's global_pool "" of a file with a class token is "token_unpooled".
+    model = built(num_layers=1, classifier="unpooled", class_token=True)
+    with pytest.raises(CheckpointError, match="cannot express classifier='unpooled' with class_token=True"):
+        converters.save(model, tmp_path / "model", format="timm")
+    assert not list(tmp_path.rglob("*.safetensors"))
+    for classifier in ("unpooled", "token_unpooled"):
+        path = converters.save(built(num_layers=1, classifier=classifier), tmp_path / classifier, format="timm")
+        assert converters.load(path).config.classifier == classifier

@@ -24,7 +24,6 @@ FILE_OPTIONS = ("batch", "input_dtype", "source_size", "resize", "output", "atte
 TFLITE_OPTIONS = (
     *FILE_OPTIONS,
     "quantize",
-    "images",
     "route",
     "least_cosine",
     "least_agreement",
@@ -97,12 +96,12 @@ def export(
         from keras_vit import export as exports
 
         loaded = found.load()
+        files = options.drop_unreadable(loaded, files)
         if is_saved_model:
             report = exports.saved_model(
-                loaded, to, labels=names, top=top, warmup=warmup, dtype=dtype, bfloat16=bfloat16
+                loaded, to, labels=names, top=top, warmup=warmup, dtype=dtype, bfloat16=bfloat16, verify=files
             )
         else:
-            files = options.drop_unreadable(loaded, files)
             report = exports.tflite(
                 loaded,
                 to,

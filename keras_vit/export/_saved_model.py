@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,11 +15,11 @@ from keras_vit._util.checks import check_counts, one_of
 from keras_vit.errors import VerificationError
 from keras_vit.export._temporary import check_folder_path, temporary_path
 from keras_vit.export.check import samples
+from keras_vit.export.check import verify as verification
 from keras_vit.export.check.measures import lowest_cosine
 from keras_vit.export.check.report import Report
 from keras_vit.export.check.resources import measure_resources
 from keras_vit.export.check.running import main_output
-from keras_vit.export.check.verify import verify
 from keras_vit.export.server import signatures
 from keras_vit.export.server import warmup as warmup_requests
 from keras_vit.model.labels import single_lines
@@ -39,6 +40,7 @@ def saved_model(
     warmup: Sequence[int] = (1,),
     dtype: str | None = None,
     bfloat16: bool = False,
+    verify: Any = None,
 ) -> Report:
     """Write a SavedModel for TensorFlow Serving, run it, and compare it with the model.
 
@@ -66,6 +68,7 @@ def saved_model(
             folder and the memory, and is fast on processors with AMX or AVX512_BF16 only.
         bfloat16: whether to add serving_bfloat16 and float_images_bfloat16 to a float32 SavedModel, with matrix
             products in bfloat16. Each call converts the float32 weights, so they are slower than with `dtype`.
+        verify: images for the comparison, as for `export.verify`; None for built-in patterns.
 
     Returns:
         The comparison of the SavedModel with the model, and the time and memory that the export took.
@@ -94,7 +97,7 @@ def saved_model(
             served = model.with_config(model.config, dtype=dtype) if dtype else model
             file_signatures = _write(served, work, names=names, top=int(top), bfloat16=bfloat16)
             warmup_requests.write(work, file_signatures, batch_sizes)
-        report = verify(model, work)
+        report = verification.verify(model, work, verify)
         bfloat16_cosine = _bfloat16_cosine(model, work) if bfloat16 else None
         work.replace(path)
     return dataclasses.replace(

@@ -50,8 +50,9 @@ def embed_all(model: Any, images: Any, *, batch_size: int) -> np.ndarray:
         features.append(ops.convert_to_numpy(model.features(batch, [layer])[layer]))
     if not features:
         raise ValueError("embed needs at least one image. Received: an empty list")
-    _check_finite(features := np.concatenate(features))
-    return unit_length(features)
+    joined = np.concatenate(features)
+    _check_finite(joined)
+    return unit_length(joined)
 
 
 def _check_finite(outputs: np.ndarray) -> None:

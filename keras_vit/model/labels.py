@@ -71,7 +71,7 @@ def match_classes(labels: str | tuple[str, ...], num_classes: int, class_names: 
             f"{data} has classes that the model does not have: {abbreviated(unknown)}. The data's {len(class_names)}"
             f" classes are {abbreviated([*unknown, *found])}; the model's {num_classes} are"
             f" {abbreviated([texts[number] for number in others])}. Give them the same names, or train a new head with"
-            " reset_head=True (--set reset_head=true)."
+            " reset_head=True (keras-vit train --set reset_head=true)."
         )
     return [found[name] for name in class_names]
 
