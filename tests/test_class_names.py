@@ -180,7 +180,7 @@ def test_names_of_the_data_are_those_of_the_trained_model(case: Any) -> None:
 def test_a_head_for_other_classes_is_not_kept() -> None:
     with pytest.raises(
         ValueError,
-        match=r"does not have: ant, bee, fly.*train a new head with reset_head=True \\(keras-vit train --set",
+        match=r"does not have: ant, bee, fly.*train a new head with reset_head=True \(keras-vit train --set",
     ):
         prepare.match_head(recipe(), tiny(num_classes=3, labels=PETS), data_of(NEW))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -308,6 +309,22 @@ def test_a_pipe_is_no_exported_file(tmp_path: Path, linear: keras.Model) -> None
     for call in (export.runner, lambda path: export.verify(linear, path)):
         with pytest.raises(ValueError, match="pipe.tflite is neither a SavedModel's folder nor a regular file"):
             call(tmp_path / "pipe.tflite")
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.full] if seed else []) for seed in range(10)])
+def test_a_mutated_file_is_one_error_or_none(seed: int, tmp_path: Path) -> None:
+    model, path = built(num_layers=1), tmp_path / "mutated.tflite"
+    export.tflite(model, path, quantize="none", least_agreement=0)
+    content, random = path.read_bytes(), np.random.default_rng(seed)
+    images = prepared(model.config)
+    for _ in range(30):
+        mutated = np.frombuffer(content, np.uint8).copy()
+        places = [random.integers(100), -1 - random.integers(12_000), -1 - random.integers(12_000)]
+        mutated[places] = random.choice([0, 1, 127, 128, 255], 3)
+        path.write_bytes(mutated.tobytes())
+        for call in (lambda: export.runner(path)(images), lambda: export.verify(model, path, images)):
+            with contextlib.suppress(ValueError):
+                call()
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, linear: keras.Model) -> None:

@@ -1,5 +1,6 @@
 """Load and run exported files."""
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator
@@ -168,10 +169,8 @@ def _call_signature(loaded: Any, name: str, argument: str, spec: Any, batch: Any
 def _load_litert(path: Path, threads: int) -> ExportedModel:
     check_counts(threads=threads)
     interpreter = _interpreter(path, threads)
-    try:
+    with _run_errors(path):
         interpreter.allocate_tensors()
-    except RuntimeError as error:
-        raise ValueError(f"{path} cannot be run: {error}") from None
     signatures = list(interpreter.get_signature_list())
     if not signatures:
         raise ValueError(f"{path} has no signature, which names the inputs and outputs")
@@ -183,11 +182,21 @@ def _load_litert(path: Path, threads: int) -> ExportedModel:
     batch, *shape = (int(side) if side > 0 else None for side in argument["shape_signature"])
 
     def call(images: np.ndarray) -> Outputs:
-        outputs = signature(**{name: _quantized(images, argument)})
+        with _run_errors(path):
+            outputs = signature(**{name: _quantized(images, argument)})
         return {key: _dequantized(values, results[key]) for key, values in outputs.items()}
 
     dtype = "float32" if argument["quantization"][0] else np.dtype(argument["dtype"]).name
     return ExportedModel(call, tuple(shape), batch, dtype, threads)
+
+
+@contextlib.contextmanager
+def _run_errors(path: Path) -> Iterator[None]:
+    """Replace LiteRT's errors about a damaged file by a ValueError that names the file."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ValueError(f"{path} cannot be run: {error}") from None
 
 
 def _quantized(values: np.ndarray, tensor: Any) -> np.ndarray:

@@ -42,7 +42,7 @@ def read_structure(path: str | os.PathLike[str]) -> Structure:
         raise ValueError(f"{path} is not a LiteRT file: it lacks the identifier {IDENTIFIER.decode()}")
     try:
         return _parse(litert_schema, content)
-    except (struct.error, IndexError, OverflowError, UnicodeDecodeError):
+    except (struct.error, AttributeError, IndexError, OverflowError, TypeError, UnicodeDecodeError):
         raise ValueError(f"{path} is not a LiteRT file that can be read: it is cut off or damaged") from None
 
 
