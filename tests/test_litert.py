@@ -265,7 +265,7 @@ def test_smoothing_and_scales_move_factors_and_change_nothing(tmp_path: Path, ki
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "an output": ({}, {"output": "classes"}, "output must be one of"),
     "no head": ({"num_classes": 0}, {"output": "probabilities"}, "needs a head"),
-    "no image": ({}, {"batch": 0}, "batch must be in"),
+    "no image": ({}, {"batch": 0}, "batch must be an integer >= 1"),
     "no class token": ({"classifier": "gap"}, {"attention": True}, "class token"),
     "factors of another width": ({}, {"smoothing": {"block_0/norm1": np.ones(3)}}, "broadcast"),
     "scales of another width": ({}, {"scales": np.ones(3)}, "broadcast"),

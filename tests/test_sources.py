@@ -214,7 +214,7 @@ def test_a_part_of_a_split_is_read_as_a_stream_too(prepared: dict[str, str]) -> 
     ("wrong", "message"),
     [
         ({"batch": 10, "replicas": 4}, "multiple of replicas=4. Received: 10"),
-        ({"batch": 0}, r"batch must be in \[1, inf\). Received: 0"),
+        ({"batch": 0}, "batch must be an integer >= 1. Received: 0"),
         ({"batch": 8, "replicas": 2, "first_replica": 1, "local_replicas": 2}, "local_replicas=2"),
         ({"batch": 8, "start": -1}, r"start must be in \[0, .*Received: -1"),
         ({"batch": 8, "seed": 2**64}, r"seed must be in \[0, "),

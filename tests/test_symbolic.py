@@ -1,5 +1,7 @@
 """Models without values have the structure of the real ones."""
 
+import random
+
 import keras
 import pytest
 
@@ -20,3 +22,10 @@ def test_a_later_scope_gives_no_values_to_the_variables_of_a_symbolic_model() ->
     with keras.StatelessScope():
         pass
     assert all(variable._value is None for variable in model.variables)
+
+
+def test_a_symbolic_model_draws_no_random_numbers() -> None:
+    config = built().config
+    before = random.getstate()
+    symbolic_model(config)
+    assert random.getstate() == before

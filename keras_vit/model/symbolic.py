@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import random
 import warnings
 from collections.abc import Iterator
 from types import MappingProxyType
@@ -17,7 +18,8 @@ _UNINITIALIZED = "uninitialized_variables"  # Keras' list of variables that wait
 
 @contextlib.contextmanager
 def no_values() -> Iterator[None]:
-    """Give no values to variables that are created inside the context."""
+    """Give no values to variables that are created inside the context, and draw no random numbers for them."""
+    drawn = random.getstate()  # from which initializers take their seeds
     waiting = list(global_state.get_global_attribute(_UNINITIALIZED, []))
     try:
         with keras.StatelessScope(initialize_variables=False):
@@ -25,6 +27,7 @@ def no_values() -> Iterator[None]:
     finally:
         # Otherwise Keras keeps the new variables, and gives them values at the end of another scope.
         global_state.set_global_attribute(_UNINITIALIZED, waiting)
+        random.setstate(drawn)
 
 
 def symbolic_model(config: ViTConfig) -> VisionTransformer:

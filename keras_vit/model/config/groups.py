@@ -4,8 +4,6 @@ Each group is a frozen dataclass that checks its own values, and can be used alo
 `ViTConfig` inherits from all of them, so that every field keeps its flat spelling.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, Self, cast, get_args
