@@ -48,7 +48,11 @@ class Classification:
 
     LABELS = "integers (n,), or zeros and ones (n, classes)"
     metrics = ("accuracy",)
-    sum_names = ("top1", "top5", "loss", "count", "unlabelled")
+
+    @property
+    def sum_names(self) -> tuple[str, ...]:
+        """See `keras_vit.model.task.Task`."""
+        return ("top1", "top5", "loss", "count", "unlabelled")
 
     @property
     def outputs(self) -> tuple[str, ...]:
