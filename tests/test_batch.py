@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import os
 import sys
 import weakref
 from pathlib import Path
@@ -255,6 +256,59 @@ def test_a_damaged_file_of_records_says_where(tmp_path: Path) -> None:
     assert last["path"] == f"{file}#5" and "all after it cannot be read" in last["error"]
 
 
+@pytest.mark.parametrize("length", ["0000000000010000aa3d6be6", "00000000100000000000000000"])
+def test_a_length_beyond_the_end_of_a_file_of_records_is_one_row(length: str, tmp_path: Path) -> None:
+    paths = photos(tmp_path / "photos", 2)
+    _tfrecords(tmp_path, paths)
+    (file,) = tmp_path.glob("a.tfrecord*")
+    file.write_bytes(file.read_bytes() + bytes.fromhex(length + "61626300000000"))  # 2**40 has a valid checksum
+    assert embed(model(), str(file), to=tmp_path / "out").errors == 1
+    *good, last = rows(tmp_path / "out")
+    assert [row["error"] for row in good] == [None, None]
+    assert last["path"] == f"{file}#2" and "record 2 states a length of" in last["error"]
+
+
+def test_files_without_an_end_and_files_too_large_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, *_ = photos(tmp_path, 1)
+    os.mkfifo(tmp_path / "pipe.png")
+    os.mkfifo(tmp_path / "pipe.tfrecord")
+    with (tmp_path / "sparse.png").open("wb") as file:
+        file.write(b"\x89PNG\r\n\x1a\n")
+        file.truncate(40 << 30)
+    with fsspec.open("memory://long/body.png", "wb") as file:
+        file.write(bytes(5000))
+    bad = ["pipe.png", "pipe.tfrecord", "sparse.png", "/dev/zero", "file:///dev/zero", "/proc/kmsg"]
+    source = _list_of_paths(tmp_path, [good, *bad, "memory://long/body.png"])
+    monkeypatch.chdir(tmp_path)
+    assert embed(model(), source, to=tmp_path / "out", max_bytes=4000) == (tmp_path / "out", 8, 7)
+    errors = [row["error"] for row in rows(tmp_path / "out")]
+    wanted = [
+        None,
+        *["not a regular file"] * 2,
+        "42,949,672,960 bytes",
+        *["not a regular file"] * 2,
+        "empty",
+        "5,000 bytes",
+    ]
+    assert all(want is None or want in error for want, error in zip(wanted, errors, strict=True)), errors
+    for name in ("sparse.png", "file:///dev/zero"):
+        with pytest.raises(ValueError, match="at most 200,000,000|not a regular file"):
+            model().preprocess(name)
+    with pytest.raises(ValueError, match="not a regular file"):
+        os.mkfifo("pipe.txt")
+        embed(model(), "pipe.txt", to="other")
+
+
+def test_memory_that_is_too_small_for_an_image_is_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos(tmp_path / "photos", 2)
+    monkeypatch.setattr(images, "read_file", functools.partial(_raise, MemoryError("no memory")))
+    assert embed(model(), tmp_path / "photos", to=tmp_path / "out").errors == 2
+
+
+def _raise(error: Exception, *_: object) -> Any:
+    raise error
+
+
 def test_a_missing_image_is_a_row_but_unreadable_ones_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,10 +316,7 @@ def test_a_missing_image_is_a_row_but_unreadable_ones_end_the_run(
     assert embed(model(), source, to=tmp_path / "out") == (tmp_path / "out", 2, 1)
     assert rows(tmp_path / "out")[0]["embeddings"] is None and "gone.png" in rows(tmp_path / "out")[0]["error"]
 
-    def refuse(*_: object) -> bytes:
-        raise PermissionError("no access")
-
-    monkeypatch.setattr(images, "read_file", refuse)
+    monkeypatch.setattr(images, "read_file", functools.partial(_raise, PermissionError("no access")))
     with pytest.raises(PermissionError, match="no access"):
         embed(model(), source, to=tmp_path / "other", batch_size=2)
     assert not contents(tmp_path / "other")

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from filelock import FileLock
 
 from keras_vit._util.atomic import replacing
+from keras_vit._util.image_paths import MAX_BYTES
 from keras_vit.batch import images
 
 # Readers of Parquet folders leave out names with an underscore.
@@ -39,6 +40,7 @@ class Folder:
 
     path: Path
     record: Mapping[str, Any]
+    max_bytes: int = MAX_BYTES  # of an image file
 
     def file(self, number: int) -> Path:
         """Return the path of an output file."""
@@ -48,7 +50,7 @@ class Folder:
         """Yield the images of an output file."""
         with pq.ParquetFile(self.path / LISTING) as listing:
             names = listing.read_row_group(number)["path"].to_pylist()
-        return images.open_items(list(map(os.fsdecode, names)), Path(self.record["working_folder"]))
+        return images.open_items(list(map(os.fsdecode, names)), Path(self.record["working_folder"]), self.max_bytes)
 
     def unfinished(self, first: int, step: int) -> list[int]:
         """Return the numbers of the output files from `first`, each `step`-th, that are not finished."""

@@ -9,11 +9,13 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
+from fsspec.implementations.local import LocalFileSystem
 
 from keras_vit._util import image_paths
+from keras_vit._util.image_paths import MAX_BYTES, check_regular, read_file, read_limited
 from keras_vit._util.text import error_reason
+from keras_vit._util.tfrecords import count_records
 from keras_vit.model.images.jpeg_png import is_jpeg_or_png
-from keras_vit.model.preprocess import read_file
 
 RECORDS = re.compile(r"\.(tfrecords?|array_?record)(-\d+-of-\d+)?$")
 PATH_COLUMNS = ("path", "url")  # of a Parquet file; or else its only column of strings
@@ -24,6 +26,8 @@ Item = tuple[str, Callable[[], bytes]]  # the name of an image in its row, and t
 
 def find(source: str) -> Iterator[str]:
     """Yield the paths and URLs of images and of files of records, one at a time."""
+    if source.endswith((".parquet", ".txt")) and "://" not in source and Path(source).exists():
+        check_regular(Path(source))
     if source.endswith(".parquet"):
         yield from _read_parquet(source)
     elif source.endswith(".txt"):
@@ -44,12 +48,12 @@ def is_records(name: str) -> bool:
     return RECORDS.search(name) is not None
 
 
-def open_items(names: list[str], base: Path) -> Iterator[Item]:
+def open_items(names: list[str], base: Path, max_bytes: int = MAX_BYTES) -> Iterator[Item]:
     """Yield the images of one output file: `names`, or the records of one file. Relative paths begin at `base`."""
     for name in names:
         place = name if "://" in name else str(base / name)
         if not is_records(name):
-            yield name, functools.partial(_read, place)
+            yield name, functools.partial(_read, place, max_bytes)
             continue
         number = 0
         try:
@@ -74,20 +78,31 @@ def _read_parquet(source: str) -> Iterator[str]:
             yield from batch[columns[0]].to_pylist()
 
 
-def _read(place: str) -> bytes:
+def _read(place: str, max_bytes: int) -> bytes:
     if "://" not in place:
-        return read_file(place)
-    with fsspec.open(place, "rb") as file:
-        return bytes(file.read())
+        return read_file(place, max_bytes)
+    system, path = fsspec.core.url_to_fs(place)
+    if isinstance(system, LocalFileSystem):
+        return read_file(path, max_bytes)
+    # Files of web servers in one request: in blocks, fsspec reads a body of unknown length at once.
+    options = {"block_size": 0} if "http" in system.protocol or "https" in system.protocol else {}
+    with system.open(path, "rb", **options) as file:
+        return read_limited(file, place, max_bytes)
 
 
 def _read_records(place: str) -> Iterator[bytes]:
+    if "://" not in place and Path(place).exists():
+        check_regular(Path(place))
     if ".tfrecord" in place:
-        return iter(tf.data.TFRecordDataset(place).prefetch(1).as_numpy_iterator())
+        count, problem = count_records(place)
+        yield from tf.data.TFRecordDataset(place).take(count).prefetch(1).as_numpy_iterator()
+        if problem:
+            raise ValueError(problem)
+        return
     from array_record.python.array_record_data_source import ArrayRecordDataSource
 
     records = ArrayRecordDataSource(place)
-    return map(records.__getitem__, range(len(records)))
+    yield from map(records.__getitem__, range(len(records)))
 
 
 def _image_of(record: bytes | Exception) -> bytes:
