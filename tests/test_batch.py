@@ -299,6 +299,25 @@ def test_files_without_an_end_and_files_too_large_are_rows(tmp_path: Path, monke
         embed(model(), "pipe.txt", to="other")
 
 
+@pytest.mark.parametrize("source", [".", "*"])
+def test_what_is_left_out_of_a_folder_is_counted_and_named(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos(tmp_path / "photos", 1)
+    monkeypatch.chdir(tmp_path / "photos")
+    Path("linked").symlink_to(tmp_path, target_is_directory=True)
+    Path("broken.png").symlink_to("nothing.png")
+    Path("d.png").mkdir()
+    os.mkfifo("pipe.png")
+    if source == "*":  # links to folders that a pattern matches are read
+        Path("linked").unlink()
+    count = 4 - (source == "*")
+    with pytest.warns(UserWarning, match=rf"Left out: {count} \(.*pipe.png.*\)") as found:
+        assert embed(model(), source, to=tmp_path / "out").rows == 1
+    named = ["broken.png", "d.png", "pipe.png", *(["linked"] if source == "." else [])]
+    assert len(found) == 1 and all(name in str(found[0].message) for name in named)
+
+
 def test_memory_that_is_too_small_for_an_image_is_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos(tmp_path / "photos", 2)
     monkeypatch.setattr(images, "read_file", functools.partial(_raise, MemoryError("no memory")))

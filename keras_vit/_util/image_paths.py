@@ -1,10 +1,14 @@
 """Find image files in lists of files, folders and patterns, and read them."""
 
 import glob
+import itertools
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from keras_vit._util.text import abbreviated
 
 READABLE = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 # Files of a folder with these suffixes are images. Formats that cannot be decoded are listed too: such a file raises an
@@ -51,20 +55,43 @@ def expand(path: str, is_wanted: Callable[[str], bool] = is_image) -> list[str]:
         check_regular(place)
     # Path.glob takes no absolute patterns.
     matches = [place] if place.exists() else map(Path, glob.iglob(str(place), recursive=True))  # noqa: PTH207
-    files = sorted({file for match in matches for file in walk(match, is_wanted)})
+    files = sorted(set(walk(matches, is_wanted)))
     if not files:
         raise FileNotFoundError(f"{path!r} has no images ({', '.join(SUFFIXES)})")
     return files
 
 
-def walk(place: Path, is_wanted: Callable[[str], bool]) -> Iterator[str]:
-    """Yield the wanted files that are not hidden of a folder and its sub-folders, each sorted; or the file `place`."""
-    if place.is_file() and is_wanted(place.name):
-        yield str(place)
-    for folder, inner, names in os.walk(place, onerror=_raise) if place.is_dir() else ():
+def walk(places: Iterable[Path], is_wanted: Callable[[str], bool]) -> Iterator[str]:
+    """Yield the wanted files that are not hidden of folders and their sub-folders, each sorted, and files themselves.
+
+    A warning counts and names what is left out: links to folders, broken links, pipes, folders with an image's name.
+    """
+    left_out: list[str] = []
+    for folder, inner, names in itertools.chain.from_iterable(map(_visible, places)):
+        wanted = [folder / name for name in names if is_wanted(name)]
+        left_out += [str(folder / name) for name in inner if (folder / name).is_symlink()]
+        if is_wanted(folder.name) and not (inner or wanted):
+            left_out.append(str(folder))
+        for path in wanted:
+            if path.is_file():
+                yield str(path)
+            else:
+                left_out.append(str(path))
+    if left_out:
+        reason = (
+            "links to folders, broken links, pipes or folders, not image files. Pass their paths to include folders"
+        )
+        warnings.warn(f"Left out: {len(left_out):,} ({abbreviated(left_out)}), {reason}", stacklevel=2)
+
+
+def _visible(place: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Yield each folder as `os.walk` does, sorted and without hidden names; a file as the only one of its folder."""
+    if not place.is_dir():
+        yield place.parent, [], [place.name]
+        return
+    for folder, inner, names in os.walk(place, onerror=_raise):
         inner[:] = sorted(name for name in inner if not name.startswith("."))
-        visible = (Path(folder, name) for name in sorted(names) if is_wanted(name) and not name.startswith("."))
-        yield from (str(path) for path in visible if path.is_file())
+        yield Path(folder), inner, sorted(name for name in names if not name.startswith("."))
 
 
 def _raise(error: OSError) -> None:

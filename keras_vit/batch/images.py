@@ -38,7 +38,7 @@ def find(source: str) -> Iterator[str]:
         found = system.glob(path) if "*" in path else system.find(path)
         yield from sorted(system.unstrip_protocol(name) for name in found if _is_wanted(name))
     elif Path(source).is_dir():
-        yield from image_paths.walk(Path(source), _is_wanted)
+        yield from image_paths.walk([Path(source)], _is_wanted)
     else:
         yield from image_paths.expand(source, _is_wanted)
 
