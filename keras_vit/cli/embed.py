@@ -28,6 +28,7 @@ def embed(
     rows_per_file: Annotated[int, options.integer(1, "Images per Parquet file.")] = 4096,
     max_bytes: Annotated[int, options.integer(1, "Of an image file; a larger one is a row with an error.")] = MAX_BYTES,
     shard: Annotated[str, Option(help="i/n: every n-th file from file i, for one of n processes.")] = "0/1",
+    retry_errors: Annotated[bool, Option("--retry-errors", help="Compute files that have errors again.")] = False,
     engine: Annotated[str, Option(help="local, or ray for all nodes of a Ray cluster.")] = "local",
     as_json: options.Json = False,
 ) -> None:
@@ -47,6 +48,7 @@ def embed(
             rows_per_file=rows_per_file,
             max_bytes=max_bytes,
             shard=shard,
+            retry_errors=retry_errors,
             engine=engine,
         )
     text = f"{result.path}: {result.rows:,} rows, {result.errors:,} with an error"
