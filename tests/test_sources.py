@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import io
 import itertools
 import os
@@ -17,6 +18,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from keras_vit import digits
+from keras_vit.model.task import Classification
 from keras_vit.train.data import dataset_files, sources, tfds_source
 from keras_vit.train.data.order import Order, positions
 from keras_vit.train.data.records import RecordStream
@@ -339,7 +341,8 @@ def test_a_damaged_record_can_be_found(tmp_path: Path) -> None:
 
 
 def test_classes_get_the_numbers_of_a_model(split: Split) -> None:
-    renumbered = dataclasses.replace(split, class_numbers=(3, 1), num_classes=5)
+    renumber = functools.partial(Classification(num_classes=5).renumbered, numbers=(3, 1))
+    renumbered = dataclasses.replace(split, renumber=renumber)
     labels = {int(each["index"]): int(each["label"]) for each in split.iterate_once()}
     for stream in (renumbered.iterate_once(), renumbered.examples(Order(batch=4)).take(COUNT)):
         assert all(int(each["label"]) == (3, 1)[labels[int(each["index"])]] for each in stream)

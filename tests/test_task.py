@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import tensorflow as tf
 from keras_vit import export
 from keras_vit.model import task
 from keras_vit.model.task import Classification
+from keras_vit.train.data.classes import match_data
+from keras_vit.train.data.sources import open_data
 from keras_vit.train.step.objective import supervised
 from tiny_models import VARIANTS, built, prepared, tiny
 
@@ -24,7 +27,23 @@ NUM_CLASSES = 4
 class Segmentation(Classification):
     """Classify every pixel: logits (batch, height, width, classes); pixels labelled 255 do not count."""
 
+    LABELS = "maps (n, height, width)"
     sum_names = ("pixels", "right", "loss", "count", "unlabelled")
+
+    @staticmethod
+    def read_labels(labels: np.ndarray) -> np.ndarray | None:
+        return labels.astype(np.int32) if labels.ndim == 3 else None
+
+    @staticmethod
+    def count_classes(labels: np.ndarray) -> int:
+        return int(labels[labels != 255].max()) + 1
+
+    def check_labels(self, split: str, labels: np.ndarray) -> None:
+        if (unknown := labels[(labels >= self.num_classes) & (labels != 255)]).size:
+            raise ValueError(f"{split} labels are not classes. Received: {unknown[0]}")
+
+    def renumbered(self, label: Any, numbers: Sequence[int]) -> Any:
+        return tf.where(label == 255, label, tf.gather(tf.constant(numbers, label.dtype), label % 255))
 
     def targets(self, labels: Any) -> Any:
         return labels
@@ -117,6 +136,24 @@ def test_a_map_is_trained_with_its_own_loss() -> None:
     losses, _ = supervised(model.task, "softmax")(model, batch, tf.constant([1, 2]))
     shares = task.softmax(model.predict_on_batch(images))[:, :, :4, 0]
     np.testing.assert_allclose(losses, -np.log(shares).mean(axis=(1, 2)), rtol=1e-5)
+
+
+def test_a_data_set_has_the_task_of_its_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "KINDS", (Classification, Segmentation))
+    images, maps = np.zeros((2, 2, 2, 3), np.uint8), np.array([[[0, 1], [2, 255]]] * 2)
+    data = open_data({"train": (images, maps), "class_names": ["a", "b", "c"]})
+    assert data.task == Segmentation(num_classes=3, labels=("a", "b", "c"))
+    [label, _] = [
+        example["label"] for example in match_data(data, ("c", "d", "a", "b"), 4).training_split().iterate_once()
+    ]
+    np.testing.assert_array_equal(label, [[2, 3], [0, 255]])
+    assert open_data({"train": (images, [0, 1])}).task == Classification(num_classes=2, labels=("0", "1"))
+    with pytest.raises(
+        ValueError, match=r"Expected train labels: .*, or maps \(n, height, width\). Received: float64 \(2,\)"
+    ):
+        open_data({"train": (images, [0.5, 1])})
+    with pytest.raises(ValueError, match="train labels are not classes. Received: 2"):
+        open_data({"train": (images, maps), "num_classes": 2})
 
 
 @pytest.mark.parametrize("suffix", [".tflite", ""])

@@ -310,7 +310,7 @@ def test_images_of_other_channels_than_colour_are_images(channels: int, tmp_path
         ({"resize": "best"}, r"resize must be one of \['exact', 'builtin'\]. Received: 'best'"),
         ({"output": "classes"}, "output must be one of"),
         ({"batch": 0}, "batch must be an integer >= 1. Received: 0"),
-        ({"batch": 0, "output": "x"}, r"batch must be in .*; output must be one of"),
+        ({"batch": 0, "output": "x"}, r"batch must be an integer >= 1.*; output must be one of"),
         ({"threads": 0}, "threads must be an integer >= 1. Received: 0"),
         (
             {"source_size": 64},

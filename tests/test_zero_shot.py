@@ -176,7 +176,7 @@ def test_images_are_embedded_from_wherever_they_are(tmp_path: Path) -> None:
     for wrong in ([], pixels[:0]):
         with pytest.raises(ValueError, match="at least one image"):
             model.embed(wrong)
-    with pytest.raises(ValueError, match="unpooled"):
+    with pytest.raises(ValueError, match="features of every token"):
         built(classifier="unpooled").embed(pixels)
 
 

@@ -80,7 +80,7 @@ class VisionTransformer(keras.Model):
         self._block_input_model = functools.cache(lambda: keras.Model(network.images, network.block_inputs))
 
     @property
-    def task(self) -> task.Classification:
+    def task(self) -> task.Task:
         """What the output means, and so how the model is trained, evaluated, exported and compared."""
         return task.from_config(self.config)
 

@@ -1,6 +1,7 @@
 """Give the classes of a data set the numbers that they have in a model, by comparing their names."""
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Sequence
 
@@ -35,13 +36,12 @@ def match_data(data: Data, labels: str | tuple[str, ...] | None, num_classes: in
         return data
     own_names = dict(zip(numbers, data.class_names, strict=True))
     class_names = [own_names.get(number, label) for number, (_, label) in enumerate(names(labels, num_classes))]
+    data = dataclasses.replace(data, num_classes=num_classes, class_names=tuple(class_names))
+    renumber = functools.partial(data.task.renumbered, numbers=tuple(numbers))
     train, evaluation = (
-        split and dataclasses.replace(split, class_numbers=tuple(numbers), num_classes=num_classes)
-        for split in (data.train, data.evaluation)
+        split and dataclasses.replace(split, renumber=renumber) for split in (data.train, data.evaluation)
     )
-    return dataclasses.replace(
-        data, train=train, evaluation=evaluation, num_classes=num_classes, class_names=tuple(class_names)
-    )
+    return dataclasses.replace(data, train=train, evaluation=evaluation)
 
 
 def _warn_numbers(data: Data) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_vit.model import task as tasks
 from keras_vit.train.data import tfds_source
 from keras_vit.train.data.dataset_files import is_folder
 from keras_vit.train.data.folder_source import open_folder
@@ -85,12 +86,14 @@ def _open_arrays(data: Mapping[str, Any]) -> Data:
         )
     arrays = {split: _check_arrays(split, data[split]) for split in SPLITS if data.get(split) is not None}
     labels = {split: pair[1] for split, pair in arrays.items()}
-    multi_label = {array.ndim == 2 for array in labels.values()}
-    if len(multi_label) > 1:
-        raise ValueError("Expected labels of one kind: (n,) or (n, classes). Received: both")
-    num_classes = _count_classes(data, next(iter(labels.values())))
+    first = next(iter(labels.values()))
+    if any(array.ndim != first.ndim for array in labels.values()):
+        raise ValueError(f"Expected labels of one kind: {_accepted_labels()}. Received: both")
+    kind: Any = tasks.kind_of_labels(first)
+    stated = _stated_classes(data)
+    num_classes = kind.count_classes(first) if stated is None else stated
     for split, array in labels.items():
-        _check_range(split, array, num_classes)
+        kind(num_classes=num_classes).check_labels(split, array)
     splits = {split: _array_split(split, *pair) for split, pair in arrays.items()}
     return Data(
         name="arrays",
@@ -99,8 +102,13 @@ def _open_arrays(data: Mapping[str, Any]) -> Data:
         eval_split="evaluation",
         num_classes=num_classes,
         class_names=tuple(map(str, data.get("class_names", range(num_classes)))),
-        multi_label=multi_label.pop(),
+        make_task=kind,
+        multi_label=first.ndim == 2,
     )
+
+
+def _accepted_labels() -> str:
+    return ", or ".join(kind.LABELS for kind in tasks.KINDS)
 
 
 def _check_arrays(split: str, pair: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -116,43 +124,22 @@ def _check_arrays(split: str, pair: Any) -> tuple[np.ndarray, np.ndarray]:
             f"Expected {split} images: uint8 (n, height, width, 1 or 3), no dimension 0."
             f" Received: {images.dtype} {images.shape}"
         )
-    if labels.ndim == 2 and labels.dtype.kind in "fiub" and np.isin(labels, (0, 1)).all():
-        labels = labels.astype(np.float32)
-    elif labels.ndim == 1 and labels.dtype.kind in "iu":
-        labels = labels.astype(np.int64)
-    else:
-        raise ValueError(
-            f"Expected {split} labels: integers (n,), or zeros and ones (n, classes)."
-            f" Received: {labels.dtype} {labels.shape}"
-        )
+    kind = tasks.kind_of_labels(labels)
+    if kind is None:
+        raise ValueError(f"Expected {split} labels: {_accepted_labels()}. Received: {labels.dtype} {labels.shape}")
     if len(images) != len(labels):
         raise ValueError(f"{split} has {len(images)} images and {len(labels)} labels. Expected: equal numbers")
-    return images, labels
+    return images, kind.read_labels(labels)
 
 
-def _count_classes(data: Mapping[str, Any], labels: np.ndarray) -> int:
-    """Return the number of classes that the caller states, or else the number in the labels of the first split."""
+def _stated_classes(data: Mapping[str, Any]) -> int | None:
+    """Return the number of classes that the caller states, if any."""
     stated = {len(data["class_names"])} if "class_names" in data else set()
     if "num_classes" in data:
         stated.add(int(data["num_classes"]))
     if len(stated) > 1:
         raise ValueError(f"class_names and num_classes contradict each other. Received: {sorted(stated)}")
-    if stated:
-        return stated.pop()
-    return labels.shape[1] if labels.ndim == 2 else int(labels.max()) + 1
-
-
-def _check_range(split: str, labels: np.ndarray, num_classes: int) -> None:
-    if labels.ndim == 2:
-        if labels.shape[1] != num_classes:
-            raise ValueError(f"Expected {split} labels of {num_classes} classes. Received: shape {labels.shape}")
-        return
-    outside = np.flatnonzero((labels < 0) | (labels >= num_classes))
-    if len(outside):
-        raise ValueError(
-            f"{split} label {labels[outside[0]]} of example {outside[0]} is outside 0..{num_classes - 1}"
-            f" ({len(outside):,} such labels). If the labels do not cover all classes, pass num_classes."
-        )
+    return stated.pop() if stated else None
 
 
 def _array_split(split: str, images: np.ndarray, labels: np.ndarray) -> RandomAccess:

@@ -7,7 +7,7 @@ An example is a dictionary:
 | `position` | int64 scalar, its place in the sequence of `order.py`; seeds its augmentation |
 | `index` | int64 scalar, number of the example, the same in every run |
 | `image` | string scalar, the encoded file (JPEG or PNG); or uint8 (height, width, channels) |
-| `label` | int64 scalar, 0 <= label < num_classes; or float32 (num_classes,) with a one for each true class |
+| `label` | as its task has it. Of a class: int64 scalar below num_classes, or float32 (num_classes,), a one for each |
 """
 
 import abc
@@ -35,8 +35,7 @@ class Split(abc.ABC):
     name: str  # for messages, such as "cifar10 train[:90%]"
     count: int  # examples per epoch, including those whose image cannot be decoded
     unread: Sequence[str] = ()  # other files of the folder, which are not examples of any split
-    class_numbers: tuple[int, ...] | None = None  # new number of each class; None keeps all
-    num_classes: int = 0  # with new numbers
+    renumber: Callable[[tf.Tensor], tf.Tensor] | None = None  # gives a label the new numbers of its classes
 
     def __post_init__(self) -> None:
         if not 0 < self.count <= MAX_EXAMPLES:
@@ -64,13 +63,8 @@ class Split(abc.ABC):
         """
 
     def renumbered(self, example: Example) -> Example:
-        """Return an image and its label with the new number of its class."""
-        if self.class_numbers is None:
-            return example
-        label, numbers = example["label"], tf.constant(self.class_numbers, tf.int64)
-        if label.dtype.is_integer:
-            return {**example, "label": numbers[label]}
-        return {**example, "label": tf.math.unsorted_segment_sum(label, numbers, self.num_classes)}
+        """Return an image and its label with the new numbers of its classes."""
+        return example if self.renumber is None else {**example, "label": self.renumber(example["label"])}
 
     def name_of(self, index: int) -> str:
         """Return the name of an example for messages."""
@@ -140,7 +134,7 @@ class RandomAccess(Split):
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """A data set for classification."""
+    """A data set: images with the labels of a task."""
 
     name: str  # for messages and reports
     train: Split | None
@@ -148,6 +142,7 @@ class Data:
     eval_split: str = ""  # what `evaluation` is, such as "val", "all" or "test[:10%]"
     num_classes: int
     class_names: tuple[str, ...]
+    make_task: Callable[..., Task] = Classification  # of num_classes and labels, as the classes in `task.KINDS`
     multi_label: bool = False  # whether an image may have several classes or none; labels are then rows of 0 and 1
 
     def training_split(self) -> Split:
@@ -159,4 +154,4 @@ class Data:
     @property
     def task(self) -> Task:
         """The task that the labels are for."""
-        return Classification(num_classes=self.num_classes, labels=self.class_names)
+        return self.make_task(num_classes=self.num_classes, labels=self.class_names)
