@@ -119,11 +119,11 @@ def _read(place: str, max_bytes: int) -> bytes:
         try:
             return _read_url(place, max_bytes)
         except Exception as error:  # of any package that reads URLs
-            if not _is_outage(error) and isinstance(error, IMAGE_ERRORS):
+            failure = _outage(error)
+            if failure is None and isinstance(error, (*IMAGE_ERRORS, ImportError)):
                 raise
-            if not _is_outage(error):
+            if failure is None:
                 raise ValueError(_described(error)) from error
-            failure = error
     reason = f"Lost the network: {place[:200]} failed {ATTEMPTS} times ({_described(failure)})"
     raise DownloadError(f"{reason}. Run the same command again when it answers, to go on from here") from failure
 
@@ -138,22 +138,22 @@ def _read_url(place: str, max_bytes: int) -> bytes:
         return read_limited(file, place, max_bytes)
 
 
-def _is_outage(error: BaseException | None) -> bool:
-    """Return whether a network or server failed; fsspec raises a FileNotFoundError for it too, with the cause."""
+def _outage(error: BaseException | None) -> BaseException | None:
+    """Return the failure of a network or server behind an error: fsspec raises a FileNotFoundError for it too."""
     while error is not None:
         status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
         if isinstance(status, int):
-            return status not in MISSING
+            return None if status in MISSING else error
         kind = type(error)
         if isinstance(error, ConnectionError | TimeoutError | socket.gaierror) or "Connect" in kind.__name__:
-            return True
+            return error
         if kind.__module__.partition(".")[0] in NETWORKS:
-            return not isinstance(error, ValueError)  # of an invalid URL
+            return None if isinstance(error, ValueError) else error  # None for an invalid URL
         error = error.__cause__ or error.__context__
-    return False
+    return None
 
 
-def _described(error: Exception) -> str:
+def _described(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {str(error)[:200]}"
 
 
