@@ -7,7 +7,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -217,17 +217,33 @@ def _linear(positions: Matrix, old: int) -> Matrix:
     return triangle(positions.clip(0, old - 1)[:, None] - np.arange(old))
 
 
-def triangle(distance: Matrix) -> Matrix:
+# Kernels: `xp` is the module that computes, NumPy or TensorFlow's.
+
+
+def triangle(distance: Any, *, xp: Any = np) -> Any:
     """Linear interpolation kernel."""
-    return np.maximum(1.0 - np.abs(distance), 0.0)
+    return xp.maximum(1.0 - xp.abs(distance), 0.0)
 
 
-def cubic(distance: Matrix, *, a: float) -> Matrix:
+def cubic(distance: Any, *, a: float, xp: Any = np) -> Any:
     """Cubic convolution kernel (Keys, 1981, equation 4) with its free parameter `a`."""
-    x = np.abs(distance)
+    x = xp.abs(distance)
     near = ((a + 2) * x - (a + 3)) * x**2 + 1
     far = a * (((x - 5) * x + 8) * x - 4)
-    return np.select([x <= 1, x < 2], [near, far])
+    return xp.select([x <= 1, x < 2], [near, far])
+
+
+def lanczos3(distance: Any, *, xp: Any = np) -> Any:
+    """Sinc kernel of three lobes."""
+    return xp.where(xp.abs(distance) < 3, xp.sinc(distance) * xp.sinc(distance / 3), 0.0)
+
+
+# Interpolation of images -> kernel, and the distance at which it ends.
+IMAGE_KERNELS: dict[str, tuple[Callable[..., Any], int]] = {
+    "bilinear": (triangle, 1),
+    "bicubic": (functools.partial(cubic, a=-0.5), 2),
+    "lanczos3": (lanczos3, 3),
+}
 
 
 # Method -> function (new side, old side) -> matrix that interpolates one axis. All methods are separable.

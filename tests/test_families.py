@@ -22,7 +22,7 @@ from keras_vit.converters.expressible import formats_of
 from keras_vit.converters.table import load_table
 from keras_vit.errors import CheckpointError
 from keras_vit.export.server.inference import model_function
-from keras_vit.model.preprocess import prepare
+from keras_vit.model.preprocess import is_height_first, prepare, size_before_crop
 from keras_vit.train.measure.planner import plan
 from marks import full_except
 from reference_cases import arrays, distance
@@ -157,13 +157,18 @@ def preprocessing_of(name: str) -> Preprocessing:
 
 
 @pytest.mark.parametrize("name", PREPROCESS)
-def test_preprocessing_is_the_official_one_within_one_byte(name: str) -> None:
+def test_preprocessing_is_the_official_one(name: str) -> None:
     case, found = arrays(FOLDER / name / "reference.npz"), preprocessing_of(name)
     for number in range(2):
         image = case[f"image_{number}"]
         received = prepare(image, image_size=(32, 32), num_channels=3, preprocessing=found)[0]
+        byte, steps = CASES[name]["one_byte_step"], 1
+        if f"output_pil_{number}" in case:
+            np.testing.assert_allclose(received, case[f"output_pil_{number}"], rtol=0, atol=1e-3 * byte)
+            # torchvision begins with the width even where Pillow 13 does not.
+            steps = 3 if is_height_first(image.shape, size_before_crop((32, 32), found)) else 1
         # big_vision truncates to bytes, which keras_vit does not; others differ in few pixels, by one.
-        assert np.abs(received - case[f"output_{number}"]).max() <= 1.0001 * CASES[name]["one_byte_step"]
+        assert np.abs(received - case[f"output_{number}"]).max() <= 1.0001 * steps * byte
 
 
 def test_sizes_of_the_preprocessing_come_back(tmp_path: Path) -> None:

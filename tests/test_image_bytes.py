@@ -39,6 +39,22 @@ def as_pillow_reads(file: bytes, config: ViTConfig) -> np.ndarray:
     return preprocess.prepare(pixels, **shape)
 
 
+@pytest.mark.parametrize("name", ["strict", "tolerant"])
+def test_a_file_is_resized_in_pillows_order(name: str) -> None:
+    preprocessing = Preprocessing(interpolation="lanczos3", antialias=True, round_pixels=True)
+    pictures = [
+        Image.fromarray(np.random.default_rng(0).integers(0, 256, (*sides, 3), np.uint8))
+        for sides in ((57, 45), (45, 57), (90, 20), (38, 38))  # the first and the third lose more rows
+    ]
+    files = []
+    for picture in pictures:
+        picture.save(file := io.BytesIO(), "PNG")
+        files.append(file.getvalue())
+    made = graph(name, tiny(image_size=36, preprocessing=preprocessing))(tf.constant(files))
+    want = [np.asarray(picture.resize((36, 36), Image.Resampling.LANCZOS)) / 127.5 - 1 for picture in pictures]
+    np.testing.assert_allclose(made if name == "strict" else made[0], want, rtol=0, atol=ROUNDING)
+
+
 @pytest.mark.parametrize("kind", GOOD)
 @pytest.mark.parametrize("resize", ["squash", "crop"])
 def test_a_good_file_is_what_pillow_reads(kind: str, resize: str) -> None:

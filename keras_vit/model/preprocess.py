@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit import position
 from keras_vit._util.image_paths import read_file, read_limited
 from keras_vit.model.config import Preprocessing
 
 DOWNLOADED = ("http://", "https://", "hf://")
+PILLOW_ONE = 2**22  # Pillow's weights are whole numbers of this fraction
 MAX_ASPECT = 64  # longer side / shorter side: a crop uses only the middle of a longer image
 
 
@@ -197,10 +199,68 @@ def _resize(image: Any, size: Any, preprocessing: Preprocessing) -> Any:
     options = {"method": preprocessing.interpolation, "antialias": preprocessing.antialias}
     if not (preprocessing.overshoots or preprocessing.round_pixels):
         return tf.image.resize(image, size, **options)
-    for sides in ((tf.shape(image)[-3], size[1]), size):  # along the rows first, as in Pillow
+    if preprocessing.is_pillows:
+        return _resize_as_pillow(image, size, preprocessing.interpolation)
+    for sides in ((tf.shape(image)[-3], size[1]), size):
         image = tf.clip_by_value(tf.image.resize(image, sides, **options), 0, 255)
         image = tf.round(image) if preprocessing.round_pixels else image
     return image
+
+
+def _resize_as_pillow(image: Any, size: Any, interpolation: str) -> Any:
+    """Resize as Pillow 13 resizes bytes, bit for bit: uint8 (..., height, width, channels)."""
+    import tensorflow as tf
+
+    def along(axis: int, pixels: Any) -> Any:
+        start, weights = pillow_weights(size[axis + 3], tf.shape(pixels)[axis], interpolation)
+        weights = tf.reshape(weights, [*tf.unstack(tf.shape(weights)), *[1] * (-axis - 1)])
+        end = tf.shape(pixels)[axis] - 1
+
+        def product(tap: Any) -> Any:
+            tapped = tf.gather(pixels, tf.minimum(start + tap, end), axis=axis)
+            return tf.cast(tapped, tf.float64) * weights[tap]
+
+        _, total = tf.while_loop(
+            lambda tap, total: tap < tf.shape(weights)[0],
+            lambda tap, total: (tap + 1, total + product(tap)),
+            (tf.constant(1), product(0)),
+        )
+        return tf.cast(tf.clip_by_value(tf.floor(total / PILLOW_ONE + 0.5), 0, 255), tf.uint8)
+
+    return tf.cond(
+        is_height_first(tf.shape(image)[-3:-1], size),
+        lambda: along(-2, along(-3, image)),
+        lambda: along(-3, along(-2, image)),
+    )
+
+
+def is_height_first(source: Any, size: Any) -> Any:
+    """Return whether Pillow 13 resizes the height before the width: when it removes more than twice as many rows.
+
+    Earlier versions begin with the width. The order matters, as pixels are rounded and clipped in between.
+    """
+    removed_rows, removed_columns = source[0] - size[0], source[1] - size[1]
+    return (removed_rows > 0) & (removed_rows > 2 * removed_columns)
+
+
+def pillow_weights(new: Any, old: Any, interpolation: str) -> tuple[Any, Any]:
+    """Return where each of `new` pixels begins among `old` ones, and its weights for pixels from there on.
+
+    The weights are whole numbers, float64 (pixels, new), and `PILLOW_ONE` is 1: sums of bytes are exact.
+    """
+    import tensorflow as tf
+    import tensorflow.experimental.numpy as tnp
+
+    kernel, reach = position.IMAGE_KERNELS[interpolation]
+    scale = tf.cast(old, tf.float64) / tf.cast(new, tf.float64)
+    widening = tf.maximum(scale, 1)
+    centers = (tf.range(new, dtype=tf.float64) + 0.5) * scale
+    start = tf.maximum(tf.cast(centers - reach * widening + 0.5, tf.int32), 0)
+    end = tf.minimum(tf.cast(centers + reach * widening + 0.5, tf.int32), old)
+    pixels = start + tf.range(tf.reduce_max(end - start))[:, None]
+    weights = kernel((tf.cast(pixels, tf.float64) + 0.5 - centers) / widening, xp=tnp)
+    weights = tf.where(pixels < end, weights, 0)
+    return start, tf.round(weights / tf.reduce_sum(weights, axis=0) * PILLOW_ONE)
 
 
 def _cut_centre(image: Any, size: tuple[int, int], preprocessing: Preprocessing) -> Any:

@@ -1,6 +1,5 @@
 """Input of a LiteRT file: prepared images, or pixels that the file itself prepares as `preprocess` does."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.writer import FileWriter, Value, writes
 from keras_vit.model.config import Preprocessing, ViTConfig
-from keras_vit.model.preprocess import size_before_crop
+from keras_vit.model.preprocess import PILLOW_ONE, is_height_first, pillow_weights, size_before_crop
 
 Matrix = npt.NDArray[np.float64]
 Size = tuple[int, int]  # height, width
@@ -94,35 +93,43 @@ def _resize_builtin(ops: Operators, x: Tensor, target: Size, preprocessing: Prep
 
 
 def _resize_exact(ops: Operators, x: Tensor, target: Size, preprocessing: Preprocessing) -> Tensor:
-    """Multiply each channel by a matrix for the columns (pixels of a row lie side by side), then by one for the rows.
+    """Multiply each channel by a matrix for the side that Pillow resizes first, then by one for the other.
 
     These are BATCH_MATMULs instead of dense layers, because the quantizer does not change these. LiteRT's GPU refuses a
     constant in front, and computes one behind wrong if it broadcasts over channels or adj_y transposes it.
     """
     matrices = []
-    size, corner = resize_plan(_size(x), target, preprocessing)
-    for axis, (old, new, start, kept) in enumerate(zip(_size(x), size, corner, target, strict=True), start=1):
+    source, (size, corner) = _size(x), resize_plan(_size(x), target, preprocessing)
+    for axis, (old, new, start, kept) in enumerate(zip(source, size, corner, target, strict=True), start=1):
         matrix = resize_matrix(new, old, preprocessing)[start : start + kept]
         used = np.flatnonzero(matrix.any(axis=0))
         first, last = int(used[0]), int(used[-1]) + 1
         if last - first < old:
             x = ops.slice(x, axis, first, last, f"image/used_{axis}")
         matrices.append(matrix[:, first:last].T)
-    rows, columns = (ops.constant(matrix, f"image/matrix_{axis}") for axis, matrix in enumerate(matrices))
-    x = ops.transpose(_as_float(ops, x), (0, 3, 1, 2), "image/channels_first")
-    x = _clip(ops, ops.matmul(x, columns, "image/columns"), preprocessing, "image/columns")
-    x = ops.transpose(x, (0, 1, 3, 2), "image/columns_first")
-    x = _clip(ops, ops.matmul(x, rows, "image/rows"), preprocessing, "image/rows")
-    return ops.transpose(x, (0, 3, 2, 1), "image/resized")
+    weights = [ops.constant(matrix, f"image/matrix_{axis}") for axis, matrix in enumerate(matrices)]
+    passes = list(zip(("rows", "columns"), weights, strict=True))
+    height_first = preprocessing.is_pillows and is_height_first(source, size)
+    if not height_first:
+        passes.reverse()
+    x = ops.transpose(_as_float(ops, x), (0, 3, 2, 1) if height_first else (0, 3, 1, 2), "image/channels_first")
+    for name, side in passes:  # pixels that are added lie side by side
+        if name != passes[0][0]:
+            x = ops.transpose(x, (0, 1, 3, 2), f"image/{passes[0][0]}_first")
+        x = _as_pixels(ops, ops.matmul(x, side, f"image/{name}"), preprocessing, f"image/{name}")
+    return ops.transpose(x, (0, 2, 3, 1) if height_first else (0, 3, 2, 1), "image/resized")
 
 
-def _clip(ops: Operators, x: Tensor, preprocessing: Preprocessing, name: str) -> Tensor:
-    """Clip pixels to 0 to 255 if the interpolation leaves this range."""
-    if not preprocessing.overshoots:
-        return x
-    white = ops.constant(np.array(255, np.float32), "image/white")
-    x = ops.subtract(white, ops.unary("RELU", ops.subtract(white, x, f"{name}/below"), f"{name}/dark"), f"{name}/light")
-    return ops.unary("RELU", x, f"{name}/clipped")
+def _as_pixels(ops: Operators, x: Tensor, preprocessing: Preprocessing, name: str) -> Tensor:
+    """Clip pixels to 0 to 255 if the interpolation leaves this range, and round them if the preprocessing does."""
+    if preprocessing.overshoots:
+        white = ops.constant(np.array(255, np.float32), "image/white")
+        below = ops.unary("RELU", ops.subtract(white, x, f"{name}/below"), f"{name}/dark")
+        x = ops.unary("RELU", ops.subtract(white, below, f"{name}/light"), f"{name}/clipped")
+    if preprocessing.round_pixels:
+        half = ops.constant(np.array(0.5, np.float32), "image/half")
+        x = ops.unary("FLOOR", ops.add(x, half, f"{name}/next"), f"{name}/rounded")
+    return x
 
 
 def _size(x: Tensor) -> Size:
@@ -134,9 +141,15 @@ _RESIZERS: dict[str, Callable[..., Tensor]] = {"exact": _resize_exact, "builtin"
 
 
 def resize_matrix(new: int, old: int, preprocessing: Preprocessing) -> Matrix:
-    """Return the matrix, float64 (new, old), by which `tf.image.resize` multiplies one side; its rows sum to 1."""
+    """Return the matrix, float64 (new, old), by which `preprocess` multiplies one side; its rows sum to 1."""
     if new == old:
         return np.eye(old)
+    if preprocessing.is_pillows:
+        start, weights = (tensor.numpy() for tensor in pillow_weights(new, old, preprocessing.interpolation))
+        matrix = np.zeros((new, old + len(weights)))
+        for tap, weight in enumerate(weights):
+            matrix[np.arange(new), start + tap] = weight / PILLOW_ONE
+        return matrix[:, :old]
     method, antialias = preprocessing.interpolation, preprocessing.antialias
     if method in ("area", "nearest"):
         return _area(new, old) if method == "area" else _nearest(new, old)
@@ -144,7 +157,7 @@ def resize_matrix(new: int, old: int, preprocessing: Preprocessing) -> Matrix:
         return _bicubic(new, old)
     # As scale_and_translate_op.cc (TensorFlow). Bilinear without antialias repeats the border there: the same matrix.
     widening = max(old / new, 1.0) if antialias else 1.0
-    return position.kernel_matrix(_centers(new, old), old, _KERNELS[method], widening=widening)
+    return position.kernel_matrix(_centers(new, old), old, position.IMAGE_KERNELS[method][0], widening=widening)
 
 
 def _rescale(values: npt.NDArray[Any], new: int, old: int) -> Matrix:
@@ -157,25 +170,13 @@ def _centers(new: int, old: int) -> Matrix:
     return _rescale(np.arange(new) + 0.5, new, old) - 0.5
 
 
-def _lanczos3(distance: Matrix) -> Matrix:
-    return np.where(np.abs(distance) < 3, np.sinc(distance) * np.sinc(distance / 3), 0.0)
-
-
-_cubic = functools.partial(position.cubic, a=-0.5)
-_KERNELS: dict[str, Callable[[Matrix], Matrix]] = {
-    "bilinear": position.triangle,
-    "bicubic": _cubic,
-    "lanczos3": _lanczos3,
-}
-
-
 def _bicubic(new: int, old: int) -> Matrix:
     """Return the matrix of resize_bicubic_op.cc (TensorFlow): a = -0.5, positions rounded to 1/1024 of a pixel."""
     positions = _centers(new, old)
     start = np.floor(positions)
     fraction = np.rint((positions - start) * 1024)[:, None] / 1024
     pixels = start[:, None].astype(int) + np.arange(-1, 3)
-    weights = _cubic(fraction - np.arange(-1, 3))
+    weights = position.cubic(fraction - np.arange(-1, 3), a=-0.5)
     weights[(pixels < 0) | (pixels >= old)] = 0
     matrix = np.zeros((new, old))
     np.add.at(matrix, (np.arange(new)[:, None], pixels.clip(0, old - 1)), weights)

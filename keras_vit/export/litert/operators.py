@@ -110,7 +110,7 @@ class Operators:
         return self.builder.operator(code, [a, b], (name, broadcast_shape(a.shape, b.shape), a.dtype), **options)
 
     def unary(self, code: str, x: Tensor, name: str) -> Tensor:
-        """Compute an elementwise operator without options: "RSQRT", "TANH", "LOGISTIC" or "RELU"."""
+        """Compute an elementwise operator without options: "RSQRT", "TANH", "LOGISTIC", "RELU" or "FLOOR"."""
         return self.builder.operator(code, [x], (name, x.shape, x.dtype))
 
     def gelu(self, x: Tensor, name: str, *, approximate: bool) -> Tensor:

@@ -23,8 +23,9 @@ class Preprocessing:
         crop_fraction: the share of the resized (shorter) side that is kept, in (0, 1].
         crop_rounding: "nearest" rounds the longer side to the nearest pixel and the crop's corner down (big_vision);
             "down" rounds both down (Hugging Face), "half_even" the side down and the corner half to even (timm).
-        round_pixels: whether pixels are rounded to whole numbers after each direction of the resize, as Pillow does
-            (timm, Hugging Face). A .tflite file that resizes images itself does not round.
+        round_pixels: whether pixels are rounded to whole numbers after each direction of the resize (timm, Hugging
+            Face). With antialias, bilinear, bicubic and lanczos3 then equal Pillow 13 to the byte. In a .tflite file
+            that resizes images itself, a sum next to a half may be rounded to the other side.
         mean: subtracted first, one for each channel or one for all, for pixels on a scale of 0 to 1.
         std: the result is divided by it, one for each channel or one for all, above 0. The defaults give -1 to 1.
 
@@ -64,6 +65,11 @@ class Preprocessing:
     def overshoots(self) -> bool:
         """True if the interpolation alone gives values below 0 or above 255, which are clipped."""
         return self.interpolation in ("bicubic", "lanczos3")
+
+    @property
+    def is_pillows(self) -> bool:
+        """True if images are resized exactly as Pillow does."""
+        return self.round_pixels and self.antialias and self.interpolation in ("bilinear", "bicubic", "lanczos3")
 
 
 @dataclass(frozen=True, kw_only=True)
