@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import gc
 import json
+import os
 import sys
 import weakref
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
+from fsspec.implementations.memory import MemoryFileSystem
 
 import image_kinds
 from command_line import fails, run
 from keras_vit import batch
 from keras_vit.batch import compute, images
+from keras_vit.batch import folder as folder_module
 from keras_vit.batch.folder import open_folder
+from keras_vit.errors import DownloadError
 from keras_vit.model.config import Preprocessing
 from keras_vit.model.vision_transformer import VisionTransformer
 from tiny_models import built
@@ -255,6 +261,193 @@ def test_a_damaged_file_of_records_says_where(tmp_path: Path) -> None:
     assert last["path"] == f"{file}#5" and "all after it cannot be read" in last["error"]
 
 
+@pytest.mark.parametrize("length", ["0000000000010000aa3d6be6", "00000000100000000000000000"])
+def test_a_length_beyond_the_end_of_a_file_of_records_is_one_row(length: str, tmp_path: Path) -> None:
+    paths = photos(tmp_path / "photos", 2)
+    _tfrecords(tmp_path, paths)
+    (file,) = tmp_path.glob("a.tfrecord*")
+    file.write_bytes(file.read_bytes() + bytes.fromhex(length + "61626300000000"))  # 2**40 has a valid checksum
+    assert embed(model(), str(file), to=tmp_path / "out").errors == 1
+    *good, last = rows(tmp_path / "out")
+    assert [row["error"] for row in good] == [None, None]
+    assert last["path"] == f"{file}#2" and "record 2 states a length of" in last["error"]
+
+
+def test_files_without_an_end_and_files_too_large_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, *_ = photos(tmp_path, 1)
+    os.mkfifo(tmp_path / "pipe.png")
+    os.mkfifo(tmp_path / "pipe.tfrecord")
+    with (tmp_path / "sparse.png").open("wb") as file:
+        file.write(b"\x89PNG\r\n\x1a\n")
+        file.truncate(40 << 30)
+    with fsspec.open("memory://long/body.png", "wb") as file:
+        file.write(bytes(5000))
+    bad = ["pipe.png", "pipe.tfrecord", "sparse.png", "/dev/zero", "file:///dev/zero", "/proc/kmsg"]
+    source = _list_of_paths(tmp_path, [good, *bad, "memory://long/body.png"])
+    monkeypatch.chdir(tmp_path)
+    assert embed(model(), source, to=tmp_path / "out", max_bytes=4000) == (tmp_path / "out", 8, 7)
+    errors = [row["error"] for row in rows(tmp_path / "out")]
+    wanted = [
+        None,
+        *["not a regular file"] * 2,
+        "42,949,672,960 bytes",
+        *["not a regular file"] * 2,
+        "empty",
+        "5,000 bytes",
+    ]
+    assert all(want is None or want in error for want, error in zip(wanted, errors, strict=True)), errors
+    for name in ("sparse.png", "file:///dev/zero"):
+        with pytest.raises(ValueError, match="at most 200,000,000|not a regular file"):
+            model().preprocess(name)
+    with pytest.raises(ValueError, match="not a regular file"):
+        os.mkfifo("pipe.txt")
+        embed(model(), "pipe.txt", to="other")
+
+
+@pytest.mark.parametrize("source", [".", "*"])
+def test_what_is_left_out_of_a_folder_is_counted_and_named(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos(tmp_path / "photos", 1)
+    monkeypatch.chdir(tmp_path / "photos")
+    Path("linked").symlink_to(tmp_path, target_is_directory=True)
+    Path("broken.png").symlink_to("nothing.png")
+    Path("d.png").mkdir()
+    os.mkfifo("pipe.png")
+    if source == "*":  # links to folders that a pattern matches are read
+        Path("linked").unlink()
+    count = 4 - (source == "*")
+    with pytest.warns(UserWarning, match=rf"Left out: {count} \(.*pipe.png.*\)") as found:
+        assert embed(model(), source, to=tmp_path / "out").rows == 1
+    named = ["broken.png", "d.png", "pipe.png", *(["linked"] if source == "." else [])]
+    assert len(found) == 1 and all(name in str(found[0].message) for name in named)
+
+
+class StatusError(Exception):
+    """An answer of a web server, as packages for HTTP raise it."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (ConnectionRefusedError("refused"), None),
+        (FileNotFoundError("x"), StatusError(503)),
+        (FileNotFoundError("x"), OSError("x")),
+    ],
+)
+def test_an_outage_ends_the_run_and_leaves_no_rows(
+    error: Exception, cause: Exception | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = _parquet_of_urls(tmp_path, photos(tmp_path, 6))
+    if type(cause) is OSError:
+        cause.__context__ = TimeoutError("no answer")
+    error.__cause__ = cause
+    monkeypatch.setattr(images, "PAUSE", 0)
+    with monkeypatch.context() as patched, pytest.raises(DownloadError, match="Lost the network.*Run the same command"):
+        patched.setattr(MemoryFileSystem, "_open", functools.partial(_raise, error))
+        embed(model(), source, to=tmp_path / "out")
+    assert not contents(tmp_path / "out")
+    assert embed(model(), source, to=tmp_path / "out") == (tmp_path / "out", 6, 0)
+
+
+def test_missing_and_damaged_bodies_are_rows_that_are_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = _parquet_of_urls(tmp_path, photos(tmp_path, 6))
+    for number, (error, status) in enumerate([(FileNotFoundError("x"), 404), (zipfile.BadZipFile("no zip"), 0)]):
+        error.__cause__ = StatusError(status) if status else None
+        with monkeypatch.context() as patched:
+            patched.setattr(MemoryFileSystem, "_open", functools.partial(_raise, error))
+            assert embed(model(), source, to=tmp_path / f"{number}").errors == 6
+        assert embed(model(), source, to=tmp_path / f"{number}").errors == 6
+        assert embed(model(), source, to=tmp_path / f"{number}", retry_errors=True).errors == 0
+
+
+RECORDS = {
+    "no JSON": "{",
+    "a list": "[]",
+    "null": "null",
+    "files": {"files": -4},
+    "many files": {"files": 10**12},
+    "more images": {"images": 3},
+    "a field": {"working_folder": 3},
+    "a deep list": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("case", RECORDS)
+def test_a_damaged_record_of_a_run_is_an_error(case: str, tmp_path: Path) -> None:
+    photos(tmp_path / "photos", 2)
+    embed(model(), tmp_path / "photos", to=tmp_path / "out")
+    file, text = tmp_path / "out" / "_run.json", RECORDS[case]
+    file.write_text(text if isinstance(text, str) else json.dumps({**json.loads(file.read_text()), **text}))
+    with pytest.raises(ValueError, match="_run.json or _images.parquet is damaged.*Choose a new folder"):
+        embed(model(), tmp_path / "photos", to=tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["part-00000-of-00001.parquet", "part-00007-of-00009.parquet", "_images.parquet"])
+@pytest.mark.parametrize("kind", ["truncated", "foreign"])
+def test_a_truncated_or_foreign_file_of_rows_is_named(name: str, kind: str, tmp_path: Path) -> None:
+    photos(tmp_path / "photos", 2)
+    embed(model(), tmp_path / "photos", to=tmp_path / "out")
+    if kind == "truncated":
+        (tmp_path / "out" / name).write_bytes(b"PAR1 and no more")
+    else:
+        pq.write_table(pa.table({"x": [1, 2]}).slice(0, 0 if name.startswith("_") else 2), tmp_path / "out" / name)
+    with pytest.raises(ValueError, match=rf"{name} is .*(Move|move|Choose)"):
+        embed(model(), tmp_path / "photos", to=tmp_path / "out")
+
+
+def test_a_finished_run_needs_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos(tmp_path / "photos", 2)
+    result = embed(model(), tmp_path / "photos", to=tmp_path / "out")
+    monkeypatch.setattr(folder_module, "FileLock", functools.partial(_raise, PermissionError("read only")))
+    assert embed(model(), tmp_path / "photos", to=tmp_path / "out") == result
+
+
+def test_lists_begin_with_a_mark_and_have_no_nulls(tmp_path: Path) -> None:
+    (path,) = photos(tmp_path, 1)
+    (tmp_path / "marked.txt").write_text(path, encoding="utf-8-sig")
+    assert embed(model(), str(tmp_path / "marked.txt"), to=tmp_path / "out").errors == 0
+    (tmp_path / "null.txt").write_text(f"{path}\na\0b")
+    pq.write_table(pa.table({"path": [path, None]}), tmp_path / "null.parquet")
+    for name, message in (("null.txt", "line 2 has a null character"), ("null.parquet", "has null in place of a path")):
+        with pytest.raises(ValueError, match=message):
+            embed(model(), str(tmp_path / name), to=tmp_path / "none")
+        assert not (tmp_path / "none").exists()
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos(tmp_path / "photos", 2)
+    monkeypatch.setattr(os, "fsync", functools.partial(_raise, OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(OSError, match=r"No space left on device: '.*out/_images.parquet'"):
+        embed(model(), tmp_path / "photos", to=tmp_path / "out")
+
+
+def test_a_missing_package_for_urls_ends_the_run_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = _list_of_paths(tmp_path, [*photos(tmp_path, 1), "memory://bucket/a.png"])
+    monkeypatch.setattr(fsspec, "get_filesystem_class", functools.partial(_raise, ImportError("Install s3fs")))
+    with pytest.raises(ImportError, match="Install s3fs"):
+        embed(model(), source, to=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_memory_that_is_too_small_for_an_image_is_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos(tmp_path / "photos", 2)
+    monkeypatch.setattr(images, "read_file", functools.partial(_raise, MemoryError("no memory")))
+    assert embed(model(), tmp_path / "photos", to=tmp_path / "out").errors == 2
+
+
+def _raise(error: Exception, *_: object, **__: object) -> Any:
+    raise error
+
+
 def test_a_missing_image_is_a_row_but_unreadable_ones_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,10 +455,7 @@ def test_a_missing_image_is_a_row_but_unreadable_ones_end_the_run(
     assert embed(model(), source, to=tmp_path / "out") == (tmp_path / "out", 2, 1)
     assert rows(tmp_path / "out")[0]["embeddings"] is None and "gone.png" in rows(tmp_path / "out")[0]["error"]
 
-    def refuse(*_: object) -> bytes:
-        raise PermissionError("no access")
-
-    monkeypatch.setattr(images, "read_file", refuse)
+    monkeypatch.setattr(images, "read_file", functools.partial(_raise, PermissionError("no access")))
     with pytest.raises(PermissionError, match="no access"):
         embed(model(), source, to=tmp_path / "other", batch_size=2)
     assert not contents(tmp_path / "other")
@@ -285,6 +475,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "engine": ({"engine": "spark"}, "engine must be one of"),
     "rows": ({"rows_per_file": 0}, "rows_per_file must be an integer >= 1"),
     "dtype": ({"dtype": "int8"}, "dtype must be one of"),
+    "no source path": ({"source": ""}, "source must be a path"),
+    "no folder": ({"to": ""}, "to must be a path"),
+    "a bucket": ({"to": "s3://bucket/rows"}, "to must be a folder of this machine.*s3://bucket/rows"),
     "no image": ({"source": "empty"}, "has no images"),
     "no source": ({"source": "nothing.txt"}, "nothing.txt"),
     "head": ({"model": {"num_classes": 0}, "what": "classes"}, "needs a model with a head"),
@@ -305,7 +498,7 @@ def test_wrong_input_is_one_clear_error(case: str, tmp_path: Path, monkeypatch: 
     arguments = {"to": "out", "source": "empty", **changes, "model": chosen}
     with pytest.raises((ValueError, OSError), match=message):
         batch.embed(arguments.pop("model"), arguments.pop("source"), **arguments)
-    assert not list(Path().glob("out/[!.]*"))
+    assert not Path("out").exists() and not Path("s3:").exists()
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Write files atomically."""
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -18,5 +19,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+            error.filename = str(path)  # the system does not say which disk is full
+        raise
     finally:
         partial.unlink(missing_ok=True)

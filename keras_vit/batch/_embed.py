@@ -5,6 +5,7 @@ import json
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -20,6 +21,7 @@ except ImportError as missing:
     raise ImportError(f"keras_vit.batch needs the package {missing.name}: {install_command('batch')}") from missing
 
 from keras_vit._util.checks import check_counts, one_of
+from keras_vit._util.image_paths import MAX_BYTES
 from keras_vit._util.progress import counter
 from keras_vit.batch import compute, on_ray
 from keras_vit.batch.compute import WHAT
@@ -42,7 +44,9 @@ def embed(
     output_dtype: str = "float32",
     batch_size: int = 16,
     rows_per_file: int = 4096,
+    max_bytes: int = MAX_BYTES,
     shard: str = "0/1",
+    retry_errors: bool = False,
     engine: str = "local",
     progress: bool = True,
 ) -> EmbedResult:
@@ -64,7 +68,9 @@ def embed(
         output_dtype: of the values, "float32" or "float16".
         batch_size: number of images in a call of the model, >= 1. A GPU needs 128 or more to be fast.
         rows_per_file: number of rows of a Parquet file, >= 1. The images of a file of records are one file.
+        max_bytes: of an image file, >= 1. A larger file is a row with an error; at most so much of it is read.
         shard: "i/n" computes every n-th file from file i, 0 <= i < n, so that n processes share the work.
+        retry_errors: whether to compute finished files again that have rows with an error.
         engine: "local", or "ray": on all nodes of the Ray cluster, which share the output folder.
         progress: whether to show a progress bar on a terminal.
 
@@ -90,8 +96,15 @@ def embed(
     one_of("dtype", dtype, ("auto", "float32", "bfloat16"))
     one_of("output_dtype", output_dtype, ("float32", "float16"))
     one_of("engine", engine, ("local", "ray"))
-    check_counts(batch_size=batch_size, rows_per_file=rows_per_file)
+    check_counts(batch_size=batch_size, rows_per_file=rows_per_file, max_bytes=max_bytes)
     first, count = _parse_shard(shard)
+    for argument, value in (("source", os.fspath(source)), ("to", os.fspath(to))):
+        if not value.strip():
+            raise ValueError(f'{argument} must be a path; "." is the current folder. Received: {value!r}')
+    if re.match(r"[a-z][a-z0-9+.-]+:/", os.fspath(to)):
+        raise ValueError(f"to must be a folder of this machine, such as a mounted bucket. Received: {os.fspath(to)!r}")
+    if engine == "ray":
+        on_ray.import_ray()
     if not isinstance(model, VisionTransformer):
         model = load_choice(resolve(model))
     _check_model(model, what)
@@ -106,8 +119,9 @@ def embed(
     if dtype != "auto":
         facts["dtype"] = dtype
     folder = open_folder(Path(to).absolute(), facts, {"working_folder": str(Path.cwd()), "dtype": _best_dtype(model)})
+    folder = replace(folder, max_bytes=max_bytes)
     settings = {name: folder.record[name] for name in ("what", "dtype", "output_dtype")} | {"batch_size": batch_size}
-    if numbers := folder.unfinished(first, count):
+    if numbers := folder.unfinished(first, count, retry_errors=retry_errors):
         run = on_ray.run if engine == "ray" else compute.run
         # Only the files of records know how many images they have.
         total = None if folder.record["records"] else folder.record["images"] * len(numbers) // folder.record["files"]

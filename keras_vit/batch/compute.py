@@ -20,6 +20,7 @@ from keras_vit._util.atomic import replacing
 from keras_vit._util.text import escaped
 from keras_vit.batch.folder import Folder
 from keras_vit.batch.images import Item
+from keras_vit.errors import DownloadError
 from keras_vit.export.server import image_bytes, inference
 from keras_vit.model import preprocess
 from keras_vit.model.classify import IMAGE_ERRORS, unit_length
@@ -165,5 +166,7 @@ def _return_freed_memory() -> None:
 def _read(item: Item) -> tuple[bytes, Exception | None]:
     try:
         return item[1](), None
+    except DownloadError:  # ends the run: of all images, not of this one
+        raise
     except IMAGE_ERRORS as error:
         return b"", error

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ import pyarrow.parquet as pq
 from filelock import FileLock
 
 from keras_vit._util.atomic import replacing
+from keras_vit._util.image_paths import MAX_BYTES
+from keras_vit._util.text import error_reason
 from keras_vit.batch import images
 
 # Readers of Parquet folders leave out names with an underscore.
@@ -39,6 +42,7 @@ class Folder:
 
     path: Path
     record: Mapping[str, Any]
+    max_bytes: int = MAX_BYTES  # of an image file
 
     def file(self, number: int) -> Path:
         """Return the path of an output file."""
@@ -48,17 +52,30 @@ class Folder:
         """Yield the images of an output file."""
         with pq.ParquetFile(self.path / LISTING) as listing:
             names = listing.read_row_group(number)["path"].to_pylist()
-        return images.open_items(list(map(os.fsdecode, names)), Path(self.record["working_folder"]))
+        return images.open_items(list(map(os.fsdecode, names)), Path(self.record["working_folder"]), self.max_bytes)
 
-    def unfinished(self, first: int, step: int) -> list[int]:
-        """Return the numbers of the output files from `first`, each `step`-th, that are not finished."""
-        return [number for number in range(first, self.record["files"], step) if not self.file(number).exists()]
+    def unfinished(self, first: int, step: int, *, retry_errors: bool) -> list[int]:
+        """Return the numbers of the output files from `first`, each `step`-th, that are not finished or have errors."""
+        paths = ((number, self.file(number)) for number in range(first, self.record["files"], step))
+        return [number for number, path in paths if not path.exists() or (retry_errors and _count_rows(path)[1])]
 
     def result(self) -> EmbedResult:
         """Count the rows of the finished files."""
-        tables = (pq.read_table(path, columns=["error"]) for path in self.path.glob("part-*"))
-        counts = [(table.num_rows, table.num_rows - table["error"].null_count) for table in tables]
+        found = sorted(self.path.glob("part-*"))
+        if foreign := {*found} - {self.file(number) for number in range(self.record["files"])}:
+            raise ValueError(f"{min(foreign)} is not a file of this run: move it away")
+        counts = [_count_rows(path) for path in found]
         return EmbedResult(self.path, sum(rows for rows, _ in counts), sum(errors for _, errors in counts))
+
+
+def _count_rows(path: Path) -> tuple[int, int]:
+    """Return the numbers of rows and of errors in an output file; raise a ValueError for another or a damaged file."""
+    try:
+        errors = pq.read_table(path, columns=["error"], partitioning=None)["error"]
+    except (pa.ArrowException, KeyError, OSError) as error:
+        reason = f"is not a file of this run, or it is damaged: {error_reason(str(error))[:200]}"
+        raise ValueError(f"{path} {reason}. Move it away, and run the same command again to compute it") from None
+    return len(errors), len(errors) - errors.null_count
 
 
 def open_folder(path: Path, facts: Mapping[str, Any], first: Mapping[str, Any]) -> Folder:
@@ -66,21 +83,50 @@ def open_folder(path: Path, facts: Mapping[str, Any], first: Mapping[str, Any]) 
 
     `facts` are the same whenever the run is continued; `first` has the other fields of a new run's record.
     """
-    path.mkdir(parents=True, exist_ok=True)
-    with FileLock(path / ".lock"):  # one of several shards that start together lists the images
-        if (path / RECORD).exists():
-            record = json.loads((path / RECORD).read_bytes())
-            changed = [name for name in facts if record.get(name) != facts[name]]
-            if lines := [f"{name} was {record.get(name)!r} and is now {facts[name]!r}" for name in changed]:
-                raise ValueError(f"{path} has another run: {'; '.join(lines)}. Choose a new folder")
-        elif any(path.glob("part-*")):
-            raise ValueError(f"{path} has Parquet files, but no {RECORD} of a run: choose a new folder")
-        else:
-            counts = _write_listing(path / LISTING, facts["source"], facts["rows_per_file"])
-            record = {**first, **facts, **counts}
-            with replacing(path / RECORD) as file:
-                file.write(json.dumps(record, indent=2).encode())
-    return Folder(path, record)
+    if not (path / RECORD).exists():  # a finished run may lie in a folder that is read only
+        is_new = not path.exists()
+        path.mkdir(parents=True, exist_ok=True)
+        with FileLock(path / ".lock"):  # one of several shards that start together lists the images
+            try:
+                if not (path / RECORD).exists():
+                    _start(path, {**first, **facts})
+            except BaseException:
+                if is_new:
+                    shutil.rmtree(path, ignore_errors=True)
+                raise
+    record = _read_record(path, {**first, **facts})
+    changed = [name for name in facts if record.get(name) != facts[name]]
+    if lines := [f"{name} was {record.get(name)!r} and is now {facts[name]!r}" for name in changed]:
+        raise ValueError(f"{path} has another run: {'; '.join(lines)}. Choose a new folder")
+    folder = Folder(path, record)
+    folder.result()  # raises an error for a damaged file before the run, not after it
+    return folder
+
+
+def _start(path: Path, facts: Mapping[str, Any]) -> None:
+    """List the images of a new run and write its record."""
+    if any(path.glob("part-*")):
+        raise ValueError(f"{path} has Parquet files, but no {RECORD} of a run: choose a new folder")
+    counts = _write_listing(path / LISTING, facts["source"], facts["rows_per_file"])
+    with replacing(path / RECORD) as file:
+        file.write(json.dumps({**facts, **counts}, indent=2).encode())
+
+
+def _read_record(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of a run; raise a ValueError if it or the listing is damaged."""
+    try:
+        record = json.loads((path / RECORD).read_bytes())
+        for name, value in {**expected, "files": 1, "images": 0, "records": 0}.items():
+            if type(record[name]) is not type(value):
+                raise ValueError(f"{name} is {str(record[name])[:200]!r}")
+        listing = pq.read_metadata(path / LISTING)
+        found = (listing.schema.names, listing.num_row_groups, listing.num_rows)
+        if (wanted := (["path"], record["files"], record["images"] + record["records"])) != found:
+            raise ValueError(f"{LISTING} has {found} and not {wanted}: its columns, files and images")
+    except (ValueError, LookupError, TypeError, RecursionError, OSError, pa.ArrowException) as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise ValueError(f"{path / RECORD} or {LISTING} is damaged ({reason}). Choose a new folder") from None
+    return dict(record)
 
 
 def _write_listing(path: Path, source: str, rows: int) -> dict[str, int]:

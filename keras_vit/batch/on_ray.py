@@ -24,11 +24,7 @@ class _Actor:
 
 def run(model: VisionTransformer, settings: dict[str, Any], folder: Folder, numbers: Sequence[int]) -> Iterator[int]:
     """Write output files; yield the number of images in each. Other nodes finish the files of a lost one."""
-    try:
-        import ray
-        import ray.data
-    except ImportError as error:
-        raise ImportError(f'engine="ray" needs the package ray: {install_command("ray")}') from error
+    ray = import_ray()
     ray.init(ignore_reinit_error=True)
     model.save(folder.path / MODEL)
     gpus = int(ray.cluster_resources().get("GPU", 0))
@@ -38,3 +34,13 @@ def run(model: VisionTransformer, settings: dict[str, Any], folder: Folder, numb
     arguments = {"fn_constructor_args": (folder, settings), "concurrency": (1, gpus or len(nodes))}
     for row in files.map_batches(_Actor, batch_size=1, **arguments, **resources).iter_rows():
         yield int(row["images"])
+
+
+def import_ray() -> Any:
+    """Return the package ray, or raise an ImportError with the command that installs it."""
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise ImportError(f'engine="ray" needs the package ray: {install_command("ray")}') from error
+    return ray

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from keras_vit._util.image_paths import MAX_BYTES
 from keras_vit.cli import options
 
 SOURCE_HELP = "A folder, a pattern, a .txt or .parquet file of paths or URLs, or files of records."
@@ -24,7 +25,9 @@ def embed(
     output_dtype: Annotated[str, Option(help="Of the values: float32 or float16.")] = "float32",
     batch_size: Annotated[int, options.integer(1, "Images per call; 128 or more for a GPU.")] = 16,
     rows_per_file: Annotated[int, options.integer(1, "Images per Parquet file.")] = 4096,
+    max_bytes: Annotated[int, options.integer(1, "Of an image file; a larger one is a row with an error.")] = MAX_BYTES,
     shard: Annotated[str, Option(help="i/n: every n-th file from file i, for one of n processes.")] = "0/1",
+    retry_errors: Annotated[bool, Option("--retry-errors", help="Compute files that have errors again.")] = False,
     engine: Annotated[str, Option(help="local, or ray for all nodes of a Ray cluster.")] = "local",
     as_json: options.Json = False,
 ) -> None:
@@ -42,7 +45,9 @@ def embed(
             output_dtype=output_dtype,
             batch_size=batch_size,
             rows_per_file=rows_per_file,
+            max_bytes=max_bytes,
             shard=shard,
+            retry_errors=retry_errors,
             engine=engine,
         )
     text = f"{result.path}: {result.rows:,} rows, {result.errors:,} with an error"

@@ -15,7 +15,7 @@ from keras_vit._util.image_paths import image_files
 from keras_vit.model.task import Prediction
 
 BATCH = 16  # images in a call; larger batches gain little on a CPU
-IMAGE_ERRORS = (OSError, ValueError, ArithmeticError)  # of one image that cannot be prepared
+IMAGE_ERRORS = (OSError, ValueError, ArithmeticError, MemoryError)  # of one image that cannot be prepared
 
 
 def classify_each(

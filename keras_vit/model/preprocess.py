@@ -3,12 +3,12 @@
 import math
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from keras_vit import position
+from keras_vit._util.image_paths import read_file, read_limited
 from keras_vit.model.config import Preprocessing
 
 DOWNLOADED = ("http://", "https://", "hf://")
@@ -67,7 +67,8 @@ def decode(path: str | os.PathLike[str], num_channels: int = 3) -> np.ndarray:
     name = os.fspath(path)
     if name.startswith(DOWNLOADED):
         return _download_and_decode(name, num_channels)
-    data = _read_remote_file(name) if "://" in name else read_file(name)
+    local = name.removeprefix("file://")
+    data = _read_remote_file(name) if "://" in local else read_file(local)
     try:
         return decode_bytes(data, num_channels)
     except ValueError as error:
@@ -83,25 +84,12 @@ def decode_bytes(data: bytes, num_channels: int) -> np.ndarray:
     return _with_channels(pixels, num_channels)
 
 
-def read_file(name: str) -> bytes:
-    """Return the content of a local image file; raise an error if it is a folder, a device or missing."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        raise ValueError(f"{name!r} is a folder, not an image file; pass a list of the files in it")
-    if path.exists() and not path.is_file():  # reading a device or a pipe might never end
-        raise ValueError(f"{name!r} is not a regular file")
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise FileNotFoundError(f"There is no image file {name!r}") from None
-
-
 def _read_remote_file(name: str) -> bytes:
     import tensorflow as tf
 
     try:
         with tf.io.gfile.GFile(name, "rb") as file:
-            return bytes(file.read())
+            return read_limited(file, name)
     except tf.errors.OpError as error:
         raise FileNotFoundError(f"There is no image file {name!r}, or it cannot be read: {error.message}") from None
 

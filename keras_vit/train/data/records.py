@@ -7,6 +7,7 @@ ArrayRecord (`tfds build NAME --file_format=array_record`).
 """
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_vit._util.tfrecords import count_records
 from keras_vit.train.data.order import MAX_BATCHES, Order
 from keras_vit.train.data.split import Example, Indices, RandomAccess, Split
 
@@ -46,7 +48,14 @@ class RecordFiles:
 
 def _read_file(filename: tf.Tensor, skip: tf.Tensor, take: tf.Tensor, first: tf.Tensor) -> tf.data.Dataset:
     indices = tf.data.Dataset.range(first, first + take)
+    filename = tf.ensure_shape(tf.numpy_function(_check_file, [filename], tf.string, stateful=False), ())
     return tf.data.Dataset.zip(indices, tf.data.TFRecordDataset(filename).skip(skip).take(take))
+
+
+def _check_file(filename: bytes) -> bytes:
+    if problem := count_records(os.fsdecode(filename))[1]:
+        raise ValueError(f"{problem}. The file is damaged: prepare the data set again")
+    return filename
 
 
 def in_memory_split(name: str, files: RecordFiles, parse: Parse) -> RandomAccess:
