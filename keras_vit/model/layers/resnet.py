@@ -76,6 +76,7 @@ class StandardizedConv2D(BaseLayer):
             kept_float32=values,
             kernel_outputs=self.filters,
             peak=values + max(prod(shape), values),
+            widest=values,
         )
 
 

@@ -245,5 +245,6 @@ def _activations(config: ViTConfig, value_bytes: int, *, remat: bool) -> tuple[i
         saved += block_input if is_recomputed else cost.kept_bytes(value_bytes)
     if value_bytes != FLOAT32:
         saved += value_bytes * config.num_channels * prod(config.size)  # the image in the compute dtype
-    # Incoming gradient, outgoing gradient and one between, of the block's widest tensor.
-    return saved, 3 * value_bytes * max((cost.widest for cost in blocks), default=0)
+    # Incoming gradient, outgoing gradient and one between, of the widest tensor of a block, or of a BiT's units.
+    widest = max(cost.widest for cost in blocks or [cost for _, cost in layer_costs(model)])
+    return saved, 3 * value_bytes * widest
