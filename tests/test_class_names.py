@@ -141,6 +141,7 @@ def recipe(**changes: Any) -> train.Recipe:
     return train.recipe("digits", **quick | changes)
 
 
+@pytest.mark.full
 def test_a_head_that_is_kept_trains_on_classes_in_another_order() -> None:
     model = VisionTransformer(tiny(num_classes=3, image_size=16, num_layers=1, labels=PETS))
     one, other = (

@@ -69,6 +69,7 @@ def test_a_folder_of_a_run_is_its_model(run_folder: Path, photos: Path, tmp_path
     assert options.find_model(str(run_folder)).load().config.labels == ("ant", "bee", "cat")
 
 
+@pytest.mark.full
 def test_a_run_can_start_from_a_folder_and_a_name_can_take_its_weights(run_folder: Path) -> None:
     pixels = np.zeros((8, 16, 16, 3), np.uint8)
     recipe = train.recipe("digits", steps=1, batch_size=8, optimizer="sgd", xla=False)

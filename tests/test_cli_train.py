@@ -135,7 +135,13 @@ def test_an_unprepared_data_set_is_refused_before_anything_is_written(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("command", [["plan", "B/16", "--batch", "8"], ["show", "B/16", "--image-size", "240"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["plan", "B/16", "--batch", "8"],
+        pytest.param(["show", "B/16", "--image-size", "240"], marks=pytest.mark.full),
+    ],
+)
 def test_counting_a_model_that_is_not_on_a_card_is_quiet(command: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", "keras_vit", *command], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")

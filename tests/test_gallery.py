@@ -34,6 +34,7 @@ TEXT = document(ENTRIES)
 MEASURED = [entry for entry in ENTRIES if entry.point]
 
 
+@pytest.mark.full
 def test_the_page_is_one_file_and_leaves_others_alone(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "site"
     path = gallery.write(folder)
@@ -45,6 +46,7 @@ def test_the_page_is_one_file_and_leaves_others_alone(tmp_path: Path) -> None:
     assert (folder / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.full
 def test_the_script_writes_it(tmp_path: Path) -> None:
     script = [sys.executable, str(GALLERY / "page.py"), str(tmp_path / "site")]
     done = subprocess.run(script, capture_output=True, text=True, check=True)

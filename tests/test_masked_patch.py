@@ -211,6 +211,7 @@ def test_blocks_computed_again_draw_the_same_numbers() -> None:
     assert step(model, images, SEED + 1)[0] != loss
 
 
+@pytest.mark.full
 def test_it_runs_under_xla_in_bfloat16_with_blocks_computed_again() -> None:
     model = wrapped("mixed_bfloat16", num_layers=1)
     images = tf.constant(prepared(model.encoder.config))

@@ -200,6 +200,7 @@ def test_training_batches_of_turned_photos_are_those_of_upright_ones(photos: Any
     np.testing.assert_array_equal(*batches)
 
 
+@pytest.mark.full
 def test_evaluation_and_commands_answer_alike_for_turned_and_upright_photos(photos: Any) -> None:
     measured = [train.evaluate(zoo.load("digits"), folder, split="test") for folder in photos]
     assert measured[0].loss == measured[1].loss and measured[0].count == 10

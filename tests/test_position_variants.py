@@ -167,6 +167,7 @@ def test_equal_content_attends_by_distance_alone() -> None:
         np.testing.assert_allclose(np.diff(ratio[:, i, 1:]), np.diff(ratio[:, i - 1, :-1]), atol=1e-12)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "jit_compile"), [("shared relative positions", True), ("2-D positions at every block", False)]
 )
@@ -244,7 +245,11 @@ def test_interpolated_tables_make_the_embedding_that_interpolating_it_would(meth
 @pytest.mark.parametrize(
     "name", ["relative positions", pytest.param("shared relative positions", marks=pytest.mark.full)]
 )
-@pytest.mark.parametrize("image_size", [48, (16, 64)], ids=["larger", "as many patches, otherwise laid out"])
+@pytest.mark.parametrize(
+    "image_size",
+    [48, pytest.param((16, 64), marks=pytest.mark.full)],
+    ids=["larger", "as many patches, otherwise laid out"],
+)
 def test_relative_positions_of_another_grid_are_refused_until_they_start_anew(
     name: str, image_size: Any, tmp_path: Path
 ) -> None:

@@ -133,6 +133,7 @@ def test_masked_patches_then_labels(tmp_path: Path) -> None:
     assert result.model.config.num_classes == 10
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "changes",
     [

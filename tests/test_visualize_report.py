@@ -510,6 +510,7 @@ def test_the_command_prints_the_path_and_shows_the_card(digit: Path, tmp_path: P
     assert "99.17 % top-1" in document.text
 
 
+@pytest.mark.full
 def test_of_a_file_the_command_knows_no_card(
     digit: Path, tmp_path: Path, model: VisionTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,6 +200,7 @@ def test_the_command_takes_recipe_and_data_from_the_run(
     assert given["recipe"].accumulation == 4
 
 
+@pytest.mark.full
 def test_a_step_that_does_not_fit_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
