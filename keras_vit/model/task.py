@@ -34,7 +34,7 @@ KINDS: tuple[type[Any], ...] = (Classification,)
 
 
 class Task(Protocol):
-    """What the package asks about the output of a model.
+    """Protocol for everything the package needs to know about the output of a model.
 
     A class of tasks in KINDS also has LABELS, `read_labels` and `count_classes`, as `Classification` has. In training,
     `targets` prepares the labels of a batch, and `losses` compares the output with them. In an evaluation `sums`

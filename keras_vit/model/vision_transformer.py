@@ -81,7 +81,7 @@ class VisionTransformer(keras.Model):
 
     @property
     def task(self) -> task.Task:
-        """What the output means, and so how the model is trained, evaluated, exported and compared."""
+        """Task of the output: how the model is trained, evaluated, exported and compared."""
         return task.from_config(self.config)
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the layers share: their config, the shape of their output, quantization by Keras, and initializers.
+"""Base classes of the layers (config, shape of the output, quantization by Keras), and initializers.
 
 The initializers are those of the paper's code (vit_jax/models_vit.py, models_resnet.py; big_vision for the probe).
 """

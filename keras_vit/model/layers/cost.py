@@ -1,4 +1,4 @@
-"""What a layer costs for one image: every layer says it in a method `cost` beside its `call`."""
+"""Arithmetic and memory of a layer for one image, which every layer returns from a method `cost` beside its `call`."""
 
 import dataclasses
 from dataclasses import dataclass

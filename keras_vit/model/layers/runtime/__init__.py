@@ -1,4 +1,4 @@
-"""What makes the layers fast: compiled pieces, written-out gradients, recomputation, seeds, tokens that are not read.
+"""Make the layers fast: compiled pieces, written-out gradients, recomputation, seeds, tokens that are not read.
 
 The layers call these functions and read as the paper. Whoever runs a model chooses settings for all of its layers:
 

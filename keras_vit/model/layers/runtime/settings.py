@@ -33,7 +33,7 @@ class _Seeds:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the layers read. See the functions below, one for each setting."""
+    """Settings that the layers read. See the functions below, one for each setting."""
 
     compiler: Compiler | None = None
     observer: Observer | None = None
