@@ -8,7 +8,6 @@ import keras
 
 from keras_vit.export import _converter
 from keras_vit.export.litert.options import Options
-from keras_vit.export.litert.storage import STORAGES
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
 from keras_vit.model.config.limits import check_resizable
@@ -50,7 +49,7 @@ def check_options(options: Options, model: keras.Model, *, has_calibration: bool
     if problems or mode is None:
         raise ValueError("tflite: " + "; ".join(problems))
     patches = options.patches or mode.patches
-    return mode, dataclasses.replace(options, storage=STORAGES[mode.storage], class_names=names, patches=patches)
+    return mode, dataclasses.replace(options, storage=mode, class_names=names, patches=patches)
 
 
 def _direct_only(options: Options) -> Iterator[str]:
