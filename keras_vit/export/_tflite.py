@@ -27,9 +27,11 @@ from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.storage import FLOAT32
 from keras_vit.export.quantization import rounding
+from keras_vit.export.quantization.calibration import FileGraph
 from keras_vit.export.quantization.modes import Mode, load_mode
 from keras_vit.export.quantization.outliers import BUILT_IN
 from keras_vit.export.quantization.outliers import find as find_outliers
+from keras_vit.export.quantization.quantize import check_names
 from keras_vit.export.quantization.quantize import quantize as quantize_file
 from keras_vit.model.vision_transformer import VisionTransformer
 
@@ -221,6 +223,8 @@ def _write(
     builder = build_file(model, options)
     builder.metadata(metadata.BUFFER_NAME, _metadata(model, options, mode))
     builder.write(unquantized if mode.uses_quantizer else path)
+    if mode.rules and not mode.uses_quantizer:
+        check_names(FileGraph.read(np.memmap(path, np.uint8, "r")), mode)
     if mode.uses_quantizer:
         quantize_file(unquantized, path, mode, calibration=calibration, progress=progress)
         unquantized.unlink()

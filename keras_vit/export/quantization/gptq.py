@@ -23,13 +23,13 @@ def gptq(kernel: np.ndarray, hessian: np.ndarray, storage: Storage) -> Integers:
     most = storage.largest
     order = np.argsort(-np.diag(hessian), kind="stable")
     # (inputs, outputs): a column of the paper is a contiguous row here
-    weights = kernel.T[order].astype(np.float64)
-    steps = scales.T.repeat(len(order) // scales.shape[1], axis=0)[order].astype(np.float64)
-    factor = _inverse_factor(hessian[np.ix_(order, order)].astype(np.float64))
+    weights = kernel.T[order]
+    steps = scales.T.repeat(len(order) // scales.shape[1], axis=0)[order]
+    factor = _inverse_factor(hessian[np.ix_(order, order)].astype(np.float64)).astype(np.float32)
     integers = np.empty(kernel.shape, np.int8)
     for start in range(0, len(order), COLUMNS):
         stop = min(start + COLUMNS, len(order))
-        errors = np.empty((stop - start, len(kernel)))
+        errors = np.empty((stop - start, len(kernel)), np.float32)
         for i in range(start, stop):
             rounded = np.rint(weights[i] / steps[i]).clip(-most, most)
             integers[:, order[i]] = rounded
