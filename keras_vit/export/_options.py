@@ -50,7 +50,8 @@ def check_options(options: Options, model: keras.Model, *, has_calibration: bool
     if problems or mode is None:
         raise ValueError("tflite: " + "; ".join(problems))
     patches = options.patches or mode.patches
-    return mode, dataclasses.replace(options, storage=STORAGES[mode.storage], class_names=names, patches=patches)
+    changes = {"storage": STORAGES[mode.storage], "class_names": names, "patches": patches, "norms": mode.norms}
+    return mode, dataclasses.replace(options, **changes)
 
 
 def _direct_only(options: Options) -> Iterator[str]:

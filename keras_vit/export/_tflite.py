@@ -27,6 +27,7 @@ from keras_vit.export.quantization.modes import Mode
 from keras_vit.export.quantization.outliers import BUILT_IN
 from keras_vit.export.quantization.outliers import find as find_outliers
 from keras_vit.export.quantization.quantize import quantize as quantize_file
+from keras_vit.export.quantization.search import Found, search
 from keras_vit.model.vision_transformer import VisionTransformer
 
 
@@ -136,12 +137,13 @@ def _export(
     is_direct = options.route == "direct"
     measured_images = _measured_images(model, calibration) if is_direct else None
     verification_images = _verification_images(model, images, calibration, options, mode)
+    found = None
     with temporary_path(path) as work:
         with measure_resources() as used:
             if measured_images is not None:
                 outliers = find_outliers(model, measured_images, mode.smoothing)
                 options = dataclasses.replace(options, **outliers._asdict())
-                _write(model, work, options, mode, calibration_images, progress=progress)
+                found = _write(model, work, options, mode, calibration_images, progress=progress)
             else:
                 _converter.convert(model, work, mode=mode.name, batch=options.batch)
         report = verify(
@@ -159,6 +161,7 @@ def _export(
     return dataclasses.replace(
         report,
         path=path,
+        searched=() if found is None else tuple(found.lines()),
         calibrated_on=mode.needs_calibration and images is None,
         preprocess_error=resize_error,
         seconds=used.seconds,
@@ -201,9 +204,13 @@ def _write(
     calibration: np.ndarray | None,
     *,
     progress: bool,
-) -> None:
-    """Write the file from the model's weights, quantized, with its metadata and labels."""
+) -> Found | None:
+    """Write the file from the model's weights, quantized, with its metadata and labels; return what was searched."""
     unquantized = path.with_name("unquantized") if mode.uses_quantizer else path
+    found = None
+    if mode.search is not None and calibration is not None:
+        found = search(model, options, mode, calibration, unquantized, progress=progress)
+        options, mode = found.options, found.mode
     builder = build_file(model, options)
     builder.metadata(metadata.BUFFER_NAME, _metadata(model, options, mode))
     builder.write(unquantized)
@@ -212,6 +219,7 @@ def _write(
         unquantized.unlink()
     if options.class_names:
         metadata.append_labels(path, options.class_names)
+    return found
 
 
 def _metadata(model: VisionTransformer, options: Options, mode: Mode) -> bytes:

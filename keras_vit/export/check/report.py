@@ -33,6 +33,7 @@ class Report:
         threads: number of threads; None where the runtime chooses.
         mode: how the file is quantized, where known; "bfloat16" for a SavedModel with such weights.
         accelerated: which operators the accelerator takes, if the file was run on one.
+        searched: what the search of a mode found, in lines of text.
         calibrated_on: whether the images are those of the calibration.
         preprocess_error: largest difference (0..255) of images that the file resizes from `model.preprocess`.
         files_error: for image files: largest difference of a probability from the model's for the same pixels; without
@@ -72,6 +73,7 @@ class Report:
     half_precision_sums: str | None = None
     largest_value: float | None = None
     accelerated: Accelerated | None = None
+    searched: tuple[str, ...] = ()
     calibrated_on: bool = False
     preprocess_error: float | None = None
     files_error: float | None = None
@@ -100,6 +102,7 @@ class Report:
         ]
         if self.difference_cosine is not None:
             lines.append(f"differences between images: cosine {self.difference_cosine:.6f}")
+        lines += self.searched
         if self.half_precision_cosine is not None:
             lines.append(
                 f"in half precision, sums in {self.half_precision_sums}: differences between images, cosine "

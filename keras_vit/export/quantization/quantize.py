@@ -33,11 +33,10 @@ Ranges = dict[str, dict[str, np.ndarray]]
 METHODS = {"min_max": "MIN_MAX_UNIFORM_QUANT", "octav": "OCTAV", "gptq": "MIN_MAX_UNIFORM_QUANT"}
 
 # A token with a huge channel has a far larger variance than the others, and a range for all would lose theirs. So the
-# range of these tensors of a norm ends at `times` a quantile, and that token is normalized less.
-CUT = {  # pattern of a tensor's name -> (quantile, times)
-    re.compile(r"norm\d?/(variance|whole|safe)$"): (0.5, 8.0),
-    re.compile(r"norm\d?/squares$"): (0.9995, 4.0),
-}
+# range of these tensors of a norm ends at `times` the median, and that token is normalized less.
+CUT = {re.compile(r"norm\d?/(square|mean|variance|whole|safe)$"): 8.0}  # pattern of a tensor's name -> times
+# 16 bits have room for values beyond those of the calibration images.
+HEADROOM = 2.0
 ALIGNMENT = 16  # bytes, of every weight; the schema requires it
 
 
@@ -79,7 +78,7 @@ def _recipe(package: Any, graph: FileGraph, mode: Mode) -> list[dict[str, Any]]:
     manager = package.recipe_manager.RecipeManager()
     for index, rule in enumerate(mode.rules):
         where = f"Mode {mode.name!r}, rules[{index}]"
-        if rule.names and not any(_fits(rule, graph, operator) for operator in graph.operators):
+        if rule.names and not any(rule.fits(operator.kind, graph.name(operator)) for operator in graph.operators):
             raise ValueError(f"{where}: no operator of the file fits names = {rule.names!r} and {list(rule.operators)}")
         # The manager replaces a rule by a later one with the same expression; a comment makes each expression unique.
         expression = f"(?#{index})" + (rule.names or ".*")
@@ -109,11 +108,6 @@ def _add_rule(package: Any, manager: Any, rule: Rule, operator: str, expression:
         raise ValueError(f"{where}: the quantizer cannot do this to {operator}: {error}") from None
 
 
-def _fits(rule: Rule, graph: FileGraph, operator: Operator) -> bool:
-    kinds = {"*", operator.kind}
-    return bool(kinds.intersection(rule.operators) and re.search(rule.names or "", graph.name(operator)))
-
-
 def _calibrate(
     source: str | os.PathLike[str], graph: FileGraph, mode: Mode, images: Any, *, progress: bool
 ) -> Ranges | None:
@@ -125,13 +119,27 @@ def _calibrate(
     for layer, bits in track(layers.items(), "Rounding", show=progress):
         kernel = graph.kernel(layer)
         kernel[:] = gptq(kernel, hessians[graph.input_name(layer)], bits)
+    _add_headroom(ranges, graph, mode)
     return ranges if any(rule.activations != FLOAT for rule in mode.rules) else None
+
+
+def measure_ranges(source: str | os.PathLike[str], graph: FileGraph, images: np.ndarray, *, progress: bool) -> Ranges:
+    """Return the range of every activation of a float32 file."""
+    return _statistics(source, graph, images, set(), progress=progress)[0]
+
+
+def _add_headroom(ranges: Ranges, graph: FileGraph, mode: Mode) -> None:
+    for operator in graph.operators:
+        rule = mode.rule(operator.kind, graph.name(operator))
+        if rule is not None and rule.activations == 16:
+            for bound in ranges[graph.name(operator)].values():
+                bound *= HEADROOM
 
 
 def _gptq_layers(graph: FileGraph, mode: Mode) -> Iterator[tuple[Operator, int]]:
     """Yield the dense layers whose kernels GPTQ rounds, and the bits."""
     for operator in graph.operators:
-        rules = [rule for rule in mode.rules if _fits(rule, graph, operator)]
+        rules = [rule for rule in mode.rules if rule.fits(operator.kind, graph.name(operator))]
         if operator.kind == "FULLY_CONNECTED" and rules and rules[-1].method == "gptq":
             yield operator, rules[-1].weights
 
@@ -145,9 +153,9 @@ def _statistics(
 
     def update(name: str, values: np.ndarray) -> None:
         least, most = values.min(keepdims=True), values.max(keepdims=True)
-        for pattern, (share, times) in CUT.items():
-            if pattern.search(name) and most > times * np.quantile(values, share):
-                most = np.full_like(most, times * np.quantile(values, share))
+        for pattern, times in CUT.items():
+            if pattern.search(name):
+                most = np.minimum(most, times * np.median(values))
         known = ranges.setdefault(name, {"min": least, "max": most})
         known["min"], known["max"] = np.minimum(known["min"], least), np.maximum(known["max"], most)
         if name in gptq_inputs:
