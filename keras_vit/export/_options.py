@@ -8,7 +8,6 @@ import keras
 
 from keras_vit.export import _converter
 from keras_vit.export.litert.options import Options
-from keras_vit.export.litert.storage import STORAGES
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
 from keras_vit.model.config.limits import check_resizable
@@ -49,9 +48,8 @@ def check_options(options: Options, model: keras.Model, *, has_calibration: bool
         problems.append(f"{' and '.join(options.sizes)} is for VisionTransformers. Received: {type(model).__name__}")
     if problems or mode is None:
         raise ValueError("tflite: " + "; ".join(problems))
-    patches = options.patches or mode.patches
-    changes = {"storage": STORAGES[mode.storage], "class_names": names, "patches": patches, "norms": mode.norms}
-    return mode, dataclasses.replace(options, **changes)
+    named = dataclasses.replace(options, class_names=names, patches=options.patches or mode.patches)
+    return mode, dataclasses.replace(named, storage=mode, norms=mode.norms)
 
 
 def _direct_only(options: Options) -> Iterator[str]:

@@ -22,6 +22,7 @@ class Report:
         images: number of images that were compared.
         max_error: largest difference of a logit, divided by the largest logit.
         cosine: lowest cosine similarity of an image's logits, or of its attention where the file returns it; -1 to 1.
+        mean_cosine: mean cosine similarity over the images, which is compared with `least_cosine`; -1 to 1.
         sqnr: signal-to-quantization-noise ratio in dB: power of the model's logits over that of the differences.
         difference_cosine: mean cosine similarity between the differences of two images' logits, the file's and the
             model's, over all pairs, -1 to 1. What all images share does not count, nor do pairs whose difference is
@@ -32,8 +33,8 @@ class Report:
         milliseconds: median time of one image on this machine.
         threads: number of threads; None where the runtime chooses.
         mode: how the file is quantized, where known; "bfloat16" for a SavedModel with such weights.
+        searched: what the quantization found in the model, in lines of text.
         accelerated: which operators the accelerator takes, if the file was run on one.
-        searched: what the search of a mode found, in lines of text.
         calibrated_on: whether the images are those of the calibration.
         preprocess_error: largest difference (0..255) of images that the file resizes from `model.preprocess`.
         files_error: for image files: largest difference of a probability from the model's for the same pixels; without
@@ -67,6 +68,7 @@ class Report:
     milliseconds: float
     threads: int | None = None
     mode: str | None = None
+    mean_cosine: float | None = None
     difference_cosine: float | None = None
     decided_agreement: float | None = None
     half_precision_cosine: float | None = None

@@ -8,7 +8,8 @@ import numpy as np
 
 from keras_vit._util.checks import given, pair
 from keras_vit._util.fields import Count, as_python, field_rules
-from keras_vit.export.litert.storage import FLOAT32, Storage
+from keras_vit.export.litert.operators import RoundedDense
+from keras_vit.export.litert.storage import FLOAT32, StorageRules
 from keras_vit.model import task
 from keras_vit.model.config import ViTConfig
 
@@ -52,8 +53,9 @@ class Options:
     least_agreement: Fraction | None = None
     threads: Count = 2
 
-    storage: Storage = FLOAT32  # the mode's
+    storage: StorageRules = FLOAT32  # the mode's
     norms: Norms = "float"  # the mode's
+    rounded: Mapping[str, RoundedDense] = field(default_factory=dict)  # name of a dense layer -> what replaces its own
     class_names: Sequence[str] | None = None  # in the order of the logits
     # "block_3/norm1" -> factors (hidden_size,) above 0: the norm's result is multiplied by them and the next kernel is
     # divided by them, which moves outliers of activations into the kernel (SmoothQuant, arXiv 2211.10438).

@@ -3,6 +3,7 @@
 Nothing here imports Keras, TensorFlow or the quantizer, so that `keras-vit` can list the modes at once.
 """
 
+import dataclasses
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +16,7 @@ from keras_vit._util.fields import field_rules
 from keras_vit._util.schema import problems
 from keras_vit._util.text import nearest
 from keras_vit.export.litert.options import Cosine, Fraction, Norms, Patches
-from keras_vit.export.litert.storage import STORAGES, StorageName
+from keras_vit.export.litert.storage import FLOAT32, INT4, INT8, STORAGES, Storage, StorageName
 
 FLOAT: Final = 32  # bits of tensors that a rule leaves as they are
 WITH_KERNELS = {"FULLY_CONNECTED", "CONV_2D"}
@@ -35,11 +36,23 @@ class Rule:
     names: str | None = None  # regular expression to find in the operator's name, as "block_0/mlp"; None fits all
     # How a kernel's scales and integers are found: from the largest weights, by ai-edge-quantizer's OCTAV or by `gptq`.
     method: Literal["min_max", "octav", "gptq"] = "min_max"
+    block: Literal[32, 64, 128, 256] | None = None  # number of inputs that share a scale, of 4 bits; None: all
 
     @property
     def needs_calibration(self) -> bool:
         """True if it needs calibration images: for fixed ranges, or for GPTQ's statistics of a layer's inputs."""
         return self.activations != FLOAT or self.method == "gptq"
+
+    @property
+    def is_of_kernels(self) -> bool:
+        """True if it is about the storage of kernels alone, which are written so at once."""
+        can_be_written = self.method != "octav" and (self.weights != 4 or "CONV_2D" not in self.operators)
+        return self.activations == FLOAT and can_be_written and WITH_KERNELS.issuperset(self.operators)
+
+    @property
+    def storage(self) -> Storage:
+        """How it stores kernels."""
+        return {4: dataclasses.replace(INT4, block=self.block), 8: INT8, FLOAT: FLOAT32}[self.weights]
 
     def fits(self, kind: str, name: str) -> bool:
         """Return whether it is for an operator of a kind in the schema and a name."""
@@ -92,18 +105,28 @@ class Mode:
     )
     rules: tuple[Rule, ...] = ()  # applied to the written file, in this order
     smoothing: Smoothing | None = None
+    gptq: bool = False  # whether GPTQ rounds the kernels of dense layers where there are calibration images
     search: Search | None = None
     norms: Norms = "float"  # how norms compute, see `litert.options`
 
     def rule(self, kind: str, name: str) -> Rule | None:
         """Return the rule that applies to an operator of a kind in the schema and a name."""
-        fitting = [rule for rule in self.rules if rule.fits(kind, name)]
-        return fitting[-1] if fitting else None
+        return next((rule for rule in reversed(self.rules) if rule.fits(kind, name)), None)
 
     @property
     def uses_quantizer(self) -> bool:
         """True if the quantizer rewrites the written file."""
-        return bool(self.rules)
+        return not all(rule.is_of_kernels for rule in self.rules)
+
+    def storage_of(self, kind: str, name: str) -> Storage:
+        """Return how the kernel of an operator is written, by its kind in the schema and its name."""
+        fitting = [rule.storage for rule in self.rules if rule.fits(kind, name) and not self.uses_quantizer]
+        return fitting[-1] if fitting else STORAGES[self.storage]
+
+    def rounds(self, name: str) -> bool:
+        """Return whether GPTQ rounds the kernel of a dense layer."""
+        methods = [rule.method for rule in self.rules if rule.fits("FULLY_CONNECTED", name)]
+        return methods[-1] == "gptq" if methods else self.gptq
 
     @property
     def needs_calibration(self) -> bool:
@@ -183,8 +206,15 @@ def _rule_problems(rule: dict[str, Any], where: str) -> Iterator[str]:
         yield f"{where} has integer activations and float weights, which no kernel multiplies"
     if not rule["operators"]:
         yield f"{where}.operators is empty; '*' means all"
+    names = rule.get("names", "")
+    if re.search(r"(?<!\\)\$", names):
+        yield f"{where}.names must not have '$': a ';' follows each name; write ';' instead. Received: {names!r}"
+    if rule.get("block") and rule["weights"] != 4:
+        yield f"{where}.block is for weights of 4 bits. Received: {rule['weights']} bits"
+    if rule.get("method") == "gptq" and not Rule(**{**rule, "operators": tuple(rule["operators"])}).is_of_kernels:
+        yield f"{where}.method 'gptq' is for kernels of dense layers, without activations. Received: {rule}"
     try:
-        re.compile(rule.get("names", ""))
+        re.compile(names)
     except re.error as error:
         yield f"{where}.names is not a regular expression: {error}. Received: {rule['names']!r}"
 

@@ -1,9 +1,8 @@
 """Quantize a float32 LiteRT file by the rules of a mode.
 
-ai-edge-quantizer finds scales and integers and rewrites the graph. Three parts of its version 0.10 are replaced here:
+ai-edge-quantizer finds scales and integers and rewrites the graph. Two parts of its version 0.10 are replaced here:
 - It merges the ranges of images by a moving average, which cuts off rare large values. Here they are true minima and
   maxima.
-- Its GPTQ has neither the Cholesky factor nor the order of columns of the paper, which make int4 much more exact.
 - Its files store weights behind the flatbuffer, and operators by their new codes alone; OpenVINO reads neither.
 """
 
@@ -18,19 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit._util.progress import track
 from keras_vit._util.text import install_command, suggestion
 from keras_vit.export.litert.builder import fits_flatbuffer, schema
-from keras_vit.export.quantization.calibration import FileGraph, Operator, check_images, ignore_memory_warning, observe
-from keras_vit.export.quantization.gptq import gptq
+from keras_vit.export.quantization.calibration import FileGraph, check_images, ignore_memory_warning, observe
 from keras_vit.export.quantization.modes import FLOAT, Mode, Rule
 
 # Name of an activation -> {"min": ..., "max": ...}, as the quantizer reads it.
 Ranges = dict[str, dict[str, np.ndarray]]
 
-# Method of a rule -> algorithm of ai-edge-quantizer. Kernels of "gptq" are rounded before the quantizer sees them: they
-# are multiples of the scales that it finds.
-METHODS = {"min_max": "MIN_MAX_UNIFORM_QUANT", "octav": "OCTAV", "gptq": "MIN_MAX_UNIFORM_QUANT"}
+METHODS = {"min_max": "MIN_MAX_UNIFORM_QUANT", "octav": "OCTAV"}  # of a rule -> algorithm of ai-edge-quantizer
 
 # A token with a huge channel has a far larger variance than the others, and a range for all would lose theirs. So the
 # range of these tensors of a norm ends at `times` the median, and that token is normalized less.
@@ -54,10 +49,13 @@ def quantize(
     `calibration` is for modes with `needs_calibration`: (count, height, width, channels) of the input's dtype.
     """
     package = _import_quantizer()
-    content = np.memmap(source, np.uint8, "c")  # copy-on-write: rounded kernels change this array, not the file
+    content = np.memmap(source, np.uint8, "c")  # the quantizer takes a buffer that could be written
     graph = FileGraph.read(content)
     recipe = _recipe(package, graph, mode)
-    ranges = _calibrate(source, graph, mode, calibration, progress=progress) if mode.needs_calibration else None
+    ranges = None
+    if mode.needs_calibration:
+        ranges = measure_ranges(source, graph, check_images(graph, calibration, mode.name), progress=progress)
+        _add_headroom(ranges, graph, mode)
     quantizer = package.quantizer.Quantizer(content.data, recipe)
     with _status("Quantizing", show=progress), ignore_memory_warning():
         result = quantizer.quantize(ranges, enable_progress_bar=False, enable_progress_report=False)
@@ -92,8 +90,6 @@ def _add_rule(package: Any, manager: Any, rule: Rule, operator: str, expression:
     known = [kind.value for kind in package.qtyping.TFLOperationName]
     if operator not in known:
         raise ValueError(f"{where}: the quantizer has no operator {operator!r}; {suggestion(operator, known)}")
-    if rule.method == "gptq" and operator != "FULLY_CONNECTED":
-        raise ValueError(f"{where}: method 'gptq' is for FULLY_CONNECTED. Received: {operator!r}")
     kind = package.qtyping.TFLOperationName(operator)
     names = package.algorithm_manager.AlgorithmName
     method = names[METHODS[rule.method]]
@@ -108,27 +104,8 @@ def _add_rule(package: Any, manager: Any, rule: Rule, operator: str, expression:
         raise ValueError(f"{where}: the quantizer cannot do this to {operator}: {error}") from None
 
 
-def _calibrate(
-    source: str | os.PathLike[str], graph: FileGraph, mode: Mode, images: Any, *, progress: bool
-) -> Ranges | None:
-    """Round the kernels that GPTQ rounds, in place, and return the ranges of activations where the mode fixes them."""
-    images = check_images(graph, images, mode.name)
-    layers = dict(_gptq_layers(graph, mode))
-    inputs = {graph.input_name(layer) for layer in layers}
-    ranges, hessians = _statistics(source, graph, images, inputs, progress=progress)
-    for layer, bits in track(layers.items(), "Rounding", show=progress):
-        kernel = graph.kernel(layer)
-        kernel[:] = gptq(kernel, hessians[graph.input_name(layer)], bits)
-    _add_headroom(ranges, graph, mode)
-    return ranges if any(rule.activations != FLOAT for rule in mode.rules) else None
-
-
-def measure_ranges(source: str | os.PathLike[str], graph: FileGraph, images: np.ndarray, *, progress: bool) -> Ranges:
-    """Return the range of every activation of a float32 file."""
-    return _statistics(source, graph, images, set(), progress=progress)[0]
-
-
 def _add_headroom(ranges: Ranges, graph: FileGraph, mode: Mode) -> None:
+    """Widen the ranges of the tensors that operators of 16 bits compute."""
     for operator in graph.operators:
         rule = mode.rule(operator.kind, graph.name(operator))
         if rule is not None and rule.activations == 16:
@@ -136,20 +113,9 @@ def _add_headroom(ranges: Ranges, graph: FileGraph, mode: Mode) -> None:
                 bound *= HEADROOM
 
 
-def _gptq_layers(graph: FileGraph, mode: Mode) -> Iterator[tuple[Operator, int]]:
-    """Yield the dense layers whose kernels GPTQ rounds, and the bits."""
-    for operator in graph.operators:
-        rules = [rule for rule in mode.rules if rule.fits(operator.kind, graph.name(operator))]
-        if operator.kind == "FULLY_CONNECTED" and rules and rules[-1].method == "gptq":
-            yield operator, rules[-1].weights
-
-
-def _statistics(
-    source: str | os.PathLike[str], graph: FileGraph, images: np.ndarray, gptq_inputs: set[str], *, progress: bool
-) -> tuple[Ranges, dict[str, np.ndarray]]:
-    """Return the range of every activation, true but for `CUT`, and the Hessians, x.T @ x over all rows x, of some."""
+def measure_ranges(source: str | os.PathLike[str], graph: FileGraph, images: np.ndarray, *, progress: bool) -> Ranges:
+    """Return the range of every activation of a float32 file, true but for `CUT`."""
     ranges: Ranges = {}
-    hessians: dict[str, np.ndarray] = {}
 
     def update(name: str, values: np.ndarray) -> None:
         least, most = values.min(keepdims=True), values.max(keepdims=True)
@@ -158,12 +124,9 @@ def _statistics(
                 most = np.minimum(most, times * np.median(values))
         known = ranges.setdefault(name, {"min": least, "max": most})
         known["min"], known["max"] = np.minimum(known["min"], least), np.maximum(known["max"], most)
-        if name in gptq_inputs:
-            rows = values.reshape(-1, values.shape[-1])
-            hessians[name] = hessians.get(name, 0) + rows.T @ rows
 
     observe(source, graph, images, update, progress=progress)
-    return ranges, hessians
+    return ranges
 
 
 @contextlib.contextmanager

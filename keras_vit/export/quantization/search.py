@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -44,16 +44,16 @@ class Found(NamedTuple):
     shares: dict[str, float]  # name of an operator or of some alike -> its noise, the largest first
     chosen: tuple[str, ...]  # those that got other ranges
 
-    def lines(self) -> list[str]:
+    def lines(self) -> tuple[str, ...]:
         """Return lines of a report."""
         assert self.mode.search is not None
         got = "ranges at run time" if self.mode.search.activations == FLOAT else "16 bits"
         chosen = ", ".join(self.chosen) or "none"
         worst = ", ".join(f"{name} {noise:.1e}" for name, noise in list(self.shares.items())[:5])
-        return [
+        return (
             f"{got}: {len(self.chosen)} of {len(self.shares)}: {chosen}",
             f"noise of fixed ranges {self.noise:.1e}, of which: {worst}",
-        ]
+        )
 
 
 class _Candidate(NamedTuple):
@@ -238,7 +238,7 @@ def _choose(noises: Mapping[_Candidate, float], most: float, share: float) -> se
     return chosen
 
 
-def _rules(operators: list[str], activations: int) -> tuple[Rule, ...]:
+def _rules(operators: list[str], activations: Literal[16, 32]) -> tuple[Rule, ...]:
     """Return a rule for operators by their names."""
     if not operators:
         return ()
