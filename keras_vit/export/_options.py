@@ -48,8 +48,8 @@ def check_options(options: Options, model: keras.Model, *, has_calibration: bool
         problems.append(f"{' and '.join(options.sizes)} is for VisionTransformers. Received: {type(model).__name__}")
     if problems or mode is None:
         raise ValueError("tflite: " + "; ".join(problems))
-    patches = options.patches or mode.patches
-    return mode, dataclasses.replace(options, storage=mode, class_names=names, patches=patches)
+    named = dataclasses.replace(options, class_names=names, patches=options.patches or mode.patches)
+    return mode, dataclasses.replace(named, storage=mode, norms=mode.norms)
 
 
 def _direct_only(options: Options) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from keras_vit.export.quantization.outliers import BUILT_IN
 from keras_vit.export.quantization.outliers import find as find_outliers
 from keras_vit.export.quantization.quantize import check_names
 from keras_vit.export.quantization.quantize import quantize as quantize_file
+from keras_vit.export.quantization.search import search
 from keras_vit.model.vision_transformer import VisionTransformer
 
 # Modes that need no images, the smaller first: what is left for a model that another mode does not fit.
@@ -161,8 +162,9 @@ def _export(
                 model, work, verification_images, mode=mode, threads=options.threads, progress=progress, **least
             )
         except VerificationError as error:
-            found = _passing_mode(model, work, options, mode, verification_images) if is_direct else ""
-            raise VerificationError("; ".join([str(error), *searched, *found])) from None
+            if measured_images is not None:
+                searched += _passing_mode(model, work, options, mode, measured_images, verification_images)
+            raise VerificationError("; ".join([str(error), *searched])) from None
         resize_error = _resize_error(model, verification_images, options, work.with_name("resize"))
         work.replace(path)
     return dataclasses.replace(
@@ -214,6 +216,10 @@ def _write(
 ) -> tuple[str, ...]:
     """Write the file from the model's weights, quantized, with its metadata and labels; return lines for the report."""
     unquantized = path.with_name("unquantized")
+    searched: tuple[str, ...] = ()
+    if mode.search is not None and calibration is not None:
+        found = search(model, options, mode, calibration, unquantized, progress=progress)
+        options, mode, searched = found.options, found.mode, found.lines()
     if calibration is not None and not mode.uses_quantizer:
         build_file(model, dataclasses.replace(options, storage=FLOAT32)).write(unquantized)
         options = dataclasses.replace(
@@ -230,21 +236,23 @@ def _write(
         unquantized.unlink()
     if options.class_names:
         metadata.append_labels(path, options.class_names)
-    return rounding.lines(options.rounded)
+    return (*searched, *rounding.lines(options.rounded))
 
 
-def _passing_mode(model: VisionTransformer, work: Path, options: Options, refused: Mode, images: Any) -> Iterator[str]:
-    """Yield a sentence that names the smallest of the safer modes whose file passes, if one does."""
-    for name in SAFER_MODES:
-        mode = load_mode(name)
-        if name == refused.name or mode.bits[0] < refused.bits[0]:
+def _passing_mode(
+    model: VisionTransformer, work: Path, options: Options, refused: Mode, measured: np.ndarray, images: Any
+) -> tuple[str, ...]:
+    """Return a line that names the smallest of the safer modes whose file passes, if one does."""
+    for mode in map(load_mode, SAFER_MODES):
+        if mode.name == refused.name or mode.bits[0] < refused.bits[0]:
             continue
-        trial = dataclasses.replace(options, storage=mode, rounded={}, patches=mode.patches)
+        outliers = find_outliers(model, measured, mode.smoothing)
+        trial = dataclasses.replace(options, storage=mode, norms=mode.norms, rounded={}, **outliers._asdict())
+        _write(model, work, trial, mode, None, progress=False)
         with contextlib.suppress(VerificationError):
-            _write(model, work, trial, mode, None, progress=False)
-            report = verify(model, work, images, mode=mode)
-            yield f"tried: {report.lines()[0].partition(': ')[2]} passes, {'; '.join(report.lines()[1:3])}"
-            return
+            size, figures = verify(model, work, images, mode=mode).lines()[:2]
+            return (f"tried: quantize={mode.name!r} passes ({size.rpartition(': ')[2]}), {figures}",)
+    return ()
 
 
 def _metadata(model: VisionTransformer, options: Options, mode: Mode) -> bytes:

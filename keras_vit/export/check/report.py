@@ -74,8 +74,8 @@ class Report:
     half_precision_cosine: float | None = None
     half_precision_sums: str | None = None
     largest_value: float | None = None
-    searched: tuple[str, ...] = ()
     accelerated: Accelerated | None = None
+    searched: tuple[str, ...] = ()
     calibrated_on: bool = False
     preprocess_error: float | None = None
     files_error: float | None = None

@@ -15,7 +15,7 @@ from keras_vit._util import data_files
 from keras_vit._util.fields import field_rules
 from keras_vit._util.schema import problems
 from keras_vit._util.text import nearest
-from keras_vit.export.litert.options import Cosine, Fraction, Patches
+from keras_vit.export.litert.options import Cosine, Fraction, Norms, Patches
 from keras_vit.export.litert.storage import FLOAT32, INT4, INT8, STORAGES, Storage, StorageName
 
 FLOAT: Final = 32  # bits of tensors that a rule leaves as they are
@@ -76,6 +76,20 @@ class Smoothing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Search:
+    """How operators that lose much by fixed ranges of 8 bits are found on calibration images, and what they get.
+
+    The measure is noise: the power of the output's error by all fixed ranges, as a share of the power of the
+    differences between images' outputs. The cosine of differences is about 1 - noise / 2.
+    """
+
+    noise: Fraction  # the search ends when the rest has no more
+    activations: Literal[16, 32]  # bits of the inputs and outputs of those found; 32: ranges at run time
+    # Most that may get them: of the multiply-adds of dense layers, or with 16 bits of the values of all tensors.
+    share: Fraction
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mode:
     """Quantization mode: how a LiteRT file stores weights and computes with them."""
 
@@ -92,6 +106,12 @@ class Mode:
     rules: tuple[Rule, ...] = ()  # applied to the written file, in this order
     smoothing: Smoothing | None = None
     gptq: bool = False  # whether GPTQ rounds the kernels of dense layers where there are calibration images
+    search: Search | None = None
+    norms: Norms = "float"  # how norms compute, see `litert.options`
+
+    def rule(self, kind: str, name: str) -> Rule | None:
+        """Return the rule that applies to an operator of a kind in the schema and a name."""
+        return next((rule for rule in reversed(self.rules) if rule.fits(kind, name)), None)
 
     @property
     def uses_quantizer(self) -> bool:
@@ -157,12 +177,13 @@ def _read(path: Path) -> Mode:
     found = list(problems(table, data_files.read_schema("converters", "export"), path.name))
     if found := found or list(_value_problems(table, path.name)):
         raise ValueError(f"{path} is not a valid quantization mode: " + "; ".join(found))
-    smoothing = table.pop("smoothing", None)
+    smoothing, search = table.pop("smoothing", None), table.pop("search", None)
     rules = [{**rule, "operators": tuple(rule["operators"])} for rule in table.pop("rules", [])]
     return Mode(
         name=path.stem,
         rules=tuple(Rule(**rule) for rule in rules),
         smoothing=None if smoothing is None else Smoothing(**smoothing),
+        search=None if search is None else Search(**search),
         **table,
     )
 
@@ -176,6 +197,7 @@ def _value_problems(table: dict[str, Any], where: str) -> Iterator[str]:
     yield from _field_problems(Smoothing, table.get("smoothing", {}), f"{where}.smoothing")
     if any(rule.get("method") == "gptq" for rule in rules) and any("activations" in rule for rule in rules):
         yield f"{where}: rules with method 'gptq' and rules with activations do not go together"
+    yield from _field_problems(Search, table.get("search", {}), f"{where}.search")
     for index, rule in enumerate(rules):
         yield from _rule_problems(rule, f"{where}.rules[{index}]")
 
@@ -201,7 +223,7 @@ def _rule_problems(rule: dict[str, Any], where: str) -> Iterator[str]:
 
 def _field_problems(cls: type, table: Mapping[str, Any], where: str) -> Iterator[str]:
     for name, rule in field_rules(cls).items():
-        if name in table and name not in ("smoothing", "rules"):
+        if name in table and name not in ("smoothing", "search", "rules"):
             near = _nearest(str(table[name]), map(str, rule.choices))
             yield from (problem + near for problem in rule.problems(table[name], f"{where}.{name}"))
 

@@ -28,11 +28,10 @@ Ranges = dict[str, dict[str, np.ndarray]]
 METHODS = {"min_max": "MIN_MAX_UNIFORM_QUANT", "octav": "OCTAV"}  # of a rule -> algorithm of ai-edge-quantizer
 
 # A token with a huge channel has a far larger variance than the others, and a range for all would lose theirs. So the
-# range of these tensors of a norm ends at `times` a quantile, and that token is normalized less.
-CUT = {  # pattern of a tensor's name -> (quantile, times)
-    re.compile(r"norm\d?/(variance|whole|safe)$"): (0.5, 8.0),
-    re.compile(r"norm\d?/squares$"): (0.9995, 4.0),
-}
+# range of these tensors of a norm ends at `times` the median, and that token is normalized less.
+CUT = {re.compile(r"norm\d?/(square|mean|variance|whole|safe)$"): 8.0}  # pattern of a tensor's name -> times
+# 16 bits have room for values beyond those of the calibration images.
+HEADROOM = 2.0
 ALIGNMENT = 16  # bytes, of every weight; the schema requires it
 
 
@@ -55,7 +54,8 @@ def quantize(
     recipe = _recipe(package, graph, mode)
     ranges = None
     if mode.needs_calibration:
-        ranges = _ranges(source, graph, check_images(graph, calibration, mode.name), progress=progress)
+        ranges = measure_ranges(source, graph, check_images(graph, calibration, mode.name), progress=progress)
+        _add_headroom(ranges, graph, mode)
     quantizer = package.quantizer.Quantizer(content.data, recipe)
     with _status("Quantizing", show=progress), ignore_memory_warning():
         result = quantizer.quantize(ranges, enable_progress_bar=False, enable_progress_report=False)
@@ -113,15 +113,24 @@ def _add_rule(package: Any, manager: Any, rule: Rule, operator: str, expression:
         raise ValueError(f"{where}: the quantizer cannot do this to {operator}: {error}") from None
 
 
-def _ranges(source: str | os.PathLike[str], graph: FileGraph, images: np.ndarray, *, progress: bool) -> Ranges:
-    """Return the range of every activation, true but for `CUT`."""
+def _add_headroom(ranges: Ranges, graph: FileGraph, mode: Mode) -> None:
+    """Widen the ranges of the tensors that operators of 16 bits compute."""
+    for operator in graph.operators:
+        rule = mode.rule(operator.kind, graph.name(operator))
+        if rule is not None and rule.activations == 16:
+            for bound in ranges[graph.name(operator)].values():
+                bound *= HEADROOM
+
+
+def measure_ranges(source: str | os.PathLike[str], graph: FileGraph, images: np.ndarray, *, progress: bool) -> Ranges:
+    """Return the range of every activation of a float32 file, true but for `CUT`."""
     ranges: Ranges = {}
 
     def update(name: str, values: np.ndarray) -> None:
         least, most = values.min(keepdims=True), values.max(keepdims=True)
-        for pattern, (share, times) in CUT.items():
-            if pattern.search(name) and most > times * np.quantile(values, share):
-                most = np.full_like(most, times * np.quantile(values, share))
+        for pattern, times in CUT.items():
+            if pattern.search(name):
+                most = np.minimum(most, times * np.median(values))
         known = ranges.setdefault(name, {"min": least, "max": most})
         known["min"], known["max"] = np.minimum(known["min"], least), np.maximum(known["max"], most)
 
