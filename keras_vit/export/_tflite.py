@@ -156,10 +156,15 @@ def _export(
                 searched = _write(model, work, options, mode, calibration_images, progress=progress)
             else:
                 _converter.convert(model, work, mode=mode.name, batch=options.batch)
-        least: dict[str, Any] = {"least_cosine": options.least_cosine, "least_agreement": options.least_agreement}
         try:
             report = verify(
-                model, work, verification_images, mode=mode, threads=options.threads, progress=progress, **least
+                model,
+                work,
+                verification_images,
+                mode=mode,
+                threads=options.threads,
+                progress=progress,
+                **options.least,
             )
         except VerificationError as error:
             if measured_images is not None:
@@ -250,7 +255,7 @@ def _passing_mode(
         trial = dataclasses.replace(options, storage=mode, norms=mode.norms, rounded={}, **outliers._asdict())
         _write(model, work, trial, mode, None, progress=False)
         with contextlib.suppress(VerificationError):
-            size, figures = verify(model, work, images, mode=mode).lines()[:2]
+            size, figures = verify(model, work, images, mode=mode, **options.least).lines()[:2]
             return (f"tried: quantize={mode.name!r} passes ({size.rpartition(': ')[2]}), {figures}",)
     return ()
 

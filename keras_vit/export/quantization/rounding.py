@@ -9,7 +9,7 @@ import numpy as np
 from keras_vit._util.progress import track
 from keras_vit.export.litert.operators import RoundedDense
 from keras_vit.export.quantization.calibration import FileGraph, check_images, observe
-from keras_vit.export.quantization.gptq import gptq
+from keras_vit.export.quantization.gptq import DAMPING, gptq
 from keras_vit.export.quantization.modes import Mode
 
 NUM_SHOWN = 5  # layers
@@ -56,7 +56,9 @@ def round_dense(
         rows, total, products = sums[graph.input_name(layer)]
         mean = total / rows
         kernel, bias = graph.kernel(layer), graph.bias(layer)
-        rounded = gptq(kernel, products, storage)
+        # Of fewer rows than inputs, as in a last block of one token, the products are known for these images alone: the
+        # rounding would fit them, and no others.
+        rounded = gptq(kernel, products, storage, damping=max(DAMPING, len(mean) / rows))
         error = kernel - rounded.floats()
         powers = [float(np.sum(one @ products * one)) for one in (error, kernel)]
         result[graph.name(layer)] = RoundedDense(rounded, bias + error @ mean, powers[0] / max(powers[1], 1e-30))
