@@ -15,7 +15,7 @@ from keras_vit.export._temporary import check_file_path, temporary_path
 from keras_vit.export.check import inputs, samples
 from keras_vit.export.check.report import Report
 from keras_vit.export.check.resources import measure_resources
-from keras_vit.export.check.running import load_exported
+from keras_vit.export.check.running import load_exported, mark_own
 from keras_vit.export.check.verify import verify
 from keras_vit.export.litert import images as image_input
 from keras_vit.export.litert import metadata
@@ -144,6 +144,7 @@ def _export(
                 _write(model, work, options, mode, calibration_images, progress=progress)
             else:
                 _converter.convert(model, work, mode=mode.name, batch=options.batch)
+        mark_own(work)
         report = verify(
             model,
             work,
@@ -239,6 +240,7 @@ def _resize_error(model: VisionTransformer, images: Any, options: Options, work:
     given = image_input.add_image_input(ops, model.config, dataclasses.replace(options, batch=1))
     ops.builder.signature({"image": given.image}, {"prepared": given.tensor})
     ops.builder.write(work)
+    mark_own(work)
     file = load_exported(work)
     pixels, expected = inputs.comparison_images(model, file, images)
     received = np.concatenate([file.call(part)["prepared"] for part, _ in file.batches(pixels)])

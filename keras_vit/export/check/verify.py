@@ -12,7 +12,6 @@ import numpy as np
 
 from keras_vit._util.checks import given
 from keras_vit._util.progress import track
-from keras_vit._util.timing import timed
 from keras_vit.errors import VerificationError
 from keras_vit.export.check import inputs, samples, structure
 from keras_vit.export.check.accelerators import check_accelerator, run_on_gpu
@@ -143,7 +142,7 @@ def _run(file: ExportedModel, images: np.ndarray, progress: bool) -> tuple[Outpu
     results = []
     times = []
     for batch, count in track(batches, "Verifying", show=progress):
-        outputs, seconds = timed(file.call, batch)
+        outputs, seconds = file.timed_call(batch)
         times.append(seconds / len(batch))
         results.append({name: values[:count] for name, values in outputs.items()})
     joined = {name: np.concatenate([result[name] for result in results]) for name in results[0]}
