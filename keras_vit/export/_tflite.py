@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_vit._util.checks import as_path
 from keras_vit.export import _converter
 from keras_vit.export._options import check_options
 from keras_vit.export._temporary import check_file_path, temporary_path
@@ -121,7 +122,9 @@ def tflite(
         "threads": threads,
     }
     options = Options(**arguments)
-    return _export(model, Path(path), options, calibration=calibration, images=verify, progress=progress)
+    return _export(
+        model, Path(as_path(path, "path")), options, calibration=calibration, images=verify, progress=progress
+    )
 
 
 def _export(

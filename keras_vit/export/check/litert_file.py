@@ -8,6 +8,7 @@ import contextlib
 import json
 import math
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -24,22 +25,31 @@ import numpy as np
 
 TIMEOUT = 600.0  # seconds for opening a file, and for each call
 MAX_REASON = 300  # characters of what LiteRT says about a file
+# Memory that a file may take in a process of its own: this, and so many times its size and that of its images. With 3
+# heads and 16,384 patches of 16 x 16 pixels, the scores of attention are 64 times the image.
+SPARE_MEMORY = 1 << 30
+PER_FILE_BYTE, PER_IMAGE_BYTE = 64, 256
 
 Arrays = dict[str, np.ndarray]  # by name
 
 
 class LiteRTFile:
-    """A .tflite file in this process; raises a ValueError if it cannot be loaded."""
+    """A .tflite file in this process; raises a ValueError if it cannot be loaded.
 
-    def __init__(self, path: Path, threads: int) -> None:
+    `limits_memory` says that this process has no other task: a damaged file can state tensors of any size.
+    """
+
+    def __init__(self, path: Path, threads: int, *, limits_memory: bool = False) -> None:
         from ai_edge_litert.interpreter import Interpreter
 
         self._path = path
+        self._limits_memory = limits_memory
         try:
             interpreter = Interpreter(model_path=str(path), num_threads=threads)
         except ValueError as error:
             raise ValueError(f"{path} is not a LiteRT file that can be run: {str(error)[:MAX_REASON]}") from None
         with self._errors():
+            self._limit_memory(sum(4 * math.prod(map(int, each["shape"])) for each in interpreter.get_input_details()))
             interpreter.allocate_tensors()
             signatures = list(interpreter.get_signature_list())
             if not signatures:
@@ -56,11 +66,18 @@ class LiteRTFile:
 
     def call(self, images: np.ndarray) -> tuple[Arrays, float]:
         """Return the outputs for images (batch, height, width, channels), and the seconds of the call."""
+        self._limit_memory(images.nbytes)
         start = time.perf_counter()
         with self._errors():
             outputs = self._run(**{self._name: _quantized(images, self._image)})
         outputs = {key: _dequantized(values, self._results[key]) for key, values in outputs.items()}
         return outputs, time.perf_counter() - start
+
+    def _limit_memory(self, image_bytes: int) -> None:
+        if self._limits_memory and sys.platform == "linux":
+            most = SPARE_MEMORY + PER_FILE_BYTE * self._path.stat().st_size + PER_IMAGE_BYTE * image_bytes
+            used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_DATA, (min(used + most, sys.maxsize), resource.RLIM_INFINITY))
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -180,7 +197,7 @@ def _serve(place: str, name: str, threads: int) -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # LiteRT may print to standard output
     try:
-        file = LiteRTFile(Path(place), threads)
+        file = LiteRTFile(Path(place), threads, limits_memory=True)
         _send(answers, {}, batch=file.batch, shape=file.shape, dtype=file.dtype)
         with contextlib.suppress(EOFError):
             while True:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit._util.checks import check_counts
+from keras_vit._util.checks import as_path, check_counts
 from keras_vit._util.text import install_command
 from keras_vit._util.timing import timed
 from keras_vit.export.check.litert_file import IsolatedFile, LiteRTFile
@@ -69,7 +69,7 @@ class ExportedModel:
 
 def load_exported(path: str | os.PathLike[str], threads: int = 2) -> ExportedModel:
     """Load a SavedModel's folder or a .tflite file; arguments and errors are those of `runner`."""
-    path = Path(path)
+    path = Path(as_path(path, "path"))
     if not path.exists():
         raise FileNotFoundError(f"There is no exported file {path}")
     if not path.is_dir() and not path.is_file():  # reading a device or a pipe might never end

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit._util.checks import given
+from keras_vit._util.checks import as_path, given
 from keras_vit._util.progress import track
 from keras_vit.errors import VerificationError
 from keras_vit.export.check import inputs, samples, structure
@@ -83,10 +83,10 @@ def verify(
         >>> keras_vit.export.verify(model, "digits.tflite", digits.load().test_images[:50]).agreement
         1.0
     """
-    path = Path(path)
+    path = Path(as_path(path, "path"))
     task = tasks.of_model(model)
     is_litert = path.is_file()
-    mode = modes.load_mode(mode) if isinstance(mode, str) else mode
+    mode = mode if isinstance(mode, Mode | None) else modes.load_mode(mode)
     check_accelerator(accelerator, path)
     if half_precision:
         check_half_precision(path, mode, accelerator)
