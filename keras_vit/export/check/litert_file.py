@@ -146,10 +146,11 @@ class IsolatedFile:
         return values, arrays
 
     def _last_words(self) -> str:
-        """Return how the process ended, and the last line of its messages."""
+        """Return how the process ended, and the last line of its messages that is not only information."""
         self._process.wait()
         self._messages.seek(0)
-        said = self._messages.read().decode(errors="replace").strip().splitlines()[-1:]
+        lines = self._messages.read().decode(errors="replace").strip().splitlines()
+        said = [line[:MAX_REASON] for line in lines if not line.startswith(("INFO", "WARNING"))][-1:]
         code = self._process.returncode
         return "; ".join([signal.strsignal(-code) or str(code) if code < 0 else f"exit status {code}", *said])
 
