@@ -9,6 +9,7 @@ the process, and of the largest one that it started.
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import json
 import random
@@ -148,7 +149,7 @@ def _change_json(content: bytes, dice: random.Random) -> bytes:
         if dice.random() < 0.15:
             place.pop(key, None)
         else:
-            place[key] = dice.choice((*VALUES, *SIZES, *NAMES, {"0": dice.choice(NAMES)}, "[" * 2000))
+            place[key] = copy.deepcopy(dice.choice((*VALUES, *SIZES, *NAMES, {"0": dice.choice(NAMES)}, "[" * 2000)))
     return json.dumps(whole).encode()
 
 
