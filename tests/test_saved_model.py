@@ -334,17 +334,6 @@ def test_the_slower_of_two_exports_to_one_path_gets_the_same_error(
     assert nothing_but(tmp_path, "1") and nothing_but(tmp_path / "1", "saved_model.pb")
 
 
-def verify(*arguments: Any, **options: Any) -> export.Report:
-        monkeypatch.setattr(verification, "verify", measure)
-        export.saved_model(small(), tmp_path / "1", warmup=())  # the other one
-        return measure(*arguments, **options)
-
-    monkeypatch.setattr(verification, "verify", verify)
-    with pytest.raises(FileExistsError, match=r"1 already exists: remove it, or write the next version beside it"):
-        export.saved_model(small(), tmp_path / "1", warmup=())
-    assert nothing_but(tmp_path, "1") and (tmp_path / "1" / "saved_model.pb").exists()
-
-
 def test_a_version_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A server that polls the folder treats every numeric name as a version.
     seen = []
