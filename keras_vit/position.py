@@ -201,6 +201,11 @@ def _antialiased(new: int, old: int, kernel: Callable[[Matrix], Matrix]) -> Matr
     return kernel_matrix(_half_pixel(new, old), old, kernel, widening=max(old / new, 1.0))
 
 
+def axis_matrix(new: int, old: int, *, method: str) -> Matrix:
+    """Return the matrix, float64 (new, old), by which `resize` multiplies one axis of a grid."""
+    return _MATRICES[method](new, old)
+
+
 def kernel_matrix(positions: Matrix, old: int, kernel: Callable[[Matrix], Matrix], *, widening: float) -> Matrix:
     """Return the matrix that interpolates `old` values at positions with a kernel of the distance, made wider."""
     matrix = kernel((positions[:, None] - np.arange(old)) / widening)

@@ -143,6 +143,7 @@ class Data:
     num_classes: int
     class_names: tuple[str, ...]
     make_task: Callable[..., Task] = Classification  # of num_classes and labels, as the classes in `task.KINDS`
+    is_labelled: bool = True  # whether the labels mean anything; without labels they are 0
     multi_label: bool = False  # whether an image may have several classes or none; labels are then rows of 0 and 1
 
     def training_split(self) -> Split:
