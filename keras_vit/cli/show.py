@@ -42,7 +42,7 @@ def list_models(
         ]
         options.echo(json.dumps(rows, indent=2))
         return
-    none = f"keras-vit: no model of the zoo matches {pattern!r}; keras-vit list shows all"
+    none = f"keras-vit: no model of the zoo matches {pattern!r:.200}; keras-vit list shows all"
     lines = iter(
         options.aligned([(card.name, ", ".join(card.weights)) for card in cards]).splitlines() if cards else ()
     )

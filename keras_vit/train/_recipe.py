@@ -257,7 +257,7 @@ class Recipe:
         origin = self.origin or Origin(stated={name: getattr(self, name) for name in FIELD_RULES})
         for name in changes:
             if name not in FIELD_RULES:
-                raise ValueError(f"A recipe has no field {name!r}; {suggestion(name, FIELD_RULES)}.")
+                raise ValueError(f"A recipe has no field {name!r:.200}; {suggestion(name, FIELD_RULES)}.")
         changes = read_none(changes)
         variant = changes.pop("variant", self.variant)
         if variant is not None and variant != self.variant and variant not in origin.variants:
@@ -394,4 +394,4 @@ def _config_problems(config: Mapping[str, Any]) -> Iterator[str]:
     except ValueError as error:
         yield f"config: {error}"
     for name in _NOT_IN_CONFIG.keys() & config.keys():
-        yield f"config must not have {name}: it is {_NOT_IN_CONFIG[name]}. Received: {config[name]!r}"
+        yield f"config must not have {name}: it is {_NOT_IN_CONFIG[name]}. Received: {config[name]!r:.200}"

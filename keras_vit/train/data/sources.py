@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_vit._util.checks import as_path
 from keras_vit.model import task as tasks
 from keras_vit.train.data import tfds_source
 from keras_vit.train.data.dataset_files import is_folder
@@ -50,8 +51,8 @@ def open_data(data: Any, **options: Any) -> Data:
             raise ValueError("Arrays do not have named splits: pass them as train and evaluation.")
         return _open_arrays(data, needs_labels=request.needs_labels)
     if not isinstance(data, (str, os.PathLike)) or not os.fspath(data):
-        raise TypeError(f"Expected a name, a folder or a mapping of arrays. Received: {data!r}")
-    name = str(os.fspath(data))
+        raise TypeError(f"Expected a name, a folder or a mapping of arrays. Received: {data!r:.200}")
+    name = as_path(data, "data")
     folder = _find_folder(name)
     builder = tfds_source.builder_in(folder) if folder else tfds_source.builder_named(name, request.data_dir)
     if builder is not None:

@@ -66,7 +66,7 @@ def _check_devices(recipe: Recipe, strategy: tf.distribute.Strategy) -> None:
     if is_bfloat16 and strategies.has_workers(strategy) and not tf.config.list_logical_devices("GPU"):
         raise ValueError(
             "TensorFlow cannot send bfloat16 variables between workers without GPUs: set momentum_dtype='float32'. "
-            f"Received: {recipe.momentum_dtype!r}"
+            f"Received: {recipe.momentum_dtype!r:.200}"
         )
 
 

@@ -22,7 +22,9 @@ def choose_model(
     """Find what `model` stands for, as `train.run` does; return it with the recipe's variant for the model's name."""
     if isinstance(model, ViTConfig | VisionTransformer):
         if weights is not None:
-            raise ValueError(f"weights are for a model's name. Received: weights={weights!r} and model={model!r}")
+            raise ValueError(
+                f"weights are for a model's name. Received: weights={weights!r:.200} and model={model!r:.200}"
+            )
         return recipe, model
     choice = _resolve(recipe, model, weights)
     chosen = recipe.for_model(choice.name) if choice.name else recipe

@@ -146,14 +146,18 @@ def run(
     earlier = None
     if continue_from is not None:
         if model is not None or weights is not None:
-            raise ValueError(f"Give model or continue_from, not both. Received: {model or weights!r}, {continue_from}")
+            raise ValueError(
+                f"Give model or continue_from, not both. Received: {model or weights!r:.200}, {continue_from}"
+            )
         earlier = continued.read_run(continue_from, out)
         recipe = recipe.replace(reset_head=False) if recipe else earlier.recipe
         model, request = earlier.model, earlier.complete(request)
         teacher = earlier.teacher if teacher is None else teacher
-    recipe = recipe.replace(**changes) if recipe and changes else recipe
     if recipe is None or model is None:
-        raise ValueError(f"Give a recipe and a model, or continue_from. Received: {recipe!r}, {model!r}")
+        raise ValueError(f"Give a recipe and a model, or continue_from. Received: {recipe!r:.200}, {model!r:.200}")
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"recipe must be a Recipe: write train.recipe(name). Received: {recipe!r:.200}")
+    recipe = recipe.replace(**changes) if changes else recipe
     if request.data is None:
         raise ValueError(
             "data must say what to train on: a folder of images, the name of a data set, arrays, or 'digits'. "

@@ -76,7 +76,7 @@ def device_memory(replicas_here: int) -> int | None:
     """
     if stated := os.environ.get(VARIABLE):
         if not re.fullmatch(r"\d+(\.\d+)?", stated) or not float(stated):
-            raise ValueError(f"{VARIABLE} is a number of GiB above 0, such as 12. Received: {stated!r}")
+            raise ValueError(f"{VARIABLE} is a number of GiB above 0, such as 12. Received: {stated!r:.200}")
         return int(float(stated) * 2**30)
     import tensorflow as tf
 
