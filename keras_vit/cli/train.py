@@ -121,7 +121,8 @@ def _result_line(result: Result, folder: Path) -> str:
     if result.out is None:
         return f"This worker has done its part of {result.steps} steps; the first worker has written {folder}."
     figures = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
-    line = f"{folder}/model.keras after {result.steps} steps: {figures or 'nothing to evaluate on'}"
+    steps = f"{result.steps} steps" if result.steps > 1 else "1 step"
+    line = f"{folder}/model.keras after {steps}: {figures or 'nothing to evaluate on'}"
     best = result.best
     if best and best.step < result.steps:
         line += f"; best: {best.path} after {best.step}, accuracy {best.metrics['accuracy']:.4f}"

@@ -65,7 +65,7 @@ class Recipe:
         ema_decay: decay of the weights' moving average (Polyak; 0.9999 in the paper), in (0, 1); None for no average.
         label_smoothing: share of each label that is spread over all classes, in [0, 1).
 
-        optimizer: "sgd" (with momentum) or "adamw".
+        optimizer: "sgd" (with momentum), "adamw", or "least_squares": with linear_probe, a head in closed form.
         learning_rate: the highest of the schedule, above 0.
         momentum: momentum of "sgd", in [0, 1).
         beta1: decay of the first moment of "adamw", in [0, 1).
@@ -132,7 +132,7 @@ class Recipe:
     ema_decay: Annotated[float, "(0, 1)"] | None = None
     label_smoothing: Share = 0.0
 
-    optimizer: Literal["sgd", "adamw"]
+    optimizer: Literal["sgd", "adamw", "least_squares"]
     learning_rate: Positive
     momentum: Share = 0.9
     beta1: Share = 0.9
@@ -202,6 +202,8 @@ class Recipe:
             )
         if self.accumulation != "auto" and self.batch_size % self.accumulation:
             yield f"accumulation must divide batch_size={self.batch_size}. Received: {self.accumulation}"
+        if self.optimizer == "least_squares" and not self.linear_probe:
+            yield "optimizer='least_squares' finds a head only: set linear_probe=true. Received: linear_probe=False"
         if self.schedule == "linear" and self.linear_end > self.learning_rate:
             yield f"linear_end must be at most learning_rate={self.learning_rate}. Received: {self.linear_end}"
         if self.crop_resize is not None and self.crop != "random":

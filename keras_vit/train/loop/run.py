@@ -21,6 +21,7 @@ from keras_vit.train.loop.held_out import Best, HeldOut, save_model
 from keras_vit.train.loop.locks import exclusive
 from keras_vit.train.loop.log_files import Log, plot
 from keras_vit.train.loop.metrics import MetricLogger
+from keras_vit.train.loop.probe import Probe
 from keras_vit.train.loop.training import Stop, train
 from keras_vit.train.step import strategies
 from keras_vit.train.step.state import TrainState
@@ -157,6 +158,10 @@ def run(
     if earlier is not None:
         earlier.check_classes(dataset)
     say = print_line if progress and strategies.is_chief(devices) else lambda _: None
+    if recipe.optimizer == "least_squares":  # no steps
+        return _probe(
+            Probe(recipe, chosen, dataset, devices, say), dataset, request, out=out, say=say, progress=progress
+        )
     with name_lost_worker(devices, lambda: _saved_steps(out)):
         state, dataset = build_state(recipe, chosen, dataset, devices, out=out, say=say)
         return _train(state, dataset, request, out=out, say=say, progress=progress)
@@ -222,8 +227,48 @@ def _train(
     )
 
 
+def _probe(
+    probe: Probe,
+    dataset: Data,
+    request: DataRequest,
+    *,
+    out: str | os.PathLike[str] | None,
+    say: Callable[[str], None],
+    progress: bool,
+) -> Result:
+    """Compute the features that are not in the newest checkpoint, fit the head, and write the files of the run."""
+    folder = None if out is None else storage.make_folder(out)
+    metrics: dict[str, float] = {}
+    history: list[dict[str, float]] = []
+    with contextlib.ExitStack() as stack:
+        check = stack.enter_context(exclusive(folder)) if folder is not None else None
+        stop = stack.enter_context(Stop())
+        checkpoints = None if folder is None else _open_checkpoints(folder, probe, dataset, request, check)
+        if done := checkpoints and checkpoints.restore():
+            say(f"{folder} continues after {done:,} of {probe.total:,} images.")
+        speed = probe.compute(checkpoints, stop, show=progress)
+        if speed is not None:
+            log = Log(folder) if folder is not None else None
+            metrics, history = probe.fit(log, say)
+            if log is not None:
+                log.close()
+                save_model(probe.model, f"{folder}/model.keras")
+    return Result(
+        model=probe.model,
+        recipe=probe.recipe,
+        metrics=metrics,
+        history=history,
+        steps=0 if speed is None else 1,
+        images_per_second=speed or 0.0,
+        skipped=len(dataset.training_split().bad),
+        unread=len(dataset.training_split().unread),
+        out=folder,
+        stopped=speed is None,
+    )
+
+
 def _open_checkpoints(
-    folder: str, state: TrainState, data: Data, request: DataRequest, check: Callable[[], None] | None
+    folder: str, state: TrainState | Probe, data: Data, request: DataRequest, check: Callable[[], None] | None
 ) -> Checkpoints:
     """Return the checkpoints of a run; `check` is None in a process that does not write them."""
     facts = {
