@@ -121,6 +121,7 @@ class TrainingSteps:
                 return in_thread(self._train_step, *arguments)
         except tf.errors.OpError:
             if self._state.interrupt.numpy():
+                self._state.step.assign(done)  # TensorFlow may have counted the step before its gradients failed
                 return None
             raise
         finally:
@@ -130,10 +131,10 @@ class TrainingSteps:
 
     def _wait(self, parts: Any, count: int) -> str:
         """Return what a stopped run finishes first, and how long that takes."""
-        what = f"micro-batch, one of {parts}," if parts != 1 else "step" if count == 1 else f"call of {count} steps"
+        what = f"this micro-batch, one of {parts}" if parts != 1 else "this step" if count == 1 else f"{count} steps"
         if self._seconds is None:
-            return f"this {what} (it is the first, so its time is not known)"
-        return f"this {what.rstrip(',')}, in about {self._seconds * count / parts:.0f} s at most"
+            return f"{what} (the first: how long it takes is not known yet)"
+        return f"{what} (about {max(1, self._seconds * count / parts):.0f} s at most)"
 
     @functools.cached_property
     def _batches(self) -> Iterator[Any]:
