@@ -99,7 +99,8 @@ def test_list_names_every_model_and_its_weights() -> None:
     assert [family.partition("-")[0] for family in families][1:3] == ["BiT", "CLIP"]
     lines = "\n".join(families).splitlines()
     assert [line.split()[0] for line in lines] == catalogue.names()
-    assert "augreg-imagenet21k+imagenet2012" in next(line for line in lines if line.startswith("ViT-B/16"))
+    line = next(line for line in lines if line.startswith("ViT-B/16"))
+    assert re.search(r" 86.9 M +384 px +85.49 % +Apache-2.0 +augreg-imagenet21k\+imagenet2012, ", line)
 
 
 def test_list_prints_json() -> None:
@@ -108,6 +109,7 @@ def test_list_prints_json() -> None:
     for row in rows:
         assert row["family"] == catalogue.card(row["name"]).family
         assert row["default"] == row["weights"][0] == catalogue.card(row["name"]).default
+        assert row["parameters"] > 0 and row["image_size"] >= 32 and row["licence"]
 
 
 def test_a_pattern_that_nothing_matches_lists_nothing() -> None:

@@ -139,6 +139,7 @@ def test_a_recipe_chooses_what_suits_few_and_small_images_and_says_so(photos: Pa
     assert len(said) == 2
 
 
+@pytest.mark.full
 def test_a_probe_of_a_new_model_has_the_names_of_the_classes(photos: Path) -> None:
     with pytest.warns(UserWarning, match="held out"):
         result = train.run(

@@ -72,6 +72,7 @@ def test_a_run_stops_between_micro_batches_and_continues_bit_for_bit(
     assert_same_bits(values(continued.model), values(run().model))
 
 
+@pytest.mark.full
 def test_an_error_in_a_step_is_no_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     gradients = train_step._gradients
 
@@ -99,15 +100,15 @@ test_stopping.run()
 @pytest.mark.full
 def test_the_second_ctrl_c_ends_the_process_while_a_step_is_computed() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    process = subprocess.Popen(
-        [sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-    assert process.stdout and process.stderr
-    while "computing" not in (line := process.stdout.readline()):
-        assert line, process.stderr.read()
-    process.send_signal(signal.SIGINT)
-    while "Stopping after" not in (line := process.stderr.readline()):
-        assert line
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=50) != 0  # a micro-batch takes 60 seconds
-    assert "KeyboardInterrupt" in process.stderr.read()
+    command = [sys.executable, "-c", ENDLESS]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+        assert process.stdout and process.stderr
+        while "computing" not in (line := process.stdout.readline()):
+            assert line, process.stderr.read()
+        process.send_signal(signal.SIGINT)
+        while "Stopping after" not in (line := process.stderr.readline()):
+            assert line
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=50) != 0  # a micro-batch takes 60 seconds
+        assert "KeyboardInterrupt" in process.stderr.read()

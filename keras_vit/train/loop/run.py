@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_vit._util import html
 from keras_vit._util.progress import counter, print_line
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -78,6 +79,19 @@ class Result:
     out: str | None
     stopped: bool
     best: Best | None = None
+
+    def _repr_html_(self) -> str:
+        """Return the results as a table for notebooks."""
+        best = f"step {self.best.step:,}, {self.best.path or 'not saved'}" if self.best else None
+        values = {
+            **{name: f"{value:.4f}" for name, value in self.metrics.items()},
+            "steps": f"{self.steps:,}" + " (stopped: the same call resumes the run)" * self.stopped,
+            "best model": best,
+            "images/s": f"{self.images_per_second:,.0f}",
+            "unreadable images": self.skipped or None,
+            "folder": self.out,
+        }
+        return html.facts(self.recipe.name, values)
 
 
 def run(
