@@ -58,7 +58,7 @@ def list_models(
 def _line(row: dict[str, Any], tags: Iterable[str]) -> tuple[str, ...]:
     """Return the cells of `list` for the recommended weights of a model, whose row `zoo.table` has."""
     found = next((each for each in row["accuracy"] if each["dataset"] == "imagenet2012"), None)
-    accuracy = f"{found['value']:.2f} % {found['metric'].replace('top-1', '')}".strip() if found else "-"
+    accuracy = f"{found['value']:.2f} % {found['metric'].replace('top-1', '').lstrip(', ')}".strip() if found else "-"
     parameters = f"{row['parameters'] / 1e6:,.1f} M"
     return (row["name"], parameters, f"{row['image_size']} px", accuracy, row["licence"], ", ".join(tags))
 

@@ -100,7 +100,7 @@ class Recipe:
         checkpoint_minutes: minutes from one checkpoint to the next; None saves none by time.
         keep: number of checkpoints that are kept.
         eval_steps: updates from one evaluation to the next; None evaluates at the end only, "auto" about ten times in a
-            run, with at least 50 updates between and at most a tenth of the arithmetic of training.
+            run, with at least 10 updates between and at most a tenth of the arithmetic of training.
         log_steps: updates from one line of the log to the next.
 
     Raises:
