@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 import reference_cases as reference
 from command_line import fails, run
-from keras_vit import __version__, converters
+from keras_vit import __version__, converters, zoo
 from keras_vit._util import data_files
 from keras_vit.cli import app
-from keras_vit.zoo import catalogue
+from keras_vit.zoo import catalogue, pretrained
 
 VERBS = (
     "list",
@@ -110,6 +110,22 @@ def test_list_prints_json() -> None:
         assert row["family"] == catalogue.card(row["name"]).family
         assert row["default"] == row["weights"][0] == catalogue.card(row["name"]).default
         assert row["parameters"] > 0 and row["image_size"] >= 32 and row["licence"]
+
+
+def test_predict_without_a_head_says_embed_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("loaded or downloaded")
+
+    Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
+    zoo.load("digits", num_classes=0).save(tmp_path / "headless.keras")
+    monkeypatch.setattr(pretrained, "load_choice", load)
+    for model in (str(tmp_path / "headless.keras"), "DINOv2-B/14"):
+        message = fails(monkeypatch, "predict", model, tmp_path / "a.png")
+        assert f"{model} has no head for classes" in message and f"keras-vit embed {model} IMAGES" in message
+    monkeypatch.setattr(pretrained, "read_config", load)  # the card of DINOv2 says it: nothing is downloaded
+    fails(monkeypatch, "predict", "DINOv2-B/14", tmp_path / "a.png")
 
 
 def test_a_pattern_that_nothing_matches_lists_nothing() -> None:

@@ -15,6 +15,7 @@ from keras_vit import VisionTransformer, digits, train, zoo
 from keras_vit.train.data.sources import open_data
 from keras_vit.train.loop import prepare, probe
 from keras_vit.train.measure.least_squares import STRENGTHS, LeastSquares, cross_validate
+from keras_vit.zoo.pretrained import Choice
 from model_weights import assert_same_bits, values
 from tiny_models import tiny
 
@@ -128,14 +129,15 @@ def test_a_recipe_chooses_what_suits_few_and_small_images_and_says_so(photos: Pa
     ]
     stated = recipe.replace(batch_size=64, steps=500)
     assert prepare.fit_length(stated, data, replicas=2, say=said.append) is stated
-    large = tiny(image_size=518, patch_size=14)
+    large, file = tiny(image_size=518, patch_size=14), Choice(source="dinov2.safetensors")
     own_size = train.recipe("finetune-photos")
-    assert prepare.fit_size(own_size, large, data, say=said.append).image_size == 224
+    assert prepare.fit_size(own_size, file, large, data, say=said.append).image_size == 224
     assert said[-1].startswith("images have about 260 pixels a side: trained at 224, not at 518.")
     kept = [(recipe, large), (own_size, tiny()), (own_size.replace(image_size="none"), large)]
     kept += [(own_size, large.replace(image_size=(518, 504))), (own_size, large.replace(image_size=280))]
     for each, config in kept:
-        assert prepare.fit_size(each, config, data, say=said.append) is each
+        assert prepare.fit_size(each, file, config, data, say=said.append) is each
+    assert prepare.fit_size(own_size, large, large, data, say=said.append) is own_size  # the user's own config
     assert len(said) == 2
 
 

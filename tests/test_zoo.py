@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import json
 import threading
 import warnings
 import zlib
@@ -234,6 +235,22 @@ def test_neither_a_name_nor_a_path_is_an_error(crowded: Path) -> None:
     for spec in ("absent.npz", "absent.tflite", "nowhere/digits", "runs/nothing", "runs/nothing/model.h5"):
         with pytest.raises(FileNotFoundError, match=f"There is no file or folder .*{spec}"):
             pretrained.load_choice(pretrained.resolve(spec))
+
+
+def test_a_folder_whose_processor_crops_to_another_size_says_which_size_is_loaded(tmp_path: Path) -> None:
+    folder = converters.save(built(image_size=64, patch_size=16), tmp_path / "vit", format="huggingface").parent
+    processor = json.loads((folder / "preprocessor_config.json").read_text())
+    processor |= {"size": {"height": 48, "width": 48}, "do_center_crop": True, "crop_size": {"height": 32, "width": 32}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    message = r"vit/model.safetensors is loaded for images of 64 x 64 pixels.*crops 32 x 32.*image_size=32"
+    with pytest.warns(UserWarning, match=message):
+        assert zoo.load(folder).config.size == (64, 64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert zoo.load(folder, image_size=32).config.size == (32, 32)
+        processor["crop_size"] = 64
+        (folder / "preprocessor_config.json").write_text(json.dumps(processor | {"size": {"height": 64, "width": 64}}))
+        zoo.load(folder)
 
 
 def test_load_takes_a_file_a_folder_and_a_path_as_the_converters_do(tmp_path: Path, monkeypatch: Any) -> None:

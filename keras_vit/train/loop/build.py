@@ -37,7 +37,7 @@ def build_state(
     """
     _check_devices(recipe, devices)
     source = prepare.load_model(recipe, model)
-    recipe = prepare.fit_size(recipe, source.config, data, say=say)
+    recipe = prepare.fit_size(recipe, model, source.config, data, say=say)
     recipe = prepare.fit_length(recipe, data, replicas=devices.num_replicas_in_sync, say=say)
     total = recipe.resolved_steps(data.training_split().count)
     recipe, data = prepare.match_head(recipe, source.config, data)

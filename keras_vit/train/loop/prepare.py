@@ -77,10 +77,21 @@ def fit_length(recipe: Recipe, data: Data, *, replicas: int, say: Callable[[str]
     return recipe.replace(**changes)
 
 
-def fit_size(recipe: Recipe, config: ViTConfig, data: Data, *, say: Callable[[str], None]) -> Recipe:
-    """Return the recipe with a size that suits images smaller than the model's, unless recipe or user states one."""
+def fit_size(
+    recipe: Recipe,
+    model: Choice | ViTConfig | VisionTransformer,
+    config: ViTConfig,
+    data: Data,
+    *,
+    say: Callable[[str], None],
+) -> Recipe:
+    """Return the recipe with a size that suits images smaller than the model's, unless recipe or user states one.
+
+    The user states the size of a config or a model, but not that of a name or a file.
+    """
     side = min(config.size)
-    if recipe.image_size is not None or is_stated(recipe, "image_size") or not USUAL_SIZE < side == max(config.size):
+    is_chosen = recipe.image_size is not None or is_stated(recipe, "image_size") or not isinstance(model, Choice)
+    if is_chosen or not USUAL_SIZE < side == max(config.size):
         return recipe
     of_images = _median_side(data.training_split())
     smaller = USUAL_SIZE * max(1, round(of_images / USUAL_SIZE))

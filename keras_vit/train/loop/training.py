@@ -24,7 +24,7 @@ from keras_vit.train.loop.checkpoints import Checkpoints
 from keras_vit.train.loop.held_out import HeldOut, interval
 from keras_vit.train.loop.metrics import MetricLogger
 from keras_vit.train.loop.prepare import is_stated
-from keras_vit.train.step import strategies
+from keras_vit.train.step import strategies, xla
 from keras_vit.train.step.state import TrainState
 from keras_vit.train.step.train_step import make_train_step
 
@@ -100,6 +100,10 @@ class TrainingSteps:
         self._start = int(state.step.numpy())
         self._strategy = state.strategy
         self._train_step = make_train_step(state, state.strategy)
+        # A program of XLA or of a TPU ends as a whole, and workers must end after the same step.
+        is_whole = xla.jit_scope(self._recipe.xla, self._strategy) == "step" or strategies.has_workers(self._strategy)
+        is_whole |= isinstance(self._strategy, tf.distribute.TPUStrategy)
+        self._parts = 1 if is_whole else int(self._recipe.accumulation)
         self._has_compiled = False
         self._seconds: float | None = None  # of a step
 
@@ -109,8 +113,8 @@ class TrainingSteps:
         Returns None if a request to stop came between micro-batches: then nothing has changed.
         """
         order = Order(batch=self._recipe.batch_size, seed=self._recipe.seed, start=done)
-        # Several steps in one call could end between the updates of one, and workers must end after the same step.
-        parts = self._recipe.accumulation if count == 1 and not strategies.has_workers(self._strategy) else 1
+        # Several steps in one call could end between the updates of one.
+        parts = self._parts if count == 1 else 1
         stop.until = self._wait(parts, count)
         if parts != 1:
             stop.on_request = lambda: self._state.interrupt.assign(1)
@@ -129,7 +133,7 @@ class TrainingSteps:
             self._seconds = (time.monotonic() - start) / count if self._has_compiled else None
             self._has_compiled = True
 
-    def _wait(self, parts: Any, count: int) -> str:
+    def _wait(self, parts: int, count: int) -> str:
         """Return what a stopped run finishes first, and how long that takes."""
         what = f"this micro-batch, one of {parts}" if parts != 1 else "this step" if count == 1 else f"{count} steps"
         if self._seconds is None:
