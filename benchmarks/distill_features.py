@@ -89,7 +89,13 @@ def milliseconds(files: dict[str, Path], rounds: int) -> dict[str, float]:
 
 def distilled(teacher: VisionTransformer, photos: Path, minutes: float) -> tuple[train.Result, float]:
     """Train the student for about so many minutes; return the run, and its minutes."""
-    fields: dict[str, Any] = {"epochs": None, "batch_size": 16, "accumulation": 1, "learning_rate": 1e-3, "log_steps": 20}
+    fields: dict[str, Any] = {
+        "epochs": None,
+        "batch_size": 16,
+        "accumulation": 1,
+        "learning_rate": 1e-3,
+        "log_steps": 20,
+    }
 
     def run(steps: int) -> tuple[train.Result, float]:
         recipe = train.recipe("distill-features", steps=steps, **fields)
@@ -138,10 +144,13 @@ def main() -> None:
                 found[name] = values if is_teacher else mapped(features(model, fit_images), fit_target, values)
         times = milliseconds(files, options.rounds)
         sizes = {name: path.stat().st_size / 1e6 for name, path in files.items()}
-    print(f"Features of DINOv2-S/14 (224 px) for Ti/16 (112 px): {result.steps} steps of 16 views, {minutes:.1f} minutes")
+    print(
+        f"Features of DINOv2-S/14 (224 px) for Ti/16 (112 px): {result.steps} steps of 16 views, {minutes:.1f} minutes"
+    )
     print(f"{datetime.date.today()}, {cpu[1] if cpu else 'CPU unknown'}, {os.cpu_count()} CPUs")
     print(f"Python {platform.python_version()}, keras {keras.__version__}, tensorflow {tf.__version__}")
-    print(f"{len(fit_images) // CROPS} photos to learn from, {len(images)} crops of {len(images) // CROPS} others to judge\n")
+    learned, judged = (len(each) // CROPS for each in (fit_images, images))
+    print(f"{learned} photos to learn from, {len(images)} crops of {judged} others to judge\n")
     print(f"{'':28}{'cosine of differences':>24}{'same photo':>12}{'ms':>8}{'MB':>8}")
     for name in itertools.chain(found, files.keys() - found.keys()):
         cosine, same = judge(found[name], target, photos)

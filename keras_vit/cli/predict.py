@@ -23,7 +23,9 @@ def predict(
 ) -> None:
     """Classify images. An image that cannot be read is a line of its own, and the exit code is then 1."""
     files = readable_images(images)
-    found = options.find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
+    found = options.find_model(
+        model, weights, image_size, patch_size, accept_licence=accept_licence, needs_classes=True
+    )
     show = len(files) > batch_size and (as_json or not sys.stdout.isatty())  # else the results show the progress
     rows = []
     with options.quiet():

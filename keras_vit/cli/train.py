@@ -128,7 +128,8 @@ def _result_line(result: Result, folder: Path) -> str:
     if result.out is None:
         return f"This worker has done its part of {result.steps} steps; the first worker has written {folder}."
     figures = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
-    line = f"{folder}/model.keras after {result.steps} steps: {figures or 'nothing to evaluate on'}"
+    steps = f"{result.steps} steps" if result.steps > 1 else "1 step"
+    line = f"{folder}/model.keras after {steps}: {figures or 'nothing to evaluate on'}"
     best = result.best
     if best and best.step < result.steps:
         line += f"; best: {best.path} after {best.step}, accuracy {best.metrics['accuracy']:.4f}"
@@ -157,6 +158,12 @@ def evaluate(
         list[int] | None,
         options.integer(1, "Instead: fit a linear classifier on this many images per class; may be repeated."),
     ] = None,
+    out: Annotated[
+        Path | None, Option(help="Folder for a page and JSON: accuracy by class, confusion matrix, worst mistakes.")
+    ] = None,
+    predictions: Annotated[
+        bool, Option("--predictions", help="With --out: also predictions.csv, a row an image.")
+    ] = False,
     data_dir: options.DataDir = None,
     on_bad_image: options.BadImage = "skip",
     as_json: options.Json = False,
@@ -164,6 +171,8 @@ def evaluate(
     """Measure a model: top-1, top-5, cross-entropy and images per second; or few-shot accuracy of its features."""
     from keras_vit import train as training
 
+    if predictions and not out:
+        raise ValueError("--predictions needs --out FOLDER, the folder for predictions.csv")
     found = options.find_model(model, weights, image_size, accept_licence=accept_licence)
     options.check_data(data, data_dir)
     with options.quiet():
@@ -183,6 +192,9 @@ def evaluate(
         **source,
     )
     options.print_result(evaluation, as_json)
+    if out:
+        examined = training.examine(loaded, data, split=split, batch_size=batch_size, progress=not as_json, **source)
+        options.echo("\n".join(map(str, examined.write(out, predictions=predictions))), err=as_json)
 
 
 def _print_few_shot(accuracies: dict[int, float], as_json: bool) -> None:

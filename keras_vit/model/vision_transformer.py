@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from keras_vit import position
+from keras_vit._util import html
 from keras_vit._util.checks import given
 from keras_vit.model import preprocess, task
 from keras_vit.model.classify import BATCH, classify_each, embed_all
@@ -110,6 +111,21 @@ class VisionTransformer(keras.Model):
         if unknown or not names:
             raise ValueError(f"layers are some of {self.feature_names}. Received: {str(unknown or list(names)):.200}")
         return self._feature_model(names)(images, training=False)
+
+    def _repr_html_(self) -> str:
+        """Return what the model takes and returns as a table for notebooks."""
+        config = self.config
+        names = self.task.class_names() or []
+        values = {
+            "image": " x ".join(map(str, (*config.size, config.num_channels))),
+            "patches": f"{config.grid[0]} x {config.grid[1]} of {config.stride[0]} x {config.stride[1]} pixels",
+            "parameters": f"{self.count_params():,}",
+            "blocks": f"{config.num_layers} of width {config.hidden_size:,}",
+            "classes": f"{config.num_classes:,}" if config.num_classes else "none: it returns features",
+            "names": ", ".join(names[:5]) + ", ..." * (len(names) > 5) if names else None,
+            "dtype": self.layers[1].compute_dtype,
+        }
+        return html.facts(self.name, values)
 
     @property
     def feature_names(self) -> list[str]:

@@ -72,7 +72,7 @@ class Recipe:
         label_weight: share of the data's labels in the loss of "distill", in [0, 1).
         patch_weight: weight of the patches' loss in "distill_features", beside 1 for the whole image's.
 
-        optimizer: "sgd" (with momentum) or "adamw".
+        optimizer: "sgd" (with momentum), "adamw", or "least_squares": with linear_probe, a head in closed form.
         learning_rate: the highest of the schedule, above 0.
         momentum: momentum of "sgd", in [0, 1).
         beta1: decay of the first moment of "adamw", in [0, 1).
@@ -107,7 +107,7 @@ class Recipe:
         checkpoint_minutes: minutes from one checkpoint to the next; None saves none by time.
         keep: number of checkpoints that are kept.
         eval_steps: updates from one evaluation to the next; None evaluates at the end only, "auto" about ten times in a
-            run, with at least 50 updates between and at most a tenth of the arithmetic of training.
+            run, with at least 10 updates between and at most a tenth of the arithmetic of training.
         log_steps: updates from one line of the log to the next.
 
     Raises:
@@ -144,7 +144,7 @@ class Recipe:
     label_weight: Share = 0.0
     patch_weight: NonNegative = 1.0
 
-    optimizer: Literal["sgd", "adamw"]
+    optimizer: Literal["sgd", "adamw", "least_squares"]
     learning_rate: Positive
     momentum: Share = 0.9
     beta1: Share = 0.9
@@ -214,6 +214,8 @@ class Recipe:
             )
         if self.accumulation != "auto" and self.batch_size % self.accumulation:
             yield f"accumulation must divide batch_size={self.batch_size}. Received: {self.accumulation}"
+        if self.optimizer == "least_squares" and not self.linear_probe:
+            yield "optimizer='least_squares' finds a head only: set linear_probe=true. Received: linear_probe=False"
         if self.schedule == "linear" and self.linear_end > self.learning_rate:
             yield f"linear_end must be at most learning_rate={self.learning_rate}. Received: {self.linear_end}"
         if self.crop_resize is not None and self.crop != "random":

@@ -25,7 +25,7 @@ MODEL = "best.keras"
 NAMES = {"top1": "accuracy"}  # metrics of an evaluation that have another name in training
 RECORD = "best.json"  # step and metrics of best.keras
 # `eval_steps="auto"`: evaluations in a run, and the fewest steps between them.
-EVALUATIONS, FEWEST_STEPS = 10, 50
+EVALUATIONS, FEWEST_STEPS = 10, 10
 
 
 @dataclass(frozen=True)

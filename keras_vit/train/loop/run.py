@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_vit._util import html
 from keras_vit._util.progress import counter, print_line
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -22,6 +23,7 @@ from keras_vit.train.loop.held_out import Best, HeldOut, save_model
 from keras_vit.train.loop.locks import exclusive
 from keras_vit.train.loop.log_files import Log, plot
 from keras_vit.train.loop.metrics import MetricLogger
+from keras_vit.train.loop.probe import Probe
 from keras_vit.train.loop.teachers import Teacher, load_teacher
 from keras_vit.train.loop.training import Stop, train
 from keras_vit.train.step import strategies
@@ -79,6 +81,19 @@ class Result:
     out: str | None
     stopped: bool
     best: Best | None = None
+
+    def _repr_html_(self) -> str:
+        """Return the results as a table for notebooks."""
+        best = f"step {self.best.step:,}, {self.best.path or 'not saved'}" if self.best else None
+        values = {
+            **{name: f"{value:.4f}" for name, value in self.metrics.items()},
+            "steps": f"{self.steps:,}" + " (stopped: the same call resumes the run)" * self.stopped,
+            "best model": best,
+            "images/s": f"{self.images_per_second:,.0f}",
+            "unreadable images": self.skipped or None,
+            "folder": self.out,
+        }
+        return html.facts(self.recipe.name, values)
 
 
 def run(
@@ -172,6 +187,10 @@ def run(
     if earlier is not None:
         earlier.check_classes(dataset)
     say = print_line if progress and strategies.is_chief(devices) else lambda _: None
+    if recipe.optimizer == "least_squares":  # no steps
+        return _probe(
+            Probe(recipe, chosen, dataset, devices, say), dataset, request, out=out, say=say, progress=progress
+        )
     with name_lost_worker(devices, lambda: _saved_steps(out)):
         state, dataset = build_state(recipe, chosen, dataset, devices, teacher=loaded_teacher, out=out, say=say)
         return _train(state, dataset, request, loaded_teacher, out=out, say=say, progress=progress)
@@ -238,9 +257,49 @@ def _train(
     )
 
 
+def _probe(
+    probe: Probe,
+    dataset: Data,
+    request: DataRequest,
+    *,
+    out: str | os.PathLike[str] | None,
+    say: Callable[[str], None],
+    progress: bool,
+) -> Result:
+    """Compute the features that are not in the newest checkpoint, fit the head, and write the files of the run."""
+    folder = None if out is None else storage.make_folder(out)
+    metrics: dict[str, float] = {}
+    history: list[dict[str, float]] = []
+    with contextlib.ExitStack() as stack:
+        check = stack.enter_context(exclusive(folder)) if folder is not None else None
+        stop = stack.enter_context(Stop())
+        checkpoints = None if folder is None else _open_checkpoints(folder, probe, dataset, request, None, check)
+        if done := checkpoints and checkpoints.restore():
+            say(f"{folder} continues after {done:,} of {probe.total:,} images.")
+        speed = probe.compute(checkpoints, stop, show=progress)
+        if speed is not None:
+            log = Log(folder) if folder is not None else None
+            metrics, history = probe.fit(log, say)
+            if log is not None:
+                log.close()
+                save_model(probe.model, f"{folder}/model.keras")
+    return Result(
+        model=probe.model,
+        recipe=probe.recipe,
+        metrics=metrics,
+        history=history,
+        steps=0 if speed is None else 1,
+        images_per_second=speed or 0.0,
+        skipped=len(dataset.training_split().bad),
+        unread=len(dataset.training_split().unread),
+        out=folder,
+        stopped=speed is None,
+    )
+
+
 def _open_checkpoints(
     folder: str,
-    state: TrainState,
+    state: TrainState | Probe,
     data: Data,
     request: DataRequest,
     teacher: Teacher | None,

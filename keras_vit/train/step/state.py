@@ -68,6 +68,9 @@ class TrainState:
         self.step = tf.Variable(  # number of steps done
             0, dtype=tf.int64, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="step"
         )
+        self.interrupt = tf.Variable(  # 1 ends a step with an error before its next micro-batch
+            0, dtype=tf.int64, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="interrupt"
+        )
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
