@@ -16,15 +16,27 @@ if TYPE_CHECKING:
     from keras_vit.errors import UnknownModelError
     from keras_vit.zoo.catalogue import Card, card, names, read_cards, table
     from keras_vit.zoo.pretrained import load
+    from keras_vit.zoo.texts import text_encoder
     from keras_vit.zoo.zero_shot import zero_shot_head
 
 _NAMES = {
     "catalogue": ("Card", "card", "names", "read_cards", "table"),
     "keras_vit.errors": ("UnknownModelError",),
     "pretrained": ("load",),
+    "texts": ("text_encoder",),
     "zero_shot": ("zero_shot_head",),
 }
 
-__all__ = ["Card", "UnknownModelError", "card", "load", "names", "read_cards", "table", "zero_shot_head"]
+__all__ = [
+    "Card",
+    "UnknownModelError",
+    "card",
+    "load",
+    "names",
+    "read_cards",
+    "table",
+    "text_encoder",
+    "zero_shot_head",
+]
 
 __getattr__, __dir__ = lazy.lazy_names(__name__, _NAMES)

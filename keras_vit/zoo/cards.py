@@ -67,6 +67,8 @@ class Weights:
     rank: int  # the lowest rank is the default of the model
     accuracy: tuple[Accuracy, ...] = ()
     notes: tuple[str, ...] = ()  # caveats
+    tokenizer: str | None = None  # URL of the tokenizer of the text tower; None without a text tower
+    text: str | None = None  # file of the text tower, after `base`; None: it is in `file`
     terms: str | None = None  # address of terms that one must accept before the download
     sha256: str | None = None  # lower-case hexadecimal
     bytes: int | None = None  # exact size of the file
@@ -194,8 +196,9 @@ def make_weights(
         rank=stated["rank"],
         accuracy=tuple(reported),
         notes=(*row.get("notes", ()), *stated.get("notes", ()), *family.get("notes", ())),
+        tokenizer=row.get("tokenizer", stated.get("tokenizer")),
         **{key: family[key] for key in ("base", "licence", "source", "terms") if key in family},
-        **{key: row[key] for key in ("sha256", "bytes", "size_mib") if key in row},
+        **{key: row[key] for key in ("sha256", "bytes", "size_mib", "text") if key in row},
     )
 
 
