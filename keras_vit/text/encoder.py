@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from keras_vit._util.checks import check_counts
 from keras_vit.model import layers as vit
+from keras_vit.model.classification import Classification
 from keras_vit.model.classify import check_finite, unit_length
 from keras_vit.model.config import BlockConfig
 from keras_vit.model.config.text import TextConfig
@@ -55,8 +57,29 @@ class TextEncoder(keras.Model):
         super().__init__(inputs=ids, outputs=_network(config, policy, ids), name=name)
         self.config = config
         self._policy = policy
+        # A cached function, because Keras would save models that it finds in attributes.
+        self._feature_model = functools.cache(
+            lambda names: keras.Model(ids, {name: self.get_layer(name).output for name in names})
+        )
         self._tokenizer: Tokenizer | None = None
         self.tokenizer = tokenizer
+
+    @property
+    def task(self) -> Classification:
+        """Task of the output, which is a feature."""
+        return Classification(num_classes=0)
+
+    def features(self, ids: Any, layers: Iterable[str]) -> dict[str, Any]:
+        """Return intermediate results for ids (batch, length).
+
+        Args:
+            ids: as `tokenize` returns them.
+            layers: names of layers: "tokens" (words and positions), "block_0" ..., "encoder_norm", "pool".
+
+        Returns:
+            A dict from name to tensor (batch, length, hidden_size), for "pool" (batch, hidden_size).
+        """
+        return self._feature_model(tuple(layers))(ids)
 
     @property
     def tokenizer(self) -> Tokenizer | None:

@@ -126,6 +126,16 @@ class Tokenizer:
             raise CheckpointError(f"{file} {error}") from error
 
     @property
+    def file_name(self) -> str:
+        """Name of the file that has `model`."""
+        return "spiece.model" if self.kind == "siglip" else "tokenizer.json"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What an app's own tokenizer needs to know besides the model."""
+        return {"start_ids": self._start, "end_id": self.end_id, "pad_id": self.pad_id, "cleaning": self.kind}
+
+    @property
     def vocab_size(self) -> int:
         """Number of tokens."""
         engine = self._engine
