@@ -1,4 +1,4 @@
-"""Writers of the encoder's layers: patches or words, tokens before them, positions, blocks (paper, equations 1 to 3)."""
+"""Writers of the encoder's layers: patches or words, prefix tokens, positions, blocks (paper, equations 1 to 3)."""
 
 from typing import Any
 
