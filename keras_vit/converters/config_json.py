@@ -68,7 +68,7 @@ def to_fields(values: Mapping[str, Any], spelling: JsonFields) -> dict[str, Any]
 
 
 def to_json(config: Any, spelling: JsonFields) -> dict[str, Any]:
-    """Convert a config, also of a text tower, to the object in a config.json; raise for what the format cannot express."""
+    """Convert a config to the object in a config.json; raise for values that the format cannot express."""
     values: dict[str, Any] = {}
     fields = config.to_dict()
     kind = _kind(fields, spelling)
