@@ -155,7 +155,7 @@ def _check_model(model: VisionTransformer, what: str) -> None:
     model.task.embedding_output()
     if config.num_channels not in CHANNELS:
         raise ValueError(f"Image files have 1 or 3 channels. Received: a model of {config.num_channels} channels")
-    if WHAT[what][0] == "logits" and (not config.num_classes or (config.projection_head and what != "logits")):
+    if WHAT[what] == "logits" and (not config.num_classes or (config.projection_head and what != "logits")):
         raise ValueError(f"what={what!r} needs a model with a head for classes. Take embeddings or features")
 
 

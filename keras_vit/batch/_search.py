@@ -65,7 +65,8 @@ def search(vectors: str | os.PathLike[str] | np.ndarray, queries: Any, *, top: i
     wanted = wanted / _lengths(wanted, range(len(wanted)), "query")[:, None]
     found: list[list[Match]] = [[] for _ in wanted]
     for block in _blocks(vectors, wanted.shape):
-        scores = wanted @ block.vectors.T / _lengths(block.vectors, block.numbers, "row")
+        lengths = _lengths(block.vectors, block.numbers, "row")
+        scores = wanted @ block.vectors.T / lengths
         for best, of_query in zip(found, scores, strict=True):
             better = np.flatnonzero(of_query > (best[-1].score if len(best) == top else -np.inf))
             for place in better[np.argsort(-of_query[better], kind="stable")[:top]].tolist():

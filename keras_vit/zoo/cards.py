@@ -67,6 +67,7 @@ class Weights:
     rank: int  # the lowest rank is the default of the model
     accuracy: tuple[Accuracy, ...] = ()
     notes: tuple[str, ...] = ()  # caveats
+    templates: tuple[str, ...] = ()  # texts around the name of a class, "{}", in which `zoo.zero_shot` puts it
     terms: str | None = None  # address of terms that one must accept before the download
     sha256: str | None = None  # lower-case hexadecimal
     bytes: int | None = None  # exact size of the file
@@ -125,6 +126,7 @@ class Weights:
             *[("config", f"{name} = {value}") for name, value in self.config.items()],
             *[("accuracy", str(accuracy)) for accuracy in self.accuracy],
             *[("note", note) for note in self.notes],
+            *[("template", template) for template in self.templates],
             ("paper", str(self.paper)),
             ("licence", f"{self.licence}, {self.source}"),
         ]
@@ -194,6 +196,7 @@ def make_weights(
         rank=stated["rank"],
         accuracy=tuple(reported),
         notes=(*row.get("notes", ()), *stated.get("notes", ()), *family.get("notes", ())),
+        templates=tuple(family.get("templates", ())),
         **{key: family[key] for key in ("base", "licence", "source", "terms") if key in family},
         **{key: row[key] for key in ("sha256", "bytes", "size_mib") if key in row},
     )

@@ -1,8 +1,10 @@
-"""Make zero-shot classifiers from an image encoder and text embeddings that are computed elsewhere."""
+"""Make zero-shot classifiers: of an image and text pair, or of an image encoder and any embeddings of texts."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +12,85 @@ import numpy as np
 if TYPE_CHECKING:
     from keras_vit.model.vision_transformer import VisionTransformer
 
+TEMPLATE = "a photo of a {}."  # for a model without a card (CLIP, arXiv 2103.00020, section 3.1.4)
 _LARGEST = 1e30  # far below the largest number of float32
+
+
+def zero_shot(
+    name_or_path: str | os.PathLike[str],
+    classes: Sequence[str],
+    *,
+    templates: Sequence[str] | None = None,
+    weights: str | None = None,
+    accept_licence: bool = False,
+    **config_changes: Any,
+) -> VisionTransformer:
+    """Load a pair of an image and a text encoder as a classifier whose classes are texts.
+
+    The logits are the pair's own: its logit scale times the cosine of image and text, plus its bias. Probabilities are
+    their softmax (CLIP), or, for a pair that was trained with the sigmoid loss (SigLIP), the sigmoid of each: then they
+    need not add up to 1, and all are small if no class fits. `config.probabilities` says which.
+
+    Args:
+        name_or_path: a model of the zoo, such as "CLIP-B/16" or "SigLIP2-B/16", or a folder with both encoders and the
+            tokenizer.
+        classes: different names of the classes, such as ["cat", "dog"]; they become the labels.
+        templates: texts with "{}" in place of a name, such as ["a photo of a {}."]. A class has the mean of its texts'
+            embeddings. None takes the card's templates, or "a photo of a {}." for a folder; ["{}"] the names alone.
+        weights: for a name: a tag of its card.
+        accept_licence: as for `load`.
+        **config_changes: as for `load`, such as image_size.
+
+    Returns:
+        An ordinary classifier, which is trained, evaluated, saved, exported and quantized as any other.
+
+    Raises:
+        ValueError: wrong classes or templates, or the model has no text encoder.
+        FileNotFoundError: the path does not exist, or there is no tokenizer.
+        ImportError: the packages of the extra "text" are missing.
+
+    Example:
+        >>> keras_vit.zoo.zero_shot("CLIP-B/16", ["cat", "cat"])
+        Traceback (most recent call last):
+            ...
+        ValueError: classes must be different names. Received 'cat' twice
+    """
+    from keras_vit.zoo.pretrained import load_choice, resolve
+
+    names = _checked_names(classes)
+    choice = replace(resolve(name_or_path, weights), accept_licence=accept_licence)
+    stated = choice.published.templates if choice.published else ()
+    texts = _checked_templates(list(stated) or [TEMPLATE] if templates is None else templates)
+    encoder = text_encoder(name_or_path)
+    model = load_choice(choice, config_changes)
+    prompts = [template.replace("{}", name) for name in names for template in texts]
+    means = encoder.embed(prompts).reshape(len(names), len(texts), -1).mean(axis=1)
+    config = encoder.config
+    if config.logit_scale is None:
+        raise ValueError(f"{name_or_path} has no logit_scale: pass embeddings and a scale to zoo.zero_shot_head")
+    scale = float(np.exp(config.logit_scale))
+    result = zero_shot_head(model, means, names, scale, config.logit_bias or 0.0)
+    if config.logit_bias is None:
+        return result
+    return result.with_config(result.config.replace(probabilities="sigmoid"))
+
+
+def _checked_names(classes: Any) -> list[str]:
+    """Return names of classes; raise a ValueError that names the first wrong one."""
+    names = list(classes) if isinstance(classes, list | tuple) else []
+    if not names or not all(isinstance(name, str) and name.strip() for name in names):
+        raise ValueError(f"classes must be a list of names, none of them empty. Received: {classes!r:.200}")
+    if len(names) != len(set(names)):
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise ValueError(f"classes must be different names. Received {twice!r:.200} twice")
+    return names
+
+
+def _checked_templates(templates: Any) -> list[str]:
+    texts = [templates] if isinstance(templates, str) else list(templates)
+    if not texts or not all(isinstance(text, str) and "{}" in text for text in texts):
+        raise ValueError(f'templates must be texts with "{{}}" in place of a name. Received: {templates!r:.200}')
+    return texts
 
 
 def zero_shot_head(
