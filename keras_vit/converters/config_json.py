@@ -35,7 +35,7 @@ def read_beside(weights: Path, spelling: JsonFields) -> dict[str, Any]:
 
     A config.json that keras_vit wrote for another file in the folder is ignored.
     """
-    path = weights.parent / "config.json"
+    path = weights.parent / spelling.file
     values = read_object(path) if path.is_file() else {}
     if not values or _describes_other_file(values, weights):
         return {}

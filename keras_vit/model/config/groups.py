@@ -296,3 +296,10 @@ class HeadConfig(Group):
     def reads_class_token(self) -> bool:
         """True if the feature comes from the class token."""
         return self.classifier in ("token", "token_gap", "token_unpooled")
+
+
+def document_groups(cls: type, *groups: type) -> None:
+    """Add the arguments of groups to the docstring of a config that inherits from them, in front of its own."""
+    own, _, arguments = (cls.__doc__ or "").partition("    Args:\n")
+    theirs = [(group.__doc__ or "").partition("    Args:\n")[2].rstrip(" ") for group in groups]
+    cls.__doc__ = f"{own}    Args:\n{''.join(theirs)}{arguments}"
