@@ -164,6 +164,7 @@ STEPS = {
     "whole ratio": Step(None, _whole_ratio),
     # Configs with the end token 2, a word, take the largest id in a text (transformers/models/clip/modeling_clip.py).
     "end token": Step(lambda value: None if value == 2 else value, lambda value, _: 2 if value is None else value),
+    "heads of a width": Step(lambda value: value["width"] // value.get("head_width", 64), None),  # open_clip/model.py
     "side": Step(
         lambda value: value if isinstance(value, int) else _side(value), lambda value, _: value and [value] * 2
     ),
