@@ -21,7 +21,16 @@ from tokenizers import models, normalizers, pre_tokenizers
 from keras_vit import digits, text, zoo
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-PROMPTS = ("{}", "{}.", "a {}", "the {}", "a photo of a {}.", "a photo of the digit {}.", "a handwritten {}", "digit {}")
+PROMPTS = (
+    "{}",
+    "{}.",
+    "a {}",
+    "the {}",
+    "a photo of a {}.",
+    "a photo of the digit {}.",
+    "a handwritten {}",
+    "digit {}",
+)
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,-'"
 START, END = "<|startoftext|>", "<|endoftext|>"
 LENGTH = 40

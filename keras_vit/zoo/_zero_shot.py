@@ -11,16 +11,18 @@ import numpy as np
 
 if TYPE_CHECKING:
     from keras_vit.model.vision_transformer import VisionTransformer
+    from keras_vit.text import TextEncoder
 
 TEMPLATE = "a photo of a {}."  # for a model without a card (CLIP, arXiv 2103.00020, section 3.1.4)
 _LARGEST = 1e30  # far below the largest number of float32
 
 
 def zero_shot(
-    name_or_path: str | os.PathLike[str],
+    name_or_path: str | os.PathLike[str] | VisionTransformer,
     classes: Sequence[str],
     *,
     templates: Sequence[str] | None = None,
+    text_encoder: str | os.PathLike[str] | TextEncoder | None = None,
     weights: str | None = None,
     accept_licence: bool = False,
     **config_changes: Any,
@@ -32,11 +34,12 @@ def zero_shot(
     need not add up to 1, and all are small if no class fits. `config.probabilities` says which.
 
     Args:
-        name_or_path: a model of the zoo, such as "CLIP-B/16" or "SigLIP2-B/16", or a folder with both encoders and the
-            tokenizer.
+        name_or_path: a model of the zoo, such as "CLIP-B/16" or "SigLIP2-B/16", a file or folder with both encoders and
+            the tokenizer, or the image encoder alone, also as a model.
         classes: different names of the classes, such as ["cat", "dog"]; they become the labels.
         templates: texts with "{}" in place of a name, such as ["a photo of a {}."]. A class has the mean of its texts'
             embeddings. None takes the card's templates, or "a photo of a {}." for a folder; ["{}"] the names alone.
+        text_encoder: of the same pair, if it is elsewhere: as for `text_encoder`, or a TextEncoder.
         weights: for a name: a tag of its card.
         accept_licence: as for `load`.
         **config_changes: as for `load`, such as image_size.
@@ -55,24 +58,44 @@ def zero_shot(
             ...
         ValueError: classes must be different names. Received 'cat' twice
     """
-    from keras_vit.zoo.pretrained import load_choice, resolve
-
     names = _checked_names(classes)
-    choice = replace(resolve(name_or_path, weights), accept_licence=accept_licence)
-    stated = choice.published.templates if choice.published else ()
-    texts = _checked_templates(list(stated) or [TEMPLATE] if templates is None else templates)
-    encoder = text_encoder(name_or_path)
-    model = load_choice(choice, config_changes)
+    model, defaults = _image_half(name_or_path, weights, accept_licence, config_changes)
+    texts = _checked_templates(defaults if templates is None else templates)
+    encoder = _text_half(name_or_path if text_encoder is None else text_encoder)
+    is_head = model.config.num_classes == encoder.config.width and model.config.labels is None
+    if is_head and text_encoder is None:  # a file with both encoders: the head leads to the texts, and not to classes
+        model = model.with_config(model.config.replace(projection_head=True))
     prompts = [template.replace("{}", name) for name in names for template in texts]
     means = encoder.embed(prompts).reshape(len(names), len(texts), -1).mean(axis=1)
-    config = encoder.config
-    if config.logit_scale is None:
-        raise ValueError(f"{name_or_path} has no logit_scale: pass embeddings and a scale to zoo.zero_shot_head")
-    scale = float(np.exp(config.logit_scale))
-    result = zero_shot_head(model, means, names, scale, config.logit_bias or 0.0)
-    if config.logit_bias is None:
+    scale, bias = encoder.config.logit_scale, encoder.config.logit_bias
+    if scale is None:
+        raise ValueError("The text encoder has no logit_scale: use zoo.zero_shot_head, with a scale of your choice")
+    result = zero_shot_head(model, means, names, float(np.exp(scale)), bias or 0.0)
+    if bias is None:
         return result
     return result.with_config(result.config.replace(probabilities="sigmoid"))
+
+
+def _image_half(model: Any, weights: str | None, accept_licence: bool, changes: Any) -> tuple[VisionTransformer, Any]:
+    """Return the image encoder, and the templates of its card."""
+    from keras_vit.model.vision_transformer import VisionTransformer
+    from keras_vit.zoo.pretrained import load_choice, resolve
+
+    if isinstance(model, VisionTransformer):
+        return model, [TEMPLATE]
+    choice = replace(resolve(model, weights), accept_licence=accept_licence)
+    stated = choice.published.templates if choice.published else ()
+    return load_choice(choice, changes), stated or [TEMPLATE]
+
+
+def _text_half(source: Any) -> TextEncoder:
+    from keras_vit.model.vision_transformer import VisionTransformer
+    from keras_vit.text import TextEncoder  # TEMPORARY
+    from keras_vit.text import load as text_encoder
+
+    if isinstance(source, VisionTransformer):
+        raise ValueError("A model needs its text_encoder: pass a name, a path or a TextEncoder")
+    return source if isinstance(source, TextEncoder) else text_encoder(source)
 
 
 def _checked_names(classes: Any) -> list[str]:
