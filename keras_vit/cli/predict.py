@@ -1,10 +1,13 @@
 """The command `keras-vit predict`."""
 
+from __future__ import annotations
+
 import functools
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -14,6 +17,9 @@ from keras_vit._util.image_paths import check_regular, readable_images
 from keras_vit._util.progress import track
 from keras_vit._util.text import printable
 from keras_vit.cli import options
+
+if TYPE_CHECKING:
+    from keras_vit.model.vision_transformer import VisionTransformer
 
 
 def predict(
@@ -40,13 +46,20 @@ def predict(
     An image that cannot be read is a line of its own, and the exit code is then 1.
     """
     files = readable_images(images)
-    found = options.find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
-    load = found.load
-    if classes is not None:
-        texts = {"templates": template, "weights": weights, "accept_licence": accept_licence}
-        sizes = given(image_size=image_size, patch_size=patch_size)
-        load = functools.partial(zoo.zero_shot, model, _read_classes(classes), **texts, **sizes)
-    elif template:
+    load: Callable[[], VisionTransformer]
+    if classes is None:
+        load = options.find_model(model, weights, image_size, patch_size, accept_licence=accept_licence).load
+    else:
+        load = functools.partial(
+            zoo.zero_shot,
+            model,
+            _read_classes(classes),
+            templates=template,
+            weights=weights,
+            accept_licence=accept_licence,
+            **given(image_size=image_size, patch_size=patch_size),
+        )
+    if template and classes is None:
         raise ValueError(f"--template is for --classes. Received: {template}")
     show = len(files) > batch_size and (as_json or not sys.stdout.isatty())  # else the results show the progress
     rows = []

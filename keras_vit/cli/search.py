@@ -83,7 +83,7 @@ def _embedding(query: str, folder: Folder, chosen: dict[str, Any], accept_licenc
             )
         if not is_text:
             return loaded.embed([query])
-    return zoo.text_encoder(chosen["model"]).embed([query])
+    return zoo.text_encoder(chosen["model"], weights=chosen.get("weights")).embed([query])
 
 
 def _pictures(folder: Folder, found: list[Match]) -> Iterator[Picture]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -39,7 +41,7 @@ def zero_shot(
         classes: different names of the classes, such as ["cat", "dog"]; they become the labels.
         templates: texts with "{}" in place of a name, such as ["a photo of a {}."]. A class has the mean of its texts'
             embeddings. None takes the card's templates, or "a photo of a {}." for a folder; ["{}"] the names alone.
-        text_encoder: of the same pair, if it is elsewhere: as for `text_encoder`, or a TextEncoder.
+        text_encoder: the other half of the pair, if it is elsewhere: a TextEncoder, or as for `zoo.text_encoder`.
         weights: for a name: a tag of its card.
         accept_licence: as for `load`.
         **config_changes: as for `load`, such as image_size.
@@ -48,26 +50,36 @@ def zero_shot(
         An ordinary classifier, which is trained, evaluated, saved, exported and quantized as any other.
 
     Raises:
-        ValueError: wrong classes or templates, or the model has no text encoder.
+        ValueError: wrong classes or templates, or the model has no text encoder, or another's.
         FileNotFoundError: the path does not exist, or there is no tokenizer.
         ImportError: the packages of the extra "text" are missing.
 
     Example:
-        >>> keras_vit.zoo.zero_shot("CLIP-B/16", ["cat", "cat"])
-        Traceback (most recent call last):
-            ...
-        ValueError: classes must be different names. Received 'cat' twice
+        >>> from keras_vit import digits
+        >>> model = keras_vit.zoo.zero_shot("digits", ["three", "seven"])
+        >>> model.classify(digits.load().test_images[0], top=1)[0][0].label
+        'seven'
     """
     names = _checked_names(classes)
+    texts = None if templates is None else _checked_templates(templates)
+    encoder = _text_half(name_or_path, weights) if text_encoder is None else _text_half(text_encoder)
     model, defaults = _image_half(name_or_path, weights, accept_licence, config_changes)
-    texts = _checked_templates(defaults if templates is None else templates)
-    encoder = _text_half(name_or_path if text_encoder is None else text_encoder)
-    is_head = model.config.num_classes == encoder.config.width and model.config.labels is None
-    if is_head and text_encoder is None:  # a file with both encoders: the head leads to the texts, and not to classes
-        model = model.with_config(model.config.replace(projection_head=True))
+    texts = texts or defaults
+    config, width = model.config, encoder.config.width
+    if config.num_classes and not config.projection_head:
+        # A file with both encoders has no head of classes, but a projection.
+        is_projection = text_encoder is None and config.num_classes == width and config.labels is None
+        model = model.with_config(config.replace(**{"projection_head": True} if is_projection else {"num_classes": 0}))
+    if model.output_shape[-1] != width:
+        raise ValueError(
+            "The encoders are no pair: embeddings must have the same width. "
+            f"Received: {model.output_shape[-1]} of images and {width} of texts"
+        )
     prompts = [template.replace("{}", name) for name in names for template in texts]
     means = encoder.embed(prompts).reshape(len(names), len(texts), -1).mean(axis=1)
     scale, bias = encoder.config.logit_scale, encoder.config.logit_bias
+    if bias is None and len(names) == 1:
+        raise ValueError(f"The softmax of one class is always 1: pass several classes. Received: {names}")
     if scale is None:
         raise ValueError("The text encoder has no logit_scale: use zoo.zero_shot_head, with a scale of your choice")
     result = zero_shot_head(model, means, names, float(np.exp(scale)), bias or 0.0)
@@ -85,17 +97,19 @@ def _image_half(model: Any, weights: str | None, accept_licence: bool, changes: 
         return model, [TEMPLATE]
     choice = replace(resolve(model, weights), accept_licence=accept_licence)
     stated = choice.published.templates if choice.published else ()
-    return load_choice(choice, changes), stated or [TEMPLATE]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "keras_vit: .* has other parts")  # which are the text encoder
+        return load_choice(choice, changes), stated or [TEMPLATE]
 
 
-def _text_half(source: Any) -> TextEncoder:
+def _text_half(source: Any, weights: str | None = None) -> TextEncoder:
     from keras_vit.model.vision_transformer import VisionTransformer
-    from keras_vit.text import TextEncoder  # TEMPORARY
-    from keras_vit.text import load as text_encoder
+    from keras_vit.text import TextEncoder
+    from keras_vit.zoo import texts
 
     if isinstance(source, VisionTransformer):
-        raise ValueError("A model needs its text_encoder: pass a name, a path or a TextEncoder")
-    return source if isinstance(source, TextEncoder) else text_encoder(source)
+        raise ValueError("A model needs its text_encoder: a name, a path or a TextEncoder. Received: None")
+    return source if isinstance(source, TextEncoder) else texts.text_encoder(source, weights=weights)
 
 
 def _checked_names(classes: Any) -> list[str]:
@@ -104,7 +118,7 @@ def _checked_names(classes: Any) -> list[str]:
     if not names or not all(isinstance(name, str) and name.strip() for name in names):
         raise ValueError(f"classes must be a list of names, none of them empty. Received: {classes!r:.200}")
     if len(names) != len(set(names)):
-        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        [(twice, _)] = Counter(names).most_common(1)
         raise ValueError(f"classes must be different names. Received {twice!r:.200} twice")
     return names
 
