@@ -63,6 +63,11 @@ def zero_shot(
     names = _checked_names(classes)
     texts = None if templates is None else _checked_templates(templates)
     encoder = _text_half(name_or_path, weights) if text_encoder is None else _text_half(text_encoder)
+    scale, bias = encoder.config.logit_scale, encoder.config.logit_bias
+    if scale is None:
+        raise ValueError("The text encoder has no logit_scale: use zoo.zero_shot_head, with a scale of your choice")
+    if bias is None and len(names) == 1:
+        raise ValueError(f"The softmax of one class is always 1: pass several classes. Received: {names}")
     model, defaults = _image_half(name_or_path, weights, accept_licence, config_changes)
     texts = texts or defaults
     config, width = model.config, encoder.config.width
@@ -77,11 +82,6 @@ def zero_shot(
         )
     prompts = [template.replace("{}", name) for name in names for template in texts]
     means = encoder.embed(prompts).reshape(len(names), len(texts), -1).mean(axis=1)
-    scale, bias = encoder.config.logit_scale, encoder.config.logit_bias
-    if bias is None and len(names) == 1:
-        raise ValueError(f"The softmax of one class is always 1: pass several classes. Received: {names}")
-    if scale is None:
-        raise ValueError("The text encoder has no logit_scale: use zoo.zero_shot_head, with a scale of your choice")
     result = zero_shot_head(model, means, names, float(np.exp(scale)), bias or 0.0)
     if bias is None:
         return result
