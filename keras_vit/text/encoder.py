@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from keras_vit._util.checks import check_counts
 from keras_vit.model import layers as vit
+from keras_vit.model.classification import Classification
 from keras_vit.model.classify import check_finite, unit_length
 from keras_vit.model.config import BlockConfig
 from keras_vit.model.config.text import TextConfig
@@ -55,36 +57,30 @@ class TextEncoder(keras.Model):
         super().__init__(inputs=ids, outputs=_network(config, policy, ids), name=name)
         self.config = config
         self._policy = policy
-        self._tokenizer: Tokenizer | None = None
+        # A cached function, because Keras would save models that it finds in attributes.
+        self._feature_model = functools.cache(
+            lambda names: keras.Model(ids, {name: self.get_layer(name).output for name in names})
+        )
+        if tokenizer is not None:
+            tokenizer.check(config)
         self.tokenizer = tokenizer
 
     @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer. One of another model raises a ValueError when it is set."""
-        return self._tokenizer
+    def task(self) -> Classification:
+        """Task of the output, which is a feature."""
+        return Classification(num_classes=0)
 
-    @tokenizer.setter
-    def tokenizer(self, tokenizer: Tokenizer | None) -> None:
-        if tokenizer is not None:
-            tokenizer = self._checked(tokenizer)
-        self._tokenizer = tokenizer
+    def features(self, ids: Any, layers: Iterable[str]) -> dict[str, Any]:
+        """Return intermediate results for ids (batch, length).
 
-    def _checked(self, tokenizer: Tokenizer) -> Tokenizer:
-        """Return a tokenizer with the length of the model's texts; raise if it belongs to another model."""
-        config = self.config
-        if tokenizer.vocab_size != config.vocab_size:
-            raise ValueError(
-                f"The tokenizer belongs to another model: the text encoder knows {config.vocab_size} tokens. "
-                f"Received: a tokenizer of {tokenizer.vocab_size}"
-            )
-        if config.pooling == "end" and config.end_token not in (None, tokenizer.end_id):
-            raise ValueError(
-                f"The tokenizer belongs to another model: the text encoder looks for the end token {config.end_token}. "
-                f"Received: a tokenizer whose end token is {tokenizer.end_id}"
-            )
-        if tokenizer.length == config.max_length:
-            return tokenizer
-        return Tokenizer(tokenizer.model, length=config.max_length, padding=tokenizer.pad_id)
+        Args:
+            ids: as `tokenize` returns them.
+            layers: names of layers: "tokens" (words and positions), "block_0" ..., "encoder_norm", "pool".
+
+        Returns:
+            A dict from name to tensor (batch, length, hidden_size), for "pool" (batch, hidden_size).
+        """
+        return self._feature_model(tuple(layers))(ids)
 
     def tokenize(self, texts: str | Iterable[str]) -> np.ndarray:
         """Return the ids of texts, int32 (texts, config.max_length), as `Tokenizer` does.
@@ -95,12 +91,12 @@ class TextEncoder(keras.Model):
         Raises:
             ValueError: there is no text, or no tokenizer.
         """
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             raise ValueError(
-                "The text encoder has no tokenizer, because its files had none. Set one: "
-                "encoder.tokenizer = keras_vit.text.Tokenizer.load(folder), or text.load(path, tokenizer=folder)"
+                "The text encoder has no tokenizer, because there was none beside its file: "
+                "load it with keras_vit.text.load(path, tokenizer=folder)"
             )
-        return self._tokenizer(texts)
+        return self.tokenizer(texts)
 
     def embed(self, texts: str | Iterable[str], *, batch_size: int = BATCH) -> np.ndarray:
         """Return the embeddings of one text or several, of length 1: dot products are cosine similarities.
@@ -117,13 +113,8 @@ class TextEncoder(keras.Model):
         """
         check_counts(batch_size=batch_size)
         ids = self.tokenize(texts)
-        size = min(batch_size, len(ids))
-        features = []
-        for start in range(0, len(ids), size):
-            batch = ids[start : start + size]
-            padded = np.concatenate([batch, batch[-1:].repeat(size - len(batch), axis=0)])  # TensorFlow compiles once
-            features.append(self.predict_on_batch(padded)[: len(batch)])
-        joined = np.concatenate(features)
+        parts = [self(ids[start : start + batch_size], training=False) for start in range(0, len(ids), batch_size)]
+        joined = np.concatenate([keras.ops.convert_to_numpy(part) for part in parts])
         check_finite(joined)
         return unit_length(joined)
 
@@ -141,9 +132,9 @@ class TextEncoder(keras.Model):
 
     def save_own_variables(self, store: Any) -> None:
         """Save the tokenizer; each layer saves its weights."""
-        if self._tokenizer is not None:
-            store["tokenizer"] = np.frombuffer(self._tokenizer.model, np.uint8)
-            store["padding"] = np.array(self._tokenizer.pad_id)
+        if self.tokenizer is not None:
+            store["tokenizer"] = np.frombuffer(self.tokenizer.model, np.uint8)
+            store["padding"] = np.array(self.tokenizer.pad_id)
 
     def load_own_variables(self, store: Any) -> None:
         """Load the tokenizer that `save_own_variables` saved."""

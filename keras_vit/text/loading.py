@@ -67,40 +67,28 @@ def load(
     """
     file = find_weights(Path(path))
     if is_keras_file(file):
-        check_keras_facts(config=config, format=format)
-        encoder = _load_keras(file, dtype)
-        found = None
-    else:
-        with open_files(file) as container:
-            table = load_table(format, "text") if format else recognise(container, "text")
-            encoder = _build(container, table, config or {}, dtype)
-        found = find_tokenizer(file.parent)
-    source: Any = found if tokenizer is None else tokenizer
-    if source is not None:
-        if not isinstance(source, Tokenizer):
-            source = Tokenizer.load(source, encoder.config.max_length)
-        encoder.tokenizer = source
-    return encoder
-
-
-def _build(container: Container, table: Table, facts: Mapping[str, Any], dtype: Any) -> TextEncoder:
-    """Build the text tower of an open file."""
-    file = container.path
-    match = table.match(container.headers)
-    scales = {name: match.sources.pop(name) for name in _SCALES if name in match.sources}
-    try:
-        json_fields = {} if table.json is None else config_json.read_beside(file, table.json)
-        numbers = {name: _number(container, source.tensor) for name, source in scales.items()}
-        shapes = layout.variable_shapes(container.headers, match, table.layout)
-        config = _infer(shapes, table, json_fields, {**numbers, **facts})
-    except CheckpointError as error:
-        raise CheckpointError(f"{file} {error}") from error
-    with layers.uninitialized():
-        encoder = TextEncoder(config, dtype=dtype)
-    variables = assign.variables_by_path(encoder)
-    checkpoint = Checkpoint(container, table, match, cast(ViTConfig, config))  # of which these read no field
-    assign.check(checkpoint, variables)
-    assign.assign(checkpoint, encoder, variables)
+        check_keras_facts(config=config, format=format, tokenizer=tokenizer)
+        return _load_keras(file, dtype)
+    with open_files(file) as container:
+        table = load_table(format, "text") if format else recognise(container, "text")
+        match = table.match(container.headers)
+        scales = {name: match.sources.pop(name) for name in _SCALES if name in match.sources}
+        try:
+            json_fields = {} if table.json is None else config_json.read_beside(file, table.json)
+            numbers = {name: _number(container, source.tensor) for name, source in scales.items()}
+            shapes = layout.variable_shapes(container.headers, match, table.layout)
+            found = _infer(shapes, table, json_fields, {**numbers, **(config or {})})
+        except CheckpointError as error:
+            raise CheckpointError(f"{file} {error}") from error
+        source = find_tokenizer(file.parent) if tokenizer is None else tokenizer
+        if not isinstance(source, Tokenizer | None):
+            source = Tokenizer.load(source, found.max_length)
+        with layers.uninitialized():
+            encoder = TextEncoder(found, source, dtype=dtype)
+        variables = assign.variables_by_path(encoder)
+        checkpoint = Checkpoint(container, table, match, cast(ViTConfig, found))  # of which `assign` reads no field
+        assign.check(checkpoint, variables)
+        assign.assign(checkpoint, encoder, variables)
     return encoder
 
 

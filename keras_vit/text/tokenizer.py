@@ -16,6 +16,7 @@ import numpy as np
 from keras_vit._util.checks import check_counts
 from keras_vit._util.untrusted import parse_object
 from keras_vit.errors import CheckpointError
+from keras_vit.model.config.text import TextConfig
 
 # The files of a tokenizer in a folder; the first of them that is there is read.
 _FILES = ("spiece.model", "tokenizer.json", "vocab.json")
@@ -126,10 +127,31 @@ class Tokenizer:
             raise CheckpointError(f"{file} {error}") from error
 
     @property
+    def file_name(self) -> str:
+        """Name of the file that has `model`."""
+        return "spiece.model" if self.kind == "siglip" else "tokenizer.json"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What an app's own tokenizer needs to know besides the model."""
+        return {"start_ids": self._start, "end_id": self.end_id, "pad_id": self.pad_id, "cleaning": self.kind}
+
+    @property
     def vocab_size(self) -> int:
         """Number of tokens."""
         engine = self._engine
         return int(engine.get_piece_size() if self.kind == "siglip" else engine.get_vocab_size())
+
+    def check(self, config: TextConfig) -> None:
+        """Raise a ValueError if the tokenizer is not that of a text tower with this config."""
+        found, wanted = [self.vocab_size, self.length], [config.vocab_size, config.max_length]
+        if config.pooling == "end" and config.end_token is not None:
+            found, wanted = [*found, self.end_id], [*wanted, config.end_token]
+        if found != wanted:
+            names = "vocab_size, length and end token"
+            raise ValueError(
+                f"The tokenizer is another model's: the text tower has the {names} {wanted}. Received: {found}"
+            )
 
     def __call__(self, texts: str | Iterable[str]) -> np.ndarray:
         """Return the ids of one text or several, int32 (texts, length); one warning says how many are cut.
@@ -208,6 +230,8 @@ def _open_engine(model: bytes) -> tuple[str, Any]:
     except ImportError as error:
         raise ImportError(f"A tokenizer {_INSTALL}") from error
     try:
+        if not model:
+            raise ValueError("it is empty")
         if not model.lstrip().startswith(b"{"):
             return "siglip", SentencePieceProcessor(model_proto=model)
         engine = tokenizers.Tokenizer.from_buffer(model)
