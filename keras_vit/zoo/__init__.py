@@ -14,17 +14,17 @@ from keras_vit._util import lazy
 
 if TYPE_CHECKING:
     from keras_vit.errors import UnknownModelError
+    from keras_vit.zoo._zero_shot import zero_shot, zero_shot_head
     from keras_vit.zoo.catalogue import Card, card, names, read_cards, table
     from keras_vit.zoo.pretrained import load
     from keras_vit.zoo.texts import text_encoder
-    from keras_vit.zoo.zero_shot import zero_shot_head
 
 _NAMES = {
     "catalogue": ("Card", "card", "names", "read_cards", "table"),
     "keras_vit.errors": ("UnknownModelError",),
     "pretrained": ("load",),
     "texts": ("text_encoder",),
-    "zero_shot": ("zero_shot_head",),
+    "_zero_shot": ("zero_shot", "zero_shot_head"),
 }
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "read_cards",
     "table",
     "text_encoder",
+    "zero_shot",
     "zero_shot_head",
 ]
 

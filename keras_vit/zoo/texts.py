@@ -36,26 +36,28 @@ def text_encoder(
         ImportError: the packages of the extra "text" are missing.
 
     Example:
-        >>> keras_vit.zoo.text_encoder("digits")
-        Traceback (most recent call last):
-            ...
-        ValueError: ViT-digits has no text tower. Models that have one: ['CLIP-B/16', ...
+        >>> keras_vit.zoo.text_encoder("digits").embed(["seven", "a photo of a three."]).shape
+        (2, 64)
     """
     from keras_vit import text
     from keras_vit._util.download import fetch
+    from keras_vit.converters.source import is_keras_file
 
     choice = resolve(name_or_path, weights)
     row = choice.published
     if choice.is_file:
         fetch_beside(choice.source or "", (_CONFIG, *_TOKENIZER_FILES))
         return text.load(fetch_source(choice), dtype=dtype)
-    if row is None or row.tokenizer is None:
-        known = dict.fromkeys(row.architecture for family in families() for row in family.weights if row.tokenizer)
+    location = row.text_location if row else None
+    if row is None or location is None:
+        known = dict.fromkeys(row.architecture for family in families() for row in family.weights if row.text_location)
         raise ValueError(f"{choice.name} has no text tower. Models that have one: {list(known)}")
     if row.text is None:
         path = fetch_source(choice)
     else:
-        path = fetch(row.base + row.text)
-        fetch_beside(row.base + row.text, [_CONFIG], needed=_CONFIG)
+        path = fetch(location)
+        fetch_beside(location, [_CONFIG], needed=_CONFIG)
+    if is_keras_file(path):  # has the tokenizer inside
+        return text.load(path, dtype=dtype)
     activation = given(activation=row.config.get("activation"))
-    return text.load(path, tokenizer=fetch(row.tokenizer), config=activation, dtype=dtype)
+    return text.load(path, tokenizer=fetch(row.tokenizer or ""), config=activation, dtype=dtype)

@@ -30,7 +30,8 @@ def write_model(file: FileWriter) -> None:
     name = options.output_name(model.task.outputs)
     output = layers.apply_affine(ops, file.read(model.outputs[0]), model.task.outputs[0])
     if name == "probabilities":
-        output = ops.softmax(output, name)
+        is_softmax = model.config.probabilities == "softmax"
+        output = ops.softmax(output, name) if is_softmax else ops.unary("LOGISTIC", output, name)
     if unknown := sorted({*options.smoothing, *options.shifts} - set(file.norms)):
         raise ValueError(f"smoothing names norms of the model: {list(file.norms)}. Received: {unknown}")
     ops.builder.signature(file.inputs, {name: output, **second_output})

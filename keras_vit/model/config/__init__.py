@@ -171,7 +171,8 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed.
 
-        A changed `classifier` keeps the class token. A changed `num_classes` drops the labels and `projection_head`.
+        A changed `classifier` keeps the class token. A changed `num_classes` drops the labels, `projection_head` and
+        `probabilities`.
 
         Args:
             **changes: fields and their new values.
@@ -181,7 +182,7 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
         """
         check_fields(changes)
         if changes.get("num_classes", self.num_classes) != self.num_classes:
-            changes = {"labels": None, "projection_head": False, **changes}
+            changes = {"labels": None, "projection_head": False, "probabilities": "softmax", **changes}
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
