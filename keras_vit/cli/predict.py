@@ -1,13 +1,25 @@
 """The command `keras-vit predict`."""
 
+from __future__ import annotations
+
+import functools
 import json
 import sys
-from typing import Annotated, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from keras_vit._util.image_paths import readable_images
+from typer import Option
+
+from keras_vit import zoo
+from keras_vit._util.checks import given
+from keras_vit._util.image_paths import check_regular, readable_images
 from keras_vit._util.progress import track
 from keras_vit._util.text import printable
 from keras_vit.cli import options
+
+if TYPE_CHECKING:
+    from keras_vit.model.vision_transformer import VisionTransformer
 
 
 def predict(
@@ -17,21 +29,49 @@ def predict(
     accept_licence: options.Licence = False,
     image_size: options.Size = None,
     patch_size: options.Patch = None,
+    classes: Annotated[
+        str | None,
+        Option(help="Classify by texts instead: names with commas between, or a .txt file with one on each line."),
+    ] = None,
+    template: Annotated[
+        list[str] | None,
+        Option(help='For --classes: a text with {} in place of a name, such as "a photo of a {}."; may be repeated.'),
+    ] = None,
     top: options.Top = 5,
     batch_size: Annotated[int, options.integer(1, "Images per call, and in memory.")] = 16,
     as_json: options.Json = False,
 ) -> None:
-    """Classify images. An image that cannot be read is a line of its own, and the exit code is then 1."""
+    """Classify images, by the model's own classes or by texts.
+
+    An image that cannot be read is a line of its own, and the exit code is then 1.
+    """
     files = readable_images(images)
-    found = options.find_model(
-        model, weights, image_size, patch_size, accept_licence=accept_licence, needs_classes=True
-    )
+    load: Callable[[], VisionTransformer]
+    if classes is None:
+        load = options.find_model(
+            model, weights, image_size, patch_size, accept_licence=accept_licence, needs_classes=True
+        ).load
+    else:
+        load = functools.partial(
+            zoo.zero_shot,
+            model,
+            _read_classes(classes),
+            templates=template,
+            weights=weights,
+            accept_licence=accept_licence,
+            **given(image_size=image_size, patch_size=patch_size),
+        )
+    if template and classes is None:
+        raise ValueError(f"--template is for --classes. Received: {template}")
     show = len(files) > batch_size and (as_json or not sys.stdout.isatty())  # else the results show the progress
     rows = []
     with options.quiet():
         from keras_vit.model.classify import classify_each
 
-        results = classify_each(found.load(), files, top=top, batch_size=batch_size)
+        loaded = load()
+        if loaded.config.probabilities == "sigmoid" and not as_json:
+            options.echo("The probability of each class stands for itself: they need not add up to 100 %.", err=True)
+        results = classify_each(loaded, files, top=top, batch_size=batch_size)
         for file, result in track(zip(files, results, strict=True), "Classifying", total=len(files), show=show):
             if isinstance(result, Exception) and len(files) == 1 and not as_json:
                 raise result
@@ -42,6 +82,16 @@ def predict(
         options.echo(json.dumps(rows, indent=2))
     if failed := sum("error" in row for row in rows):
         raise ValueError(f"{failed} of {len(files)} images cannot be read")
+
+
+def _read_classes(text: str) -> list[str]:
+    """Return names of classes that commas separate, or the lines of a .txt file."""
+    if not text.endswith(".txt"):
+        return [name.strip() for name in text.split(",")]
+    if Path(text).exists():
+        check_regular(Path(text))
+    lines = Path(text).read_text(encoding="utf-8-sig").splitlines()
+    return [line.strip() for line in lines if line.strip()]
 
 
 def _text(row: dict[str, Any]) -> str:

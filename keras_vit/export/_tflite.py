@@ -221,7 +221,7 @@ def _write(
 def _metadata(model: VisionTransformer, options: Options, mode: Mode) -> bytes:
     """Return the metadata that apps read from the file."""
     config = model.config
-    outputs = [options.output_name(config)]
+    outputs = [options.output_name(model.task.outputs)]
     if options.attention:
         outputs.append("attention")
     return metadata.pack_metadata(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -310,12 +310,18 @@ def fetch_source(choice: Choice) -> Path:
             "accept them, load it with accept_licence=True (--accept-licence)."
         )
     path = fetch(source, sha256=row.sha256, size=row.bytes) if row is not None else fetch(source)
-    if match := _REMOTE_CHECKPOINT.fullmatch(source):
-        for name in _CONFIG_FILES:
-            needed = row is not None and name == "config.json"
-            with contextlib.nullcontext() if needed else contextlib.suppress(FileUnavailableError):
-                fetch(f"{match['folder']}{name}{match['revision'] or ''}")
+    fetch_beside(source, _CONFIG_FILES, needed="" if row is None else "config.json")
     return path
+
+
+def fetch_beside(source: str, names: Sequence[str], *, needed: str = "") -> None:
+    """Fetch the files of these names beside a remote .safetensors file; only the `needed` one must be there."""
+    from keras_vit._util.download import fetch
+
+    if match := _REMOTE_CHECKPOINT.fullmatch(source):
+        for name in names:
+            with contextlib.nullcontext() if name == needed else contextlib.suppress(FileUnavailableError):
+                fetch(f"{match['folder']}{name}{match['revision'] or ''}")
 
 
 def _build(

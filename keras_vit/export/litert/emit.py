@@ -1,4 +1,4 @@
-"""Write the LiteRT graph of a VisionTransformer directly from its weights."""
+"""Write the LiteRT graph of a VisionTransformer or a TextEncoder directly from its weights."""
 
 from typing import Any
 
@@ -25,12 +25,13 @@ def build_file(model: Any, options: Options) -> Builder:
 def write_model(file: FileWriter) -> None:
     """Write the layers of the file's model, and its signature."""
     ops, options, model = file.ops, file.options, file.model
-    ops.builder.description = f"{model.name}, a Vision Transformer by keras_vit"
+    ops.builder.description = f"{model.name}, a {type(model).__name__} by keras_vit"
     second_output = {"attention": attention.class_attention(file)} if options.attention else {}
-    name = options.output_name(model.config)
+    name = options.output_name(model.task.outputs)
     output = layers.apply_affine(ops, file.read(model.outputs[0]), model.task.outputs[0])
     if name == "probabilities":
-        output = ops.softmax(output, name)
+        is_softmax = model.config.probabilities == "softmax"
+        output = ops.softmax(output, name) if is_softmax else ops.unary("LOGISTIC", output, name)
     if unknown := sorted({*options.smoothing, *options.shifts} - set(file.norms)):
         raise ValueError(f"smoothing names norms of the model: {list(file.norms)}. Received: {unknown}")
     ops.builder.signature(file.inputs, {name: output, **second_output})

@@ -71,9 +71,8 @@ class Options:
         """`image_size` and `patch_size`, if given."""
         return given(image_size=self.image_size, patch_size=self.patch_size)
 
-    def output_name(self, config: ViTConfig) -> str:
-        """Return the name of the file's first output, `output` if the model's task has it."""
-        outputs = task.from_config(config).outputs
+    def output_name(self, outputs: Sequence[str]) -> str:
+        """Return the name of the file's first output: `output` if the model's task has it among its outputs."""
         return self.output if self.output in outputs else outputs[0]
 
     def check(self, config: ViTConfig) -> None:
@@ -98,7 +97,7 @@ class Options:
                 "source_size needs input_dtype='uint8' (--input uint8): only pixels are resized. "
                 f"Received: {self.input_dtype!r}"
             )
-        if self.output == "probabilities" and self.output_name(config) != self.output:
+        if self.output == "probabilities" and self.output not in task.from_config(config).outputs:
             yield f"output='probabilities' needs a head. Received: a model of num_classes={config.num_classes}"
         if self.attention and not (config.class_token and config.has_attention):
             received = "class token" if config.has_attention else "attention"

@@ -151,6 +151,8 @@ def adapt_model(
         changes = {"num_classes": num_classes, "labels": tuple(class_names) if class_names else None}
     elif class_names and not are_comparable(config.labels, num_classes, class_names):
         changes = {"labels": tuple(class_names)}
+    if recipe.objective == "softmax":
+        changes["probabilities"] = "softmax"
     if recipe.reset_head:
         changes["representation_size"] = None
     target = config.replace(**changes | recipe.config_changes(config))
