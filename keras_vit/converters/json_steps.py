@@ -203,6 +203,7 @@ class JsonFields:
     kinds: tuple[Mapping[str, Any], ...] = ()
     beside: Mapping[str, str] = field(default_factory=dict)  # key -> .json file in the same folder that holds its value
     file: str = "config.json"  # its name
+    pair: Mapping[str, Any] = field(default_factory=dict)  # what the config.json of an image and text pair has besides
     inside: str | None = None  # key of the object with the fields, in files that have it; others have them at the top
 
     @property

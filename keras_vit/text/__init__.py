@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from keras_vit.text.encoder import TextEncoder
     from keras_vit.text.litert import tflite
     from keras_vit.text.loading import load
+    from keras_vit.text.saving import save
     from keras_vit.text.tokenizer import Tokenizer
 
 _NAMES = {
@@ -23,9 +24,10 @@ _NAMES = {
     "encoder": ("TextEncoder",),
     "litert": ("tflite",),
     "loading": ("load",),
+    "saving": ("save",),
     "tokenizer": ("Tokenizer",),
 }
 
-__all__ = ["TextConfig", "TextEncoder", "Tokenizer", "load", "tflite"]
+__all__ = ["TextConfig", "TextEncoder", "Tokenizer", "load", "save", "tflite"]
 
 __getattr__, __dir__ = lazy.lazy_names(__name__, _NAMES)

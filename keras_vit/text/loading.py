@@ -30,7 +30,7 @@ from keras_vit.model.config.text import TextConfig
 from keras_vit.text.encoder import TextEncoder
 from keras_vit.text.tokenizer import Tokenizer, find_tokenizer
 
-_SCALES = ("logit_scale", "logit_bias")  # numbers that a pair of towers shares: fields of TextConfig, not variables
+SCALES = ("logit_scale", "logit_bias")  # numbers that a pair of towers shares: fields of TextConfig, not variables
 
 
 def load(
@@ -72,12 +72,12 @@ def load(
     with open_files(file) as container:
         table = load_table(format, "text") if format else recognise(container, "text")
         match = table.match(container.headers)
-        scales = {name: match.sources.pop(name) for name in _SCALES if name in match.sources}
+        scales = {name: match.sources.pop(name) for name in SCALES if name in match.sources}
         try:
             json_fields = {} if table.json is None else config_json.read_beside(file, table.json)
             numbers = {name: _number(container, source.tensor) for name, source in scales.items()}
             shapes = layout.variable_shapes(container.headers, match, table.layout)
-            found = _infer(shapes, table, json_fields, {**numbers, **(config or {})})
+            found = infer(shapes, table, json_fields, {**numbers, **(config or {})})
         except CheckpointError as error:
             raise CheckpointError(f"{file} {error}") from error
         source = find_tokenizer(file.parent) if tokenizer is None else tokenizer
@@ -99,7 +99,7 @@ def _number(container: Container, name: str) -> float:
     return float(container.read(name).reshape(()).astype(np.float32))
 
 
-def _infer(shapes: Shapes, table: Table, json_fields: Mapping[str, Any], facts: Mapping[str, Any]) -> TextConfig:
+def infer(shapes: Shapes, table: Table, json_fields: Mapping[str, Any], facts: Mapping[str, Any]) -> TextConfig:
     """Return the config of a file, from the shapes that its tensors have as variables and from what states the rest."""
     check_fields(facts, TextConfig)
     for name, rank in {"tokens/embedding": 2, "tokens/positions": 2, "block_0/mlp/dense1/kernel": 2}.items():
