@@ -81,7 +81,7 @@ class Segmentation(Classification):
             )
 
     def renumbered(self, label: Any, numbers: Sequence[int]) -> Any:
-        """See `keras_vit.model.task.Task`: uint8 (height, width, 1)."""
+        """See `keras_vit.model.task.Task`: uint8 (height, width)."""
         import tensorflow as tf
 
         table = np.full(IGNORED + 1, IGNORED, np.uint8)
@@ -96,10 +96,13 @@ class Segmentation(Classification):
             )
 
     def targets(self, labels: Any) -> Any:
-        """Return maps of classes (..., height, width, 1) as int32 (..., height, width)."""
+        """Return maps of classes as int32."""
         import tensorflow as tf
 
-        return tf.cast(tf.squeeze(labels, -1), tf.int32)
+        labels = tf.cast(labels, tf.int32)
+        is_known = (labels < self.num_classes) | (labels == IGNORED)
+        tf.debugging.assert_equal(is_known, True, f"A mask has a number that is neither below {self.num_classes} nor 255")
+        return labels
 
     def losses(self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0) -> tuple[Any, Tensors]:
         """Return the mean cross-entropy of each image over its labelled pixels, and the share of them that are right.
@@ -283,10 +286,10 @@ class Depth:
             raise ValueError(f"Expected a model that returns depth (batch, height, width). Received: {shape}")
 
     def targets(self, labels: Any) -> Any:
-        """Return maps of distances (..., height, width, 1) as float32 (..., height, width), 0 where there is none."""
+        """Return maps of distances as float32, 0 where the distance is not known."""
         import tensorflow as tf
 
-        labels = tf.cast(tf.squeeze(labels, -1), tf.float32)
+        labels = tf.cast(labels, tf.float32)
         return tf.where(tf.math.is_finite(labels), labels, 0.0)
 
     def losses(self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0) -> tuple[Any, Tensors]:
