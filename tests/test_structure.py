@@ -16,7 +16,7 @@ FLOORS = (
     {"digits", "position"},
     {"model"},
     {"converters", "export", "visualize"},
-    {"zoo"},
+    {"zoo", "dense"},
     {"batch", "train"},
     {"__init__"},  # the public names; higher floors use the package like its users
     {"cli"},
@@ -47,6 +47,7 @@ LIGHT = (
     "converters.table",
     "converters.tensor_names",
     "batch.__init__",
+    "dense.__init__",
     "export.__init__",
     "train.__init__",
     "visualize.__init__",

@@ -11,6 +11,7 @@ PUBLIC = [
     "__version__",
     "batch",
     "converters",
+    "dense",
     "digits",
     "errors",
     "export",
@@ -20,6 +21,6 @@ PUBLIC = [
     "zoo",
 ]
 
-_MODULES = ("batch", "converters", "digits", "errors", "export", "position", "train", "visualize", "zoo")
+_MODULES = ("batch", "converters", "dense", "digits", "errors", "export", "position", "train", "visualize", "zoo")
 _NAMES = {"model": ("Preprocessing", "ResNetConfig", "ViTConfig", "VisionTransformer")}
 get_name, list_names = lazy.lazy_names("keras_vit", _NAMES, modules=_MODULES)
