@@ -48,7 +48,9 @@ class Segmentation(Classification):
     @property
     def sum_names(self) -> tuple[str, ...]:
         """See `keras_vit.model.task.Task`."""
-        areas = [f"{kind}_{number}" for kind in ("common", "predicted", "labelled") for number in range(self.num_classes)]
+        areas = [
+            f"{kind}_{number}" for kind in ("common", "predicted", "labelled") for number in range(self.num_classes)
+        ]
         return ("loss", "count", "unlabelled", *areas)
 
     @property
@@ -101,7 +103,9 @@ class Segmentation(Classification):
 
         labels = tf.cast(labels, tf.int32)
         is_known = (labels < self.num_classes) | (labels == IGNORED)
-        tf.debugging.assert_equal(is_known, True, f"A mask has a number that is neither below {self.num_classes} nor 255")
+        tf.debugging.assert_equal(
+            is_known, True, f"A mask has a number that is neither below {self.num_classes} nor 255"
+        )
         return labels
 
     def losses(self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0) -> tuple[Any, Tensors]:
@@ -202,7 +206,8 @@ class Segmentation(Classification):
         """
         want, got = (each if name == "classes" else each.argmax(axis=-1) for each in (expected, received))
         counts = [
-            np.bincount(each.astype(np.int64).ravel(), minlength=self.num_classes) for each in (want[want == got], want, got)
+            np.bincount(each.astype(np.int64).ravel(), minlength=self.num_classes)
+            for each in (want[want == got], want, got)
         ]
         common, union = counts[0], counts[1] + counts[2] - counts[0]
         fields: dict[str, Any] = {"mean_iou": float((common[union > 0] / union[union > 0]).mean())}

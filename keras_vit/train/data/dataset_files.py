@@ -155,7 +155,9 @@ def find_damaged(
     cache = _cache_path(folder)
     sets = [(file,) for file in files] if maps is None else list(zip(files, maps, strict=True))
     with ThreadPoolExecutor(max_workers=2 * (os.cpu_count() or 1)) as pool:
-        fingerprints = np.fromiter(_map(pool, lambda names: _fingerprint(folder, names, version), sets), np.uint64, len(sets))
+        fingerprints = np.fromiter(
+            _map(pool, lambda names: _fingerprint(folder, names, version), sets), np.uint64, len(sets)
+        )
         new = np.flatnonzero(~np.isin(fingerprints, _load_fingerprints(cache)))
         paths = [[f"{folder}/{file}" for file in sets[index]] for index in new]
         checks = _map(pool, lambda paths: _check_file(paths[0]) and (check is None or check(*paths)), paths)

@@ -99,7 +99,4 @@ def check_size(image: str, map: str, values: np.ndarray) -> None:
     height, width = jpeg_png.upright_sides(tf.cast(header.sides, tf.int32), header.orientation).numpy()
     if values.shape != (height, width):
         received = " x ".join(str(side) for side in values.shape)
-        raise ValueError(
-            f"{escaped(map)} must have the size of its image, {height} x {width}. "
-            f"Received: {received}"
-        )
+        raise ValueError(f"{escaped(map)} must have the size of its image, {height} x {width}. Received: {received}")

@@ -121,7 +121,9 @@ def _pair(folder: str, images: str, maps: str, suffixes: tuple[str, ...]) -> tup
     stems = {stem for each in found for stem in each}
     groups = {stem: [each.get(stem, []) for each in found] for stem in sorted(stems)}
     if unclear := [name for group in groups.values() if max(map(len, group)) > 1 for names in group for name in names]:
-        raise ValueError(f"{escaped(folder)} must have one image and one map of a name. Received: {abbreviated(unclear)}")
+        raise ValueError(
+            f"{escaped(folder)} must have one image and one map of a name. Received: {abbreviated(unclear)}"
+        )
     others += [name for group in groups.values() if not all(group) for names in group for name in names]
     return [(group[0][0], group[1][0]) for group in groups.values() if all(group)], others
 
@@ -216,7 +218,9 @@ def _find_bad(listing: Listing, task: Any, read: Callable[[bytes], np.ndarray], 
     bad = find_damaged(listing.folder, listing.files, maps, check, version=f"maps of {task.num_classes} classes")
     if not bad:
         return bad
-    message = f"{escaped(listing.folder)} has images that cannot be used: {abbreviated([listing.files[i] for i in bad])}"
+    message = (
+        f"{escaped(listing.folder)} has images that cannot be used: {abbreviated([listing.files[i] for i in bad])}"
+    )
     message += f" ({abbreviated(sorted(reasons), 2)})" if reasons else ""
     if fail:
         raise ValueError(f'{message}. Remove them, or skip them with on_bad_image="skip" (--on-bad-image skip).')
