@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,9 +40,9 @@ class Segmentation(Classification):
     is_pooled: bool = False
     image_size: tuple[int, int] | None = None
 
-    NAME = "a class for every pixel"
+    NAME: ClassVar[str] = "a class for every pixel"
     LABELS = "maps of classes: integers (n, height, width)"
-    OBJECTIVES = ("softmax",)
+    OBJECTIVES: ClassVar[tuple[str, ...]] = ("softmax",)
     metrics = ("pixel_accuracy",)
 
     @property
@@ -257,9 +257,9 @@ class Depth:
     num_classes: int = 0
     labels: tuple[str, ...] | None = None
 
-    NAME = "the distance of every pixel"
+    NAME: ClassVar[str] = "the distance of every pixel"
     LABELS = "maps of distances in metres: floats (n, height, width)"
-    OBJECTIVES = ("silog",)
+    OBJECTIVES: ClassVar[tuple[str, ...]] = ("silog",)
     outputs = ("depth",)
     metrics = ("delta1", "abs_rel")
     sum_names = (*DEPTH_METRICS, "loss", "count", "unlabelled")
@@ -421,7 +421,7 @@ def enlarge(maps: Any, size: Sequence[int]) -> Any:
 
 
 def _align(inverse: Any, label: Any, counted: Any) -> Any:
-    """Return distances from relative inverse ones, (batch, height, width), scaled and shifted to fit the labels best."""
+    """Return distances from relative inverse ones, scaled and shifted to fit the labels; all (batch, height, width)."""
     import tensorflow as tf
 
     weights = counted / tf.maximum(tf.reduce_sum(counted, (1, 2), keepdims=True), 1)

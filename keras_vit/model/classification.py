@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -46,8 +46,8 @@ class Classification:
     is_projection: bool = False
     read_tokens: slice | None = None
 
-    NAME = "a class for every image"
-    OBJECTIVES = ("softmax", "sigmoid")
+    NAME: ClassVar[str] = "a class for every image"
+    OBJECTIVES: ClassVar[tuple[str, ...]] = ("softmax", "sigmoid")
     LABELS = "integers (n,), or zeros and ones (n, classes)"
     metrics = ("accuracy",)
 

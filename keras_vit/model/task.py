@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -43,8 +43,8 @@ class Task(Protocol):
     returns what one batch adds; replicas and workers add these, and `means` divides at the end.
     """
 
-    NAME: str  # what the model returns, in words
-    OBJECTIVES: tuple[str, ...]  # of a recipe, which `losses` takes as `kind`; the first is the usual one
+    NAME: ClassVar[str]  # what the model returns, in words
+    OBJECTIVES: ClassVar[tuple[str, ...]]  # of a recipe, which `losses` takes as `kind`; the first is the usual one
 
     @property
     def num_classes(self) -> int:

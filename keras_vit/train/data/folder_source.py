@@ -177,13 +177,14 @@ def _is_held_out(file: str) -> bool:
 
 
 def is_image(name: str) -> bool:
+    """Return whether a file of this name is read as an image."""
     return is_visible(name) and name.lower().endswith(READABLE)
 
 
 def _class_names(root: str) -> list[str]:
     names = subfolders(root)
     if not names:
-        images = sum(map(_is_image, list_files(root)[0]))
+        images = sum(map(is_image, list_files(root)[0]))
         content = f"{images:,} images, but no folders" if images else "no folders"
         raise FileNotFoundError(
             f"{escaped(root)} holds {content}. Expected: folder/class/image.jpg, or folder/train/class/image.jpg and"

@@ -75,7 +75,7 @@ def open_map_folder(folder: str, kind: MapKind, request: DataRequest) -> Data:
     else:
         class_names = _class_names(folder, listings)
     task = kind.task(num_classes=len(class_names))
-    opened = [listing and _open_split(listing, kind, task, read, request.on_bad_image) for listing in listings]
+    opened = [_open_split(listing, kind, task, read, request.on_bad_image) if listing else None for listing in listings]
     return Data(
         name=escaped(folder),
         train=opened[0],

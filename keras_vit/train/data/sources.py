@@ -39,9 +39,9 @@ def open_data(data: Any, **options: Any) -> Data:
 
     Args:
         data: see the table above; a `DataRequest`; or a `Data`, which is returned as it is. Arrays are uint8
-            (n, height, width, 1 or 3); labels are integers (n,), zeros and ones (n, classes), or maps (n, height, width)
-            of integers (classes; 255 does not count) or of floats (metres; 0 does not count). The mapping may also have
-            "class_names" or "num_classes".
+            (n, height, width, 1 or 3); labels are integers (n,), zeros and ones (n, classes), or maps
+            (n, height, width): integers for classes, of which 255 does not count, or floats for metres, of which 0
+            does not count. The mapping may also have "class_names" or "num_classes".
         **options: the other fields of a `DataRequest`.
     """
     request = data if isinstance(data, DataRequest) else DataRequest(data=data, **options)

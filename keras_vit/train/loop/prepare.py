@@ -49,7 +49,7 @@ def load_model(
 
 
 def check_task(recipe: Recipe, source: VisionTransformer | DenseModel, data: Data) -> VisionTransformer | DenseModel:
-    """Return the model, for maps with the recipe's head if it has none; raise a ValueError if the data are not for it."""
+    """Return the model, with the recipe's head if maps need one; raise a ValueError if it is not for the data."""
     task = data.task
     has_maps = isinstance(task, Segmentation | Depth)
     if has_maps and isinstance(source, VisionTransformer) and recipe.head is not None:

@@ -105,10 +105,10 @@ def run(
         recipe: such as `train.recipe("finetune", steps=500)`, or what that function takes, such as "segment-folder";
             with `continue_from`, None takes that run's.
         model: a name of the zoo, a checkpoint, a config (random weights) or a model, which is not changed.
-        data: a data set of tensorflow-datasets, a folder of folders of images, or of images/ and masks/ or depth/
-            (`docs/a-mask-for-every-photo.md`), a folder of prepared records, or
-            {"train": (images, labels), "evaluation": (images, labels)}: uint8 (n, height, width, channels), and
-            integers (n,), zeros and ones (n, classes), or maps (n, height, width). "digits" is the data set that comes with the package. With
+        data: a data set of tensorflow-datasets, a folder of folders of images, a folder of images/ and masks/ or
+            depth/, a folder of prepared records, or {"train": (images, labels), "evaluation": (images, labels)}: uint8
+            (n, height, width, channels), and integers (n,), zeros and ones (n, classes), or maps (n, height, width),
+            integers for classes and floats for metres. "digits" is the data set that comes with the package. With
             `continue_from`, None takes that run's.
         out: folder for model, log and checkpoints; None writes no files.
         weights: initial weights for a model's name: a tag of its card, a path or a URL.
