@@ -214,7 +214,8 @@ def _half_pixel(new: int, old: int, *, offset: float = 0.0) -> Matrix:
 
     `offset` is added to the number of new patches where it gives the scale (dinov2/models/vision_transformer.py).
     """
-    return (np.arange(new) + 0.5) * old / (new + offset) - 0.5
+    positions: Matrix = (np.arange(new) + 0.5) * old / (new + offset) - 0.5
+    return positions
 
 
 def _linear(positions: Matrix, old: int) -> Matrix:

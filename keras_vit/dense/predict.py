@@ -1,5 +1,6 @@
 """Maps for images of any size: frame an image for a model, and bring its map back to the image's own size."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from keras_vit import position
 from keras_vit.dense.config import MapConfig
 from keras_vit.model import preprocess
-from keras_vit.model.config import Preprocessing, ViTConfig
+from keras_vit.model.config import ViTConfig
 from keras_vit.model.layers.maps import neighbours
 
 Size = tuple[int, int]  # height, width
@@ -17,16 +18,14 @@ _ROWS = 64  # of a map of classes that are enlarged at a time
 
 
 def frame(pixels: np.ndarray, head: MapConfig, config: ViTConfig) -> np.ndarray:
-    """Return an image, (height, width, channels) of 0..255, as the model takes it: float32 (1, height, width, channels).
+    """Return an image, (height, width, channels) of 0..255, prepared: float32 (1, height, width, channels).
 
     Its size is that of the image, resized and padded as `head.framing` says.
     """
     size = framed_size(pixels.shape[:2], head, head.size or config.size)
-    still = config.preprocessing
-    preparation = {"interpolation": still.interpolation, "antialias": still.antialias, "mean": still.mean}
-    preparation |= {"round_pixels": still.round_pixels, "std": still.std}
+    whole = dataclasses.replace(config.preprocessing, resize="squash", crop_fraction=1.0)
     prepared: np.ndarray = preprocess.prepare(
-        pixels, image_size=size, num_channels=config.num_channels, preprocessing=Preprocessing(**preparation)
+        pixels, image_size=size, num_channels=config.num_channels, preprocessing=whole
     )
     if head.framing in ("short", "none"):
         added = [-side % head.multiple for side in size]

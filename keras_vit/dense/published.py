@@ -9,8 +9,8 @@ from keras_vit.dense.config import four_blocks
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
 
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-PILLOW_BICUBIC = {"interpolation": "bicubic", "antialias": True, "round_pixels": True}
+IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+PILLOW_BICUBIC: dict[str, Any] = {"interpolation": "bicubic", "antialias": True, "round_pixels": True}
 # Part of a file's name -> greatest depth in metres.
 _DEPTHS = {"nyu": 10.0, "kitti": 80.0, "hypersim": 20.0, "vkitti": 80.0}
 _INTERPOLATIONS = {0: "nearest", 1: "lanczos3", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
@@ -59,7 +59,7 @@ def huggingface_processor(folder: Path, size: tuple[int, int]) -> tuple[Fields, 
     Without one the sides are those of the model, and the rest is transformers' default.
     """
     path = folder / "preprocessor_config.json"
-    values = read_object(path) if path.is_file() else {"size": {"height": size[0], "width": size[1]}}
+    values: Fields = read_object(path) if path.is_file() else {"size": {"height": size[0], "width": size[1]}}
     scale = 1.0 if values.get("do_rescale", True) else 255.0  # the mean is of pixels up to 255 then
     try:
         preparation = {
@@ -111,7 +111,7 @@ def dinov2_fields(path: Path, fields: Mapping[str, Any], inputs: int, config: Vi
     if fields["output"] == "classes":
         framing = {"framing": "short", "size": (512, 512), "multiple": config.patch[0]}
         return {"blocks": tuple(range(last - inputs // width, last)), **framing}
-    common = {"norm": False, "framing": "none", "multiple": config.patch[0], "min_depth": 0.001}
+    common: Fields = {"norm": False, "framing": "none", "multiple": config.patch[0], "min_depth": 0.001}
     common |= {"max_depth": _depth_of_name(path)}
     if fields["kind"] == "linear":
         blocks = (last - 1,) if inputs == 2 * width else four_blocks(last)
