@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -11,6 +12,7 @@ from keras_vit.dense.config import MapConfig, dpt_widths, four_blocks
 from keras_vit.dense.heads import MapHead
 from keras_vit.dense.predict import frame, to_image
 from keras_vit.model.classify import single_images
+from keras_vit.dense.task import Depth, Segmentation
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.preprocess import to_arrays
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -48,6 +50,18 @@ class DenseModel(keras.Model):
     def backbone(self) -> VisionTransformer:
         """The VisionTransformer, without its head; it shares its layers with this model."""
         return self._get_backbone()
+
+    @property
+    def task(self) -> Segmentation | Depth:
+        """Task of the output: how the model is trained, evaluated, exported and compared."""
+        if self.head.output == "depth":
+            return Depth(max_depth=self.head.max_depth)
+        return Segmentation(num_classes=self.head.num_classes, labels=self.head.labels, image_size=self.config.size)
+
+    @property
+    def head_layers(self) -> list[str]:
+        """Names of the layers that are not the backbone's."""
+        return [layer.name for layer in self.layers if layer not in self.backbone.layers]
 
     def preprocess(self, images: Any) -> np.ndarray:
         """Prepare images at the model's size, as `VisionTransformer.preprocess` does."""
@@ -92,16 +106,29 @@ class DenseModel(keras.Model):
         Raises:
             ValueError: the size is wrong.
         """
-        other = DenseModel(self.backbone.resized(image_size), self.head, name=self.name)
-        for layer in other.layers:
-            if layer not in other.backbone.layers:
-                layer.set_weights(self.get_layer(layer.name).get_weights())
-                layer.trainable = self.get_layer(layer.name).trainable
+        return self.with_config(self.config.replace(image_size=image_size))
+
+    def with_config(self, config: ViTConfig, *, dtype: Any = None, labels: Any = None) -> DenseModel:
+        """Return a new model with the same weights and another config of the backbone, as `VisionTransformer`'s.
+
+        Args:
+            config: config of the new backbone; what its weights depend on must agree.
+            dtype: a Keras dtype policy or its name; None means this model's.
+            labels: names of the classes; None means this model's.
+
+        Raises:
+            ValueError: the weights do not fit the config.
+        """
+        head = self.head if labels is None else self.head.replace(labels=labels)
+        other = DenseModel(self.backbone.with_config(config, dtype=dtype), head, name=self.name)
+        for name in other.head_layers:
+            other.get_layer(name).set_weights(self.get_layer(name).get_weights())
+            other.get_layer(name).trainable = self.get_layer(name).trainable
         return other
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of `from_config`."""
-        frozen = [layer.name for layer in self.layers if layer not in self.backbone.layers and not layer.trainable]
+        frozen = [name for name in self.head_layers if not self.get_layer(name).trainable]
         return {
             "backbone": self.backbone.get_config(),
             "head": self.head.to_dict(),
@@ -217,4 +244,5 @@ def _without_head(backbone: VisionTransformer) -> VisionTransformer:
         kind = "a model with a distillation token" if config.distilled else "a ResNet without blocks"
         raise ValueError(f"backbone must be a Vision Transformer without a distillation token. Received: {kind}")
     changes = {"classifier": "gap", "num_classes": 0, "representation_size": None, "normalize_features": False}
-    return backbone.with_config(config.replace(**changes))
+    whole = replace(config.preprocessing, resize="squash", crop_fraction=1.0)  # a map is of the whole image
+    return backbone.with_config(config.replace(**changes, preprocessing=whole))

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_vit._util.checks import is_count
 from keras_vit._util.text import byte_size
+from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
@@ -24,7 +25,7 @@ Say = Callable[[str], None]
 
 def build_state(
     recipe: Recipe,
-    model: Choice | ViTConfig | VisionTransformer,
+    model: Choice | ViTConfig | VisionTransformer | DenseModel,
     data: Data,
     devices: tf.distribute.Strategy,
     *,
@@ -38,7 +39,8 @@ def build_state(
     _check_devices(recipe, devices)
     total = recipe.resolved_steps(data.training_split().count)
     source = prepare.load_model(recipe, model)
-    recipe, data = prepare.match_head(recipe, source.config, data)
+    source = prepare.check_task(recipe, source, data)
+    recipe, data = prepare.match_head(recipe, source.task, data)
     with devices.scope():
         adapted = prepare.adapt_model(recipe, source, num_classes=data.num_classes, class_names=data.class_names)
         recipe = _fit_memory(recipe, adapted.config, devices, out=out, total=total, say=say)

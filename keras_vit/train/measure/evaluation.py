@@ -20,7 +20,7 @@ from keras_vit._util.progress import track
 from keras_vit.model import task as tasks
 from keras_vit.model.config import Preprocessing
 from keras_vit.train.data import sources
-from keras_vit.train.data.classes import match_data
+from keras_vit.train.data.classes import check_kind, match_data
 from keras_vit.train.data.dataset_files import name_bad_image
 from keras_vit.train.data.order import Order
 from keras_vit.train.data.pipeline import ModelInput
@@ -196,6 +196,7 @@ def evaluate(
         raise ValueError(f"{opened.name} has no held-out split: choose the one to evaluate on with split")
     classes = opened.num_classes
     task = tasks.of_model(model)
+    check_kind(opened, task)
     task.check_output(model.output_shape)
     opened = match_data(opened, task.labels, task.num_classes)
     held_out = opened.evaluation

@@ -1,0 +1,433 @@
+"""Tasks of maps: the class, or the distance, of every pixel.
+
+Targets have the size of the model's input. A smaller output is enlarged to it: bilinear, corners not aligned, as the
+official heads do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from keras_vit import position
+from keras_vit.model import task as tasks
+from keras_vit.model.classification import Classification, Labels, Tensors
+
+IGNORED = 255  # label of pixels that do not count
+MIN_DEPTH = 1e-3  # metres; labels up to it, as 0, are pixels without a distance. As DINOv2's evaluations.
+SILOG_VARIANCE = 0.5  # lambda of the scale-invariant loss, as in Depth Anything V2's metric_depth/util/loss.py
+DEPTH_METRICS = ("delta1", "delta2", "delta3", "abs_rel", "sq_rel", "rmse", "rmse_log", "log10")
+RATIO = 1.25  # of the deltas
+
+
+@tasks.register
+@dataclass(frozen=True, kw_only=True)
+class Segmentation(Classification):
+    """Classify every pixel: logits (batch, height, width, classes). Pixels labelled 255 do not count.
+
+    Metrics are those of mmsegmentation: intersections and unions are summed over the whole data set, and the mean is
+    over the classes that occur in labels or predictions.
+
+    Args:
+        num_classes: number of classes, at most 255.
+        labels: name of a list in zoo/labels, or the names of the classes.
+        image_size: (height, width) of exported class maps; None for that of the logits.
+    """
+
+    is_pooled: bool = False
+    image_size: tuple[int, int] | None = None
+
+    NAME: ClassVar[str] = "a class for every pixel"
+    LABELS = "maps of classes: integers (n, height, width)"
+    OBJECTIVES: ClassVar[tuple[str, ...]] = ("softmax",)
+    metrics = ("pixel_accuracy",)
+
+    @property
+    def sum_names(self) -> tuple[str, ...]:
+        """See `keras_vit.model.task.Task`."""
+        areas = [
+            f"{kind}_{number}" for kind in ("common", "predicted", "labelled") for number in range(self.num_classes)
+        ]
+        return ("loss", "count", "unlabelled", *areas)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """See `keras_vit.model.task.Task`: "classes" are uint8 (batch, height, width) at `image_size`."""
+        return ("logits", "classes")
+
+    @staticmethod
+    def read_labels(labels: np.ndarray) -> np.ndarray | None:
+        """Return maps of classes as uint8, or wider if a number needs it; None for labels of another task."""
+        if labels.ndim != 3 or labels.dtype.kind not in "iu":
+            return None
+        is_byte = labels.size and labels.min() >= 0 and labels.max() <= IGNORED
+        return labels.astype(np.uint8) if is_byte else labels
+
+    @staticmethod
+    def count_classes(labels: np.ndarray) -> int:
+        """Return the number of classes that maps have: the highest number that is not 255, plus one."""
+        return int(labels.max(initial=0, where=labels != IGNORED)) + 1
+
+    def check_labels(self, split: str, labels: np.ndarray) -> None:
+        """See `keras_vit.model.task.Task`."""
+        if self.num_classes > IGNORED:
+            raise ValueError(f"Maps have at most {IGNORED} classes. Received: {self.num_classes}")
+        wrong = np.unique(labels[(labels < 0) | ((labels >= self.num_classes) & (labels != IGNORED))])
+        if wrong.size:
+            raise ValueError(
+                f"{split} must have the numbers 0 to {self.num_classes - 1} of classes, and {IGNORED} for pixels that "
+                f"do not count. Received: {', '.join(map(str, wrong[:5]))}"
+            )
+
+    def renumbered(self, label: Any, numbers: Sequence[int]) -> Any:
+        """See `keras_vit.model.task.Task`: uint8 (height, width)."""
+        import tensorflow as tf
+
+        table = np.full(IGNORED + 1, IGNORED, np.uint8)
+        table[: len(numbers)] = numbers
+        return tf.gather(tf.constant(table), tf.cast(label, tf.int32))
+
+    def check_output(self, shape: Any) -> None:
+        """See `keras_vit.model.task.Task`: it must be a row of logits for each pixel."""
+        if not isinstance(shape, tuple) or len(shape) != 4 or shape[-1] != self.num_classes:
+            raise ValueError(
+                f"Expected a model that returns logits (batch, height, width, {self.num_classes}). Received: {shape}"
+            )
+
+    def targets(self, labels: Any) -> Any:
+        """Return maps of classes as int32."""
+        import tensorflow as tf
+
+        labels = tf.cast(labels, tf.int32)
+        is_known = (labels < self.num_classes) | (labels == IGNORED)
+        tf.debugging.assert_equal(
+            is_known, True, f"A mask has a number that is neither below {self.num_classes} nor 255"
+        )
+        return labels
+
+    def losses(self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0) -> tuple[Any, Tensors]:
+        """Return the mean cross-entropy of each image over its labelled pixels, and the share of them that are right.
+
+        An image without a labelled pixel has loss and accuracy 0. `kind` can only be "softmax".
+        """
+        import tensorflow as tf
+
+        logits = enlarge(output, targets.shape[1:])
+        counted = tf.cast(targets != IGNORED, tf.float32)
+        pixels = tf.maximum(tf.reduce_sum(counted, (1, 2)), 1)
+        shares = tf.one_hot(targets, self.num_classes) * (1 - label_smoothing) + label_smoothing / self.num_classes
+        losses = tf.nn.softmax_cross_entropy_with_logits(shares, logits) * counted
+        right = tf.cast(tf.argmax(logits, axis=-1, output_type=tf.int32) == targets, tf.float32) * counted
+        return tf.reduce_sum(losses, (1, 2)) / pixels, {"pixel_accuracy": tf.reduce_sum(right, (1, 2)) / pixels}
+
+    def sums(self, output: Any, targets: Any, weights: Any) -> Any:
+        """Return what a batch adds to an evaluation, float64, named by `sum_names`. NaN is never right.
+
+        Args:
+            output: logits (batch, rows, columns, classes).
+            targets: int32 (batch, height, width); 255 for pixels that do not count.
+            weights: (batch,), 1 for an image, 0 for padding.
+        """
+        import tensorflow as tf
+
+        def of_image(image: Any) -> Any:
+            logits, target, weight = image
+            logits = enlarge(tf.cast(logits, tf.float32)[None], targets.shape[1:])[0]
+            is_counted = (target != IGNORED) & (weight > 0)
+            logits, labels = logits[is_counted], target[is_counted]
+            predicted = tf.argmax(logits, axis=-1, output_type=tf.int32)
+            is_right = (predicted == labels) & ~tf.reduce_any(tf.math.is_nan(logits), axis=-1)
+            areas = [
+                tf.math.bincount(numbers, minlength=self.num_classes, maxlength=self.num_classes, dtype=tf.float64)
+                for numbers in (labels[is_right], predicted, labels)
+            ]
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+            has_labels = tf.cast(tf.size(labels) > 0, tf.float64)
+            counts = [has_labels, tf.cast(weight, tf.float64) - has_labels]
+            return tf.concat([[tf.reduce_sum(tf.cast(losses, tf.float64)), *counts], *areas], axis=0)
+
+        # One image at a time: the enlarged logits of a batch may not fit into the memory.
+        images = tf.map_fn(of_image, (output, targets, weights), fn_output_signature=tf.float64)
+        return tf.reduce_sum(images, axis=0)
+
+    def means(self, totals: dict[str, float]) -> dict[str, float]:
+        """Return mean IoU, pixel accuracy and the mean of the classes' accuracies, 0 to 1; cross-entropy in nats."""
+        common, _, labelled = self._areas(totals)
+        classes = self.by_class(totals).values()
+        return {
+            "mean_iou": float(np.nanmean([each["iou"] for each in classes])),
+            "pixel_accuracy": float(common.sum() / labelled.sum()),
+            "mean_accuracy": float(np.nanmean([each["accuracy"] for each in classes])),
+            "loss": totals["loss"] / float(labelled.sum()),
+        }
+
+    def by_class(self, totals: dict[str, float]) -> Mapping[str, Mapping[str, float]]:
+        """Return of each class: IoU, accuracy (NaN where the class does not occur), and its share of the pixels."""
+        common, predicted, labelled = self._areas(totals)
+        with np.errstate(invalid="ignore"):
+            columns = {
+                "iou": common / (predicted + labelled - common),
+                "accuracy": common / labelled,
+                "share": labelled / labelled.sum(),
+            }
+        names = self.class_names() or map(str, range(self.num_classes))
+        return {
+            name: {column: float(values[number]) for column, values in columns.items()}
+            for number, name in enumerate(names)
+        }
+
+    def _areas(self, totals: Mapping[str, float]) -> np.ndarray:
+        """Return the pixels of each class: common to label and prediction, predicted, labelled: (3, classes)."""
+        return np.array([totals[name] for name in self.sum_names[3:]]).reshape(3, -1)
+
+    def served_outputs(self, computed: Tensors, names: Sequence[str] | None, top: int) -> Tensors:
+        """Return "classes", uint8 (batch, height, width) at `image_size`."""
+        import tensorflow as tf
+
+        return {"classes": tf.cast(tf.argmax(self._full_size(computed["logits"]), axis=-1), tf.uint8)}
+
+    def exported_output(self, name: str, output: np.ndarray) -> np.ndarray:
+        """Return the class of every pixel for "classes", else the output."""
+        return np.asarray(self.served_outputs({"logits": output}, None, 1)[name]) if name == "classes" else output
+
+    def agreement(self, name: str, expected: np.ndarray, received: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return which pixels have the same class, and which have it or are near ties."""
+        if name == "classes":
+            return (expected == received).ravel(), (expected == received).ravel()
+        return super().agreement(name, expected, received)
+
+    def comparison(self, name: str, expected: np.ndarray, received: np.ndarray) -> dict[str, Any]:
+        """Return the fields of an export's report that are particular to the task: the mean IoU with the model's maps.
+
+        Numbers of classes are no amounts: of such maps, the other fields are about equal pixels.
+        """
+        want, got = (each if name == "classes" else each.argmax(axis=-1) for each in (expected, received))
+        counts = [
+            np.bincount(each.astype(np.int64).ravel(), minlength=self.num_classes)
+            for each in (want[want == got], want, got)
+        ]
+        common, union = counts[0], counts[1] + counts[2] - counts[0]
+        fields: dict[str, Any] = {"mean_iou": float((common[union > 0] / union[union > 0]).mean())}
+        if name == "classes":
+            equal = (want == got).reshape(len(want), -1).mean(axis=1)
+            fields |= {"cosine": float(equal.min()), "difference_cosine": None, "max_error": 1 - float(equal.min())}
+        return fields
+
+    def decode(self, output: Any, top: int) -> list[list[tasks.Prediction]]:
+        """Return the `top` largest classes of each image with their shares of its pixels, the largest first."""
+        classes = self.exported_output("classes", np.asarray(output))
+        shares = np.stack([np.bincount(each.ravel(), minlength=self.num_classes) / each.size for each in classes])
+        with np.errstate(divide="ignore"):
+            return super().decode(np.log(shares), top)
+
+    def image_logits(self, logits: np.ndarray) -> np.ndarray:
+        """See `keras_vit.model.task.Task`: an image as a whole has no class."""
+        raise ValueError(f"Expected a model that classifies images. Received: one that returns {self.NAME}")
+
+    def embedding_output(self) -> str:
+        """See `keras_vit.model.task.Task`: a map is no embedding of an image."""
+        raise no_embedding(self)
+
+    def _full_size(self, output: Any) -> Any:
+        return output if self.image_size is None else enlarge(output, self.image_size)
+
+
+@tasks.register
+@dataclass(frozen=True, kw_only=True)
+class Depth:
+    """Estimate the distance of every pixel: (batch, height, width), float32.
+
+    With a `max_depth` distances are in metres. Without, the output is relative: an inverse distance of unknown scale
+    and shift, which an evaluation first fits to each image's labels by least squares.
+
+    Metrics are means over images, over their pixels with a label above 0.001 m and below `max_depth`: abs_rel, sq_rel,
+    rmse, rmse_log, log10, and delta1 to delta3, the shares of pixels with a ratio below 1.25, 1.25^2 and 1.25^3
+    (Eigen et al., arXiv 1406.2283).
+
+    Args:
+        max_depth: largest distance in metres, above 0; None for relative depth.
+        num_classes: 0.
+        labels: None.
+    """
+
+    max_depth: float | None = None
+    num_classes: int = 0
+    labels: tuple[str, ...] | None = None
+
+    NAME: ClassVar[str] = "the distance of every pixel"
+    LABELS = "maps of distances in metres: floats (n, height, width)"
+    OBJECTIVES: ClassVar[tuple[str, ...]] = ("silog",)
+    outputs = ("depth",)
+    metrics = ("delta1", "abs_rel")
+    sum_names = (*DEPTH_METRICS, "loss", "count", "unlabelled")
+
+    @staticmethod
+    def read_labels(labels: np.ndarray) -> np.ndarray | None:
+        """Return maps of distances as float32; None for labels of another task."""
+        return labels.astype(np.float32) if labels.ndim == 3 and labels.dtype.kind == "f" else None
+
+    @staticmethod
+    def count_classes(labels: np.ndarray) -> int:
+        """Return 0: distances have no classes."""
+        return 0
+
+    def check_labels(self, split: str, labels: np.ndarray) -> None:
+        """See `keras_vit.model.task.Task`; 0 and NaN are pixels without a distance."""
+        if (labels < 0).any() or np.isinf(labels).any():
+            raise ValueError(
+                f"{split} must be metres, 0 or NaN where the distance is not known. Received: negative or infinite ones"
+            )
+
+    def renumbered(self, label: Any, numbers: Sequence[int]) -> Any:
+        """See `keras_vit.model.task.Task`."""
+        return label
+
+    def check_output(self, shape: Any) -> None:
+        """See `keras_vit.model.task.Task`: it must be a number for each pixel."""
+        if not isinstance(shape, tuple) or len(shape) != 3:
+            raise ValueError(f"Expected a model that returns depth (batch, height, width). Received: {shape}")
+
+    def targets(self, labels: Any) -> Any:
+        """Return maps of distances as float32, 0 where the distance is not known."""
+        import tensorflow as tf
+
+        labels = tf.cast(labels, tf.float32)
+        return tf.where(tf.math.is_finite(labels), labels, 0.0)
+
+    def losses(self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0) -> tuple[Any, Tensors]:
+        """Return the scale-invariant logarithmic loss of each image (arXiv 1406.2283), and its "delta1" and "abs_rel".
+
+        An image without distances has 0. `kind` can only be "silog"; there is no label smoothing.
+        """
+        found = self._measure(output, targets)
+        return found["loss"], {name: found[name] for name in self.metrics}
+
+    def sums(self, output: Any, targets: Any, weights: Any) -> Any:
+        """Return what a batch adds to an evaluation, float64, named by `sum_names`.
+
+        Args:
+            output: depth (batch, rows, columns).
+            targets: metres, float32 (batch, height, width); 0 where the distance is not known.
+            weights: (batch,), 1 for an image, 0 for padding.
+        """
+        import tensorflow as tf
+
+        weights = tf.cast(weights, tf.float64)
+        found = self._measure(tf.cast(output, tf.float64), tf.cast(targets, tf.float64))
+        counted = weights * found["count"]
+        sums = [found[name] * counted for name in self.sum_names[:-2]]
+        return tf.reduce_sum(tf.stack([*sums, counted, weights - counted]), axis=1)
+
+    def _measure(self, output: Any, targets: Any) -> Tensors:
+        """Return the metrics of each image, its loss, and as "count" whether it has distances; each (batch,)."""
+        import tensorflow as tf
+
+        is_counted = (targets > MIN_DEPTH) & (targets < (self.max_depth or np.inf))
+        counted = tf.cast(is_counted, output.dtype)
+        pixels = tf.reduce_sum(counted, (1, 2))
+        label = tf.where(is_counted, targets, 1)
+        depth = enlarge(output[..., None], targets.shape[1:])[..., 0]
+        if self.max_depth is None:
+            depth = _align(depth, label, counted)
+        depth = tf.where(is_counted, tf.maximum(depth, MIN_DEPTH), 1)
+
+        def mean(values: Any) -> Any:
+            return tf.math.divide_no_nan(tf.reduce_sum(values * counted, (1, 2)), pixels)
+
+        error, log_error = depth - label, tf.math.log(depth) - tf.math.log(label)
+        ratio = tf.exp(tf.abs(log_error))
+        squared, tiny = mean(log_error**2), 1e-12  # the gradient of a square root at 0 is infinite
+        return {
+            **{f"delta{k}": mean(tf.cast(ratio < RATIO**k, counted.dtype)) for k in (1, 2, 3)},
+            "abs_rel": mean(tf.abs(error) / label),
+            "sq_rel": mean(error**2 / label),
+            "rmse": tf.sqrt(mean(error**2)),
+            "rmse_log": tf.sqrt(squared),
+            "log10": mean(tf.abs(log_error)) / np.log(10),
+            "loss": tf.sqrt(tf.maximum(squared - SILOG_VARIANCE * mean(log_error) ** 2, 0) + tiny),
+            "count": tf.cast(pixels > 0, counted.dtype),
+        }
+
+    def means(self, totals: dict[str, float]) -> dict[str, float]:
+        """Return the mean of every metric over the images with distances: the deltas 0 to 1, rmse in metres."""
+        return {name: totals[name] / totals["count"] for name in self.sum_names[:-2]}
+
+    def by_class(self, totals: dict[str, float]) -> Mapping[str, Mapping[str, float]]:
+        """See `keras_vit.model.task.Task`."""
+        return {}
+
+    def served_outputs(self, computed: Tensors, names: Sequence[str] | None, top: int) -> Tensors:
+        """Return "depth"."""
+        return {"depth": computed["depth"]}
+
+    def exported_output(self, name: str, output: np.ndarray) -> np.ndarray:
+        """Return the output."""
+        return output
+
+    def agreement(self, name: str, expected: np.ndarray, received: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return which pixels are within a ratio of 1.25 of the model's, twice."""
+        want, got = (np.maximum(values, MIN_DEPTH) for values in (expected, received))
+        is_near = np.maximum(want / got, got / want).ravel() < RATIO
+        return is_near, is_near
+
+    def comparison(self, name: str, expected: np.ndarray, received: np.ndarray) -> dict[str, Any]:
+        """Return the field of an export's report that is particular to the task: the mean relative error."""
+        want = np.maximum(expected, MIN_DEPTH)
+        return {"relative_error": float((np.abs(received - expected) / want).mean())}
+
+    def class_names(self, labels: Labels | Iterable[str] = None) -> list[str] | None:
+        """Return None: distances have no classes."""
+        if labels is not None:
+            raise ValueError("labels are names of classes. Received: a model of depth")
+        return None
+
+    def decode(self, output: Any, top: int) -> list[dict[str, float]]:
+        """Return the least, the median and the largest distance of each image."""
+        shares = np.quantile(np.asarray(output, np.float64), (0, 0.5, 1), axis=(1, 2)).T
+        return [dict(zip(("least", "median", "largest"), map(float, each), strict=True)) for each in shares]
+
+    def image_logits(self, logits: np.ndarray) -> np.ndarray:
+        """See `keras_vit.model.task.Task`: an image as a whole has no class."""
+        raise ValueError(f"Expected a model that classifies images. Received: one that returns {self.NAME}")
+
+    def embedding_output(self) -> str:
+        """See `keras_vit.model.task.Task`: a map is no embedding of an image."""
+        raise no_embedding(self)
+
+
+def no_embedding(task: Any) -> ValueError:
+    """Return the error for the embedding of a model of maps."""
+    return ValueError(f"An embedding is of a whole image: take model.backbone. Received: a model of {task.NAME}")
+
+
+def enlarge(maps: Any, size: Sequence[int]) -> Any:
+    """Resize maps (batch, rows, columns, channels) to a size, bilinear without antialias, by products of matrices.
+
+    XLA has no gradient of TensorFlow's operation, and on a GPU that is not the same in every run.
+    """
+    import tensorflow as tf
+
+    rows, columns = (
+        position.kernel_matrix((np.arange(new) + 0.5) * old / new - 0.5, old, position.triangle, widening=1.0)
+        for new, old in zip(size, maps.shape[1:3], strict=True)
+    )
+    if tuple(size) == tuple(maps.shape[1:3]):
+        return maps
+    maps = tf.einsum("ri,bijc->brjc", tf.cast(rows, maps.dtype), maps)
+    return tf.einsum("sj,brjc->brsc", tf.cast(columns, maps.dtype), maps)
+
+
+def _align(inverse: Any, label: Any, counted: Any) -> Any:
+    """Return distances from relative inverse ones, scaled and shifted to fit the labels; all (batch, height, width)."""
+    import tensorflow as tf
+
+    weights = counted / tf.maximum(tf.reduce_sum(counted, (1, 2), keepdims=True), 1)
+    mean = lambda values: tf.reduce_sum(values * weights, (1, 2), keepdims=True)  # noqa: E731
+    x, y = inverse, 1 / label
+    variance = mean(x**2) - mean(x) ** 2
+    scale = tf.math.divide_no_nan(mean(x * y) - mean(x) * mean(y), variance)
+    farthest = tf.reduce_max(label * counted, (1, 2), keepdims=True)
+    return 1 / tf.maximum(scale * (x - mean(x)) + mean(y), tf.math.divide_no_nan(1.0, farthest))
