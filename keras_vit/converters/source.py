@@ -69,7 +69,7 @@ def open_checkpoint(
     `wanted_size` (the image size the caller wants) are used only where nothing else states them.
     """
     file = find_weights(Path(path))
-    with _open(file) as container:
+    with open_files(file) as container:
         table = load_table(format) if format else recognise(container)
         for name in table.names.beside:
             if (file.parent / name).is_file():
@@ -151,11 +151,11 @@ def detect(path: str | os.PathLike[str]) -> str:
     >>> keras_vit.converters.detect(path)
     'big_vision'
     """
-    with _open(find_weights(Path(path))) as container:
+    with open_files(find_weights(Path(path))) as container:
         return recognise(container).format
 
 
-def _open(file: Path) -> Container:
+def open_files(file: Path) -> Container:
     """Open a file of weights, with all others if it is one of a checkpoint in several files."""
     first, *others = _files_of(file)
     container = open_container(first)

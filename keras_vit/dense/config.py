@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
 
-from keras_vit._util.fields import NonNegative, Positive, WholeNumber
+from keras_vit._util.fields import Count, NonNegative, Positive, WholeNumber
 from keras_vit.model.config.groups import Group
 
 # Fusion width and the widths of the four maps for each hidden_size, as in Depth Anything (arXiv 2406.09414). Other
@@ -45,6 +45,13 @@ class MapConfig(Group):
         min_depth: added to the result of "dpt"; the nearest bin of a linear head; the least depth of a map.
         max_depth: factor of the result of a sigmoid; the farthest bin of a linear head; the greatest depth of a map.
             None for relative depth, which is larger the nearer.
+        framing: how `predict_maps` brings an image to the model: "squash" to `size`, "keep" the aspect ratio and change
+            the scale least (Hugging Face), "least" to sides of at least `size`, "short" to a shorter side of that, or
+            "none". Sides are rounded to `multiple`; with "short" and "none" zeros are added around the image instead.
+        size: (height, width) in pixels for `framing`; None for the model's own.
+        multiple: see `framing`.
+        result: interpolation of a map to its image's size: "bilinear", "bilinear-corners" (the centres of the corners
+            aligned) or "bicubic".
     """
 
     kind: Literal["linear", "dpt"] = "linear"
@@ -68,6 +75,10 @@ class MapConfig(Group):
     activation: Literal["relu", "sigmoid", "linear"] = "relu"
     min_depth: NonNegative = 0.0
     max_depth: Positive | None = None
+    framing: Literal["squash", "keep", "least", "short", "none"] = "squash"
+    size: tuple[int, int] | None = None
+    multiple: Count = 1
+    result: Literal["bilinear", "bilinear-corners", "bicubic"] = "bilinear"
 
     def _conflicts(self) -> Iterator[str]:
         if (self.output == "classes") != (self.num_classes > 0):

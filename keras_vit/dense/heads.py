@@ -25,8 +25,7 @@ class MapHead:
         self.policy = backbone.layers[1].dtype_policy
         self.output_dtype = backbone.outputs[0].dtype  # at least float32
         self.options = {"dtype": self.policy}
-        class_token = "concat" if config.readout == "project" else config.readout
-        class_token = "drop" if class_token == "ignore" else class_token
+        class_token = {"ignore": "drop", "project": "concat"}.get(config.readout, config.readout)
         names = map_names(backbone.config, config.blocks)
         maps = [
             to_map(backbone, name, backbone.intermediates[name], norm=config.norm, class_token=class_token)
@@ -154,4 +153,4 @@ class MapHead:
         return keras.layers.Activation(function, name=name, **self.options)(x)
 
     def _resize(self, name: str, x: Any, size: Sequence[int], *, align_corners: bool = False) -> Any:
-        return ResizeBilinear(tuple(size), align_corners=align_corners, name=name, dtype=x.dtype)(x)
+        return ResizeBilinear((size[0], size[1]), align_corners=align_corners, name=name, dtype=x.dtype)(x)

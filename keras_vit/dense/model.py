@@ -10,8 +10,11 @@ import numpy as np
 
 from keras_vit.dense.config import MapConfig, dpt_widths, four_blocks
 from keras_vit.dense.heads import MapHead
+from keras_vit.dense.predict import frame, to_image
+from keras_vit.model.classify import single_images
 from keras_vit.dense.task import Depth, Segmentation
 from keras_vit.model.config import ViTConfig
+from keras_vit.model.preprocess import to_arrays
 from keras_vit.model.vision_transformer import VisionTransformer
 
 HEADS = ("linear", "multiscale", "dpt")
@@ -63,6 +66,36 @@ class DenseModel(keras.Model):
     def preprocess(self, images: Any) -> np.ndarray:
         """Prepare images at the model's size, as `VisionTransformer.preprocess` does."""
         return self.backbone.preprocess(images)
+
+    def predict_maps(self, images: Any) -> list[np.ndarray]:
+        """Return a map for every image at the image's own size, as the official code computes it.
+
+        Args:
+            images: as for `VisionTransformer.classify`: paths, folders, PIL images, arrays of 0..255, or a list.
+
+        Returns:
+            For each image an array (height, width): numbers of the classes, uint8 (int32 for more than 256 classes), or
+            float32 depth.
+
+        Raises:
+            ValueError: an image cannot be read or is too large, there is none, or the model computes NaN or infinity.
+            FileNotFoundError: there is no file at a path, or no image in a folder.
+        """
+        models: dict[tuple[int, ...], DenseModel] = {self.config.size: self}
+        maps = []
+        for image in single_images(images):
+            [pixels] = to_arrays(image, self.config.num_channels)
+            prepared = frame(pixels[0], self.head, self.config)
+            size = prepared.shape[1:3]
+            if size not in models:
+                models = {self.config.size: self, size: self.resized(size)}  # one more copy of the weights at a time
+            output = models[size].predict_on_batch(prepared)[0]
+            if not np.isfinite(output).all():
+                raise ValueError("The model must compute finite numbers. Received: NaN or infinity in a map")
+            maps.append(to_image(output, self.head, pixels.shape[1:3]))
+        if not maps:
+            raise ValueError("predict_maps needs at least one image. Received: an empty list")
+        return maps
 
     def resized(self, image_size: int | tuple[int, int]) -> DenseModel:
         """Return a new model with the same weights for another image size, as `VisionTransformer.resized` does.

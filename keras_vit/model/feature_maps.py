@@ -17,10 +17,10 @@ def map_names(config: ViTConfig, blocks: Blocks) -> list[str]:
     stages = range(1, 1 + len(config.resnet.num_layers)) if config.resnet else range(0)
     numbered = [f"block_{i}" for i in range(config.num_layers)] or [f"stage_{i}" for i in stages]
     named = [*numbered, "tokens", *(f"stage_{i}" for i in stages), *(["root"] if stages else [])]
-    count = 1 if blocks is None else blocks
+    count: Any = 1 if blocks is None else blocks
     if is_count(count, least=1):
-        chosen: list[Any] = list(range(len(numbered)))[-int(count) :]  # type: ignore[call-overload]
-        is_known = int(count) <= len(numbered)  # type: ignore[call-overload]
+        chosen: list[Any] = list(range(len(numbered)))[-int(count) :]
+        is_known = int(count) <= len(numbered)
     else:
         chosen = list(blocks) if isinstance(blocks, Iterable) and not isinstance(blocks, str) else []
         is_known = bool(chosen) and all(
