@@ -56,7 +56,7 @@ class Segmentation(Classification):
     @property
     def outputs(self) -> tuple[str, ...]:
         """See `keras_vit.model.task.Task`: "classes" are uint8 (batch, height, width) at `image_size`."""
-        return ("logits", "classes")
+        return ("logits", "classes") if self.num_classes <= IGNORED else ("logits",)
 
     @staticmethod
     def read_labels(labels: np.ndarray) -> np.ndarray | None:
@@ -218,7 +218,10 @@ class Segmentation(Classification):
 
     def decode(self, output: Any, top: int) -> list[list[tasks.Prediction]]:
         """Return the `top` largest classes of each image with their shares of its pixels, the largest first."""
-        classes = self.exported_output("classes", np.asarray(output))
+        return self.shares(self.exported_output("classes", np.asarray(output)), top)
+
+    def shares(self, classes: np.ndarray, top: int) -> list[list[tasks.Prediction]]:
+        """Return what `decode` does, from the numbers of classes (batch, height, width)."""
         shares = np.stack([np.bincount(each.ravel(), minlength=self.num_classes) / each.size for each in classes])
         with np.errstate(divide="ignore"):
             return super().decode(np.log(shares), top)
