@@ -11,8 +11,8 @@ import numpy as np
 from keras_vit.dense.config import MapConfig, dpt_widths, four_blocks
 from keras_vit.dense.heads import MapHead
 from keras_vit.dense.predict import frame, to_image
-from keras_vit.model.classify import single_images
 from keras_vit.dense.task import Depth, Segmentation
+from keras_vit.model.classify import single_images
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.preprocess import to_arrays
 from keras_vit.model.vision_transformer import VisionTransformer
