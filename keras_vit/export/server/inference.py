@@ -24,8 +24,12 @@ NORM_DTYPES = (tf.float32, tf.bfloat16)  # that TensorFlow's batch norm takes
 def model_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
     """Return the model as a function: prepared images -> float32 "features", the head's input, and the head's output.
 
-    For classifiers that read the class token, the last block computes that token only.
+    A model of maps returns only its map. For classifiers that read the class token, the last block computes that token
+    only.
     """
+    if not isinstance(model, VisionTransformer):
+        name = model.task.outputs[0]
+        return lambda images: {name: keras.ops.cast(model(images, training=False), "float32")}
     names = ["pre_logits", *(name for name in model.task.outputs[:1] if name != "features")]
 
     def run(images: Any) -> Outputs:
