@@ -114,7 +114,7 @@ def _check(model: VisionTransformer, top: int, *, bfloat16: bool) -> None:
         raise ValueError(f"A SavedModel is written on Keras' TensorFlow back end. Received: {keras.backend.backend()}")
     if not isinstance(getattr(model, "config", None), ViTConfig):
         raise ValueError(
-            "saved_model writes VisionTransformers and models of maps; `model.export(path)` writes another Keras model. "
+            "saved_model writes VisionTransformers and models of maps; `model.export(path)` writes other models. "
             f"Received: {type(model).__name__}"
         )
     if problem := quantization_problem(model):
