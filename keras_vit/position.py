@@ -214,8 +214,7 @@ def _half_pixel(new: int, old: int, *, offset: float = 0.0) -> Matrix:
 
     `offset` is added to the number of new patches where it gives the scale (dinov2/models/vision_transformer.py).
     """
-    positions: Matrix = (np.arange(new) + 0.5) * old / (new + offset) - 0.5
-    return positions
+    return (np.arange(new, dtype=np.float64) + 0.5) * old / (new + offset) - 0.5
 
 
 def _linear(positions: Matrix, old: int) -> Matrix:

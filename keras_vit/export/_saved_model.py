@@ -54,10 +54,9 @@ def saved_model(
     - float_images: images, prepared float32 (B, height, width, channels) -> as serving_default, and logits (B, N).
     - uint8_images: images, pixels 0..255 of any one size -> as float_images.
 
-    All inputs and outputs are float32. A model without a head returns features everywhere. A model of maps returns
-    depth, or classes, uint8 (B, height, width) at the model's image size, and neither scores nor probabilities. A model
-    of other than 1 or 3 channels takes no image files: it has float_images (also as serving_default) and uint8_images
-    only.
+    All inputs and outputs are float32. A model without a head returns features everywhere. A model of maps answers with
+    classes, uint8 (B, height, width) of the image's size, or depth (B, rows, columns), and has no features. A model of
+    other than 1 or 3 channels takes no image files: it has float_images, also as serving_default, and uint8_images.
 
     Args:
         model: on Keras' TensorFlow back end.
@@ -88,8 +87,12 @@ def saved_model(
         >>> report.cosine > 0.9999
         True
     """
-    _check(model, top, bfloat16=bfloat16)
+    _check(model, top)
     _check_dtypes(dtype, bfloat16=bfloat16)
+    if bfloat16 and not isinstance(model, VisionTransformer):
+        raise ValueError(
+            f"bfloat16=True is for VisionTransformers; pass dtype='bfloat16'. Received: {type(model).__name__}"
+        )
     batch_sizes = warmup_requests.check_batch_sizes(warmup)
     names = model.task.class_names(labels)
     path = Path(path)
@@ -108,19 +111,17 @@ def saved_model(
     )
 
 
-def _check(model: VisionTransformer, top: int, *, bfloat16: bool) -> None:
+def _check(model: VisionTransformer, top: int) -> None:
     """Raise a ValueError if no SavedModel can be written."""
     if keras.backend.backend() != "tensorflow":
         raise ValueError(f"A SavedModel is written on Keras' TensorFlow back end. Received: {keras.backend.backend()}")
     if not isinstance(getattr(model, "config", None), ViTConfig):
         raise ValueError(
-            "saved_model writes VisionTransformers and models of maps; `model.export(path)` writes other models. "
+            "saved_model writes VisionTransformers and models of maps; `model.export(path)` writes other Keras models. "
             f"Received: {type(model).__name__}"
         )
     if problem := quantization_problem(model):
         raise ValueError(f"saved_model starts from floating-point weights; `model.export(path)` does not. {problem}")
-    if bfloat16 and not isinstance(model, VisionTransformer):
-        raise ValueError('bfloat16=True is for VisionTransformers. For a model of maps: dtype="bfloat16"')
     check_counts(top=top)
 
 

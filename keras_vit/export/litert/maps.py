@@ -145,7 +145,9 @@ def write_add(file: FileWriter, layer: Any, *inputs: Any) -> Value:
 def write_rescaling(file: FileWriter, layer: Any, x: Any) -> Value:
     """Leave a factor and a constant to the layer that reads the result."""
     value = file.read(x)
-    scale, offset = (np.full(value.tensor.shape[-1:], number, np.float64) for number in (layer.scale, layer.offset))
+    scale, offset = (
+        np.full(static_dim(value.tensor.shape[-1]), float(number)) for number in (layer.scale, layer.offset)
+    )
     if value.affine is not None:
         value = Value(apply_affine(file.ops, value, f"{layer.name}/input"))
     return dataclasses.replace(value, affine=Affine(scale, offset, np.zeros_like(offset)))

@@ -76,6 +76,7 @@ def _unit_v2(ops: Operators, outer_ops: Operators, layer: Any, x: Tensor) -> Ten
 
 
 def norm_and_relu(ops: Operators, norm: Any, x: Tensor, name: str) -> Tensor:
+    """Add a GroupNormalization and a ReLU."""
     x, shift = group_norm(ops, norm, x, name)
     return ops.add(x, shift, name, activation="relu")
 
