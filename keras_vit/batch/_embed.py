@@ -26,16 +26,18 @@ from keras_vit._util.progress import counter
 from keras_vit.batch import compute, on_ray
 from keras_vit.batch.compute import WHAT
 from keras_vit.batch.folder import EmbedResult, open_folder
+from keras_vit.dense.model import DenseModel
+from keras_vit.dense.task import no_embedding
 from keras_vit.model.images.jpeg_png import CHANNELS
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.zoo.pretrained import load_choice, resolve
+from keras_vit.zoo.pretrained import load_any, resolve
 
 CPU_FLAGS = ("amx_bf16", "avx512_bf16")  # of processors that multiply bfloat16 matrices faster than float32
 AMPERE = (8, 0)  # the first compute capability of NVIDIA's that does
 
 
 def embed(
-    model: VisionTransformer | str | os.PathLike[str],
+    model: VisionTransformer | DenseModel | str | os.PathLike[str],
     source: str | os.PathLike[str],
     *,
     to: str | os.PathLike[str],
@@ -106,8 +108,12 @@ def embed(
         raise ValueError(f"to must be a folder of this machine, such as a mounted bucket. Received: {os.fspath(to)!r}")
     if engine == "ray":
         on_ray.import_ray()
-    if not isinstance(model, VisionTransformer):
-        model = load_choice(resolve(model))
+    loaded = model if isinstance(model, VisionTransformer | DenseModel) else load_any(resolve(model))
+    if isinstance(loaded, DenseModel):
+        if what != "patches":
+            raise no_embedding(loaded.task)
+        loaded = loaded.backbone
+    model = loaded
     _check_model(model, what)
     name = os.fspath(source)
     facts = {
