@@ -26,8 +26,8 @@ from keras_vit._util.progress import counter
 from keras_vit.batch import compute, on_ray
 from keras_vit.batch.compute import WHAT
 from keras_vit.batch.folder import EmbedResult, open_folder
+from keras_vit.dense.maps import no_embedding
 from keras_vit.dense.model import DenseModel
-from keras_vit.dense.task import no_embedding
 from keras_vit.model.images.jpeg_png import CHANNELS
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.zoo.pretrained import load_any, resolve

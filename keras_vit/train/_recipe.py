@@ -47,8 +47,7 @@ class Recipe:
         variant: name of the variant of the file that is applied; None for none.
 
         start: initial weights where the model is given by name: "pretrained" or "scratch".
-        objective: "softmax", "sigmoid" (independent classes), "silog" (depth; arXiv 1406.2283, equation 4) or
-            "masked_patch" (paper, appendix B.1.2).
+        objective: "softmax", "sigmoid" (independent classes), "silog" (depth) or "masked_patch" (appendix B.1.2).
         steps: number of updates; either these or `epochs`.
         epochs: number of passes over the training data, above 0; may be a fraction.
         batch_size: images per update, over all replicas.
@@ -61,9 +60,8 @@ class Recipe:
             `representation_size = "hidden_size"` stands for the width of the model's tokens.
         reset_head: whether to replace the head by zeros and remove the pre_logits layer, as the official fine-tuning;
             "auto" does so unless model and data have the same class names, in any order.
-        head: for images with maps, the head that a model without one gets: "linear", "multiscale" or "dpt", as
-            `dense.segmenter` and `dense.depth` have them; None for no head.
-        max_depth: for images with maps of depth, the largest distance of that head in metres.
+        head: the head for maps that a model without one gets, as `dense.segmenter` has them; None for none.
+        max_depth: the largest distance of that head in metres, for maps of depth.
         freeze: patterns with wildcards of variables that are not trained, such as "embedding/*".
         linear_probe: whether to train the head only.
         ema_decay: decay of the weights' moving average (Polyak; 0.9999 in the paper), in (0, 1); None for no average.

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_vit._util.checks import as_path, check_texts, given
-from keras_vit.dense.stored import load_stored, read_backbone_config
 from keras_vit.errors import FileUnavailableError, LicenceError, UnknownModelError
 from keras_vit.model import labels
 from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
@@ -251,7 +250,9 @@ def load_any(
     choice: Choice, changes: Mapping[str, Any] | None = None, *, dtype: Any = None, **file_facts: Any
 ) -> VisionTransformer | DenseModel:
     """Load what `resolve` found as `load_choice` does, also a stored model of maps, which keeps its dtype."""
-    if choice.is_file and read_maps_config(choice) is not None:
+    if read_maps_config(choice) is not None:
+        from keras_vit.dense.stored import load_stored
+
         _check_no_facts(choice, file_facts)
         return load_stored(fetch_source(choice), given(**(changes or {})))
     return load_choice(choice, changes, dtype=dtype, **file_facts)
@@ -259,7 +260,11 @@ def load_any(
 
 def read_maps_config(choice: Choice) -> ViTConfig | None:
     """Return the config of the backbone of a stored model of maps; None for any other model."""
-    return read_backbone_config(fetch_source(choice)) if choice.is_file else None
+    if not choice.is_file:
+        return None
+    from keras_vit.dense.stored import read_backbone_config
+
+    return read_backbone_config(fetch_source(choice))
 
 
 def read_config(choice: Choice, changes: Mapping[str, Any] | None = None, **file_facts: Any) -> ViTConfig:

@@ -21,7 +21,7 @@ from keras_vit.model import task as tasks
 from keras_vit.train.data import tfds_source
 from keras_vit.train.data.dataset_files import is_folder
 from keras_vit.train.data.folder_source import open_folder
-from keras_vit.train.data.map_source import find_kind, open_map_folder
+from keras_vit.train.data.maps.folders import find_kind, open_map_folder
 from keras_vit.train.data.order import Order
 from keras_vit.train.data.request import DataRequest
 from keras_vit.train.data.split import Data, Example, RandomAccess, Split
