@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # The environment in which `make test-wheel` tests the wheel.
 TRIED := build/wheel
 # The markers of tests that need other packages, a browser, a device, the internet, or many minutes.
-OPTIONAL := slow or torch or jax or peers or browser or gpu or arm
+OPTIONAL := slow or torch or jax or peers or browser or gpu or arm or real
 # The number of test processes. Each needs about 3 GB. A process that has no more tests takes some of another's.
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
@@ -17,7 +17,7 @@ unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-full test-extra test-browser test-arm test-network test-packaging test-wheel lint format docs numbers wheel bench clean
+.PHONY: help demo test test-full test-extra test-browser test-arm test-real test-network test-packaging test-wheel lint format docs numbers wheel bench bench-gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -32,7 +32,7 @@ test-full: $(VENV)/.with-test ## further cases of the same: all guides, referenc
 	$(PYTEST) -m "full and not ($(OPTIONAL) or network)"
 
 test-extra: $(VENV)/.with-test $(VENV)/.with-test-extra ## the optional tests: PyTorch, JAX, GPU, installing, other ViT packages if installed
-	$(BIN)/python -m pytest -m "($(OPTIONAL)) and not network and not browser and not arm"
+	$(BIN)/python -m pytest -m "($(OPTIONAL)) and not network and not browser and not arm and not real"
 
 test-browser: $(VENV)/.with-test ## browser example, gallery and report in headless Chromium (needs npm and chromium)
 	npm ci --prefix examples/browser --no-audit --no-fund
@@ -40,6 +40,9 @@ test-browser: $(VENV)/.with-test ## browser example, gallery and report in headl
 
 test-arm: $(VENV)/.with-test ## exported files in LiteRT on an emulated ARM64 processor (needs Debian's apt-get)
 	$(BIN)/python -m pytest -rs -s -m arm tests/test_litert_runtimes.py
+
+test-real: $(VENV)/.with-test $(VENV)/.with-test-real ## a trained model and every quantization mode (downloads 90 MB once)
+	$(BIN)/python -m pytest -rs -m real tests/test_real_weights.py
 
 test-network: $(VENV)/.with-test $(VENV)/.with-hf ## the tests that download from the internet
 	$(BIN)/python -m pytest -m network
@@ -74,7 +77,10 @@ wheel: $(VENV)/.with-test ## build the wheel and the sdist in dist/
 	$(BIN)/python -m build --outdir dist .
 
 bench: $(VENV)/.with-test ## run the benchmarks, with the other packages that are installed
-	@for script in $(filter-out %edge_peers.py %edge_report.py %runtimes.py %accelerators.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+	@for script in $(filter-out %edge_peers.py %edge_report.py %runtimes.py %accelerators.py %gpu.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+bench-gpu: $(VENV)/.with-test ## on a GPU, in 8 minutes: training steps, replicas, memory, SavedModel; writes benchmarks/results/gpu.txt
+	$(BIN)/python benchmarks/gpu.py
 
 clean: ## remove .venv, builds and caches
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -8,6 +8,7 @@ An example is a dictionary:
 | `index` | int64 scalar, number of the example, the same in every run |
 | `image` | string scalar, the encoded file (JPEG or PNG); or uint8 (height, width, channels) |
 | `label` | as its task has it. Of a class: int64 scalar below num_classes, or float32 (num_classes,), a one for each |
+| | a map (height, width) of the image's size: numbers of classes, uint8, or metres, float32 |
 """
 
 import abc
@@ -148,6 +149,7 @@ class Data:
     num_classes: int
     class_names: tuple[str, ...]
     make_task: Callable[..., Task] = Classification  # of num_classes and labels, as the classes in `task.KINDS`
+    is_labelled: bool = True  # whether the labels mean anything; without labels they are 0
     multi_label: bool = False  # whether an image may have several classes or none; labels are then rows of 0 and 1
 
     def training_split(self) -> Split:
