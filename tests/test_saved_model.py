@@ -19,6 +19,7 @@ from PIL import Image
 
 import image_kinds
 from keras_vit import VisionTransformer, export
+from keras_vit.export import _saved_model
 from keras_vit.export.check import verify as verification
 from keras_vit.export.server import inference, signatures, warmup
 from marks import full_except
@@ -324,11 +325,14 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
 def test_the_slower_of_two_exports_to_one_path_gets_the_same_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def verify(*_: Any) -> None:
-        (tmp_path / "1").mkdir()
-        (tmp_path / "1" / "saved_model.pb").write_text("the other one")
+    def write(_: VisionTransformer, folder: Path, **__: Any) -> list[str]:
+        for place in (folder, tmp_path / "1"):  # the other one's too
+            place.mkdir()
+            (place / "saved_model.pb").write_text("the graph")
+        return []
 
-    monkeypatch.setattr(verification, "verify", verify)
+    monkeypatch.setattr(_saved_model, "_write", write)
+    monkeypatch.setattr(verification, "verify", lambda *_: None)
     with pytest.raises(FileExistsError, match=r"1 already exists: remove it, or write the next version beside it"):
         export.saved_model(small(), tmp_path / "1", warmup=())
     assert nothing_but(tmp_path, "1") and nothing_but(tmp_path / "1", "saved_model.pb")
