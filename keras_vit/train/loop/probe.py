@@ -5,6 +5,7 @@ The features are the variables of the run's checkpoints, so that a run that was 
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -64,6 +65,14 @@ class Probe:
     def variables(self) -> dict[str, tf.Variable]:
         """All variables of a checkpoint, by name."""
         return {"done": self._done, "features": self._features}
+
+    def fingerprint(self) -> str:
+        """Return a hash of the weights that the features depend on."""
+        digest = hashlib.sha256()
+        for weight in self.model.weights:
+            if weight.path.split("/")[0] != "head":
+                digest.update(np.asarray(weight).tobytes())
+        return digest.hexdigest()[:16]
 
     def compute(self, checkpoints: Checkpoints | None, stop: Stop, *, show: bool) -> float | None:
         """Compute the features that are missing; return the images per second, or None after a request to stop."""
