@@ -261,7 +261,7 @@ def check_data(data: str, data_dir: Path | None) -> None:
         not slash or (name and (":/" in prepared or Path(prepared, name).expanduser().is_dir()))
     )
     if not is_name and "://" not in data and not Path(data).expanduser().is_dir():
-        raise FileNotFoundError(f"There is no folder of images or of prepared data {data!r}")
+        raise FileNotFoundError(f"There is no folder of images or of prepared data {data!r:.200}")
 
 
 def echo(text: str, *, err: bool = False) -> None:

@@ -48,7 +48,7 @@ def list_models(
         ]
         options.echo(json.dumps(rows, indent=2))
         return
-    none = f"keras-vit: no model of the zoo matches {pattern!r}; keras-vit list shows all"
+    none = f"keras-vit: no model of the zoo matches {pattern!r:.200}; keras-vit list shows all"
     table = [_line(catalogue.rows(card)[0], card.weights) for card in cards]
     lines = iter(options.aligned(table, right=(1, 2)).splitlines() if cards else ())
     families = [[next(lines) for _ in group] for _, group in itertools.groupby(cards, lambda card: card.family)]

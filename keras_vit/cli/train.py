@@ -36,6 +36,10 @@ def train(
             help="Initial weights: a tag of the model's card, a path or a URL.", autocompletion=options.complete_weights
         ),
     ] = None,
+    teacher: Annotated[
+        str | None,
+        Option(help="Model to learn from, for recipes such as distill.", autocompletion=options.complete_model),
+    ] = None,
     accept_licence: options.Licence = False,
     continue_from: Annotated[
         Path | None, Option(help="Folder of a run: start a new one from its weights, with its recipe and data.")
@@ -71,6 +75,8 @@ def train(
         default = "default" if chosen.start == "pretrained" else None
         found = options.find_model(model, weights, default=default, accept_licence=accept_licence)
         found.config.replace(**chosen.config_changes(found.config))
+    if teacher:
+        options.find_model(teacher, accept_licence=accept_licence)
     if continue_from:
         folder = out or Path(f"{continue_from}-continued")
     else:
@@ -84,6 +90,7 @@ def train(
         data=data,
         out=folder,
         weights=weights,
+        teacher=teacher,
         continue_from=continue_from,
         changes=None if chosen else fields,
         strategy=devices,

@@ -98,7 +98,7 @@ def to_json(config: ViTConfig, spelling: JsonFields) -> dict[str, Any]:
                 text for text, meant in spellings.items() if value in (meant if isinstance(meant, list) else [meant])
             ]
             if not known:
-                unsupported.append(f"{name}={value!r}")
+                unsupported.append(f"{name}={value!r:.200}")
                 continue
             value = _value_of_key(known[0])
         if value is not None and value is not _MISSING:

@@ -78,7 +78,7 @@ def load(
     (10, 10)
     """
     changes = given(image_size=image_size, num_classes=num_classes, patch_size=patch_size)
-    file = find_weights(Path(path))
+    file = find_weights(path)
     if is_keras_file(file):
         check_keras_facts(config=config, format=format)
         return _load_keras(file, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)

@@ -104,14 +104,12 @@ class VisionTransformer(keras.Model):
         Raises:
             ValueError: the model has no intermediate result of this name.
         """
-        if isinstance(layers, str):
-            layers = [layers]
         if layers is None:
             layers = [name for name in self.feature_names if name.startswith("block_") or name == "pre_logits"]
-        names = tuple(layers)
-        unknown = [name for name in names if name not in self._intermediates]
+        names = tuple(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else (layers,)
+        unknown = [name for name in names if not isinstance(name, str) or name not in self._intermediates]
         if unknown or not names:
-            raise ValueError(f"layers are some of {self.feature_names}. Received: {unknown or list(names)}")
+            raise ValueError(f"layers are some of {self.feature_names}. Received: {str(unknown or list(names)):.200}")
         return self._feature_model(names)(images, training=False)
 
     def _repr_html_(self) -> str:
@@ -339,7 +337,7 @@ class VisionTransformer(keras.Model):
         # Keras has set the mode of a config, and the config of a mode.
         if mode not in QUANTIZATION_MODES:
             raise ValueError(
-                f"quantize takes the modes {QUANTIZATION_MODES}. Received: {mode!r}. For weights or activations "
+                f"quantize takes the modes {QUANTIZATION_MODES}. Received: {mode!r:.200}. For weights or activations "
                 'calibrated on images, use export.tflite(model, path, quantize="int8", calibration=images)'
             )
         with warnings.catch_warnings(), quick_collections():  # Keras names every layer without a dense kernel

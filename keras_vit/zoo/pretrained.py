@@ -68,7 +68,9 @@ def resolve(
         if not _is_file(spec, found):
             return _choose_weights(spec, found, default if weights is None else weights)
     if weights is not None:
-        raise ValueError(f"weights are for a model's name. Received: weights={weights!r:.200} and the file {spec!r}")
+        raise ValueError(
+            f"weights are for a model's name. Received: weights={weights!r:.200} and the file {spec!r:.200}"
+        )
     return Choice(source=as_path(spec, "the model"))
 
 
@@ -129,17 +131,17 @@ def _check_named_weights(name: str, found: Card | ValueError, spelled: Spelling)
             f"weights of that name{other}."
         )
     if spelled.is_guess and isinstance(found, Card):
-        raise ValueError(f"{name!r} does not state the patch size: write one of {names(name)}.")
+        raise ValueError(f"{name!r:.200} does not state the patch size: write one of {names(name)}.")
 
 
 def _is_file(spec: str, found: Card | ValueError) -> bool:
     """Return whether a text that may be a name is a file; `found` is what `_look_up` returns."""
     if isinstance(found, Card):
         # The name of an AugReg file may end in .npz, and that of another package may be a folder's: if they are there.
-        return (_has_file_suffix(spec) or spellings.read(spec) is not None) and Path(spec).exists()
+        return (_has_file_suffix(spec) or spellings.read(spec) is not None) and _exists(spec)
     if isinstance(found, UnknownModelError):
         return _is_path(spec)
-    return Path(spec).exists()  # almost the name of an AugReg file; if there is no such file, the caller gets `found`
+    return _exists(spec)  # almost the name of an AugReg file; if there is no such file, the caller gets `found`
 
 
 def _is_weights_file(weights: str, found: Card | None = None) -> bool:
@@ -152,7 +154,14 @@ def _is_weights_file(weights: str, found: Card | None = None) -> bool:
 def _is_path(text: str) -> bool:
     """Return whether a text that is neither a known name nor a tag is a path or a URL."""
     has_folder = "/" in text and not _NAME_WITH_SLASH.fullmatch(text)
-    return _is_written_as_path(text) or _has_file_suffix(text) or has_folder or (bool(text) and Path(text).exists())
+    return _is_written_as_path(text) or _has_file_suffix(text) or has_folder or (bool(text) and _exists(text))
+
+
+def _exists(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except OSError:  # longer than the name of a file
+        return False
 
 
 def _is_written_as_path(text: str) -> bool:

@@ -42,7 +42,7 @@ class ModelInput(NamedTuple):
     def from_model(cls, model: keras.Model, preprocessing: Preprocessing | None = None) -> "ModelInput":
         """Read the input of a model; without `preprocessing`, other models than a VisionTransformer take -1..1."""
         if not isinstance(model, keras.Model):
-            raise TypeError(f"Expected a Keras model, such as keras_vit.zoo.load returns. Received: {model!r}")
+            raise TypeError(f"Expected a Keras model, such as keras_vit.zoo.load returns. Received: {model!r:.200}")
         shape = getattr(model, "input_shape", None)
         if not isinstance(shape, tuple) or len(shape) != 4 or None in shape[1:]:
             raise ValueError(

@@ -31,7 +31,9 @@ def choose_model(
     """Find what `model` stands for, as `train.run` does; return it with the recipe's variant for the model's name."""
     if isinstance(model, ViTConfig | VisionTransformer):
         if weights is not None:
-            raise ValueError(f"weights are for a model's name. Received: weights={weights!r} and model={model!r}")
+            raise ValueError(
+                f"weights are for a model's name. Received: weights={weights!r:.200} and model={model!r:.200}"
+            )
         return recipe, model
     choice = _resolve(recipe, model, weights)
     chosen = recipe.for_model(choice.name) if choice.name else recipe
@@ -112,7 +114,7 @@ def match_head(recipe: Recipe, config: ViTConfig, data: Data) -> tuple[Recipe, D
 
     A head for another number of classes is never kept. Raises a ValueError if one should be kept for other classes.
     """
-    if recipe.objective == "masked_patch" or recipe.reset_head is True:
+    if not recipe.trains_head or recipe.reset_head is True:
         return recipe, data
     is_auto = recipe.reset_head == "auto"
     keeps_head = config.num_classes == data.num_classes and not is_auto
@@ -143,7 +145,7 @@ def adapt_model(
         )
     config = source.config
     changes: dict[str, Any] = {}
-    if recipe.objective == "masked_patch":
+    if not recipe.trains_head:
         changes = {"num_classes": 0, "representation_size": None}
     elif recipe.reset_head or config.num_classes != num_classes:
         changes = {"num_classes": num_classes, "labels": tuple(class_names) if class_names else None}

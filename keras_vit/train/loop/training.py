@@ -94,7 +94,7 @@ class TrainingSteps:
     def __init__(self, state: TrainState, data: Data) -> None:
         self._state = state
         self._recipe = state.recipe
-        self._model_input = ModelInput.from_model(state.model)
+        self._model_input = ModelInput.from_model(state.model)._replace(image_size=state.view_size)
         self._split = data.training_split()
         self._task = data.task
         self._start = int(state.step.numpy())

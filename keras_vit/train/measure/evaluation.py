@@ -197,15 +197,15 @@ def evaluate(
     assert held_out
     if (labels == "real") != opened.multi_label:
         kind = "several labels per image: pass labels='real' (--real)" if opened.multi_label else "one label per image"
-        raise ValueError(f"{opened.name} has {kind}. Received: labels={labels!r}")
+        raise ValueError(f"{opened.name} has {kind}. Received: labels={labels!r:.200}")
     devices = choose_strategy(model, strategy)
     replicated = replicate(model, devices)
     together = batch_size * devices.num_replicas_in_sync
-    batches = distribute_batches(held_out, devices, batch_size=batch_size, model_input=model_input, task=task)
     show = progress and strategies.is_chief(devices)
-    shown = track(batches, "Evaluating", total=ceil(held_out.num_valid / together), show=show)
     named = name_bad_image(lambda: held_out.first_bad(Order(batch=1, shuffle=False), batches=held_out.count))
     with name_lost_worker(devices, lambda: "The evaluation is not finished."), named:
+        batches = distribute_batches(held_out, devices, batch_size=batch_size, model_input=model_input, task=task)
+        shown = track(batches, "Evaluating", total=ceil(held_out.num_valid / together), show=show)
         totals, first_seconds, other_seconds = _add_up(_compiled_step(replicated, task, devices), shown, task.sum_names)
     later = held_out.num_valid - together
     speed = later / other_seconds if later > 0 else held_out.num_valid / first_seconds

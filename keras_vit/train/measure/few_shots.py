@@ -157,11 +157,12 @@ def _feature_extractor(model: keras.Model, layer: str) -> Callable[[Any], Any]:
     elif layer in (names := [known.name for known in model.layers]):
         features = keras.Model(model.inputs, model.get_layer(layer).output)
     else:
-        raise ValueError(f"layer must be one of {names}. Received: {layer!r}")
+        raise ValueError(f"layer must be one of {names}. Received: {layer!r:.200}")
     function = tf.function(lambda images: tf.cast(features(images), tf.float32))
     shape = function.get_concrete_function(tf.TensorSpec(model.input_shape)).output_shapes
     if shape.rank != 2:
         raise ValueError(
-            f"A linear classifier needs a layer that returns (batch, width). Received: {layer!r}, which returns {shape}"
+            f"A linear classifier needs a layer that returns (batch, width). Received: {layer!r:.200}, "
+            f"which returns {shape}"
         )
     return function
