@@ -119,6 +119,10 @@ class Probe:
         """Set the head; return its metrics on the held-out images ({} without any), and the lines of the log."""
         labels, classes = self._images[0][1], self._data.num_classes
         train, held_out = np.split(self._features.numpy(), [len(labels)])
+        if len(labels) < 2:
+            raise ValueError(f"A probe needs at least 2 training images. Received: {len(labels)} in {self._data.name}")
+        if not np.isfinite(train).all():
+            raise ValueError("The model must compute finite features. Received: NaN or infinity")
         found = cross_validate(train, labels, num_classes=classes, seed=self.recipe.seed)
         best = min(found, key=lambda each: each.loss)
         say(
