@@ -13,7 +13,6 @@ from keras_vit._util.untrusted import MAX_JSON_BYTES, parse_object
 from keras_vit.converters.json_steps import STEPS, JsonFields
 from keras_vit.converters.table import lookup
 from keras_vit.errors import CheckpointError
-from keras_vit.model.config import ViTConfig
 
 # Keys that keras_vit adds to the files it writes: who wrote it, and which file of weights it describes.
 _WRITTEN_BY, _WEIGHTS = "written_by", "weights"
@@ -36,7 +35,7 @@ def read_beside(weights: Path, spelling: JsonFields) -> dict[str, Any]:
 
     A config.json that keras_vit wrote for another file in the folder is ignored.
     """
-    path = weights.parent / "config.json"
+    path = weights.parent / spelling.file
     values = read_object(path) if path.is_file() else {}
     if not values or _describes_other_file(values, weights):
         return {}
@@ -79,7 +78,7 @@ def to_fields(values: Mapping[str, Any], spelling: JsonFields) -> dict[str, Any]
     return fields
 
 
-def to_json(config: ViTConfig, spelling: JsonFields) -> dict[str, Any]:
+def to_json(config: Any, spelling: JsonFields) -> dict[str, Any]:
     """Convert a config to the object in a config.json; raise for values that the format cannot express."""
     values: dict[str, Any] = {}
     fields = config.to_dict()

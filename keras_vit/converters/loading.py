@@ -1,10 +1,11 @@
 """Read checkpoints of every known format, and models saved as .keras, as a VisionTransformer."""
 
 import collections
+import contextlib
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -197,20 +198,30 @@ def _new_layers(checkpoint: Checkpoint, config: ViTConfig) -> tuple[str, ...]:
 
 
 def _load_keras(path: Path, changes: Mapping[str, Any], *, dtype: Any, allow_nonfinite: bool) -> VisionTransformer:
-    """Load a model saved as .keras. Neither Keras' deserialisation nor the HDF5 library reads the file."""
-    values, weights = open_keras_archive(path)
-    with weights, keras_errors(path):
-        arguments = saved_arguments(values)
-        arguments["dtype"] = keras.dtype_policies.serialize(keras.dtype_policies.get(arguments["dtype"]))
+    """Load a model saved as .keras, with some fields of its config changed."""
+    with open_keras(path, "VisionTransformer") as (arguments, weights):
         check_size(weights, ViTConfig(**arguments["config"]))
         with layers.uninitialized():
             model = VisionTransformer.from_config(arguments)
-        _load_keras_weights(model, weights, allow_nonfinite=allow_nonfinite)
+        load_keras_weights(model, weights, allow_nonfinite=allow_nonfinite)
     config = model.config.replace(**changes)
     return model if config == model.config and dtype is None else model.with_config(config, dtype=dtype)
 
 
-def _load_keras_weights(model: VisionTransformer, weights: Container, *, allow_nonfinite: bool) -> None:
+@contextlib.contextmanager
+def open_keras(path: Path, kind: str) -> Iterator[tuple[dict[str, Any], Container]]:
+    """Open a .keras file of a class: the arguments of `from_config`, and the weights.
+
+    Neither Keras' deserialisation nor the HDF5 library reads the file.
+    """
+    values, weights = open_keras_archive(path)
+    with weights, keras_errors(path):
+        arguments = saved_arguments(values, kind)
+        arguments["dtype"] = keras.dtype_policies.serialize(keras.dtype_policies.get(arguments["dtype"]))
+        yield arguments, weights
+
+
+def load_keras_weights(model: keras.Model, weights: Container, *, allow_nonfinite: bool = False) -> None:
     """Load the weights of a .keras file through a copy that holds only arrays, which the HDF5 library reads."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "model.weights.h5"
