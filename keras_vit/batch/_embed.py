@@ -22,7 +22,7 @@ try:
 except ImportError as missing:
     raise ImportError(f"keras_vit.batch needs the package {missing.name}: {install_command('batch')}") from missing
 
-from keras_vit._util.checks import check_counts, given, one_of
+from keras_vit._util.checks import as_path, check_counts, given, one_of
 from keras_vit._util.image_paths import MAX_BYTES
 from keras_vit._util.progress import counter
 from keras_vit.batch import compute, on_ray
@@ -104,11 +104,12 @@ def embed(
     one_of("engine", engine, ("local", "ray"))
     check_counts(batch_size=batch_size, rows_per_file=rows_per_file, max_bytes=max_bytes)
     first, count = _parse_shard(shard)
-    for argument, value in (("source", os.fspath(source)), ("to", os.fspath(to))):
+    name, target = as_path(source, "source"), as_path(to, "to")
+    for argument, value in (("source", name), ("to", target)):
         if not value.strip():
-            raise ValueError(f'{argument} must be a path; "." is the current folder. Received: {value!r}')
-    if re.match(r"[a-z][a-z0-9+.-]+:/", os.fspath(to)):
-        raise ValueError(f"to must be a folder of this machine, such as a mounted bucket. Received: {os.fspath(to)!r}")
+            raise ValueError(f'{argument} must be a path; "." is the current folder. Received: {value!r:.200}')
+    if re.match(r"[a-z][a-z0-9+.-]+:/", target):
+        raise ValueError(f"to must be a folder of this machine, such as a mounted bucket. Received: {target!r:.200}")
     if engine == "ray":
         on_ray.import_ray()
     if not isinstance(model, VisionTransformer):
@@ -116,7 +117,7 @@ def embed(
         model, origin = load_choice(choice), origin_of(choice)
     _check_model(model, what)
     facts = {
-        "source": _absolute(os.fspath(source)),
+        "source": _absolute(name),
         "what": what,
         "output_dtype": output_dtype,
         "weights": fingerprint(model),
@@ -125,7 +126,7 @@ def embed(
     if dtype != "auto":
         facts["dtype"] = dtype
     state = {"working_folder": str(Path.cwd()), "dtype": _best_dtype(model)}
-    folder = open_folder(Path(to).absolute(), facts, state, origin)
+    folder = open_folder(Path(target).absolute(), facts, state, origin)
     folder = replace(folder, max_bytes=max_bytes)
     settings = {name: folder.record[name] for name in ("what", "dtype", "output_dtype")} | {"batch_size": batch_size}
     if numbers := folder.unfinished(first, count, retry_errors=retry_errors):
@@ -156,7 +157,7 @@ def _check_model(model: VisionTransformer, what: str) -> None:
     if config.num_channels not in CHANNELS:
         raise ValueError(f"Image files have 1 or 3 channels. Received: a model of {config.num_channels} channels")
     if WHAT[what] == "logits" and (not config.num_classes or (config.projection_head and what != "logits")):
-        raise ValueError(f"what={what!r} needs a model with a head for classes. Take embeddings or features")
+        raise ValueError(f"what={what!r:.200} needs a model with a head for classes. Take embeddings or features")
 
 
 def origin_of(choice: Choice, **changes: Any) -> dict[str, Any] | None:

@@ -115,7 +115,7 @@ def open_folder(
                 raise
     record = _read_record(path, {**first, **facts})
     changed = [name for name in facts if record.get(name) != facts[name]]
-    if lines := [f"{name} was {record.get(name)!r} and is now {facts[name]!r}" for name in changed]:
+    if lines := [f"{name} was {record.get(name)!r:.200} and is now {facts[name]!r:.200}" for name in changed]:
         raise ValueError(f"{path} has another run: {'; '.join(lines)}. Choose a new folder")
     folder = Folder(path, record)
     folder.result()  # raises an error for a damaged file before the run, not after it

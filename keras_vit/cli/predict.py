@@ -48,7 +48,9 @@ def predict(
     files = readable_images(images)
     load: Callable[[], VisionTransformer]
     if classes is None:
-        load = options.find_model(model, weights, image_size, patch_size, accept_licence=accept_licence).load
+        load = options.find_model(
+            model, weights, image_size, patch_size, accept_licence=accept_licence, needs_classes=True
+        ).load
     else:
         load = functools.partial(
             zoo.zero_shot,

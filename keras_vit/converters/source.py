@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from keras_vit._util.checks import as_path
+from keras_vit._util.text import abbreviated
 from keras_vit.converters import config_json, layout, record
 from keras_vit.converters.containers import Container, open_container
 from keras_vit.converters.containers.base import quoted
@@ -68,7 +70,7 @@ def open_checkpoint(
     `facts` are fields of ViTConfig that the file cannot state. `num_heads` (of the architecture the caller expects) and
     `wanted_size` (the image size the caller wants) are used only where nothing else states them.
     """
-    file = find_weights(Path(path))
+    file = find_weights(path)
     with open_files(file) as container:
         table = load_table(format) if format else recognise(container)
         for name in table.names.beside:
@@ -121,7 +123,7 @@ def read_config(
     >>> keras_vit.converters.read_config(path).num_layers
     4
     """
-    file = find_weights(Path(path))
+    file = find_weights(path)
     if not is_keras_file(file):
         hints: dict[str, Any] = {"num_heads": num_heads, "wanted_size": image_size}
         with open_checkpoint(file, facts=to_facts(config), format=format, **hints) as checkpoint:
@@ -148,7 +150,7 @@ def detect(path: str | os.PathLike[str]) -> str:
     >>> keras_vit.converters.detect(path)
     'big_vision'
     """
-    with open_files(find_weights(Path(path))) as container:
+    with open_files(find_weights(path)) as container:
         return recognise(container).format
 
 
@@ -181,6 +183,8 @@ def _files_of(file: Path) -> list[Path]:
 
 def to_facts(config: ViTConfig | Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the facts about a file as a dict."""
+    if not isinstance(config, ViTConfig | Mapping | None):
+        raise ValueError(f"config must be a ViTConfig or a dict of its fields. Received: {config!r:.200}")
     return config.to_dict() if isinstance(config, ViTConfig) else dict(config or {})
 
 
@@ -191,7 +195,7 @@ def is_keras_file(path: Path) -> bool:
 
 def check_keras_facts(**facts: Any) -> None:
     """Raise a ValueError if facts about a .keras file are given."""
-    if stated := [f"{name}={value!r}" for name, value in facts.items() if value is not None]:
+    if stated := [f"{name}={value!r:.200}" for name, value in facts.items() if value is not None]:
         raise ValueError(f"A .keras file states everything itself. Received: {', '.join(stated)}")
 
 
@@ -275,8 +279,9 @@ def recognise(container: Container, tower: str = "") -> Table:
     )
 
 
-def find_weights(path: Path) -> Path:
+def find_weights(path: str | os.PathLike[str]) -> Path:
     """Return the file of weights at a path: the path itself, or the one such file in a folder."""
+    path = Path(as_path(path, "path"))
     if not path.exists():
         raise FileNotFoundError(f"There is no file or folder {str(path)!r}")
     if not path.is_dir():
@@ -285,7 +290,7 @@ def find_weights(path: Path) -> Path:
         files = sorted(path.glob(pattern))
         if not set(files[1:]).issubset(_files_of(files[0]) if files else ()):
             names = [file.name for file in files]
-            raise CheckpointError(f"{path} holds more than one file of weights: name one of {names}")
+            raise CheckpointError(f"{path} holds more than one file of weights: name one of them: {abbreviated(names)}")
         if files:
             return files[0]
     if (path / _CHECKPOINTS).is_dir():

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_vit._util import data_files
+from keras_vit._util.checks import as_path
 from keras_vit._util.schema import problems
 from keras_vit.converters.containers.base import Header
 from keras_vit.converters.json_steps import JsonFields
@@ -212,7 +213,7 @@ def formats(tower: str = "") -> list[str]:
 
 def load_table(format: str | os.PathLike[str], tower: str = "") -> Table:
     """Return the table of a format: one of `formats(tower)`, or a path to your own .toml file."""
-    if os.fspath(format).endswith(".toml"):
+    if as_path(format, "format").endswith(".toml"):
         return _read_table(Path(format).resolve(), tower)
     if format not in formats(tower):
         raise ValueError(

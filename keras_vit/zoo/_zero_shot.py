@@ -167,7 +167,9 @@ def zero_shot_head(
             "projection, pass model.with_config(model.config.replace(projection_head=True, labels=None))"
         ]
     if scale.size != 1 or not 0 < scale[0] < _LARGEST or offset.size != 1 or not abs(offset[0]) < _LARGEST:
-        problems.append(f"logit_scale must be a number above 0, and bias a number. Received: {logit_scale!r}, {bias!r}")
+        problems.append(
+            f"logit_scale must be a number above 0, and bias a number. Received: {logit_scale!r:.200}, {bias!r:.200}"
+        )
     if problems:
         raise ValueError("zero_shot_head: " + "; ".join(problems))
     changes: dict[str, Any] = {"num_classes": len(text), "labels": labels, "normalize_features": True}

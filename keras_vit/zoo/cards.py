@@ -247,4 +247,4 @@ def _accuracy_problems(family: Mapping[str, Any], where: str) -> Iterator[str]:
         for index, entry in enumerate(stated.get("accuracy", [])):
             place = f"{where}.weights.{tag}.accuracy[{index}].values"
             for name in sorted(set(entry["values"]) - set(stated["files"])):
-                yield f"{place} names {name!r}, which has no file in {where}.weights.{tag}.files"
+                yield f"{place} names {name!r:.200}, which has no file in {where}.weights.{tag}.files"

@@ -25,6 +25,7 @@ class EarlierRun:
     recipe: Recipe  # keeps the head
     data: dict[str, str]  # as `DataRequest.stored` returned them; {} if the data were arrays
     model: VisionTransformer
+    teacher: str | None = None  # name or path
 
     def complete(self, request: DataRequest) -> DataRequest:
         """Return a request with the earlier run's arguments where it has none, unless it names other data."""
@@ -60,11 +61,12 @@ def read_run(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None)
         recipe = Recipe(**saved["facts"]["recipe"]).replace(accumulation="auto", reset_head=False)
         data = saved["facts"]["data"].get("arguments") or {}
         config = ViTConfig(**saved["facts"]["model"])
+        teacher = saved["facts"].get("teacher", {}).get("source")
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(f"{prefix} is not of a run that can be continued: {error}") from error
     if storage.is_local(path) and Path(path, "model.keras").exists():
-        return EarlierRun(path, recipe, data, converters.load(f"{path}/model.keras", dtype="float32"))
-    return EarlierRun(path, recipe, data, _from_checkpoint(prefix, saved["variables"], config))
+        return EarlierRun(path, recipe, data, converters.load(f"{path}/model.keras", dtype="float32"), teacher)
+    return EarlierRun(path, recipe, data, _from_checkpoint(prefix, saved["variables"], config), teacher)
 
 
 def _from_checkpoint(prefix: str, saved: Mapping[str, Any], config: ViTConfig) -> VisionTransformer:
