@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # The environment in which `make test-wheel` tests the wheel.
 TRIED := build/wheel
 # The markers of tests that need other packages, a browser, a device, the internet, or many minutes.
-OPTIONAL := slow or torch or jax or peers or browser or gpu or arm
+OPTIONAL := slow or torch or jax or peers or browser or gpu or arm or real
 # The number of test processes. Each needs about 3 GB. A process that has no more tests takes some of another's.
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
@@ -17,7 +17,7 @@ unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-full test-extra test-browser test-arm test-network test-packaging test-wheel lint format docs numbers wheel bench bench-gpu clean
+.PHONY: help demo test test-full test-extra test-browser test-arm test-real test-network test-packaging test-wheel lint format docs numbers wheel bench bench-gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -32,7 +32,7 @@ test-full: $(VENV)/.with-test ## further cases of the same: all guides, referenc
 	$(PYTEST) -m "full and not ($(OPTIONAL) or network)"
 
 test-extra: $(VENV)/.with-test $(VENV)/.with-test-extra ## the optional tests: PyTorch, JAX, GPU, installing, other ViT packages if installed
-	$(BIN)/python -m pytest -m "($(OPTIONAL)) and not network and not browser and not arm"
+	$(BIN)/python -m pytest -m "($(OPTIONAL)) and not network and not browser and not arm and not real"
 
 test-browser: $(VENV)/.with-test ## browser example, gallery and report in headless Chromium (needs npm and chromium)
 	npm ci --prefix examples/browser --no-audit --no-fund
@@ -40,6 +40,9 @@ test-browser: $(VENV)/.with-test ## browser example, gallery and report in headl
 
 test-arm: $(VENV)/.with-test ## exported files in LiteRT on an emulated ARM64 processor (needs Debian's apt-get)
 	$(BIN)/python -m pytest -rs -s -m arm tests/test_litert_runtimes.py
+
+test-real: $(VENV)/.with-test $(VENV)/.with-test-real ## a trained model and every quantization mode (downloads 90 MB once)
+	$(BIN)/python -m pytest -rs -m real tests/test_real_weights.py
 
 test-network: $(VENV)/.with-test $(VENV)/.with-hf ## the tests that download from the internet
 	$(BIN)/python -m pytest -m network

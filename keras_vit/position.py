@@ -45,6 +45,7 @@ def resize(
             * `"bilinear"`: half-pixel centres, no antialias (`tf.image.resize`, PyTorch's `interpolate`).
             * `"bilinear-antialias"`: the same with antialias (`jax.image.resize`, in the model of FlexiViT).
             * `"bicubic"`: half-pixel centres, a = -0.75, no antialias (Hugging Face ViT).
+            * `"bicubic-offset"`: the same for a grid that is 0.1 patches larger (Meta's DINOv2 without registers).
             * `"bicubic-antialias"`: half-pixel centres, a = -0.5, with antialias (timm's `resample_abs_pos_embed`).
 
     Returns:
@@ -188,8 +189,8 @@ def _bilinear(new: int, old: int) -> Matrix:
     return _linear(_half_pixel(new, old), old)
 
 
-def _bicubic(new: int, old: int) -> Matrix:
-    positions = _half_pixel(new, old)[:, None]
+def _bicubic(new: int, old: int, *, offset: float = 0.0) -> Matrix:
+    positions = _half_pixel(new, old, offset=offset)[:, None]
     neighbours = np.floor(positions).astype(int) + np.arange(-1, 3)
     matrix = np.zeros((new, old))
     # Neighbours beyond the border are clipped to it, so a column may occur several times: add.at adds the weights.
@@ -215,9 +216,12 @@ def kernel_matrix(positions: Matrix, old: int, kernel: Callable[[Matrix], Matrix
     return matrix / matrix.sum(axis=1, keepdims=True)
 
 
-def _half_pixel(new: int, old: int) -> Matrix:
-    """Return the positions of the centres of `new` patches among `old` ones, whose centres are 0 .. old - 1."""
-    return (np.arange(new) + 0.5) * old / new - 0.5
+def _half_pixel(new: int, old: int, *, offset: float = 0.0) -> Matrix:
+    """Return the positions of the centres of `new` patches among `old` ones, whose centres are 0 .. old - 1.
+
+    `offset` is added to the number of new patches where it gives the scale (dinov2/models/vision_transformer.py).
+    """
+    return (np.arange(new, dtype=np.float64) + 0.5) * old / (new + offset) - 0.5
 
 
 def _linear(positions: Matrix, old: int) -> Matrix:
@@ -259,6 +263,7 @@ _MATRICES: dict[str, Callable[[int, int], Matrix]] = {
     "bilinear": _bilinear,
     "bilinear-antialias": functools.partial(_antialiased, kernel=triangle),
     "bicubic": _bicubic,
+    "bicubic-offset": functools.partial(_bicubic, offset=0.1),
     "bicubic-antialias": functools.partial(_antialiased, kernel=functools.partial(cubic, a=-0.5)),
 }
 METHODS = tuple(_MATRICES)

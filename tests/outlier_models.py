@@ -91,8 +91,13 @@ def images(config: ViTConfig, count: int, seed: int = 5) -> np.ndarray:
     return np.asarray(preprocess.normalize(pixels, config.preprocessing))
 
 
-def score(expected: np.ndarray, received: np.ndarray) -> float:
-    """Return the mean cosine between differences of two images' logits: what all images share does not count."""
+def pair_cosines(expected: np.ndarray, received: np.ndarray) -> np.ndarray:
+    """Return the cosine between differences of two images' outputs for every pair: what all share does not count."""
     first, second = np.triu_indices(len(expected), 1)
     x, y = (values.astype(np.float64)[first] - values[second] for values in (expected, received))
-    return float(np.mean((x * y).sum(-1) / (np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1))))
+    return (x * y).sum(-1) / (np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1))
+
+
+def score(expected: np.ndarray, received: np.ndarray) -> float:
+    """Return the mean of `pair_cosines`."""
+    return float(pair_cosines(expected, received).mean())

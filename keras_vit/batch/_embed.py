@@ -28,17 +28,19 @@ from keras_vit._util.progress import counter
 from keras_vit.batch import compute, on_ray
 from keras_vit.batch.compute import WHAT
 from keras_vit.batch.folder import EmbedResult, open_folder
+from keras_vit.dense.maps import no_embedding
+from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.images.jpeg_png import CHANNELS
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.zoo.pretrained import Choice, load_choice, resolve
+from keras_vit.zoo.pretrained import Choice, load_any, resolve
 
 CPU_FLAGS = ("amx_bf16", "avx512_bf16")  # of processors that multiply bfloat16 matrices faster than float32
 AMPERE = (8, 0)  # the first compute capability of NVIDIA's that does
 
 
 def embed(
-    model: VisionTransformer | str | os.PathLike[str],
+    model: VisionTransformer | DenseModel | str | os.PathLike[str],
     source: str | os.PathLike[str],
     *,
     to: str | os.PathLike[str],
@@ -66,8 +68,9 @@ def embed(
             URLs, a folder or pattern of such URLs, or files of records (.tfrecord, .array_record). fsspec opens URLs,
             such as gs:// and s3://. A record is an image file, or a tf.train.Example with one.
         to: the output folder, created if it does not exist. The list of images is written there first.
-        what: "embeddings" (of length 1, as `model.embed`), "features" (of the head's input), "logits", "probabilities"
-            or "classes" (the best one: label_id, label, probability).
+        what: "embeddings" (of length 1, as `model.embed`), "features" (of the head's input), "logits", "probabilities",
+            "classes" (the best one: label_id, label, probability), or "patches" (the last block's, as
+            `model.feature_maps` returns them: rows * columns * width values).
         dtype: of the products of matrices: "float32", "bfloat16", or "auto": bfloat16 where the device has it.
         output_dtype: of the values, "float32" or "float16".
         batch_size: number of images in a call of the model, >= 1. A GPU needs 128 or more to be fast.
@@ -112,9 +115,16 @@ def embed(
         raise ValueError(f"to must be a folder of this machine, such as a mounted bucket. Received: {target!r:.200}")
     if engine == "ray":
         on_ray.import_ray()
-    if not isinstance(model, VisionTransformer):
+    if isinstance(model, VisionTransformer | DenseModel):
+        loaded = model
+    else:
         choice = resolve(model)
-        model, origin = load_choice(choice), origin_of(choice)
+        loaded, origin = load_any(choice), origin_of(choice)
+    if isinstance(loaded, DenseModel):
+        if what != "patches":
+            raise no_embedding(loaded.task)
+        loaded = loaded.backbone
+    model = loaded
     _check_model(model, what)
     facts = {
         "source": _absolute(name),
@@ -153,7 +163,8 @@ def _check_model(model: VisionTransformer, what: str) -> None:
     config = model.config
     if keras.backend.backend() != "tensorflow":
         raise ValueError(f"batch.embed needs Keras' TensorFlow back end. Received: {keras.backend.backend()}")
-    model.task.embedding_output()
+    if what != "patches":
+        model.task.embedding_output()
     if config.num_channels not in CHANNELS:
         raise ValueError(f"Image files have 1 or 3 channels. Received: a model of {config.num_channels} channels")
     if WHAT[what] == "logits" and (not config.num_classes or (config.projection_head and what != "logits")):

@@ -198,7 +198,8 @@ class FoundModel(NamedTuple):
 
     choice: Choice
     config: ViTConfig
-    load: Callable[[], VisionTransformer]
+    load: Callable[[], Any]  # a VisionTransformer, or a DenseModel if it `has_maps`
+    has_maps: bool = False
 
 
 def find_model(
@@ -218,16 +219,18 @@ def find_model(
     Arguments and errors are those of `resolve`, and of `zoo.load` or, for a file, `converters.load`. `needs_classes`
     raises a ValueError for a model without a head for classes, where the card says so before any download.
     """
-    from keras_vit.zoo.pretrained import load_choice, read_config, resolve
+    from keras_vit.zoo.pretrained import load_any, read_config, read_maps_config, resolve
 
     changes = given(image_size=image_size, patch_size=patch_size, num_classes=num_classes)
     choice = replace(resolve(model, weights, default=default), accept_licence=accept_licence)
     if needs_classes and choice.published is not None and choice.published.num_classes == 0:
         raise _no_classes(model)
     config = read_config(choice, changes, **file_facts)
-    if needs_classes and (not config.num_classes or config.projection_head):
+    has_maps = read_maps_config(choice) is not None
+    if needs_classes and not has_maps and (not config.num_classes or config.projection_head):
         raise _no_classes(model)
-    return FoundModel(choice, config, functools.partial(load_choice, choice, changes, **file_facts))
+    load = functools.partial(load_any, choice, changes, **file_facts)
+    return FoundModel(choice, config, load, has_maps=has_maps)
 
 
 def _no_classes(model: str) -> ValueError:

@@ -23,11 +23,12 @@ from keras_vit.export.litert import metadata
 from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.operators import Operators
-from keras_vit.export.litert.options import Options
+from keras_vit.export.litert.options import Options, image_config
 from keras_vit.export.quantization.modes import Mode
 from keras_vit.export.quantization.outliers import BUILT_IN
 from keras_vit.export.quantization.outliers import find as find_outliers
 from keras_vit.export.quantization.quantize import quantize as quantize_file
+from keras_vit.model import task as tasks
 from keras_vit.model.vision_transformer import VisionTransformer
 
 
@@ -59,7 +60,8 @@ def tflite(
     `image` is (batch, height, width, channels); `logits`, without a head `features`, are float32 as the model's output.
 
     Args:
-        model: a VisionTransformer; with `route="converter"` any Keras model with one image input and one output.
+        model: a VisionTransformer, a model of maps, or another functional Keras model with one image input and one
+            output; with `route="direct"` each of its layers must have a writer.
         path: path of the file. It appears complete and verified, or not at all; an older file there is replaced.
         quantize: name of a mode ("none", "float16", "dynamic", "int8", "int8-full", "int16x8", "int4"), or a path to
             your own .toml file (see converters/README.md).
@@ -74,7 +76,8 @@ def tflite(
         input_dtype: "float32" for prepared images, "uint8" for pixels from 0 to 255, which the file scales itself.
         source_size: int or (height, width) of pixels that the file resizes itself; needs `input_dtype="uint8"`.
         resize: "exact" as `model.preprocess`, "builtin" for the runtime's bilinear kernel without antialias.
-        output: "logits" or "probabilities".
+        output: "logits" or "probabilities"; of a model of maps "logits" or "classes", uint8 (batch, height, width), the
+            best class of every pixel at the image's size. Depth is always "depth".
         attention: whether to add the output `attention` (batch, heads, patches): the class token's, in the last block.
         patches: "dense" (SPACE_TO_DEPTH and a dense layer) or "convolution" (CONV_2D, for NPUs without SPACE_TO_DEPTH)
             to embed patches; None for the mode's. Patches that are not square or do not cover the image are
@@ -184,7 +187,7 @@ def _calibration_images(model: keras.Model, images: Any, options: Options, mode:
 def _measured_images(model: VisionTransformer, calibration: Any) -> np.ndarray:
     """Return prepared images on which outliers are looked for."""
     if calibration is None:
-        return samples.images(model.config, BUILT_IN.stop)[BUILT_IN]
+        return samples.images(image_config(model), BUILT_IN.stop)[BUILT_IN]
     return inputs.prepared_images(model, calibration, "calibration")
 
 
@@ -220,8 +223,8 @@ def _write(
 
 def _metadata(model: VisionTransformer, options: Options, mode: Mode) -> bytes:
     """Return the metadata that apps read from the file."""
-    config = model.config
-    outputs = [options.output_name(model.task.outputs)]
+    config = image_config(model)
+    outputs = [options.output_name(tasks.of_model(model).outputs)]
     if options.attention:
         outputs.append("attention")
     return metadata.pack_metadata(
@@ -240,7 +243,7 @@ def _resize_error(model: VisionTransformer, images: Any, options: Options, work:
     if options.source_size is None:
         return None
     ops = Operators(Builder())
-    given = image_input.add_image_input(ops, model.config, dataclasses.replace(options, batch=1))
+    given = image_input.add_image_input(ops, image_config(model), dataclasses.replace(options, batch=1))
     ops.builder.signature({"image": given.image}, {"prepared": given.tensor})
     ops.builder.write(work)
     mark_own(work)

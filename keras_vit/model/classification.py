@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -51,6 +51,8 @@ class Classification:
     read_tokens: slice | None = None
     probabilities: str = "softmax"
 
+    NAME: ClassVar[str] = "a class for every image"
+    OBJECTIVES: ClassVar[tuple[str, ...]] = ("softmax", "sigmoid")
     LABELS = "integers (n,), or zeros and ones (n, classes)"
     metrics = ("accuracy",)
 
@@ -171,6 +173,10 @@ class Classification:
         """Return top-1 and top-5 accuracy, 0 to 1, and the mean cross-entropy in nats."""
         return {name: totals[name] / totals["count"] for name in ("top1", "top5", "loss")}
 
+    def by_class(self, totals: dict[str, float]) -> Mapping[str, Mapping[str, float]]:
+        """See `keras_vit.model.task.Task`."""
+        return {}
+
     def served_outputs(self, computed: Tensors, names: Sequence[str] | None, top: int) -> Tensors:
         """Return "classes" and their "scores", the `top` best of each image, and the "probabilities" of all classes."""
         import tensorflow as tf
@@ -206,6 +212,10 @@ class Classification:
         of_files_class = np.take_along_axis(want, got.argmax(axis=-1)[:, None], axis=-1)[:, 0]
         are_same = want.argmax(axis=-1) == got.argmax(axis=-1)
         return are_same, are_same | (want.max(axis=-1) - of_files_class <= NEAR_TIE * noise.clip(max=most))
+
+    def comparison(self, name: str, expected: np.ndarray, received: np.ndarray) -> dict[str, Any]:
+        """See `keras_vit.model.task.Task`."""
+        return {}
 
     def class_names(self, labels: Labels | Iterable[str] = None) -> list[str] | None:
         """See `keras_vit.model.task.Task`; the names are in the order of the logits."""

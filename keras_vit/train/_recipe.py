@@ -48,8 +48,8 @@ class Recipe:
         variant: name of the variant of the file that is applied; None for none.
 
         start: initial weights where the model is given by name: "pretrained" or "scratch".
-        objective: "softmax", "sigmoid" (independent classes), "masked_patch" (paper, appendix B.1.2), "distill" (the
-            classes of a teacher) or "distill_features" (its features).
+        objective: "softmax", "sigmoid" (independent classes), "silog" (depth), "masked_patch" (paper, appendix B.1.2),
+            "distill" (the classes of a teacher) or "distill_features" (its features).
         steps: number of updates; either these or `epochs`.
         epochs: number of passes over the training data, above 0; may be a fraction.
         batch_size: images per update, over all replicas.
@@ -62,6 +62,8 @@ class Recipe:
             `representation_size = "hidden_size"` stands for the width of the model's tokens.
         reset_head: whether to replace the head by zeros and remove the pre_logits layer, as the official fine-tuning;
             "auto" does so unless model and data have the same class names, in any order.
+        head: the head for maps that a model without one gets, as `dense.segmenter` has them; None for none.
+        max_depth: the largest distance of that head in metres, for maps of depth.
         freeze: patterns with wildcards of variables that are not trained, such as "embedding/*".
         linear_probe: whether to train the head only.
         ema_decay: decay of the weights' moving average (Polyak; 0.9999 in the paper), in (0, 1); None for no average.
@@ -124,7 +126,7 @@ class Recipe:
     variant: str | None = None
 
     start: Literal["pretrained", "scratch"] = "pretrained"
-    objective: Literal["softmax", "sigmoid", "masked_patch", "distill", "distill_features"] = "softmax"
+    objective: Literal["softmax", "sigmoid", "silog", "masked_patch", "distill", "distill_features"] = "softmax"
     steps: Count | None = None
     epochs: Positive | None = None
     batch_size: Count
@@ -134,6 +136,8 @@ class Recipe:
     image_size: int | tuple[int, int] | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     reset_head: Literal[True, False, "auto"] = False
+    head: Literal["linear", "multiscale", "dpt"] | None = None
+    max_depth: Positive | None = None
     freeze: tuple[str, ...] = ()
     linear_probe: bool = False
     ema_decay: Annotated[float, "(0, 1)"] | None = None

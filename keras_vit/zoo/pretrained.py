@@ -21,6 +21,7 @@ from keras_vit.zoo.catalogue import Card, card, names, select
 from keras_vit.zoo.spellings import Spelling
 
 if TYPE_CHECKING:
+    from keras_vit.dense.model import DenseModel
     from keras_vit.model.vision_transformer import VisionTransformer
 
 # Endings that only files have. AugReg names may end in .npz too.
@@ -261,6 +262,27 @@ def load_choice(
     return VisionTransformer(_random_config(choice.expected_config, changes), dtype=dtype)
 
 
+def load_any(
+    choice: Choice, changes: Mapping[str, Any] | None = None, *, dtype: Any = None, **file_facts: Any
+) -> VisionTransformer | DenseModel:
+    """Load what `resolve` found as `load_choice` does, also a stored model of maps, which keeps its dtype."""
+    if read_maps_config(choice) is not None:
+        from keras_vit.dense.stored import load_stored
+
+        _check_no_facts(choice, file_facts)
+        return load_stored(fetch_source(choice), given(**(changes or {})))
+    return load_choice(choice, changes, dtype=dtype, **file_facts)
+
+
+def read_maps_config(choice: Choice) -> ViTConfig | None:
+    """Return the config of the backbone of a stored model of maps; None for any other model."""
+    if not choice.is_file:
+        return None
+    from keras_vit.dense.stored import read_backbone_config
+
+    return read_backbone_config(fetch_source(choice))
+
+
 def read_config(choice: Choice, changes: Mapping[str, Any] | None = None, **file_facts: Any) -> ViTConfig:
     """Return the config of the model that `load_choice` would load, from headers; TensorFlow is not imported.
 
@@ -273,6 +295,8 @@ def read_config(choice: Choice, changes: Mapping[str, Any] | None = None, **file
         _check_no_facts(choice, file_facts)
         if choice.source is None:
             return _random_config(expected, changes)
+    if (backbone := read_maps_config(choice)) is not None:
+        return backbone.replace(**changes)
     path = fetch_source(choice)
     from keras_vit import converters
 

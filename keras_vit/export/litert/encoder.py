@@ -14,6 +14,7 @@ from keras_vit.export.litert.writer import FileWriter, Value, source, writes
 from keras_vit.model import layers as vit
 from keras_vit.model.layers.position_variants import RelativePosition
 from keras_vit.model.layers.tokens import TokenEmbedding
+from keras_vit.model.vision_transformer import VisionTransformer
 
 
 @writes(vit.PatchEmbedding, starts_stream=True)
@@ -104,7 +105,8 @@ def write_block(file: FileWriter, block: Any, tokens: Any, relative: Any = None)
         x = ops.add(x, file.shared_constant(table, f"{position.name}/embedding"), f"{name}/position")
     else:
         x = _stream_tokens(file, tokens)
-    queries = block.final_tokens or static_dim(x.shape[1])
+    is_whole = isinstance(file.model, VisionTransformer)  # other layers of other models may read any token
+    queries = (block.final_tokens if is_whole else None) or static_dim(x.shape[1])
     normalized = norm(file, block.norm1, Value(x, scales=scales), f"{name}/norm1")
     if block.attention is None:
         branch = _mix_tokens(file, block, normalized, f"{name}/token_mlp", queries=queries)

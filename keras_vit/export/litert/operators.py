@@ -48,9 +48,20 @@ class Operators:
         )
 
     def convolution(
-        self, x: Tensor, kernel: np.ndarray, bias: np.ndarray, name: str, *, strides: tuple[int, int], same: bool
+        self,
+        x: Tensor,
+        kernel: np.ndarray,
+        bias: np.ndarray,
+        name: str,
+        *,
+        strides: tuple[int, int],
+        same: bool,
+        activation: str | None = None,
     ) -> Tensor:
-        """Compute a 2-D convolution, padded as SAME or VALID. kernel: (outputs, height, width, inputs)."""
+        """Compute a 2-D convolution, padded as SAME or VALID. kernel: (outputs, height, width, inputs).
+
+        `activation` is one of `FUSED_ACTIVATIONS`.
+        """
         weights = self.storage.add_kernel(self.builder, kernel, f"{name}/kernel")
         sides = zip(x.shape[1:3], kernel.shape[1:3], strides, strict=True)
         height, width = (window_count(static_dim(side), size, step, same=same) for side, size, step in sides)
@@ -60,6 +71,34 @@ class Operators:
             (name, (x.shape[0], height, width, len(kernel)), "float32"),
             version=self.storage.convolution_version,
             options="Conv2DOptions",
+            padding=SAME if same else VALID,
+            strideH=strides[0],
+            strideW=strides[1],
+            fusedActivationFunction=FUSED_ACTIVATIONS[activation],
+        )
+
+    def transposed_convolution(
+        self, x: Tensor, kernel: np.ndarray, bias: np.ndarray, name: str, *, strides: tuple[int, int], same: bool
+    ) -> Tensor:
+        """Compute a transposed 2-D convolution, padded as SAME or VALID. kernel: (outputs, height, width, inputs).
+
+        Where each cell becomes a square of its own, it is a dense layer: the runtime quantizes each cell by itself.
+        """
+        outputs, height, width, inputs = kernel.shape
+        batch, rows, columns, _ = x.shape
+        if (height, width) == strides and height == width:
+            matrix = np.moveaxis(kernel, 0, 2).reshape(-1, inputs)
+            cells = self.dense(x, matrix, np.tile(bias, height * width), f"{name}/cells")
+            return self.depth_to_space(cells, height, name)
+        sides = zip((rows, columns), (height, width), strides, strict=True)
+        size = [static_dim(side) * step + (0 if same else max(cell - step, 0)) for side, cell, step in sides]
+        shape = self.constant(np.array([1 if batch is None else batch, *size, outputs], np.int32), f"{name}/shape")
+        return self.builder.operator(
+            "TRANSPOSE_CONV",
+            [shape, FLOAT32.add_kernel(self.builder, kernel, f"{name}/kernel"), x, self.constant(bias, f"{name}/bias")],
+            (name, (batch, *size, outputs), x.dtype),
+            version=3,
+            options="TransposeConvOptions",
             padding=SAME if same else VALID,
             strideH=strides[0],
             strideW=strides[1],
@@ -101,6 +140,10 @@ class Operators:
     def multiply(self, a: Tensor, b: Tensor, name: str) -> Tensor:
         """Compute a * b with broadcasting."""
         return self._binary("MUL", a, b, name, options="MulOptions")
+
+    def divide(self, a: Tensor, b: Tensor, name: str) -> Tensor:
+        """Compute a / b with broadcasting."""
+        return self._binary("DIV", a, b, name, options="DivOptions")
 
     def squared_difference(self, a: Tensor, b: Tensor, name: str) -> Tensor:
         """Compute (a - b)**2 with broadcasting."""
@@ -151,6 +194,19 @@ class Operators:
         height, width = (static_dim(side) // size for side in sides)
         output = (name, (batch, height, width, static_dim(channels) * size * size), x.dtype)
         return self.builder.operator("SPACE_TO_DEPTH", [x], output, options="SpaceToDepthOptions", blockSize=size)
+
+    def depth_to_space(self, x: Tensor, size: int, name: str) -> Tensor:
+        """Move channels into cells of size x size pixels, row by row: the inverse of `space_to_depth`."""
+        batch, *sides, channels = x.shape
+        height, width = (static_dim(side) * size for side in sides)
+        output = (name, (batch, height, width, static_dim(channels) // size**2), x.dtype)
+        return self.builder.operator("DEPTH_TO_SPACE", [x], output, options="DepthToSpaceOptions", blockSize=size)
+
+    def arg_max(self, x: Tensor, name: str) -> Tensor:
+        """Return the int32 index of the first largest value of the last axis."""
+        axis = self.constant(np.array(len(x.shape) - 1, np.int32), f"{name}/axis")
+        output, kind = (name, x.shape[:-1], "int32"), schema().TensorType.INT32
+        return self.builder.operator("ARG_MAX", [x, axis], output, options="ArgMaxOptions", outputType=kind)
 
     def reshape(self, x: Tensor, shape: Shape, name: str) -> Tensor:
         """Reshape; one dimension may be open (None)."""
@@ -213,22 +269,19 @@ class Operators:
         version = 5 if batch_axes else 2 if x.dtype == "int8" else 1
         return self.builder.operator("GATHER", [x, indices], output, version=version, options="GatherOptions", **axes)
 
-    def argmax(self, x: Tensor, axis: int, name: str) -> Tensor:
-        """Return the int32 index of the first largest value along an axis."""
-        shape = tuple(size for at, size in enumerate(x.shape) if at != axis)
-        axis_tensor = self.constant(np.array(axis, np.int32), f"{name}/axis")
-        output, kind = (name, shape, "int32"), schema().TensorType.INT32
-        return self.builder.operator("ARG_MAX", [x, axis_tensor], output, options="ArgMaxOptions", outputType=kind)
+    def resize_bilinear(self, x: Tensor, size: tuple[int, int], name: str, *, align_corners: bool = False) -> Tensor:
+        """Resize float32 images (batch, height, width, channels): bilinear, no antialias.
 
-    def resize_bilinear(self, x: Tensor, size: tuple[int, int], name: str) -> Tensor:
-        """Resize float32 images (batch, height, width, channels): bilinear, half-pixel centres, no antialias."""
+        Cells have half-pixel centres, or the centres of the corner cells are aligned.
+        """
         return self.builder.operator(
             "RESIZE_BILINEAR",
             [x, self.constant(np.array(size, np.int32), f"{name}/size")],
             (name, (x.shape[0], *size, x.shape[3]), x.dtype),
             version=3,
             options="ResizeBilinearOptions",
-            halfPixelCenters=True,
+            alignCorners=align_corners,
+            halfPixelCenters=not align_corners,
         )
 
 

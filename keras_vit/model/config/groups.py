@@ -15,7 +15,7 @@ from keras_vit.model.config.parts import ResNetConfig
 Activation = Literal["gelu_tanh", "gelu_erf", "gelu_quick", "relu", "silu", "tanh", "linear"]
 Classifier = Literal["token", "gap", "token_gap", "map", "unpooled", "token_unpooled"]
 # As position.METHODS, which needs NumPy.
-PositionMethod = Literal["official", "bilinear", "bilinear-antialias", "bicubic", "bicubic-antialias"]
+PositionMethod = Literal["official", "bilinear", "bilinear-antialias", "bicubic", "bicubic-offset", "bicubic-antialias"]
 ACTIVATIONS = get_args(Activation)
 CLASSIFIERS = get_args(Classifier)
 POSITION_METHODS = get_args(PositionMethod)

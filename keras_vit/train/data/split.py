@@ -8,6 +8,7 @@ An example is a dictionary:
 | `index` | int64 scalar, number of the example, the same in every run |
 | `image` | string scalar, the encoded file (JPEG or PNG); or uint8 (height, width, channels) |
 | `label` | as its task has it. Of a class: int64 scalar below num_classes, or float32 (num_classes,), a one for each |
+| | a map (height, width) of the image's size: numbers of classes, uint8, or metres, float32 |
 """
 
 import abc

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_vit._util.checks import is_count
 from keras_vit._util.text import byte_size
+from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
@@ -25,7 +26,7 @@ Say = Callable[[str], None]
 
 def build_state(
     recipe: Recipe,
-    model: Choice | ViTConfig | VisionTransformer,
+    model: Choice | ViTConfig | VisionTransformer | DenseModel,
     data: Data,
     devices: tf.distribute.Strategy,
     *,
@@ -38,11 +39,11 @@ def build_state(
     No file is written. A run in the folder `out` keeps its number of micro-batches. `say` prints a line.
     """
     _check_devices(recipe, devices)
-    source = prepare.load_model(recipe, model)
+    source = prepare.check_task(recipe, prepare.load_model(recipe, model), data)
     recipe = prepare.fit_size(recipe, model, source.config, data, say=say)
     recipe = prepare.fit_length(recipe, data, replicas=devices.num_replicas_in_sync, say=say)
     total = recipe.resolved_steps(data.training_split().count)
-    recipe, data = prepare.match_head(recipe, source.config, data)
+    recipe, data = prepare.match_head(recipe, source.task, data)
     with devices.scope():
         adapted = prepare.adapt_model(recipe, source, num_classes=data.num_classes, class_names=data.class_names)
         placed = teacher.placed(recipe) if teacher else None

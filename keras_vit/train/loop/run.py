@@ -12,9 +12,11 @@ import tensorflow as tf
 
 from keras_vit._util import html
 from keras_vit._util.progress import counter, print_line
+from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
+from keras_vit.train._recipe_file import recipe as load_recipe
 from keras_vit.train.data.sources import Data, DataRequest, open_data
 from keras_vit.train.loop import continued, prepare, storage
 from keras_vit.train.loop.build import build_state
@@ -70,7 +72,7 @@ class Result:
         ['model', 'recipe', 'metrics']
     """
 
-    model: VisionTransformer
+    model: VisionTransformer | DenseModel
     recipe: Recipe
     metrics: dict[str, float]
     history: list[dict[str, float]]
@@ -97,9 +99,9 @@ class Result:
 
 
 def run(
-    recipe: Recipe | None = None,
+    recipe: Recipe | str | os.PathLike[str] | None = None,
     *,
-    model: str | os.PathLike[str] | ViTConfig | VisionTransformer | None = None,
+    model: str | os.PathLike[str] | ViTConfig | VisionTransformer | DenseModel | None = None,
     data: Any = None,
     out: str | os.PathLike[str] | None = None,
     weights: str | os.PathLike[str] | None = None,
@@ -118,11 +120,13 @@ def run(
     A continued run ends with the same weights, bit for bit, as one that was not interrupted.
 
     Args:
-        recipe: such as `train.recipe("finetune", steps=500)`; with `continue_from`, None takes that run's.
+        recipe: such as `train.recipe("finetune", steps=500)`, or what that function takes, such as "segment-folder";
+            with `continue_from`, None takes that run's.
         model: a name of the zoo, a checkpoint, a config (random weights) or a model, which is not changed.
-        data: a data set of tensorflow-datasets, a folder of folders of images, a folder of prepared records, or
-            {"train": (images, labels), "evaluation": (images, labels)}: uint8 (n, height, width, channels), and
-            integers (n,) or zeros and ones (n, classes). "digits" is the data set that comes with the package. With
+        data: a data set of tensorflow-datasets, a folder of folders of images, a folder of images/ and masks/ or
+            depth/, a folder of prepared records, or {"train": (images, labels), "evaluation": (images, labels)}: uint8
+            (n, height, width, channels), and integers (n,), zeros and ones (n, classes), or maps (n, height, width),
+            integers for classes and floats for metres. "digits" is the data set that comes with the package. With
             `continue_from`, None takes that run's.
         out: folder for model, log and checkpoints; None writes no files.
         weights: initial weights for a model's name: a tag of its card, a path or a URL.
@@ -159,6 +163,8 @@ def run(
         data=data, data_dir=data_dir, train_split=train_split, eval_split=eval_split, on_bad_image=on_bad_image
     )
     earlier = None
+    if isinstance(recipe, str | os.PathLike):
+        recipe = load_recipe(recipe)
     if continue_from is not None:
         if model is not None or weights is not None:
             raise ValueError(
@@ -309,6 +315,7 @@ def _open_checkpoints(
     facts = {
         "recipe": state.recipe.to_dict(),
         "model": state.model.config.to_dict(),
+        **({"head": state.model.head.to_dict()} if isinstance(state.model, DenseModel) else {}),
         "data": {
             "name": data.name,
             "count": data.training_split().count,
@@ -322,7 +329,8 @@ def _open_checkpoints(
         keep=state.recipe.keep,
         facts=facts,
         may_differ=["data.arguments", "teacher.source", *(f"recipe.{name}" for name in CHANGEABLE_FIELDS)],
-        may_be_added=["model.labels"],  # earlier versions did not always keep the class names
+        # Earlier versions did not always keep the class names, and had no maps.
+        may_be_added=["model.labels", "recipe.head", "recipe.max_depth"],
         writes=check is not None,
         check=check or (lambda: None),
     )

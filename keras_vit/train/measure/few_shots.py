@@ -12,8 +12,10 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from keras_vit.model.config import Preprocessing
+from keras_vit.model.task import Classification
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.data import sources
+from keras_vit.train.data.classes import check_kind
 from keras_vit.train.data.pipeline import ModelInput
 from keras_vit.train.measure.least_squares import LeastSquares
 from keras_vit.train.measure.replicas import choose_strategy, concatenate_replicas, distribute_batches, replicate
@@ -76,6 +78,7 @@ def few_shot(
     if not counts or counts[0] < 1 or not l2 > 0:
         raise ValueError(f"shots must be integers >= 1, and l2 above 0. Received: {tuple(shots)} and {l2}")
     opened = sources.open_data(data, data_dir=data_dir, on_bad_image=on_bad_image)
+    check_kind(opened, Classification(num_classes=0))
     if opened.train is None or opened.evaluation is None or opened.multi_label:
         raise ValueError(
             f"Few-shot needs a training and a held-out split with one label per image. Received: {opened.name}"

@@ -99,7 +99,8 @@ def _trained_variables(recipe: Recipe, model: Any) -> list[Any]:
     frozen = {path for found in matches.values() for path in found}
     trained = [v for v in model.trainable_variables if v.path not in frozen]
     if recipe.linear_probe:
-        trained = [v for v in trained if v.path.split("/")[0] in HEADS]
+        heads = getattr(model, "head_layers", HEADS)
+        trained = [v for v in trained if v.path.split("/")[0] in heads]
     unused = [pattern for pattern, found in matches.items() if not found]
     if unused or not trained:
         wrong = f"freeze matches no variable with {unused}" if unused else "no variable is left to train"
