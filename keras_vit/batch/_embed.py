@@ -62,8 +62,9 @@ def embed(
             URLs, a folder or pattern of such URLs, or files of records (.tfrecord, .array_record). fsspec opens URLs,
             such as gs:// and s3://. A record is an image file, or a tf.train.Example with one.
         to: the output folder, created if it does not exist. The list of images is written there first.
-        what: "embeddings" (of length 1, as `model.embed`), "features" (of the head's input), "logits", "probabilities"
-            or "classes" (the best one: label_id, label, probability).
+        what: "embeddings" (of length 1, as `model.embed`), "features" (of the head's input), "logits", "probabilities",
+            "classes" (the best one: label_id, label, probability), or "patches" (the last block's, as
+            `model.feature_maps` returns them: rows * columns * width values).
         dtype: of the products of matrices: "float32", "bfloat16", or "auto": bfloat16 where the device has it.
         output_dtype: of the values, "float32" or "float16".
         batch_size: number of images in a call of the model, >= 1. A GPU needs 128 or more to be fast.
@@ -145,7 +146,8 @@ def _check_model(model: VisionTransformer, what: str) -> None:
     config = model.config
     if keras.backend.backend() != "tensorflow":
         raise ValueError(f"batch.embed needs Keras' TensorFlow back end. Received: {keras.backend.backend()}")
-    model.task.embedding_output()
+    if what != "patches":
+        model.task.embedding_output()
     if config.num_channels not in CHANNELS:
         raise ValueError(f"Image files have 1 or 3 channels. Received: a model of {config.num_channels} channels")
     if WHAT[what][0] == "logits" and (not config.num_classes or (config.projection_head and what != "logits")):

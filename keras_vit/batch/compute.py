@@ -35,6 +35,7 @@ WHAT: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
     "logits": ("logits", np.asarray),
     "probabilities": ("logits", softmax),
     "classes": ("logits", np.asarray),
+    "patches": ("patches", np.asarray),  # the last block's, row by row
 }
 CLASSES = {"label_id": pa.string(), "label": pa.string(), "probability": pa.float32()}
 READERS = 32  # threads that wait for a disk or a network
@@ -63,7 +64,7 @@ class Worker:
         output = output or model.task.embedding_output()
         if model.layers[1].compute_dtype != dtype:
             model = model.with_config(config, dtype=dtype)  # its weights too: half the memory in bfloat16
-        run = inference.model_function(model)
+        run = _patches_function(model) if what == "patches" else inference.model_function(model)
         spec = tf.TensorSpec((batch_size, *config.size, config.num_channels))
         self._call = tf.function(lambda x: run(x)[output], input_signature=[spec])
         # The pixels before normalization: in a graph, a division may be rounded differently.
@@ -149,6 +150,16 @@ class Worker:
 def run(model: VisionTransformer, settings: dict[str, Any], folder: Folder, numbers: Iterable[int]) -> Iterator[int]:
     """Write output files in this process; yield the number of images in each batch."""
     yield from Worker(model, **settings).run(folder, numbers)
+
+
+def _patches_function(model: VisionTransformer) -> Callable[[Any], dict[str, Any]]:
+    """Return the function from prepared images to the last block's map as "patches", float32 (batch, values)."""
+
+    def run(images: Any) -> dict[str, Any]:
+        [found] = model.feature_maps(images)
+        return {"patches": tf.reshape(tf.cast(found, tf.float32), (found.shape[0], -1))}
+
+    return run
 
 
 @functools.cache  # tracing takes longer than some runs

@@ -16,7 +16,9 @@ def embed(
     model: options.Model,
     source: Annotated[str, Argument(help=SOURCE_HELP)],
     to: Annotated[Path, Option(help="The folder for the Parquet files. A stopped run in it is continued.")],
-    what: Annotated[str, Option(help="embeddings, features, logits, probabilities or classes.")] = "embeddings",
+    what: Annotated[
+        str, Option(help="embeddings, features, logits, probabilities, classes or patches.")
+    ] = "embeddings",
     weights: options.Weights = None,
     accept_licence: options.Licence = False,
     image_size: options.Size = None,

@@ -198,7 +198,8 @@ class FoundModel(NamedTuple):
 
     choice: Choice
     config: ViTConfig
-    load: Callable[[], VisionTransformer]
+    load: Callable[[], Any]  # a VisionTransformer, or a DenseModel if it `has_maps`
+    has_maps: bool = False
 
 
 def find_model(
@@ -216,12 +217,13 @@ def find_model(
 
     Arguments and errors are those of `resolve`, and of `zoo.load` or, for a file, `converters.load`.
     """
-    from keras_vit.zoo.pretrained import load_choice, read_config, resolve
+    from keras_vit.zoo.pretrained import load_any, read_config, read_maps_config, resolve
 
     changes = given(image_size=image_size, patch_size=patch_size, num_classes=num_classes)
     choice = replace(resolve(model, weights, default=default), accept_licence=accept_licence)
     config = read_config(choice, changes, **file_facts)
-    return FoundModel(choice, config, functools.partial(load_choice, choice, changes, **file_facts))
+    load = functools.partial(load_any, choice, changes, **file_facts)
+    return FoundModel(choice, config, load, has_maps=read_maps_config(choice) is not None)
 
 
 def drop_unreadable(model: VisionTransformer, files: list[str] | None) -> list[str] | None:

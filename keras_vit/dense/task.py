@@ -6,6 +6,7 @@ official heads do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -56,7 +57,7 @@ class Segmentation(Classification):
     @property
     def outputs(self) -> tuple[str, ...]:
         """See `keras_vit.model.task.Task`: "classes" are uint8 (batch, height, width) at `image_size`."""
-        return ("logits", "classes")
+        return ("logits", "classes") if self.num_classes <= IGNORED else ("logits",)
 
     @staticmethod
     def read_labels(labels: np.ndarray) -> np.ndarray | None:
@@ -202,7 +203,7 @@ class Segmentation(Classification):
     def comparison(self, name: str, expected: np.ndarray, received: np.ndarray) -> dict[str, Any]:
         """Return the fields of an export's report that are particular to the task: the mean IoU with the model's maps.
 
-        Numbers of classes are no amounts: of such maps, the other fields are about equal pixels.
+        Numbers of classes are no amounts. For such maps the other fields are those of one-hot maps.
         """
         want, got = (each if name == "classes" else each.argmax(axis=-1) for each in (expected, received))
         counts = [
@@ -213,12 +214,17 @@ class Segmentation(Classification):
         fields: dict[str, Any] = {"mean_iou": float((common[union > 0] / union[union > 0]).mean())}
         if name == "classes":
             equal = (want == got).reshape(len(want), -1).mean(axis=1)
-            fields |= {"cosine": float(equal.min()), "difference_cosine": None, "max_error": 1 - float(equal.min())}
+            wrong = 1 - float(equal.mean())
+            fields |= {"cosine": float(equal.min()), "difference_cosine": None, "max_error": float(wrong > 0)}
+            fields |= {"sqnr": -10 * math.log10(2 * wrong) if wrong else math.inf}
         return fields
 
     def decode(self, output: Any, top: int) -> list[list[tasks.Prediction]]:
         """Return the `top` largest classes of each image with their shares of its pixels, the largest first."""
-        classes = self.exported_output("classes", np.asarray(output))
+        return self.shares(self.exported_output("classes", np.asarray(output)), top)
+
+    def shares(self, classes: np.ndarray, top: int) -> list[list[tasks.Prediction]]:
+        """Return what `decode` does, from the numbers of classes (batch, height, width)."""
         shares = np.stack([np.bincount(each.ravel(), minlength=self.num_classes) / each.size for each in classes])
         with np.errstate(divide="ignore"):
             return super().decode(np.log(shares), top)

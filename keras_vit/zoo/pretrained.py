@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_vit._util.checks import as_path, check_texts, given
+from keras_vit.dense.stored import load_stored, read_backbone_config
 from keras_vit.errors import FileUnavailableError, LicenceError, UnknownModelError
 from keras_vit.model import labels
 from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
@@ -21,6 +22,7 @@ from keras_vit.zoo.catalogue import Card, card, names, select
 from keras_vit.zoo.spellings import Spelling
 
 if TYPE_CHECKING:
+    from keras_vit.dense.model import DenseModel
     from keras_vit.model.vision_transformer import VisionTransformer
 
 # Endings that only files have. AugReg names may end in .npz too.
@@ -245,6 +247,21 @@ def load_choice(
     return VisionTransformer(_random_config(choice.expected_config, changes), dtype=dtype)
 
 
+def load_any(
+    choice: Choice, changes: Mapping[str, Any] | None = None, *, dtype: Any = None, **file_facts: Any
+) -> VisionTransformer | DenseModel:
+    """Load what `resolve` found as `load_choice` does, also a stored model of maps, which keeps its dtype."""
+    if choice.is_file and read_maps_config(choice) is not None:
+        _check_no_facts(choice, file_facts)
+        return load_stored(fetch_source(choice), given(**(changes or {})))
+    return load_choice(choice, changes, dtype=dtype, **file_facts)
+
+
+def read_maps_config(choice: Choice) -> ViTConfig | None:
+    """Return the config of the backbone of a stored model of maps; None for any other model."""
+    return read_backbone_config(fetch_source(choice)) if choice.is_file else None
+
+
 def read_config(choice: Choice, changes: Mapping[str, Any] | None = None, **file_facts: Any) -> ViTConfig:
     """Return the config of the model that `load_choice` would load, from headers; TensorFlow is not imported.
 
@@ -257,6 +274,8 @@ def read_config(choice: Choice, changes: Mapping[str, Any] | None = None, **file
         _check_no_facts(choice, file_facts)
         if choice.source is None:
             return _random_config(expected, changes)
+    if (backbone := read_maps_config(choice)) is not None:
+        return backbone.replace(**changes)
     path = fetch_source(choice)
     from keras_vit import converters
 

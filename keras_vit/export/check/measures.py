@@ -17,17 +17,19 @@ TINY = float(np.finfo(np.float32).tiny)
 def compare(task: Task, expected: Outputs, received: Outputs) -> dict[str, Any]:
     """Return the fields of a `Report` that compare a file's outputs with the model's, by name and of equal shapes."""
     name = main_name(expected)
+    amounts = [each for each, values in expected.items() if values.dtype.kind == "f"]  # not numbers of classes
     want, got = (outputs[name].astype(np.float64) for outputs in (expected, received))
     agree, agree_or_tie = task.agreement(name, want, got)
     power, noise = float(np.sum(want**2)), float(np.sum((want - got) ** 2))
     return {
         "images": len(want),
         "max_error": float(np.abs(want - got).max()) / max(float(np.abs(want).max()), TINY),
-        "cosine": min(lowest_cosine(values, received[name]) for name, values in expected.items()),
+        "cosine": min((lowest_cosine(expected[name], received[name]) for name in amounts), default=1.0),
         "sqnr": math.inf if noise == 0 else 10 * math.log10(max(power, TINY) / noise),
         "difference_cosine": difference_cosine(want, got),
         "agreement": float(agree.mean()),
         "decided_agreement": float(agree_or_tie.mean()),
+        **task.comparison(name, want, got),
     }
 
 

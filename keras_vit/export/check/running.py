@@ -162,7 +162,8 @@ def _call_signature(loaded: Any, name: str, argument: str, spec: Any, batch: Any
     import tensorflow as tf
 
     outputs = loaded.signatures[name](**{argument: tf.constant(batch, spec.dtype)})
-    known = [key for key in OUTPUTS if key in outputs] or list(outputs)  # other exporters choose other names
+    values = {key: output for key, output in outputs.items() if output.dtype != tf.string}  # not names of classes
+    known = [key for key in OUTPUTS if key in values] or list(outputs)  # other exporters choose other names
     return {key: outputs[key].numpy() for key in known}
 
 

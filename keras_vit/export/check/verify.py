@@ -24,7 +24,6 @@ from keras_vit.export.check.thresholds import check_thresholds
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
 from keras_vit.model import task as tasks
-from keras_vit.model.vision_transformer import VisionTransformer
 
 NUM_IMAGE_FILES = 4  # sent to a SavedModel that takes image files
 # Largest difference between a graph's outputs for an image file and for its pixels prepared here, by compute dtype.
@@ -170,7 +169,7 @@ def _model_outputs(model: keras.Model, task: tasks.Task, images: np.ndarray, nam
 
 def _files_error(model: keras.Model, task: tasks.Task, path: Path, file: ExportedModel) -> float | None:
     """Return the largest difference between a file's outputs for PNG files and the model's; None if it takes none."""
-    if file.call_files is None or file.dtype != "float32" or not isinstance(model, VisionTransformer):
+    if file.call_files is None or file.dtype != "float32" or not hasattr(model, "preprocess"):
         return None
     import tensorflow as tf
 

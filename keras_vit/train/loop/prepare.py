@@ -14,7 +14,7 @@ from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.classes import are_comparable, check_kind, match_data
 from keras_vit.train.data.split import Data
-from keras_vit.zoo.pretrained import Choice, load_choice, resolve
+from keras_vit.zoo.pretrained import Choice, load_any, resolve
 
 
 def choose_model(
@@ -45,7 +45,7 @@ def load_model(
     keras.utils.set_random_seed(recipe.seed % 2**32)  # so that the same random weights are drawn every time
     if isinstance(model, ViTConfig):
         return VisionTransformer(model, dtype="float32")
-    return load_choice(model, dtype="float32")
+    return load_any(model, dtype="float32")
 
 
 def check_task(recipe: Recipe, source: VisionTransformer | DenseModel, data: Data) -> VisionTransformer | DenseModel:
