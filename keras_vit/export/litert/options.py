@@ -72,9 +72,9 @@ class Options:
         """`image_size` and `patch_size`, if given."""
         return given(image_size=self.image_size, patch_size=self.patch_size)
 
-    def output_name(self, task: Task) -> str:
-        """Return the name of the file's first output, `output` if the model's task has it."""
-        return self.output if self.output in task.outputs else task.outputs[0]
+    def output_name(self, outputs: Sequence[str]) -> str:
+        """Return the name of the file's first output: `output` if the model's task has it among its outputs."""
+        return self.output if self.output in outputs else outputs[0]
 
     def check(self, config: ViTConfig) -> None:
         """Raise one ValueError with everything that is wrong with the options or impossible for the model."""
@@ -98,7 +98,7 @@ class Options:
                 "source_size needs input_dtype='uint8' (--input uint8): only pixels are resized. "
                 f"Received: {self.input_dtype!r}"
             )
-        if self.output not in ("logits", self.output_name(task)):
+        if self.output not in ("logits", self.output_name(task.outputs)):
             needed = "a head" if self.output == "probabilities" else "a model with a class for every pixel"
             yield f"output={self.output!r} needs {needed}. Received: a model with the outputs {task.outputs}"
         if self.attention and not (config.class_token and config.has_attention):
