@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from keras_vit import errors as errors
     from keras_vit import export as export
     from keras_vit import position as position
+    from keras_vit import text as text
     from keras_vit import train as train
     from keras_vit import visualize as visualize
     from keras_vit import zoo as zoo

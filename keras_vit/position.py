@@ -144,8 +144,10 @@ def sincos2d(
 def _floats(values: npt.ArrayLike, name: str, method: str) -> np.ndarray:
     """Return values as an array, after checking their dtype and the method that will resize them."""
     array = np.asarray(values)
-    if method not in _MATRICES:
-        raise ValueError(f"Unknown interpolation method. Expected one of {', '.join(METHODS)}. Received: {method!r}")
+    if not isinstance(method, str) or method not in _MATRICES:
+        raise ValueError(
+            f"Unknown interpolation method. Expected one of {', '.join(METHODS)}. Received: {method!r:.200}"
+        )
     if array.dtype.kind in "iubcOSU":
         raise TypeError(f"{name} must contain floating-point numbers. Received dtype: {array.dtype}")
     return array
@@ -157,7 +159,7 @@ def _sides(grid: Grid, name: str) -> tuple[int, int]:
     except (TypeError, ValueError):
         height = width = 0
     if min(height, width) < 1:
-        raise ValueError(f"{name} must be an integer or (height, width) in patches, 1 or more. Received: {grid!r}")
+        raise ValueError(f"{name} must be an integer or (height, width) in patches, 1 or more. Received: {grid!r:.200}")
     return height, width
 
 
@@ -200,6 +202,11 @@ def _bicubic(new: int, old: int, *, offset: float = 0.0) -> Matrix:
 def _antialiased(new: int, old: int, kernel: Callable[[Matrix], Matrix]) -> Matrix:
     """Return the matrix of a kernel that widens when the grid shrinks."""
     return kernel_matrix(_half_pixel(new, old), old, kernel, widening=max(old / new, 1.0))
+
+
+def axis_matrix(new: int, old: int, *, method: str) -> Matrix:
+    """Return the matrix, float64 (new, old), by which `resize` multiplies one axis of a grid."""
+    return _MATRICES[method](new, old)
 
 
 def kernel_matrix(positions: Matrix, old: int, kernel: Callable[[Matrix], Matrix], *, widening: float) -> Matrix:

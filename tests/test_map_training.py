@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 import command_line
+import doc_blocks
 import map_folders
 from keras_vit import dense, train
 from keras_vit.dense.task import Depth, Segmentation
@@ -22,6 +24,7 @@ from keras_vit.train.data.sources import open_data
 from test_sources import prepare
 from tiny_models import built, tiny
 
+GUIDE = doc_blocks.ROOT / "docs" / "a-mask-for-every-photo.md"
 FIELDS: dict[str, Any] = {"steps": 6, "batch_size": 4, "xla": False, "log_steps": 1, "learning_rate": 0.01}
 
 
@@ -158,6 +161,19 @@ def test_the_commands_lead_from_a_folder_to_a_file(
     assert "pixels of the same class" in command_line.run("verify", "x.tflite", "run")
     message = command_line.fails(monkeypatch, "predict", "start.keras", photo, "--to=maps")
     assert "--to is for models of maps" in message
+
+
+@pytest.mark.full
+def test_the_commands_of_the_guide_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    map_folders.make(tmp_path / "yard")
+    map_folders.make(tmp_path / "rooms", kind="depth")
+    text = "\n".join(doc_blocks.blocks(GUIDE.read_text(encoding="utf-8"), ""))
+    for line in (line for line in text.splitlines() if line.startswith("$ keras-vit")):
+        name, *arguments = shlex.split(line.removeprefix("$ keras-vit ").replace("$MODEL", "digits"))
+        command_line.run(name, *arguments, *(("--set=epochs=1", "--set=xla=false") if name == "train" else ()))
+    assert {"00.png", "00-overlay.png"} <= {path.name for path in (tmp_path / "masks").iterdir()}
+    assert {"00.png", "00-coloured.png"} <= {path.name for path in (tmp_path / "distances").iterdir()}
 
 
 def test_depth_is_predicted_as_16_bits_and_in_colours(tmp_path: Path) -> None:

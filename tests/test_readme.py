@@ -101,6 +101,8 @@ def test_the_readme_is_short() -> None:
 def test_the_table_of_models_is_the_cards_and_the_results() -> None:
     table = README.split(model_table.START)[1].split(model_table.END)[0]
     assert model_table.rendered() == table, "run python tests/model_table.py"
+    families = README.split(model_table.FAMILIES_START)[1].split(model_table.FAMILIES_END)[0]
+    assert model_table.rendered_families() == families, "run python tests/model_table.py"
     measured_by = {accuracy["source"] for name in model_table.MODELS for accuracy in accuracies(name)}
     assert measured_by == {
         "README of google-research/vision_transformer: table of recommended checkpoints, measured by the authors"

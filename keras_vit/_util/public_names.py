@@ -16,11 +16,24 @@ PUBLIC = [
     "errors",
     "export",
     "position",
+    "text",
     "train",
     "visualize",
     "zoo",
 ]
 
-_MODULES = ("batch", "converters", "dense", "digits", "errors", "export", "position", "train", "visualize", "zoo")
+_MODULES = (
+    "batch",
+    "converters",
+    "dense",
+    "digits",
+    "errors",
+    "export",
+    "position",
+    "text",
+    "train",
+    "visualize",
+    "zoo",
+)
 _NAMES = {"model": ("Preprocessing", "ResNetConfig", "ViTConfig", "VisionTransformer")}
 get_name, list_names = lazy.lazy_names("keras_vit", _NAMES, modules=_MODULES)

@@ -25,17 +25,16 @@ from keras_vit.export.server import image_bytes, inference
 from keras_vit.model import preprocess
 from keras_vit.model.classify import IMAGE_ERRORS, unit_length
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.task import softmax
 from keras_vit.model.vision_transformer import VisionTransformer
 
-# What is computed: the model's output, where "" is the embedding, and the function of its rows.
-WHAT: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
-    "embeddings": ("", unit_length),
-    "features": ("features", np.asarray),
-    "logits": ("logits", np.asarray),
-    "probabilities": ("logits", softmax),
-    "classes": ("logits", np.asarray),
-    "patches": ("patches", np.asarray),  # the last block's, row by row
+# What is computed, and the model's output that it is computed from; "" is the embedding.
+WHAT = {
+    "embeddings": "",
+    "features": "features",
+    "logits": "logits",
+    "probabilities": "logits",
+    "classes": "logits",
+    "patches": "patches",  # the last block's, row by row
 }
 CLASSES = {"label_id": pa.string(), "label": pa.string(), "probability": pa.float32()}
 READERS = 32  # threads that wait for a disk or a network
@@ -60,8 +59,8 @@ class Worker:
         self._batch_size = batch_size
         self._dtype = np.dtype(output_dtype)
         config = model.config
-        output, self._finish = WHAT[what]
-        output = output or model.task.embedding_output()
+        self._finish = unit_length if what == "embeddings" else functools.partial(model.task.exported_output, what)
+        output = WHAT[what] or model.task.embedding_output()
         if model.layers[1].compute_dtype != dtype:
             model = model.with_config(config, dtype=dtype)  # its weights too: half the memory in bfloat16
         run = _patches_function(model) if what == "patches" else inference.model_function(model)

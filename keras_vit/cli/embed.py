@@ -37,6 +37,7 @@ def embed(
     found = options.find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
     with options.quiet():
         from keras_vit import batch
+        from keras_vit.batch._embed import origin_of
 
         result = batch.embed(
             found.load(),
@@ -51,6 +52,7 @@ def embed(
             shard=shard,
             retry_errors=retry_errors,
             engine=engine,
+            origin=origin_of(found.choice, image_size=image_size, patch_size=patch_size),
         )
     text = f"{result.path}: {result.rows:,} rows, {result.errors:,} with an error"
     options.echo(json.dumps(result._asdict(), default=str) if as_json else text)

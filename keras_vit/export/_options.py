@@ -39,7 +39,7 @@ def check_options(options: Options, model: keras.Model, *, has_calibration: bool
     if options.route == "converter":
         problems += [*_direct_only(options), *_converter.problems(model, mode)]
     elif is_ours and (problem := quantization_problem(model)):
-        problems.append(f"quantize={options.quantize!r} starts from floating-point weights. {problem}")
+        problems.append(f"quantize={options.quantize!r:.200} starts from floating-point weights. {problem}")
     else:
         problems += _attempt(lambda: list(_model_problems(options, model)), problems) or []
         names = _attempt(lambda: tasks.of_model(model).class_names(options.labels), problems)
@@ -71,11 +71,11 @@ def _model_problems(options: Options, model: keras.Model) -> Iterator[str]:
 def _direct_only(options: Options) -> Iterator[str]:
     """Yield a sentence with the options that TensorFlow's converter does not take."""
     direct_only = {
-        f"input_dtype={options.input_dtype!r}": options.input_dtype != "float32",
+        f"input_dtype={options.input_dtype!r:.200}": options.input_dtype != "float32",
         "source_size": options.source_size is not None,
-        f"output={options.output!r}": options.output != "logits",
+        f"output={options.output!r:.200}": options.output != "logits",
         "attention": options.attention,
-        f"patches={options.patches!r}": options.patches is not None,
+        f"patches={options.patches!r:.200}": options.patches is not None,
         "labels": options.labels is not None,
     }
     if received := [name for name, is_set in direct_only.items() if is_set]:

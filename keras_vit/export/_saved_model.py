@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit._util.checks import check_counts, one_of
+from keras_vit._util.checks import as_path, check_counts, one_of
 from keras_vit.errors import VerificationError
 from keras_vit.export._temporary import check_folder_path, temporary_path
 from keras_vit.export.check import samples
@@ -95,7 +95,7 @@ def saved_model(
         )
     batch_sizes = warmup_requests.check_batch_sizes(warmup)
     names = model.task.class_names(labels)
-    path = Path(path)
+    path = Path(as_path(path, "path"))
     check_folder_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary_path(path) as work:
@@ -105,7 +105,11 @@ def saved_model(
             warmup_requests.write(work, file_signatures, batch_sizes)
         report = verification.verify(model, work, verify)
         bfloat16_cosine = _bfloat16_cosine(model, work) if bfloat16 else None
-        work.replace(path)
+        try:
+            work.replace(path)
+        except OSError:
+            check_folder_path(path)  # another export was faster
+            raise
     return dataclasses.replace(
         report, path=path, bfloat16_cosine=bfloat16_cosine, seconds=used.seconds, peak_bytes=used.peak_bytes
     )

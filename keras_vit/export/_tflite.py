@@ -9,13 +9,14 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_vit._util.checks import as_path
 from keras_vit.export import _converter
 from keras_vit.export._options import check_options
 from keras_vit.export._temporary import check_file_path, temporary_path
 from keras_vit.export.check import inputs, samples
 from keras_vit.export.check.report import Report
 from keras_vit.export.check.resources import measure_resources
-from keras_vit.export.check.running import load_exported
+from keras_vit.export.check.running import load_exported, mark_own
 from keras_vit.export.check.verify import verify
 from keras_vit.export.litert import images as image_input
 from keras_vit.export.litert import metadata
@@ -124,7 +125,9 @@ def tflite(
         "threads": threads,
     }
     options = Options(**arguments)
-    return _export(model, Path(path), options, calibration=calibration, images=verify, progress=progress)
+    return _export(
+        model, Path(as_path(path, "path")), options, calibration=calibration, images=verify, progress=progress
+    )
 
 
 def _export(
@@ -147,6 +150,7 @@ def _export(
                 _write(model, work, options, mode, calibration_images, progress=progress)
             else:
                 _converter.convert(model, work, mode=mode.name, batch=options.batch)
+        mark_own(work)
         report = verify(
             model,
             work,
@@ -220,7 +224,7 @@ def _write(
 def _metadata(model: VisionTransformer, options: Options, mode: Mode) -> bytes:
     """Return the metadata that apps read from the file."""
     config = image_config(model)
-    outputs = [options.output_name(tasks.of_model(model))]
+    outputs = [options.output_name(tasks.of_model(model).outputs)]
     if options.attention:
         outputs.append("attention")
     return metadata.pack_metadata(
@@ -242,6 +246,7 @@ def _resize_error(model: VisionTransformer, images: Any, options: Options, work:
     given = image_input.add_image_input(ops, image_config(model), dataclasses.replace(options, batch=1))
     ops.builder.signature({"image": given.image}, {"prepared": given.tensor})
     ops.builder.write(work)
+    mark_own(work)
     file = load_exported(work)
     pixels, expected = inputs.comparison_images(model, file, images)
     received = np.concatenate([file.call(part)["prepared"] for part, _ in file.batches(pixels)])

@@ -21,7 +21,10 @@ MOST_NOISE = 0.05  # that counts, as a share of the model's deviation over class
 
 
 class Prediction(NamedTuple):
-    """A class that was predicted for an image: its label_id, its label and its probability, 0 to 1."""
+    """A class that was predicted for an image: its label_id, its label and its probability, 0 to 1.
+
+    `ViTConfig.probabilities` says whether it is a softmax over all classes or the sigmoid of this class alone.
+    """
 
     label_id: str
     label: str
@@ -38,6 +41,7 @@ class Classification:
         is_pooled: whether there is one row of logits for an image.
         is_projection: whether the head returns an embedding instead of classes.
         read_tokens: without pooling, the tokens whose mean logits are an image's.
+        probabilities: "softmax" or "sigmoid", as in ViTConfig.
     """
 
     num_classes: int
@@ -45,9 +49,10 @@ class Classification:
     is_pooled: bool = True
     is_projection: bool = False
     read_tokens: slice | None = None
+    probabilities: str = "softmax"
 
     NAME: ClassVar[str] = "a class for every image"
-    OBJECTIVES: ClassVar[tuple[str, ...]] = ("softmax", "sigmoid")
+    OBJECTIVES: ClassVar[tuple[str, ...]] = ("softmax", "sigmoid", "masked_patch", "distill", "distill_features")
     LABELS = "integers (n,), or zeros and ones (n, classes)"
     metrics = ("accuracy",)
 
@@ -179,14 +184,16 @@ class Classification:
         if not self.num_classes:
             return {"features": computed["features"]}
         texts = np.array(names if names is not None else [str(number) for number in range(self.num_classes)], object)
-        probabilities = tf.nn.softmax(computed["logits"])
-        scores, numbers = tf.math.top_k(probabilities, min(top, self.num_classes))
+        probabilities = getattr(tf.nn, self.probabilities)(computed["logits"])
+        # Of the logits: sigmoids of large ones are all 1.
+        numbers = tf.math.top_k(computed["logits"], min(top, self.num_classes)).indices
+        scores = tf.gather(probabilities, numbers, batch_dims=1)
         # No output's name may end in _bytes: servers send those as base64.
         return {"classes": tf.gather(tf.constant(texts), numbers), "scores": scores, "probabilities": probabilities}
 
     def exported_output(self, name: str, output: np.ndarray) -> np.ndarray:
-        """Return the softmax for "probabilities", else the output."""
-        return softmax(output) if name == "probabilities" else output
+        """Return the probabilities for "probabilities", else the output."""
+        return PROBABILITIES[self.probabilities](output) if name == "probabilities" else output
 
     def agreement(self, name: str, expected: np.ndarray, received: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return which images, or tokens, have the same best class, and which have it or are near ties.
@@ -226,8 +233,8 @@ class Classification:
             raise ValueError(f"logits must be (batch, num_classes={self.num_classes}). Received: shape {logits.shape}")
         check_counts(top=top)
         names = label_lists.names(self.labels, self.num_classes)
-        probabilities = softmax(logits)
-        best = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
+        probabilities = self.exported_output("probabilities", logits)
+        best = np.argsort(-logits, axis=1, kind="stable")[:, :top]
         return [
             [Prediction(*names[int(index)], float(row[index])) for index in order]
             for row, order in zip(probabilities, best, strict=True)
@@ -248,3 +255,11 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     """Return the probabilities of logits (..., classes)."""
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return shifted / shifted.sum(axis=-1, keepdims=True)
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """Return the probability of each logit for itself."""
+    return np.exp(-np.logaddexp(0, -logits))
+
+
+PROBABILITIES = {"softmax": softmax, "sigmoid": sigmoid}

@@ -144,4 +144,5 @@ def from_config(config: ViTConfig) -> Task:
         is_pooled=not config.is_unpooled,
         is_projection=config.projection_head,
         read_tokens=config.read_tokens if config.is_unpooled else None,
+        probabilities=config.probabilities,
     )

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from keras_vit import position
+from keras_vit._util import html
 from keras_vit._util.checks import given
 from keras_vit.model import preprocess, task
 from keras_vit.model.classify import BATCH, classify_each, embed_all
@@ -104,20 +105,18 @@ class VisionTransformer(keras.Model):
         Raises:
             ValueError: the model has no intermediate result of this name.
         """
-        if isinstance(layers, str):
-            layers = [layers]
         if layers is None:
             layers = [name for name in self.feature_names if name.startswith("block_") or name == "pre_logits"]
-        names = tuple(layers)
-        unknown = [name for name in names if name not in self.intermediates]
+        names = tuple(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else (layers,)
+        unknown = [name for name in names if not isinstance(name, str) or name not in self.intermediates]
         if unknown or not names:
-            raise ValueError(f"layers are some of {self.feature_names}. Received: {unknown or list(names)}")
+            raise ValueError(f"layers are some of {self.feature_names}. Received: {str(unknown or list(names)):.200}")
         return self._feature_model(names)(images, training=False)
 
     def feature_maps(self, images: Any, blocks: Blocks = None, *, norm: bool = True) -> list[Any]:
         """Return the tokens of the patches after some blocks as maps.
 
-        The same as timm's `forwardintermediates` and as the feature maps of Hugging Face's backbones.
+        The same as timm's `forward_intermediates` and as the feature maps of Hugging Face's backbones.
 
         Args:
             images: float32 (batch, height, width, channels), as `preprocess` returns them.
@@ -142,6 +141,21 @@ class VisionTransformer(keras.Model):
         names = map_names(self.config, blocks)
         tensors = self.features(images, names)
         return [to_map(self, name, tensors[name], norm=norm) for name in names]
+
+    def _repr_html_(self) -> str:
+        """Return what the model takes and returns as a table for notebooks."""
+        config = self.config
+        names = self.task.class_names() or []
+        values = {
+            "image": " x ".join(map(str, (*config.size, config.num_channels))),
+            "patches": f"{config.grid[0]} x {config.grid[1]} of {config.stride[0]} x {config.stride[1]} pixels",
+            "parameters": f"{self.count_params():,}",
+            "blocks": f"{config.num_layers} of width {config.hidden_size:,}",
+            "classes": f"{config.num_classes:,}" if config.num_classes else "none: it returns features",
+            "names": ", ".join(names[:5]) + ", ..." * (len(names) > 5) if names else None,
+            "dtype": self.layers[1].compute_dtype,
+        }
+        return html.facts(self.name, values)
 
     @property
     def feature_names(self) -> list[str]:
@@ -353,7 +367,7 @@ class VisionTransformer(keras.Model):
         # Keras has set the mode of a config, and the config of a mode.
         if mode not in QUANTIZATION_MODES:
             raise ValueError(
-                f"quantize takes the modes {QUANTIZATION_MODES}. Received: {mode!r}. For weights or activations "
+                f"quantize takes the modes {QUANTIZATION_MODES}. Received: {mode!r:.200}. For weights or activations "
                 'calibrated on images, use export.tflite(model, path, quantize="int8", calibration=images)'
             )
         with warnings.catch_warnings(), quick_collections():  # Keras names every layer without a dense kernel

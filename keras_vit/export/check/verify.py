@@ -10,9 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit._util.checks import given
+from keras_vit._util.checks import as_path, given
 from keras_vit._util.progress import track
-from keras_vit._util.timing import timed
 from keras_vit.errors import VerificationError
 from keras_vit.export.check import inputs, samples, structure
 from keras_vit.export.check.accelerators import check_accelerator, run_on_gpu
@@ -83,10 +82,10 @@ def verify(
         >>> keras_vit.export.verify(model, "digits.tflite", digits.load().test_images[:50]).agreement
         1.0
     """
-    path = Path(path)
+    path = Path(as_path(path, "path"))
     task = tasks.of_model(model)
     is_litert = path.is_file()
-    mode = modes.load_mode(mode) if isinstance(mode, str) else mode
+    mode = mode if isinstance(mode, Mode | None) else modes.load_mode(mode)
     check_accelerator(accelerator, path)
     if half_precision:
         check_half_precision(path, mode, accelerator)
@@ -142,7 +141,7 @@ def _run(file: ExportedModel, images: np.ndarray, progress: bool) -> tuple[Outpu
     results = []
     times = []
     for batch, count in track(batches, "Verifying", show=progress):
-        outputs, seconds = timed(file.call, batch)
+        outputs, seconds = file.timed_call(batch)
         times.append(seconds / len(batch))
         results.append({name: values[:count] for name, values in outputs.items()})
     joined = {name: np.concatenate([result[name] for result in results]) for name in results[0]}

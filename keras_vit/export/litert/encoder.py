@@ -1,4 +1,4 @@
-"""Writers of the encoder's layers: patches, tokens in front of them, positions, blocks (paper, equations 1 to 3)."""
+"""Writers of the encoder's layers: patches or words, prefix tokens, positions, blocks (paper, equations 1 to 3)."""
 
 from typing import Any
 
@@ -9,9 +9,11 @@ from keras_vit.export.litert.attention import attention, first_tokens
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.layers import apply_affine, center, mlp, norm, residual_dense, token_mlp
 from keras_vit.export.litert.operators import static_dim
+from keras_vit.export.litert.storage import quantize_int8
 from keras_vit.export.litert.writer import FileWriter, Value, source, writes
 from keras_vit.model import layers as vit
 from keras_vit.model.layers.position_variants import RelativePosition
+from keras_vit.model.layers.tokens import TokenEmbedding
 from keras_vit.model.vision_transformer import VisionTransformer
 
 
@@ -64,6 +66,27 @@ def write_stem_table(file: FileWriter, layer: Any, tokens: Any) -> Value:
         name = "prefix" if has_others else "position"  # blocks with positions use the second name
         tensor = file.ops.add(tensor, file.ops.constant(table[None], f"{name}/embedding"), name)
     return Value(tensor, scales=x.scales)
+
+
+@writes(TokenEmbedding, starts_stream=True)
+def write_token_embedding(file: FileWriter, layer: Any, ids: Any) -> Value:
+    """Write the embeddings of ids (batch, max_length), which are the file's input, and of their positions.
+
+    With int8 kernels the table has a scale for each token. The runtime reads only the rows of a text.
+    """
+    del ids
+    ops, name, scales = file.ops, layer.name, file.stream_scales
+    tables = (folding.float64(weights) for weights in (layer.embedding, layer.positions))
+    words, positions = (folding.center_and_scale(table, scales) for table in tables)
+    file.inputs["ids"] = ids = ops.builder.input("ids", (file.options.batch, layer.max_length), "int32")
+    if ops.storage.dtype == "int8":
+        integers, factors = quantize_int8(words)
+        rows = ops.gather(ops.constant(integers, f"{name}/embedding"), ids, f"{name}/rows")
+        factor = ops.gather(ops.constant(factors[:, None], f"{name}/factors"), ids, f"{name}/factor")
+        x = ops.multiply(ops.cast(rows, "float32", f"{name}/floats"), factor, f"{name}/words")
+    else:
+        x = ops.gather(ops.storage.add_kernel(ops.builder, words, f"{name}/embedding"), ids, f"{name}/words")
+    return Value(ops.add(x, ops.constant(positions[None], f"{name}/positions"), name), scales=scales)
 
 
 @writes(vit.EncoderBlock, starts_stream=True, reads_stream=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit.export.litert.builder import Builder, Shape, Tensor
+from keras_vit.export.litert.builder import Builder, Shape, Tensor, schema
 from keras_vit.export.litert.storage import FLOAT32, Storage
 
 FUSED_ACTIVATIONS = {None: 0, "relu": 1}  # the schema's ActivationFunctionType
@@ -157,6 +157,11 @@ class Operators:
     def _binary(self, code: str, a: Tensor, b: Tensor, name: str, **options: Any) -> Tensor:
         return self.builder.operator(code, [a, b], (name, broadcast_shape(a.shape, b.shape), a.dtype), **options)
 
+    def equal(self, a: Tensor, b: Tensor, name: str) -> Tensor:
+        """Compare with broadcasting; the result is boolean."""
+        output = (name, broadcast_shape(a.shape, b.shape), "bool")
+        return self.builder.operator("EQUAL", [a, b], output, options="EqualOptions")
+
     def unary(self, code: str, x: Tensor, name: str) -> Tensor:
         """Compute an elementwise operator without options: "RSQRT", "TANH", "LOGISTIC", "RELU" or "FLOOR"."""
         return self.builder.operator(code, [x], (name, x.shape, x.dtype))
@@ -201,12 +206,6 @@ class Operators:
         height, width = (static_dim(side) * size for side in sides)
         output = (name, (batch, height, width, static_dim(channels) // size**2), x.dtype)
         return self.builder.operator("DEPTH_TO_SPACE", [x], output, options="DepthToSpaceOptions", blockSize=size)
-
-    def arg_max(self, x: Tensor, name: str) -> Tensor:
-        """Compute the index of the largest value of the last axis: int32."""
-        axis = self.constant(np.array(len(x.shape) - 1, np.int32), f"{name}/axis")
-        output = (name, x.shape[:-1], "int32")
-        return self.builder.operator("ARG_MAX", [x, axis], output, options="ArgMaxOptions", outputType=2)
 
     def reshape(self, x: Tensor, shape: Shape, name: str) -> Tensor:
         """Reshape; one dimension may be open (None)."""
@@ -261,6 +260,20 @@ class Operators:
     def cast(self, x: Tensor, dtype: str, name: str) -> Tensor:
         """Convert to another dtype."""
         return self.builder.operator("CAST", [x], (name, x.shape, dtype), options="CastOptions")
+
+    def gather(self, x: Tensor, indices: Tensor, name: str, *, batch_axes: int = 0) -> Tensor:
+        """Take x[..., indices] along the axis after `batch_axes` axes, which both have."""
+        output = (name, (*indices.shape, *x.shape[batch_axes + 1 :]), x.dtype)
+        axes = {"axis": batch_axes, "batchDims": batch_axes}
+        version = 5 if batch_axes else 2 if x.dtype == "int8" else 1
+        return self.builder.operator("GATHER", [x, indices], output, version=version, options="GatherOptions", **axes)
+
+    def argmax(self, x: Tensor, axis: int, name: str) -> Tensor:
+        """Return the int32 index of the first largest value along an axis."""
+        shape = tuple(size for at, size in enumerate(x.shape) if at != axis)
+        axis_tensor = self.constant(np.array(axis, np.int32), f"{name}/axis")
+        output, kind = (name, shape, "int32"), schema().TensorType.INT32
+        return self.builder.operator("ARG_MAX", [x, axis_tensor], output, options="ArgMaxOptions", outputType=kind)
 
     def resize_bilinear(self, x: Tensor, size: tuple[int, int], name: str, *, align_corners: bool = False) -> Tensor:
         """Resize float32 images (batch, height, width, channels): bilinear, no antialias.

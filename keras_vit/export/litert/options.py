@@ -72,9 +72,9 @@ class Options:
         """`image_size` and `patch_size`, if given."""
         return given(image_size=self.image_size, patch_size=self.patch_size)
 
-    def output_name(self, task: Task) -> str:
-        """Return the name of the file's first output, `output` if the model's task has it."""
-        return self.output if self.output in task.outputs else task.outputs[0]
+    def output_name(self, outputs: Sequence[str]) -> str:
+        """Return the name of the file's first output: `output` if the model's task has it among its outputs."""
+        return self.output if self.output in outputs else outputs[0]
 
     def check(self, config: ViTConfig) -> None:
         """Raise one ValueError with everything that is wrong with the options or impossible for the model."""
@@ -98,9 +98,9 @@ class Options:
                 "source_size needs input_dtype='uint8' (--input uint8): only pixels are resized. "
                 f"Received: {self.input_dtype!r}"
             )
-        if self.output == "probabilities" != self.output_name(task):
+        if self.output == "probabilities" != self.output_name(task.outputs):
             yield f"output='probabilities' needs a head. Received: a model of num_classes={config.num_classes}"
-        if self.output == "classes" != self.output_name(task):
+        if self.output == "classes" != self.output_name(task.outputs):
             yield f"output='classes' needs a model with a class for every pixel. Received: outputs {list(task.outputs)}"
         if self.attention and not (config.class_token and config.has_attention):
             received = "class token" if config.has_attention else "attention"

@@ -33,6 +33,8 @@ READ_ERRORS = (
     tf.errors.NotFoundError,
     tf.errors.PermissionDeniedError,
     tf.errors.FailedPreconditionError,
+    tf.errors.DataLossError,  # a record's checksum
+    UnicodeDecodeError,  # in place of one of these with bytes of a record in its message
 )
 
 Item = TypeVar("Item")
@@ -63,14 +65,18 @@ def is_folder(path: str) -> bool:
 
 @contextlib.contextmanager
 def name_bad_image(find: Callable[[], str | None]) -> Iterator[None]:
-    """Name the image that `find` returns in place of TensorFlow's error, if it was damaged or deleted meanwhile."""
+    """Name the image that `find` returns in place of TensorFlow's error, if it was damaged or deleted meanwhile.
+
+    The ValueError of a damaged file of records is raised by `find` itself.
+    """
     try:
         yield
     except READ_ERRORS as error:
         try:
             name = find()
         except READ_ERRORS as cause:
-            name = error_reason(cause.message)
+            reason = error_reason(getattr(cause, "message", None) or str(cause))
+            raise ValueError(f"An example cannot be read: {reason}") from error
         if name is None:
             raise
         raise ValueError(

@@ -43,7 +43,7 @@ class ModelInput(NamedTuple):
     def from_model(cls, model: keras.Model, preprocessing: Preprocessing | None = None) -> "ModelInput":
         """Read the input of a model; without `preprocessing`, other models than a VisionTransformer take -1..1."""
         if not isinstance(model, keras.Model):
-            raise TypeError(f"Expected a Keras model, such as keras_vit.zoo.load returns. Received: {model!r}")
+            raise TypeError(f"Expected a Keras model, such as keras_vit.zoo.load returns. Received: {model!r:.200}")
         shape = getattr(model, "input_shape", None)
         if not isinstance(shape, tuple) or len(shape) != 4 or None in shape[1:]:
             raise ValueError(
@@ -111,7 +111,7 @@ def evaluation_batches(
     prepare = model_input.prepare_function()
 
     def prepare_example(example: Example) -> Example:
-        image = prepare(_match_channels(_decode(example["image"]), model_input.num_channels))
+        image = prepare(_match_channels(decode(example["image"]), model_input.num_channels))
         label = task.targets(_move_map(example["label"], lambda x: augment.nearest(x, model_input.image_size)))
         return {"image": image, "label": label, "index": example["index"], "weight": tf.constant(1.0)}
 
@@ -186,11 +186,11 @@ def _crop_function(
         if side < max(size):
             raise ValueError(f"A random crop of {size} needs crop_resize of that or more. Received: {side}")
         larger = (round(side * size[0] / max(size)), round(side * size[1] / max(size)))
-        return lambda image, seed, draws: augment.random_crop(resize(_decode(image), larger), draws, size)
-    return lambda image, seed, draws: resize(_decode(image), size)
+        return lambda image, seed, draws: augment.random_crop(resize(decode(image), larger), draws, size)
+    return lambda image, seed, draws: resize(decode(image), size)
 
 
-def _decode(image: Any) -> Any:
+def decode(image: Any) -> Any:
     """Return pixels, upright; `image` may be a JPEG or PNG file."""
     if image.dtype != tf.string:
         return image

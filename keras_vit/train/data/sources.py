@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_vit._util.checks import as_path
 from keras_vit.model import task as tasks
 from keras_vit.train.data import tfds_source
 from keras_vit.train.data.dataset_files import is_folder
 from keras_vit.train.data.folder_source import open_folder
-from keras_vit.train.data.map_source import find_kind, open_map_folder
+from keras_vit.train.data.maps.folders import find_kind, open_map_folder
 from keras_vit.train.data.order import Order
 from keras_vit.train.data.request import DataRequest
 from keras_vit.train.data.split import Data, Example, RandomAccess, Split
@@ -51,10 +52,10 @@ def open_data(data: Any, **options: Any) -> Data:
     if isinstance(data, Mapping):
         if request.train_split or request.eval_split:
             raise ValueError("Arrays do not have named splits: pass them as train and evaluation.")
-        return _open_arrays(data)
+        return _open_arrays(data, needs_labels=request.needs_labels)
     if not isinstance(data, (str, os.PathLike)) or not os.fspath(data):
-        raise TypeError(f"Expected a name, a folder or a mapping of arrays. Received: {data!r}")
-    name = str(os.fspath(data))
+        raise TypeError(f"Expected a name, a folder or a mapping of arrays. Received: {data!r:.200}")
+    name = as_path(data, "data")
     folder = _find_folder(name)
     builder = tfds_source.builder_in(folder) if folder else tfds_source.builder_named(name, request.data_dir)
     if builder is not None:
@@ -82,12 +83,15 @@ def _find_folder(name: str) -> str | None:
     return None
 
 
-def _open_arrays(data: Mapping[str, Any]) -> Data:
+def _open_arrays(data: Mapping[str, Any], *, needs_labels: bool) -> Data:
     if set(data) - set(ARRAY_KEYS) or not set(data) & set(SPLITS):
         raise ValueError(
             f"Expected a mapping with {' or '.join(SPLITS)} (and perhaps class_names or num_classes)."
             f" Received keys: {', '.join(map(str, data)) or 'none'}"
         )
+    is_labelled = needs_labels or not all(_is_unlabelled(data[split]) for split in SPLITS if split in data)
+    if not is_labelled:
+        data = {split: (data[split][0], np.zeros(len(data[split][0]), np.int64)) for split in SPLITS if split in data}
     arrays = {split: _check_arrays(split, data[split]) for split in SPLITS if data.get(split) is not None}
     labels = {split: pair[1] for split, pair in arrays.items()}
     first = next(iter(labels.values()))
@@ -107,8 +111,13 @@ def _open_arrays(data: Mapping[str, Any]) -> Data:
         num_classes=num_classes,
         class_names=tuple(map(str, data.get("class_names", range(num_classes)))),
         make_task=kind,
+        is_labelled=is_labelled,
         multi_label=first.ndim == 2,
     )
+
+
+def _is_unlabelled(pair: Any) -> bool:
+    return isinstance(pair, tuple | list) and len(pair) == 2 and pair[0] is not None and pair[1] is None
 
 
 def _accepted_labels() -> str:

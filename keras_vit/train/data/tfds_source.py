@@ -1,5 +1,6 @@
 """Open data sets that tensorflow-datasets has prepared, by name or by folder, and prepare the digits."""
 
+import functools
 import io
 import os
 import re
@@ -72,7 +73,7 @@ def builder_named(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
     if not re.fullmatch(r"\w+(/[\w.+-]+)?(:[\d.*]+)?", name):
         raise ValueError(
             "Expected the path of a folder, or a tensorflow-datasets name such as cifar10, imagenet2012:5.1.0 or"
-            f" name/config:1.0.0. Received: {name!r}, which is neither."
+            f" name/config:1.0.0. Received: {name!r:.200}, which is neither."
         )
     try:  # tfds.builder would run the builder's own code and use the network
         return package.core.read_only_builder.builder_from_files(name, data_dir=data_dir)
@@ -96,16 +97,16 @@ def _not_prepared_message(package: Any, name: str, data_dir: str | None) -> str:
     base = re.split("[/:]", name)[0]
     folders = [data_dir] if data_dir else package.core.utils.file_utils.list_data_dirs()
     known = [DIGITS, *package.list_builders(with_community_datasets=False)]
-    message = f"The data set {name!r} is not prepared in {', '.join(map(str, folders))}"
+    message = f"The data set {name!r:.200} is not prepared in {', '.join(map(str, folders))}"
     if base not in known:
         similar = nearest(base, known, count=3)
         hint = f" Nearest names: {', '.join(similar)}." if similar else ""
         return f"{message}, there is no folder of that name, and tensorflow-datasets does not know it.{hint}"
     option = f" --data_dir={data_dir}" if data_dir else ""
-    argument = f", data_dir={data_dir!r}" if data_dir else ""
+    argument = f", data_dir={data_dir!r:.200}" if data_dir else ""
     return (
         f"{message}. Prepare it where there is internet: `tfds build {name}{option}`, or in Python:"
-        f" tensorflow_datasets.builder({name!r}{argument}).download_and_prepare()"
+        f" tensorflow_datasets.builder({name!r:.200}{argument}).download_and_prepare()"
     )
 
 
@@ -210,7 +211,7 @@ def _open_split(info: Any, name: str, schema: Schema, memory: int) -> Split:
         files = RecordFiles(info.splits[name].file_instructions)
     except (KeyError, ValueError, AssertionError) as error:
         raise ValueError(
-            f"{info.full_name} has no split {name!r}. Received splits: {', '.join(info.splits)}"
+            f"{info.full_name} has no split {name!r:.200}. Received splits: {', '.join(info.splits)}"
         ) from error
     parse = _make_parser(info.features, schema, title)
     file_format = info.file_format.value
@@ -221,7 +222,9 @@ def _open_split(info: Any, name: str, schema: Schema, memory: int) -> Split:
     record_bytes = max(1, info.dataset_size // max(1, info.splits.total_num_examples))
     if files.count * record_bytes <= memory:
         return in_memory_split(title, files, parse)
-    return RecordStream(name=title, count=files.count, files=files, parse=parse, buffer=max(1, memory // record_bytes))
+    buffer = max(1, memory // record_bytes)
+    check = functools.partial(files.check, parse)
+    return RecordStream(name=title, count=files.count, files=files, parse=parse, buffer=buffer, check=check)
 
 
 def _make_parser(features: Any, schema: Schema, title: str) -> Parse:

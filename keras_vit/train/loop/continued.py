@@ -27,6 +27,7 @@ class EarlierRun:
     recipe: Recipe  # keeps the head
     data: dict[str, str]  # as `DataRequest.stored` returned them; {} if the data were arrays
     model: VisionTransformer | DenseModel
+    teacher: str | None = None  # name or path
 
     def complete(self, request: DataRequest) -> DataRequest:
         """Return a request with the earlier run's arguments where it has none, unless it names other data."""
@@ -63,11 +64,14 @@ def read_run(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None)
         data = saved["facts"]["data"].get("arguments") or {}
         config = ViTConfig(**saved["facts"]["model"])
         head = MapConfig(**saved["facts"]["head"]) if "head" in saved["facts"] else None
+        teacher = saved["facts"].get("teacher", {}).get("source")
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(f"{prefix} is not of a run that can be continued: {error}") from error
     if storage.is_local(path) and Path(path, "model.keras").exists():
-        return EarlierRun(path, recipe, data, load_any(resolve(f"{path}/model.keras"), dtype="float32"))
-    return EarlierRun(path, recipe, data, _from_checkpoint(prefix, saved["variables"], config, head))
+        model = load_any(resolve(f"{path}/model.keras"), dtype="float32")
+    else:
+        model = _from_checkpoint(prefix, saved["variables"], config, head)
+    return EarlierRun(path, recipe, data, model, teacher)
 
 
 def _from_checkpoint(

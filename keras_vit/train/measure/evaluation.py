@@ -216,26 +216,20 @@ def evaluate(
     one_of("labels", labels, LABELS)
     check_counts(batch_size=batch_size)
     opened = sources.open_data(data, data_dir=data_dir, eval_split=split, on_bad_image=on_bad_image, training=False)
-    if opened.evaluation is None:
-        raise ValueError(f"{opened.name} has no held-out split: choose the one to evaluate on with split")
-    classes = opened.num_classes
-    task = tasks.of_model(model)
-    check_kind(opened, task)
-    task.check_output(model.output_shape)
-    opened = match_data(opened, task.labels, task.num_classes)
+    opened, task, classes = matched(model, opened)
     held_out = opened.evaluation
     assert held_out
     if (labels == "real") != opened.multi_label:
         kind = "several labels per image: pass labels='real' (--real)" if opened.multi_label else "one label per image"
-        raise ValueError(f"{opened.name} has {kind}. Received: labels={labels!r}")
+        raise ValueError(f"{opened.name} has {kind}. Received: labels={labels!r:.200}")
     devices = choose_strategy(model, strategy)
     replicated = replicate(model, devices)
     together = batch_size * devices.num_replicas_in_sync
-    batches = distribute_batches(held_out, devices, batch_size=batch_size, model_input=model_input, task=task)
     show = progress and strategies.is_chief(devices)
-    shown = track(batches, "Evaluating", total=ceil(held_out.num_valid / together), show=show)
     named = name_bad_image(lambda: held_out.first_bad(Order(batch=1, shuffle=False), batches=held_out.count))
     with name_lost_worker(devices, lambda: "The evaluation is not finished."), named:
+        batches = distribute_batches(held_out, devices, batch_size=batch_size, model_input=model_input, task=task)
+        shown = track(batches, "Evaluating", total=ceil(held_out.num_valid / together), show=show)
         totals, first_seconds, other_seconds = _add_up(_compiled_step(replicated, task, devices), shown, task.sum_names)
     later = held_out.num_valid - together
     speed = later / other_seconds if later > 0 else held_out.num_valid / first_seconds
@@ -258,6 +252,19 @@ def evaluate(
         unread=len(held_out.unread),
         images_per_second=speed,
     )
+
+
+def matched(model: keras.Model, opened: sources.Data) -> tuple[sources.Data, tasks.Task, int]:
+    """Return the data with the class numbers of a model, its task, and the number of classes that the data had.
+
+    Raises a ValueError if the data have no held-out split, or classes that the model does not have.
+    """
+    if opened.evaluation is None:
+        raise ValueError(f"{opened.name} has no held-out split: choose the one to evaluate on with split")
+    task = tasks.of_model(model)
+    check_kind(opened, task)
+    task.check_output(model.output_shape)
+    return match_data(opened, task.labels, task.num_classes), task, opened.num_classes
 
 
 def _add_up(step: Step, batches: Iterable[Any], names: Sequence[str]) -> tuple[dict[str, float], float, float]:

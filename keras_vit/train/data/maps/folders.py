@@ -19,10 +19,10 @@ import tensorflow as tf
 
 from keras_vit._util.text import abbreviated, escaped
 from keras_vit.dense.task import IGNORED, Depth, Segmentation
-from keras_vit.train.data import map_files
 from keras_vit.train.data.dataset_files import find_damaged, is_folder, list_files, read_image
 from keras_vit.train.data.folder_parts import Part, choose_parts, is_visible, subfolders
 from keras_vit.train.data.folder_source import Listing, is_image, list_parts, unread_files
+from keras_vit.train.data.maps import files as map_files
 from keras_vit.train.data.request import DataRequest
 from keras_vit.train.data.split import Data, Example, RandomAccess
 
