@@ -178,10 +178,10 @@ def components(patches: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     rows = patches.reshape(-1, patches.shape[-1]).astype(np.float64)
     rows -= rows.mean(axis=0)
     _, axes = np.linalg.eigh(rows.T @ rows)  # eigenvalues ascend
-    scores = np.zeros((len(rows), 3))
+    scores: np.ndarray = np.zeros((len(rows), 3))
     scores[:, : axes.shape[1]] = rows @ axes[:, :-4:-1]
     scores = scores.reshape(*patches.shape[:-1], 3)
-    height, width = scores.shape[1:3]
+    _, height, width, _ = scores.shape
     middle = scores[:, height // 4 : -(height // 4) or None, width // 4 : -(width // 4) or None]
     scores *= np.where(middle.mean(axis=(0, 1, 2)) < 0, -1, 1)  # the sign of an eigenvector is arbitrary
     foreground = scores[..., 0] > 0
