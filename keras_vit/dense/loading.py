@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import keras
-
 from keras_vit._util import data_files
 from keras_vit._util.checks import given
 from keras_vit.converters import assign, config_json, infer, layout, loading, source
@@ -17,6 +15,7 @@ from keras_vit.converters.table import Match, Table, fields_of_rows, load_table
 from keras_vit.dense import published
 from keras_vit.dense.config import MapConfig
 from keras_vit.dense.model import DenseModel
+from keras_vit.dense.stored import load_stored, read_backbone_config
 from keras_vit.errors import CheckpointError
 from keras_vit.model import layers
 from keras_vit.model.config import Preprocessing
@@ -106,11 +105,9 @@ def load(
 def _load_keras(file: Path, backbone: Any) -> DenseModel:
     if backbone is not None:
         raise ValueError("backbone is for a file that holds only a head. Received: a .keras file, which has its own")
-    with source.keras_errors(file):
-        model = keras.saving.load_model(file)
-    if not isinstance(model, DenseModel):
-        raise CheckpointError(f"{file} does not contain a DenseModel. Received: {type(model).__name__}")
-    return model
+    if read_backbone_config(file) is None:
+        raise CheckpointError(f"{file} does not contain a DenseModel")
+    return load_stored(file, {})
 
 
 def _load_backbone(path: Path) -> VisionTransformer:

@@ -2,14 +2,24 @@
 
 from typing import Any
 
-from keras_vit.export.litert import attention, encoder, head, images, layers, maps, stem
+from keras_vit.export.litert import attention, encoder, head, images, layers, stem
 from keras_vit.export.litert.builder import Builder
+from keras_vit.export.litert.maps import convolution, tokens
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options, image_config
 from keras_vit.export.litert.writer import FileWriter
 from keras_vit.model import task as tasks
 
-WRITERS = (images, layers, attention, encoder, stem, head, maps)  # importing these modules registers their writers
+WRITERS = (
+    images,
+    layers,
+    attention,
+    encoder,
+    stem,
+    head,
+    convolution,
+    tokens,
+)  # importing these modules registers their writers
 
 
 def build_file(model: Any, options: Options) -> Builder:

@@ -95,7 +95,12 @@ class Operators:
         shape = self.constant(np.array([1 if batch is None else batch, *size, outputs], np.int32), f"{name}/shape")
         return self.builder.operator(
             "TRANSPOSE_CONV",
-            [shape, FLOAT32.add_kernel(self.builder, kernel, f"{name}/kernel"), x, self.constant(bias, f"{name}/bias")],
+            [
+                shape,
+                self.storage.add_kernel(self.builder, kernel, f"{name}/kernel"),
+                x,
+                self.constant(bias, f"{name}/bias"),
+            ],
             (name, (batch, *size, outputs), x.dtype),
             version=3,
             options="TransposeConvOptions",

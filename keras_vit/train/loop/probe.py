@@ -43,7 +43,7 @@ class Probe:
         self, recipe: Recipe, model: Any, data: Data, devices: tf.distribute.Strategy, say: Callable[[str], None]
     ) -> None:
         _check(recipe, data, devices)
-        source = prepare.load_model(recipe, model)
+        source = prepare.check_task(recipe, prepare.load_model(recipe, model), data)
         self.recipe = prepare.fit_size(recipe, model, source.config, data, say=say).replace(reset_head=True)
         self.model: VisionTransformer = prepare.adapt_model(
             self.recipe, source, num_classes=data.num_classes, class_names=data.class_names
