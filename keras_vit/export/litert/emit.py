@@ -42,7 +42,7 @@ def write_model(file: FileWriter) -> None:
     name = options.output_name(task.outputs)
     output = layers.apply_affine(ops, file.read(model.outputs[0]), task.outputs[0])
     if name == "probabilities":
-        is_softmax = model.config.probabilities == "softmax"
+        is_softmax = getattr(task, "probabilities", "softmax") == "softmax"
         output = ops.softmax(output, name) if is_softmax else ops.unary("LOGISTIC", output, name)
     elif name == "classes":
         size = image_config(model).size
