@@ -30,6 +30,7 @@ METHODS = {"min_max": "MIN_MAX_UNIFORM_QUANT", "octav": "OCTAV"}  # of a rule ->
 # A token with a huge channel has a far larger variance than the others, and a range for all would lose theirs. So the
 # range of these tensors of a norm ends at `times` the median, and that token is normalized less.
 CUT = {re.compile(r"norm\d?/(square|mean|variance|whole|safe)$"): 8.0}  # pattern of a tensor's name -> times
+PART = "/large/sum"  # end of the name of a part of ".../whole", which has no more than this
 # 16 bits have room for values beyond those of the calibration images.
 HEADROOM = 2.0
 ALIGNMENT = 16  # bytes, of every weight; the schema requires it
@@ -126,6 +127,9 @@ def measure_ranges(source: str | os.PathLike[str], graph: FileGraph, images: np.
         known["min"], known["max"] = np.minimum(known["min"], least), np.maximum(known["max"], most)
 
     observe(source, graph, images, update, progress=progress)
+    for name, part in ranges.items():
+        if name.endswith(PART):
+            part["max"] = np.minimum(part["max"], ranges[f"{name.removesuffix(PART)}/whole"]["max"])
     return ranges
 
 
