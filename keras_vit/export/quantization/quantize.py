@@ -31,8 +31,10 @@ METHODS = {"min_max": "MIN_MAX_UNIFORM_QUANT", "octav": "OCTAV"}  # of a rule ->
 # range of these tensors of a norm ends at `times` the median, and that token is normalized less.
 CUT = {re.compile(r"norm\d?/(square|mean|variance|whole|safe)$"): 8.0}  # pattern of a tensor's name -> times
 PART = "/large/sum"  # end of the name of a part of ".../whole", which has no more than this
-# 16 bits have room for values beyond those of the calibration images.
+# 16 bits have room for values beyond those of the calibration images. A norm's result needs none, and clips the token
+# that is normalized less.
 HEADROOM = 2.0
+NORMALIZED = re.compile(r"norm\d?(/normal|/shifted)?$")
 ALIGNMENT = 16  # bytes, of every weight; the schema requires it
 
 
@@ -108,9 +110,10 @@ def _add_rule(package: Any, manager: Any, rule: Rule, operator: str, expression:
 def _add_headroom(ranges: Ranges, graph: FileGraph, mode: Mode) -> None:
     """Widen the ranges of the tensors that operators of 16 bits compute."""
     for operator in graph.operators:
-        rule = mode.rule(operator.kind, graph.name(operator))
-        if rule is not None and rule.activations == 16:
-            for bound in ranges[graph.name(operator)].values():
+        name = graph.name(operator)
+        rule = mode.rule(operator.kind, name)
+        if rule is not None and rule.activations == 16 and name in ranges and not NORMALIZED.search(name):
+            for bound in ranges[name].values():
                 bound *= HEADROOM
 
 
