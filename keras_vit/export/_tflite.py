@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,11 @@ from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.storage import FLOAT32
 from keras_vit.export.quantization import rounding
+from keras_vit.export.quantization.calibration import FileGraph
 from keras_vit.export.quantization.modes import Mode, load_mode
 from keras_vit.export.quantization.outliers import BUILT_IN
 from keras_vit.export.quantization.outliers import find as find_outliers
+from keras_vit.export.quantization.quantize import check_names
 from keras_vit.export.quantization.quantize import quantize as quantize_file
 from keras_vit.export.quantization.search import search
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -154,14 +156,20 @@ def _export(
                 searched = _write(model, work, options, mode, calibration_images, progress=progress)
             else:
                 _converter.convert(model, work, mode=mode.name, batch=options.batch)
-        least: dict[str, Any] = {"least_cosine": options.least_cosine, "least_agreement": options.least_agreement}
         try:
             report = verify(
-                model, work, verification_images, mode=mode, threads=options.threads, progress=progress, **least
+                model,
+                work,
+                verification_images,
+                mode=mode,
+                threads=options.threads,
+                progress=progress,
+                **options.least,
             )
         except VerificationError as error:
-            found = _passing_mode(model, work, options, mode, verification_images) if is_direct else ""
-            raise VerificationError("; ".join([str(error), *searched, *found])) from None
+            if measured_images is not None:
+                searched += _passing_mode(model, work, options, mode, measured_images, verification_images)
+            raise VerificationError("; ".join([str(error), *searched])) from None
         resize_error = _resize_error(model, verification_images, options, work.with_name("resize"))
         work.replace(path)
     return dataclasses.replace(
@@ -226,6 +234,8 @@ def _write(
     builder = build_file(model, options)
     builder.metadata(metadata.BUFFER_NAME, _metadata(model, options, mode))
     builder.write(unquantized if mode.uses_quantizer else path)
+    if mode.rules and not mode.uses_quantizer:
+        check_names(FileGraph.read(np.memmap(path, np.uint8, "r")), mode)
     if mode.uses_quantizer:
         quantize_file(unquantized, path, mode, calibration=calibration, progress=progress)
         unquantized.unlink()
@@ -234,18 +244,20 @@ def _write(
     return (*searched, *rounding.lines(options.rounded))
 
 
-def _passing_mode(model: VisionTransformer, work: Path, options: Options, refused: Mode, images: Any) -> Iterator[str]:
-    """Yield a sentence that names the smallest of the safer modes whose file passes, if one does."""
-    for name in SAFER_MODES:
-        mode = load_mode(name)
-        if name == refused.name or mode.bits[0] < refused.bits[0]:
+def _passing_mode(
+    model: VisionTransformer, work: Path, options: Options, refused: Mode, measured: np.ndarray, images: Any
+) -> tuple[str, ...]:
+    """Return a line that names the smallest of the safer modes whose file passes, if one does."""
+    for mode in map(load_mode, SAFER_MODES):
+        if mode.name == refused.name or mode.bits[0] < refused.bits[0]:
             continue
-        trial = dataclasses.replace(options, storage=mode, rounded={}, patches=mode.patches)
+        outliers = find_outliers(model, measured, mode.smoothing)
+        trial = dataclasses.replace(options, storage=mode, norms=mode.norms, rounded={}, **outliers._asdict())
+        _write(model, work, trial, mode, None, progress=False)
         with contextlib.suppress(VerificationError):
-            _write(model, work, trial, mode, None, progress=False)
-            report = verify(model, work, images, mode=mode)
-            yield f"tried: {report.lines()[0].partition(': ')[2]} passes, {'; '.join(report.lines()[1:3])}"
-            return
+            size, figures = verify(model, work, images, mode=mode, **options.least).lines()[:2]
+            return (f"tried: quantize={mode.name!r} passes ({size.rpartition(': ')[2]}), {figures}",)
+    return ()
 
 
 def _metadata(model: VisionTransformer, options: Options, mode: Mode) -> bytes:

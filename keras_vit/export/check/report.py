@@ -99,7 +99,7 @@ class Report:
             ties = f", {self.decided_agreement:.2%} with near ties"
         lines = [
             f"{self.path}: {byte_size(self.bytes)}{f', {self.mode}' if self.mode else ''}",
-            f"on {self.images} images{caveat}: cosine {self.cosine:.6f}, SQNR {self.sqnr:.1f} dB, relative error "
+            f"on {self.images} images{caveat}: cosine {self._cosines()}, SQNR {self.sqnr:.1f} dB, relative error "
             f"{self.max_error:.1e}, same best class {self.agreement:.2%}{ties}",
         ]
         if self.difference_cosine is not None:
@@ -133,6 +133,11 @@ class Report:
         values = asdict(self) | {"accelerated": self.accelerated and str(self.accelerated)}
         cells = {name.replace("_", " "): _cell(name, value) for name, value in values.items() if name != "path"}
         return html.facts(str(self.path), cells)
+
+    def _cosines(self) -> str:
+        if self.mean_cosine is None or self.images == 1:
+            return f"{self.cosine:.6f}"
+        return f"{self.mean_cosine:.6f} (lowest {self.cosine:.6f})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values as JSON can hold them: the path as a string, numbers that are not finite as None.

@@ -93,7 +93,9 @@ def write_block(file: FileWriter, block: Any, tokens: Any, relative: Any = None)
         layer = relative if relative is None else source(relative)[0]
         mixed = attention(file, block.attention, normalized, f"{name}/attention", queries=queries, relative=layer)
         out = block.attention.out
-        branch = residual_dense(file, out, mixed, f"{name}/attention/out", layer_scale=block.scale1, scales=scales)
+        options: dict[str, Any] = {"layer_scale": block.scale1, "scales": scales}
+        few_rows = queries * block.attention.num_heads < static_dim(x.shape[1])
+        branch = residual_dense(file, out, mixed, f"{name}/attention/out", few_rows=few_rows, **options)
     x = first_tokens(ops, x, queries, name)
     x = ops.add(x, branch, f"{name}/{'token_mixing' if block.attention is None else 'attention'}")
     normalized = norm(file, block.norm2, Value(x, scales=scales), f"{name}/norm2")

@@ -131,13 +131,21 @@ def center(ops: Operators, x: Tensor, name: str) -> Tensor:
 
 
 def residual_dense(
-    file: FileWriter, layer: Any, x: Value, name: str, *, layer_scale: Any = None, scales: Array | None = None
+    file: FileWriter,
+    layer: Any,
+    x: Value,
+    name: str,
+    *,
+    layer_scale: Any = None,
+    scales: Array | None = None,
+    few_rows: bool = False,
 ) -> Tensor:
     """Apply a Dense or EinsumDense layer and its LayerScale, if any; `scales` are those of the stream it writes to."""
     weights = file.fold(folding.dense_weights(layer), x)
     weights = folding.residual_weights(weights, layer_scale, scales)
     factors = file.options.output_factors.get(name, 1.0)
-    return divide_outputs(file, file.ops.dense(x.tensor, *weights.scale_outputs(factors), name), name)
+    outputs = file.ops.dense(x.tensor, *weights.scale_outputs(factors), name, few_rows=few_rows)
+    return divide_outputs(file, outputs, name)
 
 
 def divide_outputs(file: FileWriter, x: Tensor, name: str) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_vit.export.litert.builder import Builder, Shape, Tensor
-from keras_vit.export.litert.storage import FLOAT32, Integers, StorageRules
+from keras_vit.export.litert.storage import FLOAT16, FLOAT32, INT8, Integers, StorageRules
 
 FUSED_ACTIVATIONS = {None: 0, "relu": 1}  # the schema's ActivationFunctionType
 SAME, VALID = 0, 1  # the schema's Padding
@@ -43,16 +43,24 @@ class Operators:
         """Add a float32 or integer parameter; float64 becomes float32."""
         return self.builder.constant(array.astype(np.float32) if array.dtype == np.float64 else array, name)
 
-    def dense(self, x: Tensor, kernel: np.ndarray | Integers, bias: np.ndarray | None, name: str) -> Tensor:
-        """Compute x @ kernel.T + bias. x: (..., inputs), kernel: (outputs, inputs), bias: (outputs,)."""
-        storage, outputs = self.storage.storage_of("FULLY_CONNECTED", name), len(kernel)
-        if name in self.rounded:
-            kernel, bias, _ = self.rounded[name]
-        weights = storage.add_kernel(self.builder, kernel, f"{name}/kernel")
+    def dense(
+        self, x: Tensor, kernel: np.ndarray, bias: np.ndarray | None, name: str, *, few_rows: bool = False
+    ) -> Tensor:
+        """Compute x @ kernel.T + bias. x: (..., inputs), kernel: (outputs, inputs), bias: (outputs,).
+
+        With `few_rows` of x, a product of floats takes hardly longer than one of int8: the kernel is float16 instead.
+        """
+        storage = self.storage.storage_of("FULLY_CONNECTED", name)
+        values: np.ndarray | Integers = kernel
+        if few_rows and storage == INT8:
+            storage = FLOAT16
+        elif name in self.rounded:
+            values, bias, _ = self.rounded[name]
+        weights = storage.add_kernel(self.builder, values, f"{name}/kernel")
         return self.builder.operator(
             "FULLY_CONNECTED",
             [x, weights, None if bias is None else self.constant(bias, f"{name}/bias")],
-            (name, (*x.shape[:-1], outputs), "float32"),
+            (name, (*x.shape[:-1], len(kernel)), "float32"),
             version=storage.dense_version,
             options="FullyConnectedOptions",
             keepNumDims=True,

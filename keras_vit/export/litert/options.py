@@ -81,6 +81,11 @@ class Options:
         """`image_size` and `patch_size`, if given."""
         return given(image_size=self.image_size, patch_size=self.patch_size)
 
+    @property
+    def least(self) -> dict[str, Any]:
+        """The thresholds, as `export.verify` takes them."""
+        return {"least_cosine": self.least_cosine, "least_agreement": self.least_agreement}
+
     def output_name(self, config: ViTConfig) -> str:
         """Return the name of the file's first output, `output` if the model's task has it."""
         outputs = task.from_config(config).outputs

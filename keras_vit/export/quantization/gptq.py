@@ -9,7 +9,7 @@ COLUMNS = 64  # columns of a block, whose errors later blocks take at once; sect
 SHARES = np.linspace(1, 0.6, 9)  # of the largest weight, at which scales may end
 
 
-def gptq(kernel: np.ndarray, hessian: np.ndarray, storage: Storage) -> Integers:
+def gptq(kernel: np.ndarray, hessian: np.ndarray, storage: Storage, damping: float = DAMPING) -> Integers:
     """Round a kernel; the columns that are not rounded yet compensate the error of each column (Algorithm 1).
 
     Columns with the largest inputs come first.
@@ -18,18 +18,19 @@ def gptq(kernel: np.ndarray, hessian: np.ndarray, storage: Storage) -> Integers:
         kernel: float (outputs, inputs).
         hessian: x.T @ x of the layer's inputs, summed over many rows x, (inputs, inputs); the paper's H is twice that.
         storage: of the integers.
+        damping: share of the mean diagonal that is added to the diagonal.
     """
     scales = _least_error_scales(kernel, np.diag(hessian), storage) if storage.bits < 8 else storage.scales(kernel)
     most = storage.largest
     order = np.argsort(-np.diag(hessian), kind="stable")
     # (inputs, outputs): a column of the paper is a contiguous row here
-    weights = kernel.T[order].astype(np.float64)
-    steps = scales.T.repeat(len(order) // scales.shape[1], axis=0)[order].astype(np.float64)
-    factor = _inverse_factor(hessian[np.ix_(order, order)].astype(np.float64))
+    weights = kernel.T[order]
+    steps = scales.T.repeat(len(order) // scales.shape[1], axis=0)[order]
+    factor = _inverse_factor(hessian[np.ix_(order, order)].astype(np.float64), damping).astype(np.float32)
     integers = np.empty(kernel.shape, np.int8)
     for start in range(0, len(order), COLUMNS):
         stop = min(start + COLUMNS, len(order))
-        errors = np.empty((stop - start, len(kernel)))
+        errors = np.empty((stop - start, len(kernel)), np.float32)
         for i in range(start, stop):
             rounded = np.rint(weights[i] / steps[i]).clip(-most, most)
             integers[:, order[i]] = rounded
@@ -51,8 +52,8 @@ def _least_error_scales(kernel: np.ndarray, squares: np.ndarray, storage: Storag
     return best
 
 
-def _inverse_factor(hessian: np.ndarray) -> np.ndarray:
+def _inverse_factor(hessian: np.ndarray, damping: float) -> np.ndarray:
     """Return the upper Cholesky factor of the inverse of the damped Hessian."""
     diagonal = np.diag(hessian)
-    damped = hessian + np.diag(np.where(diagonal > 0, 0, 1) + DAMPING * max(diagonal.mean(), 1e-30))
+    damped = hessian + np.diag(np.where(diagonal > 0, 0, 1) + damping * max(diagonal.mean(), 1e-30))
     return np.linalg.cholesky(np.linalg.inv(damped)).T

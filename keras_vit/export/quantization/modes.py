@@ -195,6 +195,8 @@ def _value_problems(table: dict[str, Any], where: str) -> Iterator[str]:
     if rules and storage != "float32":
         yield f"{where}.storage must be 'float32' where there are rules, which need floats. Received: {storage!r}"
     yield from _field_problems(Smoothing, table.get("smoothing", {}), f"{where}.smoothing")
+    if any(rule.get("method") == "gptq" for rule in rules) and any("activations" in rule for rule in rules):
+        yield f"{where}: rules with method 'gptq' and rules with activations do not go together"
     yield from _field_problems(Search, table.get("search", {}), f"{where}.search")
     for index, rule in enumerate(rules):
         yield from _rule_problems(rule, f"{where}.rules[{index}]")
@@ -211,8 +213,8 @@ def _rule_problems(rule: dict[str, Any], where: str) -> Iterator[str]:
         yield f"{where}.names must not have '$': a ';' follows each name; write ';' instead. Received: {names!r}"
     if rule.get("block") and rule["weights"] != 4:
         yield f"{where}.block is for weights of 4 bits. Received: {rule['weights']} bits"
-    if rule.get("method") == "gptq" and not Rule(**{**rule, "operators": tuple(rule["operators"])}).is_of_kernels:
-        yield f"{where}.method 'gptq' is for kernels of dense layers, without activations. Received: {rule}"
+    if rule.get("method") == "gptq" and set(rule["operators"]) != {"FULLY_CONNECTED"}:
+        yield f"{where}.method 'gptq' is for FULLY_CONNECTED. Received: {rule['operators']}"
     try:
         re.compile(names)
     except re.error as error:

@@ -77,16 +77,25 @@ def _import_quantizer() -> Any:
 def _recipe(package: Any, graph: FileGraph, mode: Mode) -> list[dict[str, Any]]:
     """Translate a mode's rules into a recipe of ai-edge-quantizer."""
     manager = package.recipe_manager.RecipeManager()
+    check_names(graph, mode)
     for index, rule in enumerate(mode.rules):
         where = f"Mode {mode.name!r}, rules[{index}]"
-        if rule.names and not any(rule.fits(operator.kind, graph.name(operator)) for operator in graph.operators):
-            raise ValueError(f"{where}: no operator of the file fits names = {rule.names!r} and {list(rule.operators)}")
         # The manager replaces a rule by a later one with the same expression; a comment makes each expression unique.
         expression = f"(?#{index})" + (rule.names or ".*")
         for operator in rule.operators:
             _add_rule(package, manager, rule, operator, expression, where)
     recipe: list[dict[str, Any]] = manager.get_quantization_recipe()
     return recipe
+
+
+def check_names(graph: FileGraph, mode: Mode) -> None:
+    """Raise a ValueError if a rule with names fits no operator of a file."""
+    for index, rule in enumerate(mode.rules):
+        if rule.names and not any(rule.fits(operator.kind, graph.name(operator)) for operator in graph.operators):
+            raise ValueError(
+                f"Mode {mode.name!r}, rules[{index}]: no operator of the file fits names = {rule.names!r} and "
+                f"{list(rule.operators)}"
+            )
 
 
 def _add_rule(package: Any, manager: Any, rule: Rule, operator: str, expression: str, where: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from keras_vit._util.progress import track
 from keras_vit.export.litert.operators import RoundedDense
 from keras_vit.export.quantization.calibration import FileGraph, check_images, observe
-from keras_vit.export.quantization.gptq import gptq
+from keras_vit.export.quantization.gptq import DAMPING, gptq
 from keras_vit.export.quantization.modes import Mode
 
 NUM_SHOWN = 5  # layers
@@ -47,7 +47,7 @@ def round_dense(
 
     def update(name: str, values: np.ndarray) -> None:
         rows = values.reshape(-1, values.shape[-1])
-        known = sums.get(name, _Sums(0, np.zeros(1), np.zeros(1)))
+        known = sums.get(name, _Sums(0, *np.zeros((2, 1), np.float32)))
         sums[name] = _Sums(known.rows + len(rows), known.sum + rows.sum(axis=0), known.products + rows.T @ rows)
 
     observe(source, graph, images, update, names=inputs, progress=progress)
@@ -56,15 +56,18 @@ def round_dense(
         rows, total, products = sums[graph.input_name(layer)]
         mean = total / rows
         kernel, bias = graph.kernel(layer), graph.bias(layer)
-        rounded = gptq(kernel, products, storage)
+        # Of fewer rows than inputs, as in a last block of one token, the products are known for these images alone: the
+        # rounding would fit them, and no others.
+        rounded = gptq(kernel, products, storage, damping=max(DAMPING, len(mean) / rows))
         error = kernel - rounded.floats()
-        powers = [float(np.sum(one @ products * one)) for one in (error, kernel)]
-        result[graph.name(layer)] = RoundedDense(rounded, bias + error @ mean, powers[0] / max(powers[1], 1e-30))
+        power, lost = (float(np.sum(one @ products * one)) for one in (kernel, error))
+        noise = lost / power if power > 0 and rows >= len(mean) else 0.0
+        result[graph.name(layer)] = RoundedDense(rounded, bias + error @ mean, noise)
     return result
 
 
 def lines(rounded: Mapping[str, RoundedDense]) -> tuple[str, ...]:
     """Return lines of a report that name the layers whose outputs changed most."""
     worst = sorted(rounded, key=lambda name: rounded[name].noise, reverse=True)[:NUM_SHOWN]
-    shown = (f"{name} {-10 * np.log10(max(rounded[name].noise, 1e-30)):.0f} dB" for name in worst)
-    return (f"least SQNR of outputs by rounded kernels: {', '.join(shown)}",) if worst else ()
+    shown = [f"{name} {-10 * np.log10(rounded[name].noise):.0f} dB" for name in worst if rounded[name].noise > 0]
+    return (f"least SQNR of outputs by rounded kernels: {', '.join(shown)}",) if shown else ()
