@@ -153,9 +153,7 @@ def divide_outputs(file: FileWriter, x: Tensor, name: str) -> Tensor:
     factors = file.options.output_factors.get(name)
     if factors is None:
         return x
-    return file.ops.multiply(
-        x, file.ops.constant(1 / np.asarray(factors, np.float64), f"{name}/steps"), f"{name}/whole"
-    )
+    return file.ops.multiply(x, file.ops.constant(1 / factors, f"{name}/divisors"), f"{name}/divided")
 
 
 def mlp(

@@ -30,8 +30,11 @@ METHODS = {"min_max": "MIN_MAX_UNIFORM_QUANT", "octav": "OCTAV"}  # of a rule ->
 # A token with a huge channel has a far larger variance than the others, and a range for all would lose theirs. So the
 # range of these tensors of a norm ends at `times` the median, and that token is normalized less.
 CUT = {re.compile(r"norm\d?/(square|mean|variance|whole|safe)$"): 8.0}  # pattern of a tensor's name -> times
-# 16 bits have room for values beyond those of the calibration images.
+PART = "/large/sum"  # end of the name of a part of ".../whole", which has no more than this
+# 16 bits have room for values beyond those of the calibration images. A norm's result needs none, and clips the token
+# that is normalized less.
 HEADROOM = 2.0
+NORMALIZED = re.compile(r"norm\d?(/normal|/shifted)?$")
 ALIGNMENT = 16  # bytes, of every weight; the schema requires it
 
 
@@ -116,9 +119,10 @@ def _add_rule(package: Any, manager: Any, rule: Rule, operator: str, expression:
 def _add_headroom(ranges: Ranges, graph: FileGraph, mode: Mode) -> None:
     """Widen the ranges of the tensors that operators of 16 bits compute."""
     for operator in graph.operators:
-        rule = mode.rule(operator.kind, graph.name(operator))
-        if rule is not None and rule.activations == 16:
-            for bound in ranges[graph.name(operator)].values():
+        name = graph.name(operator)
+        rule = mode.rule(operator.kind, name)
+        if rule is not None and rule.activations == 16 and name in ranges and not NORMALIZED.search(name):
+            for bound in ranges[name].values():
                 bound *= HEADROOM
 
 
@@ -135,6 +139,9 @@ def measure_ranges(source: str | os.PathLike[str], graph: FileGraph, images: np.
         known["min"], known["max"] = np.minimum(known["min"], least), np.maximum(known["max"], most)
 
     observe(source, graph, images, update, progress=progress)
+    for name, part in ranges.items():
+        if name.endswith(PART):
+            part["max"] = np.minimum(part["max"], ranges[f"{name.removesuffix(PART)}/whole"]["max"])
     return ranges
 
 

@@ -47,6 +47,8 @@ class Found(NamedTuple):
     def lines(self) -> tuple[str, ...]:
         """Return lines of a report."""
         assert self.mode.search is not None
+        if not self.shares:
+            return ("the search for operators that fixed ranges hurt needs two images with different outputs",)
         got = "ranges at run time" if self.mode.search.activations == FLOAT else "16 bits"
         chosen = ", ".join(self.chosen) or "none"
         worst = ", ".join(f"{name} {noise:.1e}" for name, noise in list(self.shares.items())[:5])
@@ -89,6 +91,8 @@ def search(model: Any, options: Options, mode: Mode, images: np.ndarray, work: P
     builder = RoundingBuilder(mode=mode)
     _write(model, single, builder, work)
     emulation = Emulation(work, {**_steps(ranges), **builder.fixed_steps})
+    if len(images) < 2:
+        return Found(options, mode, 0.0, {}, ())
     shown = images[np.linspace(0, len(images) - 1, _image_count(graph, len(candidates), len(images))).astype(int)]
     exact = emulation.run(shown, ())
     power = exact.var(axis=0, ddof=1).sum()
