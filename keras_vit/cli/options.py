@@ -229,7 +229,8 @@ def find_model(
     has_maps = read_maps_config(choice) is not None
     if needs_classes and not has_maps and (not config.num_classes or config.projection_head):
         raise _no_classes(model)
-    return FoundModel(choice, config, functools.partial(load_any, choice, changes, **file_facts), has_maps)
+    load = functools.partial(load_any, choice, changes, **file_facts)
+    return FoundModel(choice, config, load, has_maps=has_maps)
 
 
 def _no_classes(model: str) -> ValueError:

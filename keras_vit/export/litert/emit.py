@@ -42,12 +42,12 @@ def write_model(file: FileWriter) -> None:
     name = options.output_name(task.outputs)
     output = layers.apply_affine(ops, file.read(model.outputs[0]), task.outputs[0])
     if name == "probabilities":
-        is_softmax = getattr(task, "probabilities", "softmax") == "softmax"
+        is_softmax = image_config(model).probabilities == "softmax"
         output = ops.softmax(output, name) if is_softmax else ops.unary("LOGISTIC", output, name)
     elif name == "classes":
         size = image_config(model).size
         whole = output if output.shape[1:3] == size else ops.resize_bilinear(output, size, "logits/enlarged")
-        output = ops.cast(ops.argmax(whole, 3, "classes/numbers"), "uint8", name)
+        output = ops.cast(ops.arg_max(whole, "classes/numbers"), "uint8", name)
     if unknown := sorted({*options.smoothing, *options.shifts} - set(file.norms)):
         raise ValueError(f"smoothing names norms of the model: {list(file.norms)}. Received: {unknown}")
     ops.builder.signature(file.inputs, {name: output, **second_output})
