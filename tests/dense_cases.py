@@ -19,7 +19,9 @@ MAPS = [name for name in TOLERANCES if name not in FEATURES]
 def expected(name: str) -> dict[str, np.ndarray]:
     """Return the official outputs by name, with the channels last."""
     found = arrays(FOLDER / name / "reference.npz")
-    return {key: np.moveaxis(x, 1, -1) if x.ndim == 4 and "input" not in key else x for key, x in found.items()}
+    return {
+        key: np.moveaxis(x, 1, -1) if x.ndim == 4 and not key.endswith("input_nhwc") else x for key, x in found.items()
+    }
 
 
 def sizes(outputs: dict[str, np.ndarray]) -> list[str]:

@@ -82,6 +82,7 @@ def test_the_page_shows_the_worst_mistakes_and_no_name_is_markup(tmp_path: Path)
     assert sum(row["class"] == row["predicted"] for row in rows) / 50 == found.accuracy
 
 
+@pytest.mark.full
 def test_many_classes_are_listed_instead_of_a_matrix(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     images, labels = random.integers(0, 256, (80, 32, 32, 3), dtype=np.uint8), random.integers(0, 90, 80)

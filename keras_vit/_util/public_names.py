@@ -22,18 +22,6 @@ PUBLIC = [
     "zoo",
 ]
 
-_MODULES = (
-    "batch",
-    "converters",
-    "dense",
-    "digits",
-    "errors",
-    "export",
-    "position",
-    "text",
-    "train",
-    "visualize",
-    "zoo",
-)
+_MODULES = tuple(name for name in PUBLIC if name.islower() and not name.startswith("_"))
 _NAMES = {"model": ("Preprocessing", "ResNetConfig", "ViTConfig", "VisionTransformer")}
 get_name, list_names = lazy.lazy_names("keras_vit", _NAMES, modules=_MODULES)

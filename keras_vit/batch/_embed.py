@@ -115,16 +115,19 @@ def embed(
         raise ValueError(f"to must be a folder of this machine, such as a mounted bucket. Received: {target!r:.200}")
     if engine == "ray":
         on_ray.import_ray()
-    if not isinstance(model, VisionTransformer | DenseModel):
+    if isinstance(model, VisionTransformer | DenseModel):
+        loaded = model
+    else:
         choice = resolve(model)
-        model, origin = load_any(choice), origin_of(choice)
-    if isinstance(model, DenseModel):
+        loaded, origin = load_any(choice), origin_of(choice)
+    if isinstance(loaded, DenseModel):
         if what != "patches":
-            raise no_embedding(model.task)
-        model = model.backbone
+            raise no_embedding(loaded.task)
+        loaded = loaded.backbone
+    model = loaded
     _check_model(model, what)
     facts = {
-        "source": _absolute(os.fspath(source)),
+        "source": _absolute(name),
         "what": what,
         "output_dtype": output_dtype,
         "weights": fingerprint(model),

@@ -229,12 +229,14 @@ def find_model(
     has_maps = read_maps_config(choice) is not None
     if needs_classes and not has_maps and (not config.num_classes or config.projection_head):
         raise _no_classes(model)
-    return FoundModel(choice, config, functools.partial(load_any, choice, changes, **file_facts), has_maps)
+    load = functools.partial(load_any, choice, changes, **file_facts)
+    return FoundModel(choice, config, load, has_maps=has_maps)
 
 
 def _no_classes(model: str) -> ValueError:
     return ValueError(
-        f"{model} has no head for classes, so it cannot classify images. For its features: keras-vit embed {model} "
+        f"{model} has no head for classes, so it cannot classify images. For classes that are texts (CLIP, SigLIP): "
+        f"keras-vit predict {model} IMAGES --classes cat,dog. For its features: keras-vit embed {model} "
         "IMAGES --to FOLDER. For a head of your own classes: keras-vit train linear-probe"
     )
 

@@ -77,13 +77,12 @@ def predict(
         from keras_vit.model.classify import classify_each
 
         loaded = load()
-        if loaded.config.probabilities == "sigmoid" and not (as_json or has_maps):
+        if not has_maps and loaded.config.probabilities == "sigmoid" and not as_json:
             options.echo("The probability of each class stands for itself: they need not add up to 100 %.", err=True)
-        results = (
-            map_each(loaded, files, to=to, top=top)
-            if has_maps
-            else classify_each(loaded, files, top=top, batch_size=batch_size)
+        each = (
+            functools.partial(map_each, to=to) if has_maps else functools.partial(classify_each, batch_size=batch_size)
         )
+        results = each(loaded, files, top=top)
         for file, result in track(zip(files, results, strict=True), "Classifying", total=len(files), show=show):
             if isinstance(result, Exception) and len(files) == 1 and not as_json:
                 raise result

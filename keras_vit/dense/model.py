@@ -230,7 +230,7 @@ def _new_model(backbone: VisionTransformer, head: str, **fields: Any) -> DenseMo
     is_depth = fields.get("output") == "depth"
     if head == "dpt":
         depth = {"activation": "relu" if fields.get("max_depth") is None else "sigmoid"}
-        classes = {"residual_bias": False, "head_size": "double"}
+        classes = {"residual_bias": False}
         fields |= dpt_widths(config.hidden_size) | (depth if is_depth else classes)
         fields |= {"kind": "dpt", "blocks": four_blocks(config.num_layers)}
     elif is_depth:

@@ -108,6 +108,10 @@ def dinov2_fields(path: Path, fields: Mapping[str, Any], inputs: int, config: Vi
     Sources: dinov2/hub/depthers.py and hub/depth, dinov2/eval/segmentation.
     """
     width, last = config.hidden_size, config.num_layers
+    if inputs % width or inputs > 8 * width or last < 4:
+        raise CheckpointError(
+            f"does not fit the backbone, which is {width} wide. Received: a head of {inputs} channels"
+        )
     if fields["output"] == "classes":
         framing = {"framing": "short", "size": (512, 512), "multiple": config.patch[0]}
         return {"blocks": tuple(range(last - inputs // width, last)), **framing}

@@ -43,10 +43,12 @@ class TextEncoder(keras.Model):
         ValueError: the tokenizer does not belong to the model.
 
     Example:
-        >>> config = keras_vit.text.TextConfig(vocab_size=9, hidden_size=16, num_layers=1, num_heads=2, mlp_dim=8)
-        >>> encoder = keras_vit.text.TextEncoder(config)
-        >>> encoder.output_shape
-        (None, 512)
+        >>> encoder = keras_vit.zoo.text_encoder("digits")
+        >>> ids = encoder.tokenize(["seven", "a photo of a three."])
+        >>> ids.shape, encoder(ids).shape, encoder.embed("seven").shape
+        ((2, 40), TensorShape([2, 64]), (1, 64))
+        >>> encoder.features(ids, ["block_0"])["block_0"].shape
+        TensorShape([2, 40, 32])
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class TextEncoder(keras.Model):
             lambda names: keras.Model(ids, {name: self.get_layer(name).output for name in names})
         )
         if tokenizer is not None:
-            tokenizer.check(config)
+            _check_tokenizer(tokenizer, config)
         self.tokenizer = tokenizer
 
     @property
@@ -160,3 +162,15 @@ def _network(config: TextConfig, policy: Any, ids: Any) -> Any:
     if not config.projection_size:
         return keras.layers.Identity(name="feature", dtype=dtype)(x)
     return keras.layers.Dense(config.projection_size, use_bias=config.projection_bias, name="head", dtype=dtype)(x)
+
+
+def _check_tokenizer(tokenizer: Tokenizer, config: TextConfig) -> None:
+    """Raise a ValueError if a tokenizer is not that of a text tower with this config."""
+    found, wanted = [tokenizer.vocab_size, tokenizer.length], [config.vocab_size, config.max_length]
+    if config.pooling == "end" and config.end_token is not None:
+        found, wanted = [*found, tokenizer.end_id], [*wanted, config.end_token]
+    if found != wanted:
+        names = "vocab_size, length and end token"
+        raise ValueError(
+            f"The tokenizer is another model's: the text tower has the {names} {wanted}. Received: {found}"
+        )

@@ -64,6 +64,11 @@ def tflite(
         FileNotFoundError, IsADirectoryError: `path` cannot be a file.
         FileExistsError: the folder has the tokenizer of another model.
         ImportError: the packages of `pip install "keras-vit-zoo[litert]"` are missing.
+
+    Example:
+        >>> report = keras_vit.text.tflite(keras_vit.zoo.text_encoder("digits"), "digits-text.tflite")
+        >>> report.mode, report.difference_cosine > 0.99
+        ('dynamic', True)
     """
     if quantize not in MODES:
         raise ValueError(f"quantize must be one of {list(MODES)}. Received: {quantize!r:.200}")

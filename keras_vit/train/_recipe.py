@@ -48,7 +48,7 @@ class Recipe:
         variant: name of the variant of the file that is applied; None for none.
 
         start: initial weights where the model is given by name: "pretrained" or "scratch".
-        objective: "softmax", "sigmoid" (independent classes), "silog" (depth), "masked_patch" (appendix B.1.2),
+        objective: "softmax", "sigmoid" (independent classes), "silog" (depth), "masked_patch" (paper, appendix B.1.2),
             "distill" (the classes of a teacher) or "distill_features" (its features).
         steps: number of updates; either these or `epochs`.
         epochs: number of passes over the training data, above 0; may be a fraction.

@@ -47,7 +47,7 @@ def write_model(file: FileWriter) -> None:
     elif name == "classes":
         size = image_config(model).size
         whole = output if output.shape[1:3] == size else ops.resize_bilinear(output, size, "logits/enlarged")
-        output = ops.cast(ops.argmax(whole, 3, "classes/numbers"), "uint8", name)
+        output = ops.cast(ops.arg_max(whole, "classes/numbers"), "uint8", name)
     if unknown := sorted({*options.smoothing, *options.shifts} - set(file.norms)):
         raise ValueError(f"smoothing names norms of the model: {list(file.norms)}. Received: {unknown}")
     ops.builder.signature(file.inputs, {name: output, **second_output})

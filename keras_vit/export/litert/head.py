@@ -57,7 +57,7 @@ def write_end_token_pooling(file: FileWriter, layer: Any, tokens: Any, _: Any) -
     if layer.end_token is not None:
         is_end = ops.equal(marks, ops.constant(np.array(layer.end_token, np.int32), f"{name}/end"), f"{name}/is_end")
         marks = ops.cast(is_end, "int32", f"{name}/marks")
-    place = ops.argmax(marks, 1, f"{name}/place")
+    place = ops.arg_max(marks, f"{name}/place")
     return dataclasses.replace(x, tensor=ops.gather(x.tensor, place, name, batch_axes=1))
 
 

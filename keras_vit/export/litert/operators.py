@@ -207,6 +207,12 @@ class Operators:
         output = (name, (batch, height, width, static_dim(channels) // size**2), x.dtype)
         return self.builder.operator("DEPTH_TO_SPACE", [x], output, options="DepthToSpaceOptions", blockSize=size)
 
+    def arg_max(self, x: Tensor, name: str) -> Tensor:
+        """Return the int32 index of the first largest value of the last axis."""
+        axis = self.constant(np.array(len(x.shape) - 1, np.int32), f"{name}/axis")
+        output, kind = (name, x.shape[:-1], "int32"), schema().TensorType.INT32
+        return self.builder.operator("ARG_MAX", [x, axis], output, options="ArgMaxOptions", outputType=kind)
+
     def reshape(self, x: Tensor, shape: Shape, name: str) -> Tensor:
         """Reshape; one dimension may be open (None)."""
         sizes = [-1 if size is None else size for size in shape]
@@ -267,13 +273,6 @@ class Operators:
         axes = {"axis": batch_axes, "batchDims": batch_axes}
         version = 5 if batch_axes else 2 if x.dtype == "int8" else 1
         return self.builder.operator("GATHER", [x, indices], output, version=version, options="GatherOptions", **axes)
-
-    def argmax(self, x: Tensor, axis: int, name: str) -> Tensor:
-        """Return the int32 index of the first largest value along an axis."""
-        shape = tuple(size for at, size in enumerate(x.shape) if at != axis)
-        axis_tensor = self.constant(np.array(axis, np.int32), f"{name}/axis")
-        output, kind = (name, shape, "int32"), schema().TensorType.INT32
-        return self.builder.operator("ARG_MAX", [x, axis_tensor], output, options="ArgMaxOptions", outputType=kind)
 
     def resize_bilinear(self, x: Tensor, size: tuple[int, int], name: str, *, align_corners: bool = False) -> Tensor:
         """Resize float32 images (batch, height, width, channels): bilinear, no antialias.

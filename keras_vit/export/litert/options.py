@@ -98,10 +98,9 @@ class Options:
                 "source_size needs input_dtype='uint8' (--input uint8): only pixels are resized. "
                 f"Received: {self.input_dtype!r}"
             )
-        if self.output == "probabilities" != self.output_name(task.outputs):
-            yield f"output='probabilities' needs a head. Received: a model of num_classes={config.num_classes}"
-        if self.output == "classes" != self.output_name(task.outputs):
-            yield f"output='classes' needs a model with a class for every pixel. Received: outputs {list(task.outputs)}"
+        if self.output not in ("logits", self.output_name(task.outputs)):
+            needed = "a head" if self.output == "probabilities" else "a model with a class for every pixel"
+            yield f"output={self.output!r} needs {needed}. Received: a model with the outputs {task.outputs}"
         if self.attention and not (config.class_token and config.has_attention):
             received = "class token" if config.has_attention else "attention"
             yield f"attention=True needs attention and a class token. Received: a model without {received}"

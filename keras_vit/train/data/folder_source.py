@@ -67,6 +67,23 @@ def open_folder(folder: str, request: DataRequest) -> Data:
     )
 
 
+def _open_unlabelled(folder: str, request: DataRequest) -> Data:
+    """Return the images of a folder without class folders, all of them for training."""
+    if request.train_split or request.eval_split:
+        raise ValueError(
+            f"{escaped(folder)} has no class folders, so it has no splits. Received: train_split="
+            f"{request.train_split!r:.200}, eval_split={request.eval_split!r:.200}"
+        )
+    images, unread = _list_class(folder)
+    if not images:
+        raise FileNotFoundError(f"{escaped(folder)} has no images. Expected: files that end in {', '.join(READABLE)}")
+    if unread:
+        warnings.warn(_unread_message(folder, unread), stacklevel=4)
+    listing = Listing(folder, images, np.zeros(len(images), np.int64), unread)
+    split = _open_split(listing, request.on_bad_image)
+    return Data(name=escaped(folder), train=split, evaluation=None, num_classes=1, class_names=(), is_labelled=False)
+
+
 def list_parts(
     train: Part | None, evaluation: Part | None, list_part: Callable[[Part], Listing]
 ) -> list[Listing | None]:
@@ -85,23 +102,6 @@ def list_parts(
 def unread_files(listings: Sequence[Listing | None]) -> list[str]:
     """Return the names of the files and folders that no part reads, sorted."""
     return sorted({name for listing in listings if listing for name in listing.unread})
-
-
-def _open_unlabelled(folder: str, request: DataRequest) -> Data:
-    """Return the images of a folder without class folders, all of them for training."""
-    if request.train_split or request.eval_split:
-        raise ValueError(
-            f"{escaped(folder)} has no class folders, so it has no splits. Received: train_split="
-            f"{request.train_split!r}, eval_split={request.eval_split!r}"
-        )
-    images, unread = _list_class(folder)
-    if not images:
-        raise FileNotFoundError(f"{escaped(folder)} has no images. Expected: files that end in {', '.join(READABLE)}")
-    if unread:
-        warnings.warn(_unread_message(folder, unread), stacklevel=4)
-    listing = Listing(folder, images, np.zeros(len(images), np.int64), unread)
-    split = _open_split(listing, request.on_bad_image)
-    return Data(name=escaped(folder), train=split, evaluation=None, num_classes=1, class_names=(), is_labelled=False)
 
 
 def _check_held_out(rest: Listing | None, held_out: Listing | None) -> list[Listing | None]:

@@ -39,11 +39,10 @@ def build_state(
     No file is written. A run in the folder `out` keeps its number of micro-batches. `say` prints a line.
     """
     _check_devices(recipe, devices)
-    source = prepare.load_model(recipe, model)
+    source = prepare.check_task(recipe, prepare.load_model(recipe, model), data)
     recipe = prepare.fit_size(recipe, model, source.config, data, say=say)
     recipe = prepare.fit_length(recipe, data, replicas=devices.num_replicas_in_sync, say=say)
     total = recipe.resolved_steps(data.training_split().count)
-    source = prepare.check_task(recipe, source, data)
     recipe, data = prepare.match_head(recipe, source.task, data)
     with devices.scope():
         adapted = prepare.adapt_model(recipe, source, num_classes=data.num_classes, class_names=data.class_names)

@@ -68,10 +68,8 @@ def read_run(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(f"{prefix} is not of a run that can be continued: {error}") from error
     if storage.is_local(path) and Path(path, "model.keras").exists():
-        model = load_any(resolve(f"{path}/model.keras"), dtype="float32")
-    else:
-        model = _from_checkpoint(prefix, saved["variables"], config, head)
-    return EarlierRun(path, recipe, data, model, teacher)
+        return EarlierRun(path, recipe, data, load_any(resolve(f"{path}/model.keras"), dtype="float32"), teacher)
+    return EarlierRun(path, recipe, data, _from_checkpoint(prefix, saved["variables"], config, head), teacher)
 
 
 def _from_checkpoint(

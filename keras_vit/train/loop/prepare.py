@@ -124,6 +124,8 @@ def check_task(recipe: Recipe, source: VisionTransformer | DenseModel, data: Dat
             source = depth(source, head=recipe.head, max_depth=recipe.max_depth)
         else:
             source = segmenter(source, data.num_classes, head=recipe.head, labels=data.class_names)
+    if (recipe.objective == "masked_patch" or recipe.has_teacher) and isinstance(source, VisionTransformer):
+        return source
     check_kind(data, source.task)
     if recipe.objective not in task.OBJECTIVES:
         raise ValueError(

@@ -5,6 +5,7 @@ The features are the variables of the run's checkpoints, so that a run that was 
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -65,6 +66,14 @@ class Probe:
         """All variables of a checkpoint, by name."""
         return {"done": self._done, "features": self._features}
 
+    def fingerprint(self) -> str:
+        """Return a hash of the weights that the features depend on."""
+        digest = hashlib.sha256()
+        for weight in self.model.weights:
+            if weight.path.split("/")[0] != "head":
+                digest.update(np.asarray(weight).tobytes())
+        return digest.hexdigest()[:16]
+
     def compute(self, checkpoints: Checkpoints | None, stop: Stop, *, show: bool) -> float | None:
         """Compute the features that are missing; return the images per second, or None after a request to stop."""
         collect = feature_collector(replicate(self.model, self.strategy), LAYER, self.strategy)
@@ -110,6 +119,10 @@ class Probe:
         """Set the head; return its metrics on the held-out images ({} without any), and the lines of the log."""
         labels, classes = self._images[0][1], self._data.num_classes
         train, held_out = np.split(self._features.numpy(), [len(labels)])
+        if len(labels) < 2:
+            raise ValueError(f"A probe needs at least 2 training images. Received: {len(labels)} in {self._data.name}")
+        if not np.isfinite(train).all():
+            raise ValueError("The model must compute finite features. Received: NaN or infinity")
         found = cross_validate(train, labels, num_classes=classes, seed=self.recipe.seed)
         best = min(found, key=lambda each: each.loss)
         say(
