@@ -153,7 +153,7 @@ def test_the_commands_lead_from_a_folder_to_a_file(
     rows = json.loads(command_line.run("predict", "run", photo, "--to=maps", "--json"))
     assert sum(each["probability"] for each in rows[0]["predictions"]) == pytest.approx(1)
     with Image.open("maps/01.png") as classes, Image.open("maps/01-overlay.png") as overlay:
-        assert classes.size == overlay.size == Image.open(photo).size
+        assert classes.size == overlay.size == map_folders.SIZES[1][::-1]
         [expected] = dense.load("run").predict_maps(photo)
         np.testing.assert_array_equal(classes, expected)
     report = json.loads(command_line.run("export", "run", "--to=x.tflite", "--output=classes", "--json"))
@@ -184,4 +184,5 @@ def test_depth_is_predicted_as_16_bits_and_in_colours(tmp_path: Path) -> None:
     assert row["depth"]["median"] == pytest.approx(np.median(expected), rel=1e-5)
     with Image.open(tmp_path / "00.png") as file:
         np.testing.assert_allclose(np.asarray(file) / 1000, expected, atol=6e-4)
-    assert Image.open(tmp_path / "00-coloured.png").mode == "RGB"
+    with Image.open(tmp_path / "00-coloured.png") as file:
+        assert file.mode == "RGB"

@@ -12,6 +12,9 @@ LEAST = {"cosine": 0.99, "difference_cosine": 0.9, "agreement": 0.0}
 LEAST_BFLOAT16 = {"cosine": 0.995, "difference_cosine": 0.95, "agreement": 0.0}
 ACCEPTABLE = 0.8  # values below mean that the file is another model's or damaged
 HALF = 16  # bits
+# Numbers of classes do not say which pixels are near ties, as those at edges are: so many times more may differ.
+UNDECIDED = 10
+LEAST_CLASS_MAP = 0.97  # that a file of unknown mode, and int8-full, has of images
 
 
 def check_thresholds(report: Report, mode: Mode | None, *, has_classes: bool, **given_least: float) -> None:
@@ -25,10 +28,18 @@ def check_thresholds(report: Report, mode: Mode | None, *, has_classes: bool, **
         "difference_cosine": report.difference_cosine,
         "agreement": report.decided_agreement,
     }
+    is_class_map = report.cosine is None
+    if is_class_map:
+        values["agreement"] = report.agreement
     least = LEAST_BFLOAT16 if report.mode == "bfloat16" else LEAST
     if mode is not None:
         least = {name: getattr(mode, f"least_{name}") for name in values}
-    least = least | ({} if has_classes else {"agreement": 0.0}) | given_least
+    if is_class_map:
+        of_images = max(least["agreement"], LEAST_CLASS_MAP)
+        least = least | {"agreement": round(1 - UNDECIDED * (1 - of_images), 4)}
+    elif not has_classes:
+        least = least | {"agreement": 0.0}
+    least = least | given_least
     least["difference_cosine"] = min(least["difference_cosine"], least["cosine"])
     missed = {name: value for name, value in values.items() if value is not None and not value >= least[name]}
     if missed:
