@@ -134,6 +134,16 @@ def test_wrong_arguments_are_named(make: Any, message: str) -> None:
         make(VisionTransformer(tiny()))
 
 
+def test_published_files_with_terms_are_downloaded_only_if_one_accepts_them() -> None:
+    with pytest.raises(errors.LicenceError, match=r"CC-BY-NC-4.0.*accept_licence=True"):
+        dense.load("Depth-Anything-V2-B")
+    free = {card.name for card in dense.cards().values() if card.terms is None}
+    assert {"Depth-Anything-V2-S", "Depth-Anything-V1-L", "DPT-L"} <= free
+    assert not any("V2-B" in name or "V2-L" in name for name in free)
+    with pytest.raises(FileNotFoundError, match="Depth-Anything-V2-S"):
+        dense.load("Depth-Anything-V2-Small")
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -174,6 +174,8 @@ def evaluate(
 
     if predictions and not out:
         raise ValueError("--predictions needs --out FOLDER, the folder for predictions.csv")
+    if out and (real or few_shot):
+        raise ValueError("--out is for images with one class: leave out --real and --few-shot")
     found = options.find_model(model, weights, image_size, accept_licence=accept_licence)
     options.check_data(data, data_dir)
     with options.quiet():

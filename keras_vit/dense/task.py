@@ -20,6 +20,8 @@ from keras_vit.model.classification import Classification, Labels, Tensors
 __all__ = ["IGNORED", "Depth", "Segmentation"]
 
 IGNORED = 255  # label of pixels that do not count
+# Fields of an export's report that numbers of classes do not have.
+NO_AMOUNTS = ("cosine", "mean_cosine", "difference_cosine", "sqnr", "max_error", "decided_agreement")
 
 
 @tasks.register
@@ -212,7 +214,7 @@ class Segmentation(MapTask):
         common, union = counts[0], counts[1] + counts[2] - counts[0]
         fields: dict[str, Any] = {"mean_iou": float((common[union > 0] / union[union > 0]).mean())}
         if name == "classes":
-            fields |= dict.fromkeys(("cosine", "difference_cosine", "sqnr", "max_error", "decided_agreement"))
+            fields |= dict.fromkeys(NO_AMOUNTS)
         return fields
 
     def decode(self, output: Any, top: int) -> list[list[tasks.Prediction]]:

@@ -17,10 +17,14 @@ Blocks = int | Iterable[int | str] | None
 
 @keras.saving.register_keras_serializable("keras_vit")
 class PatchMap(BaseLayer):
-    """Arrange the tokens of patches as a map, (batch, rows, columns, width).
+    """Arrange the tokens of patches, (batch, tokens, width), as a map, (batch, rows, columns, width).
 
-    `class_token` says what becomes of the first token: "drop", "add" to every patch, or "concat" behind every patch,
-    which gives (batch, rows, columns, 2 * width).
+    Args:
+        grid: (rows, columns).
+        prefix_tokens: number of tokens in front of the patches.
+        class_token: what becomes of the first token: "drop", "add" to every patch, or "concat" behind every patch,
+            which gives (batch, rows, columns, 2 * width).
+        **kwargs: of `keras.layers.Layer`.
     """
 
     def __init__(
@@ -32,6 +36,7 @@ class PatchMap(BaseLayer):
         self.class_token = class_token
 
     def call(self, x: Any) -> Any:
+        """Return the map."""
         patches = x[:, self.prefix_tokens :]
         if self.class_token == "add":
             patches = patches + x[:, :1]
@@ -40,14 +45,18 @@ class PatchMap(BaseLayer):
         return ops.reshape(patches, (-1, *self.grid, patches.shape[-1]))
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the shape of the map."""
         return (input_shape[0], *self.grid, input_shape[-1] * (2 if self.class_token == "concat" else 1))
 
 
 @keras.saving.register_keras_serializable("keras_vit")
 class ResizeBilinear(BaseLayer):
-    """Resize maps (batch, height, width, channels) bilinearly without antialias, as torch's `interpolate`.
+    """Resize maps (batch, height, width, channels) bilinearly without antialias, as PyTorch's `interpolate`.
 
-    `align_corners` maps the centres of the corner cells onto each other; otherwise cells have half-pixel centres.
+    Args:
+        size: the new (height, width).
+        align_corners: whether the centres of the corner cells stay there; otherwise cells have half-pixel centres.
+        **kwargs: of `keras.layers.Layer`.
     """
 
     def __init__(self, size: tuple[int, int], *, align_corners: bool = False, **kwargs: Any) -> None:
@@ -56,6 +65,7 @@ class ResizeBilinear(BaseLayer):
         self.align_corners = align_corners
 
     def call(self, x: Any) -> Any:
+        """Return the resized map."""
         for axis, new in enumerate(self.size, start=1):
             if x.shape[axis] == new:
                 continue
@@ -67,6 +77,7 @@ class ResizeBilinear(BaseLayer):
         return x
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the shape of the map."""
         return (input_shape[0], *self.size, input_shape[-1])
 
 
@@ -97,11 +108,13 @@ class DepthBins(BaseLayer):
         self.most = most
 
     def call(self, x: Any) -> Any:
+        """Return the expected depth."""
         scores = ops.relu(x) + 0.1
         bins = ops.cast(np.linspace(self.least, self.most, x.shape[-1])[:, None], x.dtype)
         return ops.matmul(scores, bins) / ops.sum(scores, axis=-1, keepdims=True)
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the shape of the map."""
         return (*input_shape[:-1], 1)
 
 

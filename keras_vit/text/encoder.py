@@ -16,6 +16,7 @@ from keras_vit.model.classify import check_finite, unit_length
 from keras_vit.model.config import BlockConfig
 from keras_vit.model.config.text import TextConfig
 from keras_vit.model.layers.pooling import EndTokenPooling
+from keras_vit.model.layers.runtime.quantized import load_quantization, quantization_problem, save_quantization
 from keras_vit.model.layers.tokens import TokenEmbedding
 from keras_vit.text.tokenizer import Tokenizer
 
@@ -133,13 +134,15 @@ class TextEncoder(keras.Model):
         return cls(TextConfig(**config["config"]), dtype=policy, name=config["name"])
 
     def save_own_variables(self, store: Any) -> None:
-        """Save the tokenizer; each layer saves its weights."""
+        """Save the tokenizer, and whether the projection is quantized; each layer saves its weights."""
+        save_quantization(store, self.layers[-1:])
         if self.tokenizer is not None:
             store["tokenizer"] = np.frombuffer(self.tokenizer.model, np.uint8)
             store["padding"] = np.array(self.tokenizer.pad_id)
 
     def load_own_variables(self, store: Any) -> None:
-        """Load the tokenizer that `save_own_variables` saved."""
+        """Load what `save_own_variables` saved."""
+        load_quantization(store, self.layers[-1:])
         if "tokenizer" in store:
             model = np.asarray(store["tokenizer"]).tobytes()
             padding = int(np.asarray(store["padding"]))
@@ -174,3 +177,11 @@ def _check_tokenizer(tokenizer: Tokenizer, config: TextConfig) -> None:
         raise ValueError(
             f"The tokenizer is another model's: the text tower has the {names} {wanted}. Received: {found}"
         )
+
+
+def check_floating(encoder: Any) -> None:
+    """Raise an error if this is no text encoder, or one whose weights are not floating-point any more."""
+    if not isinstance(encoder, TextEncoder):
+        raise TypeError(f"The model must be a TextEncoder. Received: {type(encoder).__name__}")
+    if problem := quantization_problem(encoder):
+        raise ValueError(f"Files are written from floating-point weights. {problem}")

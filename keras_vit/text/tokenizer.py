@@ -147,6 +147,8 @@ class Tokenizer:
         given = [texts] if isinstance(texts, str) else list(texts) if isinstance(texts, Iterable) else []
         if not given or not all(isinstance(text, str) for text in given):
             raise ValueError(f"texts must be a string or a list of at least one string. Received: {texts!r:.100}")
+        if broken := [text for text in given if text.encode(errors="ignore").decode() != text]:
+            raise ValueError(f"texts must be valid Unicode. Received: {broken[0]!r:.100}")
         room = self.length - len(self._start) - 1
         ids = np.full((len(given), self.length), self.pad_id, np.int32)
         num_cut = 0

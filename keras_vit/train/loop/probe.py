@@ -44,6 +44,8 @@ class Probe:
     ) -> None:
         _check(recipe, data, devices)
         source = prepare.check_task(recipe, prepare.load_model(recipe, model), data)
+        if not isinstance(source, VisionTransformer):
+            raise ValueError(f"optimizer='least_squares' needs a VisionTransformer. Received: {source.name!r}, of maps")
         self.recipe = prepare.fit_size(recipe, model, source.config, data, say=say).replace(reset_head=True)
         self.model: VisionTransformer = prepare.adapt_model(
             self.recipe, source, num_classes=data.num_classes, class_names=data.class_names
@@ -160,7 +162,7 @@ def _check(recipe: Recipe, data: Data, devices: tf.distribute.Strategy) -> None:
             f"optimizer='least_squares' computes each image once and solves for the head: it has no use for {ignored}. "
             "Leave them out, or train the head in steps with optimizer=sgd (--set optimizer=sgd)"
         )
-    if data.multi_label or not isinstance(data.task, Classification):
+    if data.multi_label or type(data.task) is not Classification:
         raise ValueError(
             f"optimizer='least_squares' needs one class for each image; optimizer=sgd takes other labels too. "
             f"Received: {data.name}"

@@ -20,7 +20,7 @@ from keras_vit._util import html
 from keras_vit._util.atomic import replacing
 from keras_vit._util.checks import check_counts
 from keras_vit._util.progress import track
-from keras_vit.model.classification import Classification, softmax
+from keras_vit.model.classification import Classification
 from keras_vit.train.data import sources
 from keras_vit.train.data.pipeline import ModelInput, decode
 from keras_vit.train.data.split import Split
@@ -238,8 +238,8 @@ def examine(
     opened, task, _ = matched(model, opened)
     held_out = opened.evaluation
     assert held_out
-    if not isinstance(task, Classification) or opened.multi_label:
-        raise ValueError(f"examine needs one class for each image. Received: {opened.name}")
+    if type(task) is not Classification or opened.multi_label:
+        raise ValueError(f"examine needs one class for each image, and no maps. Received: {opened.name}")
     devices = choose_strategy(model, strategy)
     if strategies.has_workers(devices):
         raise ValueError("examine runs on one machine. Received: a strategy of several workers")
@@ -256,8 +256,8 @@ def examine(
     logits, labels, indices, weights = (np.concatenate(part) for part in zip(*results, strict=True))
     order = np.argsort(indices, kind="stable")
     order = order[weights[order] > 0]  # without the padding of the last batches
-    shares, labels = softmax(logits[order]), labels[order]
-    predicted = shares.argmax(axis=1)
+    logits, labels = logits[order], labels[order]
+    shares, predicted = task.exported_output("probabilities", logits), logits.argmax(axis=1)
     chosen = np.stack([predicted, labels], axis=1)
     return Examination(
         data=f"{opened.name}, {opened.eval_split}" if opened.eval_split else opened.name,
