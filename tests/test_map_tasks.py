@@ -153,6 +153,7 @@ def test_depth_is_exported_and_verified(meter: dense.DenseModel, tmp_path: Path)
     assert "mean relative error of the depth" in str(report)
 
 
+@pytest.mark.full
 def test_a_server_answers_with_maps(segmenter: dense.DenseModel, meter: dense.DenseModel, tmp_path: Path) -> None:
     report = export.saved_model(segmenter, tmp_path / "s", warmup=())
     assert report.agreement == 1 and report.files_error is not None
