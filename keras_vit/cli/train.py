@@ -132,7 +132,8 @@ def _result_line(result: Result, folder: Path) -> str:
     line = f"{folder}/model.keras after {steps}: {figures or 'nothing to evaluate on'}"
     best = result.best
     if best and best.step < result.steps:
-        line += f"; best: {best.path} after {best.step}, accuracy {best.metrics['accuracy']:.4f}"
+        name, value = next(iter(best.metrics.items()))
+        line += f"; best: {best.path} after {best.step}, {name} {value:.4f}"
     if result.skipped:
         line += f"; training images left out because they cannot be read: {result.skipped}"
     if result.unread:

@@ -43,7 +43,7 @@ class Probe:
         self, recipe: Recipe, model: Any, data: Data, devices: tf.distribute.Strategy, say: Callable[[str], None]
     ) -> None:
         _check(recipe, data, devices)
-        source = prepare.load_model(recipe, model)
+        source = prepare.check_task(recipe, prepare.load_model(recipe, model), data)
         if not isinstance(source, VisionTransformer):
             raise ValueError(f"optimizer='least_squares' needs a VisionTransformer. Received: {source.name!r}, of maps")
         self.recipe = prepare.fit_size(recipe, model, source.config, data, say=say).replace(reset_head=True)
