@@ -42,7 +42,7 @@ def finished(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, out: Path) -> train.Result:
-    changes = FIELDS | {"linear_probe": False, "ema_decay": 0.9, "checkpoint_steps": 3, "eval_steps": 3}
+    changes = FIELDS | {"linear_probe": False, "ema_decay": 0.5, "checkpoint_steps": 3, "eval_steps": 3}
     changes |= {"config": {"dropout_rate": 0.1, "stochastic_depth": 0.1}, "accumulation": 2}
     return train.run("segment-folder", model=tiny(), data=folder, out=out, changes=changes, progress=False)
 

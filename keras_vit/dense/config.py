@@ -95,7 +95,14 @@ class MapConfig(Group):
             yield "blocks must have at least one number. Received: ()"
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed."""
+        """Return a copy with some fields changed.
+
+        Args:
+            **changes: fields and their new values.
+
+        Raises:
+            ValueError: a field is wrong.
+        """
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,10 +115,15 @@ def four_blocks(num_layers: int) -> tuple[int, ...]:
 
     For other depths they are the last of each quarter.
     """
+    last_blocks(num_layers)  # raises if there are fewer
+    return {24: (4, 11, 17, 23)}.get(num_layers, tuple((i + 1) * num_layers // 4 - 1 for i in range(4)))
+
+
+def last_blocks(num_layers: int) -> tuple[int, ...]:
+    """Return the last four blocks."""
     if num_layers < 4:
-        raise ValueError(f"head='dpt' and 'multiscale' read four blocks. Received: a backbone of {num_layers}")
-    official = {24: (4, 11, 17, 23)}
-    return official.get(num_layers, tuple((i + 1) * num_layers // 4 - 1 for i in range(4)))
+        raise ValueError(f"backbone must have four blocks for this head. Received: {num_layers}")
+    return tuple(range(num_layers - 4, num_layers))
 
 
 def dpt_widths(hidden_size: int) -> dict[str, Any]:

@@ -6,9 +6,8 @@ from typing import Any
 import keras
 
 from keras_vit.dense.config import MapConfig
-from keras_vit.model.feature_maps import map_names, to_map
-from keras_vit.model.layers import DepthBins, ResizeBilinear
 from keras_vit.model.layers.activations import activation_function
+from keras_vit.model.maps import DepthBins, ResizeBilinear, map_names, to_map
 from keras_vit.model.vision_transformer import VisionTransformer
 
 NORM_EPSILON = 1e-5  # of PyTorch's batch normalization

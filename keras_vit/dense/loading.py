@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import keras
-
 from keras_vit._util import data_files
 from keras_vit._util.checks import given
 from keras_vit.converters import assign, config_json, infer, layout, loading, source
 from keras_vit.converters.containers import Container
 from keras_vit.converters.table import Match, Table, fields_of_rows, load_table
 from keras_vit.dense import published
+from keras_vit.dense.catalogue import fetch_card
 from keras_vit.dense.config import MapConfig
 from keras_vit.dense.model import DenseModel
+from keras_vit.dense.stored import load_stored, read_backbone_config
 from keras_vit.errors import CheckpointError
 from keras_vit.model import layers
 from keras_vit.model.config import Preprocessing
@@ -52,22 +52,25 @@ def load(
     backbone: VisionTransformer | str | os.PathLike[str] | None = None,
     blocks: tuple[int, ...] | None = None,
     max_depth: float | None = None,
+    accept_licence: bool = False,
 ) -> DenseModel:
     """Load a model that returns a map for every image.
 
-    | file | model |
+    | path | model |
     |---|---|
+    | a name of `cards()` | published models on the Hugging Face Hub, which are downloaded once |
     | Hugging Face folder | DPT on a ViT or on DINOv2, Depth Anything V1 and V2 (relative and metric) |
     | `depth_anything_*.pth` | Depth Anything V1 and V2, relative and metric |
     | `dinov2_*_head.pth` with a backbone | DINOv2's segmentation and depth heads (not Mask2Former) |
     | `.keras` | a DenseModel that was saved by `model.save` |
 
     Args:
-        path: the file, or a folder with the weights and a config.json.
+        path: the file, a folder with the weights and a config.json, or a name.
         backbone: for a file that holds only a head, the VisionTransformer that it was trained on, or its file.
         blocks: numbers of the blocks that the head reads, from 0, where neither file nor its name says it.
         max_depth: greatest depth in metres, where neither file nor its name says it. Meta's linear NYU heads are read
             with the 10 m that they were trained with; the hub's code spreads their bins to 80 m.
+        accept_licence: whether you accept the publisher's terms: Depth Anything V2 B and L are CC-BY-NC-4.0.
 
     Returns:
         The model: prepared images -> float32 depth (batch, rows, columns) or logits (batch, rows, columns, classes), at
@@ -75,7 +78,8 @@ def load(
 
     Raises:
         CheckpointError: the file is damaged, malicious, of another model, or does not fit the backbone.
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: there is no such file or name.
+        LicenceError: the file has terms of its own, and accept_licence is False.
         ValueError: a backbone is missing, or given for a file that has its own.
 
     Example:
@@ -84,7 +88,8 @@ def load(
         >>> keras_vit.dense.load("depth.keras").predict_maps(np.zeros((1, 50, 70, 3), "uint8"))[0].shape
         (50, 70)
     """
-    file = source.find_weights(Path(path))
+    is_file = Path(path).exists()
+    file = source.find_weights(Path(path)) if is_file else fetch_card(str(path), accept_licence=accept_licence)
     if source.is_keras_file(file):
         return _load_keras(file, backbone)
     if isinstance(backbone, str | os.PathLike):
@@ -106,11 +111,9 @@ def load(
 def _load_keras(file: Path, backbone: Any) -> DenseModel:
     if backbone is not None:
         raise ValueError("backbone is for a file that holds only a head. Received: a .keras file, which has its own")
-    with source.keras_errors(file):
-        model = keras.saving.load_model(file)
-    if not isinstance(model, DenseModel):
-        raise CheckpointError(f"{file} does not contain a DenseModel. Received: {type(model).__name__}")
-    return model
+    if read_backbone_config(file) is None:
+        raise CheckpointError(f"{file} does not contain a DenseModel")
+    return load_stored(file, {})
 
 
 def _load_backbone(path: Path) -> VisionTransformer:

@@ -8,7 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.dense.config import MapConfig, dpt_widths, four_blocks
+from keras_vit._util.checks import one_of
+from keras_vit.dense.config import MapConfig, dpt_widths, four_blocks, last_blocks
 from keras_vit.dense.heads import MapHead
 from keras_vit.dense.predict import frame, to_image
 from keras_vit.dense.task import Depth, Segmentation
@@ -25,7 +26,8 @@ class DenseModel(keras.Model):
     """A Vision Transformer with a head that returns a map: a functional Keras model.
 
     Args:
-        backbone: the Vision Transformer. The model gets a copy of its weights.
+        backbone: the Vision Transformer. The model gets a copy of its weights, or its layers themselves if it has no
+            head, as `backbone` of another DenseModel.
         head: what the head reads and returns.
         name: name of the model.
 
@@ -39,7 +41,8 @@ class DenseModel(keras.Model):
     """
 
     def __init__(self, backbone: VisionTransformer, head: MapConfig, *, name: str = "dense") -> None:
-        backbone = _without_head(backbone)
+        if backbone.config != _plain_config(backbone):
+            backbone = backbone.with_config(_plain_config(backbone))
         super().__init__(inputs=backbone.inputs[0], outputs=MapHead(backbone, head).output, name=name)
         self.config = backbone.config
         self.head = head
@@ -64,7 +67,17 @@ class DenseModel(keras.Model):
         return [layer.name for layer in self.layers if layer not in self.backbone.layers]
 
     def preprocess(self, images: Any) -> np.ndarray:
-        """Prepare images at the model's size, as `VisionTransformer.preprocess` does."""
+        """Prepare images at the model's size, whole: the aspect ratio is not kept.
+
+        Args:
+            images: as for `VisionTransformer.preprocess`.
+
+        Returns:
+            float32 (batch, height, width, channels).
+
+        Raises:
+            ValueError: as `VisionTransformer.preprocess`.
+        """
         return self.backbone.preprocess(images)
 
     def predict_maps(self, images: Any) -> list[np.ndarray]:
@@ -182,10 +195,8 @@ def segmenter(backbone: VisionTransformer, num_classes: int, *, head: str = "lin
         >>> model.output_shape
         (None, 8, 8, 3)
     """
-    _check_head(head, HEADS)
     names = labels if labels is None or isinstance(labels, str) else tuple(labels)
-    fields: dict[str, Any] = {"num_classes": num_classes, "labels": names, "batch_norm": True}
-    return DenseModel(backbone, MapConfig(**fields, **_head_fields(backbone.config, head, "segment")))
+    return _new_model(backbone, head, num_classes=num_classes, labels=names, batch_norm=True)
 
 
 def depth(backbone: VisionTransformer, *, head: str = "dpt", max_depth: float | None = None) -> DenseModel:
@@ -208,35 +219,31 @@ def depth(backbone: VisionTransformer, *, head: str = "dpt", max_depth: float | 
         >>> model.output_shape
         (None, 32, 32)
     """
-    _check_head(head, HEADS)
-    fields: dict[str, Any] = {"output": "depth", "max_depth": max_depth}
-    if head == "dpt":
-        fields |= {"activation": "relu" if max_depth is None else "sigmoid"}
-    else:
-        fields |= {"min_depth": 0.001, "norm": False, "upsample": 4}
-        fields |= {"readout": "concat"} if backbone.config.class_token else {}
-    return DenseModel(backbone, MapConfig(**fields, **_head_fields(backbone.config, head, "depth")))
+    return _new_model(backbone, head, output="depth", max_depth=max_depth)
 
 
-def _head_fields(config: ViTConfig, head: str, output: str) -> dict[str, Any]:
-    """Return the fields of a MapConfig for a kind of head on a backbone."""
+def _new_model(backbone: VisionTransformer, head: str, **fields: Any) -> DenseModel:
+    """Return a model with a new head on a copy of a backbone."""
+    one_of("head", head, HEADS)
+    config = _plain_config(backbone)
     last = config.num_layers - 1
-    if head == "linear":
-        return {"blocks": (last,)}
-    if head == "multiscale":
-        blocks = four_blocks(config.num_layers)
-        return {"blocks": tuple(range(last - 3, last + 1)) if output == "segment" else blocks}
-    more = {"residual_bias": False, "head_size": "double"} if output == "segment" else {}
-    return {"kind": "dpt", "blocks": four_blocks(config.num_layers), **dpt_widths(config.hidden_size), **more}
+    is_depth = fields.get("output") == "depth"
+    if head == "dpt":
+        depth = {"activation": "relu" if fields.get("max_depth") is None else "sigmoid"}
+        classes = {"residual_bias": False}
+        fields |= dpt_widths(config.hidden_size) | (depth if is_depth else classes)
+        fields |= {"kind": "dpt", "blocks": four_blocks(config.num_layers)}
+    elif is_depth:
+        blocks = (last,) if head == "linear" else four_blocks(config.num_layers)
+        readout = "concat" if config.class_token else "ignore"
+        fields |= {"blocks": blocks, "min_depth": 0.001, "norm": False, "upsample": 4, "readout": readout}
+    else:
+        fields["blocks"] = (last,) if head == "linear" else last_blocks(config.num_layers)
+    return DenseModel(backbone.with_config(config), MapConfig(**fields))
 
 
-def _check_head(head: str, known: tuple[str, ...]) -> None:
-    if head not in known:
-        raise ValueError(f"head must be one of {list(known)}. Received: {head!r:.200}")
-
-
-def _without_head(backbone: VisionTransformer) -> VisionTransformer:
-    """Return a copy of a VisionTransformer whose last block computes all tokens and which returns a feature."""
+def _plain_config(backbone: VisionTransformer) -> ViTConfig:
+    """Return the config of a VisionTransformer without its head, whose last block computes all tokens."""
     if not isinstance(backbone, VisionTransformer):
         raise ValueError(f"backbone must be a VisionTransformer. Received: {type(backbone).__name__}")
     config = backbone.config
@@ -245,4 +252,4 @@ def _without_head(backbone: VisionTransformer) -> VisionTransformer:
         raise ValueError(f"backbone must be a Vision Transformer without a distillation token. Received: {kind}")
     changes = {"classifier": "gap", "num_classes": 0, "representation_size": None, "normalize_features": False}
     whole = replace(config.preprocessing, resize="squash", crop_fraction=1.0)  # a map is of the whole image
-    return backbone.with_config(config.replace(**changes, preprocessing=whole))
+    return config.replace(**changes, preprocessing=whole)

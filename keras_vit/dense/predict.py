@@ -9,7 +9,7 @@ from keras_vit import position
 from keras_vit.dense.config import MapConfig
 from keras_vit.model import preprocess
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.layers.maps import neighbours
+from keras_vit.model.maps import neighbours
 
 Size = tuple[int, int]  # height, width
 

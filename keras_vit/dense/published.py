@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit.converters.config_json import read_object
-from keras_vit.dense.config import four_blocks
+from keras_vit.dense.config import four_blocks, last_blocks
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
 
@@ -91,7 +91,7 @@ def depth_anything_fields(path: Path, config: ViTConfig, stated: Mapping[str, An
     if "v2" in name:
         blocks = four_blocks(config.num_layers)
     elif "blocks" in stated or name.startswith("depth_anything_vit"):
-        blocks = tuple(range(config.num_layers - 4, config.num_layers))
+        blocks = last_blocks(config.num_layers)
     else:
         raise CheckpointError(
             "does not say whether it is Depth Anything V1 or V2, nor does its name: pass blocks=(2, 5, 8, 11) for V2 "
@@ -108,6 +108,10 @@ def dinov2_fields(path: Path, fields: Mapping[str, Any], inputs: int, config: Vi
     Sources: dinov2/hub/depthers.py and hub/depth, dinov2/eval/segmentation.
     """
     width, last = config.hidden_size, config.num_layers
+    if inputs % width or inputs > 8 * width or last < 4:
+        raise CheckpointError(
+            f"does not fit the backbone, which is {width} wide. Received: a head of {inputs} channels"
+        )
     if fields["output"] == "classes":
         framing = {"framing": "short", "size": (512, 512), "multiple": config.patch[0]}
         return {"blocks": tuple(range(last - inputs // width, last)), **framing}

@@ -7,7 +7,7 @@ official heads do.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ import numpy as np
 from keras_vit.dense.depth_task import Depth
 from keras_vit.dense.maps import MapTask, enlarge
 from keras_vit.model import task as tasks
-from keras_vit.model.classification import Classification, Tensors
+from keras_vit.model.classification import Classification, Labels, Tensors
 
 __all__ = ["IGNORED", "Depth", "Segmentation"]
 
@@ -25,7 +25,7 @@ IGNORED = 255  # label of pixels that do not count
 
 @tasks.register
 @dataclass(frozen=True, kw_only=True)
-class Segmentation(MapTask, Classification):
+class Segmentation(MapTask):
     """Classify every pixel: logits (batch, height, width, classes). Pixels labelled 255 do not count.
 
     Metrics are those of mmsegmentation: intersections and unions are summed over the whole data set, and the mean is
@@ -37,7 +37,8 @@ class Segmentation(MapTask, Classification):
         image_size: (height, width) of exported class maps; None for that of the logits.
     """
 
-    is_pooled: bool = False
+    num_classes: int
+    labels: str | tuple[str, ...] | None = None
     image_size: tuple[int, int] | None = None
 
     NAME: ClassVar[str] = "a class for every pixel"
@@ -197,7 +198,7 @@ class Segmentation(MapTask, Classification):
         """Return which pixels have the same class, and which have it or are near ties."""
         if name == "classes":
             return (expected == received).ravel(), (expected == received).ravel()
-        return super().agreement(name, expected, received)
+        return self._of_pixels.agreement(name, expected, received)
 
     def comparison(self, name: str, expected: np.ndarray, received: np.ndarray) -> dict[str, Any]:
         """Return the fields of an export's report that are particular to the task: the mean IoU with the model's maps.
@@ -226,7 +227,16 @@ class Segmentation(MapTask, Classification):
         """Return what `decode` does, from the numbers of classes (batch, height, width)."""
         shares = np.stack([np.bincount(each.ravel(), minlength=self.num_classes) / each.size for each in classes])
         with np.errstate(divide="ignore"):
-            return super().decode(np.log(shares), top)
+            return self._of_pixels.decode(np.log(shares), top)
+
+    def class_names(self, labels: Labels | Iterable[str] = None) -> list[str] | None:
+        """See `keras_vit.model.task.Task`; the names are in the order of the logits."""
+        return self._of_pixels.class_names(labels)
+
+    @property
+    def _of_pixels(self) -> Classification:
+        """The classification of a single pixel."""
+        return Classification(num_classes=self.num_classes, labels=self.labels)
 
     def _full_size(self, output: Any) -> Any:
         return output if self.image_size is None else enlarge(output, self.image_size)

@@ -52,7 +52,7 @@ class Classification:
     probabilities: str = "softmax"
 
     NAME: ClassVar[str] = "a class for every image"
-    OBJECTIVES: ClassVar[tuple[str, ...]] = ("softmax", "sigmoid")
+    OBJECTIVES: ClassVar[tuple[str, ...]] = ("softmax", "sigmoid", "masked_patch", "distill", "distill_features")
     LABELS = "integers (n,), or zeros and ones (n, classes)"
     metrics = ("accuracy",)
 

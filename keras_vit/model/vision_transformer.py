@@ -18,9 +18,9 @@ from keras_vit.model import preprocess, task
 from keras_vit.model.classify import BATCH, classify_each, embed_all
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.config.limits import check_attention, check_resizable, warn_partial_patches
-from keras_vit.model.feature_maps import Blocks, map_names, to_map
 from keras_vit.model.layers import PatchEmbedding, runtime
 from keras_vit.model.layers.runtime.quantized import load_quantization, quick_collections, save_quantization
+from keras_vit.model.maps import Blocks, map_names, to_map
 from keras_vit.model.task import Prediction
 from keras_vit.model.vit import Network
 

@@ -22,6 +22,7 @@ class Report:
         images: number of images that were compared.
         max_error: largest difference of a logit, divided by the largest logit.
         cosine: lowest cosine similarity of an image's logits, or of its attention where the file returns it; -1 to 1.
+        mean_cosine: mean cosine similarity over the images, which is compared with `least_cosine`; -1 to 1.
         sqnr: signal-to-quantization-noise ratio in dB: power of the model's logits over that of the differences.
         difference_cosine: mean cosine similarity between the differences of two images' logits, the file's and the
             model's, over all pairs, -1 to 1. What all images share does not count, nor do pairs whose difference is
@@ -36,6 +37,7 @@ class Report:
         milliseconds: median time of one image on this machine.
         threads: number of threads; None where the runtime chooses.
         mode: how the file is quantized, where known; "bfloat16" for a SavedModel with such weights.
+        searched: what the quantization found in the model, in lines of text.
         accelerated: which operators the accelerator takes, if the file was run on one.
         calibrated_on: whether the images are those of the calibration.
         preprocess_error: largest difference (0..255) of images that the file resizes from `model.preprocess`.
@@ -70,6 +72,7 @@ class Report:
     milliseconds: float
     threads: int | None = None
     mode: str | None = None
+    mean_cosine: float | None = None
     difference_cosine: float | None = None
     decided_agreement: float | None = None
     mean_iou: float | None = None
@@ -78,6 +81,7 @@ class Report:
     half_precision_sums: str | None = None
     largest_value: float | None = None
     accelerated: Accelerated | None = None
+    searched: tuple[str, ...] = ()
     calibrated_on: bool = False
     preprocess_error: float | None = None
     files_error: float | None = None
@@ -103,7 +107,7 @@ class Report:
         same = same if self.relative_error is None else "pixels within a factor of 1.25"
         lines = [
             f"{self.path}: {byte_size(self.bytes)}{f', {self.mode}' if self.mode else ''}",
-            f"on {self.images} images{caveat}: cosine {self.cosine:.6f}, SQNR {self.sqnr:.1f} dB, relative error "
+            f"on {self.images} images{caveat}: cosine {self._cosines()}, SQNR {self.sqnr:.1f} dB, relative error "
             f"{self.max_error:.1e}, {same} {self.agreement:.2%}{ties}",
         ]
         if self.mean_iou is not None:
@@ -112,6 +116,7 @@ class Report:
             lines.append(f"mean relative error of the depth {self.relative_error:.1e}")
         if self.difference_cosine is not None:
             lines.append(f"differences between images: cosine {self.difference_cosine:.6f}")
+        lines += self.searched
         if self.half_precision_cosine is not None:
             lines.append(
                 f"in half precision, sums in {self.half_precision_sums}: differences between images, cosine "
@@ -140,6 +145,11 @@ class Report:
         values = asdict(self) | {"accelerated": self.accelerated and str(self.accelerated)}
         cells = {name.replace("_", " "): _cell(name, value) for name, value in values.items() if name != "path"}
         return html.facts(str(self.path), cells)
+
+    def _cosines(self) -> str:
+        if self.mean_cosine is None or self.images == 1:
+            return f"{self.cosine:.6f}"
+        return f"{self.mean_cosine:.6f} (lowest {self.cosine:.6f})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values as JSON can hold them: the path as a string, numbers that are not finite as None.

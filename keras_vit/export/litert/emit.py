@@ -2,14 +2,24 @@
 
 from typing import Any
 
-from keras_vit.export.litert import attention, encoder, head, images, layers, maps, stem
+from keras_vit.export.litert import attention, encoder, head, images, layers, stem
 from keras_vit.export.litert.builder import Builder
+from keras_vit.export.litert.maps import convolution, tokens
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options, image_config
 from keras_vit.export.litert.writer import FileWriter
 from keras_vit.model import task as tasks
 
-WRITERS = (images, layers, attention, encoder, stem, head, maps)  # importing these modules registers their writers
+WRITERS = (
+    images,
+    layers,
+    attention,
+    encoder,
+    stem,
+    head,
+    convolution,
+    tokens,
+)  # importing these modules registers their writers
 
 
 def build_file(model: Any, options: Options) -> Builder:
@@ -18,7 +28,7 @@ def build_file(model: Any, options: Options) -> Builder:
     `options` are checked before. The signature is "image" -> "logits", "probabilities" or (without a head) "features",
     and "attention" if asked for.
     """
-    file = FileWriter(model, Operators(Builder(), options.storage), options)
+    file = FileWriter(model, Operators(Builder(), options.storage, options.rounded), options)
     write_model(file)
     return file.ops.builder
 
@@ -32,7 +42,7 @@ def write_model(file: FileWriter) -> None:
     name = options.output_name(task.outputs)
     output = layers.apply_affine(ops, file.read(model.outputs[0]), task.outputs[0])
     if name == "probabilities":
-        is_softmax = model.config.probabilities == "softmax"
+        is_softmax = getattr(task, "probabilities", "softmax") == "softmax"
         output = ops.softmax(output, name) if is_softmax else ops.unary("LOGISTIC", output, name)
     elif name == "classes":
         size = image_config(model).size

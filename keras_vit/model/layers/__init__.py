@@ -3,7 +3,6 @@
 from keras_vit.model.layers.attention import MultiHeadAttention
 from keras_vit.model.layers.block import EncoderBlock
 from keras_vit.model.layers.dropout import Dropout, StochasticDepth
-from keras_vit.model.layers.maps import DepthBins, PatchMap, ResizeBilinear
 from keras_vit.model.layers.mlp import MLP
 from keras_vit.model.layers.norm import L2Normalization, LayerNormalization, LayerScale
 from keras_vit.model.layers.pooling import AttentionPooling, TokenPooling
@@ -15,7 +14,6 @@ from keras_vit.model.layers.tokens import PatchEmbedding, PrefixTokens
 __all__ = [
     "MLP",
     "AttentionPooling",
-    "DepthBins",
     "Dropout",
     "EncoderBlock",
     "GroupNormalization",
@@ -24,12 +22,10 @@ __all__ = [
     "LayerScale",
     "MultiHeadAttention",
     "PatchEmbedding",
-    "PatchMap",
     "PositionEmbedding",
     "PrefixTokens",
     "ResNetRoot",
     "ResNetUnit",
-    "ResizeBilinear",
     "StandardizedConv2D",
     "StochasticDepth",
     "TokenPooling",

@@ -1,5 +1,6 @@
-"""Layers of models that return a map for every image: tokens as a map, bilinear resizing, depth from bins."""
+"""Maps: the tokens of patches as a map, resizing, depth from bins, and what of a Vision Transformer becomes a map."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -7,15 +8,23 @@ import numpy as np
 import numpy.typing as npt
 from keras import ops
 
+from keras_vit._util.checks import is_count
+from keras_vit.model.config import ViTConfig
 from keras_vit.model.layers.base import BaseLayer
+
+Blocks = int | Iterable[int | str] | None
 
 
 @keras.saving.register_keras_serializable("keras_vit")
 class PatchMap(BaseLayer):
-    """Arrange the tokens of patches as a map, (batch, rows, columns, width).
+    """Arrange the tokens of patches, (batch, tokens, width), as a map, (batch, rows, columns, width).
 
-    `class_token` says what becomes of the first token: "drop", "add" to every patch, or "concat" behind every patch,
-    which gives (batch, rows, columns, 2 * width).
+    Args:
+        grid: (rows, columns).
+        prefix_tokens: number of tokens in front of the patches.
+        class_token: what becomes of the first token: "drop", "add" to every patch, or "concat" behind every patch,
+            which gives (batch, rows, columns, 2 * width).
+        **kwargs: of `keras.layers.Layer`.
     """
 
     def __init__(
@@ -27,6 +36,7 @@ class PatchMap(BaseLayer):
         self.class_token = class_token
 
     def call(self, x: Any) -> Any:
+        """Return the map."""
         patches = x[:, self.prefix_tokens :]
         if self.class_token == "add":
             patches = patches + x[:, :1]
@@ -35,14 +45,18 @@ class PatchMap(BaseLayer):
         return ops.reshape(patches, (-1, *self.grid, patches.shape[-1]))
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the shape of the map."""
         return (input_shape[0], *self.grid, input_shape[-1] * (2 if self.class_token == "concat" else 1))
 
 
 @keras.saving.register_keras_serializable("keras_vit")
 class ResizeBilinear(BaseLayer):
-    """Resize maps (batch, height, width, channels) bilinearly without antialias, as torch's `interpolate`.
+    """Resize maps (batch, height, width, channels) bilinearly without antialias, as PyTorch's `interpolate`.
 
-    `align_corners` maps the centres of the corner cells onto each other; otherwise cells have half-pixel centres.
+    Args:
+        size: the new (height, width).
+        align_corners: whether the centres of the corner cells stay there; otherwise cells have half-pixel centres.
+        **kwargs: of `keras.layers.Layer`.
     """
 
     def __init__(self, size: tuple[int, int], *, align_corners: bool = False, **kwargs: Any) -> None:
@@ -51,6 +65,7 @@ class ResizeBilinear(BaseLayer):
         self.align_corners = align_corners
 
     def call(self, x: Any) -> Any:
+        """Return the resized map."""
         for axis, new in enumerate(self.size, start=1):
             if x.shape[axis] == new:
                 continue
@@ -62,6 +77,7 @@ class ResizeBilinear(BaseLayer):
         return x
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the shape of the map."""
         return (input_shape[0], *self.size, input_shape[-1])
 
 
@@ -92,9 +108,49 @@ class DepthBins(BaseLayer):
         self.most = most
 
     def call(self, x: Any) -> Any:
+        """Return the expected depth."""
         scores = ops.relu(x) + 0.1
         bins = ops.cast(np.linspace(self.least, self.most, x.shape[-1])[:, None], x.dtype)
         return ops.matmul(scores, bins) / ops.sum(scores, axis=-1, keepdims=True)
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the shape of the map."""
         return (*input_shape[:-1], 1)
+
+
+def map_names(config: ViTConfig, blocks: Blocks) -> list[str]:
+    """Return the names of the intermediate results that `VisionTransformer.feature_maps` turns into maps."""
+    stages = range(1, 1 + len(config.resnet.num_layers)) if config.resnet else range(0)
+    numbered = [f"block_{i}" for i in range(config.num_layers)] or [f"stage_{i}" for i in stages]
+    named = [*numbered, "tokens", *(f"stage_{i}" for i in stages), *(["root"] if stages else [])]
+    count: Any = 1 if blocks is None else blocks
+    if is_count(count, least=1):
+        chosen: list[Any] = list(range(len(numbered)))[-int(count) :]
+        is_known = int(count) <= len(numbered)
+    else:
+        chosen = list(blocks) if isinstance(blocks, Iterable) and not isinstance(blocks, str) else []
+        is_known = bool(chosen) and all(
+            one in named if isinstance(one, str) else is_count(one, least=0) and one < len(numbered) for one in chosen
+        )
+    if not is_known:
+        raise ValueError(
+            f"blocks must be a number of last blocks from 1 to {len(numbered)}, or a list of numbers from 0 to "
+            f"{len(numbered) - 1} and of names in {named}. Received: {blocks!r:.200}"
+        )
+    return [one if isinstance(one, str) else numbered[one] for one in chosen]
+
+
+def to_map(model: Any, name: str, tensor: Any, *, norm: bool, class_token: str = "drop") -> Any:
+    """Return an intermediate result of a VisionTransformer as a map, (batch, rows, columns, width).
+
+    With `norm` the tokens pass the final LayerNorm first, if the model has it in front of the pooling, and the last
+    stage of a BiT its norm and ReLU.
+    """
+    config = model.config
+    if len(tensor.shape) == 4:
+        is_last = name == f"stage_{len(config.resnet.num_layers)}" and config.resnet.version == 2
+        return model.get_layer("resnet")(model.get_layer("resnet_norm")(tensor)) if norm and is_last else tensor
+    if norm and config.num_layers and config.final_norm == "tokens":
+        tensor = model.get_layer("encoder_norm")(tensor)
+    options = {"name": f"map_{name}", "dtype": keras.backend.standardize_dtype(tensor.dtype)}
+    return PatchMap(config.grid, prefix_tokens=config.num_prefix_tokens, class_token=class_token, **options)(tensor)
