@@ -360,8 +360,8 @@ def test_a_failed_download_is_caught_as_zoo_load_promises(tmp_path: Path, monkey
 
 
 NAMED: dict[str, Callable[[Any], Any]] = {
-    "name": zoo.load,
-    "name ": zoo.card,
+    "the model": zoo.load,
+    "name": zoo.card,
     "pattern": zoo.names,
     "weights": lambda value: zoo.load("digits", weights=value),
     "recipe": train.recipe,
