@@ -17,7 +17,7 @@ unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-full test-extra test-browser test-arm test-real test-network test-packaging test-wheel lint format docs numbers wheel bench clean
+.PHONY: help demo test test-full test-extra test-browser test-arm test-real test-network test-packaging test-wheel lint format docs numbers wheel bench bench-gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -77,7 +77,10 @@ wheel: $(VENV)/.with-test ## build the wheel and the sdist in dist/
 	$(BIN)/python -m build --outdir dist .
 
 bench: $(VENV)/.with-test ## run the benchmarks, with the other packages that are installed
-	@for script in $(filter-out %edge_peers.py %edge_report.py %real_weights.py %real_weights_peers.py %runtimes.py %accelerators.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+	@for script in $(filter-out %edge_peers.py %edge_report.py %real_weights.py %real_weights_peers.py %runtimes.py %accelerators.py %gpu.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+bench-gpu: $(VENV)/.with-test ## on a GPU, in 8 minutes: training steps, replicas, memory, SavedModel; writes benchmarks/results/gpu.txt
+	$(BIN)/python benchmarks/gpu.py
 
 clean: ## remove .venv, builds and caches
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -18,10 +18,12 @@ from keras_vit._util.public_names import list_names as __dir__
 if TYPE_CHECKING:
     from keras_vit import batch as batch
     from keras_vit import converters as converters
+    from keras_vit import dense as dense
     from keras_vit import digits as digits
     from keras_vit import errors as errors
     from keras_vit import export as export
     from keras_vit import position as position
+    from keras_vit import text as text
     from keras_vit import train as train
     from keras_vit import visualize as visualize
     from keras_vit import zoo as zoo

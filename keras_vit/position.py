@@ -45,6 +45,7 @@ def resize(
             * `"bilinear"`: half-pixel centres, no antialias (`tf.image.resize`, PyTorch's `interpolate`).
             * `"bilinear-antialias"`: the same with antialias (`jax.image.resize`, in the model of FlexiViT).
             * `"bicubic"`: half-pixel centres, a = -0.75, no antialias (Hugging Face ViT).
+            * `"bicubic-offset"`: the same for a grid that is 0.1 patches larger (Meta's DINOv2 without registers).
             * `"bicubic-antialias"`: half-pixel centres, a = -0.5, with antialias (timm's `resample_abs_pos_embed`).
 
     Returns:
@@ -143,8 +144,10 @@ def sincos2d(
 def _floats(values: npt.ArrayLike, name: str, method: str) -> np.ndarray:
     """Return values as an array, after checking their dtype and the method that will resize them."""
     array = np.asarray(values)
-    if method not in _MATRICES:
-        raise ValueError(f"Unknown interpolation method. Expected one of {', '.join(METHODS)}. Received: {method!r}")
+    if not isinstance(method, str) or method not in _MATRICES:
+        raise ValueError(
+            f"Unknown interpolation method. Expected one of {', '.join(METHODS)}. Received: {method!r:.200}"
+        )
     if array.dtype.kind in "iubcOSU":
         raise TypeError(f"{name} must contain floating-point numbers. Received dtype: {array.dtype}")
     return array
@@ -156,7 +159,7 @@ def _sides(grid: Grid, name: str) -> tuple[int, int]:
     except (TypeError, ValueError):
         height = width = 0
     if min(height, width) < 1:
-        raise ValueError(f"{name} must be an integer or (height, width) in patches, 1 or more. Received: {grid!r}")
+        raise ValueError(f"{name} must be an integer or (height, width) in patches, 1 or more. Received: {grid!r:.200}")
     return height, width
 
 
@@ -186,8 +189,8 @@ def _bilinear(new: int, old: int) -> Matrix:
     return _linear(_half_pixel(new, old), old)
 
 
-def _bicubic(new: int, old: int) -> Matrix:
-    positions = _half_pixel(new, old)[:, None]
+def _bicubic(new: int, old: int, *, offset: float = 0.0) -> Matrix:
+    positions = _half_pixel(new, old, offset=offset)[:, None]
     neighbours = np.floor(positions).astype(int) + np.arange(-1, 3)
     matrix = np.zeros((new, old))
     # Neighbours beyond the border are clipped to it, so a column may occur several times: add.at adds the weights.
@@ -201,6 +204,11 @@ def _antialiased(new: int, old: int, kernel: Callable[[Matrix], Matrix]) -> Matr
     return kernel_matrix(_half_pixel(new, old), old, kernel, widening=max(old / new, 1.0))
 
 
+def axis_matrix(new: int, old: int, *, method: str) -> Matrix:
+    """Return the matrix, float64 (new, old), by which `resize` multiplies one axis of a grid."""
+    return _MATRICES[method](new, old)
+
+
 def kernel_matrix(positions: Matrix, old: int, kernel: Callable[[Matrix], Matrix], *, widening: float) -> Matrix:
     """Return the matrix that interpolates `old` values at positions with a kernel of the distance, made wider."""
     matrix = kernel((positions[:, None] - np.arange(old)) / widening)
@@ -208,9 +216,12 @@ def kernel_matrix(positions: Matrix, old: int, kernel: Callable[[Matrix], Matrix
     return matrix / matrix.sum(axis=1, keepdims=True)
 
 
-def _half_pixel(new: int, old: int) -> Matrix:
-    """Return the positions of the centres of `new` patches among `old` ones, whose centres are 0 .. old - 1."""
-    return (np.arange(new) + 0.5) * old / new - 0.5
+def _half_pixel(new: int, old: int, *, offset: float = 0.0) -> Matrix:
+    """Return the positions of the centres of `new` patches among `old` ones, whose centres are 0 .. old - 1.
+
+    `offset` is added to the number of new patches where it gives the scale (dinov2/models/vision_transformer.py).
+    """
+    return (np.arange(new, dtype=np.float64) + 0.5) * old / (new + offset) - 0.5
 
 
 def _linear(positions: Matrix, old: int) -> Matrix:
@@ -252,6 +263,7 @@ _MATRICES: dict[str, Callable[[int, int], Matrix]] = {
     "bilinear": _bilinear,
     "bilinear-antialias": functools.partial(_antialiased, kernel=triangle),
     "bicubic": _bicubic,
+    "bicubic-offset": functools.partial(_bicubic, offset=0.1),
     "bicubic-antialias": functools.partial(_antialiased, kernel=functools.partial(cubic, a=-0.5)),
 }
 METHODS = tuple(_MATRICES)

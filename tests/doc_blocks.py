@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import map_folders
 import photo_folder
 
 ROOT = Path(__file__).parent.parent
@@ -92,6 +93,8 @@ def run_pages(pages: Sequence[Path], folder: Path, *, timeout: float = 600) -> d
         place.mkdir()
         if '"photos"' in text:
             photo_folder.make(place / "photos")
+        if '"yard"' in text:
+            map_folders.make(place / "yard")
         for name, content in {"page.py": script(text), **files(text)}.items():
             (place / name).write_text(content, encoding="utf-8")
     done = _python(["-c", DRIVER, *map(str, places)], folder, timeout=timeout)

@@ -86,7 +86,7 @@ def _tensor(model: Any, name: str, case: str) -> Any:
         return root.gn(root.conv(model.inputs[0]))
     if place.startswith("layer:"):
         return model.get_layer(place.removeprefix("layer:")).output
-    return model._intermediates[place]
+    return model.intermediates[place]
 
 
 def _place(model: Any, name: str, case: str) -> str:

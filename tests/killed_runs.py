@@ -1,7 +1,9 @@
 """A small training run, and a script that kills it at random moments and compares the weights.
 
-python tests/killed_runs.py [TIMES] [SEED]     kill runs with kill -9 at random moments
-python tests/killed_runs.py train FOLDER        the run itself
+python tests/killed_runs.py [TIMES] [SEED] [RECIPE]     kill runs with kill -9 at random moments
+python tests/killed_runs.py train FOLDER [RECIPE]       the run itself
+
+RECIPE is "digits", or "distill" or "distill-features": the model of the digits is then the teacher.
 """
 
 from __future__ import annotations
@@ -37,25 +39,29 @@ FIELDS = {
 }
 
 
-def train(folder: str | Path) -> None:
+def train(folder: str | Path, recipe: str = "digits") -> None:
     """Run or continue the run to its end, in this process."""
     from keras_vit import train
     from tiny_models import tiny
 
-    train.run(train.recipe("digits", **FIELDS), model=tiny(), data="digits", out=folder, progress=False)
+    teacher = "digits" if recipe != "digits" else None
+    chosen = train.recipe(recipe, **FIELDS)
+    train.run(chosen, model=tiny(), teacher=teacher, data="digits", out=folder, progress=False)
 
 
-def started(folder: Path) -> subprocess.Popen[bytes]:
+def started(folder: Path, recipe: str = "digits") -> subprocess.Popen[bytes]:
     """Start the run in a new process."""
     path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
     environment = os.environ | {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
     with (folder.parent / f"{folder.name}.stderr").open("ab") as errors:
-        return subprocess.Popen([sys.executable, __file__, "train", str(folder)], env=environment, stderr=errors)
+        return subprocess.Popen(
+            [sys.executable, __file__, "train", str(folder), recipe], env=environment, stderr=errors
+        )
 
 
-def finished(folder: Path) -> dict[str, np.ndarray]:
+def finished(folder: Path, recipe: str = "digits") -> dict[str, np.ndarray]:
     """Run or continue the run to its end in a new process; return the weights of its model."""
-    process = started(folder)
+    process = started(folder, recipe)
     if process.wait(timeout=600):
         raise RuntimeError((folder.parent / f"{folder.name}.stderr").read_text(errors="replace")[-3000:])
     return weights(folder)
@@ -75,9 +81,9 @@ def logged(folder: Path) -> list[str]:
     return log.read_text().splitlines() if log.exists() else []
 
 
-def killed(folder: Path, line: int, delay: float) -> None:
+def killed(folder: Path, line: int, delay: float, recipe: str = "digits") -> None:
     """Start the run, and kill it `delay` seconds after its log has this number of lines."""
-    process = started(folder)
+    process = started(folder, recipe)
     while len(logged(folder)) < line and process.poll() is None:
         time.sleep(0.01)
     time.sleep(delay)
@@ -85,17 +91,17 @@ def killed(folder: Path, line: int, delay: float) -> None:
     process.wait()
 
 
-def main(times: int, seed: int) -> None:
+def main(times: int, seed: int, recipe: str) -> None:
     """Kill `times` runs, each at least once, and compare their final weights with those of an undisturbed run."""
     moments = random.Random(seed)
     with tempfile.TemporaryDirectory() as temporary:
-        expected = finished(Path(temporary) / "alone")
+        expected = finished(Path(temporary) / "alone", recipe)
         for number in range(times):
             folder = Path(temporary) / str(number)
             line, delay = moments.randrange(STEPS), moments.uniform(0, 0.5)
-            killed(folder, line, delay)
+            killed(folder, line, delay, recipe)
             reached = len(logged(folder))
-            ended = finished(folder)
+            ended = finished(folder, recipe)
             equal = all(np.array_equal(ended[path], expected[path]) for path in expected)
             print(
                 f"{number}: killed {delay:.2f} s after line {line}, at {reached}: {'equal' if equal else 'DIFFERENT'}"
@@ -106,6 +112,7 @@ def main(times: int, seed: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["train"]:
-        train(sys.argv[2])
+        train(*sys.argv[2:])
     else:
-        main(*(int(argument) for argument in [*sys.argv[1:], "20", "0"][:2]))
+        times, seed, recipe = [*sys.argv[1:], *["20", "0", "digits"][len(sys.argv) - 1 :]]
+        main(int(times), int(seed), recipe)

@@ -21,6 +21,9 @@ def rendered() -> str:
 
 
 def _cells(recipe: train.Recipe) -> list[str]:
+    pixels = "the model's" if recipe.image_size is None else str(recipe.image_size)
+    if recipe.optimizer == "least_squares":
+        return [f"`{recipe.name}`", recipe.start, "least squares", *"----", "each image once", pixels]
     loss = "" if recipe.objective == "softmax" else f", {recipe.objective.replace('_', ' ')}"
     rate = f"{recipe.learning_rate:g}"
     independent = ", independent" if recipe.weight_decay_independent else ""
@@ -34,7 +37,7 @@ def _cells(recipe: train.Recipe) -> list[str]:
         f"{recipe.schedule}, {warmup}",
         f"{recipe.batch_size:,}",
         f"{recipe.epochs:g} epochs" if recipe.steps is None else f"{recipe.steps:,} steps",
-        "the model's" if recipe.image_size is None else str(recipe.image_size),
+        pixels,
     ]
 
 

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 import reference_cases as reference
 from command_line import fails, run
-from keras_vit import __version__, converters
+from keras_vit import __version__, converters, zoo
 from keras_vit._util import data_files
 from keras_vit.cli import app
-from keras_vit.zoo import catalogue
+from keras_vit.zoo import catalogue, pretrained
 
 VERBS = (
     "list",
@@ -99,7 +99,8 @@ def test_list_names_every_model_and_its_weights() -> None:
     assert [family.partition("-")[0] for family in families][1:3] == ["BiT", "CLIP"]
     lines = "\n".join(families).splitlines()
     assert [line.split()[0] for line in lines] == catalogue.names()
-    assert "augreg-imagenet21k+imagenet2012" in next(line for line in lines if line.startswith("ViT-B/16"))
+    line = next(line for line in lines if line.startswith("ViT-B/16"))
+    assert re.search(r" 86.9 M +384 px +85.49 % +Apache-2.0 +augreg-imagenet21k\+imagenet2012, ", line)
 
 
 def test_list_prints_json() -> None:
@@ -108,6 +109,23 @@ def test_list_prints_json() -> None:
     for row in rows:
         assert row["family"] == catalogue.card(row["name"]).family
         assert row["default"] == row["weights"][0] == catalogue.card(row["name"]).default
+        assert row["parameters"] > 0 and row["image_size"] >= 32 and row["licence"]
+
+
+def test_predict_without_a_head_says_embed_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("loaded or downloaded")
+
+    Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
+    zoo.load("digits", num_classes=0).save(tmp_path / "headless.keras")
+    monkeypatch.setattr(pretrained, "load_choice", load)
+    for model in (str(tmp_path / "headless.keras"), "DINOv2-B/14"):
+        message = fails(monkeypatch, "predict", model, tmp_path / "a.png")
+        assert f"{model} has no head for classes" in message and f"keras-vit embed {model} IMAGES" in message
+    monkeypatch.setattr(pretrained, "read_config", load)  # the card of DINOv2 says it: nothing is downloaded
+    fails(monkeypatch, "predict", "DINOv2-B/14", tmp_path / "a.png")
 
 
 def test_a_pattern_that_nothing_matches_lists_nothing() -> None:

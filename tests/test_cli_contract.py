@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from command_line import fails, run
 from keras_vit._util import data_files
+from keras_vit.batch.folder import open_folder
 from keras_vit.cli import _app
 from keras_vit.zoo import catalogue, pretrained
 from package_source import MODULES, TREES
@@ -36,6 +37,7 @@ WRONG = {
     "plan": ["B/16", "--batch", "0"],
     "predict": ["digits", "nothing.png"],
     "resize": ["nothing.npz", "out.npz", "32"],
+    "search": ["nothing", "a red car"],
     "show": ["ViT-B/61"],
     "train": ["nothing.toml", "--model", "digits", "--data", "digits"],
     "verify": ["out.tflite", "digits", "nothing.png"],
@@ -51,6 +53,7 @@ FIGURES: dict[str, list[str]] = {
     "list": [],
     "plan": ["B/16", "--batch", "8"],
     "predict": ["digits", "digit.png"],
+    "search": ["rows", "digit.png"],
     "show": ["digits"],
     "verify": ["digits.tflite", "digits"],
 }
@@ -156,6 +159,7 @@ WITH_MODEL = {
     "export": ["{}", "--to", "out.tflite"],
     "predict": ["{}", "digit.png"],
     "resize": ["{}", "out.npz", "48"],
+    "search": ["vectors", "digit.png", "--model", "{}"],
     "train": ["finetune-digits", "--model", "{}", "--data", "digits"],
     "verify": ["out.tflite", "{}"],
     "visualize": ["{}", "digit.png"],
@@ -182,6 +186,8 @@ def test_all_commands_agree_whether_a_text_is_a_name_a_path_or_a_url(
     (tmp_path / "digit.png").write_text("a file")
     for name in ("mine.npz", "out.tflite"):
         (tmp_path / name).touch()
+    facts = {"source": str(tmp_path), "rows_per_file": 9, "what": "embeddings", "weights": ""}
+    open_folder(tmp_path / "vectors", facts, {"working_folder": str(tmp_path)})
     monkeypatch.chdir(tmp_path)
 
     def fetched(choice: pretrained.Choice) -> Path:

@@ -12,7 +12,8 @@ from sklearn.linear_model import Ridge
 
 from keras_vit import digits, zoo
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.train.measure.few_shots import BIAS, MIN_DEVIATION, draw_images, few_shot, least_squares
+from keras_vit.train.measure.few_shots import draw_images, few_shot
+from keras_vit.train.measure.least_squares import BIAS, MIN_DEVIATION, LeastSquares
 from tiny_models import built
 
 L2 = 2.0**10
@@ -40,7 +41,7 @@ SHAPES = [(200, 16), (17, 16), (16, 16), (12, 40)]
 @pytest.mark.parametrize(("images", "width"), SHAPES)
 def test_the_solution_is_that_of_scikit_learns_ridge(images: int, width: int, l2: float) -> None:
     features, labels, others = problem(images, width)
-    found = least_squares(features, labels, num_classes=4, l2=l2)(others)
+    found = LeastSquares(features, labels, num_classes=4).scores(others, l2)
     ridge = Ridge(alpha=l2, fit_intercept=False, solver="svd")
     ridge.fit(standardised(features, features), 2.0 * np.eye(4)[labels] - 1)
     # Both are float64; with a small l2 the inverse loses half of its digits (condition number 1e8).
@@ -54,17 +55,17 @@ def test_the_solution_is_that_of_numpys_least_squares_with_the_ridge_as_rows(ima
     rows = np.concatenate([x, np.sqrt(L2) * np.eye(width + 1)])
     targets = np.concatenate([2.0 * np.eye(4)[labels] - 1, np.zeros((width + 1, 4))])
     weights = np.linalg.lstsq(rows, targets)[0]
-    found = least_squares(features, labels, num_classes=4, l2=L2)
+    found = LeastSquares(features, labels, num_classes=4)
     # Both are float64.
-    np.testing.assert_allclose(found(others), standardised(others, features) @ weights, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found.scores(others, L2), standardised(others, features) @ weights, rtol=1e-9, atol=1e-9)
 
 
 def test_a_feature_that_never_changes_does_no_harm() -> None:
     features, labels, others = problem(50, 8)
     features[:, 3] = others[:, 3] = 7.0
-    found = least_squares(features, labels, num_classes=4, l2=L2)(others)
+    found = LeastSquares(features, labels, num_classes=4).scores(others, L2)
     rest = [column for column in range(8) if column != 3]
-    expected = least_squares(features[:, rest], labels, num_classes=4, l2=L2)(others[:, rest])
+    expected = LeastSquares(features[:, rest], labels, num_classes=4).scores(others[:, rest], L2)
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 

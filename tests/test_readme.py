@@ -101,6 +101,8 @@ def test_the_readme_is_short() -> None:
 def test_the_table_of_models_is_the_cards_and_the_results() -> None:
     table = README.split(model_table.START)[1].split(model_table.END)[0]
     assert model_table.rendered() == table, "run python tests/model_table.py"
+    families = README.split(model_table.FAMILIES_START)[1].split(model_table.FAMILIES_END)[0]
+    assert model_table.rendered_families() == families, "run python tests/model_table.py"
     measured_by = {accuracy["source"] for name in model_table.MODELS for accuracy in accuracies(name)}
     assert measured_by == {
         "README of google-research/vision_transformer: table of recommended checkpoints, measured by the authors"
@@ -151,7 +153,9 @@ def test_a_measurement_of_the_readme_is_in_the_results(row: str) -> None:
     assert f"| {ours} | {other}, " in line and f"(benchmarks/results/{file})" in line
 
 
-def test_the_picture_of_the_report_is_small() -> None:
-    (picture,) = re.findall(r"!\[[^\]]{20,}\]\(([^)]+)\)", README)
-    data = (ROOT / picture).read_bytes()
-    assert data.startswith(b"\x89PNG\r\n") and len(data) < 200_000
+def test_the_pictures_are_small() -> None:
+    (photos,) = re.findall(r"!\[[^\]]{20,}\]\(([^)]+)\)", README)
+    report = "docs/images/report.png"
+    for picture, start in ((photos, b"\xff\xd8\xff"), (report, b"\x89PNG\r\n")):  # JPEG for photos
+        data = (ROOT / picture).read_bytes()
+        assert data.startswith(start) and len(data) < 200_000

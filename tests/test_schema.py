@@ -109,7 +109,7 @@ def test_a_wrong_type_in_a_format_is_named(
     key: str, value: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = {**tomllib.loads(FORMAT), key: value}
-    monkeypatch.setattr("keras_vit.converters.table._read_raw", lambda _: table)
+    monkeypatch.setattr("keras_vit.converters.table._read_raw", lambda *_: table)
     with pytest.raises(ValueError, match=said) as caught:
         load_table(tmp_path / "mine.toml")
     assert str(tmp_path / "mine.toml") in str(caught.value)

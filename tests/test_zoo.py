@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import json
 import threading
 import warnings
 import zlib
@@ -212,7 +213,7 @@ def test_a_name_of_the_zoo_comes_before_a_path_and_a_path_before_any_other_name(
     ids=str,
 )
 def test_a_tag_of_the_card_comes_before_a_path(crowded: Path, weights: Any, source: str | None) -> None:
-    choice = pretrained.resolve_name("B/16", weights)
+    choice = pretrained.resolve("B/16", weights, default=None)
     assert (choice.name, choice.source) == ("ViT-B/16", source)
     assert (choice.published is not None) == (weights == "sam")
 
@@ -234,9 +235,40 @@ def test_neither_a_name_nor_a_path_is_an_error(crowded: Path) -> None:
     for spec in ("absent.npz", "absent.tflite", "nowhere/digits", "runs/nothing", "runs/nothing/model.h5"):
         with pytest.raises(FileNotFoundError, match=f"There is no file or folder .*{spec}"):
             pretrained.load_choice(pretrained.resolve(spec))
-    for spec in ("mine.npz", "runs/nothing"):
-        with pytest.raises(zoo.UnknownModelError, match=f"converters.load\\('{spec}'\\) loads a file"):
-            zoo.load(spec)
+
+
+def test_a_folder_whose_processor_crops_to_another_size_says_which_size_is_loaded(tmp_path: Path) -> None:
+    folder = converters.save(built(image_size=64, patch_size=16), tmp_path / "vit", format="huggingface").parent
+    processor = json.loads((folder / "preprocessor_config.json").read_text())
+    processor |= {"size": {"height": 48, "width": 48}, "do_center_crop": True, "crop_size": {"height": 32, "width": 32}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    message = r"vit/model.safetensors is loaded for images of 64 x 64 pixels.*crops 32 x 32.*image_size=32"
+    with pytest.warns(UserWarning, match=message):
+        assert zoo.load(folder).config.size == (64, 64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert zoo.load(folder, image_size=32).config.size == (32, 32)
+        processor["crop_size"] = 64
+        (folder / "preprocessor_config.json").write_text(json.dumps(processor | {"size": {"height": 64, "width": 64}}))
+        zoo.load(folder)
+
+
+def test_load_takes_a_file_a_folder_and_a_path_as_the_converters_do(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = zoo.load("digits")
+    converters.save(model, "mine.npz", format="google")
+    Path("runs/mine").mkdir(parents=True)
+    model.save("runs/mine/model.keras")
+    for spec in ("mine.npz", Path("mine.npz"), "runs/mine"):
+        loaded = zoo.load(spec, num_classes=3, image_size=48, dtype="mixed_bfloat16")
+        assert (loaded.config.num_classes, loaded.config.size) == (3, (48, 48))
+        assert loaded.layers[1].compute_dtype == "bfloat16"
+    with pytest.raises(ValueError, match=r"another image_size, .* only. Received: \['dropout_rate'\]"):
+        zoo.load("mine.npz", dropout_rate=0.1)
+    with pytest.raises(ValueError, match="weights=None builds a model's name.*mine.npz"):
+        zoo.load("mine.npz", weights=None)
+    with pytest.raises(ValueError, match="weights are for a model's name.*'sam'"):
+        zoo.load("mine.npz", weights="sam")
 
 
 @pytest.mark.parametrize("spec", ["", " "])

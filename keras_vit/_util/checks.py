@@ -1,6 +1,8 @@
 """Check single arguments."""
 
+import errno
 import os
+from pathlib import Path
 from typing import Any
 
 
@@ -24,10 +26,18 @@ def check_texts(**texts: Any) -> None:
 
 
 def as_path(value: Any, name: str) -> str:
-    """Return a string or a pathlib.Path as a string; raise a ValueError for others."""
+    """Return a path or URL, a string or a pathlib.Path, as a string; raise a ValueError for what no file is called."""
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str):
         raise ValueError(f"{name} must be a string or a pathlib.Path. Received: {value!r:.200}")
+    if "://" not in path:
+        try:
+            Path(path).expanduser().stat()
+        except (RuntimeError, ValueError) as error:  # no such home, a null character, a lone surrogate
+            raise ValueError(f"{name} must be a path: {str(error)[:200]}. Received: {path!r:.200}") from None
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise ValueError(f"{name} must be a path: it is too long. Received: {path!r:.200}") from None
     return path
 
 

@@ -23,7 +23,14 @@ Share = Annotated[float, "[0, 1)"]
 PositiveShare = Annotated[float, "(0, 1]"]
 
 # Annotation -> kind in the notation of `schema.problems`.
-_KINDS: dict[Any, Any] = {float: NUMBER, tuple[str, ...]: [str], tuple[int, int]: list, Mapping[str, Any]: dict}
+_KINDS: dict[Any, Any] = {
+    float: NUMBER,
+    tuple[str, ...]: [str],
+    tuple[int, ...]: [int],
+    tuple[float, ...]: [NUMBER],
+    tuple[int, int]: list,
+    Mapping[str, Any]: dict,
+}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from keras_vit._util.checks import as_path
 from keras_vit._util.text import abbreviated
 
 READABLE = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
@@ -46,7 +47,7 @@ def readable_images(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
 
 def expand(path: str, is_wanted: Callable[[str], bool] = is_image) -> list[str]:
     """Return the files of a path or pattern as `image_files` does; `is_wanted` takes the name of a file."""
-    place = Path(path).expanduser()
+    place = Path(as_path(path, "an image file")).expanduser()
     if "://" in path or place.is_file():
         return [path]
     if not place.exists() and not glob.has_magic(path):
@@ -100,7 +101,7 @@ def _raise(error: OSError) -> None:
 
 def read_file(name: str, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the content of a local image file; raise an error if it is a folder, a device, too large or missing."""
-    path = Path(name).expanduser()
+    path = Path(as_path(name, "an image file")).expanduser()
     if path.is_dir():
         raise ValueError(f"{name!r} is a folder, not an image file; pass a list of the files in it")
     if path.exists():

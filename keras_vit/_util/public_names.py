@@ -11,15 +11,17 @@ PUBLIC = [
     "__version__",
     "batch",
     "converters",
+    "dense",
     "digits",
     "errors",
     "export",
     "position",
+    "text",
     "train",
     "visualize",
     "zoo",
 ]
 
-_MODULES = ("batch", "converters", "digits", "errors", "export", "position", "train", "visualize", "zoo")
+_MODULES = tuple(name for name in PUBLIC if name.islower() and not name.startswith("_"))
 _NAMES = {"model": ("Preprocessing", "ResNetConfig", "ViTConfig", "VisionTransformer")}
 get_name, list_names = lazy.lazy_names("keras_vit", _NAMES, modules=_MODULES)

@@ -56,10 +56,10 @@ def _table_problems(table: dict[str, Any], schema: dict[str, Any], where: str) -
         if key in known or "*" in known:
             yield from problems(item, known.get(key, known.get("*")), f"{where}.{key}")
         else:
-            yield f"{where} has no key {key!r}; {suggestion(key, known)}"
+            yield f"{where} has no key {key!r:.200}; {suggestion(key, known)}"
     for key in schema:
         if key not in table and key != "*" and not key.endswith("?"):
-            yield f"{where} lacks the key {key!r}"
+            yield f"{where} lacks the key {key!r:.200}"
 
 
 _TOML_NAMES = {

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 DISTRIBUTION = "keras-vit-zoo"  # on a package index; `keras-vit` there is another project
 # TensorFlow puts these around a reason.
 GRAPH_NAMES = re.compile(
-    r"\{\{.*?\}\} ?|\s*\[Op:[^]]*\](?: name:\s?\S*)?"
+    r"Error in user-defined function passed to \S+ transformation with iterator: \S+ "
+    r"|\{\{.*?\}\} ?|\s*\[Op:[^]]*\](?: name:\s?\S*)?"
     r"|Graph execution error:\s+(?:Detected at .*\n(?:\s*(?:File .*)?\n)*)?"
 )
 

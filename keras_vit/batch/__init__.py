@@ -1,4 +1,4 @@
-"""Embed or classify any number of images into Parquet files.
+"""Embed or classify any number of images into Parquet files, and search in them.
 
 Public names are imported on first use. They need `pip install "keras-vit-zoo[batch]"`.
 """
@@ -9,8 +9,9 @@ from keras_vit._util import lazy
 
 if TYPE_CHECKING:
     from keras_vit.batch._embed import embed
+    from keras_vit.batch._search import Match, search
     from keras_vit.batch.folder import EmbedResult
 
-__all__ = ["EmbedResult", "embed"]
+__all__ = ["EmbedResult", "Match", "embed", "search"]
 
-__getattr__, __dir__ = lazy.lazy_names(__name__, {"_embed": ("EmbedResult", "embed")})
+__getattr__, __dir__ = lazy.lazy_names(__name__, {"_embed": ("EmbedResult", "embed"), "_search": ("Match", "search")})

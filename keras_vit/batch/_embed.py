@@ -5,8 +5,10 @@ import json
 import os
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -20,22 +22,25 @@ try:
 except ImportError as missing:
     raise ImportError(f"keras_vit.batch needs the package {missing.name}: {install_command('batch')}") from missing
 
-from keras_vit._util.checks import check_counts, one_of
+from keras_vit._util.checks import as_path, check_counts, given, one_of
 from keras_vit._util.image_paths import MAX_BYTES
 from keras_vit._util.progress import counter
 from keras_vit.batch import compute, on_ray
 from keras_vit.batch.compute import WHAT
 from keras_vit.batch.folder import EmbedResult, open_folder
+from keras_vit.dense.maps import no_embedding
+from keras_vit.dense.model import DenseModel
+from keras_vit.model.config import ViTConfig
 from keras_vit.model.images.jpeg_png import CHANNELS
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.zoo.pretrained import load_choice, resolve
+from keras_vit.zoo.pretrained import Choice, load_any, resolve
 
 CPU_FLAGS = ("amx_bf16", "avx512_bf16")  # of processors that multiply bfloat16 matrices faster than float32
 AMPERE = (8, 0)  # the first compute capability of NVIDIA's that does
 
 
 def embed(
-    model: VisionTransformer | str | os.PathLike[str],
+    model: VisionTransformer | DenseModel | str | os.PathLike[str],
     source: str | os.PathLike[str],
     *,
     to: str | os.PathLike[str],
@@ -49,6 +54,7 @@ def embed(
     retry_errors: bool = False,
     engine: str = "local",
     progress: bool = True,
+    origin: Mapping[str, Any] | None = None,
 ) -> EmbedResult:
     """Compute the embeddings or predictions of any number of images, as rows of Parquet files.
 
@@ -62,8 +68,9 @@ def embed(
             URLs, a folder or pattern of such URLs, or files of records (.tfrecord, .array_record). fsspec opens URLs,
             such as gs:// and s3://. A record is an image file, or a tf.train.Example with one.
         to: the output folder, created if it does not exist. The list of images is written there first.
-        what: "embeddings" (of length 1, as `model.embed`), "features" (of the head's input), "logits", "probabilities"
-            or "classes" (the best one: label_id, label, probability).
+        what: "embeddings" (of length 1, as `model.embed`), "features" (of the head's input), "logits", "probabilities",
+            "classes" (the best one: label_id, label, probability), or "patches" (the last block's, as
+            `model.feature_maps` returns them: rows * columns * width values).
         dtype: of the products of matrices: "float32", "bfloat16", or "auto": bfloat16 where the device has it.
         output_dtype: of the values, "float32" or "float16".
         batch_size: number of images in a call of the model, >= 1. A GPU needs 128 or more to be fast.
@@ -73,6 +80,8 @@ def embed(
         retry_errors: whether to compute finished files again that have rows with an error.
         engine: "local", or "ray": on all nodes of the Ray cluster, which share the output folder.
         progress: whether to show a progress bar on a terminal.
+        origin: of a model that is loaded already, what `keras-vit search` loads it by, as _run.json will say:
+            {"model": name or path}, and "weights", "image_size" and "patch_size" if they were given.
 
     Returns:
         The folder, and the numbers of rows and of errors in all files that are finished.
@@ -98,27 +107,36 @@ def embed(
     one_of("engine", engine, ("local", "ray"))
     check_counts(batch_size=batch_size, rows_per_file=rows_per_file, max_bytes=max_bytes)
     first, count = _parse_shard(shard)
-    for argument, value in (("source", os.fspath(source)), ("to", os.fspath(to))):
+    name, target = as_path(source, "source"), as_path(to, "to")
+    for argument, value in (("source", name), ("to", target)):
         if not value.strip():
-            raise ValueError(f'{argument} must be a path; "." is the current folder. Received: {value!r}')
-    if re.match(r"[a-z][a-z0-9+.-]+:/", os.fspath(to)):
-        raise ValueError(f"to must be a folder of this machine, such as a mounted bucket. Received: {os.fspath(to)!r}")
+            raise ValueError(f'{argument} must be a path; "." is the current folder. Received: {value!r:.200}')
+    if re.match(r"[a-z][a-z0-9+.-]+:/", target):
+        raise ValueError(f"to must be a folder of this machine, such as a mounted bucket. Received: {target!r:.200}")
     if engine == "ray":
         on_ray.import_ray()
-    if not isinstance(model, VisionTransformer):
-        model = load_choice(resolve(model))
+    if isinstance(model, VisionTransformer | DenseModel):
+        loaded = model
+    else:
+        choice = resolve(model)
+        loaded, origin = load_any(choice), origin_of(choice)
+    if isinstance(loaded, DenseModel):
+        if what != "patches":
+            raise no_embedding(loaded.task)
+        loaded = loaded.backbone
+    model = loaded
     _check_model(model, what)
-    name = os.fspath(source)
     facts = {
-        "source": name if "://" in name else str(Path(name).expanduser().absolute()),
+        "source": _absolute(name),
         "what": what,
         "output_dtype": output_dtype,
-        "weights": _fingerprint(model),
+        "weights": fingerprint(model),
         "rows_per_file": rows_per_file,
     }
     if dtype != "auto":
         facts["dtype"] = dtype
-    folder = open_folder(Path(to).absolute(), facts, {"working_folder": str(Path.cwd()), "dtype": _best_dtype(model)})
+    state = {"working_folder": str(Path.cwd()), "dtype": _best_dtype(model)}
+    folder = open_folder(Path(target).absolute(), facts, state, origin)
     folder = replace(folder, max_bytes=max_bytes)
     settings = {name: folder.record[name] for name in ("what", "dtype", "output_dtype")} | {"batch_size": batch_size}
     if numbers := folder.unfinished(first, count, retry_errors=retry_errors):
@@ -145,16 +163,32 @@ def _check_model(model: VisionTransformer, what: str) -> None:
     config = model.config
     if keras.backend.backend() != "tensorflow":
         raise ValueError(f"batch.embed needs Keras' TensorFlow back end. Received: {keras.backend.backend()}")
-    model.task.embedding_output()
+    if what != "patches":
+        model.task.embedding_output()
     if config.num_channels not in CHANNELS:
         raise ValueError(f"Image files have 1 or 3 channels. Received: a model of {config.num_channels} channels")
-    if WHAT[what][0] == "logits" and (not config.num_classes or (config.projection_head and what != "logits")):
-        raise ValueError(f"what={what!r} needs a model with a head for classes. Take embeddings or features")
+    if WHAT[what] == "logits" and (not config.num_classes or (config.projection_head and what != "logits")):
+        raise ValueError(f"what={what!r:.200} needs a model with a head for classes. Take embeddings or features")
 
 
-def _fingerprint(model: VisionTransformer) -> str:
-    """Return a hash of the config and the weights."""
-    digest = hashlib.sha256(json.dumps(model.config.to_dict(), sort_keys=True).encode())
+def origin_of(choice: Choice, **changes: Any) -> dict[str, Any] | None:
+    """Return the `origin` of a model that was loaded with these changes of its config; None for random weights."""
+    if choice.source is None:
+        return None
+    source = choice.published.tag if choice.published else _absolute(choice.source)
+    found = {"model": source} if choice.name is None else {"model": choice.name, "weights": source}
+    return found | given(**changes)
+
+
+def _absolute(name: str) -> str:
+    return name if "://" in name else str(Path(name).expanduser().absolute())
+
+
+def fingerprint(model: VisionTransformer) -> str:
+    """Return a hash of the weights, and of the fields of the config that are not the defaults of ViTConfig."""
+    defaults = ViTConfig().to_dict()  # left out, so that a field of a later version changes nothing
+    config = {name: value for name, value in model.config.to_dict().items() if value != defaults[name]}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     for weight in model.weights:
         digest.update(np.asarray(weight).tobytes())
     return digest.hexdigest()[:16]

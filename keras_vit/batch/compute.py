@@ -25,16 +25,16 @@ from keras_vit.export.server import image_bytes, inference
 from keras_vit.model import preprocess
 from keras_vit.model.classify import IMAGE_ERRORS, unit_length
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.task import softmax
 from keras_vit.model.vision_transformer import VisionTransformer
 
-# What is computed: the model's output, where "" is the embedding, and the function of its rows.
-WHAT: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
-    "embeddings": ("", unit_length),
-    "features": ("features", np.asarray),
-    "logits": ("logits", np.asarray),
-    "probabilities": ("logits", softmax),
-    "classes": ("logits", np.asarray),
+# What is computed, and the model's output that it is computed from; "" is the embedding.
+WHAT = {
+    "embeddings": "",
+    "features": "features",
+    "logits": "logits",
+    "probabilities": "logits",
+    "classes": "logits",
+    "patches": "patches",  # the last block's, row by row
 }
 CLASSES = {"label_id": pa.string(), "label": pa.string(), "probability": pa.float32()}
 READERS = 32  # threads that wait for a disk or a network
@@ -59,11 +59,11 @@ class Worker:
         self._batch_size = batch_size
         self._dtype = np.dtype(output_dtype)
         config = model.config
-        output, self._finish = WHAT[what]
-        output = output or model.task.embedding_output()
+        self._finish = unit_length if what == "embeddings" else functools.partial(model.task.exported_output, what)
+        output = WHAT[what] or model.task.embedding_output()
         if model.layers[1].compute_dtype != dtype:
             model = model.with_config(config, dtype=dtype)  # its weights too: half the memory in bfloat16
-        run = inference.model_function(model)
+        run = _patches_function(model) if what == "patches" else inference.model_function(model)
         spec = tf.TensorSpec((batch_size, *config.size, config.num_channels))
         self._call = tf.function(lambda x: run(x)[output], input_signature=[spec])
         # The pixels before normalization: in a graph, a division may be rounded differently.
@@ -105,7 +105,8 @@ class Worker:
         lost = [error for _, error in files if isinstance(error, OSError) and not isinstance(error, FileNotFoundError)]
         if len(lost) == self._batch_size:  # no damaged images, but a network or permissions
             raise lost[0]
-        errors = [None if error is None else str(error) for _, error in files]  # an error would keep all of the batch
+        # As texts: an error would keep all of the batch. Names in them may not be valid Unicode.
+        errors = [None if error is None else escaped(str(error)) for _, error in files]
         images = np.zeros(self._call.input_signature[0].shape, np.float32)
         readable = [place for place, error in enumerate(errors) if error is None]
         for place, pixels in zip(readable, self._pixels([files[place][0] for place in readable]), strict=True):
@@ -116,7 +117,7 @@ class Worker:
                 else:
                     images[place] = preprocess.normalize(pixels, self._model.config.preprocessing)
             except IMAGE_ERRORS as error:
-                errors[place] = str(error)
+                errors[place] = escaped(str(error))
         if any(errors):
             _return_freed_memory()
         return Batch(number, [escaped(name) for name, _ in items], images, errors)
@@ -149,6 +150,16 @@ class Worker:
 def run(model: VisionTransformer, settings: dict[str, Any], folder: Folder, numbers: Iterable[int]) -> Iterator[int]:
     """Write output files in this process; yield the number of images in each batch."""
     yield from Worker(model, **settings).run(folder, numbers)
+
+
+def _patches_function(model: VisionTransformer) -> Callable[[Any], dict[str, Any]]:
+    """Return the function from prepared images to the last block's map as "patches", float32 (batch, values)."""
+
+    def run(images: Any) -> dict[str, Any]:
+        [found] = model.feature_maps(images)
+        return {"patches": tf.reshape(tf.cast(found, tf.float32), (found.shape[0], -1))}
+
+    return run
 
 
 @functools.cache  # tracing takes longer than some runs

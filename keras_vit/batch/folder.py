@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from filelock import FileLock
 
 from keras_vit._util.atomic import replacing
+from keras_vit._util.checks import given
 from keras_vit._util.image_paths import MAX_BYTES
 from keras_vit._util.text import error_reason
 from keras_vit.batch import images
@@ -54,6 +55,24 @@ class Folder:
             names = listing.read_row_group(number)["path"].to_pylist()
         return images.open_items(list(map(os.fsdecode, names)), Path(self.record["working_folder"]), self.max_bytes)
 
+    def read(self, name: str) -> bytes:
+        """Return the image file of a row, from its path. Errors are those of the row, or of a network."""
+        file, _, number = name.rpartition("#")
+        is_record = images.is_records(file) and number.isdecimal()
+        place, skipped = (file, int(number)) if is_record else (name, 0)
+        items = images.open_items([place], Path(self.record["working_folder"]), self.max_bytes)
+        item = next(itertools.islice(items, skipped, None), None)
+        if item is None:
+            raise ValueError(f"There is no record {name!r}")
+        return item[1]()
+
+    def finished(self) -> list[Path]:
+        """Return the finished files, in the order of their rows; raise a ValueError for a file of another run."""
+        found = sorted(self.path.glob("part-*"))
+        if foreign := {*found} - {self.file(number) for number in range(self.record["files"])}:
+            raise ValueError(f"{min(foreign)} is not a file of this run: move it away")
+        return found
+
     def unfinished(self, first: int, step: int, *, retry_errors: bool) -> list[int]:
         """Return the numbers of the output files from `first`, each `step`-th, that are not finished or have errors."""
         paths = ((number, self.file(number)) for number in range(first, self.record["files"], step))
@@ -61,10 +80,7 @@ class Folder:
 
     def result(self) -> EmbedResult:
         """Count the rows of the finished files."""
-        found = sorted(self.path.glob("part-*"))
-        if foreign := {*found} - {self.file(number) for number in range(self.record["files"])}:
-            raise ValueError(f"{min(foreign)} is not a file of this run: move it away")
-        counts = [_count_rows(path) for path in found]
+        counts = [_count_rows(path) for path in self.finished()]
         return EmbedResult(self.path, sum(rows for rows, _ in counts), sum(errors for _, errors in counts))
 
 
@@ -78,10 +94,13 @@ def _count_rows(path: Path) -> tuple[int, int]:
     return len(errors), len(errors) - errors.null_count
 
 
-def open_folder(path: Path, facts: Mapping[str, Any], first: Mapping[str, Any]) -> Folder:
+def open_folder(
+    path: Path, facts: Mapping[str, Any], first: Mapping[str, Any], origin: Mapping[str, Any] | None = None
+) -> Folder:
     """Return a new folder, or that of a run to be continued; raise a ValueError if it has another run.
 
-    `facts` are the same whenever the run is continued; `first` has the other fields of a new run's record.
+    `facts` are the same whenever the run is continued; `first` has the other fields of a new run's record. `origin`
+    is what its field "model" says, which the records of older versions lack.
     """
     if not (path / RECORD).exists():  # a finished run may lie in a folder that is read only
         is_new = not path.exists()
@@ -89,18 +108,25 @@ def open_folder(path: Path, facts: Mapping[str, Any], first: Mapping[str, Any]) 
         with FileLock(path / ".lock"):  # one of several shards that start together lists the images
             try:
                 if not (path / RECORD).exists():
-                    _start(path, {**first, **facts})
+                    _start(path, {**first, **facts, **given(model=origin)})
             except BaseException:
                 if is_new:
                     shutil.rmtree(path, ignore_errors=True)
                 raise
     record = _read_record(path, {**first, **facts})
     changed = [name for name in facts if record.get(name) != facts[name]]
-    if lines := [f"{name} was {record.get(name)!r} and is now {facts[name]!r}" for name in changed]:
+    if lines := [f"{name} was {record.get(name)!r:.200} and is now {facts[name]!r:.200}" for name in changed]:
         raise ValueError(f"{path} has another run: {'; '.join(lines)}. Choose a new folder")
     folder = Folder(path, record)
     folder.result()  # raises an error for a damaged file before the run, not after it
     return folder
+
+
+def find_folder(path: Path) -> Folder:
+    """Return the folder of a run; raise a FileNotFoundError if there is none."""
+    if not (path / RECORD).is_file():
+        raise FileNotFoundError(f"{path} is not a folder that keras-vit embed has written: it has no {RECORD}")
+    return Folder(path, _read_record(path, {"what": "", "weights": "", "working_folder": ""}))
 
 
 def _start(path: Path, facts: Mapping[str, Any]) -> None:

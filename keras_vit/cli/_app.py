@@ -10,7 +10,7 @@ from typer import Option
 
 from keras_vit._util.public_names import VERSION
 from keras_vit._util.text import printable
-from keras_vit.cli import bench, convert, demo, embed, export, predict, show, train, visualize
+from keras_vit.cli import bench, convert, demo, embed, export, predict, search, show, train, visualize
 from keras_vit.cli.errors import error_text, is_user_error, show_warning
 
 app = typer.Typer(add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -19,6 +19,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "show": show.show,
     "predict": predict.predict,
     "embed": embed.embed,
+    "search": search.search,
     "convert": convert.convert,
     "resize": convert.resize,
     "train": train.train,

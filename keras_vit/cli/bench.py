@@ -14,7 +14,7 @@ from keras_vit.cli import options
 WARM_UP_CALLS = 3  # at least, before the timed calls
 WARM_UP_SECONDS = 0.5  # at least
 
-Call = Callable[[Any], Any]
+TimedCall = Callable[[Any], tuple[Any, float]]
 
 
 def bench(
@@ -39,22 +39,22 @@ def bench(
         found = options.find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
         load = functools.partial(_model_call, found)
     with options.quiet():
-        call, images = load(batch, threads)
-        times = measure(call, images, rounds)
+        timed_call, images = load(batch, threads)
+        times = measure(timed_call, images, rounds)
     row = {"model": model, "image_size": images.shape[1:3], "batch": len(images), **times}
     options.echo(json.dumps(row, indent=2) if as_json else _text(row))
 
 
-def measure(call: Call, images: Any, rounds: int) -> dict[str, Any]:
-    """Time single calls after the warm-up; `call` returns when its results are on the host.
+def measure(timed_call: TimedCall, images: Any, rounds: int) -> dict[str, Any]:
+    """Time single calls after the warm-up; `timed_call` returns its seconds when its results are on the host.
 
     first_ms is the very first call, in which TensorFlow compiles; images_per_second is by the median.
     """
-    _, first = timing.timed(call, images)
+    _, first = timed_call(images)
     warm_up: list[float] = []
     while len(warm_up) < WARM_UP_CALLS or sum(warm_up) < WARM_UP_SECONDS:
-        warm_up.append(timing.timed(call, images)[1])
-    times = sorted(timing.timed(call, images)[1] for _ in range(rounds))
+        warm_up.append(timing.timed(timed_call, images)[1])
+    times = sorted(timed_call(images)[1] for _ in range(rounds))
     median = statistics.median(times)
     return {
         "rounds": rounds,
@@ -77,8 +77,8 @@ def _is_exported(model: str) -> bool:
     return (Path(model) / "saved_model.pb").exists() and resolve(model).is_file
 
 
-def _exported_call(path: str, batch: int | None, threads: int | None) -> tuple[Call, Any]:
-    """Return an exported file's call, and images for it."""
+def _exported_call(path: str, batch: int | None, threads: int | None) -> tuple[TimedCall, Any]:
+    """Return an exported file's timed call, and images for it."""
     from keras_vit.export.check.running import load_exported
 
     file = load_exported(path, **given(threads=threads))
@@ -86,17 +86,19 @@ def _exported_call(path: str, batch: int | None, threads: int | None) -> tuple[C
         raise ValueError(f"{path} runs on as many threads as TensorFlow chooses. Received: --threads {threads}")
     if file.batch is not None and batch not in (None, file.batch):
         raise ValueError(f"{path} takes {file.batch} images per call. Received: --batch {batch}")
-    return file.call, _images(file.shape, file.dtype, file.batch or batch or 1)
+    return file.timed_call, _images(file.shape, file.dtype, file.batch or batch or 1)
 
 
-def _model_call(found: options.FoundModel, batch: int | None, threads: int | None) -> tuple[Call, Any]:
-    """Return a Keras model's call, and images for it."""
+def _model_call(found: options.FoundModel, batch: int | None, threads: int | None) -> tuple[TimedCall, Any]:
+    """Return a Keras model's timed call, and images for it."""
     import tensorflow as tf
 
     if threads is not None:  # which TensorFlow takes only before its first operation
         tf.config.threading.set_intra_op_parallelism_threads(threads)
     model = found.load()
-    return model.predict_on_batch, _images(model.input_shape[1:], "float32", batch or 1)
+    return functools.partial(timing.timed, model.predict_on_batch), _images(
+        model.input_shape[1:], "float32", batch or 1
+    )
 
 
 def _images(shape: tuple[Any, ...], dtype: str, batch: int) -> Any:

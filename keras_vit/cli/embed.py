@@ -16,7 +16,9 @@ def embed(
     model: options.Model,
     source: Annotated[str, Argument(help=SOURCE_HELP)],
     to: Annotated[Path, Option(help="The folder for the Parquet files. A stopped run in it is continued.")],
-    what: Annotated[str, Option(help="embeddings, features, logits, probabilities or classes.")] = "embeddings",
+    what: Annotated[
+        str, Option(help="embeddings, features, logits, probabilities, classes or patches.")
+    ] = "embeddings",
     weights: options.Weights = None,
     accept_licence: options.Licence = False,
     image_size: options.Size = None,
@@ -35,6 +37,7 @@ def embed(
     found = options.find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
     with options.quiet():
         from keras_vit import batch
+        from keras_vit.batch._embed import origin_of
 
         result = batch.embed(
             found.load(),
@@ -49,6 +52,7 @@ def embed(
             shard=shard,
             retry_errors=retry_errors,
             engine=engine,
+            origin=origin_of(found.choice, image_size=image_size, patch_size=patch_size),
         )
     text = f"{result.path}: {result.rows:,} rows, {result.errors:,} with an error"
     options.echo(json.dumps(result._asdict(), default=str) if as_json else text)

@@ -54,7 +54,7 @@ def export(
         str | None, Option(help="Size of the images that the file resizes itself.", callback=options.parse_size)
     ] = None,
     resize: Annotated[str, Option(help="Resize method: exact (as preprocess) or builtin.")] = "exact",
-    output: Annotated[str, Option(help="logits or probabilities.")] = "logits",
+    output: Annotated[str, Option(help="logits or probabilities; of a model of maps logits or classes.")] = "logits",
     attention: Annotated[bool, Option("--attention", help="Also output the class token's attention.")] = False,
     patches: Annotated[
         str | None, Option(help="How patches are embedded: dense or convolution; default: the mode's.")
@@ -83,13 +83,15 @@ def export(
     files = image_files(images or [], most=MAX_IMAGES) or None
     names = Path(labels).read_text("utf-8").splitlines() if labels and Path(labels).is_file() else labels
     found = options.find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
-    task.from_config(found.config).class_names(names)
+    if not found.has_maps:  # the model itself knows its head
+        task.from_config(found.config).class_names(names)
     file = {name: context.params[name] for name in FILE_OPTIONS} | {"batch": batch or None}
     if is_saved_model:
         check_folder_path(to)
     else:
         check_file_path(to)
-        Options(**file).check(found.config)
+        if not found.has_maps:
+            Options(**file).check(found.config)
         if load_mode(quantize).needs_calibration and not files:
             raise ValueError(f"--quantize {quantize} needs calibration images: --images FOLDER, a hundred or more")
     with options.quiet():

@@ -198,7 +198,8 @@ class FoundModel(NamedTuple):
 
     choice: Choice
     config: ViTConfig
-    load: Callable[[], VisionTransformer]
+    load: Callable[[], Any]  # a VisionTransformer, or a DenseModel if it `has_maps`
+    has_maps: bool = False
 
 
 def find_model(
@@ -210,18 +211,34 @@ def find_model(
     default: str | None = "default",
     num_classes: int | None = None,
     accept_licence: bool = False,
+    needs_classes: bool = False,
     **file_facts: Any,
 ) -> FoundModel:
     """Find what a command was given and check it, without TensorFlow.
 
-    Arguments and errors are those of `resolve`, and of `zoo.load` or, for a file, `converters.load`.
+    Arguments and errors are those of `resolve`, and of `zoo.load` or, for a file, `converters.load`. `needs_classes`
+    raises a ValueError for a model without a head for classes, where the card says so before any download.
     """
-    from keras_vit.zoo.pretrained import load_choice, read_config, resolve
+    from keras_vit.zoo.pretrained import load_any, read_config, read_maps_config, resolve
 
     changes = given(image_size=image_size, patch_size=patch_size, num_classes=num_classes)
     choice = replace(resolve(model, weights, default=default), accept_licence=accept_licence)
+    if needs_classes and choice.published is not None and choice.published.num_classes == 0:
+        raise _no_classes(model)
     config = read_config(choice, changes, **file_facts)
-    return FoundModel(choice, config, functools.partial(load_choice, choice, changes, **file_facts))
+    has_maps = read_maps_config(choice) is not None
+    if needs_classes and not has_maps and (not config.num_classes or config.projection_head):
+        raise _no_classes(model)
+    load = functools.partial(load_any, choice, changes, **file_facts)
+    return FoundModel(choice, config, load, has_maps=has_maps)
+
+
+def _no_classes(model: str) -> ValueError:
+    return ValueError(
+        f"{model} has no head for classes, so it cannot classify images. For classes that are texts (CLIP, SigLIP): "
+        f"keras-vit predict {model} IMAGES --classes cat,dog. For its features: keras-vit embed {model} "
+        "IMAGES --to FOLDER. For a head of your own classes: keras-vit train linear-probe"
+    )
 
 
 def drop_unreadable(model: VisionTransformer, files: list[str] | None) -> list[str] | None:
@@ -248,7 +265,7 @@ def check_data(data: str, data_dir: Path | None) -> None:
         not slash or (name and (":/" in prepared or Path(prepared, name).expanduser().is_dir()))
     )
     if not is_name and "://" not in data and not Path(data).expanduser().is_dir():
-        raise FileNotFoundError(f"There is no folder of images or of prepared data {data!r}")
+        raise FileNotFoundError(f"There is no folder of images or of prepared data {data!r:.200}")
 
 
 def echo(text: str, *, err: bool = False) -> None:

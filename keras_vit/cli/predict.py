@@ -1,13 +1,26 @@
 """The command `keras-vit predict`."""
 
+from __future__ import annotations
+
+import functools
 import json
 import sys
-from typing import Annotated, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from keras_vit._util.image_paths import readable_images
+from typer import Option
+
+from keras_vit import zoo
+from keras_vit._util.checks import given
+from keras_vit._util.image_paths import check_regular, readable_images
 from keras_vit._util.progress import track
 from keras_vit._util.text import printable
 from keras_vit.cli import options
+from keras_vit.cli.maps import map_each
+
+if TYPE_CHECKING:
+    pass
 
 
 def predict(
@@ -17,19 +30,59 @@ def predict(
     accept_licence: options.Licence = False,
     image_size: options.Size = None,
     patch_size: options.Patch = None,
+    classes: Annotated[
+        str | None,
+        Option(help="Classify by texts instead: names with commas between, or a .txt file with one on each line."),
+    ] = None,
+    template: Annotated[
+        list[str] | None,
+        Option(help='For --classes: a text with {} in place of a name, such as "a photo of a {}."; may be repeated.'),
+    ] = None,
     top: options.Top = 5,
+    to: Annotated[
+        Path | None, Option(help="For a model of maps: a folder for the map of each image, and a picture of it.")
+    ] = None,
     batch_size: Annotated[int, options.integer(1, "Images per call, and in memory.")] = 16,
     as_json: options.Json = False,
 ) -> None:
-    """Classify images. An image that cannot be read is a line of its own, and the exit code is then 1."""
+    """Classify images or their pixels, by the model's own classes or by texts.
+
+    An image that cannot be read is a line of its own, and the exit code is then 1.
+    """
     files = readable_images(images)
-    found = options.find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
+    load: Callable[[], Any]
+    has_maps = False
+    if classes is None:
+        found = options.find_model(
+            model, weights, image_size, patch_size, accept_licence=accept_licence, needs_classes=True
+        )
+        load, has_maps = found.load, found.has_maps
+    else:
+        load = functools.partial(
+            zoo.zero_shot,
+            model,
+            _read_classes(classes),
+            templates=template,
+            weights=weights,
+            accept_licence=accept_licence,
+            **given(image_size=image_size, patch_size=patch_size),
+        )
+    if template and classes is None:
+        raise ValueError(f"--template is for --classes. Received: {template}")
+    if to is not None and not has_maps:
+        raise ValueError(f"--to is for models of maps, such as a run of segment-folder. Received: {model}")
     show = len(files) > batch_size and (as_json or not sys.stdout.isatty())  # else the results show the progress
     rows = []
     with options.quiet():
         from keras_vit.model.classify import classify_each
 
-        results = classify_each(found.load(), files, top=top, batch_size=batch_size)
+        loaded = load()
+        if not has_maps and loaded.config.probabilities == "sigmoid" and not as_json:
+            options.echo("The probability of each class stands for itself: they need not add up to 100 %.", err=True)
+        each = (
+            functools.partial(map_each, to=to) if has_maps else functools.partial(classify_each, batch_size=batch_size)
+        )
+        results = each(loaded, files, top=top)
         for file, result in track(zip(files, results, strict=True), "Classifying", total=len(files), show=show):
             if isinstance(result, Exception) and len(files) == 1 and not as_json:
                 raise result
@@ -42,9 +95,22 @@ def predict(
         raise ValueError(f"{failed} of {len(files)} images cannot be read")
 
 
+def _read_classes(text: str) -> list[str]:
+    """Return names of classes that commas separate, or the lines of a .txt file."""
+    if not text.endswith(".txt"):
+        return [name.strip() for name in text.split(",")]
+    if Path(text).exists():
+        check_regular(Path(text))
+    lines = Path(text).read_text(encoding="utf-8-sig").splitlines()
+    return [line.strip() for line in lines if line.strip()]
+
+
 def _text(row: dict[str, Any]) -> str:
     if "error" in row:
         return printable(f"{row['image']}: {row['error']}")
+    if "depth" in row:
+        depth = ", ".join(f"{name} {value:.3g}" for name, value in row["depth"].items())
+        return f"{printable(row['image'])}: {depth}"
     lines = [("", f"{each['probability']:.2%}", each["label"], f"({each['label_id']})") for each in row["predictions"]]
     return f"{printable(row['image'])}\n{options.aligned(lines, right=(1,))}"
 
@@ -52,4 +118,6 @@ def _text(row: dict[str, Any]) -> str:
 def _row(file: str, result: Any) -> dict[str, Any]:
     if isinstance(result, Exception):
         return {"image": file, "error": str(result).removeprefix(repr(file)).removeprefix(file).lstrip(": ")}
+    if isinstance(result, dict):
+        return {"image": file, "depth": result}
     return {"image": file, "predictions": [each._asdict() for each in result]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,24 +30,37 @@ def list_models(
     pattern: Annotated[str, Argument(help='Such as "B*", "R50*", b16 or vit_base.')] = "*",
     as_json: options.Json = False,
 ) -> None:
-    """List the models of the zoo and their weights, with an empty line between families."""
+    """List the models of the zoo, with an empty line between families.
+
+    A line has the parameters, the image size, the reported ImageNet accuracy and the licence of the recommended
+    weights, and then the tags of all weights.
+    """
     from keras_vit.zoo import catalogue
 
     cards = [catalogue.card(name) for name in catalogue.names(pattern)]
     _print_named_weights(pattern)
     if as_json:
+        shown = ("name", "family", "parameters", "image_size", "accuracy", "licence")
         rows = [
-            {"name": card.name, "family": card.family, "default": card.default, "weights": list(card.weights)}
+            {name: catalogue.rows(card)[0][name] for name in shown}
+            | {"default": card.default, "weights": list(card.weights)}
             for card in cards
         ]
         options.echo(json.dumps(rows, indent=2))
         return
-    none = f"keras-vit: no model of the zoo matches {pattern!r}; keras-vit list shows all"
-    lines = iter(
-        options.aligned([(card.name, ", ".join(card.weights)) for card in cards]).splitlines() if cards else ()
-    )
+    none = f"keras-vit: no model of the zoo matches {pattern!r:.200}; keras-vit list shows all"
+    table = [_line(catalogue.rows(card)[0], card.weights) for card in cards]
+    lines = iter(options.aligned(table, right=(1, 2)).splitlines() if cards else ())
     families = [[next(lines) for _ in group] for _, group in itertools.groupby(cards, lambda card: card.family)]
     options.echo("\n\n".join(map("\n".join, families)) or none, err=not cards)
+
+
+def _line(row: dict[str, Any], tags: Iterable[str]) -> tuple[str, ...]:
+    """Return the cells of `list` for the recommended weights of a model, whose row `zoo.table` has."""
+    found = next((each for each in row["accuracy"] if each["dataset"] == "imagenet2012"), None)
+    accuracy = f"{found['value']:.2f} % {found['metric'].replace('top-1', '').lstrip(', ')}".strip() if found else "-"
+    parameters = f"{row['parameters'] / 1e6:,.1f} M"
+    return (row["name"], parameters, f"{row['image_size']} px", accuracy, row["licence"], ", ".join(tags))
 
 
 def show(name: options.Model, image_size: options.Size = None, as_json: options.Json = False) -> None:

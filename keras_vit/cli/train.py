@@ -36,6 +36,10 @@ def train(
             help="Initial weights: a tag of the model's card, a path or a URL.", autocompletion=options.complete_weights
         ),
     ] = None,
+    teacher: Annotated[
+        str | None,
+        Option(help="Model to learn from, for recipes such as distill.", autocompletion=options.complete_model),
+    ] = None,
     accept_licence: options.Licence = False,
     continue_from: Annotated[
         Path | None, Option(help="Folder of a run: start a new one from its weights, with its recipe and data.")
@@ -71,6 +75,8 @@ def train(
         default = "default" if chosen.start == "pretrained" else None
         found = options.find_model(model, weights, default=default, accept_licence=accept_licence)
         found.config.replace(**chosen.config_changes(found.config))
+    if teacher:
+        options.find_model(teacher, accept_licence=accept_licence)
     if continue_from:
         folder = out or Path(f"{continue_from}-continued")
     else:
@@ -84,6 +90,7 @@ def train(
         data=data,
         out=folder,
         weights=weights,
+        teacher=teacher,
         continue_from=continue_from,
         changes=None if chosen else fields,
         strategy=devices,
@@ -121,10 +128,12 @@ def _result_line(result: Result, folder: Path) -> str:
     if result.out is None:
         return f"This worker has done its part of {result.steps} steps; the first worker has written {folder}."
     figures = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
-    line = f"{folder}/model.keras after {result.steps} steps: {figures or 'nothing to evaluate on'}"
+    steps = f"{result.steps} steps" if result.steps > 1 else "1 step"
+    line = f"{folder}/model.keras after {steps}: {figures or 'nothing to evaluate on'}"
     best = result.best
     if best and best.step < result.steps:
-        line += f"; best: {best.path} after {best.step}, accuracy {best.metrics['accuracy']:.4f}"
+        name, value = next(iter(best.metrics.items()))
+        line += f"; best: {best.path} after {best.step}, {name} {value:.4f}"
     if result.skipped:
         line += f"; training images left out because they cannot be read: {result.skipped}"
     if result.unread:
@@ -150,6 +159,12 @@ def evaluate(
         list[int] | None,
         options.integer(1, "Instead: fit a linear classifier on this many images per class; may be repeated."),
     ] = None,
+    out: Annotated[
+        Path | None, Option(help="Folder for a page and JSON: accuracy by class, confusion matrix, worst mistakes.")
+    ] = None,
+    predictions: Annotated[
+        bool, Option("--predictions", help="With --out: also predictions.csv, a row an image.")
+    ] = False,
     data_dir: options.DataDir = None,
     on_bad_image: options.BadImage = "skip",
     as_json: options.Json = False,
@@ -157,6 +172,10 @@ def evaluate(
     """Measure a model: top-1, top-5, cross-entropy and images per second; or few-shot accuracy of its features."""
     from keras_vit import train as training
 
+    if predictions and not out:
+        raise ValueError("--predictions needs --out FOLDER, the folder for predictions.csv")
+    if out and (real or few_shot):
+        raise ValueError("--out is for images with one class: leave out --real and --few-shot")
     found = options.find_model(model, weights, image_size, accept_licence=accept_licence)
     options.check_data(data, data_dir)
     with options.quiet():
@@ -176,6 +195,9 @@ def evaluate(
         **source,
     )
     options.print_result(evaluation, as_json)
+    if out:
+        examined = training.examine(loaded, data, split=split, batch_size=batch_size, progress=not as_json, **source)
+        options.echo("\n".join(map(str, examined.write(out, predictions=predictions))), err=as_json)
 
 
 def _print_few_shot(accuracies: dict[int, float], as_json: bool) -> None:

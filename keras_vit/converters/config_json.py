@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit._util.atomic import replacing
+from keras_vit._util.checks import is_count
 from keras_vit._util.untrusted import MAX_JSON_BYTES, parse_object
 from keras_vit.converters.json_steps import STEPS, JsonFields
 from keras_vit.converters.table import lookup
 from keras_vit.errors import CheckpointError
-from keras_vit.model.config import ViTConfig
 
 # Keys that keras_vit adds to the files it writes: who wrote it, and which file of weights it describes.
 _WRITTEN_BY, _WEIGHTS = "written_by", "weights"
@@ -35,12 +35,22 @@ def read_beside(weights: Path, spelling: JsonFields) -> dict[str, Any]:
 
     A config.json that keras_vit wrote for another file in the folder is ignored.
     """
-    path = weights.parent / "config.json"
+    path = weights.parent / spelling.file
     values = read_object(path) if path.is_file() else {}
     if not values or _describes_other_file(values, weights):
         return {}
     others = {key: weights.parent / name for key, name in spelling.beside.items()}
     return to_fields(values | {key: read_object(other) for key, other in others.items() if other.is_file()}, spelling)
+
+
+def read_crop(weights: Path) -> tuple[int, int] | None:
+    """Return the (height, width) to which the image processor beside a file of weights crops images, if it does."""
+    path = weights.parent / "preprocessor_config.json"
+    values = read_object(path) if path.is_file() else {}
+    crop = values.get("crop_size") if values.get("do_center_crop", True) else None
+    sides = [crop.get("height"), crop.get("width")] if isinstance(crop, Mapping) else [crop, crop]
+    height, width = (side if is_count(side, least=1) else 0 for side in sides)
+    return (height, width) if height and width else None
 
 
 def to_fields(values: Mapping[str, Any], spelling: JsonFields) -> dict[str, Any]:
@@ -68,7 +78,7 @@ def to_fields(values: Mapping[str, Any], spelling: JsonFields) -> dict[str, Any]
     return fields
 
 
-def to_json(config: ViTConfig, spelling: JsonFields) -> dict[str, Any]:
+def to_json(config: Any, spelling: JsonFields) -> dict[str, Any]:
     """Convert a config to the object in a config.json; raise for values that the format cannot express."""
     values: dict[str, Any] = {}
     fields = config.to_dict()
@@ -87,7 +97,7 @@ def to_json(config: ViTConfig, spelling: JsonFields) -> dict[str, Any]:
                 text for text, meant in spellings.items() if value in (meant if isinstance(meant, list) else [meant])
             ]
             if not known:
-                unsupported.append(f"{name}={value!r}")
+                unsupported.append(f"{name}={value!r:.200}")
                 continue
             value = _value_of_key(known[0])
         if value is not None and value is not _MISSING:

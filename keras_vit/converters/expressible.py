@@ -125,7 +125,7 @@ def _check_expressible(
     refused = [
         fields for fields in table.meaning.refused if all(lookup(ours, name) == value for name, value in fields.items())
     ]
-    wrong = [" with ".join(f"{name}={value!r}" for name, value in fields.items()) for fields in refused]
+    wrong = [" with ".join(f"{name}={value!r:.200}" for name, value in fields.items()) for fields in refused]
     inexact: list[str] = []
     for name, value in ours.items():
         implied = theirs[name] if name in from_tensors else table.meaning.config.get(name, theirs[name])
@@ -134,7 +134,7 @@ def _check_expressible(
             continue
         values = _NUMERIC_FIELDS.get(name, ())
         is_inexact = name in _NUMERIC_FIELDS and (values is None or {value, read} <= set(values))
-        (inexact if is_inexact else wrong).append(f"{name}={value!r} (it means {read!r})")
+        (inexact if is_inexact else wrong).append(f"{name}={value!r:.200} (it means {read!r:.200})")
     if wrong:
         raise CheckpointError(f"The {table.format} format cannot express " + ", ".join(wrong))
     return tuple(inexact)

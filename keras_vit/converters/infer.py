@@ -67,18 +67,14 @@ def _config(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
     is_resnet = not table.has_row("embedding/kernel")  # without blocks; its width is that of the feature map
     known = {name: value for name, value in tensor_fields(shapes).items() if not (is_resnet and name == "hidden_size")}
     known |= {name: value for name, value in table.meaning.config.items() if name in known}
-    _check_json(hints.json_fields, known)
+    check_json(hints.json_fields, known)
     if known["layer_scale"] is not None:
         known["layer_scale"] = hints.json_fields.get("layer_scale", known["layer_scale"])
     json = {name: value for name, value in hints.json_fields.items() if name not in known or name == "classifier"}
     stated = {**json, **hints.row_fields, **hints.recorded_fields, **hints.caller_fields}
-    if unknown := [name for name in table.meaning.required if name not in stated]:
-        raise CheckpointError(
-            f"is in {table.format} format, whose tensors do not say {', '.join(unknown)}, and has no config.json that "
-            f"does: pass config={{'{unknown[0]}': ...}} (--config {unknown[0]}=...)"
-        )
+    check_required(table, stated)
     fields = _merge_fields(table.meaning.defaults, table.meaning.implied(shapes), known, stated)
-    fields["num_heads"] = _num_heads(shapes, table, stated.get("num_heads"), hints.num_heads)
+    fields["num_heads"] = find_num_heads(shapes, table, stated.get("num_heads"), hints.num_heads)
     fields["resnet"] = _resnet(shapes, fields.get("resnet"), is_required=is_resnet or bool(stated.get("resnet")))
     if is_resnet and "hidden_size" not in stated:
         fields["hidden_size"] = fields["resnet"].channels
@@ -125,7 +121,16 @@ def read_features() -> dict[str, Any]:
     return data_files.read_toml(data_files.folder("converters") / "features.toml")
 
 
-def _check_json(json_fields: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def check_required(table: Table, stated: Mapping[str, Any]) -> None:
+    """Raise if neither a config.json nor the caller states a field that the tensors of a format do not tell."""
+    if unknown := [name for name in table.meaning.required if name not in stated]:
+        raise CheckpointError(
+            f"is in {table.format} format, whose tensors do not say {', '.join(unknown)}, and has no config.json that "
+            f"does: pass config={{'{unknown[0]}': ...}} (--config {unknown[0]}=...)"
+        )
+
+
+def check_json(json_fields: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     """Raise if a config.json contradicts the tensors: then neither can be trusted."""
     wrong = []
     for name in set(known) & set(json_fields) - _NOT_COMPARED:
@@ -151,7 +156,8 @@ def _merge_fields(*sources: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _num_heads(shapes: Shapes, table: Table, stated: int | None, expected: int | None) -> int:
+def find_num_heads(shapes: Shapes, table: Table, stated: int | None, expected: int | None) -> int:
+    """Return the number of heads that the tensors have, or else that is stated, or else expected."""
     kernel = shapes.get("block_0/attention/query/kernel", shapes.get("pool/attention/query/kernel"))
     if kernel is None:  # no attention
         return 1 if stated is None else stated

@@ -162,6 +162,9 @@ STEPS = {
         None, lambda value, config: _ratio(value * (1 + config.gated_mlp), config.hidden_size)
     ),
     "whole ratio": Step(None, _whole_ratio),
+    # Configs with the end token 2, a word, take the largest id in a text (transformers/models/clip/modeling_clip.py).
+    "end token": Step(lambda value: None if value == 2 else value, lambda value, _: 2 if value is None else value),
+    "heads of a width": Step(lambda value: value["width"] // value.get("head_width", 64), None),  # open_clip/model.py
     "side": Step(
         lambda value: value if isinstance(value, int) else _side(value), lambda value, _: value and [value] * 2
     ),
@@ -199,6 +202,8 @@ class JsonFields:
     # Of the first row whose `when` holds and whose `unless` fields are not set, `write` is written too.
     kinds: tuple[Mapping[str, Any], ...] = ()
     beside: Mapping[str, str] = field(default_factory=dict)  # key -> .json file in the same folder that holds its value
+    file: str = "config.json"  # its name
+    pair: Mapping[str, Any] = field(default_factory=dict)  # what the config.json of an image and text pair has besides
     inside: str | None = None  # key of the object with the fields, in files that have it; others have them at the top
 
     @property

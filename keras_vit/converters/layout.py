@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from keras_vit.converters.table import Row, Source, Table
+from keras_vit.converters.containers.base import Header
+from keras_vit.converters.table import Match, Row, Source, Table
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
 
@@ -33,6 +34,11 @@ def variable_shape(shape: tuple[int, ...], source: Source, layout: str) -> tuple
     if layout == "torch" and row.is_kernel:
         shape = tuple(shape[axis] for axis in _TORCH_AXES.get(len(shape), range(len(shape))))
     return shape if row.rank is None else _without_leading_ones(shape)
+
+
+def variable_shapes(headers: Mapping[str, Header], match: Match, layout: str) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a file's tensors as variables, by path."""
+    return {path: variable_shape(headers[one.tensor].shape, one, layout) for path, one in match.sources.items()}
 
 
 def fits(shape: tuple[int, ...], source: Source, layout: str, expected: tuple[int, ...]) -> bool:

@@ -1,10 +1,11 @@
 """Read checkpoints of every known format, and models saved as .keras, as a VisionTransformer."""
 
 import collections
+import contextlib
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from keras_vit._util.checks import given
 from keras_vit.converters import assign
+from keras_vit.converters.config_json import read_crop
 from keras_vit.converters.containers import Container
 from keras_vit.converters.containers.keras_archive import open_keras_archive
 from keras_vit.converters.saving import save
@@ -77,12 +79,14 @@ def load(
     (10, 10)
     """
     changes = given(image_size=image_size, num_classes=num_classes, patch_size=patch_size)
-    file = find_weights(Path(path))
+    file = find_weights(path)
     if is_keras_file(file):
         check_keras_facts(config=config, format=format)
         return _load_keras(file, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
     with open_checkpoint(file, facts=to_facts(config), format=format, wanted_size=image_size) as checkpoint:
         model = build(checkpoint, changes, dtype=dtype, allow_nonfinite=allow_nonfinite)
+        if image_size is None:
+            _report_size(checkpoint)
         if other_parts := checkpoint.match.other_parts:
             groups = collections.Counter(name.partition(".")[0].partition("/")[0] for name in other_parts)
             listed = ", ".join(f"{name} ({count})" for name, count in sorted(groups.items()))
@@ -91,6 +95,22 @@ def load(
                 stacklevel=2,
             )
         return model
+
+
+def _report_size(checkpoint: Checkpoint) -> None:
+    """Warn if the processor beside a file crops images to another size than that of the position embeddings.
+
+    transformers then resizes the positions in every call; here a model has one size.
+    """
+    path, size = checkpoint.container.path, checkpoint.config.size
+    crop = read_crop(path)
+    if crop is not None and crop != size:
+        warnings.warn(
+            f"keras_vit: {path.parent.name}/{path.name} is loaded for images of {size[0]} x {size[1]} pixels, as its "
+            f"position embeddings; its preprocessor_config.json crops {crop[0]} x {crop[1]}. Choose with "
+            f"image_size={crop[0] if crop[0] == crop[1] else crop} (--image-size).",
+            stacklevel=3,
+        )
 
 
 def build(
@@ -178,20 +198,30 @@ def _new_layers(checkpoint: Checkpoint, config: ViTConfig) -> tuple[str, ...]:
 
 
 def _load_keras(path: Path, changes: Mapping[str, Any], *, dtype: Any, allow_nonfinite: bool) -> VisionTransformer:
-    """Load a model saved as .keras. Neither Keras' deserialisation nor the HDF5 library reads the file."""
-    values, weights = open_keras_archive(path)
-    with weights, keras_errors(path):
-        arguments = saved_arguments(values)
-        arguments["dtype"] = keras.dtype_policies.serialize(keras.dtype_policies.get(arguments["dtype"]))
+    """Load a model saved as .keras, with some fields of its config changed."""
+    with open_keras(path, "VisionTransformer") as (arguments, weights):
         check_size(weights, ViTConfig(**arguments["config"]))
         with layers.uninitialized():
             model = VisionTransformer.from_config(arguments)
-        _load_keras_weights(model, weights, allow_nonfinite=allow_nonfinite)
+        load_keras_weights(model, weights, allow_nonfinite=allow_nonfinite)
     config = model.config.replace(**changes)
     return model if config == model.config and dtype is None else model.with_config(config, dtype=dtype)
 
 
-def _load_keras_weights(model: VisionTransformer, weights: Container, *, allow_nonfinite: bool) -> None:
+@contextlib.contextmanager
+def open_keras(path: Path, kind: str) -> Iterator[tuple[dict[str, Any], Container]]:
+    """Open a .keras file of a class: the arguments of `from_config`, and the weights.
+
+    Neither Keras' deserialisation nor the HDF5 library reads the file.
+    """
+    values, weights = open_keras_archive(path)
+    with weights, keras_errors(path):
+        arguments = saved_arguments(values, kind)
+        arguments["dtype"] = keras.dtype_policies.serialize(keras.dtype_policies.get(arguments["dtype"]))
+        yield arguments, weights
+
+
+def load_keras_weights(model: keras.Model, weights: Container, *, allow_nonfinite: bool) -> None:
     """Load the weights of a .keras file through a copy that holds only arrays, which the HDF5 library reads."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "model.weights.h5"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_vit._util.checks import as_path
 from keras_vit.converters import assign, config_json, expressible, layout, record
 from keras_vit.converters.containers import write_npz, write_safetensors
 from keras_vit.converters.table import OWN_PREFIX, Table, formats, load_table
@@ -62,10 +63,7 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
     """
     if not isinstance(model, VisionTransformer):
         raise TypeError(f"save writes a keras_vit.VisionTransformer. Received: {type(model).__name__}")
-    table = load_table(format)
-    if not table.writable:
-        written = [name for name in formats() if load_table(name).writable]
-        raise CheckpointError(f"The {table.format} format is only read. Formats that are written: {written}")
+    target, table = Path(as_path(path, "path")), writable_table(format)
     if problem := quantization_problem(model):
         raise CheckpointError(f"The {table.format} format holds floating-point weights. {problem}")
     variables = assign.merge_lora(model, assign.variables_by_path(model))
@@ -95,10 +93,19 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
     metadata = record.to_metadata(config, plan.inferred_config, plan.missing_fields)
     if config.position_prefix and not model.config.position_prefix:
         metadata[record.ZERO_ROWS_KEY] = "true"
-    return _write(Path(path), table, tensors, metadata, plan.json_values)
+    return write(target, table, tensors, metadata, plan.json_values)
 
 
-def _write(
+def writable_table(format: str, tower: str = "") -> Table:
+    """Return the table of a format; raise a CheckpointError if it is only read."""
+    table = load_table(format, tower)
+    if not table.writable:
+        written = [name for name in formats(tower) if load_table(name, tower).writable]
+        raise CheckpointError(f"The {table.format} format is only read. Formats that are written: {written}")
+    return table
+
+
+def write(
     path: Path,
     table: Table,
     tensors: Iterable[tuple[str, Any]],

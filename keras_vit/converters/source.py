@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from keras_vit._util.checks import as_path
+from keras_vit._util.text import abbreviated
 from keras_vit.converters import config_json, layout, record
 from keras_vit.converters.containers import Container, open_container
 from keras_vit.converters.containers.base import quoted
@@ -27,10 +29,10 @@ _WEIGHTS = (
     "*.npz",
     "model.weights.h5",
     "pytorch_model.bin",
+    "open_clip_pytorch_model.bin",
     "*.pth",
 )
 _CHECKPOINTS, _BEST = "checkpoints", "best.keras"  # of a training run's folder, which it has before model.keras
-_REGISTERED_NAME = "keras_vit>VisionTransformer"
 # A model may have this many times the weights of its file, because formats leave out biases that are zero, and this
 # many values in a fixed position embedding besides.
 _WEIGHTS_RATIO = 2
@@ -68,17 +70,14 @@ def open_checkpoint(
     `facts` are fields of ViTConfig that the file cannot state. `num_heads` (of the architecture the caller expects) and
     `wanted_size` (the image size the caller wants) are used only where nothing else states them.
     """
-    file = find_weights(Path(path))
-    with _open(file) as container:
+    file = find_weights(path)
+    with open_files(file) as container:
         table = load_table(format) if format else recognise(container)
         for name in table.names.beside:
             if (file.parent / name).is_file():
                 container.join(open_container(file.parent / name))
         match = table.match(container.headers)
-        shapes = {
-            variable: layout.variable_shape(container.headers[source.tensor].shape, source, table.layout)
-            for variable, source in match.sources.items()
-        }
+        shapes = layout.variable_shapes(container.headers, match, table.layout)
         try:
             hints = Hints(
                 row_fields=fields_of_rows(source.row for source in match.sources.values()),
@@ -124,7 +123,7 @@ def read_config(
     >>> keras_vit.converters.read_config(path).num_layers
     4
     """
-    file = find_weights(Path(path))
+    file = find_weights(path)
     if not is_keras_file(file):
         hints: dict[str, Any] = {"num_heads": num_heads, "wanted_size": image_size}
         with open_checkpoint(file, facts=to_facts(config), format=format, **hints) as checkpoint:
@@ -151,11 +150,11 @@ def detect(path: str | os.PathLike[str]) -> str:
     >>> keras_vit.converters.detect(path)
     'big_vision'
     """
-    with _open(find_weights(Path(path))) as container:
+    with open_files(find_weights(path)) as container:
         return recognise(container).format
 
 
-def _open(file: Path) -> Container:
+def open_files(file: Path) -> Container:
     """Open a file of weights, with all others if it is one of a checkpoint in several files."""
     first, *others = _files_of(file)
     container = open_container(first)
@@ -184,6 +183,8 @@ def _files_of(file: Path) -> list[Path]:
 
 def to_facts(config: ViTConfig | Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the facts about a file as a dict."""
+    if not isinstance(config, ViTConfig | Mapping | None):
+        raise ValueError(f"config must be a ViTConfig or a dict of its fields. Received: {config!r:.200}")
     return config.to_dict() if isinstance(config, ViTConfig) else dict(config or {})
 
 
@@ -194,24 +195,24 @@ def is_keras_file(path: Path) -> bool:
 
 def check_keras_facts(**facts: Any) -> None:
     """Raise a ValueError if facts about a .keras file are given."""
-    if stated := [f"{name}={value!r}" for name, value in facts.items() if value is not None]:
+    if stated := [f"{name}={value!r:.200}" for name, value in facts.items() if value is not None]:
         raise ValueError(f"A .keras file states everything itself. Received: {', '.join(stated)}")
 
 
-def saved_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `VisionTransformer.from_config` in a .keras file's config.json; dtype is a policy's name.
+def saved_arguments(values: Mapping[str, Any], kind: str = "VisionTransformer") -> dict[str, Any]:
+    """Return the arguments of `from_config` of a class in a .keras file's config.json; dtype is a policy's name.
 
     Only the name of the policy is used: a serialised object could be of any class.
     """
-    if values.get("registered_name") != _REGISTERED_NAME:
+    if values.get("registered_name") != f"keras_vit>{kind}":
         raise CheckpointError(
-            f"does not contain a VisionTransformer. Received: {values.get('class_name')!r:.100}; "
-            "keras.saving.load_model opens it"
+            f"does not contain a {kind}. Received: {values.get('class_name')!r:.100}; keras.saving.load_model opens it"
         )
     match values.get("config"):
-        case {"config": dict(config), "dtype": {"config": {"name": str(policy)}}, "name": str(name), "frozen": frozen}:
-            return {"config": config, "dtype": policy, "name": name, "frozen": frozen}
-    raise CheckpointError("has a config.json that is not a VisionTransformer's")
+        case {"config": dict(), "dtype": {"config": {"name": str(policy)}}, "name": str()} as found:
+            arguments: Any = found
+            return {**arguments, "dtype": policy}
+    raise CheckpointError(f"has a config.json that is not a {kind}'s")
 
 
 @contextlib.contextmanager
@@ -263,9 +264,9 @@ def _least_weights(config: ViTConfig) -> int:
     return config.num_layers * block + width * around + sum(9 * number * channels**2 for number, channels in units)
 
 
-def recognise(container: Container) -> Table:
+def recognise(container: Container, tower: str = "") -> Table:
     """Return the table of an open file's format, which is recognised by the names of the tensors."""
-    tables = [load_table(name) for name in formats()]
+    tables = [load_table(name, tower) for name in formats(tower)]
     found = [table for table in tables if table.find_prefix(container.headers) is not None]
     if len(found) == 1:
         return found[0]
@@ -278,8 +279,9 @@ def recognise(container: Container) -> Table:
     )
 
 
-def find_weights(path: Path) -> Path:
+def find_weights(path: str | os.PathLike[str]) -> Path:
     """Return the file of weights at a path: the path itself, or the one such file in a folder."""
+    path = Path(as_path(path, "path"))
     if not path.exists():
         raise FileNotFoundError(f"There is no file or folder {str(path)!r}")
     if not path.is_dir():
@@ -288,7 +290,7 @@ def find_weights(path: Path) -> Path:
         files = sorted(path.glob(pattern))
         if not set(files[1:]).issubset(_files_of(files[0]) if files else ()):
             names = [file.name for file in files]
-            raise CheckpointError(f"{path} holds more than one file of weights: name one of {names}")
+            raise CheckpointError(f"{path} holds more than one file of weights: name one of them: {abbreviated(names)}")
         if files:
             return files[0]
     if (path / _CHECKPOINTS).is_dir():

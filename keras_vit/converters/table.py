@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_vit._util import data_files
+from keras_vit._util.checks import as_path
 from keras_vit._util.schema import problems
 from keras_vit.converters.containers.base import Header
 from keras_vit.converters.json_steps import JsonFields
 from keras_vit.converters.tensor_names import PLACEHOLDER, TensorNames, fill, pattern, wildcard
-from keras_vit.model.config import Preprocessing, ResNetConfig, check_fields
+from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig, check_fields
+from keras_vit.model.config.text import TextConfig
 
 # Prefix of tensors that only keras_vit reads: variables as they were before the format's rules changed them.
 OWN_PREFIX = "keras_vit/"
@@ -41,13 +43,14 @@ class Row:
     beside: str | None = None  # a tensor; the row is ignored in a file that lacks it
     # A torch tensor; the row is ignored where its own tensor has not twice as many outputs as that one has inputs.
     twice: str | None = None
+    is_untransposed: bool = False  # whether the tensor is a matrix (in, out) also in a torch file
     # Whether the position embedding begins with a row for the class token alone, which is added to that token.
     folds_class_row: bool = False
 
     @property
     def is_kernel(self) -> bool:
-        """Return whether the variable is a matrix or a convolution."""
-        return self.variable.endswith("/kernel")
+        """Return whether the variable is a matrix or a convolution that a torch file has in another order of axes."""
+        return self.variable.endswith("/kernel") and not self.is_untransposed
 
 
 class Source(NamedTuple):
@@ -165,7 +168,7 @@ class Table:
         for row in self.rows:
             found = pattern(row.variable).fullmatch(variable)
             if found and all(lookup(config, name) == value for name, value in row.only_if):
-                prefix = self.names.write_prefix + (self.names.head_prefix if config["num_classes"] else "")
+                prefix = self.names.write_prefix + (self.names.head_prefix if config.get("num_classes") else "")
                 prefix = "" if row.tensor.startswith("/") else prefix
                 return Source(prefix + fill(row.tensor.removeprefix("/"), found.groupdict(), -1), row)
         return None
@@ -194,26 +197,34 @@ class Table:
         return [(pattern(canonical[names[row.tensor]]), row) for row in self.rows]
 
 
-def formats() -> list[str]:
+def formats(tower: str = "") -> list[str]:
     """Return the names of the checkpoint formats, in alphabetical order.
+
+    Args:
+        tower: "" for images, or "text" for the text towers of pairs.
 
     Example:
 
     >>> [name for name in keras_vit.converters.formats() if "bit" in name]
     ['big_vision_bit', 'bit', 'timm_bit']
     """
-    return sorted(path.stem for path in (data_files.folder("converters") / "checkpoints").glob("*.toml"))
+    return sorted(path.stem for path in _folder(tower).glob("*.toml"))
 
 
-def load_table(format: str | os.PathLike[str]) -> Table:
-    """Return the table of a format: one of `formats()`, or a path to your own .toml file."""
-    if os.fspath(format).endswith(".toml"):
-        return _read_table(Path(format).resolve())
-    if format not in formats():
+def load_table(format: str | os.PathLike[str], tower: str = "") -> Table:
+    """Return the table of a format: one of `formats(tower)`, or a path to your own .toml file."""
+    if as_path(format, "format").endswith(".toml"):
+        return _read_table(Path(format).resolve(), tower)
+    if format not in formats(tower):
         raise ValueError(
-            f"format must be one of {formats()}, or a path to a .toml table of your own. Received: {format!r:.200}"
+            f"format must be one of {formats(tower)}, or a path to a .toml table of your own. Received: {format!r:.200}"
         )
-    return _read_table(data_files.folder("converters") / "checkpoints" / f"{format}.toml")
+    return _read_table(_folder(tower) / f"{format}.toml", tower)
+
+
+def _folder(tower: str) -> Path:
+    """Return the folder of the tables for images, or for the other `tower` of an image and text pair."""
+    return data_files.folder("converters") / "checkpoints" / tower
 
 
 def fields_of_rows(rows: Iterable[Row]) -> dict[str, Any]:
@@ -233,15 +244,15 @@ def _matches(name: str, globs: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, glob.replace("**", "*")) for glob in globs)
 
 
-def _read_raw(path: Path) -> dict[str, Any]:
+def _read_raw(path: Path, tower: str) -> dict[str, Any]:
     """Return the keys of a table, over those of its `base`: tables are merged, other values replaced."""
     raw = data_files.read_toml(path)
     base = raw.pop("base", None)
     if base is None:
         return raw
-    if base not in formats():
-        raise ValueError(f"{path}: base must be one of {formats()}. Received: {base!r:.200}")
-    return _merge(_read_raw(data_files.folder("converters") / "checkpoints" / f"{base}.toml"), raw)
+    if base not in formats(tower):
+        raise ValueError(f"{path}: base must be one of {formats(tower)}. Received: {base!r:.200}")
+    return _merge(_read_raw(_folder(tower) / f"{base}.toml", tower), raw)
 
 
 def _merge(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
@@ -250,8 +261,8 @@ def _merge(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
 
 @functools.cache
-def _read_table(path: Path) -> Table:
-    raw = _read_raw(path)
+def _read_table(path: Path, tower: str = "") -> Table:
+    raw = _read_raw(path, tower)
     if isinstance(tensors := raw.get("tensors"), dict):
         # A variable may have several names: each is read, and the first whose conditions hold is written.
         raw["tensors"] = {name: [texts] if isinstance(texts, str) else texts for name, texts in tensors.items()}
@@ -261,8 +272,9 @@ def _read_table(path: Path) -> Table:
     if wrong:
         raise ValueError("; ".join(wrong))
     try:
-        raw["without"] = {variable: _parse_fields(fields) for variable, fields in raw.get("without", {}).items()}
-        raw |= {key: _parse_fields(raw[key]) for key in ("config", "defaults") if key in raw}
+        kind = TextConfig if tower == "text" else ViTConfig
+        raw["without"] = {variable: _parse_fields(fields, kind) for variable, fields in raw.get("without", {}).items()}
+        raw |= {key: _parse_fields(raw[key], kind) for key in ("config", "defaults") if key in raw}
         return Table(
             rows=tuple(_row(variable, text) for variable, texts in raw["tensors"].items() for text in texts),
             marks=Marks(tuple(raw["detect"]), tuple(raw.get("detect_absent", ()))),
@@ -281,8 +293,8 @@ def _arguments(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items() if key in names}
 
 
-def _parse_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    check_fields(fields)
+def _parse_fields(fields: dict[str, Any], kind: type) -> dict[str, Any]:
+    check_fields(fields, kind)
     types = {"resnet": ResNetConfig, "preprocessing": Preprocessing}
     return {name: types[name](**value) if name in types else value for name, value in fields.items()}
 
@@ -300,12 +312,14 @@ def _row(variable: str, text: str) -> Row:
                 options["only_if"] = (*options.get("only_if", ()), (name, json.loads(value)))
             case ["unless" | "beside" | "twice" as condition, other]:
                 options[condition] = other
+            case ["untransposed"]:
+                options["is_untransposed"] = True
             case ["fold", "class", "row"]:
                 options["folds_class_row"] = True
             case _:
                 raise ValueError(
                     f"{variable}: the steps are 'part K of N', 'rank N', 'if FIELD = VALUE', 'unless TENSOR', "
-                    f"'beside TENSOR', 'twice TENSOR', 'fold class row'. Received: {step!r:.200}"
+                    f"'beside TENSOR', 'twice TENSOR', 'untransposed', 'fold class row'. Received: {step!r:.200}"
                 )
     if {name for name, _ in PLACEHOLDER.findall(variable)} != {name for name, _ in PLACEHOLDER.findall(tensor)}:
         raise ValueError(f"{variable}: both names need the same placeholders. Received: {tensor!r:.200}")

@@ -25,15 +25,17 @@ class TensorNames:
     ignore: tuple[str, ...] = ()  # patterns of tensors that are not part of the model
     other_parts: tuple[str, ...] = ()  # patterns of tensors of a text tower or a decoder, which users are told about
     renumber: tuple[str, ...] = ()  # modules whose children are numbered together or class by class
-    spelled: Mapping[str, str] = field(default_factory=dict)  # part of a name (# is any number) -> its replacement
+    # Part of a name, in which # is any number -> its replacement, in which # is the last of these.
+    spelled: Mapping[str, str] = field(default_factory=dict)
     # Start of the name of a tensor with a leading axis of blocks -> start of the names of single blocks.
     stacked: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()  # other files of weights in the same folder, read with the first
 
     def spell(self, name: str) -> str:
-        """Return a name with the parts in `spelled` replaced."""
+        """Return a name with the parts in `spelled` replaced; # in a replacement is the part's last number."""
         for part, other in self.spelled.items():
-            name = re.sub(re.escape(part).replace(r"\#", r"\d{1,9}"), other.replace("\\", r"\\"), name)
+            number = r"(?P<last>\d{1,9})".join(re.escape(part).replace(r"\#", r"\d{1,9}").rsplit(r"\d{1,9}", 1))
+            name = re.sub(number, other.replace("\\", r"\\").replace("#", r"\g<last>"), name)
         return name
 
     def unstack(self, name: str, header: Header) -> list[tuple[str, int | None]]:

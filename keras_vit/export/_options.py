@@ -5,14 +5,17 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import keras
+from keras.src.models.functional import Functional
 
 from keras_vit.export import _converter
-from keras_vit.export.litert.options import Options
+from keras_vit.export.check.inputs import image_shape
+from keras_vit.export.litert.options import Options, image_config
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
+from keras_vit.model import task as tasks
+from keras_vit.model.config import ViTConfig
 from keras_vit.model.config.limits import check_resizable
 from keras_vit.model.layers.runtime.quantized import quantization_problem
-from keras_vit.model.vision_transformer import VisionTransformer
 
 Result = TypeVar("Result")
 
@@ -23,7 +26,7 @@ def check_options(options: Options, model: keras.Model, *, has_calibration: bool
     One ValueError has everything that is wrong with the options, does not go together or is impossible for the model. A
     FileNotFoundError names a missing .toml file.
     """
-    is_ours = isinstance(model, VisionTransformer)
+    is_ours = isinstance(getattr(model, "config", None), ViTConfig)
     problems = list(options.problems())
     mode = _attempt(lambda: modes.load_mode(options.quantize), problems)
     names = None
@@ -35,13 +38,10 @@ def check_options(options: Options, model: keras.Model, *, has_calibration: bool
     if options.route == "converter":
         problems += [*_direct_only(options), *_converter.problems(model, mode)]
     elif is_ours and (problem := quantization_problem(model)):
-        problems.append(f"quantize={options.quantize!r} starts from floating-point weights. {problem}")
-    elif is_ours:
-        problems += options.model_problems(model.config)
-        names = _attempt(lambda: model.task.class_names(options.labels), problems)
+        problems.append(f"quantize={options.quantize!r:.200} starts from floating-point weights. {problem}")
     else:
-        name = type(model).__name__
-        problems.append(f'route="direct" writes VisionTransformers; use route="converter". Received: {name}')
+        problems += _attempt(lambda: list(_model_problems(options, model)), problems) or []
+        names = _attempt(lambda: tasks.of_model(model).class_names(options.labels), problems)
     if options.sizes and is_ours:
         _attempt(lambda: check_resizable(model.config, model.config.replace(**options.sizes)), problems)
     elif options.sizes:
@@ -52,14 +52,29 @@ def check_options(options: Options, model: keras.Model, *, has_calibration: bool
     return mode, dataclasses.replace(named, storage=mode, norms=mode.norms)
 
 
+def _model_problems(options: Options, model: keras.Model) -> Iterator[str]:
+    """Yield a sentence for each reason why no file of this model can be written directly."""
+    image_shape(model)
+    if not isinstance(model, Functional):
+        yield (
+            'route="direct" writes functional Keras models, layer by layer; use route="converter". '
+            f"Received: {type(model).__name__}"
+        )
+    if len(model.outputs) != 1:
+        yield f"the model must have one output. Received: {len(model.outputs)} outputs"
+    if options.attention and not hasattr(model, "attention_maps"):
+        yield f"attention=True is for VisionTransformers. Received: {type(model).__name__}"
+    yield from options.model_problems(image_config(model), tasks.of_model(model))
+
+
 def _direct_only(options: Options) -> Iterator[str]:
     """Yield a sentence with the options that TensorFlow's converter does not take."""
     direct_only = {
-        f"input_dtype={options.input_dtype!r}": options.input_dtype != "float32",
+        f"input_dtype={options.input_dtype!r:.200}": options.input_dtype != "float32",
         "source_size": options.source_size is not None,
-        f"output={options.output!r}": options.output != "logits",
+        f"output={options.output!r:.200}": options.output != "logits",
         "attention": options.attention,
-        f"patches={options.patches!r}": options.patches is not None,
+        f"patches={options.patches!r:.200}": options.patches is not None,
         "labels": options.labels is not None,
     }
     if received := [name for name, is_set in direct_only.items() if is_set]:

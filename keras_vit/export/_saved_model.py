@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit._util.checks import check_counts, one_of
+from keras_vit._util.checks import as_path, check_counts, one_of
 from keras_vit.errors import VerificationError
 from keras_vit.export._temporary import check_folder_path, temporary_path
 from keras_vit.export.check import samples
@@ -22,6 +22,7 @@ from keras_vit.export.check.resources import measure_resources
 from keras_vit.export.check.running import main_output
 from keras_vit.export.server import signatures
 from keras_vit.export.server import warmup as warmup_requests
+from keras_vit.model.config import ViTConfig
 from keras_vit.model.labels import single_lines
 from keras_vit.model.layers.runtime.quantized import quantization_problem
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -53,8 +54,9 @@ def saved_model(
     - float_images: images, prepared float32 (B, height, width, channels) -> as serving_default, and logits (B, N).
     - uint8_images: images, pixels 0..255 of any one size -> as float_images.
 
-    All inputs and outputs are float32. A model without a head returns features everywhere. A model of other than 1 or 3
-    channels takes no image files: it has float_images (also as serving_default) and uint8_images only.
+    All inputs and outputs are float32. A model without a head returns features everywhere. A model of maps answers with
+    classes, uint8 (B, height, width) of the image's size, or depth (B, rows, columns), and has no features. A model of
+    other than 1 or 3 channels takes no image files: it has float_images, also as serving_default, and uint8_images.
 
     Args:
         model: on Keras' TensorFlow back end.
@@ -87,9 +89,13 @@ def saved_model(
     """
     _check(model, top)
     _check_dtypes(dtype, bfloat16=bfloat16)
+    if bfloat16 and not isinstance(model, VisionTransformer):
+        raise ValueError(
+            f"bfloat16=True is for VisionTransformers; pass dtype='bfloat16'. Received: {type(model).__name__}"
+        )
     batch_sizes = warmup_requests.check_batch_sizes(warmup)
     names = model.task.class_names(labels)
-    path = Path(path)
+    path = Path(as_path(path, "path"))
     check_folder_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary_path(path) as work:
@@ -99,7 +105,11 @@ def saved_model(
             warmup_requests.write(work, file_signatures, batch_sizes)
         report = verification.verify(model, work, verify)
         bfloat16_cosine = _bfloat16_cosine(model, work) if bfloat16 else None
-        work.replace(path)
+        try:
+            work.replace(path)
+        except OSError:
+            check_folder_path(path)  # another export was faster
+            raise
     return dataclasses.replace(
         report, path=path, bfloat16_cosine=bfloat16_cosine, seconds=used.seconds, peak_bytes=used.peak_bytes
     )
@@ -109,9 +119,9 @@ def _check(model: VisionTransformer, top: int) -> None:
     """Raise a ValueError if no SavedModel can be written."""
     if keras.backend.backend() != "tensorflow":
         raise ValueError(f"A SavedModel is written on Keras' TensorFlow back end. Received: {keras.backend.backend()}")
-    if not isinstance(model, VisionTransformer):
+    if not isinstance(getattr(model, "config", None), ViTConfig):
         raise ValueError(
-            "saved_model writes VisionTransformers; `model.export(path)` writes a Keras model around one. "
+            "saved_model writes VisionTransformers and models of maps; `model.export(path)` writes other Keras models. "
             f"Received: {type(model).__name__}"
         )
     if problem := quantization_problem(model):

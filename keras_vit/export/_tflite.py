@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_vit._util.checks import as_path
 from keras_vit.errors import VerificationError
 from keras_vit.export import _converter
 from keras_vit.export._options import check_options
@@ -17,14 +18,14 @@ from keras_vit.export._temporary import check_file_path, temporary_path
 from keras_vit.export.check import inputs, samples
 from keras_vit.export.check.report import Report
 from keras_vit.export.check.resources import measure_resources
-from keras_vit.export.check.running import load_exported
+from keras_vit.export.check.running import load_exported, mark_own
 from keras_vit.export.check.verify import verify
 from keras_vit.export.litert import images as image_input
 from keras_vit.export.litert import metadata
 from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.operators import Operators
-from keras_vit.export.litert.options import Options
+from keras_vit.export.litert.options import Options, image_config
 from keras_vit.export.litert.storage import FLOAT32
 from keras_vit.export.quantization import rounding
 from keras_vit.export.quantization.calibration import FileGraph
@@ -34,6 +35,7 @@ from keras_vit.export.quantization.outliers import find as find_outliers
 from keras_vit.export.quantization.quantize import check_names
 from keras_vit.export.quantization.quantize import quantize as quantize_file
 from keras_vit.export.quantization.search import search
+from keras_vit.model import task as tasks
 from keras_vit.model.vision_transformer import VisionTransformer
 
 # Modes that need no images, the smaller first: what is left for a model that another mode does not fit.
@@ -68,7 +70,8 @@ def tflite(
     `image` is (batch, height, width, channels); `logits`, without a head `features`, are float32 as the model's output.
 
     Args:
-        model: a VisionTransformer; with `route="converter"` any Keras model with one image input and one output.
+        model: a VisionTransformer, a model of maps, or another functional Keras model with one image input and one
+            output; with `route="direct"` each of its layers must have a writer.
         path: path of the file. It appears complete and verified, or not at all; an older file there is replaced.
         quantize: name of a mode ("none", "float16", "dynamic", "int8", "int8-full", "int16x8", "int4"), or a path to
             your own .toml file (see converters/README.md).
@@ -83,7 +86,8 @@ def tflite(
         input_dtype: "float32" for prepared images, "uint8" for pixels from 0 to 255, which the file scales itself.
         source_size: int or (height, width) of pixels that the file resizes itself; needs `input_dtype="uint8"`.
         resize: "exact" as `model.preprocess`, "builtin" for the runtime's bilinear kernel without antialias.
-        output: "logits" or "probabilities".
+        output: "logits" or "probabilities"; of a model of maps "logits" or "classes", uint8 (batch, height, width), the
+            best class of every pixel at the image's size. Depth is always "depth".
         attention: whether to add the output `attention` (batch, heads, patches): the class token's, in the last block.
         patches: "dense" (SPACE_TO_DEPTH and a dense layer) or "convolution" (CONV_2D, for NPUs without SPACE_TO_DEPTH)
             to embed patches; None for the mode's. Patches that are not square or do not cover the image are
@@ -132,7 +136,9 @@ def tflite(
         "threads": threads,
     }
     options = Options(**arguments)
-    return _export(model, Path(path), options, calibration=calibration, images=verify, progress=progress)
+    return _export(
+        model, Path(as_path(path, "path")), options, calibration=calibration, images=verify, progress=progress
+    )
 
 
 def _export(
@@ -156,6 +162,7 @@ def _export(
                 searched = _write(model, work, options, mode, calibration_images, progress=progress)
             else:
                 _converter.convert(model, work, mode=mode.name, batch=options.batch)
+        mark_own(work)
         try:
             report = verify(
                 model,
@@ -197,7 +204,7 @@ def _calibration_images(model: keras.Model, images: Any, options: Options, mode:
 def _measured_images(model: VisionTransformer, calibration: Any) -> np.ndarray:
     """Return prepared images on which outliers are looked for."""
     if calibration is None:
-        return samples.images(model.config, BUILT_IN.stop)[BUILT_IN]
+        return samples.images(image_config(model), BUILT_IN.stop)[BUILT_IN]
     return inputs.prepared_images(model, calibration, "calibration")
 
 
@@ -262,8 +269,8 @@ def _passing_mode(
 
 def _metadata(model: VisionTransformer, options: Options, mode: Mode) -> bytes:
     """Return the metadata that apps read from the file."""
-    config = model.config
-    outputs = [options.output_name(config)]
+    config = image_config(model)
+    outputs = [options.output_name(tasks.of_model(model).outputs)]
     if options.attention:
         outputs.append("attention")
     return metadata.pack_metadata(
@@ -282,9 +289,10 @@ def _resize_error(model: VisionTransformer, images: Any, options: Options, work:
     if options.source_size is None:
         return None
     ops = Operators(Builder())
-    given = image_input.add_image_input(ops, model.config, dataclasses.replace(options, batch=1))
+    given = image_input.add_image_input(ops, image_config(model), dataclasses.replace(options, batch=1))
     ops.builder.signature({"image": given.image}, {"prepared": given.tensor})
     ops.builder.write(work)
+    mark_own(work)
     file = load_exported(work)
     pixels, expected = inputs.comparison_images(model, file, images)
     received = np.concatenate([file.call(part)["prepared"] for part, _ in file.batches(pixels)])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,10 @@ MOST_NOISE = 0.05  # that counts, as a share of the model's deviation over class
 
 
 class Prediction(NamedTuple):
-    """A class that was predicted for an image: its label_id, its label and its probability, 0 to 1."""
+    """A class that was predicted for an image: its label_id, its label and its probability, 0 to 1.
+
+    `ViTConfig.probabilities` says whether it is a softmax over all classes or the sigmoid of this class alone.
+    """
 
     label_id: str
     label: str
@@ -38,6 +41,7 @@ class Classification:
         is_pooled: whether there is one row of logits for an image.
         is_projection: whether the head returns an embedding instead of classes.
         read_tokens: without pooling, the tokens whose mean logits are an image's.
+        probabilities: "softmax" or "sigmoid", as in ViTConfig.
     """
 
     num_classes: int
@@ -45,7 +49,10 @@ class Classification:
     is_pooled: bool = True
     is_projection: bool = False
     read_tokens: slice | None = None
+    probabilities: str = "softmax"
 
+    NAME: ClassVar[str] = "a class for every image"
+    OBJECTIVES: ClassVar[tuple[str, ...]] = ("softmax", "sigmoid", "masked_patch", "distill", "distill_features")
     LABELS = "integers (n,), or zeros and ones (n, classes)"
     metrics = ("accuracy",)
 
@@ -166,6 +173,10 @@ class Classification:
         """Return top-1 and top-5 accuracy, 0 to 1, and the mean cross-entropy in nats."""
         return {name: totals[name] / totals["count"] for name in ("top1", "top5", "loss")}
 
+    def by_class(self, totals: dict[str, float]) -> Mapping[str, Mapping[str, float]]:
+        """See `keras_vit.model.task.Task`."""
+        return {}
+
     def served_outputs(self, computed: Tensors, names: Sequence[str] | None, top: int) -> Tensors:
         """Return "classes" and their "scores", the `top` best of each image, and the "probabilities" of all classes."""
         import tensorflow as tf
@@ -173,14 +184,16 @@ class Classification:
         if not self.num_classes:
             return {"features": computed["features"]}
         texts = np.array(names if names is not None else [str(number) for number in range(self.num_classes)], object)
-        probabilities = tf.nn.softmax(computed["logits"])
-        scores, numbers = tf.math.top_k(probabilities, min(top, self.num_classes))
+        probabilities = getattr(tf.nn, self.probabilities)(computed["logits"])
+        # Of the logits: sigmoids of large ones are all 1.
+        numbers = tf.math.top_k(computed["logits"], min(top, self.num_classes)).indices
+        scores = tf.gather(probabilities, numbers, batch_dims=1)
         # No output's name may end in _bytes: servers send those as base64.
         return {"classes": tf.gather(tf.constant(texts), numbers), "scores": scores, "probabilities": probabilities}
 
     def exported_output(self, name: str, output: np.ndarray) -> np.ndarray:
-        """Return the softmax for "probabilities", else the output."""
-        return softmax(output) if name == "probabilities" else output
+        """Return the probabilities for "probabilities", else the output."""
+        return PROBABILITIES[self.probabilities](output) if name == "probabilities" else output
 
     def agreement(self, name: str, expected: np.ndarray, received: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return which images, or tokens, have the same best class, and which have it or are near ties.
@@ -200,6 +213,10 @@ class Classification:
         are_same = want.argmax(axis=-1) == got.argmax(axis=-1)
         return are_same, are_same | (want.max(axis=-1) - of_files_class <= NEAR_TIE * noise.clip(max=most))
 
+    def comparison(self, name: str, expected: np.ndarray, received: np.ndarray) -> dict[str, Any]:
+        """See `keras_vit.model.task.Task`."""
+        return {}
+
     def class_names(self, labels: Labels | Iterable[str] = None) -> list[str] | None:
         """See `keras_vit.model.task.Task`; the names are in the order of the logits."""
         if labels is not None and not self.num_classes:
@@ -216,8 +233,8 @@ class Classification:
             raise ValueError(f"logits must be (batch, num_classes={self.num_classes}). Received: shape {logits.shape}")
         check_counts(top=top)
         names = label_lists.names(self.labels, self.num_classes)
-        probabilities = softmax(logits)
-        best = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
+        probabilities = self.exported_output("probabilities", logits)
+        best = np.argsort(-logits, axis=1, kind="stable")[:, :top]
         return [
             [Prediction(*names[int(index)], float(row[index])) for index in order]
             for row, order in zip(probabilities, best, strict=True)
@@ -238,3 +255,11 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     """Return the probabilities of logits (..., classes)."""
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return shifted / shifted.sum(axis=-1, keepdims=True)
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """Return the probability of each logit for itself."""
+    return np.exp(-np.logaddexp(0, -logits))
+
+
+PROBABILITIES = {"softmax": softmax, "sigmoid": sigmoid}

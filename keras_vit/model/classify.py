@@ -34,7 +34,7 @@ def classify_each(
             batch = np.concatenate(readable + readable[-1:] * (size - len(readable)))
             # predict_on_batch keeps one compiled function; the data adapter of predict() adds 25-40 ms to every call.
             logits = model.predict_on_batch(batch)[: len(readable)]
-            _check_finite(logits.max(axis=-1))  # -inf alone is a class that is never predicted
+            check_finite(logits.max(axis=-1))  # -inf alone is a class that is never predicted
             rankings = iter(model.decode_predictions(logits, top))
         yield from (each if isinstance(each, Exception) else next(rankings) for each in prepared)
 
@@ -51,12 +51,12 @@ def embed_all(model: Any, images: Any, *, batch_size: int) -> np.ndarray:
     if not features:
         raise ValueError("embed needs at least one image. Received: an empty list")
     joined = np.concatenate(features)
-    _check_finite(joined)
+    check_finite(joined)
     return unit_length(joined)
 
 
-def _check_finite(outputs: np.ndarray) -> None:
-    """Raise a ValueError if a model computes NaN or infinity for finite images."""
+def check_finite(outputs: np.ndarray) -> None:
+    """Raise a ValueError if a model computes NaN or infinity for finite inputs."""
     if not np.isfinite(outputs).all():
         raise ValueError(
             "The model must compute finite numbers. Received: NaN or infinity. Its weights are damaged or diverged: "

@@ -29,7 +29,7 @@ def prepare(images: Any, *, image_size: tuple[int, int], num_channels: int, prep
     )
     if tf.is_tensor(images) and not isinstance(images, tf.__internal__.EagerTensor):
         return prepare_batch(images)
-    batches = [prepare_batch(_check_batch(array)) for array in _arrays(images, num_channels)]
+    batches = [prepare_batch(array) for array in to_arrays(images, num_channels)]
     if not batches:
         raise ValueError("preprocess needs at least one image. Received: an empty list")
     return np.concatenate([batch.numpy() for batch in batches])
@@ -114,6 +114,11 @@ def _with_channels(pixels: np.ndarray, num_channels: int) -> np.ndarray:
     if num_channels not in jpeg_png.CHANNELS:
         raise ValueError(f"Image files are colour or grey, and the model takes {num_channels} channels: pass arrays")
     return pixels if num_channels == 3 else np.asarray(jpeg_png.to_grey(pixels))
+
+
+def to_arrays(images: Any, num_channels: int) -> list[np.ndarray]:
+    """Return images, as `prepare` takes them, as checked arrays of 0..255: (batch, height, width, channels)."""
+    return [_check_batch(array) for array in _arrays(images, num_channels)]
 
 
 def _arrays(images: Any, num_channels: int) -> list[Any]:

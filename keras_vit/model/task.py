@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -24,13 +24,15 @@ __all__ = [
     "from_config",
     "kind_of_labels",
     "of_model",
+    "register",
     "softmax",
 ]
 
 # Names of the outputs of all tasks. A file's main output is the first of these that it has.
-MAIN_OUTPUTS = ("logits", "probabilities", "features")
+MAIN_OUTPUTS = ("logits", "probabilities", "features", "depth", "classes")
 # Tasks whose labels may be given as arrays. Each is called with the number of classes and their labels.
-KINDS: tuple[type[Any], ...] = (Classification,)
+KINDS: list[type[Any]] = [Classification]
+Kind = TypeVar("Kind", bound=type[Any])
 
 
 class Task(Protocol):
@@ -40,6 +42,9 @@ class Task(Protocol):
     `targets` prepares the labels of a batch, and `losses` compares the output with them. In an evaluation `sums`
     returns what one batch adds; replicas and workers add these, and `means` divides at the end.
     """
+
+    NAME: ClassVar[str]  # what the model returns, in words
+    OBJECTIVES: ClassVar[tuple[str, ...]]  # of a recipe, which `losses` takes as `kind`; the first is the usual one
 
     @property
     def num_classes(self) -> int:
@@ -82,6 +87,9 @@ class Task(Protocol):
     def means(self, totals: dict[str, float]) -> dict[str, float]:
         """Turn the totals into metrics. The first decides which model of a run is the best: higher is better."""
 
+    def by_class(self, totals: dict[str, float]) -> Mapping[str, Mapping[str, float]]:
+        """Turn the totals into the metrics of each class by its name; {} if only the whole is measured."""
+
     def served_outputs(self, computed: Tensors, names: Sequence[str] | None, top: int) -> Tensors:
         """Return what a server answers, TensorFlow tensors, from the model's "features" and its output."""
 
@@ -90,6 +98,9 @@ class Task(Protocol):
 
     def agreement(self, name: str, expected: np.ndarray, received: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return which decisions of a file agree with its model's, and which agree or are near ties; bool (n,)."""
+
+    def comparison(self, name: str, expected: np.ndarray, received: np.ndarray) -> dict[str, Any]:
+        """Return fields of an export's report that this task adds or measures in another way."""
 
     def class_names(self, labels: Labels | Iterable[str] = None) -> list[str] | None:
         """Return the names of the classes in an exported file; None for the model's own. None if there are none."""
@@ -102,6 +113,12 @@ class Task(Protocol):
 
     def embedding_output(self) -> str:
         """Return which output embeds an image, "features" or "logits"; raise a ValueError if none does."""
+
+
+def register(kind: Kind) -> Kind:
+    """Add a class of tasks to KINDS, as a decorator."""
+    KINDS.append(kind)
+    return kind
 
 
 def kind_of_labels(labels: np.ndarray) -> type[Any] | None:
@@ -127,4 +144,5 @@ def from_config(config: ViTConfig) -> Task:
         is_pooled=not config.is_unpooled,
         is_projection=config.projection_head,
         read_tokens=config.read_tokens if config.is_unpooled else None,
+        probabilities=config.probabilities,
     )

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from keras_vit import position
+from keras_vit._util import html
 from keras_vit._util.checks import given
 from keras_vit.model import preprocess, task
 from keras_vit.model.classify import BATCH, classify_each, embed_all
@@ -19,6 +20,7 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.config.limits import check_attention, check_resizable, warn_partial_patches
 from keras_vit.model.layers import PatchEmbedding, runtime
 from keras_vit.model.layers.runtime.quantized import load_quantization, quick_collections, save_quantization
+from keras_vit.model.maps import Blocks, map_names, to_map
 from keras_vit.model.task import Prediction
 from keras_vit.model.vit import Network
 
@@ -71,9 +73,9 @@ class VisionTransformer(keras.Model):
         super().__init__(inputs=network.images, outputs=network.output, name=name)
         self.config = config
         self._policy = policy
-        self._intermediates = network.intermediates
+        self.intermediates = network.intermediates
         # Cached functions instead of dicts: Keras would save models that it finds in a model's containers.
-        tensors = self._intermediates
+        tensors = self.intermediates
         self._feature_model = functools.cache(
             lambda names: keras.Model(network.images, {name: tensors[name] for name in names}, name=name)
         )
@@ -103,20 +105,62 @@ class VisionTransformer(keras.Model):
         Raises:
             ValueError: the model has no intermediate result of this name.
         """
-        if isinstance(layers, str):
-            layers = [layers]
         if layers is None:
             layers = [name for name in self.feature_names if name.startswith("block_") or name == "pre_logits"]
-        names = tuple(layers)
-        unknown = [name for name in names if name not in self._intermediates]
+        names = tuple(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else (layers,)
+        unknown = [name for name in names if not isinstance(name, str) or name not in self.intermediates]
         if unknown or not names:
-            raise ValueError(f"layers are some of {self.feature_names}. Received: {unknown or list(names)}")
+            raise ValueError(f"layers are some of {self.feature_names}. Received: {str(unknown or list(names)):.200}")
         return self._feature_model(names)(images, training=False)
+
+    def _repr_html_(self) -> str:
+        """Return what the model takes and returns as a table for notebooks."""
+        config = self.config
+        names = self.task.class_names() or []
+        values = {
+            "image": " x ".join(map(str, (*config.size, config.num_channels))),
+            "patches": f"{config.grid[0]} x {config.grid[1]} of {config.stride[0]} x {config.stride[1]} pixels",
+            "parameters": f"{self.count_params():,}",
+            "blocks": f"{config.num_layers} of width {config.hidden_size:,}",
+            "classes": f"{config.num_classes:,}" if config.num_classes else "none: it returns features",
+            "names": ", ".join(names[:5]) + ", ..." * (len(names) > 5) if names else None,
+            "dtype": self.layers[1].compute_dtype,
+        }
+        return html.facts(self.name, values)
+
+    def feature_maps(self, images: Any, blocks: Blocks = None, *, norm: bool = True) -> list[Any]:
+        """Return the tokens of the patches after some blocks as maps.
+
+        The same as timm's `forward_intermediates` and as the feature maps of Hugging Face's backbones.
+
+        Args:
+            images: float32 (batch, height, width, channels), as `preprocess` returns them.
+            blocks: numbers of blocks, from 0; a number n for the last n blocks; None for the last one. A list may also
+                have names: "tokens" (before the first block), and of a hybrid's ResNet "root" and "stage_1" etc. In a
+                BiT the numbers are those of its stages.
+            norm: whether the final LayerNorm is applied to each map, if the model has one in front of the pooling; in a
+                BiT, norm and ReLU to the last stage.
+
+        Returns:
+            A list of tensors (batch, rows, columns, width) in the model's compute dtype, one for each block.
+
+        Raises:
+            ValueError: the model has no such block.
+
+        Example:
+            >>> model = keras_vit.zoo.load("digits")
+            >>> images = model.preprocess(keras_vit.digits.load().test_images[:2])
+            >>> [tuple(each.shape) for each in model.feature_maps(images, blocks=2)]
+            [(2, 8, 8, 64), (2, 8, 8, 64)]
+        """
+        names = map_names(self.config, blocks)
+        tensors = self.features(images, names)
+        return [to_map(self, name, tensors[name], norm=norm) for name in names]
 
     @property
     def feature_names(self) -> list[str]:
         """Names of the intermediate results that `features` returns, in the order of computation."""
-        return list(self._intermediates)
+        return list(self.intermediates)
 
     def attention_maps(self, images: Any) -> list[Any]:
         """Return the attention weights of every block.
@@ -323,7 +367,7 @@ class VisionTransformer(keras.Model):
         # Keras has set the mode of a config, and the config of a mode.
         if mode not in QUANTIZATION_MODES:
             raise ValueError(
-                f"quantize takes the modes {QUANTIZATION_MODES}. Received: {mode!r}. For weights or activations "
+                f"quantize takes the modes {QUANTIZATION_MODES}. Received: {mode!r:.200}. For weights or activations "
                 'calibrated on images, use export.tflite(model, path, quantize="int8", calibration=images)'
             )
         with warnings.catch_warnings(), quick_collections():  # Keras names every layer without a dense kernel

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from keras_vit.train.loop.held_out import Best
     from keras_vit.train.loop.run import Result, run
     from keras_vit.train.measure.evaluation import Evaluation, evaluate
+    from keras_vit.train.measure.examination import Examination, examine
     from keras_vit.train.measure.few_shots import few_shot
     from keras_vit.train.measure.planner import Plan, plan
     from keras_vit.train.step.strategies import strategy
@@ -24,6 +25,7 @@ _NAMES = {
     "loop.held_out": ("Best",),
     "loop.run": ("Result", "run"),
     "measure.evaluation": ("Evaluation", "evaluate"),
+    "measure.examination": ("Examination", "examine"),
     "measure.few_shots": ("few_shot",),
     "measure.planner": ("Plan", "plan"),
     "step.strategies": ("strategy",),
@@ -33,10 +35,12 @@ __all__ = [
     "Best",
     "DivergedError",
     "Evaluation",
+    "Examination",
     "Plan",
     "Recipe",
     "Result",
     "evaluate",
+    "examine",
     "few_shot",
     "plan",
     "recipe",

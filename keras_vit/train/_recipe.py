@@ -23,6 +23,7 @@ from keras_vit._util.fields import (
 from keras_vit._util.text import suggestion
 from keras_vit.model.config import ViTConfig, check_fields
 from keras_vit.model.sizes import canonical_name
+from keras_vit.train._merge import merge_fields
 
 HIDDEN_SIZE = "hidden_size"  # value of config's representation_size: the width of the model's tokens
 _OPTIONAL_CONFIG_FIELDS = {name for name, rule in field_rules(ViTConfig).items() if rule.is_optional}
@@ -47,7 +48,8 @@ class Recipe:
         variant: name of the variant of the file that is applied; None for none.
 
         start: initial weights where the model is given by name: "pretrained" or "scratch".
-        objective: "softmax", "sigmoid" (independent classes) or "masked_patch" (paper, appendix B.1.2).
+        objective: "softmax", "sigmoid" (independent classes), "silog" (depth), "masked_patch" (paper, appendix B.1.2),
+            "distill" (the classes of a teacher) or "distill_features" (its features).
         steps: number of updates; either these or `epochs`.
         epochs: number of passes over the training data, above 0; may be a fraction.
         batch_size: images per update, over all replicas.
@@ -60,12 +62,19 @@ class Recipe:
             `representation_size = "hidden_size"` stands for the width of the model's tokens.
         reset_head: whether to replace the head by zeros and remove the pre_logits layer, as the official fine-tuning;
             "auto" does so unless model and data have the same class names, in any order.
+        head: the head for maps that a model without one gets, as `dense.segmenter` has them; None for none.
+        max_depth: the largest distance of that head in metres, for maps of depth.
         freeze: patterns with wildcards of variables that are not trained, such as "embedding/*".
         linear_probe: whether to train the head only.
         ema_decay: decay of the weights' moving average (Polyak; 0.9999 in the paper), in (0, 1); None for no average.
         label_smoothing: share of each label that is spread over all classes, in [0, 1).
 
-        optimizer: "sgd" (with momentum) or "adamw".
+        temperature: that the logits of "distill" are divided by, above 0.
+        hard_targets: whether "distill" takes the teacher's best class as a label instead of its probabilities.
+        label_weight: share of the data's labels in the loss of "distill", in [0, 1).
+        patch_weight: weight of the patches' loss in "distill_features", beside 1 for the whole image's.
+
+        optimizer: "sgd" (with momentum), "adamw", or "least_squares": with linear_probe, a head in closed form.
         learning_rate: the highest of the schedule, above 0.
         momentum: momentum of "sgd", in [0, 1).
         beta1: decay of the first moment of "adamw", in [0, 1).
@@ -100,7 +109,7 @@ class Recipe:
         checkpoint_minutes: minutes from one checkpoint to the next; None saves none by time.
         keep: number of checkpoints that are kept.
         eval_steps: updates from one evaluation to the next; None evaluates at the end only, "auto" about ten times in a
-            run, with at least 50 updates between and at most a tenth of the arithmetic of training.
+            run, with at least 10 updates between and at most a tenth of the arithmetic of training.
         log_steps: updates from one line of the log to the next.
 
     Raises:
@@ -117,7 +126,7 @@ class Recipe:
     variant: str | None = None
 
     start: Literal["pretrained", "scratch"] = "pretrained"
-    objective: Literal["softmax", "sigmoid", "masked_patch"] = "softmax"
+    objective: Literal["softmax", "sigmoid", "silog", "masked_patch", "distill", "distill_features"] = "softmax"
     steps: Count | None = None
     epochs: Positive | None = None
     batch_size: Count
@@ -127,12 +136,19 @@ class Recipe:
     image_size: int | tuple[int, int] | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     reset_head: Literal[True, False, "auto"] = False
+    head: Literal["linear", "multiscale", "dpt"] | None = None
+    max_depth: Positive | None = None
     freeze: tuple[str, ...] = ()
     linear_probe: bool = False
     ema_decay: Annotated[float, "(0, 1)"] | None = None
     label_smoothing: Share = 0.0
 
-    optimizer: Literal["sgd", "adamw"]
+    temperature: Positive = 1.0
+    hard_targets: bool = False
+    label_weight: Share = 0.0
+    patch_weight: NonNegative = 1.0
+
+    optimizer: Literal["sgd", "adamw", "least_squares"]
     learning_rate: Positive
     momentum: Share = 0.9
     beta1: Share = 0.9
@@ -202,6 +218,8 @@ class Recipe:
             )
         if self.accumulation != "auto" and self.batch_size % self.accumulation:
             yield f"accumulation must divide batch_size={self.batch_size}. Received: {self.accumulation}"
+        if self.optimizer == "least_squares" and not self.linear_probe:
+            yield "optimizer='least_squares' finds a head only: set linear_probe=true. Received: linear_probe=False"
         if self.schedule == "linear" and self.linear_end > self.learning_rate:
             yield f"linear_end must be at most learning_rate={self.learning_rate}. Received: {self.linear_end}"
         if self.crop_resize is not None and self.crop != "random":
@@ -213,6 +231,16 @@ class Recipe:
         except ValueError as error:
             yield str(error).rstrip(".")
         yield from _config_problems(self.config)
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether a model is trained to agree with a teacher."""
+        return self.objective in ("distill", "distill_features")
+
+    @property
+    def trains_head(self) -> bool:
+        """Whether the result has a head for the classes of the data."""
+        return self.objective not in ("masked_patch", "distill_features")
 
     def replace(self, **changes: Any) -> Recipe:
         """Return the recipe with some fields changed.
@@ -235,7 +263,7 @@ class Recipe:
         origin = self.origin or Origin(stated={name: getattr(self, name) for name in FIELD_RULES})
         for name in changes:
             if name not in FIELD_RULES:
-                raise ValueError(f"A recipe has no field {name!r}; {suggestion(name, FIELD_RULES)}.")
+                raise ValueError(f"A recipe has no field {name!r:.200}; {suggestion(name, FIELD_RULES)}.")
         changes = read_none(changes)
         variant = changes.pop("variant", self.variant)
         if variant is not None and variant != self.variant and variant not in origin.variants:
@@ -348,36 +376,6 @@ class Origin:
 FIELD_RULES = {name: rule for name, rule in field_rules(Recipe).items() if name != "origin"}
 REQUIRED = {f.name for f in dataclasses.fields(Recipe) if f.default is f.default_factory is dataclasses.MISSING}
 _NONE_ALLOWED = {name for name, rule in FIELD_RULES.items() if rule.is_optional} - {"variant"}
-_EXCLUSIVE = (("steps", "epochs"), ("warmup_steps", "warmup_fraction"))
-
-
-def merge_fields(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields with some of them changed, by the rules of `Recipe.replace`."""
-    merged = {**fields, **changes}
-    for pair_of_fields in _EXCLUSIVE:
-        for one, other in (pair_of_fields, pair_of_fields[::-1]):
-            if changes.get(one) is not None and other not in changes:
-                merged.pop(other, None)
-    if not changes.keys() & {"warmup_steps", "warmup_fraction"}:
-        merged |= _scaled_warmup(fields, changes)
-    if all(isinstance(layer.get("config"), Mapping) for layer in (fields, changes)):
-        merged["config"] = {**fields["config"], **changes["config"]}
-    return merged
-
-
-def _scaled_warmup(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the warm-up of a run whose length is changed: its share of the steps does not grow."""
-    warmup, steps, epochs = (fields.get(name) for name in ("warmup_steps", "steps", "epochs"))
-    new_steps, new_epochs = changes.get("steps"), changes.get("epochs")
-    if not isinstance(warmup, int) or not all(isinstance(n, int | float | None) for n in (new_steps, new_epochs)):
-        return {}  # `Recipe` reports values of other types
-    if steps and (new_epochs or (new_steps and new_steps < steps)):
-        return {"warmup_steps": None, "warmup_fraction": warmup / steps}
-    if epochs and new_epochs and new_epochs < epochs:
-        return {"warmup_steps": round(warmup * new_epochs / epochs)}
-    if epochs and new_steps:  # without the data the steps of these epochs are not known
-        return {"warmup_steps": min(warmup, int(new_steps) // 5)}
-    return {}
 
 
 def read_none(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -402,4 +400,4 @@ def _config_problems(config: Mapping[str, Any]) -> Iterator[str]:
     except ValueError as error:
         yield f"config: {error}"
     for name in _NOT_IN_CONFIG.keys() & config.keys():
-        yield f"config must not have {name}: it is {_NOT_IN_CONFIG[name]}. Received: {config[name]!r}"
+        yield f"config must not have {name}: it is {_NOT_IN_CONFIG[name]}. Received: {config[name]!r:.200}"

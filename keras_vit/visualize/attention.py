@@ -208,9 +208,11 @@ def class_maps(config: ViTConfig, maps: Sequence[np.ndarray], probe: np.ndarray 
 def _check_options(config: ViTConfig, head_fusion: str, discard_ratio: float, start_layer: int) -> None:
     one_of("head_fusion", head_fusion, tuple(_FUSIONS))
     if not isinstance(discard_ratio, numbers.Real) or not 0 <= discard_ratio < 1:
-        raise ValueError(f"discard_ratio must be in [0, 1). Received: {discard_ratio!r}")
+        raise ValueError(f"discard_ratio must be in [0, 1). Received: {discard_ratio!r:.200}")
     if not is_count(start_layer, least=0) or start_layer >= config.num_layers:
-        raise ValueError(f"start_layer must be an integer from 0 to {config.num_layers - 1}. Received: {start_layer!r}")
+        raise ValueError(
+            f"start_layer must be an integer from 0 to {config.num_layers - 1}. Received: {start_layer!r:.200}"
+        )
 
 
 def _discard_lowest(weights: np.ndarray, first_patch: int, ratio: float) -> np.ndarray:

@@ -136,3 +136,56 @@ def block_logits(model: VisionTransformer, blocks: Sequence[Any]) -> np.ndarray:
     last_part = keras.Function(last_block.output, model.outputs[0])
     logits = [to_float32(last_part(tokens)) for tokens in blocks]
     return np.stack([model.task.image_logits(each) for each in logits])
+
+
+def patch_components(model: Any, images: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first three principal components of the patches after the last block as colours.
+
+    The components are fitted to the patches of all images together: parts of objects that the model takes for the same
+    have the same colour in every image (DINOv2, arXiv 2304.07193, figure 1). Patches above the mean of the first
+    component, with the sign that the middle of the images has rather than the border, are taken as foreground.
+
+    Args:
+        model: a VisionTransformer or a Keras model that contains one.
+        images: prepared floats (batch, height, width, channels), as the VisionTransformer itself takes them.
+
+    Returns:
+        float32 (batch, rows, columns, 3), red, green and blue from 0 to 1: each the range of a component over the
+        foreground; and bool (batch, rows, columns), whether a patch is foreground.
+
+    Raises:
+        ValueError: if the images are not prepared for this model.
+
+    Example:
+        >>> model = keras_vit.zoo.load("digits")
+        >>> images = model.preprocess(keras_vit.digits.load().test_images[:3])
+        >>> colours, foreground = keras_vit.visualize.patch_components(model, images)
+        >>> colours.shape, foreground.shape
+        ((3, 8, 8, 3), (3, 8, 8))
+    """
+    model, images = check_inputs(model, images)
+    return components(patch_features(model, images))
+
+
+def patch_features(model: VisionTransformer, images: np.ndarray) -> np.ndarray:
+    """Return the patches after the last block and the final norm: float32 (batch, rows, columns, width)."""
+    [last] = model.feature_maps(images)
+    return to_float32(last)
+
+
+def components(patches: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return `patch_components` from `patch_features`."""
+    rows = patches.reshape(-1, patches.shape[-1]).astype(np.float64)
+    rows -= rows.mean(axis=0)
+    _, axes = np.linalg.eigh(rows.T @ rows)  # eigenvalues ascend
+    scores: np.ndarray = np.zeros((len(rows), 3))
+    scores[:, : axes.shape[1]] = rows @ axes[:, :-4:-1]
+    scores = scores.reshape(*patches.shape[:-1], 3)
+    _, height, width, _ = scores.shape
+    middle = scores[:, height // 4 : -(height // 4) or None, width // 4 : -(width // 4) or None]
+    scores *= np.where(middle.mean(axis=(0, 1, 2)) < 0, -1, 1)  # the sign of an eigenvector is arbitrary
+    foreground = scores[..., 0] > 0
+    shown = scores[foreground] if foreground.any() else scores.reshape(-1, 3)
+    low, high = np.quantile(shown, (0.01, 0.99), axis=0)
+    colours = np.clip((scores - low) / np.maximum(high - low, 1e-12), 0, 1)
+    return colours.astype(np.float32), foreground

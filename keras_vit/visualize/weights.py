@@ -87,10 +87,10 @@ def position_similarity(model: Any, *, block: int = 0) -> np.ndarray:
     if not has_position_embedding(config):
         raise ValueError(
             "position_similarity needs a position embedding that is added to the tokens: learned, learned2d or "
-            f"sincos2d. Received: a model with position={config.position!r}"
+            f"sincos2d. Received: a model with position={config.position!r:.200}"
         )
     if not is_count(block, least=0) or block >= config.num_layers:
-        raise ValueError(f"block must be an integer from 0 to {config.num_layers - 1}. Received: {block!r}")
+        raise ValueError(f"block must be an integer from 0 to {config.num_layers - 1}. Received: {block!r:.200}")
     name = f"position_{block}" if config.position_place == "blocks" else "position"
     layer = model.get_layer(name)
     table = to_float32(layer.table())[0, layer.prefix_tokens :].astype(np.float64)

@@ -14,17 +14,30 @@ from keras_vit._util import lazy
 
 if TYPE_CHECKING:
     from keras_vit.errors import UnknownModelError
+    from keras_vit.zoo._zero_shot import zero_shot, zero_shot_head
     from keras_vit.zoo.catalogue import Card, card, names, read_cards, table
     from keras_vit.zoo.pretrained import load
-    from keras_vit.zoo.zero_shot import zero_shot_head
+    from keras_vit.zoo.texts import text_encoder
 
 _NAMES = {
     "catalogue": ("Card", "card", "names", "read_cards", "table"),
     "keras_vit.errors": ("UnknownModelError",),
     "pretrained": ("load",),
-    "zero_shot": ("zero_shot_head",),
+    "texts": ("text_encoder",),
+    "_zero_shot": ("zero_shot", "zero_shot_head"),
 }
 
-__all__ = ["Card", "UnknownModelError", "card", "load", "names", "read_cards", "table", "zero_shot_head"]
+__all__ = [
+    "Card",
+    "UnknownModelError",
+    "card",
+    "load",
+    "names",
+    "read_cards",
+    "table",
+    "text_encoder",
+    "zero_shot",
+    "zero_shot_head",
+]
 
 __getattr__, __dir__ = lazy.lazy_names(__name__, _NAMES)

@@ -48,14 +48,16 @@ def _parse_parts(name: str, text: str, parts: Sequence[Mapping[str, Any]]) -> tu
     for part, given in zip_longest(parts, text.split("-")):
         if part is None:
             last = parts[-1]["field"]
-            raise ValueError(f"An AugReg name ends after its {last}. Received: {given!r} after it in {name!r}")
+            raise ValueError(
+                f"An AugReg name ends after its {last}. Received: {given!r:.200} after it in {name!r:.200}"
+            )
         field = part["field"]
         allowed = _allowed(part)
         if given is None or given.casefold() not in allowed:
             received = "nothing" if given is None else repr(given)
             spelled = list(map(part["spelled"].format, part["values"]))
             raise ValueError(
-                f"The {field} of an AugReg name must be one of {spelled}. Received: {received} in {name!r}"
+                f"The {field} of an AugReg name must be one of {spelled}. Received: {received} in {name!r:.200}"
             )
         values[field] = allowed[given.casefold()]
     return values, "-".join(part["spelled"].format(values[part["field"]]) for part in parts)

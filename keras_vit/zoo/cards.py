@@ -67,6 +67,9 @@ class Weights:
     rank: int  # the lowest rank is the default of the model
     accuracy: tuple[Accuracy, ...] = ()
     notes: tuple[str, ...] = ()  # caveats
+    templates: tuple[str, ...] = ()  # texts around the name of a class, "{}", in which `zoo.zero_shot` puts it
+    tokenizer: str | None = None  # URL of the tokenizer of the text tower; None if it is in `text`, or there is none
+    text: str | None = None  # file of the text tower, after `base`; None: it is in `file`
     terms: str | None = None  # address of terms that one must accept before the download
     sha256: str | None = None  # lower-case hexadecimal
     bytes: int | None = None  # exact size of the file
@@ -75,13 +78,22 @@ class Weights:
     @property
     def url(self) -> str | None:
         """URL of the file; None if it comes with the package."""
-        place = self.base + self.file
-        return place if "://" in place else None
+        return self.location if "://" in self.location else None
 
     @property
     def location(self) -> str:
         """URL, or the path of a file that comes with the package."""
-        return self.url or str(data_files.folder("zoo") / self.base / self.file)
+        return self._place(self.file)
+
+    @property
+    def text_location(self) -> str | None:
+        """URL or path of the file with the text tower; None without a text tower."""
+        has_text = self.text or self.tokenizer
+        return self._place(self.text or self.file) if has_text else None
+
+    def _place(self, file: str) -> str:
+        place = self.base + file
+        return place if "://" in place else str(data_files.folder("zoo") / place)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -125,6 +137,7 @@ class Weights:
             *[("config", f"{name} = {value}") for name, value in self.config.items()],
             *[("accuracy", str(accuracy)) for accuracy in self.accuracy],
             *[("note", note) for note in self.notes],
+            *[("template", template) for template in self.templates],
             ("paper", str(self.paper)),
             ("licence", f"{self.licence}, {self.source}"),
         ]
@@ -194,8 +207,10 @@ def make_weights(
         rank=stated["rank"],
         accuracy=tuple(reported),
         notes=(*row.get("notes", ()), *stated.get("notes", ()), *family.get("notes", ())),
+        templates=tuple(family.get("templates", ())),
+        tokenizer=row.get("tokenizer", stated.get("tokenizer")),
         **{key: family[key] for key in ("base", "licence", "source", "terms") if key in family},
-        **{key: row[key] for key in ("sha256", "bytes", "size_mib") if key in row},
+        **{key: row[key] for key in ("sha256", "bytes", "size_mib", "text") if key in row},
     )
 
 
@@ -232,4 +247,4 @@ def _accuracy_problems(family: Mapping[str, Any], where: str) -> Iterator[str]:
         for index, entry in enumerate(stated.get("accuracy", [])):
             place = f"{where}.weights.{tag}.accuracy[{index}].values"
             for name in sorted(set(entry["values"]) - set(stated["files"])):
-                yield f"{place} names {name!r}, which has no file in {where}.weights.{tag}.files"
+                yield f"{place} names {name!r:.200}, which has no file in {where}.weights.{tag}.files"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from keras_vit.zoo.catalogue import Card, card, names, select
 from keras_vit.zoo.spellings import Spelling
 
 if TYPE_CHECKING:
+    from keras_vit.dense.model import DenseModel
     from keras_vit.model.vision_transformer import VisionTransformer
 
 # Endings that only files have. AugReg names may end in .npz too.
@@ -30,6 +31,7 @@ _REMOTE_CHECKPOINT = re.compile(
     r"(?P<folder>(?:https?|gs|hf)://.+/)(?:[^/]+\.safetensors|pytorch_model\.bin)(?P<revision>@[^#]+)?(?:#.*)?"
 )
 _CONFIG_FILES = ("config.json", "preprocessor_config.json")
+_FILE_CHANGES = ("image_size", "num_classes", "patch_size")  # fields of ViTConfig that `converters.load` changes
 # The fields in which a file must agree with the name that it is loaded by.
 _ARCHITECTURE_FIELDS = ("patch_size", "hidden_size", "mlp_dim", "num_heads", "num_layers", "tokens_mlp_dim")
 
@@ -67,16 +69,10 @@ def resolve(
         if not _is_file(spec, found):
             return _choose_weights(spec, found, default if weights is None else weights)
     if weights is not None:
-        raise ValueError(f"weights are for a model's name. Received: weights={weights!r:.200} and the file {spec!r}")
+        raise ValueError(
+            f"weights are for a model's name. Received: weights={weights!r:.200} and the file {spec!r:.200}"
+        )
     return Choice(source=as_path(spec, "the model"))
-
-
-def resolve_name(name: str, weights: str | os.PathLike[str] | None) -> Choice:
-    """Find the weights of a name; arguments and errors as for `load`."""
-    found = _look_up(name)
-    if isinstance(found, UnknownModelError) and weights == "default" and _is_path(name) and name.isprintable():
-        raise UnknownModelError(f"zoo.load takes names; keras_vit.converters.load({name!r}) loads a file or a folder.")
-    return _choose_weights(name, found, weights)
 
 
 def _look_up(name: str) -> Card | ValueError:
@@ -136,17 +132,17 @@ def _check_named_weights(name: str, found: Card | ValueError, spelled: Spelling)
             f"weights of that name{other}."
         )
     if spelled.is_guess and isinstance(found, Card):
-        raise ValueError(f"{name!r} does not state the patch size: write one of {names(name)}.")
+        raise ValueError(f"{name!r:.200} does not state the patch size: write one of {names(name)}.")
 
 
 def _is_file(spec: str, found: Card | ValueError) -> bool:
     """Return whether a text that may be a name is a file; `found` is what `_look_up` returns."""
     if isinstance(found, Card):
         # The name of an AugReg file may end in .npz, and that of another package may be a folder's: if they are there.
-        return (_has_file_suffix(spec) or spellings.read(spec) is not None) and Path(spec).exists()
+        return (_has_file_suffix(spec) or spellings.read(spec) is not None) and _exists(spec)
     if isinstance(found, UnknownModelError):
         return _is_path(spec)
-    return Path(spec).exists()  # almost the name of an AugReg file; if there is no such file, the caller gets `found`
+    return _exists(spec)  # almost the name of an AugReg file; if there is no such file, the caller gets `found`
 
 
 def _is_weights_file(weights: str, found: Card | None = None) -> bool:
@@ -159,7 +155,14 @@ def _is_weights_file(weights: str, found: Card | None = None) -> bool:
 def _is_path(text: str) -> bool:
     """Return whether a text that is neither a known name nor a tag is a path or a URL."""
     has_folder = "/" in text and not _NAME_WITH_SLASH.fullmatch(text)
-    return _is_written_as_path(text) or _has_file_suffix(text) or has_folder or (bool(text) and Path(text).exists())
+    return _is_written_as_path(text) or _has_file_suffix(text) or has_folder or (bool(text) and _exists(text))
+
+
+def _exists(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except OSError:  # longer than the name of a file
+        return False
 
 
 def _is_written_as_path(text: str) -> bool:
@@ -172,7 +175,7 @@ def _has_file_suffix(text: str) -> bool:
 
 
 def load(
-    name: str,
+    name: str | os.PathLike[str],
     *,
     weights: str | os.PathLike[str] | None = "default",
     image_size: int | tuple[int, int] | None = None,
@@ -181,16 +184,18 @@ def load(
     accept_licence: bool = False,
     **config_changes: Any,
 ) -> VisionTransformer:
-    """Load a model of the zoo, with pretrained or random weights.
+    """Load a model of the zoo, with pretrained or random weights, or a file, a folder or a URL.
 
     Published weights are downloaded once, verified and kept in the cache folder (`KERAS_VIT_CACHE`).
 
     Args:
         name: "ViT-B/16", "B_16", "R50+ViT-B/16", "DINOv2-B/14", "digits", or the name of an AugReg file. A name of timm
             or Hugging Face ("facebook/dinov2-base") stands for the same weights on the model's card; where the card
-            does not have them ("vit_base_patch16_224"), the error names the `weights` to pass.
-        weights: "default" (the card's recommended file), a tag of the card ("imagenet21k", "sam", ...), a path or URL
-            (https, gs, hf, file) of a checkpoint in any known format, or None for random weights.
+            does not have them ("vit_base_patch16_224"), the error names the `weights` to pass. Or the path or URL of a
+            checkpoint, or the folder of a training run, as for `converters.load`: "./digits" is a file, "digits" a
+            name.
+        weights: of a name: "default" (the card's recommended file), a tag of the card ("imagenet21k", "sam", ...), a
+            path or URL (https, gs, hf, file) of a checkpoint in any known format, or None for random weights.
         image_size: int or (height, width) in pixels. None takes the size that the weights were trained at, or 224
             without weights. Position embeddings are interpolated once, with the official method.
         num_classes: number of outputs of the head. If it differs from the weights', the head is new and zero; 0 builds
@@ -207,7 +212,8 @@ def load(
 
     Raises:
         UnknownModelError: no card has this name; the message lists the nearest.
-        ValueError: unknown weights or fields, weights of another architecture, or a name of another package's weights.
+        ValueError: unknown weights or fields, weights of another architecture, a name of another package's weights, or
+            `weights` beside a file.
         FileNotFoundError: the path does not exist.
         LicenceError: the file has terms of its own, and accept_licence is False.
         DownloadError: the file could not be downloaded completely and verified.
@@ -220,8 +226,14 @@ def load(
     """
     check_fields(config_changes)
     changes = given(image_size=image_size, num_classes=num_classes) | config_changes
-    choice = replace(resolve_name(name, weights), accept_licence=accept_licence)
-    return load_choice(choice, changes, dtype=dtype)
+    default = "default" if weights == "default" else None
+    choice = resolve(name, None if weights == "default" else weights, default=default)
+    if choice.is_file and weights is None:
+        raise ValueError(
+            f"weights=None builds a model's name with random weights. Received: the file {name!r}. For its "
+            f"architecture: VisionTransformer(converters.read_config({name!r}))"
+        )
+    return load_choice(replace(choice, accept_licence=accept_licence), changes, dtype=dtype)
 
 
 def load_choice(
@@ -236,6 +248,11 @@ def load_choice(
     if choice.expected_config is None:
         from keras_vit import converters
 
+        if others := sorted(changes.keys() - {*_FILE_CHANGES}):
+            raise ValueError(
+                f"A file is loaded with another {', '.join(_FILE_CHANGES)} only. Received: {others}. For other fields: "
+                "model.with_config(model.config.replace(...))"
+            )
         return converters.load(fetch_source(choice), **changes, **file_facts, dtype=dtype)
     _check_no_facts(choice, file_facts)
     if choice.source is not None:
@@ -243,6 +260,27 @@ def load_choice(
     from keras_vit.model.vision_transformer import VisionTransformer
 
     return VisionTransformer(_random_config(choice.expected_config, changes), dtype=dtype)
+
+
+def load_any(
+    choice: Choice, changes: Mapping[str, Any] | None = None, *, dtype: Any = None, **file_facts: Any
+) -> VisionTransformer | DenseModel:
+    """Load what `resolve` found as `load_choice` does, also a stored model of maps, which keeps its dtype."""
+    if read_maps_config(choice) is not None:
+        from keras_vit.dense.stored import load_stored
+
+        _check_no_facts(choice, file_facts)
+        return load_stored(fetch_source(choice), given(**(changes or {})))
+    return load_choice(choice, changes, dtype=dtype, **file_facts)
+
+
+def read_maps_config(choice: Choice) -> ViTConfig | None:
+    """Return the config of the backbone of a stored model of maps; None for any other model."""
+    if not choice.is_file:
+        return None
+    from keras_vit.dense.stored import read_backbone_config
+
+    return read_backbone_config(fetch_source(choice))
 
 
 def read_config(choice: Choice, changes: Mapping[str, Any] | None = None, **file_facts: Any) -> ViTConfig:
@@ -257,6 +295,8 @@ def read_config(choice: Choice, changes: Mapping[str, Any] | None = None, **file
         _check_no_facts(choice, file_facts)
         if choice.source is None:
             return _random_config(expected, changes)
+    if (backbone := read_maps_config(choice)) is not None:
+        return backbone.replace(**changes)
     path = fetch_source(choice)
     from keras_vit import converters
 
@@ -294,12 +334,18 @@ def fetch_source(choice: Choice) -> Path:
             "accept them, load it with accept_licence=True (--accept-licence)."
         )
     path = fetch(source, sha256=row.sha256, size=row.bytes) if row is not None else fetch(source)
-    if match := _REMOTE_CHECKPOINT.fullmatch(source):
-        for name in _CONFIG_FILES:
-            needed = row is not None and name == "config.json"
-            with contextlib.nullcontext() if needed else contextlib.suppress(FileUnavailableError):
-                fetch(f"{match['folder']}{name}{match['revision'] or ''}")
+    fetch_beside(source, _CONFIG_FILES, needed="" if row is None else "config.json")
     return path
+
+
+def fetch_beside(source: str, names: Sequence[str], *, needed: str = "") -> None:
+    """Fetch the files of these names beside a remote .safetensors file; only the `needed` one must be there."""
+    from keras_vit._util.download import fetch
+
+    if match := _REMOTE_CHECKPOINT.fullmatch(source):
+        for name in names:
+            with contextlib.nullcontext() if name == needed else contextlib.suppress(FileUnavailableError):
+                fetch(f"{match['folder']}{name}{match['revision'] or ''}")
 
 
 def _build(

@@ -44,7 +44,7 @@ class Accelerated:
 def check_accelerator(name: str | None, path: Path) -> None:
     """Raise a ValueError if there is no such accelerator, or none for such a file."""
     if name not in (None, *ACCELERATORS):
-        raise ValueError(f"accelerator must be one of {list(ACCELERATORS)}. Received: {name!r}")
+        raise ValueError(f"accelerator must be one of {list(ACCELERATORS)}. Received: {name!r:.200}")
     if name == "gpu" and path.is_dir():
         raise ValueError(f"accelerator='gpu' is for .tflite files. Received: the folder {path}")
 

@@ -7,6 +7,7 @@ error. It imports nothing of the package, which would take seconds.
 import functools
 import json
 import operator
+import re
 import statistics
 import subprocess
 import sys
@@ -19,6 +20,9 @@ from typing import Any
 import numpy as np
 
 TIMEOUT = 600.0  # seconds
+# LiteRT's errors, and a library that the driver lacks. Errors within a line of another level are of vendors' plugins,
+# which are tried on every machine.
+_REASON = re.compile(r"^(?:ERROR|Warning|\w+Error): (.+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +60,9 @@ def run_compiled(
         except subprocess.TimeoutExpired:
             raise ValueError(f"{path} did not run on {' and '.join(hardware)} in {TIMEOUT:g} seconds") from None
         if done.returncode:
-            first_error = " ".join(done.stderr.partition("ERROR: ")[2].splitlines()[:3])
+            reasons = "; ".join(_REASON.findall(done.stderr)[:3])
             raise ValueError(
-                f"{path} cannot be run on {' and '.join(hardware)}: {first_error} (exit status {done.returncode})"
+                f"{path} cannot be run on {' and '.join(hardware)}: {reasons} (exit status {done.returncode})"
             )
         with np.load(work / "outputs.npz") as outputs:
             report = json.loads((work / "report.json").read_text())

@@ -7,6 +7,7 @@ import numpy as np
 
 from keras_vit.export.check import samples
 from keras_vit.export.check.running import FLOATS, ExportedModel
+from keras_vit.export.litert.options import image_config
 from keras_vit.model import preprocess
 from keras_vit.model.config import Preprocessing
 
@@ -66,7 +67,7 @@ def comparison_images(model: keras.Model, file: ExportedModel, images: Any) -> t
             f"{model_shape[0]}x{model_shape[1]} and {model_shape[2]}: compare it with model.resized({shape[:2]})"
         )
     if images is None:
-        prepared = preprocess.normalize(samples.draw(shape, NUM_SAMPLES), _preprocessing(model))
+        prepared = preprocess.normalize(samples.draw(shape, NUM_SAMPLES), image_config(model).preprocessing)
     else:
         prepared = prepared_images(model, images, "images")
     return prepared, prepared
@@ -86,14 +87,8 @@ def to_pixels(model: keras.Model, images: Any, shape: tuple[int, int, int]) -> n
 
 def mean_and_std(model: keras.Model) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean and standard deviation of the model's preprocessing, on a scale of 0 to 1."""
-    preprocessing = _preprocessing(model)
+    preprocessing = image_config(model).preprocessing
     return np.array(preprocessing.mean), np.array(preprocessing.std)
-
-
-def _preprocessing(model: keras.Model) -> Preprocessing:
-    """Return the model's preprocessing; the default for a Keras model that has none."""
-    config: Any = getattr(model, "config", None)
-    return config.preprocessing if hasattr(config, "preprocessing") else Preprocessing()
 
 
 def _is_prepared(images: Any) -> bool:

@@ -17,19 +17,21 @@ TINY = float(np.finfo(np.float32).tiny)
 def compare(task: Task, expected: Outputs, received: Outputs) -> dict[str, Any]:
     """Return the fields of a `Report` that compare a file's outputs with the model's, by name and of equal shapes."""
     name = main_name(expected)
+    amounts = [each for each, values in expected.items() if values.dtype.kind == "f"]  # not numbers of classes
     want, got = (outputs[name].astype(np.float64) for outputs in (expected, received))
     agree, agree_or_tie = task.agreement(name, want, got)
-    by_output = [image_cosines(values, received[name]) for name, values in expected.items()]
+    by_output = [image_cosines(expected[each], received[each]) for each in amounts]
     power, noise = float(np.sum(want**2)), float(np.sum((want - got) ** 2))
     return {
         "images": len(want),
         "max_error": float(np.abs(want - got).max()) / max(float(np.abs(want).max()), TINY),
-        "cosine": min(float(cosines.min()) for cosines in by_output),
-        "mean_cosine": min(float(cosines.mean()) for cosines in by_output),
+        "cosine": min((float(cosines.min()) for cosines in by_output), default=1.0),
+        "mean_cosine": min((float(cosines.mean()) for cosines in by_output), default=1.0),
         "sqnr": math.inf if noise == 0 else 10 * math.log10(max(power, TINY) / noise),
         "difference_cosine": difference_cosine(want, got),
         "agreement": float(agree.mean()),
         "decided_agreement": float(agree_or_tie.mean()),
+        **task.comparison(name, want, got),
     }
 
 

@@ -27,9 +27,13 @@ class Report:
         difference_cosine: mean cosine similarity between the differences of two images' logits, the file's and the
             model's, over all pairs, -1 to 1. What all images share does not count, nor do pairs whose difference is
             below a tenth of the root mean square one. None if the model distinguishes no two images.
-        agreement: share of images with the same best class, 0 to 1; without a head, with the same largest feature.
+        agreement: share of images with the same best class, 0 to 1; without a head, with the same largest feature. Of
+            maps, the share of pixels with the same class, or of depth with a ratio to the model's below 1.25.
         decided_agreement: share with the same best class or a near tie, where the model's logits of the two classes
             are closer than four times the root mean square error of the file's logits on the other images.
+        mean_iou: for maps of classes, the mean IoU with the model's maps, 0 to 1. The errors and cosines of a file that
+            returns numbers of classes and no logits are None.
+        relative_error: for depth, the mean difference from the model's, divided by the model's.
         milliseconds: median time of one image on this machine.
         threads: number of threads; None where the runtime chooses.
         mode: how the file is quantized, where known; "bfloat16" for a SavedModel with such weights.
@@ -61,9 +65,9 @@ class Report:
     path: Path
     bytes: int
     images: int
-    max_error: float
-    cosine: float
-    sqnr: float
+    max_error: float | None
+    cosine: float | None
+    sqnr: float | None
     agreement: float
     milliseconds: float
     threads: int | None = None
@@ -71,6 +75,8 @@ class Report:
     mean_cosine: float | None = None
     difference_cosine: float | None = None
     decided_agreement: float | None = None
+    mean_iou: float | None = None
+    relative_error: float | None = None
     half_precision_cosine: float | None = None
     half_precision_sums: str | None = None
     largest_value: float | None = None
@@ -97,11 +103,19 @@ class Report:
         ties = ""
         if self.decided_agreement not in (None, self.agreement):
             ties = f", {self.decided_agreement:.2%} with near ties"
+        same = "same best class" if self.mean_iou is None else "pixels of the same class"
+        same = same if self.relative_error is None else "pixels within a factor of 1.25"
+        errors = ""
+        if self.cosine is not None:
+            errors = f"cosine {self._cosines()}, SQNR {self.sqnr:.1f} dB, relative error {self.max_error:.1e}, "
         lines = [
             f"{self.path}: {byte_size(self.bytes)}{f', {self.mode}' if self.mode else ''}",
-            f"on {self.images} images{caveat}: cosine {self._cosines()}, SQNR {self.sqnr:.1f} dB, relative error "
-            f"{self.max_error:.1e}, same best class {self.agreement:.2%}{ties}",
+            f"on {self.images} images{caveat}: {errors}{same} {self.agreement:.2%}{ties}",
         ]
+        if self.mean_iou is not None:
+            lines.append(f"mean IoU with the model's maps {self.mean_iou:.4f}")
+        if self.relative_error is not None:
+            lines.append(f"mean relative error of the depth {self.relative_error:.1e}")
         if self.difference_cosine is not None:
             lines.append(f"differences between images: cosine {self.difference_cosine:.6f}")
         lines += self.searched

@@ -1,7 +1,7 @@
 """Load and run exported files."""
 
-import contextlib
 import functools
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit._util.checks import check_counts
+from keras_vit._util.checks import as_path, check_counts
 from keras_vit._util.text import install_command
+from keras_vit._util.timing import timed
+from keras_vit.export.check.litert_file import IsolatedFile, LiteRTFile
 from keras_vit.model.task import MAIN_OUTPUTS
 
 Outputs = dict[str, np.ndarray]  # by name
@@ -28,13 +30,17 @@ FILE_SIGNATURES = ("serving_default",)  # that may take image files
 class ExportedModel:
     """A loaded exported file."""
 
-    call: Callable[[np.ndarray], Outputs]  # takes images (batch, height, width, channels)
+    timed_call: Callable[[np.ndarray], tuple[Outputs, float]]  # of images (batch, height, width, channels); and seconds
     shape: tuple[int | None, ...]  # (height, width, channels) of an image; None for any number
     batch: int | None  # images in a call; None for any number
     dtype: str  # "float32" for prepared images, even if the file quantizes them; "uint8" for pixels
     threads: int | None  # None if the runtime chooses
     call_files: Callable[[Any], Outputs] | None = None  # takes JPEG and PNG files as strings (batch,)
     is_bfloat16: bool = False  # whether weights are bfloat16
+
+    def call(self, images: np.ndarray) -> Outputs:
+        """Return the outputs for images (batch, height, width, channels)."""
+        return self.timed_call(images)[0]
 
     def check(self, images: np.ndarray) -> None:
         """Raise a ValueError for images of another type or shape than the file takes, or for none."""
@@ -63,7 +69,7 @@ class ExportedModel:
 
 def load_exported(path: str | os.PathLike[str], threads: int = 2) -> ExportedModel:
     """Load a SavedModel's folder or a .tflite file; arguments and errors are those of `runner`."""
-    path = Path(path)
+    path = Path(as_path(path, "path"))
     if not path.exists():
         raise FileNotFoundError(f"There is no exported file {path}")
     if not path.is_dir() and not path.is_file():  # reading a device or a pipe might never end
@@ -84,7 +90,8 @@ def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
 
     Raises:
         FileNotFoundError: there is nothing at `path`.
-        ValueError: the file cannot be loaded.
+        ValueError: the file cannot be loaded, or LiteRT crashes or hangs on it. A .tflite file that this process has
+            not written runs in a process of its own, so that no file can end this one.
         ImportError: for a .tflite file without ai-edge-litert.
 
     Example:
@@ -133,7 +140,7 @@ def _load_saved_model(path: Path) -> ExportedModel:
     batch, *shape = spec.shape
     variables = [variable for signature in loaded.signatures.values() for variable in signature.variables]
     return ExportedModel(
-        call,
+        functools.partial(timed, call),
         tuple(shape),
         batch,
         spec.dtype.name,
@@ -162,64 +169,29 @@ def _call_signature(loaded: Any, name: str, argument: str, spec: Any, batch: Any
     import tensorflow as tf
 
     outputs = loaded.signatures[name](**{argument: tf.constant(batch, spec.dtype)})
-    known = [key for key in OUTPUTS if key in outputs] or list(outputs)  # other exporters choose other names
+    values = {key: output for key, output in outputs.items() if output.dtype != tf.string}  # not names of classes
+    known = [key for key in OUTPUTS if key in values] or list(outputs)  # other exporters choose other names
     return {key: outputs[key].numpy() for key in known}
 
 
 def _load_litert(path: Path, threads: int) -> ExportedModel:
     check_counts(threads=threads)
-    interpreter = _interpreter(path, threads)
-    with _run_errors(path):
-        interpreter.allocate_tensors()
-    signatures = list(interpreter.get_signature_list())
-    if not signatures:
-        raise ValueError(f"{path} has no signature, which names the inputs and outputs")
-    signature = interpreter.get_signature_runner(signatures[0])
-    arguments, results = signature.get_input_details(), signature.get_output_details()
-    if len(arguments) != 1:
-        raise ValueError(f"{path} has inputs {list(arguments)}; expected one, the image")
-    [(name, argument)] = arguments.items()
-    batch, *shape = (int(side) if side > 0 else None for side in argument["shape_signature"])
-
-    def call(images: np.ndarray) -> Outputs:
-        with _run_errors(path):
-            outputs = signature(**{name: _quantized(images, argument)})
-        return {key: _dequantized(values, results[key]) for key, values in outputs.items()}
-
-    dtype = "float32" if argument["quantization"][0] else np.dtype(argument["dtype"]).name
-    return ExportedModel(call, tuple(shape), batch, dtype, threads)
+    if importlib.util.find_spec("ai_edge_litert") is None:
+        raise ImportError(f"Writing and running .tflite files needs `{install_command('litert')}`")
+    file = (LiteRTFile if _identity(path) in _own_files else IsolatedFile)(path, threads)
+    run = lambda images: file.call(images.astype(file.dtype, copy=False))  # noqa: E731
+    return ExportedModel(run, file.shape, file.batch, file.dtype, threads)
 
 
-@contextlib.contextmanager
-def _run_errors(path: Path) -> Iterator[None]:
-    """Replace LiteRT's errors about a damaged file by a ValueError that names the file."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise ValueError(f"{path} cannot be run: {error}") from None
+def mark_own(path: Path) -> None:
+    """Note that this process has written a file: it is run in this process, and others in one of their own."""
+    _own_files.add(_identity(path))
 
 
-def _quantized(values: np.ndarray, tensor: Any) -> np.ndarray:
-    """Return floats as the integers of a quantized tensor; unchanged for other tensors."""
-    (scale, zero_point), dtype = tensor["quantization"], tensor["dtype"]
-    if not scale:
-        return values.astype(dtype, copy=False)
-    limits = np.iinfo(dtype)
-    return np.rint(values / scale + zero_point).clip(limits.min, limits.max).astype(dtype)
+def _identity(path: Path) -> tuple[int, ...]:
+    """Return numbers that stay when a file is renamed, and change when it is written."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _dequantized(values: np.ndarray, tensor: Any) -> np.ndarray:
-    """Return the integers of a quantized tensor as floats; unchanged for other tensors."""
-    scale, zero_point = tensor["quantization"]
-    return ((values.astype(np.float32) - zero_point) * scale).astype(np.float32) if scale else values
-
-
-def _interpreter(path: Path, threads: int) -> Any:
-    try:
-        from ai_edge_litert.interpreter import Interpreter
-    except ImportError:
-        raise ImportError(f"Writing and running .tflite files needs `{install_command('litert')}`") from None
-    try:
-        return Interpreter(model_path=str(path), num_threads=threads)
-    except ValueError as error:
-        raise ValueError(f"{path} is not a LiteRT file that can be run: {error}") from None
+_own_files: set[tuple[int, ...]] = set()

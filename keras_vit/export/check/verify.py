@@ -10,9 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit._util.checks import given
+from keras_vit._util.checks import as_path, given
 from keras_vit._util.progress import track
-from keras_vit._util.timing import timed
 from keras_vit.errors import VerificationError
 from keras_vit.export.check import inputs, samples, structure
 from keras_vit.export.check.accelerators import check_accelerator, run_on_gpu
@@ -24,7 +23,6 @@ from keras_vit.export.check.thresholds import check_thresholds
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
 from keras_vit.model import task as tasks
-from keras_vit.model.vision_transformer import VisionTransformer
 
 NUM_IMAGE_FILES = 4  # sent to a SavedModel that takes image files
 # Largest difference between a graph's outputs for an image file and for its pixels prepared here, by compute dtype.
@@ -74,8 +72,8 @@ def verify(
         VerificationError: outputs are not finite or too far from the model's, a .tflite file has unexpected operators,
             dimensions or size, or a SavedModel prepares image files differently from `model.preprocess`.
         FileNotFoundError: there is nothing at `path`.
-        ValueError: the file cannot be loaded, images do not fit, there is no such accelerator, or the file has no half
-            precision.
+        ValueError: the file cannot be loaded, LiteRT crashes or hangs on it, images do not fit, there is no such
+            accelerator, or the file has no half precision.
         ImportError: for a .tflite file without ai-edge-litert.
 
     Example:
@@ -85,10 +83,10 @@ def verify(
         >>> keras_vit.export.verify(model, "digits.tflite", digits.load().test_images[:50]).agreement
         1.0
     """
-    path = Path(path)
+    path = Path(as_path(path, "path"))
     task = tasks.of_model(model)
     is_litert = path.is_file()
-    mode = modes.load_mode(mode) if isinstance(mode, str) else mode
+    mode = mode if isinstance(mode, Mode | None) else modes.load_mode(mode)
     check_accelerator(accelerator, path)
     if half_precision:
         check_half_precision(path, mode, accelerator)
@@ -145,7 +143,7 @@ def _run(file: ExportedModel, images: np.ndarray, progress: bool) -> tuple[Outpu
     results = []
     times = []
     for batch, count in track(batches, "Verifying", show=progress):
-        outputs, seconds = timed(file.call, batch)
+        outputs, seconds = file.timed_call(batch)
         times.append(seconds / len(batch))
         results.append({name: values[:count] for name, values in outputs.items()})
     joined = {name: np.concatenate([result[name] for result in results]) for name in results[0]}
@@ -172,7 +170,7 @@ def _model_outputs(model: keras.Model, task: tasks.Task, images: np.ndarray, nam
 
 def _files_error(model: keras.Model, task: tasks.Task, path: Path, file: ExportedModel) -> float | None:
     """Return the largest difference between a file's outputs for PNG files and the model's; None if it takes none."""
-    if file.call_files is None or file.dtype != "float32" or not isinstance(model, VisionTransformer):
+    if file.call_files is None or file.dtype != "float32" or not hasattr(model, "preprocess"):
         return None
     import tensorflow as tf
 

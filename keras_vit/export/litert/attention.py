@@ -11,6 +11,7 @@ from keras_vit.export.litert.folding import Affine, DenseWeights
 from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.writer import STREAM_READERS, FileWriter, Value
 from keras_vit.model import layers as vit
+from keras_vit.model.layers.attention import MASKED
 from keras_vit.model.layers.position_variants import RelativePosition
 
 STREAM_READERS[RelativePosition] = True  # of the tokens it reads the shape alone
@@ -45,6 +46,9 @@ def attention(file: FileWriter, layer: Any, x: Value, name: str, *, queries: int
     scores = ops.matmul(query, key, f"{name}/scores", transpose_b=True)
     if relative is not None:
         scores = ops.add(scores, _relative_scores(file, query, relative, name), f"{name}/all_scores")
+    if layer.causal:
+        mask = np.triu(np.full([static_dim(x.tensor.shape[1])] * 2, MASKED), 1)[None, None]
+        scores = ops.add(scores, file.shared_constant(mask, "causal_mask"), f"{name}/masked")
     file.attention = ops.softmax(scores, f"{name}/weights")
     return Value(merge_heads(ops, ops.matmul(file.attention, value, f"{name}/mixed"), name), removed_offset)
 

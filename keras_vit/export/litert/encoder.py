@@ -1,4 +1,4 @@
-"""Writers of the encoder's layers: patches, tokens in front of them, positions, blocks (paper, equations 1 to 3)."""
+"""Writers of the encoder's layers: patches or words, prefix tokens, positions, blocks (paper, equations 1 to 3)."""
 
 from typing import Any
 
@@ -9,9 +9,12 @@ from keras_vit.export.litert.attention import attention, first_tokens
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.layers import apply_affine, center, divide_outputs, mlp, norm, residual_dense, token_mlp
 from keras_vit.export.litert.operators import static_dim
+from keras_vit.export.litert.storage import INT8
 from keras_vit.export.litert.writer import FileWriter, Value, source, writes
 from keras_vit.model import layers as vit
 from keras_vit.model.layers.position_variants import RelativePosition
+from keras_vit.model.layers.tokens import TokenEmbedding
+from keras_vit.model.vision_transformer import VisionTransformer
 
 
 @writes(vit.PatchEmbedding, starts_stream=True)
@@ -69,6 +72,28 @@ def write_stem_table(file: FileWriter, layer: Any, tokens: Any) -> Value:
     return Value(tensor, scales=x.scales)
 
 
+@writes(TokenEmbedding, starts_stream=True)
+def write_token_embedding(file: FileWriter, layer: Any, ids: Any) -> Value:
+    """Write the embeddings of ids (batch, max_length), which are the file's input, and of their positions.
+
+    With int8 kernels the table has a scale for each token. The runtime reads only the rows of a text.
+    """
+    del ids
+    ops, name, scales = file.ops, layer.name, file.stream_scales
+    tables = (folding.float64(weights) for weights in (layer.embedding, layer.positions))
+    words, positions = (folding.center_and_scale(table, scales) for table in tables)
+    file.inputs["ids"] = ids = ops.builder.input("ids", (file.options.batch, layer.max_length), "int32")
+    storage = ops.storage.storage_of("GATHER", name)
+    if storage == INT8:
+        integers, factors = storage.rounded(words)
+        rows = ops.gather(ops.constant(integers, f"{name}/embedding"), ids, f"{name}/rows")
+        factor = ops.gather(ops.constant(factors, f"{name}/factors"), ids, f"{name}/factor")
+        x = ops.multiply(ops.cast(rows, "float32", f"{name}/floats"), factor, f"{name}/words")
+    else:
+        x = ops.gather(storage.add_kernel(ops.builder, words, f"{name}/embedding"), ids, f"{name}/words")
+    return Value(ops.add(x, ops.constant(positions[None], f"{name}/positions"), name), scales=scales)
+
+
 @writes(vit.EncoderBlock, starts_stream=True, reads_stream=True)
 def write_block(file: FileWriter, block: Any, tokens: Any, relative: Any = None) -> Value:
     """Write an encoder block, for the tokens that later layers read.
@@ -85,7 +110,8 @@ def write_block(file: FileWriter, block: Any, tokens: Any, relative: Any = None)
         x = ops.add(x, file.shared_constant(table, f"{position.name}/embedding"), f"{name}/position")
     else:
         x = _stream_tokens(file, tokens)
-    queries = block.final_tokens or static_dim(x.shape[1])
+    is_whole = isinstance(file.model, VisionTransformer)  # other layers of other models may read any token
+    queries = (block.final_tokens if is_whole else None) or static_dim(x.shape[1])
     normalized = norm(file, block.norm1, Value(x, scales=scales), f"{name}/norm1")
     if block.attention is None:
         branch = _mix_tokens(file, block, normalized, f"{name}/token_mlp", queries=queries)

@@ -15,6 +15,7 @@ from keras_vit.export.litert.layers import apply_affine, mlp, norm, write_dense
 from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.writer import FileWriter, Value, source, unsupported, writes
 from keras_vit.model import layers as vit
+from keras_vit.model.layers.pooling import EndTokenPooling
 
 FEATURES = "features"  # name of the output of a model without a head
 
@@ -40,12 +41,24 @@ def write_token_pooling(file: FileWriter, layer: Any, tokens: Any) -> Value:
         patches = _patches(file.ops, x.tensor, layer.prefix_tokens)
         pooled = file.ops.mean(patches, [1], layer.name, keepdims=False)
     else:
-        token = layer.token
         pooled = x.tensor
+        token = layer.token % static_dim(pooled.shape[1])  # -1 is the last
         if pooled.shape[1] != 1:
             pooled = file.ops.slice(pooled, 1, token, token + 1, f"pool/token_{token}")
         pooled = file.ops.reshape(pooled, (pooled.shape[0], pooled.shape[2]), f"pool/{token}")
     return dataclasses.replace(x, tensor=pooled)
+
+
+@writes(EndTokenPooling)
+def write_end_token_pooling(file: FileWriter, layer: Any, tokens: Any, _: Any) -> Value:
+    """Write the choice of the end token's row: (batch, width)."""
+    ops, name = file.ops, layer.name
+    x, marks = file.read(tokens), file.inputs["ids"]
+    if layer.end_token is not None:
+        is_end = ops.equal(marks, ops.constant(np.array(layer.end_token, np.int32), f"{name}/end"), f"{name}/is_end")
+        marks = ops.cast(is_end, "int32", f"{name}/marks")
+    place = ops.arg_max(marks, f"{name}/place")
+    return dataclasses.replace(x, tensor=ops.gather(x.tensor, place, name, batch_axes=1))
 
 
 @writes(keras.layers.Concatenate)

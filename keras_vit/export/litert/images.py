@@ -11,7 +11,7 @@ from keras_vit import position
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Affine
 from keras_vit.export.litert.operators import Operators, static_dim
-from keras_vit.export.litert.options import Options
+from keras_vit.export.litert.options import Options, image_config
 from keras_vit.export.litert.writer import FileWriter, Value, writes
 from keras_vit.model.config import Preprocessing, ViTConfig
 from keras_vit.model.preprocess import PILLOW_ONE, is_height_first, pillow_weights, size_before_crop
@@ -32,7 +32,7 @@ class ImageInput(NamedTuple):
 def write_input(file: FileWriter, layer: Any) -> Value:
     """Write the model's input, an image."""
     del layer
-    given = add_image_input(file.ops, file.model.config, file.options)
+    given = add_image_input(file.ops, image_config(file.model), file.options)
     file.inputs["image"] = given.image
     if given.scale is None:
         return Value(given.tensor)

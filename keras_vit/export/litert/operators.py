@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_vit.export.litert.builder import Builder, Shape, Tensor
+from keras_vit.export.litert.builder import Builder, Shape, Tensor, schema
 from keras_vit.export.litert.storage import FLOAT16, FLOAT32, INT8, Integers, StorageRules
 
 FUSED_ACTIVATIONS = {None: 0, "relu": 1}  # the schema's ActivationFunctionType
@@ -68,9 +68,20 @@ class Operators:
         )
 
     def convolution(
-        self, x: Tensor, kernel: np.ndarray, bias: np.ndarray, name: str, *, strides: tuple[int, int], same: bool
+        self,
+        x: Tensor,
+        kernel: np.ndarray,
+        bias: np.ndarray,
+        name: str,
+        *,
+        strides: tuple[int, int],
+        same: bool,
+        activation: str | None = None,
     ) -> Tensor:
-        """Compute a 2-D convolution, padded as SAME or VALID. kernel: (outputs, height, width, inputs)."""
+        """Compute a 2-D convolution, padded as SAME or VALID. kernel: (outputs, height, width, inputs).
+
+        `activation` is one of `FUSED_ACTIVATIONS`.
+        """
         storage = self.storage.storage_of("CONV_2D", name)
         weights = storage.add_kernel(self.builder, kernel, f"{name}/kernel")
         sides = zip(x.shape[1:3], kernel.shape[1:3], strides, strict=True)
@@ -81,6 +92,40 @@ class Operators:
             (name, (x.shape[0], height, width, len(kernel)), "float32"),
             version=storage.convolution_version,
             options="Conv2DOptions",
+            padding=SAME if same else VALID,
+            strideH=strides[0],
+            strideW=strides[1],
+            fusedActivationFunction=FUSED_ACTIVATIONS[activation],
+        )
+
+    def transposed_convolution(
+        self, x: Tensor, kernel: np.ndarray, bias: np.ndarray, name: str, *, strides: tuple[int, int], same: bool
+    ) -> Tensor:
+        """Compute a transposed 2-D convolution, padded as SAME or VALID. kernel: (outputs, height, width, inputs).
+
+        Where each cell becomes a square of its own, it is a dense layer: the runtime quantizes each cell by itself.
+        """
+        outputs, height, width, inputs = kernel.shape
+        batch, rows, columns, _ = x.shape
+        if (height, width) == strides and height == width:
+            matrix = np.moveaxis(kernel, 0, 2).reshape(-1, inputs)
+            cells = self.dense(x, matrix, np.tile(bias, height * width), f"{name}/cells")
+            return self.depth_to_space(cells, height, name)
+        sides = zip((rows, columns), (height, width), strides, strict=True)
+        size = [static_dim(side) * step + (0 if same else max(cell - step, 0)) for side, cell, step in sides]
+        storage = self.storage.storage_of("TRANSPOSE_CONV", name)
+        shape = self.constant(np.array([1 if batch is None else batch, *size, outputs], np.int32), f"{name}/shape")
+        return self.builder.operator(
+            "TRANSPOSE_CONV",
+            [
+                shape,
+                storage.add_kernel(self.builder, kernel, f"{name}/kernel"),
+                x,
+                self.constant(bias, f"{name}/bias"),
+            ],
+            (name, (batch, *size, outputs), x.dtype),
+            version=3,
+            options="TransposeConvOptions",
             padding=SAME if same else VALID,
             strideH=strides[0],
             strideW=strides[1],
@@ -123,12 +168,21 @@ class Operators:
         """Compute a * b with broadcasting."""
         return self._binary("MUL", a, b, name, options="MulOptions")
 
+    def divide(self, a: Tensor, b: Tensor, name: str) -> Tensor:
+        """Compute a / b with broadcasting."""
+        return self._binary("DIV", a, b, name, options="DivOptions")
+
     def squared_difference(self, a: Tensor, b: Tensor, name: str) -> Tensor:
         """Compute (a - b)**2 with broadcasting."""
         return self._binary("SQUARED_DIFFERENCE", a, b, name, options="SquaredDifferenceOptions")
 
     def _binary(self, code: str, a: Tensor, b: Tensor, name: str, **options: Any) -> Tensor:
         return self.builder.operator(code, [a, b], (name, broadcast_shape(a.shape, b.shape), a.dtype), **options)
+
+    def equal(self, a: Tensor, b: Tensor, name: str) -> Tensor:
+        """Compare with broadcasting; the result is boolean."""
+        output = (name, broadcast_shape(a.shape, b.shape), "bool")
+        return self.builder.operator("EQUAL", [a, b], output, options="EqualOptions")
 
     def unary(self, code: str, x: Tensor, name: str) -> Tensor:
         """Compute an elementwise operator without options: "RSQRT", "TANH", "LOGISTIC", "RELU" or "FLOOR"."""
@@ -167,6 +221,19 @@ class Operators:
         height, width = (static_dim(side) // size for side in sides)
         output = (name, (batch, height, width, static_dim(channels) * size * size), x.dtype)
         return self.builder.operator("SPACE_TO_DEPTH", [x], output, options="SpaceToDepthOptions", blockSize=size)
+
+    def depth_to_space(self, x: Tensor, size: int, name: str) -> Tensor:
+        """Move channels into cells of size x size pixels, row by row: the inverse of `space_to_depth`."""
+        batch, *sides, channels = x.shape
+        height, width = (static_dim(side) * size for side in sides)
+        output = (name, (batch, height, width, static_dim(channels) // size**2), x.dtype)
+        return self.builder.operator("DEPTH_TO_SPACE", [x], output, options="DepthToSpaceOptions", blockSize=size)
+
+    def arg_max(self, x: Tensor, name: str) -> Tensor:
+        """Return the int32 index of the first largest value of the last axis."""
+        axis = self.constant(np.array(len(x.shape) - 1, np.int32), f"{name}/axis")
+        output, kind = (name, x.shape[:-1], "int32"), schema().TensorType.INT32
+        return self.builder.operator("ARG_MAX", [x, axis], output, options="ArgMaxOptions", outputType=kind)
 
     def reshape(self, x: Tensor, shape: Shape, name: str) -> Tensor:
         """Reshape; one dimension may be open (None)."""
@@ -222,15 +289,26 @@ class Operators:
         """Convert to another dtype."""
         return self.builder.operator("CAST", [x], (name, x.shape, dtype), options="CastOptions")
 
-    def resize_bilinear(self, x: Tensor, size: tuple[int, int], name: str) -> Tensor:
-        """Resize float32 images (batch, height, width, channels): bilinear, half-pixel centres, no antialias."""
+    def gather(self, x: Tensor, indices: Tensor, name: str, *, batch_axes: int = 0) -> Tensor:
+        """Take x[..., indices] along the axis after `batch_axes` axes, which both have."""
+        output = (name, (*indices.shape, *x.shape[batch_axes + 1 :]), x.dtype)
+        axes = {"axis": batch_axes, "batchDims": batch_axes}
+        version = 5 if batch_axes else 2 if x.dtype == "int8" else 1
+        return self.builder.operator("GATHER", [x, indices], output, version=version, options="GatherOptions", **axes)
+
+    def resize_bilinear(self, x: Tensor, size: tuple[int, int], name: str, *, align_corners: bool = False) -> Tensor:
+        """Resize float32 images (batch, height, width, channels): bilinear, no antialias.
+
+        Cells have half-pixel centres, or the centres of the corner cells are aligned.
+        """
         return self.builder.operator(
             "RESIZE_BILINEAR",
             [x, self.constant(np.array(size, np.int32), f"{name}/size")],
             (name, (x.shape[0], *size, x.shape[3]), x.dtype),
             version=3,
             options="ResizeBilinearOptions",
-            halfPixelCenters=True,
+            alignCorners=align_corners,
+            halfPixelCenters=not align_corners,
         )
 
 

@@ -4,14 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+import keras
 import numpy as np
 
 from keras_vit._util.checks import given, pair
 from keras_vit._util.fields import Count, as_python, field_rules
 from keras_vit.export.litert.operators import RoundedDense
 from keras_vit.export.litert.storage import FLOAT32, StorageRules
-from keras_vit.model import task
 from keras_vit.model.config import ViTConfig
+from keras_vit.model.task import Task, from_config
 
 Patches = Literal["dense", "convolution"]
 # How a norm computes the mean square and its reciprocal root: in floats; in a way that integers of 8 bits keep, with
@@ -44,7 +45,7 @@ class Options:
     input_dtype: Literal["float32", "uint8"] = "float32"
     source_size: Any = None
     resize: Literal["exact", "builtin"] = "exact"
-    output: Literal["logits", "probabilities"] = "logits"
+    output: Literal["logits", "probabilities", "classes"] = "logits"
     attention: bool = False
     patches: Patches | None = "dense"  # None: the mode's
     labels: Any = None
@@ -86,14 +87,13 @@ class Options:
         """The thresholds, as `export.verify` takes them."""
         return {"least_cosine": self.least_cosine, "least_agreement": self.least_agreement}
 
-    def output_name(self, config: ViTConfig) -> str:
-        """Return the name of the file's first output, `output` if the model's task has it."""
-        outputs = task.from_config(config).outputs
+    def output_name(self, outputs: Sequence[str]) -> str:
+        """Return the name of the file's first output: `output` if the model's task has it among its outputs."""
         return self.output if self.output in outputs else outputs[0]
 
     def check(self, config: ViTConfig) -> None:
         """Raise one ValueError with everything that is wrong with the options or impossible for the model."""
-        if problems := [*self.problems(), *self.model_problems(config)]:
+        if problems := [*self.problems(), *self.model_problems(config, from_config(config))]:
             raise ValueError("Options: " + "; ".join(problems))
 
     def problems(self) -> Iterator[str]:
@@ -106,15 +106,28 @@ class Options:
         except ValueError as error:
             yield str(error)
 
-    def model_problems(self, config: ViTConfig) -> Iterator[str]:
+    def model_problems(self, config: ViTConfig, task: Task) -> Iterator[str]:
         """Yield one sentence for each option that a file of this model cannot have."""
         if self.source_size is not None and self.input_dtype != "uint8":
             yield (
                 "source_size needs input_dtype='uint8' (--input uint8): only pixels are resized. "
                 f"Received: {self.input_dtype!r}"
             )
-        if self.output == "probabilities" and self.output_name(config) != self.output:
+        if self.output == "probabilities" != self.output_name(task.outputs):
             yield f"output='probabilities' needs a head. Received: a model of num_classes={config.num_classes}"
+        if self.output == "classes" != self.output_name(task.outputs):
+            yield f"output='classes' needs a model with a class for every pixel. Received: outputs {list(task.outputs)}"
         if self.attention and not (config.class_token and config.has_attention):
             received = "class token" if config.has_attention else "attention"
             yield f"attention=True needs attention and a class token. Received: a model without {received}"
+
+
+def image_config(model: keras.Model) -> ViTConfig:
+    """Return a config with the size, channels and preprocessing of a model's images: its own, or for another Keras
+    model one with the default preprocessing.
+    """
+    own = getattr(model, "config", None)
+    if isinstance(own, ViTConfig):
+        return own
+    _, height, width, channels = model.input_shape
+    return ViTConfig(image_size=(height, width), patch_size=1, num_channels=channels, num_classes=0)

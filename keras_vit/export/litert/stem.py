@@ -3,14 +3,13 @@
 import dataclasses
 from typing import Any
 
-import keras
 import numpy as np
 
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Array, float64
 from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.storage import FLOAT32
-from keras_vit.export.litert.writer import FileWriter, Value, source, unsupported, writes
+from keras_vit.export.litert.writer import FileWriter, Value, source, writes
 from keras_vit.model import layers as vit
 from keras_vit.model.layers.resnet import GROUPS
 
@@ -33,7 +32,7 @@ def write_root(file: FileWriter, layer: Any, image: Any) -> Value:
         # LiteRT's GPU merges PAD into MAX_POOL_2D, which pads with the lowest value instead of zeros.
         x = ops.add(x, ops.constant(np.zeros((1, 1, 1, static_dim(x.shape[3]))), "root/zeros"), "root/apart")
         return Value(ops.max_pool(x, "root/pool", size=3, strides=2, same=False))
-    x = _norm_and_relu(ops, layer.gn, x, "root/gn")
+    x = norm_and_relu(ops, layer.gn, x, "root/gn")
     return Value(ops.max_pool(x, "root/pool", size=3, strides=2, same=True))
 
 
@@ -48,15 +47,6 @@ def write_unit(file: FileWriter, layer: Any, x: Any) -> Value:
     return Value(write(file.ops, outer_ops, layer, file.read(x).tensor))
 
 
-@writes(keras.layers.ReLU)
-def write_relu(file: FileWriter, layer: Any, x: Any) -> Value:
-    """Write a GroupNormalization and the ReLU that reads it."""
-    norm, inputs = source(x)
-    if type(norm) is not vit.GroupNormalization:
-        raise unsupported(layer, f" after {norm.name!r}: it is part of a GroupNormalization")
-    return Value(_norm_and_relu(file.ops, norm, file.read(*inputs).tensor, layer.name))
-
-
 def _float32(ops: Operators) -> Operators:
     return dataclasses.replace(ops, storage=FLOAT32)
 
@@ -66,7 +56,7 @@ def _unit(ops: Operators, outer_ops: Operators, layer: Any, x: Tensor) -> Tensor
     shortcut = branch = x
     for number, norm in (("1", layer.gn1), ("2", layer.gn2)):
         branch = _convolution(outer_ops if number == "1" else ops, layer, number, branch)
-        branch = _norm_and_relu(ops, norm, branch, f"{layer.name}/gn{number}")
+        branch = norm_and_relu(ops, norm, branch, f"{layer.name}/gn{number}")
     branch, shift = group_norm(ops, layer.gn3, _convolution(ops, layer, "3", branch), f"{layer.name}/gn3")
     if layer.conv_proj is not None:
         shortcut = _convolution(outer_ops, layer, "_proj", x)
@@ -77,15 +67,16 @@ def _unit(ops: Operators, outer_ops: Operators, layer: Any, x: Tensor) -> Tensor
 
 def _unit_v2(ops: Operators, outer_ops: Operators, layer: Any, x: Tensor) -> Tensor:
     """Add a unit of version 2, with norm and ReLU in front of each convolution."""
-    first = branch = _norm_and_relu(ops, layer.gn1, x, f"{layer.name}/gn1")
+    first = branch = norm_and_relu(ops, layer.gn1, x, f"{layer.name}/gn1")
     shortcut = x if layer.conv_proj is None else _convolution(outer_ops, layer, "_proj", first)
     for number, norm in (("1", layer.gn2), ("2", layer.gn3)):
         branch = _convolution(outer_ops if number == "1" else ops, layer, number, branch)
-        branch = _norm_and_relu(ops, norm, branch, f"{layer.name}/{norm.name}")
+        branch = norm_and_relu(ops, norm, branch, f"{layer.name}/{norm.name}")
     return ops.add(shortcut, _convolution(ops, layer, "3", branch), layer.name)
 
 
-def _norm_and_relu(ops: Operators, norm: Any, x: Tensor, name: str) -> Tensor:
+def norm_and_relu(ops: Operators, norm: Any, x: Tensor, name: str) -> Tensor:
+    """Add a GroupNormalization and a ReLU."""
     x, shift = group_norm(ops, norm, x, name)
     return ops.add(x, shift, name, activation="relu")
 

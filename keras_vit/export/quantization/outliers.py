@@ -22,7 +22,6 @@ from keras_vit.export.litert.writer import FileWriter
 from keras_vit.export.quantization.modes import Smoothing
 from keras_vit.model import layers as vit
 from keras_vit.model.layers import runtime
-from keras_vit.model.vision_transformer import VisionTransformer
 
 FINAL = "encoder_norm"
 IN_MLP = "/mlp/norm"  # end of the names of norms that do not read the residual stream
@@ -42,7 +41,7 @@ class Outliers(NamedTuple):
     shifts: dict[str, Array] = {}
 
 
-def find(model: VisionTransformer, images: np.ndarray, smoothing: Smoothing | None) -> Outliers:
+def find(model: keras.Model, images: np.ndarray, smoothing: Smoothing | None) -> Outliers:
     """Measure activations on some of these prepared images and return the factors that make them easier to quantize.
 
     In every mode the residual stream is scaled by a power of two, which is exact, if a square comes near the largest
@@ -59,7 +58,7 @@ def find(model: VisionTransformer, images: np.ndarray, smoothing: Smoothing | No
     Only norms where a channel of x or the kernel exceeds the median one `smoothing.threshold` times get factors, and
     only the channels of the residual stream above `smoothing.stream` times the median one are scaled.
     """
-    blocks = [layer.name for layer in model.layers if isinstance(layer, vit.EncoderBlock)]
+    blocks = [layer for layer in model.layers if isinstance(layer, vit.EncoderBlock)]
     if not blocks:
         return Outliers()
     file = FileWriter(model, Operators(_BuilderWithoutWeights()), Options())
@@ -127,7 +126,7 @@ def _stream_scales(maxima: Array, most: float) -> Array:
     return scales
 
 
-def _measure(model: VisionTransformer, images: np.ndarray, *, last_block: str) -> tuple[Array, dict[str, Array]]:
+def _measure(model: keras.Model, images: np.ndarray, *, last_block: Any) -> tuple[Array, dict[str, Array]]:
     """Return the largest |value| of each channel of the residual stream, (width,), and the least and the largest value
     of each channel of the blocks' and the final norm before their gains, (2, width).
     """
@@ -142,14 +141,15 @@ def _measure(model: VisionTransformer, images: np.ndarray, *, last_block: str) -
         tokens = tokens.reshape(-1, tokens.shape[-1])
         if not name.endswith(IN_MLP):
             stream = np.maximum(stream, np.abs(tokens).max(axis=0))
-        tokens /= np.sqrt(np.square(tokens).mean(axis=-1, keepdims=True) + model.config.norm_epsilon)
+        tokens /= np.sqrt(np.square(tokens).mean(axis=-1, keepdims=True) + last_block.norm1.epsilon)
         least, most = ranges.get(name, (np.inf, -np.inf))
         ranges[name] = np.array([np.minimum(least, tokens.min(axis=0)), np.maximum(most, tokens.max(axis=0))])
 
+    tokens_of = keras.Function(model.inputs[0], last_block.output)
     images = images[np.unique(np.linspace(0, len(images) - 1, NUM_IMAGES).astype(int))]
     for start in range(0, len(images), BATCH):
         with runtime.observe_norms(update):
-            tokens = model.features(images[start : start + BATCH], [last_block])[last_block]
+            tokens = tokens_of(images[start : start + BATCH])
         update(FINAL, tokens)  # where the final norm follows the pooling, its tokens are the means of these
     return stream, ranges
 

@@ -21,11 +21,13 @@ GELUS = {
 NORM_DTYPES = (tf.float32, tf.bfloat16)  # that TensorFlow's batch norm takes
 
 
-def model_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
+def model_function(model: keras.Model) -> Callable[[Any], Outputs]:
     """Return the model as a function: prepared images -> float32 "features", the head's input, and the head's output.
 
-    For classifiers that read the class token, the last block computes that token only.
+    For classifiers that read the class token, the last block computes that token only. A model of maps has no features.
     """
+    if not isinstance(model, VisionTransformer):
+        return functools.partial(_map_outputs, model)
     names = ["pre_logits", *(name for name in model.task.outputs[:1] if name != "features")]
 
     def run(images: Any) -> Outputs:
@@ -34,6 +36,11 @@ def model_function(model: VisionTransformer) -> Callable[[Any], Outputs]:
         return {"features": keras.ops.cast(outputs.pop("pre_logits"), "float32"), **outputs}
 
     return run
+
+
+def _map_outputs(model: keras.Model, images: Any) -> Outputs:
+    with runtime.fuse_with(_for_graphs):
+        return {model.task.outputs[0]: model(images, training=False)}
 
 
 def bfloat16_function(model: VisionTransformer) -> Callable[[Any], Outputs]:

@@ -52,6 +52,8 @@ def build(
         "float_images": (lambda images: with_output(run(images)), floats),
         "uint8_images": (lambda images: with_output(run(prepare(images))), pixels),
     }
+    if not isinstance(model, VisionTransformer):  # a model of maps
+        del specified["features"]
     if bfloat16:
         run16 = tf.function(inference.bfloat16_function(model), input_signature=[floats])
         specified["serving" + BFLOAT16] = (lambda image_bytes: answer(run16(decode(image_bytes))), files)

@@ -16,7 +16,9 @@ def check_batch_sizes(batch_sizes: Iterable[int]) -> list[int]:
     """Return the batch sizes as a list; raise a ValueError if they are not integers >= 1."""
     sizes: list[Any] = list(batch_sizes) if isinstance(batch_sizes, Iterable) else [None]
     if not all(is_count(size, least=1) for size in sizes):
-        raise ValueError(f"warmup must be batch sizes >= 1, such as (1, 8); () means none. Received: {batch_sizes!r}")
+        raise ValueError(
+            f"warmup must be batch sizes >= 1, such as (1, 8); () means none. Received: {batch_sizes!r:.200}"
+        )
     return [int(size) for size in sizes]
 
 

@@ -17,6 +17,7 @@ from keras_vit.model.config.groups import (
     HeadConfig,
     PositionConfig,
     StemConfig,
+    document_groups,
 )
 from keras_vit.model.config.parts import Preprocessing, ResNetConfig
 from keras_vit.model.sizes import architecture
@@ -170,7 +171,8 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed.
 
-        A changed `classifier` keeps the class token. A changed `num_classes` drops the labels and `projection_head`.
+        A changed `classifier` keeps the class token. A changed `num_classes` drops the labels, `projection_head` and
+        `probabilities`.
 
         Args:
             **changes: fields and their new values.
@@ -180,7 +182,7 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
         """
         check_fields(changes)
         if changes.get("num_classes", self.num_classes) != self.num_classes:
-            changes = {"labels": None, "projection_head": False, **changes}
+            changes = {"labels": None, "projection_head": False, "probabilities": "softmax", **changes}
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -202,20 +204,12 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
         return cls(**{**architecture(name), **changes})
 
 
-def _document_groups() -> None:
-    """Add the arguments of the groups to the docstring of ViTConfig."""
-    own, _, arguments = (ViTConfig.__doc__ or "").partition("    Args:\n")
-    groups = (StemConfig, PositionConfig, BlockConfig, HeadConfig)
-    theirs = [(group.__doc__ or "").partition("    Args:\n")[2].rstrip(" ") for group in groups]
-    ViTConfig.__doc__ = f"{own}    Args:\n{''.join(theirs)}{arguments}"
+document_groups(ViTConfig, StemConfig, PositionConfig, BlockConfig, HeadConfig)
 
 
-_document_groups()
-
-
-def check_fields(fields: Mapping[str, Any]) -> None:
-    """Raise a ValueError, with the nearest names, if a key is no field of ViTConfig."""
-    known = [f.name for f in dataclasses.fields(ViTConfig)]
+def check_fields(fields: Mapping[str, Any], kind: Any = ViTConfig) -> None:
+    """Raise a ValueError, with the nearest names, if a key is no field of ViTConfig, or of another config."""
+    known = [f.name for f in dataclasses.fields(kind)]
     if unknown := [name for name in fields if name not in known]:
         near = {name: nearest(name, known, count=2) for name in unknown}
-        raise ValueError(f"ViTConfig has no field {unknown}; the nearest are {near}. Its fields: {known}")
+        raise ValueError(f"{kind.__name__} has no field {unknown}; the nearest are {near}. Its fields: {known}")

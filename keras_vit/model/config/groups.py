@@ -15,7 +15,7 @@ from keras_vit.model.config.parts import ResNetConfig
 Activation = Literal["gelu_tanh", "gelu_erf", "gelu_quick", "relu", "silu", "tanh", "linear"]
 Classifier = Literal["token", "gap", "token_gap", "map", "unpooled", "token_unpooled"]
 # As position.METHODS, which needs NumPy.
-PositionMethod = Literal["official", "bilinear", "bilinear-antialias", "bicubic", "bicubic-antialias"]
+PositionMethod = Literal["official", "bilinear", "bilinear-antialias", "bicubic", "bicubic-offset", "bicubic-antialias"]
 ACTIVATIONS = get_args(Activation)
 CLASSIFIERS = get_args(Classifier)
 POSITION_METHODS = get_args(PositionMethod)
@@ -241,6 +241,8 @@ class HeadConfig(Group):
         projection_head: whether the head gives an embedding (CLIP), not classes. A changed num_classes makes it False.
         head_bias_init: initial bias of the head (big_vision: -10 for the sigmoid loss on ImageNet-21k).
         labels: name of a list in zoo/labels, or the class names themselves; None means plain numbers.
+        probabilities: what makes probabilities of the logits: "softmax", or "sigmoid" of each class for itself
+            (SigLIP), which need not add up to 1. A changed num_classes makes it "softmax".
     """
 
     num_classes: WholeNumber = 1000
@@ -252,6 +254,7 @@ class HeadConfig(Group):
     projection_head: bool = False
     head_bias_init: Finite = 0.0
     labels: str | tuple[str, ...] | None = None
+    probabilities: Literal["softmax", "sigmoid"] = "softmax"
 
     def _convert(self) -> None:
         super()._convert()
@@ -293,3 +296,10 @@ class HeadConfig(Group):
     def reads_class_token(self) -> bool:
         """True if the feature comes from the class token."""
         return self.classifier in ("token", "token_gap", "token_unpooled")
+
+
+def document_groups(cls: type, *groups: type) -> None:
+    """Add the arguments of groups to the docstring of a config that inherits from them, in front of its own."""
+    own, _, arguments = (cls.__doc__ or "").partition("    Args:\n")
+    theirs = [(group.__doc__ or "").partition("    Args:\n")[2].rstrip(" ") for group in groups]
+    cls.__doc__ = f"{own}    Args:\n{''.join(theirs)}{arguments}"

@@ -14,6 +14,10 @@ from keras_vit.model.layers.position_variants import relative_scores
 from keras_vit.model.layers.rotary import Rotary
 from keras_vit.model.layers.runtime.quantized import load_quantization, save_quantization
 
+# Added to the scores of tokens that must not be attended to. The exponential of so small a score is exactly 0, and
+# float16, which has no numbers beyond 65,504, can hold it.
+MASKED = -1e4
+
 
 @keras.saving.register_keras_serializable("keras_vit")
 class SplitHeads(Quantizable, keras.layers.EinsumDense):
@@ -62,7 +66,8 @@ class MultiHeadAttention(BaseLayer):
     """Compute softmax(q k' / sqrt(head size)) v and project it to hidden_size.
 
     `key_bias` is whether the keys have a bias where queries and values have one; `rotary` are the arguments of a
-    `Rotary` as a dict.
+    `Rotary` as a dict. `causal`: a token attends only to itself and to tokens in front of it, as in CLIP's text tower;
+    it needs queries and attended tokens of the same length, and excludes relative positions.
 
     Inputs: queries (batch, tokens, hidden_size), other tokens to attend to, the table of a `RelativePosition`; the last
     two may be None. Kernels: query, key, value (hidden_size, heads, head size), out (heads, head size, hidden_size).
@@ -75,11 +80,13 @@ class MultiHeadAttention(BaseLayer):
         use_bias: bool = True,
         key_bias: bool = True,
         rotary: dict[str, Any] | None = None,
+        causal: bool = False,
         dropout_rate: float = 0.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.num_heads = num_heads
+        self.causal = causal
         self.use_bias = use_bias
         self.key_bias = key_bias
         self.rotary = None if rotary is None else Rotary(**{**rotary, "grid": tuple(rotary["grid"])})
@@ -118,6 +125,9 @@ class MultiHeadAttention(BaseLayer):
         query, key = self.query(queries), self.key(attended)
         if self.rotary is not None:
             query, key = self.rotary.turn(query), self.rotary.turn(key)
+        if self.causal:
+            tokens = ops.shape(attended)[1]
+            return query, key, ops.triu(ops.full((tokens, tokens), MASKED, query.dtype), 1)
         return query, key, None if relative is None else relative_scores(query, relative)
 
     @property

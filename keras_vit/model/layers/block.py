@@ -22,7 +22,8 @@ class EncoderBlock(BaseLayer):
     """Compute x + attention(norm1(x)), then x + mlp(norm2(x)), for tokens (batch, tokens, hidden_size).
 
     An MLP over the tokens replaces attention if `config.tokens_mlp_dim` is given (MLP-Mixer, arXiv 2105.01601).
-    `stochastic_depth` is the probability of dropping a branch, `rotary` the arguments of a `Rotary`. For relative
+    `stochastic_depth` is the probability of dropping a branch, `rotary` the arguments of a `Rotary`, `causal` whether a
+    token attends only to itself and to those in front of it. For relative
     attention the table of a `RelativePosition` is a second input. `final_tokens` is the number of tokens, from the
     first, that the model's head reads of this block; None means all.
     """
@@ -32,6 +33,7 @@ class EncoderBlock(BaseLayer):
         config: BlockConfig,
         *,
         rotary: dict[str, Any] | None = None,
+        causal: bool = False,
         stochastic_depth: float = 0.0,
         final_tokens: int | None = None,
         **kwargs: Any,
@@ -39,6 +41,7 @@ class EncoderBlock(BaseLayer):
         super().__init__(**kwargs)
         self.config = config
         self.rotary = rotary
+        self.causal = causal
         self.stochastic_depth = stochastic_depth
         self.final_tokens = final_tokens
         policy = {"dtype": self.dtype_policy}
@@ -52,6 +55,7 @@ class EncoderBlock(BaseLayer):
                 use_bias=config.qkv_bias,
                 key_bias=config.key_bias,
                 rotary=rotary,
+                causal=causal,
                 dropout_rate=config.attention_dropout_rate,
                 name="attention",
                 **policy,

@@ -1,4 +1,4 @@
-"""Pool tokens to one feature: a token, the mean of the patches, or attention pooling."""
+"""Pool tokens to one feature: a token, the end of a text, the mean of the patches, or attention pooling."""
 
 from typing import Any
 
@@ -25,6 +25,26 @@ class TokenPooling(BaseLayer):
         return ops.mean(x[:, self.prefix_tokens :], axis=1) if self.token is None else x[:, self.token]
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (input_shape[0], input_shape[-1])
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class EndTokenPooling(BaseLayer):
+    """Select the first token whose id is `end_token` (the first token if there is none), of tokens and their ids.
+
+    None selects the first token with the largest id of its text: the end token of CLIP's own vocabulary.
+    """
+
+    def __init__(self, *, end_token: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.end_token = end_token
+
+    def call(self, x: Any, ids: Any) -> Any:
+        marks = ids if self.end_token is None else ops.cast(ops.equal(ids, self.end_token), "int32")
+        row = ops.argmax(marks, axis=1)[:, None, None]
+        return ops.take_along_axis(x, row, axis=1)[:, 0]
+
+    def compute_output_shape(self, input_shape: tuple[Any, ...], *_: Any) -> tuple[Any, ...]:
         return (input_shape[0], input_shape[-1])
 
 

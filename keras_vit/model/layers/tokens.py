@@ -1,4 +1,4 @@
-"""Tokens: patches (paper, equation 1), class token, DeiT's distillation token (arXiv 2012.12877), registers."""
+"""Tokens: patches (paper, equation 1), class token, distillation token (arXiv 2012.12877), registers; words."""
 
 from math import prod
 from typing import Any
@@ -81,3 +81,30 @@ class PrefixTokens(BaseLayer):
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         batch, tokens, hidden_size = input_shape
         return (batch, int(self.class_token) + int(self.distilled) + self.num_registers + tokens, hidden_size)
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class TokenEmbedding(BaseLayer):
+    """Embed the ids of a text's tokens, integers (batch, length) from 0, and add their positions.
+
+    `max_length` is the number of positions; a text may be shorter.
+    """
+
+    def __init__(self, vocab_size: int, max_length: int, hidden_size: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.vocab_size = vocab_size
+        self.max_length = max_length
+        self.hidden_size = hidden_size
+
+    def build(self, input_shape: tuple[Any, ...]) -> None:
+        for name, rows in (("embedding", self.vocab_size), ("positions", self.max_length)):
+            shape = (rows, self.hidden_size)
+            setattr(self, name, self.add_weight(shape=shape, initializer=initializer("position"), name=name))
+
+    def call(self, ids: Any) -> Any:
+        if (ids.shape[1] or 0) > self.max_length:
+            raise ValueError(f"A text must have at most {self.max_length} tokens. Received: {ids.shape[1]}")
+        return ops.take(self.embedding, ids, axis=0) + self.positions[: ops.shape(ids)[1]]
+
+    def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (*input_shape, self.hidden_size)

@@ -76,6 +76,11 @@ def random_flip(image: Any, draw: Any) -> Any:
     return tf.cond(draw < 0.5, lambda: tf.reverse(image, (1,)), lambda: image)
 
 
+def nearest(values: Any, size: tuple[int, int]) -> Any:
+    """Resize a map (height, width, 1) to `size`, each pixel the value of the nearest one."""
+    return tf.ensure_shape(tf.image.resize(values, size, "nearest"), (*size, values.shape[-1]))
+
+
 def sample_mixup_weight(seed: Any, *, parameter: float) -> Any:
     """Sample an image's own weight in mixup: max(a, 1 - a) with a from Beta(p, p), p > 0; float32 in [0.5, 1]."""
     # With X and Y from Gamma(p), X / (X + Y) is from Beta(p, p). A sample of Gamma(p) is one of Gamma(p + 1) times

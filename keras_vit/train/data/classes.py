@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 
 from keras_vit.model.labels import match_classes, names
+from keras_vit.model.task import Task
 from keras_vit.train.data.split import Data
 
 
@@ -14,6 +15,16 @@ def are_comparable(labels: str | tuple[str, ...] | None, num_classes: int, class
     if not labels or not class_names:
         return False
     return labels != tuple(map(str, range(num_classes))) or not set(labels).isdisjoint(class_names)
+
+
+def check_kind(data: Data, task: Task) -> None:
+    """Raise a ValueError if a data set has labels of another task than a model."""
+    if task.NAME != data.task.NAME:
+        raise ValueError(
+            f"{data.name} has {data.task.NAME}, and the model returns {task.NAME}. For maps a model needs a head: "
+            "keras_vit.dense.segmenter(model, num_classes) or depth(model), or a recipe that names one, such as "
+            "segment-folder or depth-folder; for classes of images, pass a model without such a head"
+        )
 
 
 def match_data(data: Data, labels: str | tuple[str, ...] | None, num_classes: int) -> Data:

@@ -33,6 +33,8 @@ READ_ERRORS = (
     tf.errors.NotFoundError,
     tf.errors.PermissionDeniedError,
     tf.errors.FailedPreconditionError,
+    tf.errors.DataLossError,  # a record's checksum
+    UnicodeDecodeError,  # in place of one of these with bytes of a record in its message
 )
 
 Item = TypeVar("Item")
@@ -63,14 +65,18 @@ def is_folder(path: str) -> bool:
 
 @contextlib.contextmanager
 def name_bad_image(find: Callable[[], str | None]) -> Iterator[None]:
-    """Name the image that `find` returns in place of TensorFlow's error, if it was damaged or deleted meanwhile."""
+    """Name the image that `find` returns in place of TensorFlow's error, if it was damaged or deleted meanwhile.
+
+    The ValueError of a damaged file of records is raised by `find` itself.
+    """
     try:
         yield
     except READ_ERRORS as error:
         try:
             name = find()
         except READ_ERRORS as cause:
-            name = error_reason(cause.message)
+            reason = error_reason(getattr(cause, "message", None) or str(cause))
+            raise ValueError(f"An example cannot be read: {reason}") from error
         if name is None:
             raise
         raise ValueError(
@@ -140,13 +146,27 @@ def is_decodable(image: tf.Tensor | bytes) -> bool:
         return False
 
 
-def find_damaged(folder: str, files: Sequence[str]) -> list[int]:
-    """Return the ascending indices in `files`, paths relative to the folder, of the images that cannot be decoded."""
+def find_damaged(
+    folder: str,
+    files: Sequence[str],
+    maps: Sequence[str] | None = None,
+    check: Callable[[str, str], bool] | None = None,
+    version: str = "",
+) -> list[int]:
+    """Return the ascending indices in `files`, paths relative to the folder, of the images that cannot be decoded.
+
+    With `maps`, one file for each image, also of those for which `check(path of the image, path of the map)` is False.
+    Files that were checked with the same `version` of a check are not checked again.
+    """
     cache = _cache_path(folder)
+    sets = [(file,) for file in files] if maps is None else list(zip(files, maps, strict=True))
     with ThreadPoolExecutor(max_workers=2 * (os.cpu_count() or 1)) as pool:
-        fingerprints = np.fromiter(_map(pool, lambda file: _fingerprint(folder, file), files), np.uint64, len(files))
+        fingerprints = np.fromiter(
+            _map(pool, lambda names: _fingerprint(folder, names, version), sets), np.uint64, len(sets)
+        )
         new = np.flatnonzero(~np.isin(fingerprints, _load_fingerprints(cache)))
-        checks = _map(pool, lambda index: _check_file(f"{folder}/{files[index]}"), new.tolist())
+        paths = [[f"{folder}/{file}" for file in sets[index]] for index in new]
+        checks = _map(pool, lambda paths: _check_file(paths[0]) and (check is None or check(*paths)), paths)
         checks = track(checks, "Checking images", total=len(new), show=len(new) > 0)
         damaged = new[~np.fromiter(checks, bool, len(new))]
     if len(new) > len(damaged):
@@ -165,16 +185,19 @@ def _check_file(path: str) -> bool:
         return is_decodable(read_image(os.fsencode(path)))
 
 
-def _fingerprint(folder: str, file: str) -> int:
-    """Return a 64-bit fingerprint, which changes when the file does."""
-    with python_errors(f"{folder}/{file}"):
-        if is_remote(folder):
-            remote = tf.io.gfile.stat(f"{folder}/{file}")
-            length, changed = remote.length, remote.mtime_nsec
-        else:
-            stat = Path(f"{folder}/{file}").stat()
-            length, changed = stat.st_size, stat.st_mtime_ns
-    return hash64(f"{file} {length} {changed}")
+def _fingerprint(folder: str, files: Sequence[str], version: str) -> int:
+    """Return a 64-bit fingerprint of an image, or of an image and its map, which changes when a file does."""
+    parts = [version] if version else []
+    for file in files:
+        with python_errors(f"{folder}/{file}"):
+            if is_remote(folder):
+                remote = tf.io.gfile.stat(f"{folder}/{file}")
+                length, changed = remote.length, remote.mtime_nsec
+            else:
+                stat = Path(f"{folder}/{file}").stat()
+                length, changed = stat.st_size, stat.st_mtime_ns
+        parts.append(f"{file} {length} {changed}")
+    return hash64(" ".join(parts))
 
 
 def hash64(text: str) -> int:

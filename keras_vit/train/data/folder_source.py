@@ -33,7 +33,7 @@ class Listing:
 
     folder: str
     files: list[str]  # "class/image.jpg" or "train/class/image.jpg", below the folder
-    labels: np.ndarray  # int64, one per file
+    labels: np.ndarray  # one per file: int64, or for maps the path of a file below the folder
     unread: list[str]  # other files, and folders, of the whole folder that are not read
 
     def where(self, is_kept: Callable[[str], bool]) -> Listing:
@@ -42,18 +42,20 @@ class Listing:
         files = [self.files[i] for i in np.flatnonzero(mask)]
         return Listing(self.folder, files, self.labels[mask], self.unread)
 
+    def of_part(self, part: Part) -> Listing:
+        """Return the files that are held out, or the others, if the part has only these."""
+        return self if part.is_held_out is None else self.where(lambda file: _is_held_out(file) == part.is_held_out)
+
 
 def open_folder(folder: str, request: DataRequest) -> Data:
     """Return the data set in a local or remote folder."""
+    if not (request.needs_labels or subfolders(folder)):
+        return _open_unlabelled(folder, request)
     train, evaluation, naming_split = choose_parts(folder, request)
     classes = _class_names(f"{folder}/{naming_split}".rstrip("/"))
-    listings = [part and _list_part(folder, part, classes) for part in (train, evaluation)]
-    if unread := sorted({name for listing in listings if listing for name in listing.unread}):
+    listings = list_parts(train, evaluation, lambda part: _list_part(folder, part, classes))
+    if unread := unread_files(listings):
         warnings.warn(_unread_message(folder, unread), stacklevel=4)
-    if train and evaluation and (train.name, evaluation.name) == (REST, HELD_OUT):
-        listings = _check_held_out(*listings)
-    if any(listing and not listing.files for listing in listings):  # of parts that divide the images by their names
-        raise ValueError(f"{escaped(folder)} has no image in this part: about one in ten is held out. Take {ALL!r}.")
     opened = [_open_split(listing, request.on_bad_image) if listing else None for listing in listings]
     return Data(
         name=escaped(folder),
@@ -65,19 +67,56 @@ def open_folder(folder: str, request: DataRequest) -> Data:
     )
 
 
+def _open_unlabelled(folder: str, request: DataRequest) -> Data:
+    """Return the images of a folder without class folders, all of them for training."""
+    if request.train_split or request.eval_split:
+        raise ValueError(
+            f"{escaped(folder)} has no class folders, so it has no splits. Received: train_split="
+            f"{request.train_split!r:.200}, eval_split={request.eval_split!r:.200}"
+        )
+    images, unread = _list_class(folder)
+    if not images:
+        raise FileNotFoundError(f"{escaped(folder)} has no images. Expected: files that end in {', '.join(READABLE)}")
+    if unread:
+        warnings.warn(_unread_message(folder, unread), stacklevel=4)
+    listing = Listing(folder, images, np.zeros(len(images), np.int64), unread)
+    split = _open_split(listing, request.on_bad_image)
+    return Data(name=escaped(folder), train=split, evaluation=None, num_classes=1, class_names=(), is_labelled=False)
+
+
+def list_parts(
+    train: Part | None, evaluation: Part | None, list_part: Callable[[Part], Listing]
+) -> list[Listing | None]:
+    """Return the images to train and to evaluate on; raise a ValueError if there are none in one of the parts."""
+    listings = [part and list_part(part) for part in (train, evaluation)]
+    if train and evaluation and (train.name, evaluation.name) == (REST, HELD_OUT):
+        listings = _check_held_out(*listings)
+    for listing in listings:
+        if listing and not listing.files:  # of parts that divide the images by their names
+            raise ValueError(
+                f"{escaped(listing.folder)} has no image in this part: about one in ten is held out. Take {ALL!r}."
+            )
+    return listings
+
+
+def unread_files(listings: Sequence[Listing | None]) -> list[str]:
+    """Return the names of the files and folders that no part reads, sorted."""
+    return sorted({name for listing in listings if listing for name in listing.unread})
+
+
 def _check_held_out(rest: Listing | None, held_out: Listing | None) -> list[Listing | None]:
     """Warn that images are held out; hold out none if the tenth has none, or all."""
     assert rest and held_out
     if not rest.files or not held_out.files:
         warnings.warn(
-            f"{escaped(rest.folder)} has too few images for an evaluation split, so it has none.", stacklevel=5
+            f"{escaped(rest.folder)} has too few images for an evaluation split, so it has none.", stacklevel=6
         )
         return [rest if rest.files else held_out, None]
     warnings.warn(
         f"{escaped(rest.folder)} has no evaluation split (val, validation or test, beside train):"
         f" {len(held_out.files):,} of {len(rest.files) + len(held_out.files):,} images are held out, chosen by their"
         " names. To evaluate on them later, choose the split 'held-out'.",
-        stacklevel=5,
+        stacklevel=6,
     )
     return [rest, held_out]
 
@@ -126,7 +165,7 @@ def _list_part(folder: str, part: Part, classes: list[str]) -> Listing:
                 f"{escaped(root)} has classes that the training split lacks: {abbreviated(unknown)}."
                 f" A label must be one of its {len(classes)} classes: {abbreviated(classes)}"
             )
-        unread += [place + name for name in list_files(root)[0] if _is_image(name)]  # beside the class folders
+        unread += [place + name for name in list_files(root)[0] if is_image(name)]  # beside the class folders
         for name in present:
             images, others = _list_class(f"{root}/{name}")
             files += [f"{place}{name}/{file}" for file in images]
@@ -139,15 +178,14 @@ def _list_part(folder: str, part: Part, classes: list[str]) -> Listing:
             f"No images are in {abbreviated(empty)}. Expected: every class folder holds files that end in"
             f" {', '.join(READABLE)}."
         )
-    whole = Listing(folder, files, np.array(labels, np.int64), unread)
-    return whole if part.is_held_out is None else whole.where(lambda file: _is_held_out(file) == part.is_held_out)
+    return Listing(folder, files, np.array(labels, np.int64), unread).of_part(part)
 
 
 def _list_class(folder: str) -> tuple[list[str], list[str]]:
     """Return the names of the images of a class, and of everything else in its folder."""
     files, others = (list(filter(is_visible, names)) for names in list_files(folder))
-    images = [file for file in files if _is_image(file)]
-    unread = [file for file in files if not _is_image(file)]
+    images = [file for file in files if is_image(file)]
+    unread = [file for file in files if not is_image(file)]
     unread += [other if other.endswith("/") else f"{other} (no file)" for other in others]
     return images, unread
 
@@ -157,14 +195,15 @@ def _is_held_out(file: str) -> bool:
     return hash64("/".join(file.split("/")[-2:])) % HELD_OUT_SHARE == 0
 
 
-def _is_image(name: str) -> bool:
+def is_image(name: str) -> bool:
+    """Return whether a file of this name is read as an image."""
     return is_visible(name) and name.lower().endswith(READABLE)
 
 
 def _class_names(root: str) -> list[str]:
     names = subfolders(root)
     if not names:
-        images = sum(map(_is_image, list_files(root)[0]))
+        images = sum(map(is_image, list_files(root)[0]))
         content = f"{images:,} images, but no folders" if images else "no folders"
         raise FileNotFoundError(
             f"{escaped(root)} holds {content}. Expected: folder/class/image.jpg, or folder/train/class/image.jpg and"

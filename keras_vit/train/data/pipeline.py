@@ -28,6 +28,7 @@ from keras_vit.train.data.split import Example, Split
 CORES = os.cpu_count() or 1
 READY_BATCHES = 2  # more would take memory that the plan of a step does not count
 NUM_DRAWS = 5  # random numbers per image: flip (1), crop (2), shift (2); inception crop and RandAugment have own seeds
+MAP_RANK = 2  # of a label that is a map; classes have rank 0 or 1
 OFFICIAL_RESIZE = Preprocessing(mean=(0,), std=(1 / 255,))  # bilinear, both sides to the size, values 0..255
 
 
@@ -42,7 +43,7 @@ class ModelInput(NamedTuple):
     def from_model(cls, model: keras.Model, preprocessing: Preprocessing | None = None) -> "ModelInput":
         """Read the input of a model; without `preprocessing`, other models than a VisionTransformer take -1..1."""
         if not isinstance(model, keras.Model):
-            raise TypeError(f"Expected a Keras model, such as keras_vit.zoo.load returns. Received: {model!r}")
+            raise TypeError(f"Expected a Keras model, such as keras_vit.zoo.load returns. Received: {model!r:.200}")
         shape = getattr(model, "input_shape", None)
         if not isinstance(shape, tuple) or len(shape) != 4 or None in shape[1:]:
             raise ValueError(
@@ -84,7 +85,7 @@ def training_batches(
         weight = augment.sample_mixup_weight(seeds, parameter=recipe.mixup)
         return {"image": prepare_and_mix(image, weight), "label": augment.mixup(label, weight)}
 
-    augmentation = _augmentation(recipe, _crop_function(recipe, model_input), order.seed)
+    augmentation = _augmentation(recipe, model_input, order.seed)
     examples = split.examples(order).map(augmentation, num_parallel_calls=CORES)
     batches = examples.batch(order.replica_batch, drop_remainder=True)
     return _with_options(batches.map(finish_batch, num_parallel_calls=READY_BATCHES))
@@ -110,8 +111,8 @@ def evaluation_batches(
     prepare = model_input.prepare_function()
 
     def prepare_example(example: Example) -> Example:
-        image = prepare(_match_channels(_decode(example["image"]), model_input.num_channels))
-        label = task.targets(example["label"])
+        image = prepare(_match_channels(decode(example["image"]), model_input.num_channels))
+        label = task.targets(_move_map(example["label"], lambda x: augment.nearest(x, model_input.image_size)))
         return {"image": image, "label": label, "index": example["index"], "weight": tf.constant(1.0)}
 
     number, shards = shard
@@ -126,18 +127,22 @@ def evaluation_batches(
     return _with_options(padded.batch(batch_size, drop_remainder=True))
 
 
-def _augmentation(recipe: Recipe, crop: Callable[[Any, Any, Any], Any], seed: int) -> Callable[[Example], Example]:
-    """Return the function that augments one example."""
+def _augmentation(recipe: Recipe, model_input: ModelInput, seed: int) -> Callable[[Example], Example]:
+    """Return the function that augments one example. A map moves with its image."""
     base = np.uint64(seed).astype(np.int64)
+    crop = _crop_function(recipe, model_input.image_size, _resize_function(recipe, model_input))
+    crop_map = _crop_function(recipe, model_input.image_size, augment.nearest)
+
+    def flip(image: Any, draw: Any) -> Any:
+        return augment.random_flip(image, draw) if recipe.flip else image
 
     def augment_example(example: Example) -> Example:
         # Separate seeds: operations with the same seed draw the same numbers.
         seeds = tf.random.experimental.stateless_split(tf.stack([base, example["position"]]), 3)
         crop_seed, draws_seed, randaugment_seed = tf.unstack(seeds)
         draws = tf.random.stateless_uniform((NUM_DRAWS,), draws_seed)
-        image = crop(example["image"], crop_seed, draws[1:3])
-        if recipe.flip:
-            image = augment.random_flip(image, draws[0])
+        image = flip(crop(example["image"], crop_seed, draws[1:3]), draws[0])
+        label = _move_map(example["label"], lambda x: flip(crop_map(x, crop_seed, draws[1:3]), draws[0]))
         if recipe.shift:
             image = augment.random_shift(image, draws[3:], max_share=recipe.shift)
         if recipe.randaugment_layers:
@@ -147,34 +152,45 @@ def _augmentation(recipe: Recipe, crop: Callable[[Any, Any, Any], Any], seed: in
                 magnitude=recipe.randaugment_magnitude,
                 seed=randaugment_seed,
             )
-        return {**example, "image": image}
+        return {**example, "image": image, "label": label}
 
     return augment_example
 
 
-def _crop_function(recipe: Recipe, model_input: ModelInput) -> Callable[[Any, Any, Any], Any]:
-    """Return the function from (image, seed, two draws) to 0..255 in the model's size; the image may be encoded."""
-    size = model_input.image_size
+def _move_map(label: Any, move: Callable[[Any], Any]) -> Any:
+    """Apply a function of (height, width, 1) to the label if it is a map."""
+    return move(label[..., None])[..., 0] if label.shape.rank == MAP_RANK else label
 
-    def resize(image: Any, size: tuple[int, int] = size, method: Preprocessing = OFFICIAL_RESIZE) -> Any:
+
+def _resize_function(recipe: Recipe, model_input: ModelInput) -> Callable[[Any, tuple[int, int]], Any]:
+    """Return the function from an image and a size to 0..255 in this size."""
+    method = OFFICIAL_RESIZE
+    if recipe.crop == "none":
+        method = dataclasses.replace(model_input.preprocessing, mean=method.mean, std=method.std)
+
+    def resize(image: Any, size: tuple[int, int]) -> Any:
         prepare = model_input._replace(image_size=size, preprocessing=method).prepare_function()
         return prepare(_match_channels(image, model_input.num_channels))
 
+    return resize
+
+
+def _crop_function(
+    recipe: Recipe, size: tuple[int, int], resize: Callable[[Any, tuple[int, int]], Any]
+) -> Callable[[Any, Any, Any], Any]:
+    """Return the function from (image, seed, two draws) to a part in the model's size; the image may be encoded."""
     if recipe.crop == "inception":
-        return lambda image, seed, draws: resize(augment.inception_crop(image, seed, min_area=recipe.min_area))
+        return lambda image, seed, draws: resize(augment.inception_crop(image, seed, min_area=recipe.min_area), size)
     if recipe.crop == "random":
         side = recipe.crop_resize or round(max(size) * augment.RANDOM_CROP)
         if side < max(size):
             raise ValueError(f"A random crop of {size} needs crop_resize of that or more. Received: {side}")
         larger = (round(side * size[0] / max(size)), round(side * size[1] / max(size)))
-        return lambda image, seed, draws: augment.random_crop(resize(_decode(image), larger), draws, size)
-    method = OFFICIAL_RESIZE
-    if recipe.crop == "none":
-        method = dataclasses.replace(model_input.preprocessing, mean=method.mean, std=method.std)
-    return lambda image, seed, draws: resize(_decode(image), method=method)
+        return lambda image, seed, draws: augment.random_crop(resize(decode(image), larger), draws, size)
+    return lambda image, seed, draws: resize(decode(image), size)
 
 
-def _decode(image: Any) -> Any:
+def decode(image: Any) -> Any:
     """Return pixels, upright; `image` may be a JPEG or PNG file."""
     if image.dtype != tf.string:
         return image

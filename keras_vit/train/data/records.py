@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_vit._util.text import error_reason
 from keras_vit._util.tfrecords import count_records
+from keras_vit.train.data.dataset_files import READ_ERRORS
 from keras_vit.train.data.order import MAX_BATCHES, Order
 from keras_vit.train.data.split import Example, Indices, RandomAccess, Split
 
 Parse = Callable[[tf.Tensor, tf.Tensor], Example]  # from the index and the record of an example
+PREPARE_AGAIN = "Prepare the data set again"
 INTERLEAVED_FILES = 16  # so that one shuffle buffer holds records of many files
 
 
@@ -45,16 +48,43 @@ class RecordFiles:
         files = tf.data.Dataset.from_tensor_slices(tuple(tf.gather(column, order) for column in columns))
         return files.interleave(_read_file, cycle_length=INTERLEAVED_FILES, num_parallel_calls=tf.data.AUTOTUNE)
 
+    def check(self, parse: Parse) -> None:
+        """Read all examples of TFRecords; raise a ValueError that names the first damaged file."""
+        for each in self.instructions:
+            _check_file(os.fsencode(each.filename), each.skip + each.take)
+        index = 0
+        try:
+            for _ in self.stream(None).map(parse):
+                index += 1
+        except READ_ERRORS as error:
+            raise ValueError(self.damage(index, error)) from error
+
+    def damage(self, index: int, error: Exception) -> str:
+        """Return the message about an example that cannot be read."""
+        ends = np.cumsum([each.take for each in self.instructions])
+        filename = str(self.instructions[int(np.searchsorted(ends, index, side="right"))].filename)
+        reason = error_reason(getattr(error, "message", None) or str(error))
+        return f"{filename!r}: example {index} of the split cannot be read: {reason}. {PREPARE_AGAIN}"
+
 
 def _read_file(filename: tf.Tensor, skip: tf.Tensor, take: tf.Tensor, first: tf.Tensor) -> tf.data.Dataset:
     indices = tf.data.Dataset.range(first, first + take)
-    filename = tf.ensure_shape(tf.numpy_function(_check_file, [filename], tf.string, stateful=False), ())
+    filename = tf.numpy_function(_check_file, [filename, skip + take], tf.string, stateful=False)
+    filename = tf.ensure_shape(filename, ())
     return tf.data.Dataset.zip(indices, tf.data.TFRecordDataset(filename).skip(skip).take(take))
 
 
-def _check_file(filename: bytes) -> bytes:
-    if problem := count_records(os.fsdecode(filename))[1]:
-        raise ValueError(f"{problem}. The file is damaged: prepare the data set again")
+def _check_file(filename: bytes, least: int) -> bytes:
+    """Raise a ValueError if a file of TFRecords is cut off or has fewer records than `least`; return its name."""
+    path = os.fsdecode(filename)
+    try:
+        count, problem = count_records(path)
+    except (OSError, tf.errors.OpError) as error:
+        raise ValueError(f"{path!r} cannot be read: {error_reason(str(error))}. {PREPARE_AGAIN}") from None
+    if problem is None and count < least:
+        problem = f"{path!r} has {count:,} records, and not {least:,} as the data set states"
+    if problem:
+        raise ValueError(f"{problem}. {PREPARE_AGAIN}")
     return filename
 
 
@@ -69,7 +99,7 @@ def in_memory_split(name: str, files: RecordFiles, parse: Parse) -> RandomAccess
         records = load_records()
         return lambda index: parse(index, records[index])
 
-    return RandomAccess(name=name, count=files.count, make_reader=make_reader)
+    return RandomAccess(name=name, count=files.count, make_reader=make_reader, check=lambda: files.check(parse))
 
 
 def array_record_split(name: str, files: RecordFiles, parse: Parse) -> RandomAccess:
@@ -80,8 +110,14 @@ def array_record_split(name: str, files: RecordFiles, parse: Parse) -> RandomAcc
 
         source = ArrayRecordDataSource(files.instructions)
 
+        def read_record(number: np.int64) -> bytes:
+            try:
+                return bytes(source[int(number)])
+            except RuntimeError as error:
+                raise ValueError(files.damage(int(number), error)) from None
+
         def read(index: tf.Tensor) -> Example:
-            record = tf.numpy_function(lambda number: source[int(number)], [index], tf.string, stateful=False)
+            record = tf.numpy_function(read_record, [index], tf.string, stateful=False)
             return parse(index, tf.ensure_shape(record, ()))
 
         return read

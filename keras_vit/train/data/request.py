@@ -15,7 +15,8 @@ STORED = ("data", "data_dir", "train_split", "eval_split")
 class DataRequest:
     """A data set and the parts of it to use: the arguments of `train.run`, which describes them.
 
-    If `training` is false, no split to train on is needed, and a folder without split folders is evaluated whole.
+    If `training` is false, no split to train on is needed, and a folder without split folders is evaluated whole. If
+    `needs_labels` is false, images may be without labels: a folder without class folders, or arrays (images, None).
     """
 
     data: Any
@@ -24,6 +25,7 @@ class DataRequest:
     eval_split: str | None = None
     on_bad_image: str = "skip"
     training: bool = True
+    needs_labels: bool = True
 
     def __post_init__(self) -> None:
         one_of("on_bad_image", self.on_bad_image, ON_BAD_IMAGE)

@@ -5,6 +5,7 @@
 | `"digits"` | 1,797 handwritten digits that need no download (`keras_vit.digits`) |
 | `"cifar10"`, `"imagenet2012:5.1.0"` | a data set that tensorflow-datasets has prepared in `data_dir` |
 | `"path/of/a/folder"`, `"gs://bucket/folder"` | a folder it has prepared, or images in `folder/class/image.jpg` |
+| the same | with images and maps in `folder/images/name.jpg` and `folder/masks/name.png` or `folder/depth/name.png` |
 | `{"train": (images, labels), "evaluation": (images, labels)}` | arrays in memory |
 """
 
@@ -16,10 +17,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_vit._util.checks import as_path
 from keras_vit.model import task as tasks
 from keras_vit.train.data import tfds_source
 from keras_vit.train.data.dataset_files import is_folder
 from keras_vit.train.data.folder_source import open_folder
+from keras_vit.train.data.maps.folders import find_kind, open_map_folder
 from keras_vit.train.data.order import Order
 from keras_vit.train.data.request import DataRequest
 from keras_vit.train.data.split import Data, Example, RandomAccess, Split
@@ -37,8 +40,9 @@ def open_data(data: Any, **options: Any) -> Data:
 
     Args:
         data: see the table above; a `DataRequest`; or a `Data`, which is returned as it is. Arrays are uint8
-            (n, height, width, 1 or 3); labels are integers (n,), or zeros and ones (n, classes). The mapping may also
-            have "class_names" or "num_classes".
+            (n, height, width, 1 or 3); labels are integers (n,), zeros and ones (n, classes), or maps
+            (n, height, width): integers for classes, of which 255 does not count, or floats for metres, of which 0
+            does not count. The mapping may also have "class_names" or "num_classes".
         **options: the other fields of a `DataRequest`.
     """
     request = data if isinstance(data, DataRequest) else DataRequest(data=data, **options)
@@ -48,17 +52,18 @@ def open_data(data: Any, **options: Any) -> Data:
     if isinstance(data, Mapping):
         if request.train_split or request.eval_split:
             raise ValueError("Arrays do not have named splits: pass them as train and evaluation.")
-        return _open_arrays(data)
+        return _open_arrays(data, needs_labels=request.needs_labels)
     if not isinstance(data, (str, os.PathLike)) or not os.fspath(data):
-        raise TypeError(f"Expected a name, a folder or a mapping of arrays. Received: {data!r}")
-    name = str(os.fspath(data))
+        raise TypeError(f"Expected a name, a folder or a mapping of arrays. Received: {data!r:.200}")
+    name = as_path(data, "data")
     folder = _find_folder(name)
     builder = tfds_source.builder_in(folder) if folder else tfds_source.builder_named(name, request.data_dir)
     if builder is not None:
         opened = tfds_source.open_prepared(builder, request)
     else:
         assert folder
-        opened = open_folder(folder, request)
+        kind = find_kind(folder, request)
+        opened = open_folder(folder, request) if kind is None else open_map_folder(folder, kind, request)
     if opened.train is None and opened.evaluation is None:
         raise ValueError(f"{opened.name}: choose the split to use with train_split or eval_split.")
     return opened
@@ -78,18 +83,21 @@ def _find_folder(name: str) -> str | None:
     return None
 
 
-def _open_arrays(data: Mapping[str, Any]) -> Data:
+def _open_arrays(data: Mapping[str, Any], *, needs_labels: bool) -> Data:
     if set(data) - set(ARRAY_KEYS) or not set(data) & set(SPLITS):
         raise ValueError(
             f"Expected a mapping with {' or '.join(SPLITS)} (and perhaps class_names or num_classes)."
             f" Received keys: {', '.join(map(str, data)) or 'none'}"
         )
+    is_labelled = needs_labels or not all(_is_unlabelled(data[split]) for split in SPLITS if split in data)
+    if not is_labelled:
+        data = {split: (data[split][0], np.zeros(len(data[split][0]), np.int64)) for split in SPLITS if split in data}
     arrays = {split: _check_arrays(split, data[split]) for split in SPLITS if data.get(split) is not None}
     labels = {split: pair[1] for split, pair in arrays.items()}
     first = next(iter(labels.values()))
-    if any(array.ndim != first.ndim for array in labels.values()):
-        raise ValueError(f"Expected labels of one kind: {_accepted_labels()}. Received: both")
     kind: Any = tasks.kind_of_labels(first)
+    if any((array.ndim, tasks.kind_of_labels(array)) != (first.ndim, kind) for array in labels.values()):
+        raise ValueError(f"Expected labels of one kind: {_accepted_labels()}. Received: both")
     stated = _stated_classes(data)
     num_classes = kind.count_classes(first) if stated is None else stated
     for split, array in labels.items():
@@ -103,8 +111,13 @@ def _open_arrays(data: Mapping[str, Any]) -> Data:
         num_classes=num_classes,
         class_names=tuple(map(str, data.get("class_names", range(num_classes)))),
         make_task=kind,
+        is_labelled=is_labelled,
         multi_label=first.ndim == 2,
     )
+
+
+def _is_unlabelled(pair: Any) -> bool:
+    return isinstance(pair, tuple | list) and len(pair) == 2 and pair[0] is not None and pair[1] is None
 
 
 def _accepted_labels() -> str:
@@ -129,6 +142,8 @@ def _check_arrays(split: str, pair: Any) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(f"Expected {split} labels: {_accepted_labels()}. Received: {labels.dtype} {labels.shape}")
     if len(images) != len(labels):
         raise ValueError(f"{split} has {len(images)} images and {len(labels)} labels. Expected: equal numbers")
+    if labels.ndim == 3 and labels.shape != images.shape[:3]:
+        raise ValueError(f"Expected {split} maps of shape {images.shape[:3]}. Received: {labels.shape}")
     return images, kind.read_labels(labels)
 
 

@@ -8,6 +8,7 @@ An example is a dictionary:
 | `index` | int64 scalar, number of the example, the same in every run |
 | `image` | string scalar, the encoded file (JPEG or PNG); or uint8 (height, width, channels) |
 | `label` | as its task has it. Of a class: int64 scalar below num_classes, or float32 (num_classes,), a one for each |
+| | a map (height, width) of the image's size: numbers of classes, uint8, or metres, float32 |
 """
 
 import abc
@@ -36,6 +37,7 @@ class Split(abc.ABC):
     count: int  # examples per epoch, including those whose image cannot be decoded
     unread: Sequence[str] = ()  # other files of the folder, which are not examples of any split
     renumber: Callable[[tf.Tensor], tf.Tensor] | None = None  # gives a label the new numbers of its classes
+    check: Callable[[], None] = lambda: None  # raises a ValueError that names a damaged file of records
 
     def __post_init__(self) -> None:
         if not 0 < self.count <= MAX_EXAMPLES:
@@ -71,7 +73,11 @@ class Split(abc.ABC):
         return f"example {index} of {self.name}"
 
     def first_bad(self, order: Order, *, batches: int = 1) -> str | None:
-        """Return the name of the first image in an order's first batches that cannot be decoded, or None."""
+        """Return the name of the first image in an order's first batches that cannot be decoded, or None.
+
+        Raises the ValueError of `check`.
+        """
+        self.check()
         for example in self.examples(order).take(batches * len(order.local)):
             if example["image"].dtype == tf.string and not is_decodable(example["image"]):
                 return self.name_of(int(example["index"]))
@@ -143,6 +149,7 @@ class Data:
     num_classes: int
     class_names: tuple[str, ...]
     make_task: Callable[..., Task] = Classification  # of num_classes and labels, as the classes in `task.KINDS`
+    is_labelled: bool = True  # whether the labels mean anything; without labels they are 0
     multi_label: bool = False  # whether an image may have several classes or none; labels are then rows of 0 and 1
 
     def training_split(self) -> Split:

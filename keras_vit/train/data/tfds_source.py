@@ -1,9 +1,11 @@
 """Open data sets that tensorflow-datasets has prepared, by name or by folder, and prepare the digits."""
 
+import functools
 import io
 import os
 import re
 import warnings
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +15,9 @@ import tensorflow as tf
 
 from keras_vit._util.download import cache_folder
 from keras_vit._util.text import install_command, nearest
+from keras_vit.dense.task import Depth, Segmentation
+from keras_vit.model.images import jpeg_png
+from keras_vit.model.task import Classification
 from keras_vit.train.data.dataset_files import list_folder
 from keras_vit.train.data.folder_parts import ALL, HELD_OUT, spelled
 from keras_vit.train.data.records import Parse, RecordFiles, RecordStream, array_record_split, in_memory_split
@@ -26,13 +31,25 @@ EVALUATION_SPLITS = ("validation", "val", "test")  # the first that exists is th
 MEMORY = 2**30  # bytes of records kept per split: all of them, or those in a shuffle buffer
 
 
+# Names of an image and of its label, where `supervised_keys` does not state them: those of classes and of maps.
+PAIRS = (
+    ("image", "label"),
+    ("image", "segmentation_mask"),
+    ("image", "segmentation_label"),
+    ("image_left", "segmentation_label"),
+    ("image", "annotation"),
+    ("image", "depth"),
+)
+
+
 class Schema(NamedTuple):
-    """The features of a data set that classification reads."""
+    """The features of a data set that are read."""
 
     image: str  # name of the image feature
     label: str  # name of the label feature
-    class_names: tuple[str, ...]
-    multi_label: bool  # whether the label is a sequence of classes
+    class_names: tuple[str, ...] = ()
+    multi_label: bool = False  # whether the label is a sequence of classes
+    task: type[Any] = Classification
 
 
 def tfds() -> Any:
@@ -56,7 +73,7 @@ def builder_named(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
     if not re.fullmatch(r"\w+(/[\w.+-]+)?(:[\d.*]+)?", name):
         raise ValueError(
             "Expected the path of a folder, or a tensorflow-datasets name such as cifar10, imagenet2012:5.1.0 or"
-            f" name/config:1.0.0. Received: {name!r}, which is neither."
+            f" name/config:1.0.0. Received: {name!r:.200}, which is neither."
         )
     try:  # tfds.builder would run the builder's own code and use the network
         return package.core.read_only_builder.builder_from_files(name, data_dir=data_dir)
@@ -80,16 +97,16 @@ def _not_prepared_message(package: Any, name: str, data_dir: str | None) -> str:
     base = re.split("[/:]", name)[0]
     folders = [data_dir] if data_dir else package.core.utils.file_utils.list_data_dirs()
     known = [DIGITS, *package.list_builders(with_community_datasets=False)]
-    message = f"The data set {name!r} is not prepared in {', '.join(map(str, folders))}"
+    message = f"The data set {name!r:.200} is not prepared in {', '.join(map(str, folders))}"
     if base not in known:
         similar = nearest(base, known, count=3)
         hint = f" Nearest names: {', '.join(similar)}." if similar else ""
         return f"{message}, there is no folder of that name, and tensorflow-datasets does not know it.{hint}"
     option = f" --data_dir={data_dir}" if data_dir else ""
-    argument = f", data_dir={data_dir!r}" if data_dir else ""
+    argument = f", data_dir={data_dir!r:.200}" if data_dir else ""
     return (
         f"{message}. Prepare it where there is internet: `tfds build {name}{option}`, or in Python:"
-        f" tensorflow_datasets.builder({name!r}{argument}).download_and_prepare()"
+        f" tensorflow_datasets.builder({name!r:.200}{argument}).download_and_prepare()"
     )
 
 
@@ -127,6 +144,8 @@ def open_prepared(builder: Any, request: DataRequest, *, memory: int = MEMORY) -
         warnings.warn(f"{info.full_name} has no evaluation split: the last tenth of {TRAIN} is held out.", stacklevel=4)
     train_split = train_split or (TRAIN if TRAIN in info.splits else None)
     eval_split = eval_split or next((name for name in EVALUATION_SPLITS if name in info.splits), None)
+    if schema.task is Segmentation and not schema.class_names:
+        schema = schema._replace(class_names=_count_classes(info, [train_split, eval_split], schema))
     train, evaluation = (
         _open_split(info, name, schema, memory) if name else None for name in (train_split, eval_split)
     )
@@ -137,26 +156,53 @@ def open_prepared(builder: Any, request: DataRequest, *, memory: int = MEMORY) -
         eval_split=eval_split or "",
         num_classes=len(schema.class_names),
         class_names=schema.class_names,
+        make_task=schema.task,
         multi_label=schema.multi_label,
     )
 
 
 def _read_schema(info: Any) -> Schema:
     features = tfds().features
-    pairs = [info.supervised_keys, ("image", "label")]
+    pairs = [info.supervised_keys, *PAIRS]
     for image, label in (pair for pair in pairs if pair and len(pair) == 2 and set(pair) <= set(info.features)):
         kind = info.features[label]
         multi_label = isinstance(kind, features.Sequence)
         kind = kind.feature if multi_label else kind
-        if isinstance(info.features[image], features.Image) and isinstance(kind, features.ClassLabel):
-            dtype = np.dtype(info.features[image].np_dtype)
-            if dtype != np.uint8:
-                raise ValueError(f"{info.full_name} has images of {dtype}. Expected: uint8")
-            return Schema(image, label, tuple(kind.names), multi_label)
+        if isinstance(info.features[image], features.Image):
+            found = (
+                Schema(image, label, tuple(kind.names), multi_label) if isinstance(kind, features.ClassLabel) else None
+            )
+            if found := found or _read_map_schema(image, label, kind):
+                dtype = np.dtype(info.features[image].np_dtype)
+                if dtype != np.uint8:
+                    raise ValueError(f"{info.full_name} has images of {dtype}. Expected: uint8")
+                return found
     raise ValueError(
         f"{info.full_name} is not for classification. Expected: an image and a class (or a sequence of classes), named"
-        f" image and label or by the builder's supervised_keys. Received features: {', '.join(info.features)}"
+        f" image and label or by the builder's supervised_keys, or a map of classes or depth. Received features:"
+        f" {', '.join(info.features)}"
     )
+
+
+def _read_map_schema(image: str, label: str, feature: Any) -> Schema | None:
+    """Return the features of an image and a map; None if the second is none."""
+    features = tfds().features
+    if isinstance(feature, features.Image) and feature.shape[-1] == 1 and np.dtype(feature.np_dtype) == np.uint8:
+        has_names = bool(getattr(feature, "num_classes", None))
+        return Schema(image, label, tuple(feature.names) if has_names else (), task=Segmentation)
+    if isinstance(feature, features.Tensor) and np.dtype(feature.np_dtype).kind == "f":
+        return Schema(image, label, task=Depth) if len(feature.shape) == 2 else None
+    return None
+
+
+def _count_classes(info: Any, names: Sequence[str | None], schema: Schema) -> tuple[str, ...]:
+    """Return the numbers up to the largest in any mask of the splits: the features have no names."""
+    parse = _make_parser(info.features, schema, info.name)
+    largest = 0
+    for name in filter(None, names):
+        for index, record in RecordFiles(info.splits[name].file_instructions).stream(None):
+            largest = max(largest, Segmentation.count_classes(parse(index, record)["label"].numpy()))
+    return tuple(map(str, range(largest)))
 
 
 def _open_split(info: Any, name: str, schema: Schema, memory: int) -> Split:
@@ -165,7 +211,7 @@ def _open_split(info: Any, name: str, schema: Schema, memory: int) -> Split:
         files = RecordFiles(info.splits[name].file_instructions)
     except (KeyError, ValueError, AssertionError) as error:
         raise ValueError(
-            f"{info.full_name} has no split {name!r}. Received splits: {', '.join(info.splits)}"
+            f"{info.full_name} has no split {name!r:.200}. Received splits: {', '.join(info.splits)}"
         ) from error
     parse = _make_parser(info.features, schema, title)
     file_format = info.file_format.value
@@ -176,7 +222,9 @@ def _open_split(info: Any, name: str, schema: Schema, memory: int) -> Split:
     record_bytes = max(1, info.dataset_size // max(1, info.splits.total_num_examples))
     if files.count * record_bytes <= memory:
         return in_memory_split(title, files, parse)
-    return RecordStream(name=title, count=files.count, files=files, parse=parse, buffer=max(1, memory // record_bytes))
+    buffer = max(1, memory // record_bytes)
+    check = functools.partial(files.check, parse)
+    return RecordStream(name=title, count=files.count, files=files, parse=parse, buffer=buffer, check=check)
 
 
 def _make_parser(features: Any, schema: Schema, title: str) -> Parse:
@@ -184,6 +232,19 @@ def _make_parser(features: Any, schema: Schema, title: str) -> Parse:
     package = tfds()
     wanted = package.features.FeaturesDict({name: features[name] for name in (schema.image, schema.label)})
     num_classes = len(schema.class_names)
+
+    def parse_map(index: tf.Tensor, record: tf.Tensor) -> Example:
+        example = wanted.deserialize_example(record, decoders={schema.image: package.decode.SkipDecoding()})
+        image, label = example[schema.image], example[schema.label]
+        label = label[..., 0] if schema.task is Segmentation else label
+        header = jpeg_png.read_header(image)
+        sides = jpeg_png.upright_sides(tf.cast(header.sides, tf.int32), header.orientation)
+        message = tf.strings.format(
+            f"A map of another size than its image: {{}}, {{}} in example {{}} of {title}",
+            (tf.shape(label), sides, index),
+        )
+        with tf.control_dependencies([tf.Assert(tf.reduce_all(tf.shape(label) == sides), [message])]):
+            return {"image": image, "label": tf.identity(label)}
 
     def parse(index: tf.Tensor, record: tf.Tensor) -> Example:
         example = wanted.deserialize_example(record, decoders={schema.image: package.decode.SkipDecoding()})
@@ -197,4 +258,4 @@ def _make_parser(features: Any, schema: Schema, title: str) -> Parse:
             labels = tf.clip_by_value(tf.reduce_sum(tf.one_hot(labels, num_classes), axis=0), 0.0, 1.0)
         return {"image": example[schema.image], "label": labels}
 
-    return parse
+    return parse if schema.task is Classification else parse_map

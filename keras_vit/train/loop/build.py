@@ -9,11 +9,13 @@ import tensorflow as tf
 
 from keras_vit._util.checks import is_count
 from keras_vit._util.text import byte_size
+from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.sources import Data
 from keras_vit.train.loop import checkpoints, prepare, storage
+from keras_vit.train.loop.teachers import Teacher, check_student
 from keras_vit.train.measure import memory
 from keras_vit.train.step import strategies
 from keras_vit.train.step.state import TrainState
@@ -24,10 +26,11 @@ Say = Callable[[str], None]
 
 def build_state(
     recipe: Recipe,
-    model: Choice | ViTConfig | VisionTransformer,
+    model: Choice | ViTConfig | VisionTransformer | DenseModel,
     data: Data,
     devices: tf.distribute.Strategy,
     *,
+    teacher: Teacher | None = None,
     out: str | os.PathLike[str] | None,
     say: Say,
 ) -> tuple[TrainState, Data]:
@@ -36,13 +39,19 @@ def build_state(
     No file is written. A run in the folder `out` keeps its number of micro-batches. `say` prints a line.
     """
     _check_devices(recipe, devices)
+    source = prepare.check_task(recipe, prepare.load_model(recipe, model), data)
+    recipe = prepare.fit_size(recipe, model, source.config, data, say=say)
+    recipe = prepare.fit_length(recipe, data, replicas=devices.num_replicas_in_sync, say=say)
     total = recipe.resolved_steps(data.training_split().count)
-    source = prepare.load_model(recipe, model)
-    recipe, data = prepare.match_head(recipe, source.config, data)
+    recipe, data = prepare.match_head(recipe, source.task, data)
     with devices.scope():
         adapted = prepare.adapt_model(recipe, source, num_classes=data.num_classes, class_names=data.class_names)
-        recipe = _fit_memory(recipe, adapted.config, devices, out=out, total=total, say=say)
-        state = TrainState(recipe, adapted, total_steps=total)
+        placed = teacher.placed(recipe) if teacher else None
+        if placed:
+            check_student(adapted, placed, recipe)
+        configs = (adapted.config, placed.config if placed else None)
+        recipe = _fit_memory(recipe, configs, devices, out=out, total=total, say=say)
+        state = TrainState(recipe, adapted, total_steps=total, teacher=placed, has_labels=data.is_labelled)
     _report_length(recipe, total, say)
     return state, data
 
@@ -60,20 +69,20 @@ def _check_devices(recipe: Recipe, strategy: tf.distribute.Strategy) -> None:
     if is_bfloat16 and strategies.has_workers(strategy) and not tf.config.list_logical_devices("GPU"):
         raise ValueError(
             "TensorFlow cannot send bfloat16 variables between workers without GPUs: set momentum_dtype='float32'. "
-            f"Received: {recipe.momentum_dtype!r}"
+            f"Received: {recipe.momentum_dtype!r:.200}"
         )
 
 
 def _fit_memory(
     recipe: Recipe,
-    config: ViTConfig,
+    configs: tuple[ViTConfig, ViTConfig | None],
     devices: tf.distribute.Strategy,
     *,
     out: str | os.PathLike[str] | None,
     total: int,
     say: Say,
 ) -> Recipe:
-    """Return the recipe with a number of micro-batches, after a check that they fit."""
+    """Return the recipe with a number of micro-batches, after a check that they fit; `configs`: model and teacher."""
     found = checkpoints.newest(f"{storage.plain_path(out)}/checkpoints") if out is not None else None
     replicas, room = devices.num_replicas_in_sync, memory.device_memory(strategies.local_replicas(devices))
     is_auto = recipe.accumulation == "auto"
@@ -81,11 +90,11 @@ def _fit_memory(
         saved = found[1]["facts"].get("recipe") if found else None
         number: Any = saved.get("accumulation") if isinstance(saved, dict) else None
         if not is_count(number, least=1) or recipe.batch_size % (replicas * number):
-            number = memory.fewest_micro_batches(recipe, config, replicas=replicas, memory=room)
+            number = memory.fewest_micro_batches(recipe, *configs, replicas=replicas, memory=room)
         recipe = recipe.replace(accumulation=strategies.largest(number, devices))
     if found and found[1]["step"] >= total:
         return recipe  # the run is finished: nothing has to fit
-    planned = memory.plan_step(recipe, config, replicas=replicas)
+    planned = memory.plan_step(recipe, *configs, replicas=replicas)
     memory.check_memory(recipe, planned, memory=room)
     if is_auto and planned.micro_batch * replicas < recipe.batch_size:
         of = f" of {byte_size(room)}" if room is not None else ""

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
+from keras_vit.train._recipe import Recipe
 from keras_vit.train.loop import manifest, storage
 
 STEP = re.compile(r"step-(\d{8,})")
@@ -157,8 +158,9 @@ class Checkpoints:
     def _compare(self, saved: dict[str, Any]) -> None:
         """Raise CheckpointError if another run saved the checkpoint."""
         earlier = dict(saved["facts"])
-        with contextlib.suppress(LookupError, TypeError, ValueError):  # add the fields that ViTConfig did not have then
+        with contextlib.suppress(LookupError, TypeError, ValueError):  # add the fields that there were not then
             earlier["model"] = ViTConfig(**earlier["model"]).to_dict()
+            earlier["recipe"] = Recipe(**earlier["recipe"]).to_dict()
         facts = {
             name: (then, now)
             for name, (then, now) in manifest.differences(earlier, self._facts).items()

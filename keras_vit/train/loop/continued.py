@@ -8,13 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_vit import converters
+from keras_vit.dense.config import MapConfig
+from keras_vit.dense.model import DenseModel
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.sources import Data, DataRequest
 from keras_vit.train.loop import checkpoints, storage
+from keras_vit.zoo.pretrained import load_any, resolve
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class EarlierRun:
     folder: str
     recipe: Recipe  # keeps the head
     data: dict[str, str]  # as `DataRequest.stored` returned them; {} if the data were arrays
-    model: VisionTransformer
+    model: VisionTransformer | DenseModel
+    teacher: str | None = None  # name or path
 
     def complete(self, request: DataRequest) -> DataRequest:
         """Return a request with the earlier run's arguments where it has none, unless it names other data."""
@@ -36,9 +39,9 @@ class EarlierRun:
 
     def check_classes(self, data: Data) -> None:
         """Raise a ValueError unless the head has as many classes as the data; `match_head` compares their names."""
-        if self.model.config.num_classes not in (0, data.num_classes):
+        if self.model.task.num_classes not in (0, data.num_classes):
             raise ValueError(
-                f"{self.folder} was trained for {self.model.config.num_classes} classes and {data.name} has "
+                f"{self.folder} was trained for {self.model.task.num_classes} classes and {data.name} has "
                 f"{data.num_classes}, so its head cannot be kept. For new classes, replace "
                 f"continue_from={self.folder} by model={self.folder}/model.keras"
             )
@@ -60,16 +63,21 @@ def read_run(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None)
         recipe = Recipe(**saved["facts"]["recipe"]).replace(accumulation="auto", reset_head=False)
         data = saved["facts"]["data"].get("arguments") or {}
         config = ViTConfig(**saved["facts"]["model"])
+        head = MapConfig(**saved["facts"]["head"]) if "head" in saved["facts"] else None
+        teacher = saved["facts"].get("teacher", {}).get("source")
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(f"{prefix} is not of a run that can be continued: {error}") from error
     if storage.is_local(path) and Path(path, "model.keras").exists():
-        return EarlierRun(path, recipe, data, converters.load(f"{path}/model.keras", dtype="float32"))
-    return EarlierRun(path, recipe, data, _from_checkpoint(prefix, saved["variables"], config))
+        return EarlierRun(path, recipe, data, load_any(resolve(f"{path}/model.keras"), dtype="float32"), teacher)
+    return EarlierRun(path, recipe, data, _from_checkpoint(prefix, saved["variables"], config, head), teacher)
 
 
-def _from_checkpoint(prefix: str, saved: Mapping[str, Any], config: ViTConfig) -> VisionTransformer:
+def _from_checkpoint(
+    prefix: str, saved: Mapping[str, Any], config: ViTConfig, head: MapConfig | None
+) -> VisionTransformer | DenseModel:
     """Return the model with the weights of a checkpoint, or with their moving averages."""
-    model = VisionTransformer(config, dtype="float32")
+    model: Any = VisionTransformer(config, dtype="float32")
+    model = model if head is None else DenseModel(model, head)
     variables = {
         f"average/{v.path}" if f"average/{v.path}" in saved else f"weights/{v.path}": v.value for v in model.weights
     }

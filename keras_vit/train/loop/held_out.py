@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.sources import Data
 from keras_vit.train.loop import storage
 from keras_vit.train.measure.evaluation import evaluate
@@ -24,7 +25,7 @@ MODEL = "best.keras"
 NAMES = {"top1": "accuracy"}  # metrics of an evaluation that have another name in training
 RECORD = "best.json"  # step and metrics of best.keras
 # `eval_steps="auto"`: evaluations in a run, and the fewest steps between them.
-EVALUATIONS, FEWEST_STEPS = 10, 50
+EVALUATIONS, FEWEST_STEPS = 10, 10
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class HeldOut:
     def evaluate(self, step: int, *, keep: bool = True) -> dict[str, float]:
         """Return the metrics after a step, {} without held-out images and labels. `keep` keeps the best model."""
         state = self._state
-        if self._data.evaluation is None or state.recipe.objective == "masked_patch":
+        if not can_evaluate(state.recipe, self._data):
             return {}
         state.copy_to(self._model)
         labels = "real" if self._data.multi_label else "single"
@@ -107,12 +108,17 @@ class HeldOut:
         return True
 
 
+def can_evaluate(recipe: Recipe, data: Data) -> bool:
+    """Return whether there are held-out images with labels, and a head for their classes."""
+    return data.evaluation is not None and data.is_labelled and recipe.trains_head
+
+
 def interval(state: TrainState, data: Data) -> int | None:
     """Return the number of steps from one evaluation to the next; None evaluates after the last step only."""
     recipe = state.recipe
     if recipe.eval_steps != "auto":
         return recipe.eval_steps
-    if data.evaluation is None or recipe.objective == "masked_patch":
+    if data.evaluation is None or not can_evaluate(recipe, data):
         return None
     # An image costs three times as much to train on as to evaluate: evaluations cost at most a tenth of the training.
     cheap = ceil(10 * data.evaluation.count / (3 * recipe.batch_size))

@@ -47,6 +47,11 @@ class MetricLogger:
             self._since = time.monotonic()
             self._timed_steps = 0
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether steps were taken since the last line."""
+        return bool(self._pending)
+
     def log_means(self, done: int, *, learning_rate: float) -> dict[str, float]:
         """Write the means since the last call as the line of step `done`; return them by name."""
         steps = [count for count, _ in self._pending]

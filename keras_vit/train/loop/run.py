@@ -1,6 +1,7 @@
 """Run a whole training: build the parts, restore them, train, evaluate, write the model."""
 
 import contextlib
+import dataclasses
 import importlib.util
 import os
 from collections.abc import Callable, Mapping
@@ -9,10 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_vit._util import html
 from keras_vit._util.progress import counter, print_line
+from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
+from keras_vit.train._recipe_file import recipe as load_recipe
 from keras_vit.train.data.sources import Data, DataRequest, open_data
 from keras_vit.train.loop import continued, prepare, storage
 from keras_vit.train.loop.build import build_state
@@ -21,6 +25,8 @@ from keras_vit.train.loop.held_out import Best, HeldOut, save_model
 from keras_vit.train.loop.locks import exclusive
 from keras_vit.train.loop.log_files import Log, plot
 from keras_vit.train.loop.metrics import MetricLogger
+from keras_vit.train.loop.probe import Probe
+from keras_vit.train.loop.teachers import Teacher, load_teacher
 from keras_vit.train.loop.training import Stop, train
 from keras_vit.train.step import strategies
 from keras_vit.train.step.state import TrainState
@@ -66,7 +72,7 @@ class Result:
         ['model', 'recipe', 'metrics']
     """
 
-    model: VisionTransformer
+    model: VisionTransformer | DenseModel
     recipe: Recipe
     metrics: dict[str, float]
     history: list[dict[str, float]]
@@ -78,14 +84,28 @@ class Result:
     stopped: bool
     best: Best | None = None
 
+    def _repr_html_(self) -> str:
+        """Return the results as a table for notebooks."""
+        best = f"step {self.best.step:,}, {self.best.path or 'not saved'}" if self.best else None
+        values = {
+            **{name: f"{value:.4f}" for name, value in self.metrics.items()},
+            "steps": f"{self.steps:,}" + " (stopped: the same call resumes the run)" * self.stopped,
+            "best model": best,
+            "images/s": f"{self.images_per_second:,.0f}",
+            "unreadable images": self.skipped or None,
+            "folder": self.out,
+        }
+        return html.facts(self.recipe.name, values)
+
 
 def run(
-    recipe: Recipe | None = None,
+    recipe: Recipe | str | os.PathLike[str] | None = None,
     *,
-    model: str | os.PathLike[str] | ViTConfig | VisionTransformer | None = None,
+    model: str | os.PathLike[str] | ViTConfig | VisionTransformer | DenseModel | None = None,
     data: Any = None,
     out: str | os.PathLike[str] | None = None,
     weights: str | os.PathLike[str] | None = None,
+    teacher: str | os.PathLike[str] | VisionTransformer | None = None,
     continue_from: str | os.PathLike[str] | None = None,
     changes: Mapping[str, Any] | None = None,
     strategy: str | tf.distribute.Strategy = "auto",
@@ -100,14 +120,19 @@ def run(
     A continued run ends with the same weights, bit for bit, as one that was not interrupted.
 
     Args:
-        recipe: such as `train.recipe("finetune", steps=500)`; with `continue_from`, None takes that run's.
+        recipe: such as `train.recipe("finetune", steps=500)`, or what that function takes, such as "segment-folder";
+            with `continue_from`, None takes that run's.
         model: a name of the zoo, a checkpoint, a config (random weights) or a model, which is not changed.
-        data: a data set of tensorflow-datasets, a folder of folders of images, a folder of prepared records, or
-            {"train": (images, labels), "evaluation": (images, labels)}: uint8 (n, height, width, channels), and
-            integers (n,) or zeros and ones (n, classes). "digits" is the data set that comes with the package. With
+        data: a data set of tensorflow-datasets, a folder of folders of images, a folder of images/ and masks/ or
+            depth/, a folder of prepared records, or {"train": (images, labels), "evaluation": (images, labels)}: uint8
+            (n, height, width, channels), and integers (n,), zeros and ones (n, classes), or maps (n, height, width),
+            integers for classes and floats for metres. "digits" is the data set that comes with the package. With
             `continue_from`, None takes that run's.
         out: folder for model, log and checkpoints; None writes no files.
         weights: initial weights for a model's name: a tag of its card, a path or a URL.
+        teacher: model that this one learns from, for recipes such as "distill": a name of the zoo, a path, the folder
+            of a run, or a model. It may have another family, resolution and patch size. With `continue_from`, None
+            takes that run's.
         continue_from: folder of another run, in place of `model`: a new run begins with its last weights and keeps its
             head. Steps, schedule and optimizer begin anew.
         changes: fields of the recipe to change, such as {"steps": 500}.
@@ -138,28 +163,43 @@ def run(
         data=data, data_dir=data_dir, train_split=train_split, eval_split=eval_split, on_bad_image=on_bad_image
     )
     earlier = None
+    if isinstance(recipe, str | os.PathLike):
+        recipe = load_recipe(recipe)
     if continue_from is not None:
         if model is not None or weights is not None:
-            raise ValueError(f"Give model or continue_from, not both. Received: {model or weights!r}, {continue_from}")
+            raise ValueError(
+                f"Give model or continue_from, not both. Received: {model or weights!r:.200}, {continue_from}"
+            )
         earlier = continued.read_run(continue_from, out)
         recipe = recipe.replace(reset_head=False) if recipe else earlier.recipe
         model, request = earlier.model, earlier.complete(request)
-    recipe = recipe.replace(**changes) if recipe and changes else recipe
+        teacher = earlier.teacher if teacher is None else teacher
     if recipe is None or model is None:
-        raise ValueError(f"Give a recipe and a model, or continue_from. Received: {recipe!r}, {model!r}")
+        raise ValueError(f"Give a recipe and a model, or continue_from. Received: {recipe!r:.200}, {model!r:.200}")
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"recipe must be a Recipe: write train.recipe(name). Received: {recipe!r:.200}")
+    recipe = recipe.replace(**changes) if changes else recipe
     if request.data is None:
         raise ValueError(
             "data must say what to train on: a folder of images, the name of a data set, arrays, or 'digits'. "
             "Received: None"
         )
     recipe, chosen = prepare.choose_model(recipe, model, weights)
-    dataset = open_data(request)
+    loaded_teacher = load_teacher(recipe, teacher)
+    needs_labels = not recipe.has_teacher or recipe.label_weight > 0
+    dataset = open_data(dataclasses.replace(request, needs_labels=needs_labels))
+    if loaded_teacher and recipe.trains_head:
+        dataset = loaded_teacher.match(dataset)
     if earlier is not None:
         earlier.check_classes(dataset)
     say = print_line if progress and strategies.is_chief(devices) else lambda _: None
+    if recipe.optimizer == "least_squares":  # no steps
+        return _probe(
+            Probe(recipe, chosen, dataset, devices, say), dataset, request, out=out, say=say, progress=progress
+        )
     with name_lost_worker(devices, lambda: _saved_steps(out)):
-        state, dataset = build_state(recipe, chosen, dataset, devices, out=out, say=say)
-        return _train(state, dataset, request, out=out, say=say, progress=progress)
+        state, dataset = build_state(recipe, chosen, dataset, devices, teacher=loaded_teacher, out=out, say=say)
+        return _train(state, dataset, request, loaded_teacher, out=out, say=say, progress=progress)
 
 
 def _saved_steps(out: str | os.PathLike[str] | None) -> str:
@@ -171,6 +211,7 @@ def _train(
     state: TrainState,
     dataset: Data,
     request: DataRequest,
+    teacher: Teacher | None,
     *,
     out: str | os.PathLike[str] | None,
     say: Callable[[str], None],
@@ -183,7 +224,7 @@ def _train(
     with contextlib.ExitStack() as stack:
         check = stack.enter_context(exclusive(own_folder)) if own_folder is not None else None
         stop = stack.enter_context(Stop())
-        checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, request, check)
+        checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, request, teacher, check)
         restored = checkpoints.restore() if checkpoints else None
         done, total = restored or 0, state.total_steps
         log = Log(own_folder, last_step=restored) if own_folder is not None else None
@@ -222,27 +263,76 @@ def _train(
     )
 
 
+def _probe(
+    probe: Probe,
+    dataset: Data,
+    request: DataRequest,
+    *,
+    out: str | os.PathLike[str] | None,
+    say: Callable[[str], None],
+    progress: bool,
+) -> Result:
+    """Compute the features that are not in the newest checkpoint, fit the head, and write the files of the run."""
+    folder = None if out is None else storage.make_folder(out)
+    metrics: dict[str, float] = {}
+    history: list[dict[str, float]] = []
+    with contextlib.ExitStack() as stack:
+        check = stack.enter_context(exclusive(folder)) if folder is not None else None
+        stop = stack.enter_context(Stop())
+        checkpoints = None if folder is None else _open_checkpoints(folder, probe, dataset, request, None, check)
+        if done := checkpoints and checkpoints.restore():
+            say(f"{folder} continues after {done:,} of {probe.total:,} images.")
+        speed = probe.compute(checkpoints, stop, show=progress)
+        if speed is not None:
+            log = Log(folder) if folder is not None else None
+            metrics, history = probe.fit(log, say)
+            if log is not None:
+                log.close()
+                save_model(probe.model, f"{folder}/model.keras")
+    return Result(
+        model=probe.model,
+        recipe=probe.recipe,
+        metrics=metrics,
+        history=history,
+        steps=0 if speed is None else 1,
+        images_per_second=speed or 0.0,
+        skipped=len(dataset.training_split().bad),
+        unread=len(dataset.training_split().unread),
+        out=folder,
+        stopped=speed is None,
+    )
+
+
 def _open_checkpoints(
-    folder: str, state: TrainState, data: Data, request: DataRequest, check: Callable[[], None] | None
+    folder: str,
+    state: TrainState | Probe,
+    data: Data,
+    request: DataRequest,
+    teacher: Teacher | None,
+    check: Callable[[], None] | None,
 ) -> Checkpoints:
     """Return the checkpoints of a run; `check` is None in a process that does not write them."""
-    facts = {
+    facts: dict[str, Any] = {
         "recipe": state.recipe.to_dict(),
         "model": state.model.config.to_dict(),
+        **({"head": state.model.head.to_dict()} if isinstance(state.model, DenseModel) else {}),
         "data": {
             "name": data.name,
             "count": data.training_split().count,
             "num_classes": data.num_classes,
             "arguments": request.stored(),  # for another run that continues from this one
         },
-    }
+    } | ({"teacher": teacher.facts()} if teacher else {})
+    if isinstance(state, Probe):  # features of two models must not mix; a run's own checkpoints have its weights
+        facts["weights"] = state.fingerprint()
     return Checkpoints(
         f"{folder}/checkpoints",
         state.variables,
         keep=state.recipe.keep,
         facts=facts,
-        may_differ=["data.arguments", *(f"recipe.{name}" for name in CHANGEABLE_FIELDS)],
-        may_be_added=["model.labels"],  # earlier versions did not always keep the class names
+        may_differ=["data.arguments", "teacher.source", *(f"recipe.{name}" for name in CHANGEABLE_FIELDS)],
+        # Earlier versions did not always keep the class names, and had no maps.
+        may_be_added=["model.labels", "recipe.head", "recipe.max_depth"],
         writes=check is not None,
         check=check or (lambda: None),
     )

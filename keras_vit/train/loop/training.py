@@ -5,13 +5,16 @@ import functools
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from math import ceil
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
+from keras_vit._util.progress import print_line
 from keras_vit.errors import DivergedError
 from keras_vit.train.data.dataset_files import name_bad_image
 from keras_vit.train.data.order import Order
@@ -20,19 +23,26 @@ from keras_vit.train.data.split import Data
 from keras_vit.train.loop.checkpoints import Checkpoints
 from keras_vit.train.loop.held_out import HeldOut, interval
 from keras_vit.train.loop.metrics import MetricLogger
-from keras_vit.train.step import strategies
+from keras_vit.train.loop.prepare import is_stated
+from keras_vit.train.step import strategies, xla
 from keras_vit.train.step.state import TrainState
 from keras_vit.train.step.train_step import make_train_step
 
+Answer = TypeVar("Answer")
+CURVE_POINTS = 20  # lines of the log that a short run has at least, unless the user states log_steps
+
 
 class Stop(contextlib.AbstractContextManager["Stop"]):
-    """Context in which SIGTERM and the first Ctrl-C (SIGINT) only set `requested`, so that a loop can finish its step.
+    """Context in which SIGTERM and the first Ctrl-C (SIGINT) set `requested`, and say what the loop does then.
 
     The second Ctrl-C raises KeyboardInterrupt. Only the main thread can handle signals; in others nothing changes.
     """
 
     def __init__(self) -> None:
         self.requested = False
+        self.until = "this step"  # what is finished first, and how long it takes
+        self.saves = True  # whether a checkpoint is saved then
+        self.on_request: Callable[[], None] = lambda: None
         self._interrupted = False
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
 
@@ -53,7 +63,26 @@ class Stop(contextlib.AbstractContextManager["Stop"]):
             if self._interrupted:
                 raise KeyboardInterrupt
             self._interrupted = True
-        self.requested = True
+        if not self.requested:
+            self.requested = True
+            saved = ", and saving a checkpoint: the same command resumes the run" if self.saves else ""
+            with contextlib.suppress(RuntimeError):  # the signal came while a line was printed
+                print_line(f"Stopping after {self.until}{saved}. Ctrl-C again ends at once.")
+            self.on_request()
+
+
+def in_thread(function: Callable[..., Answer], *arguments: Any) -> Answer:
+    """Call a function in another thread: meanwhile this one handles signals, which TensorFlow would delay."""
+    future: Future[Answer] = Future()
+
+    def call() -> None:
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:  # noqa: BLE001 - raised below
+            future.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()  # a daemon, so that a second Ctrl-C does not wait for it
+    return future.result()
 
 
 class TrainingSteps:
@@ -63,19 +92,54 @@ class TrainingSteps:
     """
 
     def __init__(self, state: TrainState, data: Data) -> None:
+        self._state = state
         self._recipe = state.recipe
-        self._model_input = ModelInput.from_model(state.model)
+        self._model_input = ModelInput.from_model(state.model)._replace(image_size=state.view_size)
         self._split = data.training_split()
         self._task = data.task
         self._start = int(state.step.numpy())
         self._strategy = state.strategy
         self._train_step = make_train_step(state, state.strategy)
+        # A program of XLA or of a TPU ends as a whole, and workers must end after the same step.
+        is_whole = xla.jit_scope(self._recipe.xla, self._strategy) == "step" or strategies.has_workers(self._strategy)
+        is_whole |= isinstance(self._strategy, tf.distribute.TPUStrategy)
+        self._parts = 1 if is_whole else int(self._recipe.accumulation)
+        self._has_compiled = False
+        self._seconds: float | None = None  # of a step
 
-    def take(self, done: int, count: int, *, stop: bool) -> Any:
-        """Take `count` steps after the first `done`; return their metrics. A ValueError names an image that is lost."""
+    def take(self, done: int, count: int, stop: Stop) -> Any:
+        """Take `count` steps after the first `done`; return their metrics. A ValueError names an image that is lost.
+
+        Returns None if a request to stop came between micro-batches: then nothing has changed.
+        """
         order = Order(batch=self._recipe.batch_size, seed=self._recipe.seed, start=done)
+        # Several steps in one call could end between the updates of one.
+        parts = self._parts if count == 1 else 1
+        stop.until = self._wait(parts, count)
+        if parts != 1:
+            stop.on_request = lambda: self._state.interrupt.assign(1)
+        arguments = self._batches, tf.constant(count), tf.constant(float(stop.requested))
+        start = time.monotonic()
         with name_bad_image(lambda: self._split.first_bad(order, batches=count)):
-            return self._train_step(self._batches, tf.constant(count), tf.constant(float(stop)))
+            try:
+                metrics = in_thread(self._train_step, *arguments)
+            except tf.errors.OpError:
+                if not self._state.interrupt.numpy():
+                    raise
+                self._state.step.assign(done)  # TensorFlow may have counted the step before its gradients failed
+                return None
+            finally:
+                stop.on_request = lambda: None
+        self._seconds = (time.monotonic() - start) / count if self._has_compiled else None
+        self._has_compiled = True
+        return metrics
+
+    def _wait(self, parts: int, count: int) -> str:
+        """Return what a stopped run finishes first, and how long that takes."""
+        what = f"this micro-batch, one of {parts}" if parts != 1 else "this step" if count == 1 else f"{count} steps"
+        if self._seconds is None:
+            return f"{what} (the first: how long it takes is not known yet)"
+        return f"{what} (about {max(1, self._seconds * count / parts):.0f} s at most)"
 
     @functools.cached_property
     def _batches(self) -> Iterator[Any]:
@@ -111,34 +175,44 @@ def train(
     steps = TrainingSteps(state, data)
     has_workers = strategies.has_workers(state.strategy)
     every = interval(state, data)
+    log_steps = (
+        recipe.log_steps if is_stated(recipe, "log_steps") else min(recipe.log_steps, ceil(total / CURVE_POINTS))
+    )
     done = int(state.step.numpy())
     saved_at = time.monotonic()
+    stop.saves = checkpoints is not None
     while True:
-        intervals = (recipe.log_steps, recipe.checkpoint_steps, every)
+        intervals = (log_steps, recipe.checkpoint_steps, every)
         count = min(recipe.steps_per_call, total - done, *(n - done % n for n in intervals if n))
         is_asked = stop.requested
-        metrics = steps.take(done, count, stop=is_asked)
+        metrics = None if is_asked and not has_workers else steps.take(done, count, stop)
+        if metrics is None:
+            if logger.has_pending:
+                _log(state, done, logger, checkpoints)
+            save_checkpoint(state, done, checkpoints, logger)
+            return None
         done += count
         logger.add(count, metrics)
         is_last = done == total
-        is_logged = is_last or _is_due(recipe.log_steps, done)
+        is_logged = is_last or _is_due(log_steps, done)
 
         # The metrics tell all workers that one was asked to stop, and all read them after the same step.
-        if is_logged or (is_asked and not has_workers):
-            means = logger.log_means(done, learning_rate=float(state.optimizer.rate(tf.constant(done - 1, tf.int64))))
-            _check_finite(means, done, checkpoints)
+        if is_logged:
+            means = _log(state, done, logger, checkpoints)
             if means["stop"] and not is_last:
                 save_checkpoint(state, done, checkpoints, logger)
                 return None
 
         with logger.paused():
             if is_last or _is_due(every, done):
+                stop.until = "this evaluation"
                 logger.show("evaluating")
                 evaluation = held_out.evaluate(done)
                 logger.log_evaluation(done, evaluation)
             minutes = recipe.checkpoint_minutes
             is_old = is_logged and minutes is not None and time.monotonic() - saved_at > 60 * minutes
             if is_last or is_old or _is_due(recipe.checkpoint_steps, done):
+                stop.until = "this checkpoint"
                 save_checkpoint(state, done, checkpoints, logger)
                 saved_at = time.monotonic()
         if is_last:
@@ -152,6 +226,14 @@ def save_checkpoint(state: TrainState, done: int, checkpoints: Checkpoints | Non
     if checkpoints is not None:
         logger.flush()
         checkpoints.save(done)
+
+
+def _log(state: TrainState, done: int, logger: MetricLogger, checkpoints: Checkpoints | None) -> dict[str, float]:
+    """Log the means of the steps since the last line; raise a DivergedError if they are not finite."""
+    rate = float(state.optimizer.rate(tf.constant(done - 1, tf.int64)))
+    means = logger.log_means(done, learning_rate=rate)
+    _check_finite(means, done, checkpoints)
+    return means
 
 
 def _is_due(every: int | None, done: int) -> bool:

@@ -20,7 +20,7 @@ from keras_vit._util.progress import track
 from keras_vit.model import task as tasks
 from keras_vit.model.config import Preprocessing
 from keras_vit.train.data import sources
-from keras_vit.train.data.classes import match_data
+from keras_vit.train.data.classes import check_kind, match_data
 from keras_vit.train.data.dataset_files import name_bad_image
 from keras_vit.train.data.order import Order
 from keras_vit.train.data.pipeline import ModelInput
@@ -30,7 +30,18 @@ from keras_vit.train.step.workers import name_lost_worker
 
 LABELS = ("single", "real")
 SHARE = "{:.2%}"
-SHOWN = {"top1": ("top-1", SHARE), "top5": ("top-5", SHARE), "loss": ("cross-entropy", "{:.4f}")}  # of each metric
+SHOWN = {  # of each metric
+    "top1": ("top-1", SHARE),
+    "top5": ("top-5", SHARE),
+    "loss": ("cross-entropy", "{:.4f}"),
+    "mean_iou": ("mean IoU", SHARE),
+    "pixel_accuracy": ("pixel accuracy", SHARE),
+    "mean_accuracy": ("mean accuracy", SHARE),
+    "iou": ("IoU", SHARE),
+    "accuracy": ("accuracy", SHARE),
+    "share": ("of all pixels", SHARE),
+    **{f"delta{k}": (f"delta{k}", SHARE) for k in (1, 2, 3)},
+}
 Step = Callable[[dict[str, Any]], Any]  # from a distributed batch to its sums
 _STEPS: weakref.WeakKeyDictionary[keras.Model, tuple[tf.distribute.Strategy, Step]] = weakref.WeakKeyDictionary()
 
@@ -50,6 +61,9 @@ class Evaluation:
             top1: share of the images whose best class is right, 0..1. With ReaL labels, any of its labels is right.
             top5: share of the images with a right class among the best five, 0..1.
             loss: mean cross-entropy in nats; the target of an image with several labels is uniform over them.
+            of a model of maps those of `keras_vit.dense.task`: mean_iou, pixel_accuracy and mean_accuracy, or of depth
+            delta1, abs_rel, rmse and others; at the size of the model's input.
+        by_class: of a model of maps of classes, the metrics of each class by its name.
         count: number of images in the means.
         unlabelled: number of images left out because they have no label (ReaL).
         skipped: number of images left out because they cannot be decoded.
@@ -80,6 +94,7 @@ class Evaluation:
     skipped: int
     unread: int = 0
     images_per_second: float
+    by_class: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
 
     def __getattr__(self, name: str) -> float:
         """Return a metric."""
@@ -121,19 +136,26 @@ class Evaluation:
             metrics[0] += f" ({round(self.top1 * self.count):,} of {self.count:,})"
         part = "all" if self.split == "all" else f"{self.split},"
         others = f" of the model's {self.model_classes:,}" if self.classes != self.model_classes else ""
-        measured = f", {part} {self.count:,} images of {self.classes:,}{others} classes" if self.split else ""
+        of = f" of {self.classes:,}{others} classes" if self.classes else ""
+        measured = f", {part} {self.count:,} images{of}" if self.split else ""
         return (
             f"{self.data}{measured}: {', '.join(metrics)}"
             + (", ReaL labels" if self.labels == "real" else "")
             + (f"; left out: {', '.join(left_out)}" if left_out else "")
             + f"; {self.images_per_second:,.0f} images/s"
+            + "".join(f"\n{name}: {', '.join(map(' '.join, _shown(each)))}" for name, each in self.by_class.items())
         )
 
     def _shown_metrics(self) -> Iterator[tuple[str, str]]:
         """Yield the names and the values of the metrics as people read them."""
-        for name, value in self.metrics.items():
-            title, shown = SHOWN.get(name, (name, "{:.4f}"))
-            yield title, shown.format(value)
+        return _shown(self.metrics)
+
+
+def _shown(metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    """Yield the names and the values of metrics as people read them."""
+    for name, value in metrics.items():
+        title, shown = SHOWN.get(name, (name, "{:.4f}"))
+        yield title, shown.format(value)
 
 
 def evaluate(
@@ -156,9 +178,11 @@ def evaluate(
     workers, all of them call this, and all get the result.
 
     Args:
-        model: returns logits (batch, classes) for prepared images; a VisionTransformer, or any Keras model.
-        data: "digits", a folder of images, a data set prepared by tensorflow-datasets, or uint8 arrays
-            {"evaluation": (images, labels)}. For an opened data set, split, data_dir and on_bad_image are ignored.
+        model: returns logits (batch, classes) for prepared images, or a map; a VisionTransformer, a DenseModel, or any
+            Keras model.
+        data: "digits", a folder of images, or of images and maps, a data set prepared by tensorflow-datasets, or uint8
+            arrays {"evaluation": (images, labels)}. For an opened data set, split, data_dir and on_bad_image are
+            ignored.
         split: such as "validation" or "test[:10%]"; of a folder a sub-folder, "all" images, or "held-out": the tenth
             that training holds out where there is no such sub-folder. None takes the held-out split; if a folder has no
             train, val, validation or test, all of it.
@@ -192,25 +216,20 @@ def evaluate(
     one_of("labels", labels, LABELS)
     check_counts(batch_size=batch_size)
     opened = sources.open_data(data, data_dir=data_dir, eval_split=split, on_bad_image=on_bad_image, training=False)
-    if opened.evaluation is None:
-        raise ValueError(f"{opened.name} has no held-out split: choose the one to evaluate on with split")
-    classes = opened.num_classes
-    task = tasks.of_model(model)
-    task.check_output(model.output_shape)
-    opened = match_data(opened, task.labels, task.num_classes)
+    opened, task, classes = matched(model, opened)
     held_out = opened.evaluation
     assert held_out
     if (labels == "real") != opened.multi_label:
         kind = "several labels per image: pass labels='real' (--real)" if opened.multi_label else "one label per image"
-        raise ValueError(f"{opened.name} has {kind}. Received: labels={labels!r}")
+        raise ValueError(f"{opened.name} has {kind}. Received: labels={labels!r:.200}")
     devices = choose_strategy(model, strategy)
     replicated = replicate(model, devices)
     together = batch_size * devices.num_replicas_in_sync
-    batches = distribute_batches(held_out, devices, batch_size=batch_size, model_input=model_input, task=task)
     show = progress and strategies.is_chief(devices)
-    shown = track(batches, "Evaluating", total=ceil(held_out.num_valid / together), show=show)
     named = name_bad_image(lambda: held_out.first_bad(Order(batch=1, shuffle=False), batches=held_out.count))
     with name_lost_worker(devices, lambda: "The evaluation is not finished."), named:
+        batches = distribute_batches(held_out, devices, batch_size=batch_size, model_input=model_input, task=task)
+        shown = track(batches, "Evaluating", total=ceil(held_out.num_valid / together), show=show)
         totals, first_seconds, other_seconds = _add_up(_compiled_step(replicated, task, devices), shown, task.sum_names)
     later = held_out.num_valid - together
     speed = later / other_seconds if later > 0 else held_out.num_valid / first_seconds
@@ -226,12 +245,26 @@ def evaluate(
         model_classes=opened.num_classes,
         labels=labels,
         metrics=task.means(totals),
+        by_class=task.by_class(totals),
         count=round(totals["count"]),
         unlabelled=round(totals["unlabelled"]),
         skipped=len(held_out.bad),
         unread=len(held_out.unread),
         images_per_second=speed,
     )
+
+
+def matched(model: keras.Model, opened: sources.Data) -> tuple[sources.Data, tasks.Task, int]:
+    """Return the data with the class numbers of a model, its task, and the number of classes that the data had.
+
+    Raises a ValueError if the data have no held-out split, or classes that the model does not have.
+    """
+    if opened.evaluation is None:
+        raise ValueError(f"{opened.name} has no held-out split: choose the one to evaluate on with split")
+    task = tasks.of_model(model)
+    check_kind(opened, task)
+    task.check_output(model.output_shape)
+    return match_data(opened, task.labels, task.num_classes), task, opened.num_classes
 
 
 def _add_up(step: Step, batches: Iterable[Any], names: Sequence[str]) -> tuple[dict[str, float], float, float]:

@@ -1,8 +1,4 @@
-"""Measure few-shot accuracy: a linear classifier on frozen features from a few images per class (paper, section 4.1).
-
-A regularised least-squares regression maps features to targets of -1 and 1. Its solution has a closed form, so nothing
-needs tuning. Follows big_vision's `evaluators/fewshot_lsr.py`, in float64.
-"""
+"""Measure few-shot accuracy: a linear classifier on features of a few images per class (paper, section 4.1)."""
 
 import functools
 import os
@@ -16,15 +12,16 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from keras_vit.model.config import Preprocessing
+from keras_vit.model.task import Classification
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.data import sources
+from keras_vit.train.data.classes import check_kind
 from keras_vit.train.data.pipeline import ModelInput
+from keras_vit.train.measure.least_squares import LeastSquares
 from keras_vit.train.measure.replicas import choose_strategy, concatenate_replicas, distribute_batches, replicate
 from keras_vit.train.step import strategies
 from keras_vit.train.step.workers import name_lost_worker
 
-BIAS = 100.0  # the constant feature for the bias, so large that the regularisation hardly affects the bias
-MIN_DEVIATION = 1e-5  # added to the standard deviation of every feature, which is 0 for a constant one
 SHOTS = (1, 5, 10, 25)
 
 
@@ -81,6 +78,7 @@ def few_shot(
     if not counts or counts[0] < 1 or not l2 > 0:
         raise ValueError(f"shots must be integers >= 1, and l2 above 0. Received: {tuple(shots)} and {l2}")
     opened = sources.open_data(data, data_dir=data_dir, on_bad_image=on_bad_image)
+    check_kind(opened, Classification(num_classes=0))
     if opened.train is None or opened.evaluation is None or opened.multi_label:
         raise ValueError(
             f"Few-shot needs a training and a held-out split with one label per image. Received: {opened.name}"
@@ -93,8 +91,8 @@ def few_shot(
         model_input=ModelInput.from_model(model, preprocessing),
         task=opened.task,
     )
-    collect = _collector(_feature_extractor(replicate(model, devices), layer), devices)
-    indices, labels = _read_labels(opened.train)
+    collect = feature_collector(replicate(model, devices), layer, devices)
+    indices, labels = read_labels(opened.train)
     drawn = draw_images(labels, counts[-1], num_classes=opened.num_classes, seed=seed)
     used = np.unique(np.concatenate(drawn))  # sorted: the split yields them in this order
     with name_lost_worker(devices, lambda: "The measurement is not finished."):
@@ -103,34 +101,9 @@ def few_shot(
     accuracy = {}
     for count in counts:
         mask = np.isin(used, np.concatenate([images[:count] for images in drawn]))
-        classifier = least_squares(features[mask], classes[mask], num_classes=opened.num_classes, l2=l2)
-        accuracy[count] = float(np.mean(classifier(test_features).argmax(axis=1) == test_classes))
+        regression = LeastSquares(features[mask], classes[mask], num_classes=opened.num_classes)
+        accuracy[count] = float(np.mean(regression.scores(test_features, l2).argmax(axis=1) == test_classes))
     return accuracy
-
-
-def least_squares(
-    features: npt.ArrayLike, labels: npt.ArrayLike, *, num_classes: int, l2: float
-) -> Callable[[npt.ArrayLike], np.ndarray]:
-    """Fit features (images, width) to targets of 1 for the image's label (images,) and -1 for all other classes.
-
-    Returns the function from features (images, width) to scores (images, classes), float64.
-    """
-    x = np.asarray(features, np.float64)
-    mean, deviation = x.mean(axis=0), x.std(axis=0) + MIN_DEVIATION
-
-    def standardise(features: npt.ArrayLike) -> np.ndarray:
-        """Return standardised features and, as the last column, the bias."""
-        standardised = (np.asarray(features, np.float64) - mean) / deviation
-        return np.pad(standardised, ((0, 0), (0, 1)), constant_values=BIAS)
-
-    x = standardise(x)
-    y = 2.0 * np.eye(num_classes)[np.asarray(labels)] - 1.0
-    # (x'x + l2)^-1 x'y == x'(xx' + l2)^-1 y: the smaller of the two matrices is decomposed.
-    images, width = x.shape
-    values, vectors = np.linalg.eigh(x.T @ x if images >= width else x @ x.T)
-    inverse = (vectors / (values + l2)) @ vectors.T
-    weights = inverse @ (x.T @ y) if images >= width else x.T @ (inverse @ y)
-    return lambda features: standardise(features) @ weights
 
 
 def draw_images(labels: npt.ArrayLike, shots: int, *, num_classes: int, seed: int) -> list[np.ndarray]:
@@ -148,17 +121,21 @@ def draw_images(labels: npt.ArrayLike, shots: int, *, num_classes: int, seed: in
     return drawn
 
 
-def _read_labels(split: sources.Split) -> tuple[np.ndarray, np.ndarray]:
+def read_labels(split: sources.Split) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices and labels of all valid examples; no image is decoded."""
     stream = split.iterate_once().map(lambda example: (example["index"], example["label"])).batch(1024)
     indices, labels = zip(*stream.as_numpy_iterator(), strict=True)
     return np.concatenate(indices), np.concatenate(labels)
 
 
-def _collector(
-    extract: Callable[[Any], Any], devices: tf.distribute.Strategy
+def feature_collector(
+    model: keras.Model, layer: str, devices: tf.distribute.Strategy
 ) -> Callable[[Any], tuple[np.ndarray, np.ndarray]]:
-    """Return a function from distributed batches to the features and classes of all images, in their order."""
+    """Return a function from distributed batches to the features and classes of all images, in their order.
+
+    The model has its weights on all devices; the features are the output (batch, width) of a layer.
+    """
+    extract = _feature_extractor(model, layer)
 
     def of_batch(batch: dict[str, Any]) -> tuple[Any, Any]:
         facts = batch["index"], tf.argmax(batch["label"], axis=1), tf.cast(batch["weight"], tf.int64)
@@ -183,11 +160,12 @@ def _feature_extractor(model: keras.Model, layer: str) -> Callable[[Any], Any]:
     elif layer in (names := [known.name for known in model.layers]):
         features = keras.Model(model.inputs, model.get_layer(layer).output)
     else:
-        raise ValueError(f"layer must be one of {names}. Received: {layer!r}")
+        raise ValueError(f"layer must be one of {names}. Received: {layer!r:.200}")
     function = tf.function(lambda images: tf.cast(features(images), tf.float32))
     shape = function.get_concrete_function(tf.TensorSpec(model.input_shape)).output_shapes
     if shape.rank != 2:
         raise ValueError(
-            f"Few-shot needs a layer that returns (batch, width). Received: {layer!r}, which returns {shape}"
+            f"A linear classifier needs a layer that returns (batch, width). Received: {layer!r:.200}, "
+            f"which returns {shape}"
         )
     return function

@@ -20,7 +20,7 @@ EVALUATION_BATCH = 64
 _LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))  # cgroup 2 and 1
 
 
-def plan_step(recipe: Recipe, config: ViTConfig, *, replicas: int) -> Plan:
+def plan_step(recipe: Recipe, config: ViTConfig, teacher: ViTConfig | None = None, *, replicas: int) -> Plan:
     """Return the plan of a recipe's training step; an upper bound if the recipe freezes variables."""
     return plan(
         config,
@@ -32,16 +32,19 @@ def plan_step(recipe: Recipe, config: ViTConfig, *, replicas: int) -> Plan:
         precision=recipe.precision,
         remat=recipe.remat or recipe.linear_probe,  # the gradient of the head needs no activations of blocks
         ema=recipe.ema_decay is not None,
+        teacher=teacher,
     )
 
 
-def fewest_micro_batches(recipe: Recipe, config: ViTConfig, *, replicas: int, memory: int | None) -> int:
+def fewest_micro_batches(
+    recipe: Recipe, config: ViTConfig, teacher: ViTConfig | None = None, *, replicas: int, memory: int | None
+) -> int:
     """Return the fewest micro-batches that fit into `memory` bytes of a device (None: no limit), or raise."""
     images = recipe.batch_size // replicas
     numbers = [n for n in range(1, images + 1) if images % n == 0]
     for waiting in (WAITING_BATCHES, 0):  # if there is little memory, few batches will wait
         for number in numbers:
-            planned = plan_step(recipe.replace(accumulation=number), config, replicas=replicas)
+            planned = plan_step(recipe.replace(accumulation=number), config, teacher, replicas=replicas)
             if memory is None or planned.total + waiting * planned.images <= CHOSEN_SHARE * memory:
                 return number
     if recipe.freeze:
@@ -73,7 +76,7 @@ def device_memory(replicas_here: int) -> int | None:
     """
     if stated := os.environ.get(VARIABLE):
         if not re.fullmatch(r"\d+(\.\d+)?", stated) or not float(stated):
-            raise ValueError(f"{VARIABLE} is a number of GiB above 0, such as 12. Received: {stated!r}")
+            raise ValueError(f"{VARIABLE} is a number of GiB above 0, such as 12. Received: {stated!r:.200}")
         return int(float(stated) * 2**30)
     import tensorflow as tf
 

@@ -38,6 +38,7 @@ PARTS = {
     "activations": "activations",
     "working": "gradient of one block",
     "images": "images",
+    "teacher": "teacher",
 }
 
 
@@ -59,6 +60,7 @@ class Plan:
         activations: bytes saved from the forward to the backward pass of one micro-batch.
         working: bytes of temporary tensors in the backward pass of one block.
         images: bytes of the device's batch.
+        teacher: bytes of a teacher's weights, and of the tensors of one of its blocks; 0 without a teacher.
         step_seconds: None without a device's peak.
         rate: assumption behind `step_seconds`, in words.
 
@@ -84,6 +86,7 @@ class Plan:
     activations: int
     working: int
     images: int
+    teacher: int
     step_seconds: float | None
     rate: str
 
@@ -144,6 +147,7 @@ def plan(
     precision: str = "float32",
     remat: bool = False,
     ema: bool = False,
+    teacher: str | ViTConfig | None = None,
     peak_tflops: float | None = None,
     utilization: float = 0.4,
 ) -> Plan:
@@ -161,6 +165,7 @@ def plan(
         precision: "float32" or "mixed_bfloat16".
         remat: whether the backward pass recomputes the blocks instead of storing their activations.
         ema: whether a moving average of the weights is stored.
+        teacher: name or config of a model that this one learns from. It computes every image, without a gradient.
         peak_tflops: peak of one device at this precision, as its maker states it; a multiply-add counts as two.
         utilization: share of the peak that training reaches, in (0, 1]. 0.4 is usual on a large accelerator.
 
@@ -188,8 +193,21 @@ def plan(
     counted = numbers(config)
     step_flops = batch_size * (3 * counted.flops + (counted.block_flops if remat else 0))
     saved, working = _activations(config, BYTES[precision], remat=remat)
+    size, taught = config.size, 0
+    if teacher is not None:
+        taught_by = teacher if isinstance(teacher, ViTConfig) else ViTConfig.from_name(teacher)
+        size = max(size[0], taught_by.size[0]), max(size[1], taught_by.size[1])
+        weights = numbers(taught_by).parameters * (FLOAT32 + (0 if precision == "float32" else BYTES[precision]))
+        taught = weights + micro_batch * _activations(taught_by, BYTES[precision], remat=True)[1]
+        step_flops += batch_size * numbers(taught_by).flops
     words = [f"{devices} device{'s' * (devices > 1)}", f"{accumulation} micro-batches" if accumulation > 1 else ""]
-    words += [optimizer, precision, "blocks recomputed" if remat else "", "moving average" if ema else ""]
+    words += [
+        optimizer,
+        precision,
+        "a teacher" if teacher is not None else "",
+        "blocks recomputed" if remat else "",
+        "moving average" if ema else "",
+    ]
     return Plan(
         name=canonical_name(model) if isinstance(model, str) else "ViT",
         image_size=config.size,
@@ -208,7 +226,8 @@ def plan(
         casts=0 if precision == "float32" else BYTES[precision] * counted.parameters,
         activations=micro_batch * saved,
         working=micro_batch * working,
-        images=batch_size // devices * prod(config.size) * config.num_channels * FLOAT32,
+        images=batch_size // devices * prod(size) * config.num_channels * FLOAT32,
+        teacher=taught,
         step_seconds=step_flops / (devices * peak_tflops * 1e12 * utilization) if peak_tflops else None,
         rate=f"{utilization:.0%} of {peak_tflops} TFLOP/s",
     )

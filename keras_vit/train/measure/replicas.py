@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from keras_vit.dense.model import DenseModel
 from keras_vit.model.task import Task
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.data.pipeline import ModelInput, evaluation_batches
@@ -31,7 +32,7 @@ def replicate(model: keras.Model, strategy: tf.distribute.Strategy) -> keras.Mod
     if all(strategy.extended.variable_created_in_scope(weight.value) for weight in model.weights):
         return model
     with strategy.scope():
-        if isinstance(model, VisionTransformer):
+        if isinstance(model, VisionTransformer | DenseModel):
             return model.with_config(model.config)
         copy = keras.models.clone_model(model)
         copy.set_weights(model.get_weights())

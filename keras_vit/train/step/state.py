@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train._recipe import Recipe
-from keras_vit.train.step import masked_patch
+from keras_vit.train.step import distill, masked_patch
 from keras_vit.train.step.objective import Objective, supervised
 from keras_vit.train.step.optimizer import Optimizer
 
@@ -15,17 +15,35 @@ from keras_vit.train.step.optimizer import Optimizer
 class TrainState:
     """Everything that changes during training. Create it in the strategy's scope, like the model."""
 
-    def __init__(self, recipe: Recipe, model: VisionTransformer, *, total_steps: int) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: VisionTransformer,
+        *,
+        total_steps: int,
+        teacher: VisionTransformer | None = None,
+        has_labels: bool = True,
+    ) -> None:
         self.recipe = recipe
         self.model = model
+        self.view_size = distill.view_size(model, teacher) if teacher else model.config.size
         self.total_steps = total_steps
         self.whole_model: Any = model  # with the layers that the objective adds
         self.objective: Objective
-        self.metrics: tuple[str, ...]  # names of what the objective returns beside the loss
+        self.metrics: tuple[str, ...]  # names of what the objective returns beside the loss, and is logged
         if recipe.objective == "masked_patch":
             self.whole_model = masked_patch.MaskedPatchModel(model)
             self.objective = masked_patch.objective(remat=recipe.remat)
             self.metrics = masked_patch.METRICS
+        elif recipe.objective == "distill_features":
+            assert teacher
+            self.whole_model = distill.FeatureDistillation(model, teacher)
+            self.objective = distill.features_objective(recipe, model, teacher)
+            self.metrics = distill.FEATURE_METRICS
+        elif recipe.objective == "distill":
+            assert teacher
+            self.objective = distill.logits_objective(recipe, model, teacher)
+            self.metrics = (*distill.METRICS, *(model.task.metrics if has_labels else ()))
         else:
             task = model.task
             self.objective = supervised(
@@ -49,6 +67,9 @@ class TrainState:
         self.strategy = tf.distribute.get_strategy()
         self.step = tf.Variable(  # number of steps done
             0, dtype=tf.int64, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="step"
+        )
+        self.interrupt = tf.Variable(  # 1 ends a step with an error before its next micro-batch
+            0, dtype=tf.int64, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="interrupt"
         )
 
     @property
@@ -78,7 +99,8 @@ def _trained_variables(recipe: Recipe, model: Any) -> list[Any]:
     frozen = {path for found in matches.values() for path in found}
     trained = [v for v in model.trainable_variables if v.path not in frozen]
     if recipe.linear_probe:
-        trained = [v for v in trained if v.path.split("/")[0] in HEADS]
+        heads = getattr(model, "head_layers", HEADS)
+        trained = [v for v in trained if v.path.split("/")[0] in heads]
     unused = [pattern for pattern, found in matches.items() if not found]
     if unused or not trained:
         wrong = f"freeze matches no variable with {unused}" if unused else "no variable is left to train"

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_vit._util.checks import check_texts
 from keras_vit.train.step.workers import TIMEOUT, wait_for_workers
 
 STRATEGIES = ("auto", "one", "mirrored", "workers", "tpu")
@@ -36,9 +37,10 @@ def strategy(name: str = "auto", *, worker_timeout: float = TIMEOUT) -> tf.distr
         >>> keras_vit.train.strategy("one").num_replicas_in_sync
         1
     """
+    check_texts(strategy=name)
     kind, _, address = name.partition(":")
     if kind not in STRATEGIES or (address and kind != "tpu"):
-        raise ValueError(f"strategy must be one of {list(STRATEGIES)} or 'tpu:NAME'. Received: {name!r}")
+        raise ValueError(f"strategy must be one of {list(STRATEGIES)} or 'tpu:NAME'. Received: {name!r:.200}")
     if kind == "auto":
         kind = _detect()
     if kind == "workers":
@@ -113,7 +115,7 @@ def _addresses(text: str) -> list[Any]:
         cluster = json.loads(text).get("cluster", {})
         return [*cluster.get("chief", []), *cluster.get("worker", [])]
     except (ValueError, AttributeError, TypeError) as error:
-        raise ValueError(f"TF_CONFIG must be JSON such as {_EXAMPLE}. Received: {text!r}") from error
+        raise ValueError(f"TF_CONFIG must be JSON such as {_EXAMPLE}. Received: {text!r:.200}") from error
 
 
 def _connect_workers() -> tf.distribute.Strategy:
@@ -136,7 +138,7 @@ def _check_workers() -> tuple[tuple[str, ...], str]:
         )
     task = json.loads(text).get("task") if _addresses(text) else None
     if not isinstance(task, dict) or not isinstance(task.get("index"), int) or task.get("type") not in _ROLES:
-        raise ValueError(f"TF_CONFIG must name a cluster and this machine's task: {_EXAMPLE}. Received: {text!r}")
+        raise ValueError(f"TF_CONFIG must name a cluster and this machine's task: {_EXAMPLE}. Received: {text!r:.200}")
     workers = json.loads(text)["cluster"].get(task["type"], [])
     if not 0 <= task["index"] < len(workers):
         raise ValueError(
@@ -156,7 +158,7 @@ def _connect_tpu(address: str) -> tf.distribute.Strategy:
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
         raise ValueError(
-            f"There is no TPU at {address!r} ({type(error).__name__}). On a TPU machine install tensorflow-tpu in "
+            f"There is no TPU at {address!r:.200} ({type(error).__name__}). On a TPU machine install tensorflow-tpu in "
             "place of tensorflow (docs/many-gpus-and-tpu-pods.md has the commands), or name another strategy: 'one', "
             "'mirrored' or 'workers'."
         ) from error

@@ -58,8 +58,13 @@ def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Call
     return train_step
 
 
-def accumulate(gradients: Callable[[Batch, Any], Gradients], batch: Batch, seed: Any, *, count: int) -> Gradients:
-    """Sum the gradients of `count` micro-batches, one at a time in memory; `count` divides the number of images."""
+def accumulate(
+    gradients: Callable[[Batch, Any], Gradients], batch: Batch, seed: Any, *, count: int, interrupt: Any = 0
+) -> Gradients:
+    """Sum the gradients of `count` micro-batches, one at a time in memory; `count` divides the number of images.
+
+    Outside of XLA, a variable `interrupt` that is no longer 0 before a micro-batch ends the step with an error.
+    """
     if count == 1:
         return gradients(batch, seed)
     split = {name: tf.reshape(x, (count, x.shape[0] // count, *x.shape[1:])) for name, x in batch.items()}
@@ -68,7 +73,9 @@ def accumulate(gradients: Callable[[Batch, Any], Gradients], batch: Batch, seed:
         return gradients({name: x[k] for name, x in split.items()}, tf.random.experimental.stateless_fold_in(seed, k))
 
     def add(k: Any, sums: Gradients) -> tuple[Any, Gradients]:
-        return k + 1, tf.nest.map_structure(tf.add, sums, of_micro_batch(k))
+        with tf.control_dependencies([tf.debugging.Assert(tf.equal(interrupt, 0), ["The step was interrupted"])]):
+            number = tf.identity(k)
+        return k + 1, tf.nest.map_structure(tf.add, sums, of_micro_batch(number))
 
     # The first micro-batch stays outside of the loop: TensorFlow rounds the operations of a loop differently, so that
     # without XLA a run would no longer continue bit for bit from checkpoints of earlier versions.
@@ -110,7 +117,7 @@ def _replica_step(
 def _local_gradients(state: TrainState, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:
     """Compute one replica's share of the gradients, over all of its micro-batches."""
     compute = functools.partial(_gradients, state, compiler)
-    return accumulate(compute, batch, seed, count=int(state.recipe.accumulation))
+    return accumulate(compute, batch, seed, count=int(state.recipe.accumulation), interrupt=state.interrupt)
 
 
 def _gradients(state: TrainState, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:

@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_vit._util import html
 from keras_vit._util.atomic import replacing
-from keras_vit._util.checks import check_counts
+from keras_vit._util.checks import as_path, check_counts
 from keras_vit._util.text import byte_size, scaled
 from keras_vit._util.timing import median_milliseconds
 from keras_vit.model.classify import single_images
@@ -73,7 +73,7 @@ def report(
         'report.html'
     """
     figures.check_matplotlib()
-    target = _check_target(Path(path))
+    target = _check_target(Path(as_path(path, "path")))
     check_counts(top=top)
     inner = vision_transformer(model)
     names, prepared = _prepare(inner, images)

@@ -14,7 +14,7 @@ from keras_vit.visualize import attention, tokens, weights
 from keras_vit.visualize._models import split_batch
 
 # The axis of each array that counts the images.
-_AXES = {"rollout": 0, "attention": 0, "distance": 1, "norms": 1, "rank": 1, "lens": 1}
+_AXES = {"patches": 0, "rollout": 0, "attention": 0, "distance": 1, "norms": 1, "rank": 1, "lens": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,7 @@ class ReportData:
     rollout: np.ndarray | None = None  # (batch, rows, columns), result of `attention_rollout`
     attention: np.ndarray | None = None  # (batch, heads, rows, columns), the last layer of `class_attention`
     distance: np.ndarray | None = None  # (layers, heads), result of `attention_distance`, in pixels
+    colours: np.ndarray  # uint8 (batch, rows, columns, 4): `patch_components`, transparent in the background
     norms: np.ndarray  # (layers, batch, tokens), result of `token_norms`
     rank: np.ndarray  # (layers,), result of `effective_rank`
     predictions: list[list[Prediction]] | None  # for each image the likeliest classes; None without a head
@@ -55,11 +56,13 @@ def collect(
         )
     arrays |= {name: arrays[name].mean(axis=1) for name in ("distance", "rank") if name in arrays}
     lens = arrays.pop("lens", None)
+    colours, foreground = tokens.components(arrays.pop("patches"))
     return ReportData(
         config=config,
         parameters=model.count_params(),
         names=tuple(names),
         pictures=tuple(undo_preprocessing(config, image) for image in images),
+        colours=np.rint(255 * np.concatenate([colours, foreground[..., None]], axis=-1)).astype(np.uint8),
         filters=weights.embedding_filters(model),
         similarity=weights.position_similarity(model) if weights.has_position_embedding(config) else None,
         predictions=None if lens is None else model.decode_predictions(lens[-1], top),
@@ -72,6 +75,7 @@ def _arrays(model: VisionTransformer, images: np.ndarray) -> dict[str, np.ndarra
     config = model.config
     blocks = tokens.block_tokens(model, images)
     arrays = {"norms": tokens.norms(blocks), "rank": tokens.ranks(blocks)}
+    arrays["patches"] = tokens.patch_features(model, images)
     if config.has_attention:
         maps, probe = attention.block_maps(model, images), attention.probe_map(model, images)
         arrays["rollout"] = attention.rollout(config, maps, probe)

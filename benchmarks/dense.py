@@ -1,0 +1,81 @@
+"""Compare LiteRT files of a DPT segmenter on a ViT-S/14 at 518 pixels with those of TensorFlow's converter.
+
+    python benchmarks/dense.py [CHECKPOINT]
+
+CHECKPOINT is the backbone, such as the folder of facebook/dinov2-small; without it, weights are random, as those of the
+head always are. Times are medians of one image; the files take turns. "pixels" is the share of pixels whose best class
+is the model's, on built-in images; memory is the peak of the export: of the converter, that of its own process.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import statistics
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import keras_vit
+from keras_vit import converters, dense, export
+from keras_vit._util.timing import timed
+from keras_vit.export.check import samples
+from keras_vit.export.check.running import load_exported
+
+CLASSES, SIZE, THREADS, ROUNDS = 21, 518, 2, 5
+
+
+def build(checkpoint: str | None) -> dense.DenseModel:
+    """Return the segmenter; the statistics of its batch normalizations are random too."""
+    if checkpoint:
+        backbone = converters.load(checkpoint, image_size=SIZE)
+    else:
+        config = keras_vit.ViTConfig.from_name("S/14", image_size=SIZE, num_classes=0)
+        backbone = keras_vit.VisionTransformer(config)
+    model = dense.segmenter(backbone, CLASSES, head="dpt")
+    draw = np.random.default_rng(0)
+    for variable in model.weights:
+        if variable.path.endswith(("moving_mean", "beta")):
+            variable.assign(draw.normal(scale=0.1, size=variable.shape))
+    return model
+
+
+def main() -> None:
+    """Write and run the files, and print a table."""
+    warnings.simplefilter("ignore")
+    model = build(*(sys.argv[1:] or [None]))
+    images = samples.images(model.config, 2)
+    expected = model.predict_on_batch(images).argmax(axis=-1)
+    rows: dict[str, list[Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for mode in ("none", "dynamic"):
+            for route in ("direct", "converter"):
+                path = Path(folder) / f"{mode}-{route}.tflite"
+                options: dict[str, Any] = {"quantize": mode, "route": route, "verify": images, "threads": THREADS}
+                report = export.tflite(model, path, least_cosine=0, least_agreement=0, **options)
+                child = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+                print(path.stem, report.seconds, report.milliseconds, flush=True)
+                rows[path.stem] = [report.seconds, (report.peak_bytes or child) / 2**20, report.bytes / 2**20]
+        files = {name: load_exported(Path(folder) / f"{name}.tflite", THREADS) for name in rows}
+        right = {}
+        for name, file in files.items():
+            maps = np.concatenate([next(iter(file.call(image[None]).values())) for image in images])
+            right[name] = (maps.argmax(axis=-1) == expected).mean()
+        times: dict[str, list[float]] = {name: [] for name in files}
+        for _ in range(ROUNDS):
+            for name, file in files.items():
+                times[name].append(1000 * timed(file.call, images[:1])[1])
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {THREADS} threads")
+    print(f"{'file':20} {'ms':>8} {'pixels':>9} {'seconds':>8} {'MiB peak':>9} {'MiB file':>9}")
+    for name, (seconds, peak, size) in rows.items():
+        median = statistics.median(times[name])
+        print(f"{name:20} {median:8.0f} {right[name]:9.4%} {seconds:8.1f} {peak:9.0f} {size:9.1f}")
+
+
+if __name__ == "__main__":
+    main()

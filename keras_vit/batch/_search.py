@@ -1,0 +1,139 @@
+"""Find the embeddings that are nearest to a query: exact search in blocks, so that memory is bounded."""
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from keras_vit._util.checks import check_counts
+from keras_vit.batch.folder import find_folder
+
+BLOCK = 4 << 20  # numbers in a block: 16 MB in float32
+
+
+class Match(NamedTuple):
+    """A row that a search found: its number from 0, its path (None in an array), and its cosine with the query.
+
+    Example:
+        >>> keras_vit.batch.Match(row=17, path="photos/cat.jpg", score=0.31).path
+        'photos/cat.jpg'
+    """
+
+    row: int
+    path: str | None
+    score: float
+
+
+class _Block(NamedTuple):
+    vectors: np.ndarray  # float32 (rows, width)
+    numbers: np.ndarray  # of the rows
+    paths: Sequence[Any] | None  # of the rows, as Arrow's scalars
+
+
+def search(vectors: str | os.PathLike[str] | np.ndarray, queries: Any, *, top: int = 10) -> list[list[Match]]:
+    """Find the rows whose cosine with a query is largest. The search is exact: every row is compared.
+
+    A file is read in blocks of about 16 MB, however many rows it has.
+
+    Args:
+        vectors: a folder of `batch.embed` (`keras-vit embed`), a .npy file, or an array: float (rows, width), of any
+            length above 0. The rows of a folder that have an error are left out.
+        queries: float (queries, width) or (width,), such as `model.embed` returns.
+        top: number of rows for each query, >= 1.
+
+    Returns:
+        The matches of each query, the best first, of equal ones the first row. A score is from -1 to 1.
+
+    Raises:
+        ValueError: queries and rows differ in width, are zero or not finite, or the folder has no embeddings.
+        FileNotFoundError: there is no such file, or no such folder of `batch.embed`.
+
+    Example:
+        >>> index = np.eye(3, dtype="float32")
+        >>> [match.row for match in keras_vit.batch.search(index, [0.1, 0.9, 0.4], top=2)[0]]
+        [1, 2]
+    """
+    check_counts(top=top)
+    wanted = np.atleast_2d(np.asarray(queries, np.float32))
+    if wanted.ndim != 2 or not wanted.size:
+        raise ValueError(f"queries must be numbers (queries, width). Received: shape {np.shape(queries)}")
+    wanted = wanted / _lengths(wanted, range(len(wanted)), "query")[:, None]
+    found: list[list[Match]] = [[] for _ in wanted]
+    for block in _blocks(vectors, wanted.shape):
+        lengths = _lengths(block.vectors, block.numbers, "row")
+        scores = wanted @ block.vectors.T / lengths
+        for best, of_query in zip(found, scores, strict=True):
+            better = np.flatnonzero(of_query > (best[-1].score if len(best) == top else -np.inf))
+            for place in better[np.argsort(-of_query[better], kind="stable")[:top]].tolist():
+                path = None if block.paths is None else block.paths[place].as_py()
+                best.append(Match(int(block.numbers[place]), path, float(of_query[place])))
+            best.sort(key=lambda match: -match.score)  # stable, so of equal ones the first row
+            del best[top:]
+    return found
+
+
+def _lengths(rows: np.ndarray, numbers: Sequence[int] | np.ndarray, name: str) -> np.ndarray:
+    """Return the lengths of rows; raise a ValueError with the number of one that is zero or not finite."""
+    with np.errstate(over="ignore"):
+        lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    if (bad := np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))).size:
+        raise ValueError(f"Embeddings must be finite and not zero. Received: others, such as {name} {numbers[bad[0]]}")
+    return lengths
+
+
+def _blocks(vectors: Any, shape: tuple[int, ...]) -> Iterator[_Block]:
+    """Yield the rows of a folder, a file or an array; `shape` is that of the queries."""
+    size = max(1, BLOCK // max(shape))
+    path = Path(vectors).expanduser() if isinstance(vectors, str | os.PathLike) else None
+    if path is not None and path.suffix != ".npy":
+        yield from _folder_blocks(path, shape[1], size)
+        return
+    array = np.asarray(vectors) if path is None else _map_npy(path)
+    if array.ndim != 2 or array.dtype.kind != "f":
+        raise ValueError(f"vectors must be floats (rows, width). Received: {array.dtype} of shape {array.shape}")
+    _check_width(array.shape[1], shape[1])
+    for first in range(0, len(array), size):
+        # With a new memory map for each block, the file never counts as memory of the process.
+        source = array if path is None else _map_npy(path)
+        part = np.asarray(source[first : first + size], np.float32)
+        yield _Block(part, np.arange(first, first + len(part)), None)
+
+
+def _map_npy(path: Path) -> np.ndarray:
+    try:
+        return np.lib.format.open_memmap(path, mode="r")
+    except ValueError as error:
+        raise ValueError(f"{path} is not a .npy file of numbers, or it is damaged: {error}") from None
+
+
+def _folder_blocks(path: Path, width: int, size: int) -> Iterator[_Block]:
+    folder, first = find_folder(path), 0
+    if folder.record["what"] != "embeddings":
+        raise ValueError(f"{path} has no embeddings, but {folder.record['what']}: run keras-vit embed without --what")
+    files = folder.finished()
+    if unfinished := folder.record["files"] - len(files):
+        warnings.warn(f"{path} lacks {unfinished:,} files: its run has not finished", stacklevel=4)
+    for name in files:
+        try:
+            with pq.ParquetFile(name) as file:
+                _check_width(file.schema_arrow.field("embeddings").type.list_size, width)
+                for batch in file.iter_batches(size, columns=["path", "embeddings"]):
+                    is_good = batch["embeddings"].is_valid()
+                    rows = batch["embeddings"].flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+                    numbers = first + np.flatnonzero(is_good)
+                    yield _Block(rows.astype(np.float32, copy=False), numbers, batch["path"].filter(is_good))
+                    first += len(batch)
+        except (pa.ArrowException, AttributeError, KeyError, OSError) as error:
+            raise ValueError(f"{name} is not a file of this run, or it is damaged: {str(error)[:200]}") from None
+
+
+def _check_width(width: int, wanted: int) -> None:
+    if width != wanted:
+        raise ValueError(
+            f"The query and the vectors have different widths, {wanted} and {width}: they are of different models"
+        )

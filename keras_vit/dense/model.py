@@ -1,0 +1,265 @@
+"""A Keras model that returns a map for every image: a Vision Transformer and a head on the tokens of its blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vit._util.checks import one_of
+from keras_vit.dense.config import MapConfig, dpt_widths, four_blocks, last_blocks
+from keras_vit.dense.heads import MapHead
+from keras_vit.dense.predict import frame, to_image
+from keras_vit.dense.task import Depth, Segmentation
+from keras_vit.model.classify import single_images
+from keras_vit.model.config import ViTConfig
+from keras_vit.model.preprocess import to_arrays
+from keras_vit.model.vision_transformer import VisionTransformer
+
+HEADS = ("linear", "multiscale", "dpt")
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class DenseModel(keras.Model):
+    """A Vision Transformer with a head that returns a map: a functional Keras model.
+
+    Args:
+        backbone: the Vision Transformer. The model gets a copy of its weights, or its layers themselves if it has no
+            head, as `backbone` of another DenseModel.
+        head: what the head reads and returns.
+        name: name of the model.
+
+    Input: float32 (batch, height, width, channels), as `preprocess` returns them.
+    Output: float32 logits (batch, rows, columns, classes) or depth (batch, rows, columns), at the head's own size.
+
+    Attributes:
+        backbone: the VisionTransformer, without its head; it shares its layers with this model.
+        config: the ViTConfig of the backbone, with image size and preprocessing.
+        head: the MapConfig of the head.
+
+    Example:
+        >>> model = keras_vit.dense.segmenter(keras_vit.zoo.load("digits"), 3, labels=["sky", "sea", "land"])
+        >>> images = model.preprocess(np.zeros((2, 40, 60, 3), "uint8"))
+        >>> tuple(model(images).shape), model.predict_maps(np.zeros((40, 60, 3), "uint8"))[0].shape
+        ((2, 8, 8, 3), (40, 60))
+        >>> model.resized((32, 48)).output_shape
+        (None, 8, 12, 3)
+        >>> model.with_config(model.config, dtype="mixed_bfloat16").head.labels
+        ('sky', 'sea', 'land')
+    """
+
+    def __init__(self, backbone: VisionTransformer, head: MapConfig, *, name: str = "dense") -> None:
+        if backbone.config != _plain_config(backbone):
+            backbone = backbone.with_config(_plain_config(backbone))
+        super().__init__(inputs=backbone.inputs[0], outputs=MapHead(backbone, head).output, name=name)
+        self.config = backbone.config
+        self.head = head
+        # In a function, because Keras would track and save a model that is an attribute.
+        self._get_backbone = lambda: backbone
+
+    @property
+    def backbone(self) -> VisionTransformer:
+        """The VisionTransformer, without its head; it shares its layers with this model."""
+        return self._get_backbone()
+
+    @property
+    def task(self) -> Segmentation | Depth:
+        """Task of the output: how the model is trained, evaluated, exported and compared."""
+        if self.head.output == "depth":
+            return Depth(max_depth=self.head.max_depth)
+        return Segmentation(num_classes=self.head.num_classes, labels=self.head.labels, image_size=self.config.size)
+
+    @property
+    def head_layers(self) -> list[str]:
+        """Names of the layers that are not the backbone's."""
+        return [layer.name for layer in self.layers if layer not in self.backbone.layers]
+
+    def preprocess(self, images: Any) -> np.ndarray:
+        """Prepare images at the model's size, whole: the aspect ratio is not kept.
+
+        Args:
+            images: as for `VisionTransformer.preprocess`.
+
+        Returns:
+            float32 (batch, height, width, channels).
+
+        Raises:
+            ValueError: as `VisionTransformer.preprocess`.
+        """
+        return self.backbone.preprocess(images)
+
+    def predict_maps(self, images: Any) -> list[np.ndarray]:
+        """Return a map for every image at the image's own size, as the official code computes it.
+
+        Args:
+            images: as for `VisionTransformer.classify`: paths, folders, PIL images, arrays of 0..255, or a list.
+
+        Returns:
+            For each image an array (height, width): numbers of the classes, uint8 (int32 for more than 256 classes), or
+            float32 depth.
+
+        Raises:
+            ValueError: an image cannot be read or is too large, there is none, or the model computes NaN or infinity.
+            FileNotFoundError: there is no file at a path, or no image in a folder.
+        """
+        models: dict[tuple[int, ...], DenseModel] = {self.config.size: self}
+        maps = []
+        for image in single_images(images):
+            [pixels] = to_arrays(image, self.config.num_channels)
+            prepared = frame(pixels[0], self.head, self.config)
+            size = prepared.shape[1:3]
+            if size not in models:
+                models = {self.config.size: self, size: self.resized(size)}  # one more copy of the weights at a time
+            output = models[size].predict_on_batch(prepared)[0]
+            if not np.isfinite(output).all():
+                raise ValueError("The model must compute finite numbers. Received: NaN or infinity in a map")
+            maps.append(to_image(output, self.head, pixels.shape[1:3]))
+        if not maps:
+            raise ValueError("predict_maps needs at least one image. Received: an empty list")
+        return maps
+
+    def resized(self, image_size: int | tuple[int, int]) -> DenseModel:
+        """Return a new model with the same weights for another image size, as `VisionTransformer.resized` does.
+
+        Args:
+            image_size: int or (height, width) in pixels.
+
+        Raises:
+            ValueError: the size is wrong.
+        """
+        return self.with_config(self.config.replace(image_size=image_size))
+
+    def with_config(self, config: ViTConfig, *, dtype: Any = None, labels: Any = None) -> DenseModel:
+        """Return a new model with the same weights and another config of the backbone, as `VisionTransformer`'s.
+
+        Args:
+            config: config of the new backbone; what its weights depend on must agree.
+            dtype: a Keras dtype policy or its name; None means this model's.
+            labels: names of the classes; None means this model's.
+
+        Raises:
+            ValueError: the weights do not fit the config.
+        """
+        head = self.head if labels is None else self.head.replace(labels=labels)
+        other = DenseModel(self.backbone.with_config(config, dtype=dtype), head, name=self.name)
+        for name in other.head_layers:
+            other.get_layer(name).set_weights(self.get_layer(name).get_weights())
+            other.get_layer(name).trainable = self.get_layer(name).trainable
+        return other
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of `from_config`."""
+        frozen = [name for name in self.head_layers if not self.get_layer(name).trainable]
+        return {
+            "backbone": self.backbone.get_config(),
+            "head": self.head.to_dict(),
+            "name": self.name,
+            "frozen": frozen,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> DenseModel:
+        """Return a new model with initial weights from what `get_config` returned."""
+        del custom_objects  # every layer is registered
+        backbone = VisionTransformer.from_config(config["backbone"])
+        model = cls(backbone, MapConfig(**config["head"]), name=config["name"])
+        for name in config["frozen"]:
+            model.get_layer(name).trainable = False
+        return model
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save the weights of the backbone that the head does not read, such as those of its final norm."""
+        for number, variable in enumerate(self._unread_variables()):
+            store[str(number)] = keras.ops.convert_to_numpy(variable)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load what `save_own_variables` saved."""
+        for number, variable in enumerate(self._unread_variables()):
+            variable.assign(store[str(number)])
+
+    def _unread_variables(self) -> list[Any]:
+        own = {id(variable) for variable in self.variables}
+        return [variable for variable in self.backbone.variables if id(variable) not in own]
+
+
+def segmenter(backbone: VisionTransformer, num_classes: int, *, head: str = "linear", labels: Any = None) -> DenseModel:
+    """Return a model that gives each cell of an image a class: a backbone and a new head.
+
+    Args:
+        backbone: a VisionTransformer; its weights are copied.
+        num_classes: number of classes.
+        head: "linear" (batch normalization and a dense layer on the last block, as DINOv2's), "multiscale" (the same on
+            the last four blocks), or "dpt" (arXiv 2103.13413).
+        labels: name of a list in zoo/labels, or the names of the classes.
+
+    Returns:
+        The model: prepared images -> float32 logits (batch, rows, columns, num_classes).
+
+    Raises:
+        ValueError: an argument is wrong, or the backbone has too few blocks.
+
+    Example:
+        >>> model = keras_vit.dense.segmenter(keras_vit.zoo.load("digits"), 3)
+        >>> model.output_shape
+        (None, 8, 8, 3)
+    """
+    names = labels if labels is None or isinstance(labels, str) else tuple(labels)
+    return _new_model(backbone, head, num_classes=num_classes, labels=names, batch_norm=True)
+
+
+def depth(backbone: VisionTransformer, *, head: str = "dpt", max_depth: float | None = None) -> DenseModel:
+    """Return a model that estimates the depth of each cell of an image: a backbone and a new head.
+
+    Args:
+        backbone: a VisionTransformer; its weights are copied.
+        head: "dpt", as Depth Anything's (arXiv 2406.09414), or "linear" or "multiscale", expectations over 256 bins of
+            depth from the last block or from four, as DINOv2's; these need max_depth.
+        max_depth: greatest depth, for example in metres; None for relative depth, which is larger the nearer.
+
+    Returns:
+        The model: prepared images -> float32 depth (batch, rows, columns).
+
+    Raises:
+        ValueError: an argument is wrong, or the backbone has too few blocks.
+
+    Example:
+        >>> model = keras_vit.dense.depth(keras_vit.zoo.load("digits"), max_depth=20)
+        >>> model.output_shape
+        (None, 32, 32)
+    """
+    return _new_model(backbone, head, output="depth", max_depth=max_depth)
+
+
+def _new_model(backbone: VisionTransformer, head: str, **fields: Any) -> DenseModel:
+    """Return a model with a new head on a copy of a backbone."""
+    one_of("head", head, HEADS)
+    config = _plain_config(backbone)
+    last = config.num_layers - 1
+    is_depth = fields.get("output") == "depth"
+    if head == "dpt":
+        depth = {"activation": "relu" if fields.get("max_depth") is None else "sigmoid"}
+        classes = {"residual_bias": False}
+        fields |= dpt_widths(config.hidden_size) | (depth if is_depth else classes)
+        fields |= {"kind": "dpt", "blocks": four_blocks(config.num_layers)}
+    elif is_depth:
+        blocks = (last,) if head == "linear" else four_blocks(config.num_layers)
+        readout = "concat" if config.class_token else "ignore"
+        fields |= {"blocks": blocks, "min_depth": 0.001, "norm": False, "upsample": 4, "readout": readout}
+    else:
+        fields["blocks"] = (last,) if head == "linear" else last_blocks(config.num_layers)
+    return DenseModel(backbone.with_config(config), MapConfig(**fields))
+
+
+def _plain_config(backbone: VisionTransformer) -> ViTConfig:
+    """Return the config of a VisionTransformer without its head, whose last block computes all tokens."""
+    if not isinstance(backbone, VisionTransformer):
+        raise ValueError(f"backbone must be a VisionTransformer. Received: {type(backbone).__name__}")
+    config = backbone.config
+    if config.distilled or not config.num_layers:
+        kind = "a model with a distillation token" if config.distilled else "a ResNet without blocks"
+        raise ValueError(f"backbone must be a Vision Transformer without a distillation token. Received: {kind}")
+    changes = {"classifier": "gap", "num_classes": 0, "representation_size": None, "normalize_features": False}
+    whole = replace(config.preprocessing, resize="squash", crop_fraction=1.0)  # a map is of the whole image
+    return config.replace(**changes, preprocessing=whole)

@@ -1,0 +1,1 @@
+"""Writers of the layers of heads that return a map."""

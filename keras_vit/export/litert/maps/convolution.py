@@ -1,0 +1,121 @@
+"""Writers of convolutions, and of the layers between them: batch norm, activation, padding, sum."""
+
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vit.export.litert.builder import Tensor
+from keras_vit.export.litert.folding import Affine, Array, float64
+from keras_vit.export.litert.layers import apply_affine
+from keras_vit.export.litert.operators import static_dim
+from keras_vit.export.litert.stem import norm_and_relu
+from keras_vit.export.litert.writer import FileWriter, Value, source, unsupported, writes
+from keras_vit.model import layers as vit
+
+_CONVOLUTIONS = (keras.layers.Conv2D, keras.layers.Conv2DTranspose)
+_ACTIVATIONS = {"relu": "RELU", "sigmoid": "LOGISTIC", "tanh": "TANH"}  # Keras' name -> operator
+
+
+@writes(keras.layers.BatchNormalization)
+def write_batch_norm(file: FileWriter, layer: Any, x: Any) -> Value:
+    """Fold batch normalization into the convolution in front of it, or leave it to the layer that reads it."""
+    front, inputs = source(x)
+    if isinstance(front, _CONVOLUTIONS) and _is_linear(front):
+        return Value(_convolution(file, front, *inputs, norm=layer))
+    gain, shift = _gain_and_shift(layer)
+    value = file.read(x)
+    before = value.affine or Affine(np.ones(len(gain)), *np.zeros((2, len(gain))))
+    after = Affine(before.gain * gain, before.shift * gain + shift, before.constant * gain)
+    return dataclasses.replace(value, affine=after)
+
+
+def _gain_and_shift(norm: Any) -> tuple[Array, Array]:
+    """Return the gain and shift of a BatchNormalization in inference."""
+    gain = (float64(norm.moving_variance) + norm.epsilon) ** -0.5
+    gain = gain * float64(norm.gamma) if norm.scale else gain
+    shift = -float64(norm.moving_mean) * gain
+    return gain, shift + float64(norm.beta) if norm.center else shift
+
+
+@writes(keras.layers.Activation, keras.layers.ReLU)
+def write_activation(file: FileWriter, layer: Any, x: Any) -> Value:
+    """Write an activation; a ReLU is part of the GroupNormalization, or of the convolution with or without batch
+    normalization, in front of it.
+    """
+    name = "relu" if isinstance(layer, keras.layers.ReLU) else keras.activations.serialize(layer.activation)
+    front, inputs = source(x)
+    if name == "relu" and isinstance(front, vit.GroupNormalization):
+        return Value(norm_and_relu(file.ops, front, file.read(*inputs).tensor, layer.name))
+    norm = front if isinstance(front, keras.layers.BatchNormalization) else None
+    front, inputs = source(*inputs) if norm else (front, inputs)
+    if name == "relu" and isinstance(front, keras.layers.Conv2D) and _is_linear(front):
+        return Value(_convolution(file, front, *inputs, norm=norm, activation="relu"))
+    return Value(_activation(file, layer, name, apply_affine(file.ops, file.read(x), f"{layer.name}/input")))
+
+
+@writes(*_CONVOLUTIONS)
+def write_convolution(file: FileWriter, layer: Any, x: Any) -> Value:
+    """Write a convolution and its activation."""
+    tensor = _convolution(file, layer, x)
+    name = keras.activations.serialize(layer.activation)
+    return Value(tensor if name == "linear" else _activation(file, layer, name, tensor))
+
+
+def _is_linear(layer: Any) -> bool:
+    return bool(layer.activation is keras.activations.linear)
+
+
+def _activation(file: FileWriter, layer: Any, name: Any, x: Tensor) -> Tensor:
+    if name not in _ACTIVATIONS:
+        raise unsupported(layer, f" with the activation {name!r}")
+    return file.ops.unary(_ACTIVATIONS[name], x, f"{layer.name}/{name}")
+
+
+def _convolution(file: FileWriter, layer: Any, x: Any, *, norm: Any = None, activation: str | None = None) -> Tensor:
+    """Write a convolution without its own activation, with the batch normalization and ReLU behind it."""
+    if getattr(layer, "groups", 1) != 1 or tuple(layer.dilation_rate) != (1, 1):
+        raise unsupported(layer, " with groups or dilation")
+    is_transposed = isinstance(layer, keras.layers.Conv2DTranspose)
+    kernel = np.moveaxis(float64(layer.kernel), 2 if is_transposed else 3, 0)  # (outputs, height, width, inputs)
+    bias = float64(layer.bias) if layer.use_bias else np.zeros(len(kernel))
+    if norm is not None:
+        gain, shift = _gain_and_shift(norm)
+        kernel, bias = kernel * gain[:, None, None, None], bias * gain + shift
+    tensor = apply_affine(file.ops, file.read(x), f"{layer.name}/input")
+    options: dict[str, Any] = {"strides": tuple(layer.strides), "same": layer.padding == "same"}
+    if is_transposed:
+        if tensor.shape[0] is None and layer.kernel_size != layer.strides:
+            raise unsupported(layer, " whose cells overlap, for any number of images (batch=None)")
+        return file.ops.transposed_convolution(tensor, kernel, bias, layer.name, **options)
+    return file.ops.convolution(tensor, kernel, bias, layer.name, activation=activation, **options)
+
+
+@writes(keras.layers.ZeroPadding2D)
+def write_padding(file: FileWriter, layer: Any, x: Any) -> Value:
+    """Write zeros around a map."""
+    x = apply_affine(file.ops, file.read(x), f"{layer.name}/input")
+    (top, bottom), (left, right) = layer.padding
+    return Value(file.ops.pad(x, (0, top, left, 0), layer.name, after=(0, bottom, right, 0)))
+
+
+@writes(keras.layers.Add)
+def write_add(file: FileWriter, layer: Any, *inputs: Any) -> Value:
+    """Write a sum."""
+    first, *others = (apply_affine(file.ops, file.read(x), f"{layer.name}/{i}") for i, x in enumerate(inputs))
+    for number, other in enumerate(others, start=1):
+        first = file.ops.add(first, other, layer.name if number == len(others) else f"{layer.name}/sum_{number}")
+    return Value(first)
+
+
+@writes(keras.layers.Rescaling)
+def write_rescaling(file: FileWriter, layer: Any, x: Any) -> Value:
+    """Leave a factor and a constant to the layer that reads the result."""
+    value = file.read(x)
+    scale, offset = (
+        np.full(static_dim(value.tensor.shape[-1]), float(number)) for number in (layer.scale, layer.offset)
+    )
+    if value.affine is not None:
+        value = Value(apply_affine(file.ops, value, f"{layer.name}/input"))
+    return dataclasses.replace(value, affine=Affine(scale, offset, np.zeros_like(offset)))

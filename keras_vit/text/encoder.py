@@ -1,0 +1,187 @@
+"""Text tower of CLIP or SigLIP: a functional Keras model built from one config, with its tokenizer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_vit._util.checks import check_counts
+from keras_vit.model import layers as vit
+from keras_vit.model.classification import Classification
+from keras_vit.model.classify import check_finite, unit_length
+from keras_vit.model.config import BlockConfig
+from keras_vit.model.config.text import TextConfig
+from keras_vit.model.layers.pooling import EndTokenPooling
+from keras_vit.model.layers.runtime.quantized import load_quantization, quantization_problem, save_quantization
+from keras_vit.model.layers.tokens import TokenEmbedding
+from keras_vit.text.tokenizer import Tokenizer
+
+BATCH = 64  # texts in a call
+
+
+@keras.saving.register_keras_serializable("keras_vit")
+class TextEncoder(keras.Model):
+    """Text tower of CLIP (arXiv 2103.00020), SigLIP (2303.15343) or SigLIP 2 (2502.14786).
+
+    A file of `model.save("text.keras")` has the tokenizer inside.
+
+    Args:
+        config: the architecture.
+        tokenizer: a Tokenizer of `config.max_length` ids and `config.vocab_size` tokens; None for a model that takes
+            ids only.
+        dtype: a Keras dtype policy or its name, such as "mixed_bfloat16"; None means the global policy.
+        name: name of the model.
+
+    Input: int32 ids (batch, length), as `tokenize` returns them; length is at most `config.max_length`, and exactly
+    that for SigLIP. Output: the embeddings (batch, config.width), of any length, which transformers call text_features
+    (without a projection, pooler_output); float32 under every dtype policy but "float64".
+
+    Raises:
+        ValueError: the tokenizer does not belong to the model.
+
+    Example:
+        >>> encoder = keras_vit.zoo.text_encoder("digits")
+        >>> ids = encoder.tokenize(["seven", "a photo of a three."])
+        >>> ids.shape, encoder(ids).shape, encoder.embed("seven").shape
+        ((2, 40), TensorShape([2, 64]), (1, 64))
+        >>> encoder.features(ids, ["block_0"])["block_0"].shape
+        TensorShape([2, 40, 32])
+    """
+
+    def __init__(
+        self, config: TextConfig, tokenizer: Tokenizer | None = None, *, dtype: Any = None, name: str = "text"
+    ) -> None:
+        policy = keras.dtype_policies.get(dtype if dtype is not None else keras.config.dtype_policy())
+        ids = keras.Input((None,), dtype="int32", name="ids")
+        super().__init__(inputs=ids, outputs=_network(config, policy, ids), name=name)
+        self.config = config
+        self._policy = policy
+        # A cached function, because Keras would save models that it finds in attributes.
+        self._feature_model = functools.cache(
+            lambda names: keras.Model(ids, {name: self.get_layer(name).output for name in names})
+        )
+        if tokenizer is not None:
+            _check_tokenizer(tokenizer, config)
+        self.tokenizer = tokenizer
+
+    @property
+    def task(self) -> Classification:
+        """Task of the output, which is a feature."""
+        return Classification(num_classes=0)
+
+    def features(self, ids: Any, layers: Iterable[str]) -> dict[str, Any]:
+        """Return intermediate results for ids (batch, length).
+
+        Args:
+            ids: as `tokenize` returns them.
+            layers: names of layers: "tokens" (words and positions), "block_0" ..., "encoder_norm", "pool".
+
+        Returns:
+            A dict from name to tensor (batch, length, hidden_size), for "pool" (batch, hidden_size).
+        """
+        return self._feature_model(tuple(layers))(ids)
+
+    def tokenize(self, texts: str | Iterable[str]) -> np.ndarray:
+        """Return the ids of texts, int32 (texts, config.max_length), as `Tokenizer` does.
+
+        Args:
+            texts: a string, or a list of strings.
+
+        Raises:
+            ValueError: there is no text, or no tokenizer.
+        """
+        if self.tokenizer is None:
+            raise ValueError(
+                "The text encoder has no tokenizer, because there was none beside its file: "
+                "load it with keras_vit.text.load(path, tokenizer=folder)"
+            )
+        return self.tokenizer(texts)
+
+    def embed(self, texts: str | Iterable[str], *, batch_size: int = BATCH) -> np.ndarray:
+        """Return the embeddings of one text or several, of length 1: dot products are cosine similarities.
+
+        Args:
+            texts: a string, or a list of strings.
+            batch_size: number of texts in a call, from 1.
+
+        Returns:
+            float32 (texts, config.width), in the order of the texts.
+
+        Raises:
+            ValueError: there is no text, or no tokenizer; the weights are not finite.
+        """
+        check_counts(batch_size=batch_size)
+        ids = self.tokenize(texts)
+        parts = [self(ids[start : start + batch_size], training=False) for start in range(0, len(ids), batch_size)]
+        joined = np.concatenate([keras.ops.convert_to_numpy(part) for part in parts])
+        check_finite(joined)
+        return unit_length(joined)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of `from_config`: config, dtype policy and name."""
+        policy = keras.dtype_policies.serialize(self._policy)
+        return {"config": self.config.to_dict(), "dtype": policy, "name": self.name}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> TextEncoder:
+        """Return a new model with initial weights and no tokenizer from what `get_config` returned."""
+        del custom_objects  # every layer is registered
+        policy = keras.dtype_policies.deserialize(config["dtype"])
+        return cls(TextConfig(**config["config"]), dtype=policy, name=config["name"])
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save the tokenizer, and whether the projection is quantized; each layer saves its weights."""
+        save_quantization(store, self.layers[-1:])
+        if self.tokenizer is not None:
+            store["tokenizer"] = np.frombuffer(self.tokenizer.model, np.uint8)
+            store["padding"] = np.array(self.tokenizer.pad_id)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load what `save_own_variables` saved."""
+        load_quantization(store, self.layers[-1:])
+        if "tokenizer" in store:
+            model = np.asarray(store["tokenizer"]).tobytes()
+            padding = int(np.asarray(store["padding"]))
+            self.tokenizer = Tokenizer(model, length=self.config.max_length, padding=padding)
+
+
+def _network(config: TextConfig, policy: Any, ids: Any) -> Any:
+    """Return the symbolic embeddings of symbolic ids."""
+    x = TokenEmbedding(config.vocab_size, config.max_length, config.hidden_size, name="tokens", dtype=policy)(ids)
+    for i in range(config.num_layers):
+        block = BlockConfig.part_of(config)
+        x = vit.EncoderBlock(block, causal=config.causal, name=f"block_{i}", dtype=policy)(x)
+    x = vit.LayerNormalization(epsilon=config.norm_epsilon, name="encoder_norm", dtype=policy)(x)
+    if config.pooling == "end":
+        x = EndTokenPooling(end_token=config.end_token, name="pool", dtype=policy)(x, ids)
+    else:
+        token = {"first": 0, "last": -1}[config.pooling]
+        x = vit.TokenPooling(token=token, name="pool", dtype=policy)(x)
+    dtype = "float64" if policy.compute_dtype == "float64" else "float32"
+    if not config.projection_size:
+        return keras.layers.Identity(name="feature", dtype=dtype)(x)
+    return keras.layers.Dense(config.projection_size, use_bias=config.projection_bias, name="head", dtype=dtype)(x)
+
+
+def _check_tokenizer(tokenizer: Tokenizer, config: TextConfig) -> None:
+    """Raise a ValueError if a tokenizer is not that of a text tower with this config."""
+    found, wanted = [tokenizer.vocab_size, tokenizer.length], [config.vocab_size, config.max_length]
+    if config.pooling == "end" and config.end_token is not None:
+        found, wanted = [*found, tokenizer.end_id], [*wanted, config.end_token]
+    if found != wanted:
+        names = "vocab_size, length and end token"
+        raise ValueError(
+            f"The tokenizer is another model's: the text tower has the {names} {wanted}. Received: {found}"
+        )
+
+
+def check_floating(encoder: Any) -> None:
+    """Raise an error if this is no text encoder, or one whose weights are not floating-point any more."""
+    if not isinstance(encoder, TextEncoder):
+        raise TypeError(f"The model must be a TextEncoder. Received: {type(encoder).__name__}")
+    if problem := quantization_problem(encoder):
+        raise ValueError(f"Files are written from floating-point weights. {problem}")

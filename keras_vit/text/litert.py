@@ -1,0 +1,112 @@
+"""Write the LiteRT file of a text tower, with its tokenizer and a test vector for apps beside it."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import keras
+import numpy as np
+
+from keras_vit._util.timing import timed
+from keras_vit.errors import VerificationError
+from keras_vit.export._temporary import check_file_path, temporary_path
+from keras_vit.export.check import structure
+from keras_vit.export.check.measures import compare
+from keras_vit.export.check.report import Report
+from keras_vit.export.check.running import load_exported
+from keras_vit.export.check.thresholds import check_thresholds
+from keras_vit.export.litert.emit import build_file
+from keras_vit.export.litert.options import Options
+from keras_vit.export.litert.storage import STORAGES
+from keras_vit.export.quantization import modes
+from keras_vit.export.quantization.outliers import find as find_outliers
+from keras_vit.model.classify import unit_length
+from keras_vit.text.encoder import TextEncoder, check_floating
+from keras_vit.text.tokenizer import Tokenizer
+
+MODES = ("none", "float16", "dynamic")  # those that need no calibration
+TEXTS = (
+    *("a photo of a cat", "Two dogs run along the beach.", "", "the number 7, in red", "rocket"),
+    *("soup, bread & butter", "Café, 3 €"),
+)
+
+
+def tflite(
+    encoder: TextEncoder,
+    path: str | os.PathLike[str],
+    *,
+    quantize: str = "dynamic",
+    texts: Sequence[str] = TEXTS,
+    threads: int = 2,
+) -> Report:
+    """Write a LiteRT file with the signature `ids` -> `features`, run it, and compare it with the encoder.
+
+    `ids` is int32 (1, config.max_length), `features` float32 (1, config.width), not of length 1. Two files are written
+    beside it for an app's own tokenizer: the tokenizer's model (tokenizer.json, or SigLIP's spiece.model), and
+    NAME.test.json with the `texts`, their `ids` and the encoder's `embeddings` of length 1.
+
+    Args:
+        encoder: a TextEncoder with its tokenizer.
+        path: path of the file. It appears complete and verified, or not at all; an older file there is replaced.
+        quantize: "none", "float16", or "dynamic" (int8 kernels and an int8 table of tokens).
+        texts: texts on which the file and the encoder are compared, at least two different ones.
+        threads: number of threads on which the file is timed.
+
+    Returns:
+        The comparison; its `images` are texts.
+
+    Raises:
+        TypeError: `encoder` is no text encoder.
+        ValueError: the encoder has no tokenizer or is quantized, or the mode is another.
+        VerificationError: the file does not compute what the encoder does.
+        FileNotFoundError, IsADirectoryError: `path` cannot be a file.
+        FileExistsError: the folder has the tokenizer of another model.
+        ImportError: the packages of `pip install "keras-vit-zoo[litert]"` are missing.
+
+    Example:
+        >>> report = keras_vit.text.tflite(keras_vit.zoo.text_encoder("digits"), "digits-text.tflite")
+        >>> report.mode, report.difference_cosine > 0.99
+        ('dynamic', True)
+    """
+    if quantize not in MODES:
+        raise ValueError(f"quantize must be one of {list(MODES)}. Received: {quantize!r:.200}")
+    check_floating(encoder)
+    path, mode = Path(path), modes.load_mode(quantize)
+    check_file_path(path)
+    ids = encoder.tokenize(texts)
+    tokenizer = cast(Tokenizer, encoder.tokenizer)  # which has tokenized the texts
+    model, beside = tokenizer.model, path.parent / tokenizer.file_name
+    if beside.exists() and beside.read_bytes() != model:
+        raise FileExistsError(f"{beside} is another model's tokenizer: write into a folder of its own")
+    with temporary_path(path) as work:
+        outliers = find_outliers(encoder, ids, mode.smoothing)
+        build_file(encoder, Options(storage=STORAGES[mode.storage], **outliers._asdict())).write(work)
+        problems = structure.find_problems(work) + structure.find_size_problems(
+            work, encoder, mode, encoder.input_shape[1:]
+        )
+        if problems:
+            raise VerificationError(f"{work} {'; it '.join(problems)}")
+        file = load_exported(work, threads)
+        expected = keras.ops.convert_to_numpy(encoder(ids))
+        results = [timed(file.call, row[None]) for row in ids]
+        received = np.concatenate([outputs["features"] for outputs, _ in results])
+        if not np.isfinite(received).all():
+            raise VerificationError(f"{work} computes NaN or infinity")
+        report = Report(
+            path=work,
+            bytes=work.stat().st_size,
+            **compare(encoder.task, {"features": expected}, {"features": received}),
+            milliseconds=1000 * float(np.median([seconds for _, seconds in results])),
+            threads=threads,
+            mode=mode.name,
+        )
+        check_thresholds(report, mode, has_classes=False)
+        beside.write_bytes(model)
+        vector = {"texts": list(texts), "ids": ids.tolist(), "embeddings": unit_length(expected).tolist()}
+        content = json.dumps({**vector, **tokenizer.facts}, ensure_ascii=False)
+        path.with_suffix(".test.json").write_text(content, encoding="utf-8")
+        work.replace(path)
+    return dataclasses.replace(report, path=path)

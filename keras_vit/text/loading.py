@@ -1,0 +1,152 @@
+"""Read the text tower of a checkpoint, with its tokenizer, as a TextEncoder."""
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import keras
+import numpy as np
+
+from keras_vit.converters import assign, config_json, layout
+from keras_vit.converters.containers import Container
+from keras_vit.converters.infer import Shapes, check_json, check_required, find_num_heads
+from keras_vit.converters.loading import load_keras_weights, open_keras
+from keras_vit.converters.source import (
+    Checkpoint,
+    check_keras_facts,
+    find_weights,
+    is_keras_file,
+    open_files,
+    recognise,
+)
+from keras_vit.converters.table import Table, load_table
+from keras_vit.converters.tensor_names import MAX_LAYERS
+from keras_vit.errors import CheckpointError
+from keras_vit.model import layers
+from keras_vit.model.config import ViTConfig, check_fields
+from keras_vit.model.config.text import TextConfig
+from keras_vit.text.encoder import TextEncoder
+from keras_vit.text.tokenizer import Tokenizer, find_tokenizer
+
+SCALES = ("logit_scale", "logit_bias")  # numbers that a pair of towers shares: fields of TextConfig, not variables
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
+    config: Mapping[str, Any] | None = None,
+    format: str | None = None,
+    dtype: Any = None,
+    allow_nonfinite: bool = False,
+) -> TextEncoder:
+    """Load the text tower of CLIP, SigLIP or SigLIP 2, of a pair or alone, from a file or a folder.
+
+    Args:
+        path: a file, or a folder with the weights: of Hugging Face (CLIPModel, CLIPTextModel,
+            CLIPTextModelWithProjection, SiglipModel, SiglipTextModel), open_clip, big_vision (.npz), or a text encoder
+            saved as .keras.
+        tokenizer: a Tokenizer, or the folder or file of one. None takes the tokenizer beside the weights; without one,
+            the encoder takes ids only.
+        config: facts about the file that it cannot state itself, such as `num_heads`, where there is no config.json.
+        format: name of a table in converters/checkpoints/text; None recognises it.
+        dtype: Keras dtype policy of the model; None is the global one.
+        allow_nonfinite: accept NaN and infinities among the weights.
+
+    Raises:
+        CheckpointError: the file is damaged, malicious, or has no text tower that is known.
+        FileNotFoundError: there is no such file.
+        ValueError: an argument is wrong, or the tokenizer belongs to another model.
+        ImportError: there is a tokenizer, but the packages of the extra "text" are missing.
+
+    Example:
+        >>> config = keras_vit.text.TextConfig(vocab_size=9, hidden_size=16, num_layers=1, num_heads=2, mlp_dim=8)
+        >>> keras_vit.text.TextEncoder(config).save("text.keras")
+        >>> keras_vit.text.load("text.keras").config == config
+        True
+    """
+    file = find_weights(Path(path))
+    if is_keras_file(file):
+        check_keras_facts(config=config, format=format, tokenizer=tokenizer)
+        return _load_keras(file, dtype, allow_nonfinite=allow_nonfinite)
+    with open_files(file) as container:
+        table = load_table(format, "text") if format else recognise(container, "text")
+        match = table.match(container.headers)
+        scales = {name: match.sources.pop(name) for name in SCALES if name in match.sources}
+        try:
+            json_fields = {} if table.json is None else config_json.read_beside(file, table.json)
+            numbers = {name: _number(container, source.tensor) for name, source in scales.items()}
+            shapes = layout.variable_shapes(container.headers, match, table.layout)
+            found = infer(shapes, table, json_fields, {**numbers, **(config or {})})
+        except CheckpointError as error:
+            raise CheckpointError(f"{file} {error}") from error
+        source = find_tokenizer(file.parent) if tokenizer is None else tokenizer
+        if not isinstance(source, Tokenizer | None):
+            source = Tokenizer.load(source, found.max_length)
+        with layers.uninitialized():
+            encoder = TextEncoder(found, source, dtype=dtype)
+        variables = assign.variables_by_path(encoder)
+        checkpoint = Checkpoint(container, table, match, cast(ViTConfig, found))  # of which `assign` reads no field
+        assign.check(checkpoint, variables)
+        assign.assign(checkpoint, encoder, variables, allow_nonfinite=allow_nonfinite)
+    return encoder
+
+
+def _number(container: Container, name: str) -> float:
+    """Return a tensor of one number."""
+    if math.prod(container.headers[name].shape) != 1:
+        raise CheckpointError(f"has {name} of shape {container.headers[name].shape}; it must be one number")
+    return float(container.read(name).reshape(()).astype(np.float32))
+
+
+def infer(shapes: Shapes, table: Table, json_fields: Mapping[str, Any], facts: Mapping[str, Any]) -> TextConfig:
+    """Return the config of a file, from the shapes that its tensors have as variables and from what states the rest."""
+    check_fields(facts, TextConfig)
+    for name, rank in {"tokens/embedding": 2, "tokens/positions": 2, "block_0/mlp/dense1/kernel": 2}.items():
+        if len(shapes.get(name, ())) != rank:
+            received = shapes.get(name, "no tensor for it")
+            raise CheckpointError(
+                f"is not a text tower in {table.format} format: {name} must have {rank} axes. Received: {received}"
+            )
+    head = shapes.get("head/kernel", (0,))
+    known = {
+        "vocab_size": shapes["tokens/embedding"][0],
+        "max_length": shapes["tokens/positions"][0],
+        "hidden_size": shapes["tokens/embedding"][1],
+        "num_layers": len({name.split("/")[0] for name in shapes if name.startswith("block_")}),
+        "mlp_dim": shapes["block_0/mlp/dense1/kernel"][-1],
+        "projection_size": head[-1],
+        "projection_bias": "head/bias" in shapes,
+        "layer_scale": 1.0 if "block_0/scale1/gamma" in shapes else None,
+    }
+    check_json(json_fields, known)
+    stated = {**json_fields, **facts}
+    check_required(table, stated)
+    heads = find_num_heads(shapes, table, stated.get("num_heads"), None)
+    try:
+        return TextConfig(**{**table.meaning.defaults, **table.meaning.config, **stated, **known, "num_heads": heads})
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise CheckpointError(f"does not describe a valid text tower: {str(error)[:500]}") from error
+
+
+def _load_keras(path: Path, dtype: Any, *, allow_nonfinite: bool) -> TextEncoder:
+    """Load a text encoder saved as .keras."""
+    with open_keras(path, "TextEncoder") as (arguments, weights):
+        _check_size(weights, TextConfig(**arguments["config"]))
+        if dtype is not None:
+            arguments["dtype"] = keras.dtype_policies.serialize(keras.dtype_policies.get(dtype))
+        with layers.uninitialized():
+            encoder = TextEncoder.from_config(arguments)
+        load_keras_weights(encoder, weights, allow_nonfinite=allow_nonfinite)
+    return encoder
+
+
+def _check_size(weights: Container, config: TextConfig) -> None:
+    """Raise if a text tower is much larger than its file, which may state any size."""
+    held = sum(math.prod(header.shape) for header in weights.headers.values())
+    tables = (config.vocab_size + config.max_length + config.projection_size) * config.hidden_size
+    blocks = config.num_layers * config.hidden_size * (4 * config.hidden_size + 2 * config.mlp_dim)
+    if config.num_layers > MAX_LAYERS or tables + blocks > held:
+        raise CheckpointError(f"describes a text tower of {tables + blocks} weights, but holds {held} numbers")

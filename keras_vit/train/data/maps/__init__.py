@@ -1,0 +1,1 @@
+"""Read images with a map for each."""

@@ -1,0 +1,176 @@
+"""Find a linear head in closed form: compute the features of every image once, then solve for the head.
+
+The features are the variables of the run's checkpoints, so that a run that was stopped or killed computes the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_vit._util.progress import counter
+from keras_vit.model.classification import Classification
+from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.train._recipe import Recipe
+from keras_vit.train.data.pipeline import ModelInput
+from keras_vit.train.data.split import Data, Split
+from keras_vit.train.loop import prepare
+from keras_vit.train.loop.checkpoints import Checkpoints
+from keras_vit.train.loop.held_out import NAMES
+from keras_vit.train.loop.log_files import Log
+from keras_vit.train.loop.training import Stop, in_thread
+from keras_vit.train.measure.few_shots import feature_collector, read_labels
+from keras_vit.train.measure.least_squares import LeastSquares, cross_validate
+from keras_vit.train.measure.replicas import distribute_batches, replicate
+from keras_vit.train.step import strategies
+
+LAYER = "pre_logits"  # the head's input
+# Fields that a probe reads, and those that the commands change for every recipe.
+USED = {"optimizer", "linear_probe", "batch_size", "image_size", "config", "precision", "seed", "checkpoint_minutes"}
+USED |= {"keep", "start", "variant", "accumulation", "reset_head"}
+
+
+class Probe:
+    """The state of a probe in memory: a model with a head of zeros, and the features that are computed."""
+
+    def __init__(
+        self, recipe: Recipe, model: Any, data: Data, devices: tf.distribute.Strategy, say: Callable[[str], None]
+    ) -> None:
+        _check(recipe, data, devices)
+        source = prepare.check_task(recipe, prepare.load_model(recipe, model), data)
+        if not isinstance(source, VisionTransformer):
+            raise ValueError(f"optimizer='least_squares' needs a VisionTransformer. Received: {source.name!r}, of maps")
+        self.recipe = prepare.fit_size(recipe, model, source.config, data, say=say).replace(reset_head=True)
+        self.model: VisionTransformer = prepare.adapt_model(
+            self.recipe, source, num_classes=data.num_classes, class_names=data.class_names
+        )
+        if self.model.config.distilled:
+            raise ValueError(
+                "A model with two heads has no single linear probe: set optimizer=sgd. Received: distilled"
+            )
+        self.strategy = devices
+        self._data = data
+        self._splits = [split for split in (data.training_split(), data.evaluation) if split is not None]
+        self._images = [read_labels(split) for split in self._splits]  # the indices of the readable ones, and classes
+        self.total = sum(len(indices) for indices, _ in self._images)
+        width = int(self.model.get_layer("head").kernel.shape[0])
+        self._features = tf.Variable(tf.zeros((self.total, width)), trainable=False)
+        self._done = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        """All variables of a checkpoint, by name."""
+        return {"done": self._done, "features": self._features}
+
+    def fingerprint(self) -> str:
+        """Return a hash of the weights that the features depend on."""
+        digest = hashlib.sha256()
+        for weight in self.model.weights:
+            if weight.path.split("/")[0] != "head":
+                digest.update(np.asarray(weight).tobytes())
+        return digest.hexdigest()[:16]
+
+    def compute(self, checkpoints: Checkpoints | None, stop: Stop, *, show: bool) -> float | None:
+        """Compute the features that are missing; return the images per second, or None after a request to stop."""
+        collect = feature_collector(replicate(self.model, self.strategy), LAYER, self.strategy)
+        start = saved_at = time.monotonic()
+        first = done = int(self._done.numpy())
+        stop.saves = checkpoints is not None
+        stop.until = f"this batch of {self.recipe.batch_size} images"
+        minutes = self.recipe.checkpoint_minutes
+        with counter("Computing features", total=self.total, done=done, show=show) as advance:
+            for batch in self._batches(done):
+                features, _ = in_thread(collect, [batch])
+                self._features[done : done + len(features)].assign(features)
+                done += len(features)
+                self._done.assign(done)
+                advance(len(features), f"{(done - first) / (time.monotonic() - start):,.0f} images/s")
+                is_old = minutes is not None and time.monotonic() - saved_at > 60 * minutes
+                if checkpoints and (stop.requested or is_old or done == self.total):
+                    checkpoints.save(done)
+                    saved_at = time.monotonic()
+                if stop.requested and done < self.total:
+                    return None
+        return (done - first) / (time.monotonic() - start)
+
+    def _batches(self, done: int) -> Any:
+        """Yield the batches of the images after the first `done`, which end a batch or a split."""
+        for split, (indices, _) in zip(self._splits, self._images, strict=True):
+            skipped = min(done, len(indices))
+            done -= skipped
+            if skipped < len(indices):
+                yield from self._read(split, indices[skipped:])
+
+    def _read(self, split: Split, indices: np.ndarray) -> Any:
+        return distribute_batches(
+            split,
+            self.strategy,
+            only=indices,
+            batch_size=self.recipe.batch_size // self.strategy.num_replicas_in_sync,
+            model_input=ModelInput.from_model(self.model),
+            task=self._data.task,
+        )
+
+    def fit(self, log: Log | None, say: Callable[[str], None]) -> tuple[dict[str, float], list[dict[str, float]]]:
+        """Set the head; return its metrics on the held-out images ({} without any), and the lines of the log."""
+        labels, classes = self._images[0][1], self._data.num_classes
+        train, held_out = np.split(self._features.numpy(), [len(labels)])
+        if len(labels) < 2:
+            raise ValueError(f"A probe needs at least 2 training images. Received: {len(labels)} in {self._data.name}")
+        if not np.isfinite(train).all():
+            raise ValueError("The model must compute finite features. Received: NaN or infinity")
+        found = cross_validate(train, labels, num_classes=classes, seed=self.recipe.seed)
+        best = min(found, key=lambda each: each.loss)
+        say(
+            f"regularisation {best.strength:g} for each image: accuracy {best.accuracy:.4f} on the fifths of the "
+            "training images that the fits had not seen"
+        )
+        kernel, bias = LeastSquares(train, labels, num_classes=classes).head(best.strength * len(labels))
+        head = self.model.get_layer("head")
+        head.set_weights([best.scale * kernel, best.scale * bias])
+        history: list[dict[str, float]] = [
+            {"step": number, **{f"fold_{name}": value for name, value in each._asdict().items()}}
+            for number, each in enumerate(found, 1)
+        ]
+        metrics = self._measure(head, held_out) if len(held_out) else {}
+        if metrics:
+            history.append({"step": len(found), **{f"evaluation_{name}": value for name, value in metrics.items()}})
+        if log is not None:
+            for line in history:
+                log.write(int(line["step"]), **{name: value for name, value in line.items() if name != "step"})
+        return metrics, history
+
+    def _measure(self, head: keras.layers.Layer, features: np.ndarray) -> dict[str, float]:
+        task = self.model.task
+        logits = np.asarray(features) @ np.asarray(head.kernel) + np.asarray(head.bias)
+        sums = task.sums(logits, task.targets(tf.constant(self._images[1][1])), np.ones(len(features), np.float32))
+        means = task.means(dict(zip(task.sum_names, sums.numpy().tolist(), strict=True)))
+        return {NAMES.get(name, name): value for name, value in means.items()}
+
+
+def _check(recipe: Recipe, data: Data, devices: tf.distribute.Strategy) -> None:
+    """Raise a ValueError for fields that a probe would ignore, and for data and devices that it does not take."""
+    ignored = sorted(recipe.origin.changes.keys() - USED) if recipe.origin else []
+    if ignored:
+        raise ValueError(
+            f"optimizer='least_squares' computes each image once and solves for the head: it has no use for {ignored}. "
+            "Leave them out, or train the head in steps with optimizer=sgd (--set optimizer=sgd)"
+        )
+    if data.multi_label or type(data.task) is not Classification:
+        raise ValueError(
+            f"optimizer='least_squares' needs one class for each image; optimizer=sgd takes other labels too. "
+            f"Received: {data.name}"
+        )
+    if strategies.has_workers(devices):
+        raise ValueError("optimizer='least_squares' runs on one machine; optimizer=sgd runs on several")
+    if recipe.batch_size % devices.num_replicas_in_sync:
+        raise ValueError(
+            f"batch_size must be a multiple of the {devices.num_replicas_in_sync} replicas. "
+            f"Received: {recipe.batch_size}"
+        )

@@ -1,0 +1,173 @@
+"""Models that return maps: features, heads and official checkpoints, compared with the official code's outputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import dense_cases
+from dense_cases import FEATURES, MAPS, TOLERANCES, expected, padded
+from keras_vit import VisionTransformer, converters, dense, errors
+from keras_vit.dense.predict import framed_size, to_image
+from keras_vit.model.vision_transformer import VisionTransformer as Model
+from marks import full_except
+from reference_cases import distance
+from tiny_models import randomised, tiny
+
+STAGES = {"hf_dinov2_reg_backbone": ["tokens", 1, 3]}  # stage 0 of Hugging Face's backbones precedes the first block
+# Output of the official model -> outputs of its post-processing.
+OUTPUTS = ("predicted_depth", "head_output", "logits")
+
+
+@pytest.mark.parametrize("name", full_except(["timm_features_siglip"], FEATURES))
+def test_feature_maps_are_the_official_ones_at_every_size(name: str) -> None:
+    outputs = expected(name)
+    model = converters.load(dense_cases.FOLDER / name / "model.safetensors")
+    for size in dense_cases.sizes(outputs):
+        images = outputs[f"{size}input_nhwc"]
+        resized = model.resized(images.shape[1:3])
+        for kind, norm in (("feature_maps", True), ("norm", True), ("raw", False)):
+            places = sorted(key for key in outputs if key.startswith(f"{size}{kind}/"))
+            blocks = STAGES.get(name) or [int(key.rpartition("/")[2]) for key in places]
+            for place, got in zip(
+                places, resized.feature_maps(images, blocks, norm=norm) if places else (), strict=True
+            ):
+                assert distance(got, outputs[place]) <= TOLERANCES[name], place
+
+
+@pytest.mark.parametrize("name", full_except(["hf_depth_anything", "dinov2_seg_ms"], MAPS))
+def test_maps_are_the_official_ones_at_every_size_and_when_saved(name: str, tmp_path: Path) -> None:
+    outputs = expected(name)
+    model = dense_cases.load(name)
+    model.save(tmp_path / "model.keras")
+    again = dense.load(tmp_path / "model.keras")
+    for variable, other in zip(model.backbone.variables, again.backbone.variables, strict=True):
+        np.testing.assert_array_equal(variable, other)  # also those that the head does not read
+    for size in dense_cases.sizes(outputs):
+        images = padded(outputs[f"{size}input_nhwc"], model)
+        maps = np.asarray(again.resized(images.shape[1:3])(images))
+        (place,) = (size + one for one in OUTPUTS if size + one in outputs)
+        assert distance(maps, outputs[place].reshape(maps.shape)) <= TOLERANCES[name]
+        _check_results(name, model, maps, {key: x for key, x in outputs.items() if _is_result(key, size)})
+
+
+def _is_result(key: str, size: str) -> bool:
+    is_of_size = key.startswith(size or ("post_", "depth", "segmentation"))
+    return is_of_size and key.removeprefix(size).startswith(("post_", "depth", "segmentation"))
+
+
+def _check_results(name: str, model: dense.DenseModel, maps: np.ndarray, results: dict[str, np.ndarray]) -> None:
+    """Compare maps at the images' sizes with those of the official post-processing."""
+    for key, want in results.items():
+        want = want[..., 0] if key.split("/")[-1].startswith("depth") else want
+        if want.ndim != 3:  # the logits at the image's size, whose best classes are compared
+            continue
+        got = np.stack([to_image(one, model.head, want.shape[1:]) for one in maps])
+        if model.head.output == "classes":
+            np.testing.assert_array_equal(got, want, err_msg=key)
+        else:
+            assert distance(got, want) <= TOLERANCES[name], key
+
+
+def test_an_image_of_any_size_gets_a_map_of_its_size(tmp_path: Path) -> None:
+    model = dense_cases.load("hf_depth_anything")
+    pixels = np.random.default_rng(0).integers(0, 255, (60, 91, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    [depth] = model.predict_maps(tmp_path / "photo.png")
+    assert depth.shape == (60, 91)
+    # The aspect ratio is kept, the sides are multiples of 14, Pillow resizes.
+    assert framed_size((60, 91), model.head, (70, 70)) == (70, 112)
+    resized = np.asarray(Image.fromarray(pixels).resize((112, 70), Image.Resampling.BICUBIC), np.float32)
+    prepared = (resized / 255 - np.float32([0.485, 0.456, 0.406])) / np.float32([0.229, 0.224, 0.225])
+    output = np.asarray(model.resized((70, 112))(prepared[None]))[0]
+    np.testing.assert_allclose(depth, to_image(output, model.head, (60, 91)), atol=1e-4 * output.max())
+
+
+@pytest.mark.parametrize(
+    ("framing", "sides", "size"),
+    [  # 640x480 in the official code of Depth Anything V2 is 518x686; transformers resizes to the scale nearer to 1
+        ("least", (480, 640), (518, 686)),
+        ("least", (1000, 333), (1554, 518)),
+        ("keep", (480, 640), (518, 686)),
+        ("keep", (2000, 1000), (1036, 518)),
+        ("squash", (480, 640), (518, 518)),
+        ("none", (480, 640), (480, 640)),
+    ],
+)
+def test_images_are_framed_as_by_the_official_processors(framing: Any, sides: Any, size: Any) -> None:
+    multiple = 1 if framing == "none" else 14
+    head = dense.MapConfig(num_classes=2, blocks=(0,), framing=framing, multiple=multiple)
+    assert framed_size(sides, head, (518, 518)) == size
+
+
+def test_a_classifier_becomes_a_segmenter_without_losing_its_own_head() -> None:
+    classifier = randomised(Model(tiny(num_classes=5)))
+    before = [np.array(each) for each in classifier.weights]
+    model = dense.segmenter(classifier, 3, labels=["sky", "sea", "land"])
+    for layer in model.layers:
+        layer.set_weights([value + 1 for value in layer.get_weights()])
+    for weight, value in zip(classifier.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, value)
+    assert model.task.class_names() == ["sky", "sea", "land"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda model: dense.segmenter(model, 3, head="unet"), "head must be one of"),
+        (lambda model: dense.segmenter(model, 0), "num_classes >= 1"),
+        (lambda model: dense.depth(model, head="linear"), "max_depth"),
+        (lambda model: dense.depth(model, head="linear", max_depth=-1), "max_depth"),
+        (lambda model: dense.segmenter("ViT-B/16", 3), "backbone must be a VisionTransformer"),
+        (lambda model: dense.segmenter(model, 3, labels=["one"]), "labels must name"),
+        (lambda model: dense.segmenter(model, 3).predict_maps([]), "at least one image"),
+        (lambda model: model.feature_maps(np.zeros((1, 16, 16, 3)), blocks=[99]), "blocks must be"),
+        (lambda model: model.feature_maps(np.zeros((1, 16, 16, 3)), blocks=-1), "blocks must be"),
+    ],
+)
+def test_wrong_arguments_are_named(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(VisionTransformer(tiny()))
+
+
+def test_published_files_with_terms_are_downloaded_only_if_one_accepts_them() -> None:
+    with pytest.raises(errors.LicenceError, match=r"CC-BY-NC-4.0.*accept_licence=True"):
+        dense.load("Depth-Anything-V2-B")
+    free = {card.name for card in dense.cards().values() if card.terms is None}
+    assert {"Depth-Anything-V2-S", "Depth-Anything-V1-L", "DPT-L"} <= free
+    assert not any("V2-B" in name or "V2-L" in name for name in free)
+    with pytest.raises(FileNotFoundError, match="Depth-Anything-V2-S"):
+        dense.load("Depth-Anything-V2-Small")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model.backbone.pretrained.cls_token", "Depth Anything 3"),
+        ("decode_head.query_embed.weight", "Mask2Former"),
+        ("dpt.embeddings.backbone.bit.embedder.convolution.weight", "DPT hybrid"),
+        ("reassemble_blocks.projects.0.conv.weight", "DINOv3 7B"),
+        ("encoder.weight", "is no DPT"),
+    ],
+)
+def test_models_that_are_not_read_are_named(name: str, message: str, tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({name: np.zeros((2, 2), np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(errors.CheckpointError, match=message):
+        dense.load(tmp_path)
+
+
+def test_a_head_alone_needs_a_backbone_and_a_whole_file_refuses_one() -> None:
+    backbone = VisionTransformer(tiny())
+    (head,) = (dense_cases.FOLDER / "dinov2_seg_ms").glob("*_head.safetensors")
+    with pytest.raises(ValueError, match="pass backbone="):
+        dense.load(head)
+    with pytest.raises(errors.CheckpointError, match="does not fit the backbone"):
+        dense.load(head, backbone=backbone)
+    with pytest.raises(ValueError, match="has its own"):
+        dense.load(dense_cases.FOLDER / "hf_dpt_seg", backbone=backbone)

@@ -1,0 +1,198 @@
+"""Distillation: the objectives against NumPy, the teacher's view, its classes, photos without labels, exact resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import special
+
+import killed_runs
+from keras_vit import train
+from keras_vit.errors import CheckpointError
+from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.train.step import distill
+from tiny_models import built, randomised, tiny
+
+SEED = tf.constant([1, 2], tf.int32)
+# Sums of some hundred float32 products of size 1, by two programs.
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+IMAGENET = {"preprocessing": {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}}
+SHORT: dict[str, Any] = {"epochs": None, "steps": 4, "batch_size": 8, "flip": False, "crop": "none", "xla": False}
+
+
+def models(**teacher: Any) -> tuple[VisionTransformer, VisionTransformer]:
+    """Return a student and a teacher of another size, patch size, width and preprocessing, with random weights."""
+    other = {"image_size": 48, "patch_size": 16, "hidden_size": 48, **IMAGENET, **teacher}
+    return randomised(VisionTransformer(tiny())), randomised(VisionTransformer(tiny(**other)))
+
+
+def views(side: int = 48) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (3, side, side, 3)).astype(np.uint8)
+
+
+def view_batch(student: VisionTransformer, pixels: np.ndarray) -> dict[str, Any]:
+    """Return a batch as the pipeline does: normalised for the student, at the size of the view."""
+    return {"image": tf.constant((pixels / 255 - 0.5) / 0.5, tf.float32), "label": tf.one_hot([0, 1, 2], 5)}
+
+
+def downscaled(pixels: np.ndarray, side: int) -> np.ndarray:
+    return np.asarray(tf.image.resize(pixels, (side, side), antialias=True))
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 2.0}, {"hard_targets": True}, {"label_weight": 0.25}])
+def test_the_loss_of_classes_is_that_of_numpy(fields: dict[str, Any]) -> None:
+    student, teacher = models()
+    recipe = train.recipe("distill", **SHORT, **fields)
+    pixels = views()
+    objective = distill.logits_objective(recipe, student, teacher)
+    losses, metrics = objective(student, view_batch(student, pixels), SEED)
+
+    own = student((downscaled(pixels, 32) / 255 - 0.5) / 0.5).numpy()
+    target = teacher(teacher.preprocess(pixels)).numpy()
+    t = recipe.temperature
+    expected = t**2 * special.rel_entr(special.softmax(target / t, -1), special.softmax(own / t, -1)).sum(-1)
+    if recipe.hard_targets:
+        expected = -special.log_softmax(own, -1)[range(3), target.argmax(-1)]
+    if recipe.label_weight:
+        expected = 0.75 * expected - 0.25 * special.log_softmax(own, -1)[range(3), range(3)]
+    np.testing.assert_allclose(losses, expected, **CLOSE)
+    np.testing.assert_array_equal(metrics["agreement"], own.argmax(-1) == target.argmax(-1))
+
+
+def test_the_loss_of_features_is_that_of_numpy() -> None:
+    student, teacher = (randomised(model.with_config(model.config.replace(num_classes=0))) for model in models())
+    recipe = train.recipe("distill-features", **SHORT, patch_weight=0.5)
+    whole = randomised(distill.FeatureDistillation(student, teacher))
+    pixels = views()
+    losses, metrics = distill.features_objective(recipe, student, teacher)(whole, view_batch(student, pixels), SEED)
+
+    def features(model: VisionTransformer, images: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        found = model.features(images, ["encoder_norm", "pre_logits"])
+        return found["pre_logits"].numpy(), found["encoder_norm"].numpy()[:, 1:].reshape(3, rows, rows, -1)
+
+    own = features(student, (downscaled(pixels, 32) / 255 - 0.5) / 0.5, 4)
+    target = features(teacher, teacher.preprocess(pixels), 3)
+    image, patches = (
+        x @ layer.kernel + layer.bias for x, layer in zip(own, (whole.image_map, whole.patch_map), strict=True)
+    )
+    wanted, wanted_patches = ((x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True) for x in target)
+    wanted_patches = tf.image.resize(wanted_patches, (4, 4), antialias=True).numpy()
+    expected = ((image - wanted) ** 2).mean(-1) + 0.5 * ((patches - wanted_patches) ** 2).mean((1, 2, 3))
+    np.testing.assert_allclose(losses, expected, **CLOSE)
+    cosine = (np.asarray(image) * wanted).sum(-1) / np.linalg.norm(image, axis=-1) / np.linalg.norm(wanted, axis=-1)
+    np.testing.assert_allclose(metrics["cosine"], cosine, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"classifier": "gap", "final_norm": "pooled"}, {"classifier": "map"}, {"num_registers": 2}]
+)
+def test_a_teacher_of_another_kind_has_features_of_patches(changes: dict[str, Any]) -> None:
+    student, teacher = models(num_classes=0, class_token=None, **changes)
+    whole = distill.FeatureDistillation(student.with_config(student.config.replace(num_classes=0)), teacher)
+    objective = distill.features_objective(train.recipe("distill-features", **SHORT), student, teacher)
+    losses, _ = objective(whole, view_batch(student, views()), SEED)
+    assert losses.shape == (3,) and np.isfinite(losses).all()
+
+
+def test_the_teacher_stays_as_it_is_and_the_student_is_an_ordinary_model(tmp_path: Path) -> None:
+    _, teacher = models()
+    before = [w.numpy() for w in teacher.weights]
+    data = {"train": (views().repeat(3, 0), np.arange(9) % 5), "evaluation": (views(), np.arange(3)), "num_classes": 5}
+    result = train.run(
+        train.recipe("distill", **SHORT, mixup=0.5),
+        model=tiny(),
+        teacher=teacher,
+        data=data,
+        out=tmp_path,
+        progress=False,
+    )
+    for was, weight in zip(before, teacher.weights, strict=True):
+        np.testing.assert_array_equal(was, weight)
+    assert result.history[0].keys() >= {"loss", "agreement", "accuracy"}
+    assert result.metrics.keys() == {"accuracy", "top5", "loss"}
+    saved = keras.saving.load_model(tmp_path / "model.keras")
+    assert [v.path for v in saved.weights] == [v.path for v in result.model.weights]
+
+
+def test_photos_need_no_labels(tmp_path: Path) -> None:
+    for number, pixels in enumerate(views()):
+        keras.utils.save_img(tmp_path / f"{number}.png", pixels)
+    (tmp_path / "notes.txt").write_text("not a photo")
+    teacher = built(image_size=48, labels=tuple("abcde"))
+    with pytest.warns(UserWarning, match=r"not read: 1.*notes\.txt"):
+        result = train.run(
+            train.recipe("distill", **SHORT), model=tiny(num_classes=3), teacher=teacher, data=tmp_path, progress=False
+        )
+    assert result.model.config.labels == tuple("abcde")
+    assert result.metrics == {} and "accuracy" not in result.history[-1]
+    recipe = train.recipe("distill-features", **SHORT)
+    result = train.run(recipe, model=tiny(), teacher=teacher, data={"train": (views(), None)}, progress=False)
+    assert result.model.output_shape == (None, 32)
+
+
+IMAGES = {"train": (views(), np.arange(3)), "class_names": ("a", "b", "c")}
+WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no teacher": ("distill", {}, "needs a teacher"),
+    "a teacher of a recipe without one": ("digits", {"teacher": "digits"}, "takes no teacher"),
+    "another number of classes": ("distill", {"teacher": tiny()}, r"teacher of 5 classes, and 3 in arrays"),
+    "other classes": (
+        "distill",
+        {"teacher": tiny(num_classes=3, labels=("a", "b", "x"))},
+        "model does not have: c$",
+    ),
+    "no classes": ("distill", {"teacher": tiny(num_classes=0)}, "compares the classes of images"),
+    "no feature of the image": (
+        "distill-features",
+        {"teacher": tiny(classifier="unpooled")},
+        "no feature of the whole image",
+    ),
+    "other channels": (
+        "distill-features",
+        {"teacher": tiny(num_channels=1)},
+        "equally many channels. Received: 3 and 1",
+    ),
+    "no file": ("distill", {"teacher": "nothing/here.keras"}, "no file or folder"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_teacher_that_does_not_fit_is_refused(case: str) -> None:
+    recipe, arguments, message = WRONG[case]
+    teacher = arguments.get("teacher")
+    if not isinstance(teacher, str | None):
+        teacher = VisionTransformer(teacher)
+    fields = SHORT if recipe != "digits" else {"steps": 4}
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        train.run(train.recipe(recipe, **fields), model=tiny(), teacher=teacher, data=IMAGES, progress=False)
+
+
+def test_a_run_does_not_go_on_with_another_teacher(tmp_path: Path) -> None:
+    recipe, (_, teacher) = train.recipe("distill-features", **SHORT), models()
+    arguments: dict[str, Any] = {"model": tiny(), "data": {"train": (views(), None)}, "out": tmp_path}
+    train.run(recipe, teacher=teacher, **arguments, progress=False)
+    other = randomised(teacher.with_config(teacher.config), seed=9)
+    with pytest.raises(CheckpointError, match=r"teacher\.weights"):
+        train.run(recipe, teacher=other, **arguments, progress=False)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("recipe", ["distill", "distill-features"])
+def test_killed_three_times_it_ends_the_same_bit_for_bit(tmp_path: Path, recipe: str) -> None:
+    killed_runs.train(tmp_path / "alone", recipe)
+    for lines in (3, 12, 30):
+        killed_runs.killed(tmp_path / "killed", lines, 0.1, recipe)
+    found, expected = killed_runs.finished(tmp_path / "killed", recipe), killed_runs.weights(tmp_path / "alone")
+    assert all(np.array_equal(found[path], expected[path]) for path in expected)
+
+
+def test_the_plan_counts_the_teacher() -> None:
+    alone = train.plan("Ti/16", batch_size=8)
+    taught = train.plan("Ti/16", batch_size=8, teacher="B/16")
+    assert taught.teacher > 4 * 86_567_656  # its float32 weights; the paper's table 1 has 86 M
+    assert taught.total - alone.total == taught.teacher
+    assert taught.step_flops > alone.step_flops

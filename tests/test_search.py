@@ -1,0 +1,202 @@
+"""Search: the rows that NumPy finds, in bounded memory, and a page that any names and images leave harmless."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import image_kinds
+from command_line import fails, run
+from html_document import Document
+from keras_vit import batch, digits, zoo
+from keras_vit.batch import _search
+
+RANDOM = np.random.default_rng(0)
+HOSTILE = "\"><img src=x onerror=alert(1)>&'{{ 7 * 7 }}\u202e.png"
+
+
+def by_numpy(vectors: Any, query: Any, top: int) -> tuple[list[int], np.ndarray]:
+    """Return the rows with the largest cosines, and these, in float64."""
+    rows, query = np.asarray(vectors, np.float64), np.asarray(query, np.float64)
+    cosines = rows @ query / np.linalg.norm(rows, axis=1) / np.linalg.norm(query)
+    best = np.argsort(-cosines, kind="stable")[:top]
+    return best.tolist(), cosines[best]
+
+
+@pytest.mark.parametrize("kind", ["array", "file", "file in Fortran's order", "float16"])
+def test_the_rows_are_those_that_numpy_finds(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_search, "BLOCK", 24 * 7)  # 7 rows, and the last block has fewer
+    rows = RANDOM.normal(size=(60, 24)).astype("f2" if kind == "float16" else "f4")
+    queries = RANDOM.normal(size=(3, 24))
+    place: Any = rows
+    if "file" in kind:
+        place = tmp_path / "vectors.npy"
+        np.save(place, np.asfortranarray(rows) if "Fortran" in kind else rows)
+    for top in (1, 5, 100):
+        for query, found in zip(queries, batch.search(place, queries, top=top), strict=True):
+            want, cosines = by_numpy(rows, query, top)
+            assert [match.row for match in found] == want
+            np.testing.assert_allclose([match.score for match in found], cosines, atol=1e-6)
+            assert {match.path for match in found} == {None}
+
+
+def test_of_equal_rows_the_first_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_search, "BLOCK", 4 * 3)
+    rows = np.tile(np.eye(2, 4, dtype="f4"), (10, 1)) * RANDOM.uniform(1, 2, (20, 1)).astype("f4").round()
+    assert [match.row for match in batch.search(rows, [0, 1, 0, 0], top=4)[0]] == [1, 3, 5, 7]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with photos, one of which is damaged, and with their embeddings."""
+    place = tmp_path_factory.mktemp("search")
+    (place / "photos").mkdir()
+    for number, pixels in enumerate(digits.load().test_images[:9]):
+        file = image_kinds.encoded(image_kinds.Image.fromarray(pixels[..., 0]), "PNG")
+        (place / "photos" / f"{number}.png").write_bytes(file if number != 4 else file[:50])
+    (place / "photos" / HOSTILE).write_bytes((place / "photos" / "3.png").read_bytes())
+    run("embed", "digits", place / "photos", "--to", place / "vectors", "--rows-per-file", 4, "--dtype", "float32")
+    return place
+
+
+def test_a_photo_finds_itself_and_what_resembles_it(folder: Path) -> None:
+    photo = folder / "photos" / "3.png"
+    found = json.loads(run("search", folder / "vectors", photo, "--top", "4", "--json"))
+    table = pq.read_table(folder / "vectors").to_pylist()
+    good = [number for number, row in enumerate(table) if row["error"] is None]
+    assert len(good) == len(table) - 1 == 9
+    query = zoo.load("digits").embed(photo)[0]
+    want, cosines = by_numpy([table[number]["embeddings"] for number in good], query, 4)
+    assert [match["row"] for match in found] == [good[number] for number in want]
+    assert [match["path"] for match in found] == [table[good[number]]["path"] for number in want]
+    np.testing.assert_allclose([match["score"] for match in found], cosines, atol=1e-6)
+    lines = run("search", folder / "vectors", photo, "--top", "2", "--model", "digits").splitlines()
+    assert len(lines) == 2 and all(line.startswith("1.000  ") for line in lines)
+
+
+def test_the_contact_sheet_shows_each_image_or_why_it_cannot(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "copy")
+    record = json.loads((tmp_path / "copy" / "vectors" / "_run.json").read_text())
+    files = sorted((tmp_path / "copy" / "vectors").glob("part-*"))
+    for file in files:  # the paths of the copy
+        table = pq.read_table(file)
+        paths = [path.replace(str(folder), str(tmp_path / "copy")) for path in table["path"].to_pylist()]
+        pq.write_table(table.set_column(0, table.schema.field("path"), [pa.array(paths)]), file)
+    assert record["model"] == {"model": "ViT-digits", "weights": "digits"}
+    photos = tmp_path / "copy" / "photos"
+    (photos / "0.png").unlink()
+    (photos / "1.png").write_bytes(b"no image")
+    (photos / "2.png").write_bytes(image_kinds.png(60_000, 60_000, 8, 2, b"\0"))  # would be 10 GB of pixels
+    sheet = tmp_path / "sheet.html"
+    run("search", tmp_path / "copy" / "vectors", photos / "3.png", "--out", sheet)
+    page = Document(sheet.read_text(encoding="utf-8"))
+    pictures = page.all("img")
+    assert len(pictures) == 6 and all(picture["src"].startswith("data:image/") for picture in pictures)
+    assert page.text.count("Cannot be read") == 3
+    assert "There is no image file" in page.text
+    assert HOSTILE.replace("\u202e", "\\u202e") in page.text  # as text, and not as an element
+    assert not {name for _, attributes in page.tags for name in attributes} & {"onerror", "href"}
+    assert "{{ 7 * 7 }}" in page.text
+    assert "default-src 'none'" in page.source and "<script" not in page.source
+
+
+def test_an_image_in_a_file_of_records_is_shown(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    images = digits.load().test_images[:3]
+    with tf.io.TFRecordWriter(str(tmp_path / "some.tfrecord")) as writer:
+        for pixels in images:
+            writer.write(image_kinds.encoded(image_kinds.Image.fromarray(pixels[..., 0]), "PNG"))
+    model = zoo.load("digits")
+    batch.embed(model, tmp_path / "some.tfrecord", to=tmp_path / "vectors", dtype="float32", progress=False)
+    [[best]] = batch.search(tmp_path / "vectors", model.embed(images[2:]), top=1)
+    assert best.path is not None and best.path.endswith("some.tfrecord#2")
+    sheet = tmp_path / "sheet.html"
+    image_kinds.Image.fromarray(images[2, ..., 0]).save(tmp_path / "two.png")
+    run("search", tmp_path / "vectors", tmp_path / "two.png", "--model", "digits", "--out", sheet)
+    assert len(Document(sheet.read_text(encoding="utf-8")).all("img")) == 3
+
+
+def test_another_model_is_an_error_by_its_name(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = zoo.load("digits", image_size=48)
+    other.save(tmp_path / "other.keras")
+    photo = folder / "photos" / "3.png"
+    told = fails(monkeypatch, "search", folder / "vectors", photo, "--model", tmp_path / "other.keras")
+    assert "another model than" in told and "other.keras" in told
+    with pytest.raises(ValueError, match="different widths, 9 and 64"):
+        batch.search(folder / "vectors", np.ones(9))
+    for line in (["--weights", "digits"], ["--out", tmp_path / "no" / "sheet.html"], ["--top", "0"]):
+        assert fails(monkeypatch, "search", folder / "vectors", photo, *line)
+    assert "There is no image file" in fails(monkeypatch, "search", folder / "vectors", "missing.jpg")
+    assert "must be a text" in fails(monkeypatch, "search", folder / "vectors", " ")
+
+
+def test_a_folder_that_does_not_name_its_model_asks_for_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder / "vectors", tmp_path / "vectors")
+    record = json.loads((tmp_path / "vectors" / "_run.json").read_text())
+    for origin in (None, "digits", {"model": "digits", "other": 1}, {}):
+        (tmp_path / "vectors" / "_run.json").write_text(json.dumps({**record, "model": origin}))
+        told = fails(monkeypatch, "search", tmp_path / "vectors", folder / "photos" / "3.png")
+        assert "pass --model" in told
+    assert run("search", tmp_path / "vectors", folder / "photos" / "3.png", "--model", "digits")
+
+
+def test_unfinished_and_damaged_folders_are_told(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "vectors"
+    shutil.copytree(folder / "vectors", place)
+    files = sorted(place.glob("part-*"))
+    files[0].unlink()
+    with pytest.warns(UserWarning, match="lacks 1 files: its run has not finished"):
+        batch.search(place, np.ones(64))
+    files[1].write_bytes(files[1].read_bytes()[:-9])
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match=f"{files[1].name} is not a file of this run"):
+        batch.search(place, np.ones(64))
+    (place / "part-9.parquet").write_bytes(b"")
+    with pytest.raises(ValueError, match="part-9.parquet is not a file of this run"):
+        batch.search(place, np.ones(64))
+    record = json.loads((place / "_run.json").read_text())
+    (place / "_run.json").write_text(json.dumps({**record, "what": "logits"}))
+    with pytest.raises(ValueError, match="has no embeddings, but logits"):
+        batch.search(place, np.ones(64))
+
+
+@pytest.mark.parametrize(
+    ("vectors", "queries", "named"),
+    [
+        (np.eye(3), [], "queries must be numbers"),
+        (np.eye(3), np.ones((1, 1, 3)), "queries must be numbers"),
+        (np.eye(3), np.zeros(3), "such as query 0"),
+        (np.eye(3), [1, np.nan, 0], "such as query 0"),
+        (np.eye(3) * [[1], [0], [1]], np.ones(3), "such as row 1"),
+        (np.full((2, 3), np.inf), np.ones(3), "such as row 0"),
+        (np.eye(3), np.ones(4), "different widths, 4 and 3"),
+        (np.ones(3), np.ones(3), r"vectors must be floats \(rows, width\). Received: float64 of shape \(3,\)"),
+        (np.eye(3, dtype=int), np.ones(3), "vectors must be floats"),
+        ("nothing", np.ones(3), "nothing is not a folder that keras-vit embed has written"),
+        ("nothing.npy", np.ones(3), "nothing.npy"),
+    ],
+)
+def test_wrong_vectors_and_queries_get_one_clear_error(vectors: Any, queries: Any, named: str) -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match=named):
+        batch.search(vectors, queries)
+
+
+def test_a_file_of_other_things_than_numbers_is_not_read(tmp_path: Path) -> None:
+    np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
+    np.savez(tmp_path / "archive.npz", np.eye(3))
+    (tmp_path / "archive.npz").rename(tmp_path / "archive.npy")
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000, 3), }".ljust(117) + b"\n"
+    (tmp_path / "short.npy").write_bytes(b"\x93NUMPY\x01\0" + struct.pack("<H", len(header)) + header)
+    for name in ("objects", "archive", "short"):
+        with pytest.raises(ValueError, match=f"{name}.npy is not a .npy file of numbers"):
+            batch.search(tmp_path / f"{name}.npy", np.ones(3))

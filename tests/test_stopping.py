@@ -1,0 +1,114 @@
+"""Stopping a run: the first Ctrl-C says what happens and ends between micro-batches, the second ends at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_vit import train
+from keras_vit.train.step import train_step
+from marks import full_except
+from model_weights import assert_same_bits, values
+from tiny_models import tiny
+
+FIELDS: dict[str, Any] = {
+    **{"steps": 3, "batch_size": 8, "accumulation": 4, "image_size": 16, "xla": False},
+    **{"checkpoint_minutes": None, "eval_steps": None},
+}
+
+
+def run(out: Path | None = None, **changes: Any) -> train.Result:
+    random = np.random.default_rng(0)
+    images, labels = random.integers(0, 256, (24, 16, 16, 3), dtype=np.uint8), np.arange(24) % 5
+    recipe = train.recipe("digits", **FIELDS | changes)
+    return train.run(recipe, model=tiny(image_size=16, num_layers=1), data={"train": (images, labels)}, out=out)
+
+
+def signal_in_micro_batch(number: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Send this process Ctrl-C while it computes a micro-batch; return the list of those that it computes."""
+    computed: list[int] = []
+    gradients = train_step._gradients
+
+    def send(state: Any) -> None:
+        computed.append(len(computed))
+        if len(computed) == number:
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(1000):  # the main thread handles the signal, although TensorFlow computes
+                if state.interrupt.numpy():
+                    break
+                time.sleep(0.01)
+
+    def gradients_and_signal(state: Any, *arguments: Any) -> Any:
+        with tf.control_dependencies([tf.py_function(lambda: send(state), [], [])]):
+            return tf.nest.map_structure(tf.identity, gradients(state, *arguments))
+
+    monkeypatch.setattr(train_step, "_gradients", gradients_and_signal)
+    return computed
+
+
+@pytest.mark.parametrize(("micro_batch", "steps"), full_except([(7, 1)], [(2, 0), (7, 1)]))
+def test_a_run_stops_between_micro_batches_and_continues_bit_for_bit(
+    micro_batch: int, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        computed = signal_in_micro_batch(micro_batch, patch)
+        stopped = run(tmp_path)
+    assert len(computed) == micro_batch  # not the other micro-batches of the step
+    assert (stopped.stopped, stopped.steps) == (True, steps)
+    said = capsys.readouterr().err
+    assert "Stopping after this micro-batch, one of 4" in said
+    assert "saving a checkpoint: the same command resumes the run. Ctrl-C again ends at once." in said
+    continued = run(tmp_path)
+    assert (continued.stopped, continued.steps) == (False, 3)
+    assert_same_bits(values(continued.model), values(run().model))
+
+
+@pytest.mark.full
+def test_an_error_in_a_step_is_no_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    gradients = train_step._gradients
+
+    def fail(*arguments: Any) -> Any:
+        with tf.control_dependencies([tf.debugging.Assert(False, ["broken"])]):
+            return tf.nest.map_structure(tf.identity, gradients(*arguments))
+
+    monkeypatch.setattr(train_step, "_gradients", fail)
+    with pytest.raises(tf.errors.OpError, match="broken"):
+        run()
+
+
+ENDLESS = """
+import test_stopping, time, tensorflow as tf
+from keras_vit.train.step import train_step
+gradients = train_step._gradients
+def slow(state, *arguments):
+    with tf.control_dependencies([tf.py_function(lambda: (print("computing", flush=True), time.sleep(60)), [], [])]):
+        return tf.nest.map_structure(tf.identity, gradients(state, *arguments))
+train_step._gradients = slow
+test_stopping.run()
+"""
+
+
+@pytest.mark.full
+def test_the_second_ctrl_c_ends_the_process_while_a_step_is_computed() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, "-c", ENDLESS]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+        assert process.stdout and process.stderr
+        while "computing" not in (line := process.stdout.readline()):
+            assert line, process.stderr.read()
+        process.send_signal(signal.SIGINT)
+        while "Stopping after" not in (line := process.stderr.readline()):
+            assert line
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=50) != 0  # a micro-batch takes 60 seconds
+        assert "KeyboardInterrupt" in process.stderr.read()
