@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from keras_vit import VisionTransformer, ViTConfig, digits, export, zoo
-from keras_vit.export.check import accelerators, samples
+from keras_vit.export.check import accelerators, compiled, samples
 from keras_vit.export.check.accelerators import Accelerated
 from keras_vit.export.check.compiled import CompiledRun
 from outlier_models import images, score, standardise
@@ -76,6 +76,21 @@ def test_without_a_gpu_the_error_says_how_to_run_in_software(
     monkeypatch.setattr(accelerators, "run_compiled", run)
     with pytest.raises(ValueError, match=r"no GPU.*chromium.*VK_ICD_FILENAMES.*No adapters"):
         export.verify(*file, accelerator="gpu")
+
+
+def test_the_library_that_a_gpu_lacks_is_named_and_not_a_plugins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "program.py").write_text(
+        "raise SystemExit('''WARNING: [a.cc:3] Failed to load plugin with error: ERROR: [b.cc:2]\n"
+        "└ Could not load shared library libPlugin.so: libopenvino.so: cannot open shared object file\n"
+        "Warning: Couldn't load Vulkan: libvulkan.so.1: cannot open shared object file\n"
+        "ERROR: [c.cc:1] Failed to initialize WebGPU environment: INTERNAL: No adapters found''')"
+    )
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "program.py"))
+    with pytest.raises(ValueError, match=r"no GPU.*Received: .*Couldn't load Vulkan: libvulkan.*No adapters") as caught:
+        accelerators.run_on_gpu(tmp_path / "file.tflite", np.zeros((1, 2, 2, 3), np.float32))
+    assert "openvino" not in str(caught.value)
 
 
 def test_accelerators_are_checked(file: tuple[VisionTransformer, Path], tmp_path: Path) -> None:

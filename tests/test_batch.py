@@ -461,6 +461,12 @@ def test_a_missing_image_is_a_row_but_unreadable_ones_end_the_run(
     assert not contents(tmp_path / "other")
 
 
+def test_an_error_may_quote_a_name_that_is_not_valid_unicode(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_bytes(b"memory://\xff.png\n")
+    embed(model(), tmp_path / "list.txt", to=tmp_path / "out")
+    assert [row["error"] for row in rows(tmp_path / "out")] == ["/\\udcff.png"]
+
+
 def test_a_row_that_is_not_finite_has_an_error(tmp_path: Path) -> None:
     photos(tmp_path / "photos", 2)
     large = built(num_layers=1)

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from sklearn.metrics import confusion_matrix
 
-from command_line import run
+from command_line import fails, run
 from html_document import Document
 from keras_vit import VisionTransformer, digits, train, zoo
 from keras_vit.cli.train import _result_line
@@ -82,6 +82,7 @@ def test_the_page_shows_the_worst_mistakes_and_no_name_is_markup(tmp_path: Path)
     assert sum(row["class"] == row["predicted"] for row in rows) / 50 == found.accuracy
 
 
+@pytest.mark.full
 def test_many_classes_are_listed_instead_of_a_matrix(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     images, labels = random.integers(0, 256, (80, 32, 32, 3), dtype=np.uint8), random.integers(0, 90, 80)
@@ -93,7 +94,7 @@ def test_many_classes_are_listed_instead_of_a_matrix(tmp_path: Path) -> None:
 
 def test_several_labels_for_an_image_are_refused() -> None:
     images, labels = np.zeros((4, 32, 32, 1), "uint8"), np.ones((4, 10), int)
-    with pytest.raises(ValueError, match="one class for each image"):
+    with pytest.raises(ValueError, match="one class for each image, and no maps"):
         train.examine(zoo.load("digits"), {"evaluation": (images, labels)})
 
 
@@ -104,6 +105,12 @@ def test_the_command_writes_what_is_asked(folder: Path, tmp_path: Path) -> None:
     rows = list(csv.DictReader(io.StringIO((tmp_path / "out" / "predictions.csv").read_text())))
     assert len(rows) == 60 and any("<b>&" in row["image"] for row in rows)
     assert "<b>" not in (tmp_path / "out" / "examination.html").read_text()
+
+
+def test_options_that_do_not_go_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ("evaluate", "digits", "--data", "digits")
+    assert "--predictions needs --out" in fails(monkeypatch, *command, "--predictions")
+    assert "leave out --real and --few-shot" in fails(monkeypatch, *command, "--out", "x", "--few-shot", "1")
 
 
 def test_models_and_results_show_themselves_in_a_notebook() -> None:

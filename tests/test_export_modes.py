@@ -17,7 +17,7 @@ KINDS = {
     "int8": ((8, 8), True, True),
     "int8-full": ((8, 32), True, True),
     "int16x8": ((8, 32), True, True),
-    "int4": ((4, 8), True, True),
+    "int4": ((4, 8), False, True),
 }
 WRONG = {
     "an unknown key": (TABLE + "least_cosin = 1.0\n", "no key 'least_cosin'; the nearest is 'least_cosine'"),
@@ -38,6 +38,17 @@ WRONG = {
     "an unknown method": (TABLE + RULE + 'method = "gptk"\n', "the nearest is 'gptq'"),
     "float weights, integer inputs": (TABLE + RULE.replace("8", "32") + "activations = 8\n", "no kernel multiplies"),
     "no operators": (TABLE + RULE.replace('"FULLY_CONNECTED"', ""), "operators is empty"),
+    "an expression that ends a name": (TABLE + RULE + "names = 'dense1$'\n", r"must not have '\$'.*write ';' instead"),
+    "blocks of 8 bits": (TABLE + RULE + "block = 32\n", "block is for weights of 4 bits. Received: 8"),
+    "odd blocks": (TABLE + RULE.replace("8", "4") + "block = 48\n", r"block must be one of \[32, 64, 128, 256\]"),
+    "GPTQ of activations": (
+        TABLE + RULE + 'method = "gptq"\n' + RULE + "activations = 8\n",
+        "do not go together",
+    ),
+    "GPTQ of a convolution": (
+        TABLE + RULE.replace("FULLY_CONNECTED", "CONV_2D") + 'method = "gptq"\n',
+        r"'gptq' is for FULLY_CONNECTED. Received: \['CONV_2D'\]",
+    ),
     "no expression": (TABLE + RULE + 'names = "("\n', "not a regular expression"),
     "a strange alpha": (TABLE + "[smoothing]\nalpha = 5\nthreshold = 4\n", r"alpha must be in \[0, 1\]. Received: 5"),
     "a threshold below 1": (TABLE + "[smoothing]\nalpha = 0.5\nthreshold = 0.5\n", r"threshold must be in \[1, inf\)"),

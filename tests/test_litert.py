@@ -17,7 +17,7 @@ from keras_vit.export.litert.builder import Builder, schema
 from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
-from keras_vit.export.litert.storage import FLOAT16, INT8, quantize_int8
+from keras_vit.export.litert.storage import FLOAT16, INT8
 from keras_vit.export.litert.writer import FileWriter
 from keras_vit.model import layers as vit
 from litert_graph import interpreter
@@ -263,7 +263,7 @@ def test_smoothing_and_scales_move_factors_and_change_nothing(tmp_path: Path, ki
 
 
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "an output": ({}, {"output": "classes"}, "output must be one of"),
+    "an output": ({}, {"output": "labels"}, "output must be one of"),
     "no head": ({"num_classes": 0}, {"output": "probabilities"}, "needs a head"),
     "no image": ({}, {"batch": 0}, "batch must be an integer >= 1"),
     "no class token": ({"classifier": "gap"}, {"attention": True}, "class token"),
@@ -331,7 +331,8 @@ def test_eight_bits_are_rounded_to_the_nearest_of_their_row() -> None:
     random = np.random.default_rng(0)
     array = random.normal(size=(4, 3, 2)) * 10.0 ** np.arange(-2, 2)[:, None, None]
     array[1] = 0
-    whole, scale = quantize_int8(array)
+    whole, scales = INT8.rounded(array)
+    scale = scales[:, 0]
     assert whole.dtype == np.int8
     assert set(np.abs(whole).reshape(4, -1).max(axis=1)) == {0, 127}
     assert np.all(np.abs(whole * scale[:, None, None] - array) <= scale[:, None, None] * 0.5001)  # float32 scales

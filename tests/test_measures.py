@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def test_the_cosine_of_differences_is_the_mean_over_pairs(shape: tuple[int, ...]
 
 def test_what_all_images_share_does_not_flatter() -> None:
     want, got = logits(), logits(seed=1)
-    assert measures.lowest_cosine(want + 1000, got + 1000) > 0.9999
+    assert measures.image_cosines(want + 1000, got + 1000).min() > 0.9999
     assert measures.difference_cosine(want + 1000, got + 1000) == pytest.approx(
         measures.difference_cosine(want, got), abs=1e-4
     )
@@ -181,6 +182,21 @@ def test_a_given_cosine_holds_for_differences_too() -> None:
     with pytest.raises(export.VerificationError):
         check_thresholds(report(difference_cosine=0.6), load_mode("dynamic"), has_classes=True)
     check_thresholds(report(difference_cosine=0.6), load_mode("dynamic"), has_classes=True, cosine=0.5)
+
+
+def test_a_single_bad_image_is_no_refusal() -> None:
+    check_thresholds(report(cosine=0.3, mean_cosine=0.9999), load_mode("dynamic"), has_classes=True)
+    assert "cosine >= 0.995" in refused(load_mode("dynamic"), cosine=0.3, mean_cosine=0.99)
+
+
+def test_of_few_classes_the_agreement_decides_where_there_are_enough_images() -> None:
+    directions = report(cosine=0.3, mean_cosine=0.5, difference_cosine=0.6)
+    check_thresholds(directions, load_mode("dynamic"), has_classes=True, num_classes=4)
+    wrong = report(decided_agreement=0.9)
+    few = dataclasses.replace(directions, images=15)
+    for case, given in ((wrong, {}), (few, {}), (directions, {"cosine": 0.7})):
+        with pytest.raises(export.VerificationError):
+            check_thresholds(case, load_mode("dynamic"), has_classes=True, num_classes=4, **given)
 
 
 def test_no_difference_between_images_is_no_refusal() -> None:

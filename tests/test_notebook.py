@@ -32,7 +32,7 @@ def test_the_cells_run_and_their_results_show_themselves(tmp_path: Path, monkeyp
     for value in shown:
         if hasattr(value, "_repr_html_"):
             Document(value._repr_html_())  # raises an error for tags that do not match
-    assert sum(hasattr(value, "_repr_html_") for value in shown) == 5
+    assert sum(hasattr(value, "_repr_html_") for value in shown) == 5  # model, result, examination, evaluation, file
     assert names["probe"].metrics["accuracy"] > 0.9
     assert all((tmp_path / file).exists() for file in ("report.html", "mistakes/examination.html", "even.tflite"))
 

@@ -12,12 +12,13 @@ from PIL import Image
 from sklearn.linear_model import RidgeClassifierCV
 
 from keras_vit import VisionTransformer, digits, train, zoo
+from keras_vit.errors import CheckpointError
 from keras_vit.train.data.sources import open_data
 from keras_vit.train.loop import prepare, probe
 from keras_vit.train.measure.least_squares import STRENGTHS, LeastSquares, cross_validate
 from keras_vit.zoo.pretrained import Choice
 from model_weights import assert_same_bits, values
-from tiny_models import tiny
+from tiny_models import randomised, tiny
 
 
 def arrays(count: int = 120, held_out: int = 100) -> dict[str, Any]:
@@ -69,6 +70,9 @@ def test_a_probe_that_was_stopped_or_killed_continues_bit_for_bit(
     before = (tmp_path / "log.jsonl").read_bytes()
     assert_same_bits(values(fit(tmp_path).model), values(whole.model))  # a finished probe fits again
     assert (tmp_path / "log.jsonl").read_bytes() == before
+    other = randomised(zoo.load("digits"))
+    with pytest.raises(CheckpointError, match="weights: .* then, .* now"):
+        train.run(recipe, model=other, data=arrays(70, 20), out=tmp_path)
 
 
 def test_cross_validation_chooses_as_well_as_scikit_learn() -> None:

@@ -153,7 +153,9 @@ def test_a_measurement_of_the_readme_is_in_the_results(row: str) -> None:
     assert f"| {ours} | {other}, " in line and f"(benchmarks/results/{file})" in line
 
 
-def test_the_picture_of_the_report_is_small() -> None:
-    (picture,) = re.findall(r"!\[[^\]]{20,}\]\(([^)]+)\)", README)
-    data = (ROOT / picture).read_bytes()
-    assert data.startswith(b"\x89PNG\r\n") and len(data) < 200_000
+def test_the_pictures_are_small() -> None:
+    (photos,) = re.findall(r"!\[[^\]]{20,}\]\(([^)]+)\)", README)
+    report = "docs/images/report.png"
+    for picture, start in ((photos, b"\xff\xd8\xff"), (report, b"\x89PNG\r\n")):  # JPEG for photos
+        data = (ROOT / picture).read_bytes()
+        assert data.startswith(start) and len(data) < 200_000

@@ -234,7 +234,7 @@ def test_a_warm_up_that_is_stated_and_leaves_no_step_is_refused(warmup):
         ({"weight_decay": float("inf")}, "weight_decay must be in"),
         ({"xla": 1}, "xla must be true or false or text. Received: 1"),
         ({"xla": "pieces"}, r"xla must be one of \[True, False, 'auto'\]. Received: 'pieces'"),
-        ({"optimizer": "adam"}, r"optimizer must be one of \['sgd', 'adamw'\]. Received: 'adam'"),
+        ({"optimizer": "adam"}, r"optimizer must be one of \['sgd', 'adamw', .*\]. Received: 'adam'"),
         ({"crop": "incption"}, "crop must be one of"),
         ({"freeze": "block_0/*"}, "freeze must be a list. Received: 'block_0"),
         ({"freeze": [1]}, r"freeze\[0\] must be text"),

@@ -19,6 +19,8 @@ from PIL import Image
 
 import image_kinds
 from keras_vit import VisionTransformer, export
+from keras_vit.export import _saved_model
+from keras_vit.export.check import verify as verification
 from keras_vit.export.server import inference, signatures, warmup
 from marks import full_except
 from tiny_models import FAMILIES, OTHERS, VARIANTS, built, prepared
@@ -318,6 +320,22 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="already exists"):
         export.saved_model(small(), tmp_path / "1")
     assert nothing_but(tmp_path / "1", "precious") and nothing_but(tmp_path, "1")
+
+
+def test_the_slower_of_two_exports_to_one_path_gets_the_same_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(_: VisionTransformer, folder: Path, **__: Any) -> list[str]:
+        for place in (folder, tmp_path / "1"):  # the other one's too
+            place.mkdir()
+            (place / "saved_model.pb").write_text("the graph")
+        return []
+
+    monkeypatch.setattr(_saved_model, "_write", write)
+    monkeypatch.setattr(verification, "verify", lambda *_: None)
+    with pytest.raises(FileExistsError, match=r"1 already exists: remove it, or write the next version beside it"):
+        export.saved_model(small(), tmp_path / "1", warmup=())
+    assert nothing_but(tmp_path, "1") and nothing_but(tmp_path / "1", "saved_model.pb")
 
 
 def test_a_version_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,14 @@ import pytest
 
 import keras_vit
 import reference_cases as reference
-from keras_vit import VisionTransformer, ViTConfig, converters, errors, train, zoo
+from keras_vit import VisionTransformer, ViTConfig, batch, converters, errors, export, position, train, visualize, zoo
 from keras_vit._util import data_files
 from keras_vit.batch._embed import _parse_shard
 from keras_vit.converters import assign
 from keras_vit.converters.table import load_table
 from keras_vit.errors import CardError
 from keras_vit.zoo.cards import read_family
+from marks import full_except
 from public_names import public_names
 from tiny_models import built
 
@@ -360,6 +361,77 @@ NAMED: dict[str, Callable[[Any], Any]] = {
 def test_an_argument_of_another_type_is_named(argument: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"^{argument.strip()} must be .*Received: {re.escape(repr(value))}"):
         NAMED[argument](value)
+
+
+PATHS: dict[str, Callable[[Any], Any]] = {
+    "converters.load": converters.load,
+    "converters.read_config": converters.read_config,
+    "converters.detect": converters.detect,
+    "converters.save": lambda path: converters.save(built(num_layers=1), path, format="google"),
+    "export.tflite": lambda path: export.tflite(built(num_layers=1), path),
+    "export.saved_model": lambda path: export.saved_model(built(num_layers=1), path),
+    "export.verify": lambda path: export.verify(built(num_layers=1), path),
+    "export.runner": export.runner,
+    "visualize.report": lambda path: visualize.report(built(num_layers=1), np.zeros((1, 32, 32, 3), np.uint8), path),
+    "batch.embed": lambda path: batch.embed(built(num_layers=1), "photos", to=path),
+    "source": lambda path: batch.embed(built(num_layers=1), path, to="out"),
+    "weights": lambda path: zoo.load("digits", weights=path),
+}
+NO_PATHS = (3, b"digits", frozenset(), "a\0b", "\ud800", "x" * 5000, "x/" * 3000, "~no-such-user/x")
+
+
+@pytest.mark.parametrize("value", full_except([3, "a\0b", "x" * 5000], NO_PATHS), ids=lambda value: repr(value)[:9])
+@pytest.mark.parametrize("function", PATHS)
+def test_what_no_file_is_called_is_named(function: str, value: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=rf"must be a .*Received: {re.escape(repr(value)[:200])}$"):
+        PATHS[function](value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_image_that_no_file_is_called_is_named() -> None:
+    for name in ("a\0b", "x" * 5000):
+        with pytest.raises(ValueError, match="an image file must be a path: .*Received: '"):
+            built(num_layers=1).preprocess(name)
+
+
+LONG = "x" * 100_000
+QUOTED: dict[str, Callable[[], Any]] = {
+    "format": lambda: load_table(LONG),
+    "config": lambda: converters.load(TOKEN, config=LONG),
+    "mode": lambda: export.verify(built(num_layers=1), TOKEN, accelerator=LONG),
+    "recipe": lambda: train.run(LONG, model=built(num_layers=1), data="digits"),
+    "data": lambda: train.evaluate(built(num_layers=1), LONG),
+    "images": lambda: train.evaluate(built(num_layers=1), [LONG]),
+    "model": lambda: train.evaluate(LONG, "digits"),
+    "strategy": lambda: train.strategy(LONG),
+    "shard": lambda: _parse_shard(LONG),
+    "layers": lambda: built(num_layers=1).features(np.zeros((1, 32, 32, 3), np.float32), [LONG]),
+    "method": lambda: position.resize(np.zeros((1, 4, 8)), 3, method=LONG),
+    "labels": lambda: export.saved_model(built(num_layers=1), "sm", labels=[LONG] * 3),
+}
+
+
+@pytest.mark.parametrize("argument", QUOTED)
+def test_messages_quote_at_most_200_characters(argument: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=r"\w") as caught:
+        QUOTED[argument]()
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("value", [3, 3.5, b"x", {1: 2}, object()], ids=lambda value: type(value).__name__)
+def test_other_arguments_of_another_type_are_named_too(value: Any, tmp_path: Path) -> None:
+    image = np.zeros((1, 32, 32, 3), np.float32)
+    for call in (
+        lambda: load_table(value),
+        lambda: train.run(value, model=built(num_layers=1), data="digits"),
+        lambda: train.strategy(value),
+        lambda: export.verify(built(num_layers=1), TOKEN, mode=value),
+        lambda: built(num_layers=1).features(image, value),
+        lambda: position.resize(np.zeros((1, 4, 8)), 3, method=value),
+    ):
+        with pytest.raises(ValueError, match="Received: "):
+            call()
 
 
 @pytest.mark.parametrize("name", ["B/16\n", "\nViT-B/16", "facebook/dinov2-base\n", "digits\n", "a\x1b[2J"])

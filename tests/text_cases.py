@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_vit.text import TextConfig, TextEncoder, Tokenizer
 
@@ -28,8 +27,3 @@ def small_encoder(tokenizer: str = "tok_clip", **changes: Any) -> TextEncoder:
     keras.utils.set_random_seed(3)
     fields = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "mlp_dim": 64, "projection_size": 24, **changes}
     return TextEncoder(TextConfig(vocab_size=tok.vocab_size, max_length=16, **fields), tok)
-
-
-def unit(rows: np.ndarray) -> np.ndarray:
-    """Return rows of length 1."""
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)

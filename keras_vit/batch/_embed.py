@@ -127,7 +127,7 @@ def embed(
     model = loaded
     _check_model(model, what)
     facts = {
-        "source": _absolute(os.fspath(source)),
+        "source": _absolute(name),
         "what": what,
         "output_dtype": output_dtype,
         "weights": fingerprint(model),

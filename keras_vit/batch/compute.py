@@ -105,7 +105,8 @@ class Worker:
         lost = [error for _, error in files if isinstance(error, OSError) and not isinstance(error, FileNotFoundError)]
         if len(lost) == self._batch_size:  # no damaged images, but a network or permissions
             raise lost[0]
-        errors = [None if error is None else str(error) for _, error in files]  # an error would keep all of the batch
+        # As texts: an error would keep all of the batch. Names in them may not be valid Unicode.
+        errors = [None if error is None else escaped(str(error)) for _, error in files]
         images = np.zeros(self._call.input_signature[0].shape, np.float32)
         readable = [place for place, error in enumerate(errors) if error is None]
         for place, pixels in zip(readable, self._pixels([files[place][0] for place in readable]), strict=True):
@@ -116,7 +117,7 @@ class Worker:
                 else:
                     images[place] = preprocess.normalize(pixels, self._model.config.preprocessing)
             except IMAGE_ERRORS as error:
-                errors[place] = str(error)
+                errors[place] = escaped(str(error))
         if any(errors):
             _return_freed_memory()
         return Batch(number, [escaped(name) for name, _ in items], images, errors)

@@ -235,7 +235,8 @@ def find_model(
 
 def _no_classes(model: str) -> ValueError:
     return ValueError(
-        f"{model} has no head for classes, so it cannot classify images. For its features: keras-vit embed {model} "
+        f"{model} has no head for classes, so it cannot classify images. For classes that are texts (CLIP, SigLIP): "
+        f"keras-vit predict {model} IMAGES --classes cat,dog. For its features: keras-vit embed {model} "
         "IMAGES --to FOLDER. For a head of your own classes: keras-vit train linear-probe"
     )
 

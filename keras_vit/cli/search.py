@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,9 +12,7 @@ from keras_vit._util.image_paths import is_image
 from keras_vit.cli import options
 
 if TYPE_CHECKING:
-    from keras_vit.batch import Match
     from keras_vit.batch.folder import Folder
-    from keras_vit.visualize.html.contact_sheet import Picture
 
 ORIGIN = ("model", "weights", "image_size", "patch_size")  # arguments of `find_model` that _run.json has
 
@@ -40,8 +37,8 @@ def search(
         raise ValueError(f"The query must be a text or an image file. Received: {query!r}")
     with options.quiet():
         from keras_vit import batch
+        from keras_vit.batch.contact_sheet import write_contact_sheet
         from keras_vit.batch.folder import find_folder
-        from keras_vit.visualize.html.contact_sheet import write_contact_sheet
 
         folder = find_folder(vectors.expanduser())
         chosen = {"model": model, "weights": weights} if model else _origin(folder, weights)
@@ -49,7 +46,7 @@ def search(
             vectors, _embedding(query, folder, chosen, accept_licence, is_stated=bool(model)), top=top
         )
         if out:
-            write_contact_sheet(out, query, _pictures(folder, found))
+            write_contact_sheet(out, query, folder, found)
     if as_json:
         options.echo(json.dumps([match._asdict() for match in found], indent=2))
     elif found:
@@ -72,10 +69,9 @@ def _embedding(query: str, folder: Folder, chosen: dict[str, Any], accept_licenc
     from keras_vit import zoo
     from keras_vit.batch._embed import fingerprint
 
-    found = options.find_model(**chosen, accept_licence=accept_licence)
     is_text = not (is_image(query) or "://" in query or Path(query).expanduser().is_file())
     if is_stated or not is_text:
-        loaded = found.load()
+        loaded = options.find_model(**chosen, accept_licence=accept_licence).load()
         if fingerprint(loaded) != folder.record["weights"]:
             raise ValueError(
                 f"{folder.path} has the embeddings of another model than {chosen['model']}: of other weights, another "
@@ -84,18 +80,3 @@ def _embedding(query: str, folder: Folder, chosen: dict[str, Any], accept_licenc
         if not is_text:
             return loaded.embed([query])
     return zoo.text_encoder(chosen["model"], weights=chosen.get("weights")).embed([query])
-
-
-def _pictures(folder: Folder, found: list[Match]) -> Iterator[Picture]:
-    from keras_vit.errors import DownloadError
-    from keras_vit.model.classify import IMAGE_ERRORS
-    from keras_vit.model.preprocess import decode_bytes
-    from keras_vit.visualize.html.contact_sheet import Picture
-
-    for match in found:
-        name = str(match.path)
-        try:
-            content: Any = decode_bytes(folder.read(name), 3)
-        except (*IMAGE_ERRORS, ImportError, DownloadError) as error:
-            content = str(error)
-        yield Picture(name, f"{match.score:.3f}", content)

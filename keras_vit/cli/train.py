@@ -132,7 +132,8 @@ def _result_line(result: Result, folder: Path) -> str:
     line = f"{folder}/model.keras after {steps}: {figures or 'nothing to evaluate on'}"
     best = result.best
     if best and best.step < result.steps:
-        line += f"; best: {best.path} after {best.step}, accuracy {best.metrics['accuracy']:.4f}"
+        name, value = next(iter(best.metrics.items()))
+        line += f"; best: {best.path} after {best.step}, {name} {value:.4f}"
     if result.skipped:
         line += f"; training images left out because they cannot be read: {result.skipped}"
     if result.unread:
@@ -173,6 +174,8 @@ def evaluate(
 
     if predictions and not out:
         raise ValueError("--predictions needs --out FOLDER, the folder for predictions.csv")
+    if out and (real or few_shot):
+        raise ValueError("--out is for images with one class: leave out --real and --few-shot")
     found = options.find_model(model, weights, image_size, accept_licence=accept_licence)
     options.check_data(data, data_dir)
     with options.quiet():

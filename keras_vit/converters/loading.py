@@ -221,7 +221,7 @@ def open_keras(path: Path, kind: str) -> Iterator[tuple[dict[str, Any], Containe
         yield arguments, weights
 
 
-def load_keras_weights(model: keras.Model, weights: Container, *, allow_nonfinite: bool = False) -> None:
+def load_keras_weights(model: keras.Model, weights: Container, *, allow_nonfinite: bool) -> None:
     """Load the weights of a .keras file through a copy that holds only arrays, which the HDF5 library reads."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "model.weights.h5"

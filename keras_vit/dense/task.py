@@ -6,8 +6,7 @@ official heads do.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,16 +15,18 @@ import numpy as np
 from keras_vit.dense.depth_task import Depth
 from keras_vit.dense.maps import MapTask, enlarge
 from keras_vit.model import task as tasks
-from keras_vit.model.classification import Classification, Tensors
+from keras_vit.model.classification import Classification, Labels, Tensors
 
 __all__ = ["IGNORED", "Depth", "Segmentation"]
 
 IGNORED = 255  # label of pixels that do not count
+# Fields of an export's report that numbers of classes do not have.
+NO_AMOUNTS = ("cosine", "mean_cosine", "difference_cosine", "sqnr", "max_error", "decided_agreement")
 
 
 @tasks.register
 @dataclass(frozen=True, kw_only=True)
-class Segmentation(MapTask, Classification):
+class Segmentation(MapTask):
     """Classify every pixel: logits (batch, height, width, classes). Pixels labelled 255 do not count.
 
     Metrics are those of mmsegmentation: intersections and unions are summed over the whole data set, and the mean is
@@ -37,7 +38,8 @@ class Segmentation(MapTask, Classification):
         image_size: (height, width) of exported class maps; None for that of the logits.
     """
 
-    is_pooled: bool = False
+    num_classes: int
+    labels: str | tuple[str, ...] | None = None
     image_size: tuple[int, int] | None = None
 
     NAME: ClassVar[str] = "a class for every pixel"
@@ -197,12 +199,12 @@ class Segmentation(MapTask, Classification):
         """Return which pixels have the same class, and which have it or are near ties."""
         if name == "classes":
             return (expected == received).ravel(), (expected == received).ravel()
-        return super().agreement(name, expected, received)
+        return self._of_pixels.agreement(name, expected, received)
 
     def comparison(self, name: str, expected: np.ndarray, received: np.ndarray) -> dict[str, Any]:
         """Return the fields of an export's report that are particular to the task: the mean IoU with the model's maps.
 
-        Numbers of classes are no amounts. For such maps the other fields are those of one-hot maps.
+        Numbers of classes are no amounts: without logits there are no cosines.
         """
         want, got = (each if name == "classes" else each.argmax(axis=-1) for each in (expected, received))
         counts = [
@@ -212,10 +214,7 @@ class Segmentation(MapTask, Classification):
         common, union = counts[0], counts[1] + counts[2] - counts[0]
         fields: dict[str, Any] = {"mean_iou": float((common[union > 0] / union[union > 0]).mean())}
         if name == "classes":
-            equal = (want == got).reshape(len(want), -1).mean(axis=1)
-            wrong = 1 - float(equal.mean())
-            fields |= {"cosine": float(equal.min()), "difference_cosine": None, "max_error": float(wrong > 0)}
-            fields |= {"sqnr": -10 * math.log10(2 * wrong) if wrong else math.inf}
+            fields |= dict.fromkeys(NO_AMOUNTS)
         return fields
 
     def decode(self, output: Any, top: int) -> list[list[tasks.Prediction]]:
@@ -226,7 +225,16 @@ class Segmentation(MapTask, Classification):
         """Return what `decode` does, from the numbers of classes (batch, height, width)."""
         shares = np.stack([np.bincount(each.ravel(), minlength=self.num_classes) / each.size for each in classes])
         with np.errstate(divide="ignore"):
-            return super().decode(np.log(shares), top)
+            return self._of_pixels.decode(np.log(shares), top)
+
+    def class_names(self, labels: Labels | Iterable[str] = None) -> list[str] | None:
+        """See `keras_vit.model.task.Task`; the names are in the order of the logits."""
+        return self._of_pixels.class_names(labels)
+
+    @property
+    def _of_pixels(self) -> Classification:
+        """The classification of a single pixel."""
+        return Classification(num_classes=self.num_classes, labels=self.labels)
 
     def _full_size(self, output: Any) -> Any:
         return output if self.image_size is None else enlarge(output, self.image_size)

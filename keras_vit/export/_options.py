@@ -10,7 +10,6 @@ from keras.src.models.functional import Functional
 from keras_vit.export import _converter
 from keras_vit.export.check.inputs import image_shape
 from keras_vit.export.litert.options import Options, image_config
-from keras_vit.export.litert.storage import STORAGES
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
 from keras_vit.model import task as tasks
@@ -49,8 +48,8 @@ def check_options(options: Options, model: keras.Model, *, has_calibration: bool
         problems.append(f"{' and '.join(options.sizes)} is for VisionTransformers. Received: {type(model).__name__}")
     if problems or mode is None:
         raise ValueError("tflite: " + "; ".join(problems))
-    patches = options.patches or mode.patches
-    return mode, dataclasses.replace(options, storage=STORAGES[mode.storage], class_names=names, patches=patches)
+    named = dataclasses.replace(options, class_names=names, patches=options.patches or mode.patches)
+    return mode, dataclasses.replace(named, storage=mode, norms=mode.norms)
 
 
 def _model_problems(options: Options, model: keras.Model) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Write LiteRT (.tflite) files, quantize them, run them and compare them with the model, in one call."""
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ import keras
 import numpy as np
 
 from keras_vit._util.checks import as_path
+from keras_vit.errors import VerificationError
 from keras_vit.export import _converter
 from keras_vit.export._options import check_options
 from keras_vit.export._temporary import check_file_path, temporary_path
@@ -24,12 +26,20 @@ from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options, image_config
-from keras_vit.export.quantization.modes import Mode
+from keras_vit.export.litert.storage import FLOAT32
+from keras_vit.export.quantization import rounding
+from keras_vit.export.quantization.calibration import FileGraph
+from keras_vit.export.quantization.modes import Mode, load_mode
 from keras_vit.export.quantization.outliers import BUILT_IN
 from keras_vit.export.quantization.outliers import find as find_outliers
+from keras_vit.export.quantization.quantize import check_names
 from keras_vit.export.quantization.quantize import quantize as quantize_file
+from keras_vit.export.quantization.search import search
 from keras_vit.model import task as tasks
 from keras_vit.model.vision_transformer import VisionTransformer
+
+# Modes that need no images, the smaller first: what is left for a model that another mode does not fit.
+SAFER_MODES = ("dynamic", "float16")
 
 
 def tflite(
@@ -66,8 +76,8 @@ def tflite(
         quantize: name of a mode ("none", "float16", "dynamic", "int8", "int8-full", "int16x8", "int4"), or a path to
             your own .toml file (see converters/README.md).
         calibration: about a hundred typical images: prepared, float32 (batch, height, width, channels), or anything
-            that `model.preprocess` takes. Fixed ranges need them. Outliers are looked for on a few of them, else
-            on built-in patterns.
+            that `model.preprocess` takes. Fixed ranges and "int4" need them, and "dynamic" files become more exact.
+            Outliers are looked for on a few of them, else on built-in patterns.
         verify: images, as above, on which file and model are compared. None takes built-in patterns, or in a mode that
             needs calibration the calibration images, which is optimistic: pass held-out images.
         batch: number of images in a call; None for any number.
@@ -84,8 +94,9 @@ def tflite(
             convolutions.
         labels: name of a list in zoo/labels, or the class names, which apps read from the file; None for the model's.
         route: "direct" writes the weights straight into the file, "converter" uses TensorFlow's converter.
-        least_cosine: lowest cosine similarity of an image's outputs, or of the differences between images, with the
-            model's, -1 to 1; None for the mode's.
+        least_cosine: lowest mean cosine similarity of the images' outputs, and of the differences between images, with
+            the model's, -1 to 1; None for the mode's. With fewer than 10 classes, agreement decides alone on 16 or more
+            images of yours.
         least_agreement: least share of images with the same best class or a near tie, 0 to 1; None for the mode's.
         threads: number of threads on which the file is timed.
         progress: whether to show progress bars.
@@ -142,30 +153,36 @@ def _export(
     is_direct = options.route == "direct"
     measured_images = _measured_images(model, calibration) if is_direct else None
     verification_images = _verification_images(model, images, calibration, options, mode)
+    searched: tuple[str, ...] = ()
     with temporary_path(path) as work:
         with measure_resources() as used:
             if measured_images is not None:
                 outliers = find_outliers(model, measured_images, mode.smoothing)
                 options = dataclasses.replace(options, **outliers._asdict())
-                _write(model, work, options, mode, calibration_images, progress=progress)
+                searched = _write(model, work, options, mode, calibration_images, progress=progress)
             else:
                 _converter.convert(model, work, mode=mode.name, batch=options.batch)
         mark_own(work)
-        report = verify(
-            model,
-            work,
-            verification_images,
-            mode=mode,
-            least_cosine=options.least_cosine,
-            least_agreement=options.least_agreement,
-            threads=options.threads,
-            progress=progress,
-        )
+        try:
+            report = verify(
+                model,
+                work,
+                verification_images,
+                mode=mode,
+                threads=options.threads,
+                progress=progress,
+                **options.least,
+            )
+        except VerificationError as error:
+            if measured_images is not None:
+                searched += _passing_mode(model, work, options, mode, measured_images, verification_images)
+            raise VerificationError("; ".join([str(error), *searched])) from None
         resize_error = _resize_error(model, verification_images, options, work.with_name("resize"))
         work.replace(path)
     return dataclasses.replace(
         report,
         path=path,
+        searched=searched,
         calibrated_on=mode.needs_calibration and images is None,
         preprocess_error=resize_error,
         seconds=used.seconds,
@@ -174,8 +191,8 @@ def _export(
 
 
 def _calibration_images(model: keras.Model, images: Any, options: Options, mode: Mode) -> np.ndarray | None:
-    """Return calibration images as the file takes them; None if the mode does not use them."""
-    if not mode.needs_calibration:
+    """Return calibration images as the file takes them; None without any, or if the mode does not use them."""
+    if images is None or not (mode.needs_calibration or mode.gptq):
         return None
     prepared = inputs.prepared_images(model, images, "calibration")
     if options.input_dtype == "float32":
@@ -208,17 +225,46 @@ def _write(
     calibration: np.ndarray | None,
     *,
     progress: bool,
-) -> None:
-    """Write the file from the model's weights, quantized, with its metadata and labels."""
-    unquantized = path.with_name("unquantized") if mode.uses_quantizer else path
+) -> tuple[str, ...]:
+    """Write the file from the model's weights, quantized, with its metadata and labels; return lines for the report."""
+    unquantized = path.with_name("unquantized")
+    searched: tuple[str, ...] = ()
+    if mode.search is not None and calibration is not None:
+        found = search(model, options, mode, calibration, unquantized, progress=progress)
+        options, mode, searched = found.options, found.mode, found.lines()
+    if calibration is not None and not mode.uses_quantizer:
+        build_file(model, dataclasses.replace(options, storage=FLOAT32)).write(unquantized)
+        options = dataclasses.replace(
+            options, rounded=rounding.round_dense(unquantized, mode, calibration, progress=progress)
+        )
+        unquantized.unlink()
     builder = build_file(model, options)
     builder.metadata(metadata.BUFFER_NAME, _metadata(model, options, mode))
-    builder.write(unquantized)
+    builder.write(unquantized if mode.uses_quantizer else path)
+    if mode.rules and not mode.uses_quantizer:
+        check_names(FileGraph.read(np.memmap(path, np.uint8, "r")), mode)
     if mode.uses_quantizer:
         quantize_file(unquantized, path, mode, calibration=calibration, progress=progress)
         unquantized.unlink()
     if options.class_names:
         metadata.append_labels(path, options.class_names)
+    return (*searched, *rounding.lines(options.rounded))
+
+
+def _passing_mode(
+    model: VisionTransformer, work: Path, options: Options, refused: Mode, measured: np.ndarray, images: Any
+) -> tuple[str, ...]:
+    """Return a line that names the smallest of the safer modes whose file passes, if one does."""
+    for mode in map(load_mode, SAFER_MODES):
+        if mode.name == refused.name or mode.bits[0] < refused.bits[0]:
+            continue
+        outliers = find_outliers(model, measured, mode.smoothing)
+        trial = dataclasses.replace(options, storage=mode, norms=mode.norms, rounded={}, **outliers._asdict())
+        _write(model, work, trial, mode, None, progress=False)
+        with contextlib.suppress(VerificationError):
+            size, figures = verify(model, work, images, mode=mode, **options.least).lines()[:2]
+            return (f"tried: quantize={mode.name!r} passes ({size.rpartition(': ')[2]}), {figures}",)
+    return ()
 
 
 def _metadata(model: VisionTransformer, options: Options, mode: Mode) -> bytes:

@@ -113,6 +113,21 @@ class VisionTransformer(keras.Model):
             raise ValueError(f"layers are some of {self.feature_names}. Received: {str(unknown or list(names)):.200}")
         return self._feature_model(names)(images, training=False)
 
+    def _repr_html_(self) -> str:
+        """Return what the model takes and returns as a table for notebooks."""
+        config = self.config
+        names = self.task.class_names() or []
+        values = {
+            "image": " x ".join(map(str, (*config.size, config.num_channels))),
+            "patches": f"{config.grid[0]} x {config.grid[1]} of {config.stride[0]} x {config.stride[1]} pixels",
+            "parameters": f"{self.count_params():,}",
+            "blocks": f"{config.num_layers} of width {config.hidden_size:,}",
+            "classes": f"{config.num_classes:,}" if config.num_classes else "none: it returns features",
+            "names": ", ".join(names[:5]) + ", ..." * (len(names) > 5) if names else None,
+            "dtype": self.layers[1].compute_dtype,
+        }
+        return html.facts(self.name, values)
+
     def feature_maps(self, images: Any, blocks: Blocks = None, *, norm: bool = True) -> list[Any]:
         """Return the tokens of the patches after some blocks as maps.
 
@@ -141,21 +156,6 @@ class VisionTransformer(keras.Model):
         names = map_names(self.config, blocks)
         tensors = self.features(images, names)
         return [to_map(self, name, tensors[name], norm=norm) for name in names]
-
-    def _repr_html_(self) -> str:
-        """Return what the model takes and returns as a table for notebooks."""
-        config = self.config
-        names = self.task.class_names() or []
-        values = {
-            "image": " x ".join(map(str, (*config.size, config.num_channels))),
-            "patches": f"{config.grid[0]} x {config.grid[1]} of {config.stride[0]} x {config.stride[1]} pixels",
-            "parameters": f"{self.count_params():,}",
-            "blocks": f"{config.num_layers} of width {config.hidden_size:,}",
-            "classes": f"{config.num_classes:,}" if config.num_classes else "none: it returns features",
-            "names": ", ".join(names[:5]) + ", ..." * (len(names) > 5) if names else None,
-            "dtype": self.layers[1].compute_dtype,
-        }
-        return html.facts(self.name, values)
 
     @property
     def feature_names(self) -> list[str]:

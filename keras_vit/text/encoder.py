@@ -16,6 +16,7 @@ from keras_vit.model.classify import check_finite, unit_length
 from keras_vit.model.config import BlockConfig
 from keras_vit.model.config.text import TextConfig
 from keras_vit.model.layers.pooling import EndTokenPooling
+from keras_vit.model.layers.runtime.quantized import load_quantization, quantization_problem, save_quantization
 from keras_vit.model.layers.tokens import TokenEmbedding
 from keras_vit.text.tokenizer import Tokenizer
 
@@ -43,10 +44,12 @@ class TextEncoder(keras.Model):
         ValueError: the tokenizer does not belong to the model.
 
     Example:
-        >>> config = keras_vit.text.TextConfig(vocab_size=9, hidden_size=16, num_layers=1, num_heads=2, mlp_dim=8)
-        >>> encoder = keras_vit.text.TextEncoder(config)
-        >>> encoder.output_shape
-        (None, 512)
+        >>> encoder = keras_vit.zoo.text_encoder("digits")
+        >>> ids = encoder.tokenize(["seven", "a photo of a three."])
+        >>> ids.shape, encoder(ids).shape, encoder.embed("seven").shape
+        ((2, 40), TensorShape([2, 64]), (1, 64))
+        >>> encoder.features(ids, ["block_0"])["block_0"].shape
+        TensorShape([2, 40, 32])
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class TextEncoder(keras.Model):
             lambda names: keras.Model(ids, {name: self.get_layer(name).output for name in names})
         )
         if tokenizer is not None:
-            tokenizer.check(config)
+            _check_tokenizer(tokenizer, config)
         self.tokenizer = tokenizer
 
     @property
@@ -131,13 +134,15 @@ class TextEncoder(keras.Model):
         return cls(TextConfig(**config["config"]), dtype=policy, name=config["name"])
 
     def save_own_variables(self, store: Any) -> None:
-        """Save the tokenizer; each layer saves its weights."""
+        """Save the tokenizer, and whether the projection is quantized; each layer saves its weights."""
+        save_quantization(store, self.layers[-1:])
         if self.tokenizer is not None:
             store["tokenizer"] = np.frombuffer(self.tokenizer.model, np.uint8)
             store["padding"] = np.array(self.tokenizer.pad_id)
 
     def load_own_variables(self, store: Any) -> None:
-        """Load the tokenizer that `save_own_variables` saved."""
+        """Load what `save_own_variables` saved."""
+        load_quantization(store, self.layers[-1:])
         if "tokenizer" in store:
             model = np.asarray(store["tokenizer"]).tobytes()
             padding = int(np.asarray(store["padding"]))
@@ -160,3 +165,23 @@ def _network(config: TextConfig, policy: Any, ids: Any) -> Any:
     if not config.projection_size:
         return keras.layers.Identity(name="feature", dtype=dtype)(x)
     return keras.layers.Dense(config.projection_size, use_bias=config.projection_bias, name="head", dtype=dtype)(x)
+
+
+def _check_tokenizer(tokenizer: Tokenizer, config: TextConfig) -> None:
+    """Raise a ValueError if a tokenizer is not that of a text tower with this config."""
+    found, wanted = [tokenizer.vocab_size, tokenizer.length], [config.vocab_size, config.max_length]
+    if config.pooling == "end" and config.end_token is not None:
+        found, wanted = [*found, tokenizer.end_id], [*wanted, config.end_token]
+    if found != wanted:
+        names = "vocab_size, length and end token"
+        raise ValueError(
+            f"The tokenizer is another model's: the text tower has the {names} {wanted}. Received: {found}"
+        )
+
+
+def check_floating(encoder: Any) -> None:
+    """Raise an error if this is no text encoder, or one whose weights are not floating-point any more."""
+    if not isinstance(encoder, TextEncoder):
+        raise TypeError(f"The model must be a TextEncoder. Received: {type(encoder).__name__}")
+    if problem := quantization_problem(encoder):
+        raise ValueError(f"Files are written from floating-point weights. {problem}")

@@ -40,6 +40,7 @@ def load(
     config: Mapping[str, Any] | None = None,
     format: str | None = None,
     dtype: Any = None,
+    allow_nonfinite: bool = False,
 ) -> TextEncoder:
     """Load the text tower of CLIP, SigLIP or SigLIP 2, of a pair or alone, from a file or a folder.
 
@@ -52,6 +53,7 @@ def load(
         config: facts about the file that it cannot state itself, such as `num_heads`, where there is no config.json.
         format: name of a table in converters/checkpoints/text; None recognises it.
         dtype: Keras dtype policy of the model; None is the global one.
+        allow_nonfinite: accept NaN and infinities among the weights.
 
     Raises:
         CheckpointError: the file is damaged, malicious, or has no text tower that is known.
@@ -68,7 +70,7 @@ def load(
     file = find_weights(Path(path))
     if is_keras_file(file):
         check_keras_facts(config=config, format=format, tokenizer=tokenizer)
-        return _load_keras(file, dtype)
+        return _load_keras(file, dtype, allow_nonfinite=allow_nonfinite)
     with open_files(file) as container:
         table = load_table(format, "text") if format else recognise(container, "text")
         match = table.match(container.headers)
@@ -88,7 +90,7 @@ def load(
         variables = assign.variables_by_path(encoder)
         checkpoint = Checkpoint(container, table, match, cast(ViTConfig, found))  # of which `assign` reads no field
         assign.check(checkpoint, variables)
-        assign.assign(checkpoint, encoder, variables)
+        assign.assign(checkpoint, encoder, variables, allow_nonfinite=allow_nonfinite)
     return encoder
 
 
@@ -104,7 +106,10 @@ def infer(shapes: Shapes, table: Table, json_fields: Mapping[str, Any], facts: M
     check_fields(facts, TextConfig)
     for name, rank in {"tokens/embedding": 2, "tokens/positions": 2, "block_0/mlp/dense1/kernel": 2}.items():
         if len(shapes.get(name, ())) != rank:
-            raise CheckpointError(f"is not a text tower in {table.format} format: {name} must have {rank} axes")
+            received = shapes.get(name, "no tensor for it")
+            raise CheckpointError(
+                f"is not a text tower in {table.format} format: {name} must have {rank} axes. Received: {received}"
+            )
     head = shapes.get("head/kernel", (0,))
     known = {
         "vocab_size": shapes["tokens/embedding"][0],
@@ -126,7 +131,7 @@ def infer(shapes: Shapes, table: Table, json_fields: Mapping[str, Any], facts: M
         raise CheckpointError(f"does not describe a valid text tower: {str(error)[:500]}") from error
 
 
-def _load_keras(path: Path, dtype: Any) -> TextEncoder:
+def _load_keras(path: Path, dtype: Any, *, allow_nonfinite: bool) -> TextEncoder:
     """Load a text encoder saved as .keras."""
     with open_keras(path, "TextEncoder") as (arguments, weights):
         _check_size(weights, TextConfig(**arguments["config"]))
@@ -134,7 +139,7 @@ def _load_keras(path: Path, dtype: Any) -> TextEncoder:
             arguments["dtype"] = keras.dtype_policies.serialize(keras.dtype_policies.get(dtype))
         with layers.uninitialized():
             encoder = TextEncoder.from_config(arguments)
-        load_keras_weights(encoder, weights)
+        load_keras_weights(encoder, weights, allow_nonfinite=allow_nonfinite)
     return encoder
 
 

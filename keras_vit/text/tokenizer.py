@@ -16,7 +16,6 @@ import numpy as np
 from keras_vit._util.checks import check_counts
 from keras_vit._util.untrusted import parse_object
 from keras_vit.errors import CheckpointError
-from keras_vit.model.config.text import TextConfig
 
 # The files of a tokenizer in a folder; the first of them that is there is read.
 _FILES = ("spiece.model", "tokenizer.json", "vocab.json")
@@ -58,12 +57,9 @@ class Tokenizer:
         ImportError: the packages of the extra "text" are missing.
 
     Example:
-        >>> from tokenizers import Tokenizer as Engine, models
-        >>> vocab = {"a</w>": 0, "cat</w>": 1, "<|startoftext|>": 2, "<|endoftext|>": 3}
-        >>> engine = Engine(models.BPE(vocab, [], end_of_word_suffix="</w>"))
-        >>> tokenizer = keras_vit.text.Tokenizer(engine.to_str().encode(), length=5)
-        >>> tokenizer("a").tolist()
-        [[2, 0, 3, 3, 3]]
+        >>> tokenizer = keras_vit.zoo.text_encoder("digits").tokenizer
+        >>> tokenizer.kind, tokenizer(["seven", "a photo of a three."]).shape
+        ('clip', (2, 40))
     """
 
     def __init__(self, model: bytes, *, length: int, padding: str | int | None = None) -> None:
@@ -142,17 +138,6 @@ class Tokenizer:
         engine = self._engine
         return int(engine.get_piece_size() if self.kind == "siglip" else engine.get_vocab_size())
 
-    def check(self, config: TextConfig) -> None:
-        """Raise a ValueError if the tokenizer is not that of a text tower with this config."""
-        found, wanted = [self.vocab_size, self.length], [config.vocab_size, config.max_length]
-        if config.pooling == "end" and config.end_token is not None:
-            found, wanted = [*found, self.end_id], [*wanted, config.end_token]
-        if found != wanted:
-            names = "vocab_size, length and end token"
-            raise ValueError(
-                f"The tokenizer is another model's: the text tower has the {names} {wanted}. Received: {found}"
-            )
-
     def __call__(self, texts: str | Iterable[str]) -> np.ndarray:
         """Return the ids of one text or several, int32 (texts, length); one warning says how many are cut.
 
@@ -162,6 +147,8 @@ class Tokenizer:
         given = [texts] if isinstance(texts, str) else list(texts) if isinstance(texts, Iterable) else []
         if not given or not all(isinstance(text, str) for text in given):
             raise ValueError(f"texts must be a string or a list of at least one string. Received: {texts!r:.100}")
+        if broken := [text for text in given if text.encode(errors="ignore").decode() != text]:
+            raise ValueError(f"texts must be valid Unicode. Received: {broken[0]!r:.100}")
         room = self.length - len(self._start) - 1
         ids = np.full((len(given), self.length), self.pad_id, np.int32)
         num_cut = 0

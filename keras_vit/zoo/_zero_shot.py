@@ -72,8 +72,8 @@ def zero_shot(
     texts = texts or defaults
     config, width = model.config, encoder.config.width
     if config.num_classes and not config.projection_head:
-        # A file with both encoders has no head of classes, but a projection.
-        is_projection = text_encoder is None and config.num_classes == width and config.labels is None
+        # Files of timm and big_vision do not state that a head is the projection; a head of classes is left out.
+        is_projection = config.num_classes == width and config.labels is None
         model = model.with_config(config.replace(**{"projection_head": True} if is_projection else {"num_classes": 0}))
     if model.output_shape[-1] != width:
         raise ValueError(

@@ -116,7 +116,7 @@ class IsolatedFile:
         command = [sys.executable, "-P", __file__, str(path.absolute()), str(path), str(threads)]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._messages)
-        self._close = weakref.finalize(self, _end, self._process, self._messages)
+        weakref.finalize(self, _end, self._process, self._messages)
         found, _ = self._answer()
         self.batch: int | None = found["batch"]
         self.shape: tuple[int | None, ...] = tuple(found["shape"])
@@ -135,21 +135,25 @@ class IsolatedFile:
         ready = select.poll()
         ready.register(cast(BinaryIO, self._process.stdout), select.POLLIN)
         if not ready.poll(1000 * TIMEOUT):
-            self._close()
+            self._process.kill()
             raise ValueError(f"{self._path} cannot be run: LiteRT did not answer in {TIMEOUT:g} seconds")
         try:
             values, arrays = _receive(self._process.stdout)
         except EOFError:
-            raise ValueError(f"{self._path} is damaged: LiteRT crashes ({self._last_words()})") from None
+            raise ValueError(
+                f"{self._path} cannot be run: LiteRT crashed ({self._last_words()}). The file is damaged, or needs too "
+                "much memory"
+            ) from None
         if "error" in values:
             raise ValueError(values["error"])
         return values, arrays
 
     def _last_words(self) -> str:
-        """Return how the process ended, and the last line of its messages."""
+        """Return how the process ended, and the last line of its messages that is not only information."""
         self._process.wait()
         self._messages.seek(0)
-        said = self._messages.read().decode(errors="replace").strip().splitlines()[-1:]
+        lines = self._messages.read().decode(errors="replace").strip().splitlines()
+        said = [line[:MAX_REASON] for line in lines if not line.startswith(("INFO", "WARNING"))][-1:]
         code = self._process.returncode
         return "; ".join([signal.strsignal(-code) or str(code) if code < 0 else f"exit status {code}", *said])
 
@@ -196,18 +200,26 @@ def _serve(place: str, name: str, threads: int) -> None:
     """Open a file, and answer images on standard input with outputs on standard output, until the input ends."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # LiteRT may print to standard output
-    try:
-        file = LiteRTFile(Path(place), threads, limits_memory=True)
-        _send(answers, {}, batch=file.batch, shape=file.shape, dtype=file.dtype)
-        with contextlib.suppress(EOFError):
-            while True:
-                _, given = _receive(sys.stdin.buffer)
-                outputs, seconds = file.call(given["images"])
-                _send(answers, outputs, seconds=seconds)
-    except Exception as error:  # LiteRT's wrapper raises errors of many types for damaged files
+
+    def send_error(error: Exception) -> None:
         told = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         told = told.replace(place, name)
         _send(answers, {}, error=told if told.startswith(name) else f"{name} cannot be run: {told[:MAX_REASON]}")
+
+    try:
+        file = LiteRTFile(Path(place), threads, limits_memory=True)
+    except Exception as error:  # LiteRT's wrapper raises errors of many types for damaged files
+        send_error(error)
+        return
+    _send(answers, {}, batch=file.batch, shape=file.shape, dtype=file.dtype)
+    with contextlib.suppress(EOFError):
+        while True:
+            _, given = _receive(sys.stdin.buffer)
+            try:
+                outputs, seconds = file.call(given["images"])
+                _send(answers, outputs, seconds=seconds)
+            except Exception as error:
+                send_error(error)
 
 
 if __name__ == "__main__":

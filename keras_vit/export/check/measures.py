@@ -20,11 +20,13 @@ def compare(task: Task, expected: Outputs, received: Outputs) -> dict[str, Any]:
     amounts = [each for each, values in expected.items() if values.dtype.kind == "f"]  # not numbers of classes
     want, got = (outputs[name].astype(np.float64) for outputs in (expected, received))
     agree, agree_or_tie = task.agreement(name, want, got)
+    by_output = [image_cosines(expected[each], received[each]) for each in amounts]
     power, noise = float(np.sum(want**2)), float(np.sum((want - got) ** 2))
     return {
         "images": len(want),
         "max_error": float(np.abs(want - got).max()) / max(float(np.abs(want).max()), TINY),
-        "cosine": min((lowest_cosine(expected[name], received[name]) for name in amounts), default=1.0),
+        "cosine": min((float(cosines.min()) for cosines in by_output), default=1.0),
+        "mean_cosine": min((float(cosines.mean()) for cosines in by_output), default=1.0),
         "sqnr": math.inf if noise == 0 else 10 * math.log10(max(power, TINY) / noise),
         "difference_cosine": difference_cosine(want, got),
         "agreement": float(agree.mean()),
@@ -33,13 +35,13 @@ def compare(task: Task, expected: Outputs, received: Outputs) -> dict[str, Any]:
     }
 
 
-def lowest_cosine(expected: np.ndarray, received: np.ndarray) -> float:
-    """Return the lowest cosine similarity of an image's outputs, each (images, ...); 1 for equal ones, even zeros."""
+def image_cosines(expected: np.ndarray, received: np.ndarray) -> np.ndarray:
+    """Return the cosine similarity of each image's outputs, each (images, ...); 1 for equal ones, even zeros."""
     x, y = (values.reshape(len(values), -1).astype(np.float64) for values in (expected, received))
     norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     cosines = np.einsum("ij,ij->i", x, y) / np.maximum(norms, TINY)
     are_equal = np.all(x == y, axis=1)  # the logits of a new head are all zero, and have no direction
-    return float(np.where(are_equal, 1.0, cosines.clip(-1, 1)).min())
+    return np.where(are_equal, 1.0, cosines.clip(-1, 1))
 
 
 def difference_cosine(expected: np.ndarray, received: np.ndarray) -> float | None:

@@ -22,6 +22,7 @@ class Report:
         images: number of images that were compared.
         max_error: largest difference of a logit, divided by the largest logit.
         cosine: lowest cosine similarity of an image's logits, or of its attention where the file returns it; -1 to 1.
+        mean_cosine: mean cosine similarity over the images, which is compared with `least_cosine`; -1 to 1.
         sqnr: signal-to-quantization-noise ratio in dB: power of the model's logits over that of the differences.
         difference_cosine: mean cosine similarity between the differences of two images' logits, the file's and the
             model's, over all pairs, -1 to 1. What all images share does not count, nor do pairs whose difference is
@@ -30,12 +31,13 @@ class Report:
             maps, the share of pixels with the same class, or of depth with a ratio to the model's below 1.25.
         decided_agreement: share with the same best class or a near tie, where the model's logits of the two classes
             are closer than four times the root mean square error of the file's logits on the other images.
-        mean_iou: for maps of classes, the mean IoU with the model's maps, 0 to 1. A file that returns numbers of
-            classes and no logits has the other figures of one-hot maps.
+        mean_iou: for maps of classes, the mean IoU with the model's maps, 0 to 1. The errors and cosines of a file that
+            returns numbers of classes and no logits are None.
         relative_error: for depth, the mean difference from the model's, divided by the model's.
         milliseconds: median time of one image on this machine.
         threads: number of threads; None where the runtime chooses.
         mode: how the file is quantized, where known; "bfloat16" for a SavedModel with such weights.
+        searched: what the quantization found in the model, in lines of text.
         accelerated: which operators the accelerator takes, if the file was run on one.
         calibrated_on: whether the images are those of the calibration.
         preprocess_error: largest difference (0..255) of images that the file resizes from `model.preprocess`.
@@ -63,13 +65,14 @@ class Report:
     path: Path
     bytes: int
     images: int
-    max_error: float
-    cosine: float
-    sqnr: float
+    max_error: float | None
+    cosine: float | None
+    sqnr: float | None
     agreement: float
     milliseconds: float
     threads: int | None = None
     mode: str | None = None
+    mean_cosine: float | None = None
     difference_cosine: float | None = None
     decided_agreement: float | None = None
     mean_iou: float | None = None
@@ -78,6 +81,7 @@ class Report:
     half_precision_sums: str | None = None
     largest_value: float | None = None
     accelerated: Accelerated | None = None
+    searched: tuple[str, ...] = ()
     calibrated_on: bool = False
     preprocess_error: float | None = None
     files_error: float | None = None
@@ -101,10 +105,12 @@ class Report:
             ties = f", {self.decided_agreement:.2%} with near ties"
         same = "same best class" if self.mean_iou is None else "pixels of the same class"
         same = same if self.relative_error is None else "pixels within a factor of 1.25"
+        errors = ""
+        if self.cosine is not None:
+            errors = f"cosine {self._cosines()}, SQNR {self.sqnr:.1f} dB, relative error {self.max_error:.1e}, "
         lines = [
             f"{self.path}: {byte_size(self.bytes)}{f', {self.mode}' if self.mode else ''}",
-            f"on {self.images} images{caveat}: cosine {self.cosine:.6f}, SQNR {self.sqnr:.1f} dB, relative error "
-            f"{self.max_error:.1e}, {same} {self.agreement:.2%}{ties}",
+            f"on {self.images} images{caveat}: {errors}{same} {self.agreement:.2%}{ties}",
         ]
         if self.mean_iou is not None:
             lines.append(f"mean IoU with the model's maps {self.mean_iou:.4f}")
@@ -112,6 +118,7 @@ class Report:
             lines.append(f"mean relative error of the depth {self.relative_error:.1e}")
         if self.difference_cosine is not None:
             lines.append(f"differences between images: cosine {self.difference_cosine:.6f}")
+        lines += self.searched
         if self.half_precision_cosine is not None:
             lines.append(
                 f"in half precision, sums in {self.half_precision_sums}: differences between images, cosine "
@@ -140,6 +147,11 @@ class Report:
         values = asdict(self) | {"accelerated": self.accelerated and str(self.accelerated)}
         cells = {name.replace("_", " "): _cell(name, value) for name, value in values.items() if name != "path"}
         return html.facts(str(self.path), cells)
+
+    def _cosines(self) -> str:
+        if self.mean_cosine is None or self.images == 1:
+            return f"{self.cosine:.6f}"
+        return f"{self.mean_cosine:.6f} (lowest {self.cosine:.6f})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values as JSON can hold them: the path as a string, numbers that are not finite as None.

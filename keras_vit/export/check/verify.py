@@ -53,8 +53,9 @@ def verify(
         images: prepared images, float32 (batch, height, width, channels), or anything that `model.preprocess` takes:
             pixels, PIL images, paths. None takes built-in patterns. A file that takes pixels receives these as pixels.
         mode: by which the file was quantized, a name or a path to a .toml file: sets thresholds and expected size.
-        least_cosine: lowest accepted cosine similarity, -1 to 1, also of the differences between images, which may be
-            lower in a mode. None for the mode's, or without a mode 0.99 and 0.9, in bfloat16 0.995 and 0.95.
+        least_cosine: lowest accepted mean cosine similarity, -1 to 1, of images and of the differences between images,
+            which may be lower in a mode. None for the mode's, or without a mode 0.99 and 0.9, in bfloat16 0.995 and
+            0.95; with fewer than 10 classes and at least 16 images of yours, agreement decides alone.
         least_agreement: least share of images with the same best class or a near tie, 0 to 1. None for the mode's, or 0
             on the built-in patterns, whose classes mean little.
         accelerator: "gpu" to run a .tflite file on the GPU by LiteRT's CompiledModel, and on the CPU what the GPU
@@ -71,8 +72,8 @@ def verify(
         VerificationError: outputs are not finite or too far from the model's, a .tflite file has unexpected operators,
             dimensions or size, or a SavedModel prepares image files differently from `model.preprocess`.
         FileNotFoundError: there is nothing at `path`.
-        ValueError: the file cannot be loaded, images do not fit, there is no such accelerator, or the file has no half
-            precision.
+        ValueError: the file cannot be loaded, LiteRT crashes or hangs on it, images do not fit, there is no such
+            accelerator, or the file has no half precision.
         ImportError: for a .tflite file without ai-edge-litert.
 
     Example:
@@ -116,7 +117,8 @@ def verify(
         accelerated=accelerated,
     )
     has_classes = images is not None and task.num_classes != 0
-    check_thresholds(report, mode, has_classes=has_classes, **given(cosine=least_cosine, agreement=least_agreement))
+    least = given(cosine=least_cosine, agreement=least_agreement)
+    check_thresholds(report, mode, has_classes=has_classes, num_classes=task.num_classes, **least)
     if half_precision:
         outputs = main_output(expected), main_output(received)
         report = dataclasses.replace(report, **half_precision_figures(path, file_images, *outputs))

@@ -100,7 +100,7 @@ def _attention_of_few(
     query = ops.reshape(ops.multiply(query, mask, f"{name}/query/own"), rows, f"{name}/query/rows")
     query = ops.dense(query, keys.kernel.T, None, f"{name}/key")
     weights = ops.softmax(ops.matmul(query, x, f"{name}/scores", transpose_b=True), f"{name}/weights")
-    mixed = ops.dense(ops.matmul(weights, x, f"{name}/mixed"), *values, f"{name}/value")
+    mixed = ops.dense(ops.matmul(weights, x, f"{name}/mixed"), *values, f"{name}/value", few_rows=True)
     mixed = ops.multiply(ops.reshape(mixed, by_head, f"{name}/value/apart"), mask, f"{name}/value/own")
     return ops.sum(mixed, [1], f"{name}/joined", keepdims=False), weights
 

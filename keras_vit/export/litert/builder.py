@@ -65,22 +65,36 @@ class Builder:
         """Add a tensor whose values the caller of the file provides."""
         return self._tensor(name, shape, dtype)
 
-    def constant(self, array: np.ndarray, name: str, scale: np.ndarray | None = None) -> Tensor:
-        """Add a weight or a parameter; the array is referenced, not copied, until the file is written.
-
-        Quantized values have a float32 `scale` (len(array),): value = scale[i] * array[i].
-        """
+    def constant(self, array: np.ndarray, name: str) -> Tensor:
+        """Add a weight or a parameter; the array is referenced, not copied, until the file is written."""
         array = np.ascontiguousarray(array) if array.ndim else array
         key = None
-        if array.nbytes <= _SMALL_BYTES and scale is None:
+        if array.nbytes <= _SMALL_BYTES:
             key = (array.dtype.str, array.shape, array.tobytes())
             if key in self._small_constants:
                 return self._small_constants[key]
         self._buffers.append(array)
-        tensor = self._tensor(name, array.shape, array.dtype.name, len(self._buffers) - 1, scale)
+        tensor = self._tensor(name, array.shape, array.dtype.name, len(self._buffers) - 1)
         if key is not None:
             self._small_constants[key] = tensor
         return tensor
+
+    def integers(self, values: np.ndarray, scales: np.ndarray, name: str, *, bits: int) -> Tensor:
+        """Add a quantized weight: int8 values (outputs, ...) of 8 or 4 bits, float32 scales (outputs, blocks)."""
+        s = schema()
+        if scales.shape[1] == 1:
+            parameters = s.QuantizationParametersT(scale=scales[:, 0], zeroPoint=np.zeros(len(scales), np.int64))
+        else:
+            half = self.constant(scales.astype(np.float16), f"{name}/scales")
+            blocks = s.BlockwiseQuantizationT(half.index, -1, values.shape[1] // scales.shape[1])
+            kind = s.QuantizationDetails.BlockwiseQuantization
+            parameters = s.QuantizationParametersT(detailsType=kind, details=blocks)
+        shape = values.shape
+        if bits == 4:  # two in a byte, the first in the lower half
+            pairs = np.resize(values, -(-values.size // 2) * 2).reshape(-1, 2) & 0xF
+            values = (pairs[:, 0] | pairs[:, 1] << 4).astype(np.uint8)
+        self._buffers.append(np.ascontiguousarray(values))
+        return self._tensor(name, shape, f"int{bits}", len(self._buffers) - 1, parameters)
 
     def operator(
         self,
@@ -138,7 +152,7 @@ class Builder:
                 if array is not None:
                     _write_at(file, position, array, header=inline)
 
-    def _tensor(self, name: str, shape: Shape, dtype: str, buffer: int = 0, scale: np.ndarray | None = None) -> Tensor:
+    def _tensor(self, name: str, shape: Shape, dtype: str, buffer: int = 0, quantization: Any = None) -> Tensor:
         s = schema()
         row = s.TensorT(
             shape=[1 if size is None else size for size in shape],
@@ -146,11 +160,10 @@ class Builder:
             buffer=buffer,
             name=name.encode(),
             hasRank=True,
+            quantization=quantization,
         )
         if None in shape:
             row.shapeSignature = [-1 if size is None else size for size in shape]
-        if scale is not None:
-            row.quantization = s.QuantizationParametersT(scale=scale, zeroPoint=np.zeros(len(scale), np.int64))
         self._tensors.append(row)
         return Tensor(len(self._tensors) - 1, tuple(shape), dtype, name)
 

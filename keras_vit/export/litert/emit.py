@@ -28,7 +28,7 @@ def build_file(model: Any, options: Options) -> Builder:
     `options` are checked before. The signature is "image" -> "logits", "probabilities" or (without a head) "features",
     and "attention" if asked for.
     """
-    file = FileWriter(model, Operators(Builder(), options.storage), options)
+    file = FileWriter(model, Operators(Builder(), options.storage, options.rounded), options)
     write_model(file)
     return file.ops.builder
 
@@ -42,7 +42,7 @@ def write_model(file: FileWriter) -> None:
     name = options.output_name(task.outputs)
     output = layers.apply_affine(ops, file.read(model.outputs[0]), task.outputs[0])
     if name == "probabilities":
-        is_softmax = image_config(model).probabilities == "softmax"
+        is_softmax = getattr(task, "probabilities", "softmax") == "softmax"
         output = ops.softmax(output, name) if is_softmax else ops.unary("LOGISTIC", output, name)
     elif name == "classes":
         size = image_config(model).size

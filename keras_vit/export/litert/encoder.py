@@ -7,9 +7,9 @@ import numpy as np
 from keras_vit.export.litert import folding
 from keras_vit.export.litert.attention import attention, first_tokens
 from keras_vit.export.litert.builder import Tensor
-from keras_vit.export.litert.layers import apply_affine, center, mlp, norm, residual_dense, token_mlp
+from keras_vit.export.litert.layers import apply_affine, center, divide_outputs, mlp, norm, residual_dense, token_mlp
 from keras_vit.export.litert.operators import static_dim
-from keras_vit.export.litert.storage import quantize_int8
+from keras_vit.export.litert.storage import INT8
 from keras_vit.export.litert.writer import FileWriter, Value, source, writes
 from keras_vit.model import layers as vit
 from keras_vit.model.layers.position_variants import RelativePosition
@@ -30,17 +30,21 @@ def write_patches(file: FileWriter, layer: Any, images: Any) -> Value:
     x = image.tensor
     kernel, bias = folding.patch_weights(layer, image.affine and image.affine.gain)
     kernel, bias = folding.center_and_scale(kernel.T, scales).T, folding.center_and_scale(bias, scales)
+    factors = file.options.output_factors.get(layer.name, np.ones(len(bias)))
+    kernel, bias = (weights * factors.reshape(-1, *[1] * (weights.ndim - 1)) for weights in (kernel, bias))
     _, height, width, _ = kernel.shape
     rows, columns = static_dim(x.shape[1]) // height, static_dim(x.shape[2]) // width
     covers_image = x.shape[1:3] == (rows * height, columns * width)
     name = layer.name
     if file.options.patches == "convolution" or height != width or not covers_image:
         x = ops.convolution(x, kernel, bias, name, strides=(height, width), same=False)
-        return Value(ops.reshape(x, (x.shape[0], rows * columns, len(kernel)), f"{name}/tokens"), scales=scales)
-    if height > 1:
-        x = ops.space_to_depth(x, height, f"{name}/cells")
-    x = ops.reshape(x, (x.shape[0], rows * columns, x.shape[3]), f"{name}/patches")
-    return Value(ops.dense(x, kernel.reshape(len(kernel), -1), bias, name), scales=scales)
+        x = ops.reshape(x, (x.shape[0], rows * columns, len(kernel)), f"{name}/tokens")
+    else:
+        if height > 1:
+            x = ops.space_to_depth(x, height, f"{name}/cells")
+        x = ops.reshape(x, (x.shape[0], rows * columns, x.shape[3]), f"{name}/patches")
+        x = ops.dense(x, kernel.reshape(len(kernel), -1), bias, name)
+    return Value(divide_outputs(file, x, name), scales=scales)
 
 
 @writes(vit.PrefixTokens, vit.PositionEmbedding, reads_stream=True)
@@ -79,13 +83,14 @@ def write_token_embedding(file: FileWriter, layer: Any, ids: Any) -> Value:
     tables = (folding.float64(weights) for weights in (layer.embedding, layer.positions))
     words, positions = (folding.center_and_scale(table, scales) for table in tables)
     file.inputs["ids"] = ids = ops.builder.input("ids", (file.options.batch, layer.max_length), "int32")
-    if ops.storage.dtype == "int8":
-        integers, factors = quantize_int8(words)
+    storage = ops.storage.storage_of("GATHER", name)
+    if storage == INT8:
+        integers, factors = storage.rounded(words)
         rows = ops.gather(ops.constant(integers, f"{name}/embedding"), ids, f"{name}/rows")
-        factor = ops.gather(ops.constant(factors[:, None], f"{name}/factors"), ids, f"{name}/factor")
+        factor = ops.gather(ops.constant(factors, f"{name}/factors"), ids, f"{name}/factor")
         x = ops.multiply(ops.cast(rows, "float32", f"{name}/floats"), factor, f"{name}/words")
     else:
-        x = ops.gather(ops.storage.add_kernel(ops.builder, words, f"{name}/embedding"), ids, f"{name}/words")
+        x = ops.gather(storage.add_kernel(ops.builder, words, f"{name}/embedding"), ids, f"{name}/words")
     return Value(ops.add(x, ops.constant(positions[None], f"{name}/positions"), name), scales=scales)
 
 
@@ -114,7 +119,9 @@ def write_block(file: FileWriter, block: Any, tokens: Any, relative: Any = None)
         layer = relative if relative is None else source(relative)[0]
         mixed = attention(file, block.attention, normalized, f"{name}/attention", queries=queries, relative=layer)
         out = block.attention.out
-        branch = residual_dense(file, out, mixed, f"{name}/attention/out", layer_scale=block.scale1, scales=scales)
+        options: dict[str, Any] = {"layer_scale": block.scale1, "scales": scales}
+        few_rows = queries * block.attention.num_heads < static_dim(x.shape[1])
+        branch = residual_dense(file, out, mixed, f"{name}/attention/out", few_rows=few_rows, **options)
     x = first_tokens(ops, x, queries, name)
     x = ops.add(x, branch, f"{name}/{'token_mixing' if block.attention is None else 'attention'}")
     normalized = norm(file, block.norm2, Value(x, scales=scales), f"{name}/norm2")

@@ -8,7 +8,7 @@ import numpy as np
 from keras_vit.export.litert import folding
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Array, DenseWeights
-from keras_vit.export.litert.operators import Operators
+from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.writer import FileWriter, Value, writes
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ACTIVATIONS
@@ -57,9 +57,13 @@ def norm(file: FileWriter, layer: Any, x: Value, name: str) -> Value:
     else:
         scale, scales = scales.max(), scales / scales.max()
     epsilon = max(layer.epsilon * scale**2, min(layer.epsilon, 2.0**-24))
-    variance = _mean_square(ops, tensor, name, scales)
+    mean_square = _mean_square if file.options.norms == "float" else _mean_square_of_products
+    variance = mean_square(ops, tensor, name, scales)
     variance = ops.add(variance, ops.constant(np.array(epsilon, np.float32), "epsilon"), f"{name}/safe")
-    steps = [(ops.multiply, ops.unary("RSQRT", variance, f"{name}/rsqrt"), "normal")]
+    reciprocal = ops.unary("RSQRT", variance, f"{name}/rsqrt")
+    if file.options.norms == "int16":
+        reciprocal = _newton_step(ops, variance, reciprocal, name)
+    steps = [(ops.multiply, reciprocal, "normal")]
     affine = folding.norm_affine(layer, scales)
     shift, factors = file.options.shifts.get(name), file.options.smoothing.get(name)
     if shift is not None:
@@ -86,6 +90,33 @@ def _mean_square(ops: Operators, x: Tensor, name: str, scales: Array | None) -> 
     return ops.add(variance, missing, f"{name}/whole")
 
 
+def _mean_square_of_products(ops: Operators, x: Tensor, name: str, scales: Array | None) -> Tensor:
+    """Return the mean square of x / scales, with squares that are added up in 32 bits within BATCH_MATMUL.
+
+    In a tensor of squares, with one range for all, most round to zero beside the largest.
+    """
+    width = x.shape[-1]
+    rows = ops.reshape(x, (*x.shape[:-1], 1, width), f"{name}/rows")
+    square = ops.matmul(rows, rows, f"{name}/square", transpose_b=True)
+    variance = ops.multiply(square, ops.constant(np.array(1 / static_dim(width)), "width"), f"{name}/mean")
+    if scales is not None and (scales != 1).any():
+        missing = ops.constant((scales**-2 - 1) / len(scales), f"{name}/missing")
+        large = ops.matmul(rows, ops.multiply(rows, missing, f"{name}/large"), f"{name}/large/sum", transpose_b=True)
+        variance = ops.add(variance, large, f"{name}/whole")
+    return ops.reshape(variance, (*x.shape[:-1], 1), f"{name}/variance")
+
+
+def _newton_step(ops: Operators, x: Tensor, reciprocal: Tensor, name: str) -> Tensor:
+    """Return 1 / sqrt(x) more exactly: r * (1.5 - x * r * r / 2).
+
+    The RSQRT of 16 bits interpolates between 257 values, linearly: in small x, 2 % are lost.
+    """
+    unit = ops.multiply(ops.multiply(x, reciprocal, f"{name}/root"), reciprocal, f"{name}/unit")
+    half = ops.multiply(unit, ops.constant(np.array(-0.5), "minus_half"), f"{name}/unit/half")
+    factor = ops.add(half, ops.constant(np.array(1.5), "three_halves"), f"{name}/unit/factor")
+    return ops.multiply(reciprocal, factor, f"{name}/reciprocal")
+
+
 def apply_affine(ops: Operators, x: Value, name: str) -> Tensor:
     """Apply a norm's gain and shift where no dense layer follows into which they could be folded."""
     if x.affine is None:
@@ -100,11 +131,29 @@ def center(ops: Operators, x: Tensor, name: str) -> Tensor:
 
 
 def residual_dense(
-    file: FileWriter, layer: Any, x: Value, name: str, *, layer_scale: Any = None, scales: Array | None = None
+    file: FileWriter,
+    layer: Any,
+    x: Value,
+    name: str,
+    *,
+    layer_scale: Any = None,
+    scales: Array | None = None,
+    few_rows: bool = False,
 ) -> Tensor:
     """Apply a Dense or EinsumDense layer and its LayerScale, if any; `scales` are those of the stream it writes to."""
     weights = file.fold(folding.dense_weights(layer), x)
-    return file.ops.dense(x.tensor, *folding.residual_weights(weights, layer_scale, scales), name)
+    weights = folding.residual_weights(weights, layer_scale, scales)
+    factors = file.options.output_factors.get(name, 1.0)
+    outputs = file.ops.dense(x.tensor, *weights.scale_outputs(factors), name, few_rows=few_rows)
+    return divide_outputs(file, outputs, name)
+
+
+def divide_outputs(file: FileWriter, x: Tensor, name: str) -> Tensor:
+    """Divide the outputs of a layer by their `Options.output_factors`, if it has some."""
+    factors = file.options.output_factors.get(name)
+    if factors is None:
+        return x
+    return file.ops.multiply(x, file.ops.constant(1 / factors, f"{name}/divisors"), f"{name}/divided")
 
 
 def mlp(

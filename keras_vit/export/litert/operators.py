@@ -10,17 +10,25 @@ Two rules hold for all of them, and tests/test_litert.py checks both. XNNPACK mu
 No tensor has more than four dimensions: GPU delegates refuse more (LiteRT issue 2540).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from keras_vit.export.litert.builder import Builder, Shape, Tensor, schema
-from keras_vit.export.litert.storage import FLOAT32, Storage
+from keras_vit.export.litert.storage import FLOAT16, FLOAT32, INT8, Integers, StorageRules
 
 FUSED_ACTIVATIONS = {None: 0, "relu": 1}  # the schema's ActivationFunctionType
 SAME, VALID = 0, 1  # the schema's Padding
+
+
+class RoundedDense(NamedTuple):
+    """Weights of a dense layer whose kernel is rounded, and whose bias may make up for it."""
+
+    kernel: Integers
+    bias: np.ndarray  # (outputs,)
+    noise: float = 0.0  # power of the outputs' error, as a share of the power of the outputs
 
 
 @dataclass
@@ -28,23 +36,35 @@ class Operators:
     """Add operators to a file, one for each call. `name` is the result's; constants are called `name/kernel` etc."""
 
     builder: Builder
-    storage: Storage = field(default=FLOAT32)  # of the kernels of dense layers and convolutions
+    storage: StorageRules = field(default=FLOAT32)  # of the kernels of dense layers and convolutions
+    rounded: Mapping[str, RoundedDense] = field(default_factory=dict)  # name of a dense layer -> what replaces its own
 
     def constant(self, array: np.ndarray, name: str) -> Tensor:
         """Add a float32 or integer parameter; float64 becomes float32."""
         return self.builder.constant(array.astype(np.float32) if array.dtype == np.float64 else array, name)
 
-    def dense(self, x: Tensor, kernel: np.ndarray, bias: np.ndarray | None, name: str) -> Tensor:
-        """Compute x @ kernel.T + bias. x: (..., inputs), kernel: (outputs, inputs), bias: (outputs,)."""
-        weights = self.storage.add_kernel(self.builder, kernel, f"{name}/kernel")
+    def dense(
+        self, x: Tensor, kernel: np.ndarray, bias: np.ndarray | None, name: str, *, few_rows: bool = False
+    ) -> Tensor:
+        """Compute x @ kernel.T + bias. x: (..., inputs), kernel: (outputs, inputs), bias: (outputs,).
+
+        With `few_rows` of x, a product of floats takes hardly longer than one of int8: the kernel is float16 instead.
+        """
+        storage = self.storage.storage_of("FULLY_CONNECTED", name)
+        values: np.ndarray | Integers = kernel
+        if few_rows and storage == INT8:
+            storage = FLOAT16
+        elif name in self.rounded:
+            values, bias, _ = self.rounded[name]
+        weights = storage.add_kernel(self.builder, values, f"{name}/kernel")
         return self.builder.operator(
             "FULLY_CONNECTED",
             [x, weights, None if bias is None else self.constant(bias, f"{name}/bias")],
             (name, (*x.shape[:-1], len(kernel)), "float32"),
-            version=self.storage.dense_version,
+            version=storage.dense_version,
             options="FullyConnectedOptions",
             keepNumDims=True,
-            asymmetricQuantizeInputs=self.storage.quantizes_inputs,
+            asymmetricQuantizeInputs=storage.quantizes_inputs,
         )
 
     def convolution(
@@ -62,14 +82,15 @@ class Operators:
 
         `activation` is one of `FUSED_ACTIVATIONS`.
         """
-        weights = self.storage.add_kernel(self.builder, kernel, f"{name}/kernel")
+        storage = self.storage.storage_of("CONV_2D", name)
+        weights = storage.add_kernel(self.builder, kernel, f"{name}/kernel")
         sides = zip(x.shape[1:3], kernel.shape[1:3], strides, strict=True)
         height, width = (window_count(static_dim(side), size, step, same=same) for side, size, step in sides)
         return self.builder.operator(
             "CONV_2D",
             [x, weights, self.constant(bias, f"{name}/bias")],
             (name, (x.shape[0], height, width, len(kernel)), "float32"),
-            version=self.storage.convolution_version,
+            version=storage.convolution_version,
             options="Conv2DOptions",
             padding=SAME if same else VALID,
             strideH=strides[0],
@@ -92,12 +113,13 @@ class Operators:
             return self.depth_to_space(cells, height, name)
         sides = zip((rows, columns), (height, width), strides, strict=True)
         size = [static_dim(side) * step + (0 if same else max(cell - step, 0)) for side, cell, step in sides]
+        storage = self.storage.storage_of("TRANSPOSE_CONV", name)
         shape = self.constant(np.array([1 if batch is None else batch, *size, outputs], np.int32), f"{name}/shape")
         return self.builder.operator(
             "TRANSPOSE_CONV",
             [
                 shape,
-                self.storage.add_kernel(self.builder, kernel, f"{name}/kernel"),
+                storage.add_kernel(self.builder, kernel, f"{name}/kernel"),
                 x,
                 self.constant(bias, f"{name}/bias"),
             ],

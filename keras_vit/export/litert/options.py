@@ -9,11 +9,15 @@ import numpy as np
 
 from keras_vit._util.checks import given, pair
 from keras_vit._util.fields import Count, as_python, field_rules
-from keras_vit.export.litert.storage import FLOAT32, Storage
+from keras_vit.export.litert.operators import RoundedDense
+from keras_vit.export.litert.storage import FLOAT32, StorageRules
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.task import Task, from_config
 
 Patches = Literal["dense", "convolution"]
+# How a norm computes the mean square and its reciprocal root: in floats; in a way that integers of 8 bits keep, with
+# sums of squares as products of a row with itself; the same in a way that suits the RSQRT of 16 bits.
+Norms = Literal["float", "int8", "int16"]
 Cosine = Annotated[float, "[-1, 1]"]
 Fraction = Annotated[float, "[0, 1]"]
 # Fields whose annotations say all that is accepted.
@@ -50,7 +54,9 @@ class Options:
     least_agreement: Fraction | None = None
     threads: Count = 2
 
-    storage: Storage = FLOAT32  # the mode's
+    storage: StorageRules = FLOAT32  # the mode's
+    norms: Norms = "float"  # the mode's
+    rounded: Mapping[str, RoundedDense] = field(default_factory=dict)  # name of a dense layer -> what replaces its own
     class_names: Sequence[str] | None = None  # in the order of the logits
     # "block_3/norm1" -> factors (hidden_size,) above 0: the norm's result is multiplied by them and the next kernel is
     # divided by them, which moves outliers of activations into the kernel (SmoothQuant, arXiv 2211.10438).
@@ -58,6 +64,10 @@ class Options:
     # "block_3/norm1" -> constants (hidden_size,) that are subtracted from the norm's result, before its gain, and added
     # again in the next bias: channels that are nearly constant need no range (Outlier Suppression+, arXiv 2304.09145).
     shifts: Mapping[str, np.ndarray] = field(default_factory=dict)
+    # "block_3/mlp/dense2" -> factors (outputs,) above 0 of a layer that writes to the residual stream: its outputs are
+    # multiplied by them, and divided by them where they are added. In integers with one range, all channels then have
+    # equally many steps.
+    output_factors: Mapping[str, np.ndarray] = field(default_factory=dict)
     # (hidden_size,) above 0: the residual stream keeps its channels multiplied by them, which takes large ones out of
     # the ranges that integers must cover. None is all 1.
     scales: np.ndarray | None = None
@@ -71,6 +81,11 @@ class Options:
     def sizes(self) -> dict[str, Any]:
         """`image_size` and `patch_size`, if given."""
         return given(image_size=self.image_size, patch_size=self.patch_size)
+
+    @property
+    def least(self) -> dict[str, Any]:
+        """The thresholds, as `export.verify` takes them."""
+        return {"least_cosine": self.least_cosine, "least_agreement": self.least_agreement}
 
     def output_name(self, outputs: Sequence[str]) -> str:
         """Return the name of the file's first output: `output` if the model's task has it among its outputs."""

@@ -1,54 +1,96 @@
-"""Storage formats of kernels in a LiteRT file: float32, float16 and int8."""
+"""Storage formats of kernels in a LiteRT file: float32, float16, int8 and int4."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from keras_vit.export.litert.builder import Builder, Tensor
 
-StorageName = Literal["float32", "float16", "int8"]
+StorageName = Literal["float32", "float16", "int8"]  # of all kernels of a file
+
+
+class Integers(NamedTuple):
+    """A kernel as integers: value[i, j] = scales[i, j // block] * values[i, j], with inputs in blocks of equal size."""
+
+    values: np.ndarray  # int8 (outputs, ...)
+    scales: np.ndarray  # float32 (outputs, blocks)
+
+    def floats(self) -> np.ndarray:
+        """Return the values of a dense layer's kernel, float32."""
+        outputs, blocks = self.scales.shape
+        return (self.values.reshape(outputs, blocks, -1) * self.scales[..., None]).reshape(self.values.shape)
+
+
+class StorageRules(Protocol):
+    """What knows the storage of each kernel: a `Storage` for all, or a quantization mode."""
+
+    def storage_of(self, kind: str, name: str) -> "Storage":
+        """Return the storage of an operator's kernel, by the operator's kind in the schema and its name."""
 
 
 @dataclass(frozen=True)
 class Storage:
     """Storage format of the kernels of dense layers and convolutions."""
 
-    dtype: StorageName
+    dtype: str
+    bits: int  # of a weight
     # Whether the runtime quantizes the inputs of these layers, row by row, in every call.
     quantizes_inputs: bool = False
+    block: int | None = None  # number of inputs that share a scale; None: all inputs of an output
     dense_version: int = 5  # lowest version of FULLY_CONNECTED that takes such kernels; 5: keep_num_dims
     convolution_version: int = 1  # lowest version of CONV_2D that takes such kernels
 
-    @property
-    def bits(self) -> int:
-        """Bits of a weight."""
-        return 8 * np.dtype(self.dtype).itemsize
+    def storage_of(self, kind: str, name: str) -> "Storage":
+        """Return this storage, for every kernel."""
+        del kind, name
+        return self
 
-    def add_kernel(self, builder: Builder, array: np.ndarray, name: str) -> Tensor:
-        """Add a kernel, float (outputs, ...), and return the tensor that a dense layer or a convolution takes."""
-        if self.dtype == "int8":
-            integers, scale = quantize_int8(array)
-            return builder.constant(integers, name, scale)
+    def add_kernel(self, builder: Builder, kernel: np.ndarray | Integers, name: str) -> Tensor:
+        """Add a kernel, (outputs, ...), and return the tensor that a dense layer or a convolution takes."""
+        if self.bits <= 8:
+            integers = kernel if isinstance(kernel, Integers) else self.rounded(kernel)
+            return builder.integers(*integers, name, bits=self.bits)
+        assert isinstance(kernel, np.ndarray)
         if self.dtype == "float16":
-            half = builder.constant(array.astype(np.float16), f"{name}_float16")
-            return builder.operator("DEQUANTIZE", [half], (name, array.shape, "float32"), version=3)
-        return builder.constant(array.astype(np.float32), name)
+            half = builder.constant(kernel.astype(np.float16), f"{name}_float16")
+            return builder.operator("DEQUANTIZE", [half], (name, kernel.shape, "float32"), version=3)
+        return builder.constant(kernel.astype(np.float32), name)
+
+    def rounded(self, kernel: np.ndarray) -> Integers:
+        """Round a kernel, float (outputs, ...), to the nearest integers."""
+        scales = self.scales(kernel)
+        blocks = np.asarray(kernel, np.float32).reshape(*scales.shape, -1)
+        integers = np.rint(blocks / scales[..., None]).clip(-self.largest, self.largest).astype(np.int8)
+        return Integers(integers.reshape(kernel.shape), scales)
+
+    def scales(self, kernel: np.ndarray, share: float = 1.0) -> np.ndarray:
+        """Return scales whose largest integers are a share of the largest weights, float32 (outputs, blocks)."""
+        rows = np.asarray(kernel, np.float32).reshape(len(kernel), -1)
+        has_blocks = self.block is not None and rows.shape[1] % self.block == 0
+        blocks = rows.reshape(len(rows), -1, self.block or 1) if has_blocks else rows[:, None]
+        scales = np.abs(blocks).max(axis=-1) * np.float32(share) / np.float32(self.largest)
+        scales = np.where(scales > 0, scales, np.float32(1))
+        return _as_block_scales(scales) if has_blocks else scales
+
+    @property
+    def largest(self) -> int:
+        """The largest integer; the least is as far from 0."""
+        return int(2 ** (self.bits - 1) - 1)
 
 
-FLOAT32 = Storage("float32")
+def _as_block_scales(scales: np.ndarray) -> np.ndarray:
+    """Round the scales of blocks as XNNPACK reads them: float16 with the 8 significant bits of a bfloat16."""
+    mantissa, exponent = np.frexp(scales)
+    return np.ldexp(np.rint(mantissa * 256) / 256, exponent).astype(np.float16).astype(np.float32)
+
+
+FLOAT32 = Storage("float32", 32)
 # Half the size. The runtime converts the kernels to float32 when it loads the file.
-FLOAT16 = Storage("float16")
+FLOAT16 = Storage("float16", 16)
 # Symmetric (-127 to 127), with one scale for each output. FULLY_CONNECTED 9: asymmetric inputs; 12: a scale for each
 # output. CONV_2D 5: a scale for each output; 7 is for int4 kernels, and GPUs take up to 6.
-INT8 = Storage("int8", quantizes_inputs=True, dense_version=12, convolution_version=5)
-STORAGES: dict[StorageName, Storage] = {storage.dtype: storage for storage in (FLOAT32, FLOAT16, INT8)}
-
-
-def quantize_int8(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a kernel (outputs, ...) as int8 of the same shape, and its scales, float32 (outputs,)."""
-    rows = np.asarray(array, np.float32).reshape(len(array), -1)
-    scale = np.abs(rows).max(axis=1) / np.float32(127)
-    scale = np.where(scale > 0, scale, np.float32(1))
-    integers = np.rint(rows / scale[:, None]).clip(-127, 127).astype(np.int8)
-    return integers.reshape(array.shape), scale
+INT8 = Storage("int8", 8, quantizes_inputs=True, dense_version=12, convolution_version=5)
+# Symmetric (-7 to 7), two in a byte.
+INT4 = Storage("int4", 4, quantizes_inputs=True, dense_version=12)
+STORAGES: dict[StorageName, Storage] = {"float32": FLOAT32, "float16": FLOAT16, "int8": INT8}

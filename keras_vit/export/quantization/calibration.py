@@ -80,6 +80,12 @@ class FileGraph(NamedTuple):
             raise ValueError(f"The kernel {name!r} {shape} is not a float32 constant; quantize a float32 file")
         return values
 
+    def bias(self, operator: Operator) -> np.ndarray:
+        """Return the bias of a dense layer, float32 (outputs,); zeros without one."""
+        index = operator.inputs[2]
+        values = None if index < 0 else self.tensors[index].values
+        return np.zeros(len(self.kernel(operator)), np.float32) if values is None else values
+
 
 def _float_values(content: np.ndarray, buffer: Any) -> np.ndarray:
     data = content[buffer.Offset() :][: buffer.Size()] if buffer.Offset() else buffer.DataAsNumpy()

@@ -3,6 +3,7 @@
 Nothing here imports Keras, TensorFlow or the quantizer, so that `keras-vit` can list the modes at once.
 """
 
+import dataclasses
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,8 +15,8 @@ from keras_vit._util import data_files
 from keras_vit._util.fields import field_rules
 from keras_vit._util.schema import problems
 from keras_vit._util.text import nearest
-from keras_vit.export.litert.options import Cosine, Fraction, Patches
-from keras_vit.export.litert.storage import STORAGES, StorageName
+from keras_vit.export.litert.options import Cosine, Fraction, Norms, Patches
+from keras_vit.export.litert.storage import FLOAT32, INT4, INT8, STORAGES, Storage, StorageName
 
 FLOAT: Final = 32  # bits of tensors that a rule leaves as they are
 WITH_KERNELS = {"FULLY_CONNECTED", "CONV_2D"}
@@ -35,11 +36,27 @@ class Rule:
     names: str | None = None  # regular expression to find in the operator's name, as "block_0/mlp"; None fits all
     # How a kernel's scales and integers are found: from the largest weights, by ai-edge-quantizer's OCTAV or by `gptq`.
     method: Literal["min_max", "octav", "gptq"] = "min_max"
+    block: Literal[32, 64, 128, 256] | None = None  # number of inputs that share a scale, of 4 bits; None: all
 
     @property
     def needs_calibration(self) -> bool:
         """True if it needs calibration images: for fixed ranges, or for GPTQ's statistics of a layer's inputs."""
         return self.activations != FLOAT or self.method == "gptq"
+
+    @property
+    def is_of_kernels(self) -> bool:
+        """True if it is about the storage of kernels alone, which are written so at once."""
+        can_be_written = self.method != "octav" and (self.weights != 4 or "CONV_2D" not in self.operators)
+        return self.activations == FLOAT and can_be_written and WITH_KERNELS.issuperset(self.operators)
+
+    @property
+    def storage(self) -> Storage:
+        """How it stores kernels."""
+        return {4: dataclasses.replace(INT4, block=self.block), 8: INT8, FLOAT: FLOAT32}[self.weights]
+
+    def fits(self, kind: str, name: str) -> bool:
+        """Return whether it is for an operator of a kind in the schema and a name."""
+        return bool({"*", kind}.intersection(self.operators) and re.search(self.names or "", f"{name};"))
 
     @property
     def quantizes(self) -> bool:
@@ -59,6 +76,20 @@ class Smoothing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Search:
+    """How operators that lose much by fixed ranges of 8 bits are found on calibration images, and what they get.
+
+    The measure is noise: the power of the output's error by all fixed ranges, as a share of the power of the
+    differences between images' outputs. The cosine of differences is about 1 - noise / 2.
+    """
+
+    noise: Fraction  # the search ends when the rest has no more
+    activations: Literal[16, 32]  # bits of the inputs and outputs of those found; 32: ranges at run time
+    # Most that may get them: of the multiply-adds of dense layers, or with 16 bits of the values of all tensors.
+    share: Fraction
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mode:
     """Quantization mode: how a LiteRT file stores weights and computes with them."""
 
@@ -74,11 +105,28 @@ class Mode:
     )
     rules: tuple[Rule, ...] = ()  # applied to the written file, in this order
     smoothing: Smoothing | None = None
+    gptq: bool = False  # whether GPTQ rounds the kernels of dense layers where there are calibration images
+    search: Search | None = None
+    norms: Norms = "float"  # how norms compute, see `litert.options`
+
+    def rule(self, kind: str, name: str) -> Rule | None:
+        """Return the rule that applies to an operator of a kind in the schema and a name."""
+        return next((rule for rule in reversed(self.rules) if rule.fits(kind, name)), None)
 
     @property
     def uses_quantizer(self) -> bool:
         """True if the quantizer rewrites the written file."""
-        return bool(self.rules)
+        return not all(rule.is_of_kernels for rule in self.rules)
+
+    def storage_of(self, kind: str, name: str) -> Storage:
+        """Return how the kernel of an operator is written, by its kind in the schema and its name."""
+        fitting = [rule.storage for rule in self.rules if rule.fits(kind, name) and not self.uses_quantizer]
+        return fitting[-1] if fitting else STORAGES[self.storage]
+
+    def rounds(self, name: str) -> bool:
+        """Return whether GPTQ rounds the kernel of a dense layer."""
+        methods = [rule.method for rule in self.rules if rule.fits("FULLY_CONNECTED", name)]
+        return methods[-1] == "gptq" if methods else self.gptq
 
     @property
     def needs_calibration(self) -> bool:
@@ -129,12 +177,13 @@ def _read(path: Path) -> Mode:
     found = list(problems(table, data_files.read_schema("converters", "export"), path.name))
     if found := found or list(_value_problems(table, path.name)):
         raise ValueError(f"{path} is not a valid quantization mode: " + "; ".join(found))
-    smoothing = table.pop("smoothing", None)
+    smoothing, search = table.pop("smoothing", None), table.pop("search", None)
     rules = [{**rule, "operators": tuple(rule["operators"])} for rule in table.pop("rules", [])]
     return Mode(
         name=path.stem,
         rules=tuple(Rule(**rule) for rule in rules),
         smoothing=None if smoothing is None else Smoothing(**smoothing),
+        search=None if search is None else Search(**search),
         **table,
     )
 
@@ -146,6 +195,9 @@ def _value_problems(table: dict[str, Any], where: str) -> Iterator[str]:
     if rules and storage != "float32":
         yield f"{where}.storage must be 'float32' where there are rules, which need floats. Received: {storage!r}"
     yield from _field_problems(Smoothing, table.get("smoothing", {}), f"{where}.smoothing")
+    if any(rule.get("method") == "gptq" for rule in rules) and any("activations" in rule for rule in rules):
+        yield f"{where}: rules with method 'gptq' and rules with activations do not go together"
+    yield from _field_problems(Search, table.get("search", {}), f"{where}.search")
     for index, rule in enumerate(rules):
         yield from _rule_problems(rule, f"{where}.rules[{index}]")
 
@@ -156,15 +208,22 @@ def _rule_problems(rule: dict[str, Any], where: str) -> Iterator[str]:
         yield f"{where} has integer activations and float weights, which no kernel multiplies"
     if not rule["operators"]:
         yield f"{where}.operators is empty; '*' means all"
+    names = rule.get("names", "")
+    if re.search(r"(?<!\\)\$", names):
+        yield f"{where}.names must not have '$': a ';' follows each name; write ';' instead. Received: {names!r}"
+    if rule.get("block") and rule["weights"] != 4:
+        yield f"{where}.block is for weights of 4 bits. Received: {rule['weights']} bits"
+    if rule.get("method") == "gptq" and set(rule["operators"]) != {"FULLY_CONNECTED"}:
+        yield f"{where}.method 'gptq' is for FULLY_CONNECTED. Received: {rule['operators']}"
     try:
-        re.compile(rule.get("names", ""))
+        re.compile(names)
     except re.error as error:
         yield f"{where}.names is not a regular expression: {error}. Received: {rule['names']!r}"
 
 
 def _field_problems(cls: type, table: Mapping[str, Any], where: str) -> Iterator[str]:
     for name, rule in field_rules(cls).items():
-        if name in table and name not in ("smoothing", "rules"):
+        if name in table and name not in ("smoothing", "search", "rules"):
             near = _nearest(str(table[name]), map(str, rule.choices))
             yield from (problem + near for problem in rule.problems(table[name], f"{where}.{name}"))
 

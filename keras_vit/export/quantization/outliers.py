@@ -100,9 +100,9 @@ def _balance(found: Outliers, name: str, extremes: Array, weights: Array, smooth
 class _BuilderWithoutWeights(Builder):
     """A builder of a file that is not written: only what the writers learn about the model is of interest."""
 
-    def constant(self, array: np.ndarray, name: str, scale: np.ndarray | None = None) -> Tensor:
+    def constant(self, array: np.ndarray, name: str) -> Tensor:
         """Add a constant without its values."""
-        return self._tensor(name, array.shape, array.dtype.name, scale=scale)
+        return self._tensor(name, array.shape, array.dtype.name)
 
 
 def on_grid(values: Array) -> Array:

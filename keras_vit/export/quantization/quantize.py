@@ -1,9 +1,8 @@
 """Quantize a float32 LiteRT file by the rules of a mode.
 
-ai-edge-quantizer finds scales and integers and rewrites the graph. Three parts of its version 0.10 are replaced here:
+ai-edge-quantizer finds scales and integers and rewrites the graph. Two parts of its version 0.10 are replaced here:
 - It merges the ranges of images by a moving average, which cuts off rare large values. Here they are true minima and
   maxima.
-- Its GPTQ has neither the Cholesky factor nor the order of columns of the paper, which make int4 much more exact.
 - Its files store weights behind the flatbuffer, and operators by their new codes alone; OpenVINO reads neither.
 """
 
@@ -18,26 +17,24 @@ from typing import Any
 
 import numpy as np
 
-from keras_vit._util.progress import track
 from keras_vit._util.text import install_command, suggestion
 from keras_vit.export.litert.builder import fits_flatbuffer, schema
-from keras_vit.export.quantization.calibration import FileGraph, Operator, check_images, ignore_memory_warning, observe
-from keras_vit.export.quantization.gptq import gptq
+from keras_vit.export.quantization.calibration import FileGraph, check_images, ignore_memory_warning, observe
 from keras_vit.export.quantization.modes import FLOAT, Mode, Rule
 
 # Name of an activation -> {"min": ..., "max": ...}, as the quantizer reads it.
 Ranges = dict[str, dict[str, np.ndarray]]
 
-# Method of a rule -> algorithm of ai-edge-quantizer. Kernels of "gptq" are rounded before the quantizer sees them: they
-# are multiples of the scales that it finds.
-METHODS = {"min_max": "MIN_MAX_UNIFORM_QUANT", "octav": "OCTAV", "gptq": "MIN_MAX_UNIFORM_QUANT"}
+METHODS = {"min_max": "MIN_MAX_UNIFORM_QUANT", "octav": "OCTAV"}  # of a rule -> algorithm of ai-edge-quantizer
 
 # A token with a huge channel has a far larger variance than the others, and a range for all would lose theirs. So the
-# range of these tensors of a norm ends at `times` a quantile, and that token is normalized less.
-CUT = {  # pattern of a tensor's name -> (quantile, times)
-    re.compile(r"norm\d?/(variance|whole|safe)$"): (0.5, 8.0),
-    re.compile(r"norm\d?/squares$"): (0.9995, 4.0),
-}
+# range of these tensors of a norm ends at `times` the median, and that token is normalized less.
+CUT = {re.compile(r"norm\d?/(square|mean|variance|whole|safe)$"): 8.0}  # pattern of a tensor's name -> times
+PART = "/large/sum"  # end of the name of a part of ".../whole", which has no more than this
+# 16 bits have room for values beyond those of the calibration images. A norm's result needs none, and clips the token
+# that is normalized less.
+HEADROOM = 2.0
+NORMALIZED = re.compile(r"norm\d?(/normal|/shifted)?$")
 ALIGNMENT = 16  # bytes, of every weight; the schema requires it
 
 
@@ -55,10 +52,13 @@ def quantize(
     `calibration` is for modes with `needs_calibration`: (count, height, width, channels) of the input's dtype.
     """
     package = _import_quantizer()
-    content = np.memmap(source, np.uint8, "c")  # copy-on-write: rounded kernels change this array, not the file
+    content = np.memmap(source, np.uint8, "c")  # the quantizer takes a buffer that could be written
     graph = FileGraph.read(content)
     recipe = _recipe(package, graph, mode)
-    ranges = _calibrate(source, graph, mode, calibration, progress=progress) if mode.needs_calibration else None
+    ranges = None
+    if mode.needs_calibration:
+        ranges = measure_ranges(source, graph, check_images(graph, calibration, mode.name), progress=progress)
+        _add_headroom(ranges, graph, mode)
     quantizer = package.quantizer.Quantizer(content.data, recipe)
     with _status("Quantizing", show=progress), ignore_memory_warning():
         result = quantizer.quantize(ranges, enable_progress_bar=False, enable_progress_report=False)
@@ -77,10 +77,9 @@ def _import_quantizer() -> Any:
 def _recipe(package: Any, graph: FileGraph, mode: Mode) -> list[dict[str, Any]]:
     """Translate a mode's rules into a recipe of ai-edge-quantizer."""
     manager = package.recipe_manager.RecipeManager()
+    check_names(graph, mode)
     for index, rule in enumerate(mode.rules):
         where = f"Mode {mode.name!r}, rules[{index}]"
-        if rule.names and not any(_fits(rule, graph, operator) for operator in graph.operators):
-            raise ValueError(f"{where}: no operator of the file fits names = {rule.names!r} and {list(rule.operators)}")
         # The manager replaces a rule by a later one with the same expression; a comment makes each expression unique.
         expression = f"(?#{index})" + (rule.names or ".*")
         for operator in rule.operators:
@@ -89,12 +88,20 @@ def _recipe(package: Any, graph: FileGraph, mode: Mode) -> list[dict[str, Any]]:
     return recipe
 
 
+def check_names(graph: FileGraph, mode: Mode) -> None:
+    """Raise a ValueError if a rule with names fits no operator of a file."""
+    for index, rule in enumerate(mode.rules):
+        if rule.names and not any(rule.fits(operator.kind, graph.name(operator)) for operator in graph.operators):
+            raise ValueError(
+                f"Mode {mode.name!r}, rules[{index}]: no operator of the file fits names = {rule.names!r} and "
+                f"{list(rule.operators)}"
+            )
+
+
 def _add_rule(package: Any, manager: Any, rule: Rule, operator: str, expression: str, where: str) -> None:
     known = [kind.value for kind in package.qtyping.TFLOperationName]
     if operator not in known:
         raise ValueError(f"{where}: the quantizer has no operator {operator!r}; {suggestion(operator, known)}")
-    if rule.method == "gptq" and operator != "FULLY_CONNECTED":
-        raise ValueError(f"{where}: method 'gptq' is for FULLY_CONNECTED. Received: {operator!r}")
     kind = package.qtyping.TFLOperationName(operator)
     names = package.algorithm_manager.AlgorithmName
     method = names[METHODS[rule.method]]
@@ -109,53 +116,33 @@ def _add_rule(package: Any, manager: Any, rule: Rule, operator: str, expression:
         raise ValueError(f"{where}: the quantizer cannot do this to {operator}: {error}") from None
 
 
-def _fits(rule: Rule, graph: FileGraph, operator: Operator) -> bool:
-    kinds = {"*", operator.kind}
-    return bool(kinds.intersection(rule.operators) and re.search(rule.names or "", graph.name(operator)))
-
-
-def _calibrate(
-    source: str | os.PathLike[str], graph: FileGraph, mode: Mode, images: Any, *, progress: bool
-) -> Ranges | None:
-    """Round the kernels that GPTQ rounds, in place, and return the ranges of activations where the mode fixes them."""
-    images = check_images(graph, images, mode.name)
-    layers = dict(_gptq_layers(graph, mode))
-    inputs = {graph.input_name(layer) for layer in layers}
-    ranges, hessians = _statistics(source, graph, images, inputs, progress=progress)
-    for layer, bits in track(layers.items(), "Rounding", show=progress):
-        kernel = graph.kernel(layer)
-        kernel[:] = gptq(kernel, hessians[graph.input_name(layer)], bits)
-    return ranges if any(rule.activations != FLOAT for rule in mode.rules) else None
-
-
-def _gptq_layers(graph: FileGraph, mode: Mode) -> Iterator[tuple[Operator, int]]:
-    """Yield the dense layers whose kernels GPTQ rounds, and the bits."""
+def _add_headroom(ranges: Ranges, graph: FileGraph, mode: Mode) -> None:
+    """Widen the ranges of the tensors that operators of 16 bits compute."""
     for operator in graph.operators:
-        rules = [rule for rule in mode.rules if _fits(rule, graph, operator)]
-        if operator.kind == "FULLY_CONNECTED" and rules and rules[-1].method == "gptq":
-            yield operator, rules[-1].weights
+        name = graph.name(operator)
+        rule = mode.rule(operator.kind, name)
+        if rule is not None and rule.activations == 16 and name in ranges and not NORMALIZED.search(name):
+            for bound in ranges[name].values():
+                bound *= HEADROOM
 
 
-def _statistics(
-    source: str | os.PathLike[str], graph: FileGraph, images: np.ndarray, gptq_inputs: set[str], *, progress: bool
-) -> tuple[Ranges, dict[str, np.ndarray]]:
-    """Return the range of every activation, true but for `CUT`, and the Hessians, x.T @ x over all rows x, of some."""
+def measure_ranges(source: str | os.PathLike[str], graph: FileGraph, images: np.ndarray, *, progress: bool) -> Ranges:
+    """Return the range of every activation of a float32 file, true but for `CUT`."""
     ranges: Ranges = {}
-    hessians: dict[str, np.ndarray] = {}
 
     def update(name: str, values: np.ndarray) -> None:
         least, most = values.min(keepdims=True), values.max(keepdims=True)
-        for pattern, (share, times) in CUT.items():
-            if pattern.search(name) and most > times * np.quantile(values, share):
-                most = np.full_like(most, times * np.quantile(values, share))
+        for pattern, times in CUT.items():
+            if pattern.search(name):
+                most = np.minimum(most, times * np.median(values))
         known = ranges.setdefault(name, {"min": least, "max": most})
         known["min"], known["max"] = np.minimum(known["min"], least), np.maximum(known["max"], most)
-        if name in gptq_inputs:
-            rows = values.reshape(-1, values.shape[-1])
-            hessians[name] = hessians.get(name, 0) + rows.T @ rows
 
     observe(source, graph, images, update, progress=progress)
-    return ranges, hessians
+    for name, part in ranges.items():
+        if name.endswith(PART):
+            part["max"] = np.minimum(part["max"], ranges[f"{name.removesuffix(PART)}/whole"]["max"])
+    return ranges
 
 
 @contextlib.contextmanager

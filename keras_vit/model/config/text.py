@@ -31,7 +31,7 @@ class TextConfig(BlockConfig):
         ValueError: fields are wrong or contradict each other; one message names all of them.
 
     Example:
-        >>> keras_vit.text.TextConfig(max_length=64, causal=False, pooling="last").num_layers
+        >>> keras_vit.text.TextConfig(max_length=64, causal=False, pooling="last").to_dict()["num_layers"]
         12
     """
 

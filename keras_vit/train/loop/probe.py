@@ -5,6 +5,7 @@ The features are the variables of the run's checkpoints, so that a run that was 
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +43,9 @@ class Probe:
         self, recipe: Recipe, model: Any, data: Data, devices: tf.distribute.Strategy, say: Callable[[str], None]
     ) -> None:
         _check(recipe, data, devices)
-        source = prepare.load_model(recipe, model)
+        source = prepare.check_task(recipe, prepare.load_model(recipe, model), data)
+        if not isinstance(source, VisionTransformer):
+            raise ValueError(f"optimizer='least_squares' needs a VisionTransformer. Received: {source.name!r}, of maps")
         self.recipe = prepare.fit_size(recipe, model, source.config, data, say=say).replace(reset_head=True)
         self.model: VisionTransformer = prepare.adapt_model(
             self.recipe, source, num_classes=data.num_classes, class_names=data.class_names
@@ -64,6 +67,14 @@ class Probe:
     def variables(self) -> dict[str, tf.Variable]:
         """All variables of a checkpoint, by name."""
         return {"done": self._done, "features": self._features}
+
+    def fingerprint(self) -> str:
+        """Return a hash of the weights that the features depend on."""
+        digest = hashlib.sha256()
+        for weight in self.model.weights:
+            if weight.path.split("/")[0] != "head":
+                digest.update(np.asarray(weight).tobytes())
+        return digest.hexdigest()[:16]
 
     def compute(self, checkpoints: Checkpoints | None, stop: Stop, *, show: bool) -> float | None:
         """Compute the features that are missing; return the images per second, or None after a request to stop."""
@@ -110,6 +121,10 @@ class Probe:
         """Set the head; return its metrics on the held-out images ({} without any), and the lines of the log."""
         labels, classes = self._images[0][1], self._data.num_classes
         train, held_out = np.split(self._features.numpy(), [len(labels)])
+        if len(labels) < 2:
+            raise ValueError(f"A probe needs at least 2 training images. Received: {len(labels)} in {self._data.name}")
+        if not np.isfinite(train).all():
+            raise ValueError("The model must compute finite features. Received: NaN or infinity")
         found = cross_validate(train, labels, num_classes=classes, seed=self.recipe.seed)
         best = min(found, key=lambda each: each.loss)
         say(
@@ -147,7 +162,7 @@ def _check(recipe: Recipe, data: Data, devices: tf.distribute.Strategy) -> None:
             f"optimizer='least_squares' computes each image once and solves for the head: it has no use for {ignored}. "
             "Leave them out, or train the head in steps with optimizer=sgd (--set optimizer=sgd)"
         )
-    if data.multi_label or not isinstance(data.task, Classification):
+    if data.multi_label or type(data.task) is not Classification:
         raise ValueError(
             f"optimizer='least_squares' needs one class for each image; optimizer=sgd takes other labels too. "
             f"Received: {data.name}"

@@ -312,7 +312,7 @@ def _open_checkpoints(
     check: Callable[[], None] | None,
 ) -> Checkpoints:
     """Return the checkpoints of a run; `check` is None in a process that does not write them."""
-    facts = {
+    facts: dict[str, Any] = {
         "recipe": state.recipe.to_dict(),
         "model": state.model.config.to_dict(),
         **({"head": state.model.head.to_dict()} if isinstance(state.model, DenseModel) else {}),
@@ -323,6 +323,8 @@ def _open_checkpoints(
             "arguments": request.stored(),  # for another run that continues from this one
         },
     } | ({"teacher": teacher.facts()} if teacher else {})
+    if isinstance(state, Probe):  # features of two models must not mix; a run's own checkpoints have its weights
+        facts["weights"] = state.fingerprint()
     return Checkpoints(
         f"{folder}/checkpoints",
         state.variables,

@@ -120,18 +120,19 @@ class TrainingSteps:
             stop.on_request = lambda: self._state.interrupt.assign(1)
         arguments = self._batches, tf.constant(count), tf.constant(float(stop.requested))
         start = time.monotonic()
-        try:
-            with name_bad_image(lambda: self._split.first_bad(order, batches=count)):
-                return in_thread(self._train_step, *arguments)
-        except tf.errors.OpError:
-            if self._state.interrupt.numpy():
+        with name_bad_image(lambda: self._split.first_bad(order, batches=count)):
+            try:
+                metrics = in_thread(self._train_step, *arguments)
+            except tf.errors.OpError:
+                if not self._state.interrupt.numpy():
+                    raise
                 self._state.step.assign(done)  # TensorFlow may have counted the step before its gradients failed
                 return None
-            raise
-        finally:
-            stop.on_request = lambda: None
-            self._seconds = (time.monotonic() - start) / count if self._has_compiled else None
-            self._has_compiled = True
+            finally:
+                stop.on_request = lambda: None
+        self._seconds = (time.monotonic() - start) / count if self._has_compiled else None
+        self._has_compiled = True
+        return metrics
 
     def _wait(self, parts: int, count: int) -> str:
         """Return what a stopped run finishes first, and how long that takes."""

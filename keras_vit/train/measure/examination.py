@@ -20,7 +20,7 @@ from keras_vit._util import html
 from keras_vit._util.atomic import replacing
 from keras_vit._util.checks import check_counts
 from keras_vit._util.progress import track
-from keras_vit.model.classification import Classification, softmax
+from keras_vit.model.classification import Classification
 from keras_vit.train.data import sources
 from keras_vit.train.data.pipeline import ModelInput, decode
 from keras_vit.train.data.split import Split
@@ -46,6 +46,7 @@ class Examination:
         predicted: int64 (images,), the predicted ones.
         probabilities: float32 (images, 2), 0..1, of the predicted class and of the right one.
         split: the images themselves.
+        indices: int64 (images,), their numbers in the split.
 
     Example:
         >>> from keras_vit import digits
@@ -53,6 +54,10 @@ class Examination:
         >>> found = keras_vit.train.examine(model, {"evaluation": (data.test_images, data.test_labels)})
         >>> found.confusion.shape, int(found.confusion.sum()), found.accuracy
         ((10, 10), 360, 0.9916666666666667)
+        >>> found.by_class()[0]["class"], found.confusions()[0]["images"], len(found.mistakes())
+        ('zero', 1, 3)
+        >>> found.to_dict()["images"]
+        360
         >>> sorted(path.name for path in found.write("examined"))
         ['examination.html', 'examination.json']
     """
@@ -64,6 +69,7 @@ class Examination:
     predicted: np.ndarray
     probabilities: np.ndarray
     split: Split
+    indices: np.ndarray
 
     @property
     def accuracy(self) -> float:
@@ -83,9 +89,7 @@ class Examination:
         Args:
             most: number of mistakes to return; None returns all.
         """
-        wrong = np.flatnonzero(self.labels != self.predicted)
-        order = wrong[np.argsort(self.probabilities[wrong, 1], kind="stable")]
-        return [self._row(place) for place in order[:most].tolist()]
+        return [self._row(place) for place in self._worst(most)]
 
     def by_class(self) -> list[dict[str, Any]]:
         """Return a row for each class that occurs: its images, the share that is right, and its commonest mistake."""
@@ -146,6 +150,11 @@ class Examination:
                 file.write(text.encode())
         return [target / name for name in texts]
 
+    def _worst(self, most: int | None) -> list[int]:
+        wrong = np.flatnonzero(self.labels != self.predicted)
+        places: list[int] = wrong[np.argsort(self.probabilities[wrong, 1], kind="stable")][:most].tolist()
+        return places
+
     def _row(self, place: int) -> dict[str, Any]:
         return {
             "image": self.images[place],
@@ -156,15 +165,14 @@ class Examination:
         }
 
     def _page(self) -> str:
-        worst = self.mistakes(WORST)
-        numbers = {name: place for place, name in enumerate(self.images)}
-        pictures = self._pictures([numbers[row["image"]] for row in worst])
+        worst = self._worst(WORST)
+        rows = map(self._row, worst)
         used = np.flatnonzero(self.confusion.sum(axis=0) + self.confusion.sum(axis=1))
         matrix = self.confusion[np.ix_(used, used)]
         environment = html.environment("keras_vit.visualize.html")
         return environment.get_template("examination.html").render(
             examined=self,
-            worst=list(zip(worst, pictures, strict=True)),
+            worst=list(zip(rows, self._pictures(worst), strict=True)),
             names=[self.classes[number] for number in used.tolist()] if len(used) <= MATRIX_CLASSES else [],
             matrix=matrix.tolist() if len(used) <= MATRIX_CLASSES else [],
             confusions=[tuple(row.values()) for row in self.confusions()[:MATRIX_CLASSES]],
@@ -172,12 +180,12 @@ class Examination:
 
     def _pictures(self, places: Sequence[int]) -> list[str]:
         """Return small pictures of some images as data URIs."""
-        valid = np.array([int(example) for example in self.split.iterate_once().map(lambda each: each["index"])])
+        wanted = self.indices[list(places)]
         found = {}
-        for example in self.split.iterate_once(only=valid[list(places)]):
+        for example in self.split.iterate_once(only=wanted) if places else ():
             pixels = np.asarray(decode(example["image"]))
             found[int(example["index"])] = data_uri(thumbnail(pixels.squeeze(), PICTURE_SIDE))
-        return [found[int(valid[place])] for place in places]
+        return [found[number] for number in wanted.tolist()]
 
     def _repr_html_(self) -> str:
         """Return a table of the classes for notebooks."""
@@ -226,7 +234,7 @@ def examine(
         >>> print(found)
         arrays, evaluation: 357 of 360 images are right (99.17%)
         >>> [(row["class"], row["predicted"]) for row in found.mistakes(1)]
-        [('nine', 'five')]
+        [('nine', 'four')]
     """
     model_input = ModelInput.from_model(model)
     check_counts(batch_size=batch_size)
@@ -234,8 +242,8 @@ def examine(
     opened, task, _ = matched(model, opened)
     held_out = opened.evaluation
     assert held_out
-    if not isinstance(task, Classification) or opened.multi_label:
-        raise ValueError(f"examine needs one class for each image. Received: {opened.name}")
+    if type(task) is not Classification or opened.multi_label:
+        raise ValueError(f"examine needs one class for each image, and no maps. Received: {opened.name}")
     devices = choose_strategy(model, strategy)
     if strategies.has_workers(devices):
         raise ValueError("examine runs on one machine. Received: a strategy of several workers")
@@ -252,8 +260,8 @@ def examine(
     logits, labels, indices, weights = (np.concatenate(part) for part in zip(*results, strict=True))
     order = np.argsort(indices, kind="stable")
     order = order[weights[order] > 0]  # without the padding of the last batches
-    shares, labels = softmax(logits[order]), labels[order]
-    predicted = shares.argmax(axis=1)
+    logits, labels = logits[order], labels[order]
+    shares, predicted = task.exported_output("probabilities", logits), logits.argmax(axis=1)
     chosen = np.stack([predicted, labels], axis=1)
     return Examination(
         data=f"{opened.name}, {opened.eval_split}" if opened.eval_split else opened.name,
@@ -263,4 +271,5 @@ def examine(
         predicted=predicted,
         probabilities=np.take_along_axis(shares, chosen, axis=1),
         split=held_out,
+        indices=indices[order],
     )
