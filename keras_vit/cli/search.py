@@ -34,7 +34,7 @@ def search(
     if out and not out.absolute().parent.is_dir():
         raise FileNotFoundError(f"There is no folder for the contact sheet: {out.parent}")
     if not query.strip():
-        raise ValueError(f"The query must be a text or an image file. Received: {query!r}")
+        raise ValueError(f"The query must be a text or an image file. Received: {query!r:.200}")
     with options.quiet():
         from keras_vit import batch
         from keras_vit.batch.contact_sheet import write_contact_sheet

@@ -57,7 +57,7 @@ def fetch_card(name: str, *, accept_licence: bool) -> Path:
     known = cards()
     if name not in known:
         raise FileNotFoundError(
-            f"There is no file or folder {name!r}, nor a model; the nearest: {nearest(name, known)}"
+            f"There is no file or folder {name!r:.200}, nor a model; the nearest: {nearest(name, known)}"
         )
     card = known[name]
     folder = f"hf://{card.repository}/"

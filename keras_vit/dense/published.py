@@ -33,7 +33,9 @@ def huggingface_fields(values: Mapping[str, Any], config: ViTConfig, *, labels: 
     # Stage 0 of a backbone is the tokens in front of the first block.
     blocks = [i - 1 for i in backbone.get("out_indices", ())] if backbone else values.get("backbone_out_indices")
     if not isinstance(blocks, list) or not all(isinstance(i, int) and 0 <= i < config.num_layers for i in blocks):
-        raise CheckpointError(f"has a config.json that does not say which blocks its head reads. Received: {blocks!r}")
+        raise CheckpointError(
+            f"has a config.json that does not say which blocks its head reads. Received: {blocks!r:.200}"
+        )
     fields: Fields = {
         "blocks": tuple(blocks),
         "norm": bool(backbone) and backbone.get("apply_layernorm", True),
@@ -95,7 +97,7 @@ def depth_anything_fields(path: Path, config: ViTConfig, stated: Mapping[str, An
     else:
         raise CheckpointError(
             "does not say whether it is Depth Anything V1 or V2, nor does its name: pass blocks=(2, 5, 8, 11) for V2 "
-            f"(4 11 17 23 for L), the last four for V1. Received: {path.name!r}"
+            f"(4 11 17 23 for L), the last four for V1. Received: {path.name!r:.200}"
         )
     depth = stated.get("max_depth") or (_depth_of_name(path) if "metric" in name else None)
     framing = {"framing": "least", "multiple": 14, "size": (518, 518), "result": "bilinear-corners"}
@@ -136,4 +138,6 @@ def _depth_of_name(path: Path) -> float | None:
 
 def _check(values: Mapping[str, Any], key: str, accepted: tuple[Any, ...]) -> None:
     if values.get(key) not in accepted:
-        raise CheckpointError(f"is read only with {key} {accepted[0]!r} in its config.json. Received: {values[key]!r}")
+        raise CheckpointError(
+            f"is read only with {key} {accepted[0]!r} in its config.json. Received: {values[key]!r:.200}"
+        )

@@ -98,7 +98,7 @@ class Tokenizer:
         """
         path = Path(as_path(folder, "folder"))
         if not path.exists():
-            raise FileNotFoundError(f"There is no file or folder {str(path)!r}")
+            raise FileNotFoundError(f"There is no file or folder {str(path)!r:.200}")
         file = find_tokenizer(path)
         if file is None:
             raise FileNotFoundError(f"{path} holds no tokenizer, which is one of {list(_FILES)}")

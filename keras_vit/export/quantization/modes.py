@@ -151,12 +151,12 @@ def load_mode(name_or_path: str | os.PathLike[str]) -> Mode:
     """Load a mode of the package by its name, or a .toml file as converters/README.md describes it."""
     accepted = f"quantize must be one of {mode_names()}, or a .toml file of your own"
     if not isinstance(name_or_path, str | os.PathLike):
-        raise ValueError(f"{accepted}. Received: {name_or_path!r}")
+        raise ValueError(f"{accepted}. Received: {name_or_path!r:.200}")
     path = Path(name_or_path)
     if path.suffix != ".toml":
         name = os.fspath(name_or_path)
         if name not in mode_names():
-            raise ValueError(f"{accepted}. Received: {name!r}" + _nearest(name, mode_names()))
+            raise ValueError(f"{accepted}. Received: {name!r:.200}" + _nearest(name, mode_names()))
         path = _folder() / f"{name}.toml"
     elif not path.is_file():
         raise FileNotFoundError(f"There is no file {path}. The modes of the package are given by name: {mode_names()}")
@@ -193,7 +193,7 @@ def _value_problems(table: dict[str, Any], where: str) -> Iterator[str]:
     storage, rules = table.get("storage", "float32"), table.get("rules", [])
     yield from _field_problems(Mode, table, where)
     if rules and storage != "float32":
-        yield f"{where}.storage must be 'float32' where there are rules, which need floats. Received: {storage!r}"
+        yield f"{where}.storage must be 'float32' where there are rules, which need floats. Received: {storage!r:.200}"
     yield from _field_problems(Smoothing, table.get("smoothing", {}), f"{where}.smoothing")
     if any(rule.get("method") == "gptq" for rule in rules) and any("activations" in rule for rule in rules):
         yield f"{where}: rules with method 'gptq' and rules with activations do not go together"
@@ -210,7 +210,7 @@ def _rule_problems(rule: dict[str, Any], where: str) -> Iterator[str]:
         yield f"{where}.operators is empty; '*' means all"
     names = rule.get("names", "")
     if re.search(r"(?<!\\)\$", names):
-        yield f"{where}.names must not have '$': a ';' follows each name; write ';' instead. Received: {names!r}"
+        yield f"{where}.names must not have '$': a ';' follows each name; write ';' instead. Received: {names!r:.200}"
     if rule.get("block") and rule["weights"] != 4:
         yield f"{where}.block is for weights of 4 bits. Received: {rule['weights']} bits"
     if rule.get("method") == "gptq" and set(rule["operators"]) != {"FULLY_CONNECTED"}:
@@ -218,7 +218,7 @@ def _rule_problems(rule: dict[str, Any], where: str) -> Iterator[str]:
     try:
         re.compile(names)
     except re.error as error:
-        yield f"{where}.names is not a regular expression: {error}. Received: {rule['names']!r}"
+        yield f"{where}.names is not a regular expression: {error}. Received: {rule['names']!r:.200}"
 
 
 def _field_problems(cls: type, table: Mapping[str, Any], where: str) -> Iterator[str]:
