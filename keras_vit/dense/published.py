@@ -34,7 +34,7 @@ def huggingface_fields(values: Mapping[str, Any], config: ViTConfig, *, labels: 
     blocks = [i - 1 for i in backbone.get("out_indices", ())] if backbone else values.get("backbone_out_indices")
     if not isinstance(blocks, list) or not all(isinstance(i, int) and 0 <= i < config.num_layers for i in blocks):
         raise CheckpointError(
-            f"has a config.json that does not say which blocks its head reads. Received: {blocks!r:.200}"
+            f"has a config.json that does not say which blocks its head reads. Received: {str(blocks):.200}"
         )
     fields: Fields = {
         "blocks": tuple(blocks),
