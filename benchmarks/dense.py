@@ -59,7 +59,6 @@ def main() -> None:
                 options: dict[str, Any] = {"quantize": mode, "route": route, "verify": images, "threads": THREADS}
                 report = export.tflite(model, path, least_cosine=0, least_agreement=0, **options)
                 child = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-                print(path.stem, report.seconds, report.milliseconds, flush=True)
                 rows[path.stem] = [report.seconds, (report.peak_bytes or child) / 2**20, report.bytes / 2**20]
         files = {name: load_exported(Path(folder) / f"{name}.tflite", THREADS) for name in rows}
         right = {}

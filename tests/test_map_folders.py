@@ -100,6 +100,9 @@ def test_classes_without_names_are_counted(tmp_path: Path) -> None:
     folder = map_folders.make(tmp_path, count=2)
     (folder / "classes.txt").unlink()
     assert open_data(folder).class_names == ("0", "1")
+    (folder / "classes.txt").write_text("\n")
+    with pytest.raises(ValueError, match="Received: an empty file"):
+        open_data(folder)
     (folder / "classes.txt").write_text("a\na\n")
     with pytest.raises(ValueError, match="one name in each line, 1 to 255 different ones. Received: a, a"):
         open_data(folder)

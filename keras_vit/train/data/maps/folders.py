@@ -142,7 +142,7 @@ def _class_names(folder: str, listings: Sequence[Listing | None]) -> tuple[str, 
     text = _read_text(f"{folder}/{CLASSES}")
     if text is not None:
         names = tuple(line.strip() for line in text.strip().splitlines())
-        if not all(names) or len(set(names)) != len(names) or len(names) > IGNORED:
+        if not names or not all(names) or len(set(names)) != len(names) or len(names) > IGNORED:
             raise ValueError(
                 f"{escaped(folder)}/{CLASSES} must have one name in each line, 1 to {IGNORED} different ones. "
                 f"Received: {abbreviated(names) or 'an empty file'}"
