@@ -24,8 +24,8 @@ LEAST: dict[tuple[str, bool], float] = {
     ("dynamic", False): 0.9985,
     ("dynamic", True): 0.999,
     ("int8", True): 0.996,
-    ("int8-full", True): 0.92,
-    ("int16x8", True): 0.99,
+    ("int8-full", True): 0.97,
+    ("int16x8", True): 0.998,
     ("int4", True): 0.955,
 }
 
