@@ -219,10 +219,11 @@ def test_evaluations_are_about_ten_in_a_run_and_cost_a_tenth_of_it() -> None:
     def every(images: int, total: int, **changes: Any) -> int | None:
         State.total_steps, State.recipe = total, train.recipe("finetune", **changes)
         evaluation: Any = type("Split", (), {"count": images}) if images else None
-        return held_out.interval(State(), type("Data", (), {"evaluation": evaluation}))  # type: ignore[arg-type]
+        return held_out.interval(State(), type("Data", (), {"evaluation": evaluation, "is_labelled": True}))  # type: ignore[arg-type]
 
     assert every(1_000, 20_000) == 2_000
-    assert every(1_000, 200) == 50
+    assert every(1_000, 200) == 20
+    assert every(10, 54) == 10  # at least 10 steps between
     assert every(50_000, 2_000) == 326  # 50,000 images / 3 are a tenth of 326 batches of 512
     assert every(0, 20_000) is None
     assert every(1_000, 20_000, eval_steps="none") is None

@@ -54,6 +54,10 @@ class Examination:
         >>> found = keras_vit.train.examine(model, {"evaluation": (data.test_images, data.test_labels)})
         >>> found.confusion.shape, int(found.confusion.sum()), found.accuracy
         ((10, 10), 360, 0.9916666666666667)
+        >>> found.by_class()[0]["class"], found.confusions()[0]["images"], len(found.mistakes())
+        ('zero', 1, 3)
+        >>> found.to_dict()["images"]
+        360
         >>> sorted(path.name for path in found.write("examined"))
         ['examination.html', 'examination.json']
     """
@@ -230,7 +234,7 @@ def examine(
         >>> print(found)
         arrays, evaluation: 357 of 360 images are right (99.17%)
         >>> [(row["class"], row["predicted"]) for row in found.mistakes(1)]
-        [('nine', 'five')]
+        [('nine', 'four')]
     """
     model_input = ModelInput.from_model(model)
     check_counts(batch_size=batch_size)
