@@ -108,8 +108,8 @@ def replicas(options: argparse.Namespace) -> Numbers:
     logical = [tf.config.LogicalDeviceConfiguration(**limit)] * 2
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices(kind)[0], logical)
     names = [device.name for device in tf.config.list_logical_devices(kind)]
-    # NCCL does not take one physical device twice.
-    both = tf.distribute.MirroredStrategy(names, cross_device_ops=tf.distribute.ReductionToOneDevice())
+    # NCCL does not take one physical device twice, and ReductionToOneDevice fails on lists of tensors.
+    both = tf.distribute.MirroredStrategy(names, cross_device_ops=tf.distribute.HierarchicalCopyAllReduce())
     losses = {}
     for strategy in (both, tf.distribute.OneDeviceStrategy(names[0])):
         with strategy.scope():
