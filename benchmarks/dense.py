@@ -27,7 +27,7 @@ from keras_vit._util.timing import timed
 from keras_vit.export.check import samples
 from keras_vit.export.check.running import load_exported
 
-CLASSES, SIZE, THREADS, ROUNDS = 21, 518, 2, 7
+CLASSES, SIZE, THREADS, ROUNDS = 21, 518, 2, 5
 
 
 def build(checkpoint: str | None) -> dense.DenseModel:
@@ -49,7 +49,7 @@ def main() -> None:
     """Write and run the files, and print a table."""
     warnings.simplefilter("ignore")
     model = build(*(sys.argv[1:] or [None]))
-    images = samples.images(model.config, 4)
+    images = samples.images(model.config, 2)
     expected = model.predict_on_batch(images).argmax(axis=-1)
     rows: dict[str, list[Any]] = {}
     with tempfile.TemporaryDirectory() as folder:

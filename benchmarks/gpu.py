@@ -47,6 +47,8 @@ def timed(call: Callable[[], Any], repeats: int) -> float:
 
 def train_state(options: argparse.Namespace, **changes: Any) -> Any:
     """Return a state of training with AdamW, made in the scope of the current strategy."""
+    import keras
+
     from keras_vit import VisionTransformer, ViTConfig
     from keras_vit.train import Recipe
     from keras_vit.train.loop.prepare import adapt_model
@@ -56,6 +58,7 @@ def train_state(options: argparse.Namespace, **changes: Any) -> Any:
         **{"name": "gpu", "steps": 1000, "batch_size": options.batch, "optimizer": "adamw", "learning_rate": 1e-3},
         **{"clip_norm": 1.0, "schedule": "constant"} | changes,
     )
+    keras.utils.set_random_seed(0)
     source = VisionTransformer(ViTConfig.from_name(options.model, image_size=options.size))
     return TrainState(recipe, adapt_model(recipe, source, num_classes=CLASSES), total_steps=1000)
 

@@ -23,6 +23,7 @@ CONTENT = {
     "batch": ("rows of any number of images", 2),
     "train": ("recipes, data, training, evaluation", 1),
     "zoo": ("model cards; load by name", 1),
+    "dense": ("a class or distance for every pixel", 2),
     "text": ("text towers and tokenizers", 1),
     "converters": ("read and write checkpoints", 1),
     "export": ("LiteRT and SavedModel, verified", 2),

@@ -11,9 +11,8 @@ from PIL import Image
 
 import dense_cases
 from dense_cases import FEATURES, MAPS, TOLERANCES, expected, padded
-from keras_vit import VisionTransformer, converters, dense, errors
+from keras_vit import VisionTransformer, converters, dense, errors, visualize
 from keras_vit.dense.predict import framed_size, to_image
-from keras_vit.model.vision_transformer import VisionTransformer as Model
 from marks import full_except
 from reference_cases import distance
 from tiny_models import randomised, tiny
@@ -105,7 +104,7 @@ def test_images_are_framed_as_by_the_official_processors(framing: Any, sides: An
 
 
 def test_a_classifier_becomes_a_segmenter_without_losing_its_own_head() -> None:
-    classifier = randomised(Model(tiny(num_classes=5)))
+    classifier = randomised(VisionTransformer(tiny(num_classes=5)))
     before = [np.array(each) for each in classifier.weights]
     model = dense.segmenter(classifier, 3, labels=["sky", "sea", "land"])
     for layer in model.layers:
@@ -171,3 +170,24 @@ def test_a_head_alone_needs_a_backbone_and_a_whole_file_refuses_one() -> None:
         dense.load(head, backbone=backbone)
     with pytest.raises(ValueError, match="has its own"):
         dense.load(dense_cases.FOLDER / "hf_dpt_seg", backbone=backbone)
+
+
+def test_components_are_those_of_a_singular_value_decomposition() -> None:
+    model = randomised(VisionTransformer(tiny(num_layers=2)))
+    images = np.random.default_rng(3).uniform(-1, 1, (3, 32, 32, 3)).astype(np.float32)
+    colours, foreground = visualize.patch_components(model, images)
+    patches = np.concatenate(model.feature_maps(images)).reshape(-1, 32).astype(np.float64)
+    left, values, _ = np.linalg.svd(patches - patches.mean(axis=0), full_matrices=False)
+    scores = (left * values)[:, :3]
+    inside = foreground.ravel()
+    assert inside.any()
+    assert not inside.all()
+    for channel in range(3):
+        # A colour is a component, cut at the ends of its range.
+        sign = np.sign(np.corrcoef(colours.reshape(-1, 3)[:, channel], scores[:, channel])[0, 1])
+        score = sign * scores[:, channel]
+        low, high = np.quantile(score[inside], (0.01, 0.99))
+        want = np.clip((score - low) / (high - low), 0, 1)
+        np.testing.assert_allclose(colours.reshape(-1, 3)[:, channel], want, atol=1e-5)
+        if channel == 0:
+            np.testing.assert_array_equal(inside, score > 0)

@@ -263,7 +263,7 @@ def test_smoothing_and_scales_move_factors_and_change_nothing(tmp_path: Path, ki
 
 
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "an output": ({}, {"output": "classes"}, "output must be one of"),
+    "an output": ({}, {"output": "labels"}, "output must be one of"),
     "no head": ({"num_classes": 0}, {"output": "probabilities"}, "needs a head"),
     "no image": ({}, {"batch": 0}, "batch must be an integer >= 1"),
     "no class token": ({"classifier": "gap"}, {"attention": True}, "class token"),

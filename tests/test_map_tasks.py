@@ -122,7 +122,7 @@ def test_maps_are_compared_by_pixels() -> None:
     numbers = {"classes": want.argmax(-1).astype(np.uint8)}, {"classes": got.argmax(-1).astype(np.uint8)}
     of_numbers = compare(Segmentation(num_classes=CLASSES), *numbers)
     assert (of_numbers["mean_iou"], of_numbers["agreement"]) == (fields["mean_iou"], fields["agreement"])
-    assert of_numbers["cosine"] == (want[0].argmax(-1) == got[0].argmax(-1)).mean()
+    assert of_numbers["cosine"] is None
     depth = compare(Depth(max_depth=9.0), {"depth": want[..., 0] ** 2 + 1}, {"depth": 1.1 * (want[..., 0] ** 2 + 1)})
     assert depth["relative_error"] == pytest.approx(0.1, rel=1e-5) and depth["agreement"] == 1
 
@@ -153,6 +153,7 @@ def test_depth_is_exported_and_verified(meter: dense.DenseModel, tmp_path: Path)
     assert "mean relative error of the depth" in str(report)
 
 
+@pytest.mark.full
 def test_a_server_answers_with_maps(segmenter: dense.DenseModel, meter: dense.DenseModel, tmp_path: Path) -> None:
     report = export.saved_model(segmenter, tmp_path / "s", warmup=())
     assert report.agreement == 1 and report.files_error is not None

@@ -21,6 +21,7 @@ from keras_vit import dense, train
 from keras_vit.dense.task import Depth, Segmentation
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.data.sources import open_data
+from marks import full_except
 from test_sources import prepare
 from tiny_models import built, tiny
 
@@ -51,6 +52,7 @@ def weights(out: Path) -> dict[str, np.ndarray]:
     return {v.path: v.numpy() for v in dense.load(out / "model.keras").weights}
 
 
+@pytest.mark.full
 def test_a_resumed_run_ends_the_same_bit_for_bit(folder: Path, finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "run")
     for name in ("model.keras", "best.keras", "best.json", "checkpoints/step-00000006"):
@@ -63,6 +65,7 @@ def test_a_resumed_run_ends_the_same_bit_for_bit(folder: Path, finished: Path, t
         np.testing.assert_array_equal(found[path], expected[path], err_msg=path)
 
 
+@pytest.mark.full
 def test_another_run_continues_with_the_head(folder: Path, finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished / "checkpoints", tmp_path / "cut" / "checkpoints")  # killed before the model was written
     for earlier in (finished, tmp_path / "cut"):
@@ -71,7 +74,7 @@ def test_another_run_continues_with_the_head(folder: Path, finished: Path, tmp_p
             np.testing.assert_allclose(variable, weights(finished)[variable.path], atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["masks", "depth"])
+@pytest.mark.parametrize("kind", full_except(["masks"], ["masks", "depth"]))
 def test_the_head_is_trained_on_a_frozen_backbone(kind: str, tmp_path: Path) -> None:
     folder, model = map_folders.make(tmp_path / "photos", kind=kind), built()
     name = {"masks": "segment-folder", "depth": "depth-folder"}[kind]
@@ -123,8 +126,8 @@ def test_data_of_another_task_are_refused(folder: Path) -> None:
         segmenter.task.embedding_output()
 
 
-@pytest.mark.parametrize(("kind", "feature"), [("names", None), ("numbers", None), ("depth", None)])
-def test_prepared_data_sets_have_maps(kind: str, feature: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", full_except(["names"], ["names", "numbers", "depth"]))
+def test_prepared_data_sets_have_maps(kind: str, tmp_path: Path) -> None:
     images, classes = map_folders.arrays(10, size=(24, 28))
     labels = classes[..., None] if kind != "depth" else map_folders.metres(classes).astype(np.float32)
     feature = {
@@ -153,7 +156,7 @@ def test_the_commands_lead_from_a_folder_to_a_file(
     rows = json.loads(command_line.run("predict", "run", photo, "--to=maps", "--json"))
     assert sum(each["probability"] for each in rows[0]["predictions"]) == pytest.approx(1)
     with Image.open("maps/01.png") as classes, Image.open("maps/01-overlay.png") as overlay:
-        assert classes.size == overlay.size == Image.open(photo).size
+        assert classes.size == overlay.size == map_folders.SIZES[1][::-1]
         [expected] = dense.load("run").predict_maps(photo)
         np.testing.assert_array_equal(classes, expected)
     report = json.loads(command_line.run("export", "run", "--to=x.tflite", "--output=classes", "--json"))
@@ -176,6 +179,7 @@ def test_the_commands_of_the_guide_run_one_after_the_other(tmp_path: Path, monke
     assert {"00.png", "00-coloured.png"} <= {path.name for path in (tmp_path / "distances").iterdir()}
 
 
+@pytest.mark.full
 def test_depth_is_predicted_as_16_bits_and_in_colours(tmp_path: Path) -> None:
     dense.depth(built(), head="linear", max_depth=8).save(tmp_path / "depth.keras")
     photo = map_folders.make(tmp_path / "photos", count=1) / "val/images/00.jpg"
@@ -184,4 +188,5 @@ def test_depth_is_predicted_as_16_bits_and_in_colours(tmp_path: Path) -> None:
     assert row["depth"]["median"] == pytest.approx(np.median(expected), rel=1e-5)
     with Image.open(tmp_path / "00.png") as file:
         np.testing.assert_allclose(np.asarray(file) / 1000, expected, atol=6e-4)
-    assert Image.open(tmp_path / "00-coloured.png").mode == "RGB"
+    with Image.open(tmp_path / "00-coloured.png") as file:
+        assert file.mode == "RGB"

@@ -98,7 +98,8 @@ def test_quantized_files_are_smaller(tmp_path: Path) -> None:
     for mode, size in sizes.items():
         least, most = structure.expected_bytes(model, modes.load_mode(mode), (32, 32))
         assert least <= size <= most
-    assert sizes["dynamic"] < 0.6 * sizes["float16"] < 0.36 * sizes["none"]
+    # Two kernels of the last block are float16 in dynamic files: a large share of these small models.
+    assert sizes["dynamic"] < 0.62 * sizes["float16"] < 0.36 * sizes["none"]
 
 
 @pytest.mark.parametrize("batch", [1, 3, None])

@@ -115,7 +115,7 @@ def test_every_picture_says_what_it_shows(document: Document) -> None:
     # Distance, filters, similarity, norms, ranks.
     assert len(drawings) == 5
     # Pictures of each digit: the image, rollout, the last block, its four heads.
-    assert len(document.all("img")) == 4 * 7 + 1  # the colour scale of the maps
+    assert len(document.all("img")) == 4 * 8 + 1  # the colour scale of the maps
 
 
 def test_headings_go_down_by_one_level(document: Document) -> None:

@@ -13,7 +13,20 @@ import pytest
 
 import keras_vit
 import reference_cases as reference
-from keras_vit import VisionTransformer, ViTConfig, batch, converters, errors, export, position, train, visualize, zoo
+from keras_vit import (
+    VisionTransformer,
+    ViTConfig,
+    batch,
+    converters,
+    dense,
+    errors,
+    export,
+    position,
+    text,
+    train,
+    visualize,
+    zoo,
+)
 from keras_vit._util import data_files
 from keras_vit.batch._embed import _parse_shard
 from keras_vit.converters import assign
@@ -347,8 +360,8 @@ def test_a_failed_download_is_caught_as_zoo_load_promises(tmp_path: Path, monkey
 
 
 NAMED: dict[str, Callable[[Any], Any]] = {
-    "name": zoo.load,
-    "name ": zoo.card,
+    "the model": zoo.load,
+    "name": zoo.card,
     "pattern": zoo.names,
     "weights": lambda value: zoo.load("digits", weights=value),
     "recipe": train.recipe,
@@ -376,6 +389,9 @@ PATHS: dict[str, Callable[[Any], Any]] = {
     "batch.embed": lambda path: batch.embed(built(num_layers=1), "photos", to=path),
     "source": lambda path: batch.embed(built(num_layers=1), path, to="out"),
     "weights": lambda path: zoo.load("digits", weights=path),
+    "text.load": text.load,
+    "text.Tokenizer.load": text.Tokenizer.load,
+    "dense.load": dense.load,
 }
 NO_PATHS = (3, b"digits", frozenset(), "a\0b", "\ud800", "x" * 5000, "x/" * 3000, "~no-such-user/x")
 

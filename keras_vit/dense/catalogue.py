@@ -20,6 +20,10 @@ class MapCard:
         paper: arXiv number.
         source: publisher.
         terms: address of terms that one must accept before the download; None for a free licence.
+
+    Example:
+        >>> keras_vit.dense.cards()["DPT-L"].repository
+        'Intel/dpt-large'
     """
 
     name: str

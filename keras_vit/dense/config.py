@@ -52,6 +52,14 @@ class MapConfig(Group):
         multiple: see `framing`.
         result: interpolation of a map to its image's size: "bilinear", "bilinear-corners" (the centres of the corners
             aligned) or "bicubic".
+
+    Raises:
+        ValueError: fields are wrong or contradict each other; one message names all of them.
+
+    Example:
+        >>> head = keras_vit.dense.MapConfig(blocks=(2, 3), num_classes=5, batch_norm=True)
+        >>> keras_vit.dense.MapConfig(**head.to_dict()) == head, head.replace(blocks=(3,)).blocks
+        (True, (3,))
     """
 
     kind: Literal["linear", "dpt"] = "linear"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_vit._util import data_files
-from keras_vit._util.checks import given
+from keras_vit._util.checks import as_path, given
 from keras_vit.converters import assign, config_json, infer, layout, loading, source
 from keras_vit.converters.containers import Container
 from keras_vit.converters.table import Match, Table, fields_of_rows, load_table
@@ -88,8 +88,8 @@ def load(
         >>> keras_vit.dense.load("depth.keras").predict_maps(np.zeros((1, 50, 70, 3), "uint8"))[0].shape
         (50, 70)
     """
-    is_file = Path(path).exists()
-    file = source.find_weights(Path(path)) if is_file else fetch_card(str(path), accept_licence=accept_licence)
+    name = as_path(path, "path")
+    file = source.find_weights(name) if Path(name).exists() else fetch_card(name, accept_licence=accept_licence)
     if source.is_keras_file(file):
         return _load_keras(file, backbone)
     if isinstance(backbone, str | os.PathLike):

@@ -38,6 +38,16 @@ class DenseModel(keras.Model):
         backbone: the VisionTransformer, without its head; it shares its layers with this model.
         config: the ViTConfig of the backbone, with image size and preprocessing.
         head: the MapConfig of the head.
+
+    Example:
+        >>> model = keras_vit.dense.segmenter(keras_vit.zoo.load("digits"), 3, labels=["sky", "sea", "land"])
+        >>> images = model.preprocess(np.zeros((2, 40, 60, 3), "uint8"))
+        >>> tuple(model(images).shape), model.predict_maps(np.zeros((40, 60, 3), "uint8"))[0].shape
+        ((2, 8, 8, 3), (40, 60))
+        >>> model.resized((32, 48)).output_shape
+        (None, 8, 12, 3)
+        >>> model.with_config(model.config, dtype="mixed_bfloat16").head.labels
+        ('sky', 'sea', 'land')
     """
 
     def __init__(self, backbone: VisionTransformer, head: MapConfig, *, name: str = "dense") -> None:

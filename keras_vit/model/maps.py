@@ -25,6 +25,10 @@ class PatchMap(BaseLayer):
         class_token: what becomes of the first token: "drop", "add" to every patch, or "concat" behind every patch,
             which gives (batch, rows, columns, 2 * width).
         **kwargs: of `keras.layers.Layer`.
+
+    Example:
+        >>> keras_vit.dense.PatchMap((4, 6), prefix_tokens=1)(np.zeros((2, 25, 8))).shape
+        TensorShape([2, 4, 6, 8])
     """
 
     def __init__(
@@ -57,6 +61,10 @@ class ResizeBilinear(BaseLayer):
         size: the new (height, width).
         align_corners: whether the centres of the corner cells stay there; otherwise cells have half-pixel centres.
         **kwargs: of `keras.layers.Layer`.
+
+    Example:
+        >>> keras_vit.dense.ResizeBilinear((30, 40))(np.zeros((2, 3, 4, 8))).shape
+        TensorShape([2, 30, 40, 8])
     """
 
     def __init__(self, size: tuple[int, int], *, align_corners: bool = False, **kwargs: Any) -> None:

@@ -67,7 +67,7 @@ def load(
         >>> keras_vit.text.load("text.keras").config == config
         True
     """
-    file = find_weights(Path(path))
+    file = find_weights(path)
     if is_keras_file(file):
         check_keras_facts(config=config, format=format, tokenizer=tokenizer)
         return _load_keras(file, dtype, allow_nonfinite=allow_nonfinite)

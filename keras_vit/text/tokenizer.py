@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from keras_vit._util.checks import check_counts
+from keras_vit._util.checks import as_path, check_counts
 from keras_vit._util.untrusted import parse_object
 from keras_vit.errors import CheckpointError
 
@@ -96,7 +96,7 @@ class Tokenizer:
                 ...
             FileNotFoundError: There is no file or folder 'missing'
         """
-        path = Path(folder)
+        path = Path(as_path(folder, "folder"))
         if not path.exists():
             raise FileNotFoundError(f"There is no file or folder {str(path)!r}")
         file = find_tokenizer(path)

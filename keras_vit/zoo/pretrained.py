@@ -141,7 +141,7 @@ def _is_file(spec: str, found: Card | ValueError) -> bool:
         # The name of an AugReg file may end in .npz, and that of another package may be a folder's: if they are there.
         return (_has_file_suffix(spec) or spellings.read(spec) is not None) and _exists(spec)
     if isinstance(found, UnknownModelError):
-        return _is_path(spec)
+        return _exists(spec) or (_is_path(spec) and spec.isprintable())  # a name with a newline is no path
     return _exists(spec)  # almost the name of an AugReg file; if there is no such file, the caller gets `found`
 
 

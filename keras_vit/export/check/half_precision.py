@@ -15,6 +15,7 @@ import numpy as np
 from keras_vit.export.check.compiled import CompiledRun, run_compiled
 from keras_vit.export.check.measures import difference_cosine
 from keras_vit.export.check.running import main_output
+from keras_vit.export.check.structure import damage_errors
 from keras_vit.export.litert.builder import Builder
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.quantization.calibration import FileGraph, observe
@@ -94,7 +95,8 @@ def _run(path: Path, images: np.ndarray) -> CompiledRun:
 
 def largest_value(path: Path, images: np.ndarray) -> float:
     """Return the largest absolute value of any float tensor of a file, in float32 and on a few images."""
-    graph = FileGraph.read(np.memmap(path, np.uint8, "r"))
+    with damage_errors(path):
+        graph = FileGraph.read(np.memmap(path, np.uint8, "r"))
     # The runtime leaves the values of float16 kernels undefined where it multiplies by them directly.
     names = {graph.name(operator) for operator in graph.operators if operator.kind != "DEQUANTIZE"}
     maxima = [0.0]

@@ -31,8 +31,8 @@ class Report:
             maps, the share of pixels with the same class, or of depth with a ratio to the model's below 1.25.
         decided_agreement: share with the same best class or a near tie, where the model's logits of the two classes
             are closer than four times the root mean square error of the file's logits on the other images.
-        mean_iou: for maps of classes, the mean IoU with the model's maps, 0 to 1. A file that returns numbers of
-            classes and no logits has the other figures of one-hot maps.
+        mean_iou: for maps of classes, the mean IoU with the model's maps, 0 to 1. The errors and cosines of a file that
+            returns numbers of classes and no logits are None.
         relative_error: for depth, the mean difference from the model's, divided by the model's.
         milliseconds: median time of one image on this machine.
         threads: number of threads; None where the runtime chooses.
@@ -65,9 +65,9 @@ class Report:
     path: Path
     bytes: int
     images: int
-    max_error: float
-    cosine: float
-    sqnr: float
+    max_error: float | None
+    cosine: float | None
+    sqnr: float | None
     agreement: float
     milliseconds: float
     threads: int | None = None
@@ -105,10 +105,12 @@ class Report:
             ties = f", {self.decided_agreement:.2%} with near ties"
         same = "same best class" if self.mean_iou is None else "pixels of the same class"
         same = same if self.relative_error is None else "pixels within a factor of 1.25"
+        errors = ""
+        if self.cosine is not None:
+            errors = f"cosine {self._cosines()}, SQNR {self.sqnr:.1f} dB, relative error {self.max_error:.1e}, "
         lines = [
             f"{self.path}: {byte_size(self.bytes)}{f', {self.mode}' if self.mode else ''}",
-            f"on {self.images} images{caveat}: cosine {self._cosines()}, SQNR {self.sqnr:.1f} dB, relative error "
-            f"{self.max_error:.1e}, {same} {self.agreement:.2%}{ties}",
+            f"on {self.images} images{caveat}: {errors}{same} {self.agreement:.2%}{ties}",
         ]
         if self.mean_iou is not None:
             lines.append(f"mean IoU with the model's maps {self.mean_iou:.4f}")

@@ -90,7 +90,8 @@ def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
 
     Raises:
         FileNotFoundError: there is nothing at `path`.
-        ValueError: the file cannot be loaded.
+        ValueError: the file cannot be loaded, or LiteRT crashes or hangs on it. A .tflite file that this process has
+            not written runs in a process of its own, so that no file can end this one.
         ImportError: for a .tflite file without ai-edge-litert.
 
     Example:

@@ -1,10 +1,12 @@
 """Check the operators, tensors and size of a LiteRT file before it is run."""
 
+import contextlib
 import math
 import mmap
 import os
 import struct
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,9 +42,16 @@ def read_structure(path: str | os.PathLike[str]) -> Structure:
         content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     if content[4:8] != IDENTIFIER:
         raise ValueError(f"{path} is not a LiteRT file: it lacks the identifier {IDENTIFIER.decode()}")
-    try:
+    with damage_errors(path):
         return _parse(litert_schema, content)
-    except (struct.error, AttributeError, IndexError, OverflowError, TypeError, UnicodeDecodeError):
+
+
+@contextlib.contextmanager
+def damage_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Replace the errors of parsing a damaged file by a ValueError that names it."""
+    try:
+        yield
+    except (struct.error, AttributeError, LookupError, OverflowError, TypeError, ValueError):
         raise ValueError(f"{path} is not a LiteRT file that can be read: it is cut off or damaged") from None
 
 

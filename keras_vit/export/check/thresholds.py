@@ -12,6 +12,9 @@ LEAST = {"cosine": 0.99, "difference_cosine": 0.9, "agreement": 0.0}
 LEAST_BFLOAT16 = {"cosine": 0.995, "difference_cosine": 0.95, "agreement": 0.0}
 ACCEPTABLE = 0.8  # values below mean that the file is another model's or damaged
 HALF = 16  # bits
+# Numbers of classes do not say which pixels are near ties, as those at edges are: so many times more may differ.
+UNDECIDED = 10
+LEAST_CLASS_MAP = 0.97  # that a file of unknown mode, and int8-full, has of images
 # The direction of fewer logits says little: they are small where classes are close, and an error of a few percent of
 # the largest logit turns them. Their best class on as many images says what the file is good for.
 MANY_CLASSES = 10
@@ -31,10 +34,15 @@ def check_thresholds(
         "difference_cosine": report.difference_cosine,
         "agreement": report.decided_agreement,
     }
+    is_class_map = report.cosine is None
+    if is_class_map:
+        values["agreement"] = report.agreement
     least = dict(LEAST_BFLOAT16 if report.mode == "bfloat16" else LEAST)
     if mode is not None:
         least = {name: getattr(mode, f"least_{name}") for name in values}
-    if not has_classes:
+    if is_class_map:
+        least["agreement"] = round(1 - UNDECIDED * (1 - max(least["agreement"], LEAST_CLASS_MAP)), 4)
+    elif not has_classes:
         least["agreement"] = 0.0
     elif num_classes < MANY_CLASSES and report.images >= ENOUGH_IMAGES:
         least["cosine"] = -1.0

@@ -72,8 +72,8 @@ def verify(
         VerificationError: outputs are not finite or too far from the model's, a .tflite file has unexpected operators,
             dimensions or size, or a SavedModel prepares image files differently from `model.preprocess`.
         FileNotFoundError: there is nothing at `path`.
-        ValueError: the file cannot be loaded, images do not fit, there is no such accelerator, or the file has no half
-            precision.
+        ValueError: the file cannot be loaded, LiteRT crashes or hangs on it, images do not fit, there is no such
+            accelerator, or the file has no half precision.
         ImportError: for a .tflite file without ai-edge-litert.
 
     Example:

@@ -62,7 +62,7 @@ def open_data(data: Any, **options: Any) -> Data:
         opened = tfds_source.open_prepared(builder, request)
     else:
         assert folder
-        kind = find_kind(folder)
+        kind = find_kind(folder, request)
         opened = open_folder(folder, request) if kind is None else open_map_folder(folder, kind, request)
     if opened.train is None and opened.evaluation is None:
         raise ValueError(f"{opened.name}: choose the split to use with train_split or eval_split.")

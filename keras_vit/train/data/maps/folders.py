@@ -20,7 +20,7 @@ import tensorflow as tf
 from keras_vit._util.text import abbreviated, escaped
 from keras_vit.dense.task import IGNORED, Depth, Segmentation
 from keras_vit.train.data.dataset_files import find_damaged, is_folder, list_files, read_image
-from keras_vit.train.data.folder_parts import Part, choose_parts, is_visible, subfolders
+from keras_vit.train.data.folder_parts import EVALUATION_FOLDERS, TRAIN, Part, choose_parts, is_visible
 from keras_vit.train.data.folder_source import Listing, is_image, list_parts, unread_files
 from keras_vit.train.data.maps import files as map_files
 from keras_vit.train.data.request import DataRequest
@@ -45,11 +45,10 @@ KINDS = (
 )
 
 
-def find_kind(folder: str) -> MapKind | None:
-    """Return the kind of the maps in a folder, or None if it is of another layout."""
-    names = subfolders(folder)
-    places = [folder, *(f"{folder}/{name}" for name in names if name not in (IMAGES, *(kind.folder for kind in KINDS)))]
-    for place in places:
+def find_kind(folder: str, request: DataRequest) -> MapKind | None:
+    """Return the kind of the maps in a folder or its split folders, or None if it is of another layout."""
+    for split in (None, TRAIN, *EVALUATION_FOLDERS, request.train_split, request.eval_split):
+        place = f"{folder}/{split}" if split else folder
         if is_folder(f"{place}/{IMAGES}"):
             found = [kind for kind in KINDS if is_folder(f"{place}/{kind.folder}")]
             if len(found) > 1:
@@ -143,7 +142,7 @@ def _class_names(folder: str, listings: Sequence[Listing | None]) -> tuple[str, 
     text = _read_text(f"{folder}/{CLASSES}")
     if text is not None:
         names = tuple(line.strip() for line in text.strip().splitlines())
-        if not all(names) or len(set(names)) != len(names) or len(names) > IGNORED:
+        if not names or not all(names) or len(set(names)) != len(names) or len(names) > IGNORED:
             raise ValueError(
                 f"{escaped(folder)}/{CLASSES} must have one name in each line, 1 to {IGNORED} different ones. "
                 f"Received: {abbreviated(names) or 'an empty file'}"
