@@ -47,6 +47,8 @@ def timed(call: Callable[[], Any], repeats: int) -> float:
 
 def train_state(options: argparse.Namespace, **changes: Any) -> Any:
     """Return a state of training with AdamW, made in the scope of the current strategy."""
+    import keras
+
     from keras_vit import VisionTransformer, ViTConfig
     from keras_vit.train import Recipe
     from keras_vit.train.loop.prepare import adapt_model
@@ -56,6 +58,7 @@ def train_state(options: argparse.Namespace, **changes: Any) -> Any:
         **{"name": "gpu", "steps": 1000, "batch_size": options.batch, "optimizer": "adamw", "learning_rate": 1e-3},
         **{"clip_norm": 1.0, "schedule": "constant"} | changes,
     )
+    keras.utils.set_random_seed(0)
     source = VisionTransformer(ViTConfig.from_name(options.model, image_size=options.size))
     return TrainState(recipe, adapt_model(recipe, source, num_classes=CLASSES), total_steps=1000)
 
@@ -108,8 +111,8 @@ def replicas(options: argparse.Namespace) -> Numbers:
     logical = [tf.config.LogicalDeviceConfiguration(**limit)] * 2
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices(kind)[0], logical)
     names = [device.name for device in tf.config.list_logical_devices(kind)]
-    # NCCL does not take one physical device twice.
-    both = tf.distribute.MirroredStrategy(names, cross_device_ops=tf.distribute.ReductionToOneDevice())
+    # NCCL does not take one physical device twice, and ReductionToOneDevice fails on lists of tensors.
+    both = tf.distribute.MirroredStrategy(names, cross_device_ops=tf.distribute.HierarchicalCopyAllReduce())
     losses = {}
     for strategy in (both, tf.distribute.OneDeviceStrategy(names[0])):
         with strategy.scope():
