@@ -74,7 +74,8 @@ def test_another_run_continues_with_the_head(folder: Path, finished: Path, tmp_p
             np.testing.assert_allclose(variable, weights(finished)[variable.path], atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", full_except(["masks"], ["masks", "depth"]))
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["masks", "depth"])
 def test_the_head_is_trained_on_a_frozen_backbone(kind: str, tmp_path: Path) -> None:
     folder, model = map_folders.make(tmp_path / "photos", kind=kind), built()
     name = {"masks": "segment-folder", "depth": "depth-folder"}[kind]
