@@ -309,7 +309,7 @@ def test_images_of_other_channels_than_colour_are_images(channels: int, tmp_path
         ({"quantize": None}, r"quantize must be one of \[.*Received: None"),
         ({"input_dtype": "int8"}, r"input_dtype must be one of \['float32', 'uint8'\]. Received: 'int8'"),
         ({"resize": "best"}, r"resize must be one of \['exact', 'builtin'\]. Received: 'best'"),
-        ({"output": "classes"}, "output must be one of"),
+        ({"output": "classes"}, "needs a model with a class for every pixel"),
         ({"batch": 0}, "batch must be an integer >= 1. Received: 0"),
         ({"batch": 0, "output": "x"}, r"batch must be an integer >= 1.*; output must be one of"),
         ({"threads": 0}, "threads must be an integer >= 1. Received: 0"),
