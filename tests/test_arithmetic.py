@@ -113,8 +113,9 @@ def test_memory_is_what_tensorflow_allocates(case: str) -> None:
     assert count(config).activation_bytes == pytest.approx(measured, abs=0.01 * measured + tensors + packed)
 
 
-# A file also has its graph with names: 19 to 21 kB here, 48 kB in a hybrid with float16 kernels.
-GRAPH = 15_000, 30_000
+# A file also has its graph with names: 19 to 21 kB here, 48 kB in a hybrid with float16 kernels. The class
+# token's float16 kernels in the last block of an int8 file are 8 kB more than int8 ones, and their operators 2 kB.
+GRAPH = 15_000, 35_000
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

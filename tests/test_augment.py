@@ -50,7 +50,7 @@ def drawn(draw: Callable[[Any], Any], count: int) -> np.ndarray:
 def test_training_decodes_as_predicting_does(kind: str, mode: str, tmp_path: Path) -> None:
     path = tmp_path / f"image.{kind}"
     path.write_bytes(encoded(PHOTO.resize((77, 51)).convert(mode), format=kind))
-    np.testing.assert_array_equal(pipeline._decode(tf.constant(path.read_bytes())), preprocess.decode(path))
+    np.testing.assert_array_equal(pipeline.decode(tf.constant(path.read_bytes())), preprocess.decode(path))
 
 
 @pytest.mark.parametrize("quality", [50, 90])

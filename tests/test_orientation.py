@@ -62,7 +62,7 @@ def test_the_graph_has_no_slices_that_the_layout_optimizer_gives_up_at() -> None
         assert not [step for step in steps if step is not None and (step < 0).any()]
 
 
-in_graph = tf.function(pipeline._decode, input_signature=[tf.TensorSpec((), tf.string)])  # as training decodes
+in_graph = tf.function(pipeline.decode, input_signature=[tf.TensorSpec((), tf.string)])  # as training decodes
 
 
 def decoded(file: bytes, folder: Path) -> np.ndarray:

@@ -28,7 +28,9 @@ DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}
 # Modules that are imported only if these packages are installed; batch._embed says how to install them.
 ON_TOP = {
     "train.data.digits_dataset_builder": {"tensorflow-datasets"},
-    **dict.fromkeys(("batch._embed", "batch.compute", "batch.folder", "batch.images"), {"fsspec", "pyarrow"}),
+    **dict.fromkeys(
+        ("batch._embed", "batch._search", "batch.compute", "batch.folder", "batch.images"), {"fsspec", "pyarrow"}
+    ),
 }
 FOR_DEVELOPERS = {"docs", "lint", "test", "test-extra"}
 

@@ -7,8 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+
+from keras_vit._util.text import install_command
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+except ImportError as missing:
+    raise ImportError(f"keras_vit.batch needs the package {missing.name}: {install_command('batch')}") from missing
 
 from keras_vit._util.checks import check_counts
 from keras_vit.batch.folder import find_folder

@@ -54,7 +54,7 @@ class Operators:
         values: np.ndarray | Integers = kernel
         if few_rows and storage == INT8:
             storage = FLOAT16
-        elif name in self.rounded:
+        elif name in self.rounded and storage.bits <= 8:  # a stem's outer layers stay floats
             values, bias, _ = self.rounded[name]
         weights = storage.add_kernel(self.builder, values, f"{name}/kernel")
         return self.builder.operator(

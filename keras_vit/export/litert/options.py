@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-import keras
 import numpy as np
 
 from keras_vit._util.checks import given, pair
@@ -122,7 +121,7 @@ class Options:
             yield f"attention=True needs attention and a class token. Received: a model without {received}"
 
 
-def image_config(model: keras.Model) -> ViTConfig:
+def image_config(model: Any) -> ViTConfig:
     """Return a config with the size, channels and preprocessing of a model's images: its own, or for another Keras
     model one with the default preprocessing.
     """

@@ -75,8 +75,9 @@ def name_bad_image(find: Callable[[], str | None]) -> Iterator[None]:
         try:
             name = find()
         except READ_ERRORS as cause:
-            reason = error_reason(getattr(cause, "message", None) or str(cause))
-            raise ValueError(f"An example cannot be read: {reason}") from error
+            name = error_reason(getattr(cause, "message", None) or str(cause))
+            if isinstance(cause, tf.errors.DataLossError | UnicodeDecodeError):  # of a file of records
+                raise ValueError(f"An example cannot be read: {name}") from error
         if name is None:
             raise
         raise ValueError(
