@@ -43,6 +43,7 @@ def files(split: Split | None) -> list[str]:
 # What is evaluated
 
 
+@pytest.mark.full
 def test_a_folder_of_class_folders_is_evaluated_whole(tmp_path: Path) -> None:
     names = dict(enumerate(WORDS))
     folder = write_digits(tmp_path / "photos" / "val", names)

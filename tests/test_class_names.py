@@ -186,6 +186,7 @@ def test_a_head_for_other_classes_is_not_kept() -> None:
         prepare.match_head(recipe(), tiny(num_classes=3, labels=PETS), data_of(NEW))
 
 
+@pytest.mark.full
 def test_a_new_model_classifies_with_the_names_of_its_folders(tmp_path: Path) -> None:
     folder = fill(tmp_path / "train", cat=4, dog=4).parent
     fill(folder / "val", cat=1, dog=1)

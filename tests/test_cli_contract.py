@@ -101,6 +101,7 @@ def test_that_line_is_on_standard_error_and_the_status_is_1() -> None:
     assert re.fullmatch(r"keras-vit: .*nothing\.npz.*\n", done.stderr)
 
 
+@pytest.mark.full
 def test_json_is_all_there_is_on_standard_output_and_standard_error_is_quiet(tmp_path: Path) -> None:
     """Run commands in a new process: TensorFlow and LiteRT write to the descriptors when they first start."""
     from PIL import Image

@@ -119,6 +119,7 @@ def test_the_teacher_stays_as_it_is_and_the_student_is_an_ordinary_model(tmp_pat
     assert [v.path for v in saved.weights] == [v.path for v in result.model.weights]
 
 
+@pytest.mark.full
 def test_photos_need_no_labels(tmp_path: Path) -> None:
     for number, pixels in enumerate(views()):
         keras.utils.save_img(tmp_path / f"{number}.png", pixels)
@@ -171,6 +172,7 @@ def test_a_teacher_that_does_not_fit_is_refused(case: str) -> None:
         train.run(train.recipe(recipe, **fields), model=tiny(), teacher=teacher, data=IMAGES, progress=False)
 
 
+@pytest.mark.full
 def test_a_run_does_not_go_on_with_another_teacher(tmp_path: Path) -> None:
     recipe, (_, teacher) = train.recipe("distill-features", **SHORT), models()
     arguments: dict[str, Any] = {"model": tiny(), "data": {"train": (views(), None)}, "out": tmp_path}

@@ -492,6 +492,7 @@ for path in sys.argv[2:]:
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
 def test_what_is_refused_takes_less_than_128_mib(tmp_path: Path) -> None:
     paths = []

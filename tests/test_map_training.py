@@ -144,6 +144,7 @@ def test_prepared_data_sets_have_maps(kind: str, tmp_path: Path) -> None:
     assert found == sorted(labels.reshape(classes.shape).tolist())
 
 
+@pytest.mark.full
 def test_the_commands_lead_from_a_folder_to_a_file(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -396,6 +396,7 @@ def test_a_model_learns(name: str) -> None:
     learns(VisionTransformer(tiny(**VARIANTS[name], num_layers=1)), run_eagerly=True)
 
 
+@pytest.mark.full
 def test_a_model_learns_with_dropout_and_stochastic_depth_in_a_graph() -> None:
     rates = {"dropout_rate": 0.1, "attention_dropout_rate": 0.1, "stochastic_depth": 0.1}
     learns(VisionTransformer(tiny(**rates)), run_eagerly=False)

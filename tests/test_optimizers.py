@@ -243,6 +243,7 @@ def two_replicas(tmp_path_factory):
         return dict(found)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", CHOSEN)
 def test_two_replicas_give_the_same_as_one(name, two_replicas):
     recipe = make_recipe(**CASES[name])

@@ -63,6 +63,7 @@ def test_other_activations(activation: str) -> None:
     assert_close(gradients(model, xla.piece_compiler()), gradients(model, None), 2e-5)  # float32: 1e-5 here
 
 
+@pytest.mark.full
 def test_blocks_that_are_computed_again_have_the_same_gradients_and_masks() -> None:
     config = tiny(dropout_rate=0.2, attention_dropout_rate=0.2, stochastic_depth=0.5)
     model = randomised(VisionTransformer(config))
@@ -71,6 +72,7 @@ def test_blocks_that_are_computed_again_have_the_same_gradients_and_masks() -> N
         assert_close(gradients(model, xla.piece_compiler(), remat=remat), plain, 2e-5)
 
 
+@pytest.mark.full
 def test_in_bfloat16_it_is_as_near_to_float32_as_the_layers_are() -> None:
     model = built("mixed_bfloat16")
     exact = VisionTransformer(model.config)

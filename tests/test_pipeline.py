@@ -118,6 +118,7 @@ def assert_equal(got: list[dict[str, Any]], want: list[dict[str, Any]]) -> None:
 # The same in every run
 
 
+@pytest.mark.full
 def test_batches_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     want = training(files(), ALL, 6)
     for calls in (1, 7):

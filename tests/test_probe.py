@@ -42,6 +42,7 @@ def test_a_probe_is_an_ordinary_model_with_the_metrics_of_evaluate(tmp_path: Pat
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == len(STRENGTHS) + 1
 
 
+@pytest.mark.full
 def test_a_probe_that_was_stopped_or_killed_continues_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -207,6 +207,7 @@ def test_what_a_format_cannot_express_is_refused(tmp_path: Path) -> None:
         text.save(encoder, tmp_path / "wrong", format="open_clip")
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method:UserWarning")  # of Keras
 def test_an_encoder_that_keras_quantized_is_saved_and_loaded(tmp_path: Path) -> None:
     encoder = small_encoder()

@@ -56,6 +56,7 @@ def test_the_digits_model_fine_tunes_at_another_resolution() -> None:
     assert not np.array_equal(before.get_layer("embedding").kernel, result.model.get_layer("embedding").kernel)
 
 
+@pytest.mark.full
 def test_a_model_that_is_given_stays_as_it_is() -> None:
     model = VisionTransformer(tiny())
     before = values(model)
@@ -82,6 +83,7 @@ def test_what_a_run_leaves_in_its_folder(plain: train.Result) -> None:
     assert list(folder.glob("tensorboard/*tfevents*"))
 
 
+@pytest.mark.full
 def test_the_same_seed_trains_the_same_weights_and_another_does_not(plain: train.Result) -> None:
     one, seed = values(plain.model), plain.recipe.seed
     again, other = (values(run(short(seed=seed)).model) for seed in (seed, seed + 1))
@@ -89,6 +91,7 @@ def test_the_same_seed_trains_the_same_weights_and_another_does_not(plain: train
     assert not np.array_equal(other["embedding/kernel"], one["embedding/kernel"])
 
 
+@pytest.mark.full
 def test_steps_a_call_change_nothing(plain: train.Result) -> None:
     assert plain.recipe.steps_per_call == 1
     three = values(run(short(steps_per_call=3, log_steps=3)).model)

@@ -197,6 +197,7 @@ def test_a_text_finds_the_photos_that_it_describes(photos: Path, tmp_path: Path)
     assert json.loads(run(*line, "--model", "digits", "--json")) == found
 
 
+@pytest.mark.full
 def test_predict_classifies_by_words_and_by_a_file_of_them(photos: Path, tmp_path: Path) -> None:
     [path] = (photos / "photos").glob("00-*")
     rows = json.loads(run("predict", "digits", path, "--classes", "three, seven", "--json"))
