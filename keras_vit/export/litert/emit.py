@@ -28,7 +28,7 @@ def build_file(model: Any, options: Options) -> Builder:
     `options` are checked before. The signature is "image" -> "logits", "probabilities" or (without a head) "features",
     and "attention" if asked for.
     """
-    file = FileWriter(model, Operators(Builder(), options.storage, options.rounded), options)
+    file = FileWriter(model, Operators(Builder(), options.storage, options.rounded, norms=options.norms), options)
     write_model(file)
     return file.ops.builder
 
