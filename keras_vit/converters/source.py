@@ -274,8 +274,8 @@ def recognise(container: Container, tower: str = "") -> Table:
     marks = {table.format: list(table.marks.present) for table in found or tables}
     raise CheckpointError(
         f"{container.path}: {'more than one' if found else 'no'} format is known by its tensors. "
-        f"Received {len(names)} tensors: {str(names[:5])[:500]}. Looked for {marks}; format= accepts one of these or "
-        "a .toml table of your own. (Files of model.save_weights are read by model.load_weights.)"
+        f"Received {len(names)} tensors: {str(names[:5])[:300]}. Looked for {str(marks)[:500]}; format= accepts "
+        f"{formats(tower)} or a .toml table of your own. (Files of model.save_weights are read by model.load_weights.)"
     )
 
 
