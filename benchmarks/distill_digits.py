@@ -28,10 +28,23 @@ from keras_vit.model.numbers import numbers
 STUDENT = ViTConfig(image_size=16, patch_size=4, hidden_size=32, mlp_dim=64, num_heads=2, num_layers=2, num_classes=10)
 SEEDS = (0, 1, 2)
 STEPS = 1500  # of 64 images
-COMMON: dict[str, Any] = {"mixup": 0.5, "shift": 0.125, "crop": "none", "flip": False, "optimizer": "adamw"} | {
-    "learning_rate": 2e-3, "weight_decay": 0.05, "batch_size": 64, "accumulation": 1, "warmup_fraction": 0.1,
-    "epochs": None, "steps_per_call": 20, "log_steps": 100, "checkpoint_minutes": None, "xla": False,
-}  # fmt: skip
+COMMON: dict[str, Any] = {
+    "mixup": 0.5,
+    "shift": 0.125,
+    "crop": "none",
+    "flip": False,
+    "optimizer": "adamw",
+    "learning_rate": 2e-3,
+    "weight_decay": 0.05,
+    "batch_size": 64,
+    "accumulation": 1,
+    "warmup_fraction": 0.1,
+    "epochs": None,
+    "steps_per_call": 20,
+    "log_steps": 100,
+    "checkpoint_minutes": None,
+    "xla": False,
+}
 LABELS, FEW, TAUGHT, TAUGHT_FEW = "all labels", "10 labels a class", "teacher, no labels", "teacher, 100 photos"
 TESTS = ("clean", "noise", "bar")
 

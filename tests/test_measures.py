@@ -166,7 +166,7 @@ CALIBRATED = (
         ("float16", {"difference_cosine": 0.1}, "difference_cosine >= 0.999", "write the damaged file again"),
         (None, {"cosine": -1}, "cosine >= 0.99", "check that the file is of this model, with these weights"),
     ],
-)  # fmt: skip
+)
 def test_a_refusal_names_the_next_step(mode: str | None, values: dict[str, float], wanted: str, steps: str) -> None:
     message = refused(mode and load_mode(mode), **values)
     assert re.search(r"wanted (.*?)\. on 80 images", message)[1] == wanted

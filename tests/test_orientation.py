@@ -147,7 +147,7 @@ def test_damaged_exif_turns_nothing(damage: str, tmp_path: Path) -> None:
         ("of four bytes", with_segment(SIX.replace(struct.pack(">HHIHH", 274, 3, 1, 6, 0), LONG_SIX)), True),
         ("after padding", with_segment(SIX)[:2] + b"\xff\xff\xff" + with_segment(SIX)[2:], True),
     ],
-)  # fmt: skip
+)
 def test_the_tag_counts_where_it_belongs(case: str, file: bytes, turned: bool, tmp_path: Path) -> None:
     assert decoded(file, tmp_path).shape == ((64, 48, 3) if turned else (48, 64, 3))
 

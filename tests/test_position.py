@@ -117,11 +117,14 @@ def test_bilinear_is_tensorflow_image_resize(source, target):
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", FLOAT32_NOISE), ("float64", FLOAT64_NOISE)])
-@pytest.mark.parametrize(("method", "mode", "antialias"), [
-    ("bilinear", "bilinear", False),
-    ("bicubic", "bicubic", False),
-    ("bicubic-antialias", "bicubic", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "mode", "antialias"),
+    [
+        ("bilinear", "bilinear", False),
+        ("bicubic", "bicubic", False),
+        ("bicubic-antialias", "bicubic", True),
+    ],
+)
 @pytest.mark.parametrize(("source", "target"), GRIDS)
 def test_half_pixel_methods_are_torch_interpolate(source, target, method, mode, antialias, dtype, tolerance):
     torch = pytest.importorskip("torch")
@@ -182,22 +185,25 @@ def test_non_finite_values_pass_through():
     assert np.isfinite(resized[..., 1:]).all()
 
 
-@pytest.mark.parametrize(("shape", "options", "message"), [
-    ((1, 17, 3), {"grid": 0}, r"grid must .* 1 or more\. Received: 0"),
-    ((1, 17, 3), {"grid": (4, -1)}, r"Received: \(4, -1\)"),
-    ((1, 17, 3), {"grid": (4, 4, 3)}, r"Received: \(4, 4, 3\)"),
-    ((1, 17, 3), {"grid": 4.5}, r"must be an integer .* Received: 4\.5"),
-    ((1, 17, 3), {"source_grid": (0, 16)}, r"source_grid must .* Received: \(0, 16\)"),
-    ((1, 17, 3), {"prefix_tokens": -1}, r"prefix_tokens must be an integer >= 0\. Received: -1"),
-    ((17,), {}, r"\(1, tokens, hidden\) or \(tokens, hidden\)\. Received: \(17,\)"),
-    ((2, 17, 3), {}, r"Received: \(2, 17, 3\)"),
-    ((1, 1, 17, 3), {}, r"Received: \(1, 1, 17, 3\)"),
-    ((1, 16, 3), {}, r"16 tokens less prefix_tokens=1 .* pass source_grid=.* shape \(1, 16, 3\)"),
-    ((17, 3), {"source_grid": (3, 5)}, r"17 tokens less prefix_tokens=1 do not fill source_grid=\(3, 5\)"),
-    ((1, 1, 3), {}, r"1 tokens less prefix_tokens=1 do not fill a square"),
-    ((1, 3, 3), {"prefix_tokens": 5}, r"3 tokens less prefix_tokens=5 do not fill a square"),
-    ((1, 17, 3), {"method": "area"}, r"official, bilinear, .*bicubic-antialias\. Received: 'area'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "options", "message"),
+    [
+        ((1, 17, 3), {"grid": 0}, r"grid must .* 1 or more\. Received: 0"),
+        ((1, 17, 3), {"grid": (4, -1)}, r"Received: \(4, -1\)"),
+        ((1, 17, 3), {"grid": (4, 4, 3)}, r"Received: \(4, 4, 3\)"),
+        ((1, 17, 3), {"grid": 4.5}, r"must be an integer .* Received: 4\.5"),
+        ((1, 17, 3), {"source_grid": (0, 16)}, r"source_grid must .* Received: \(0, 16\)"),
+        ((1, 17, 3), {"prefix_tokens": -1}, r"prefix_tokens must be an integer >= 0\. Received: -1"),
+        ((17,), {}, r"\(1, tokens, hidden\) or \(tokens, hidden\)\. Received: \(17,\)"),
+        ((2, 17, 3), {}, r"Received: \(2, 17, 3\)"),
+        ((1, 1, 17, 3), {}, r"Received: \(1, 1, 17, 3\)"),
+        ((1, 16, 3), {}, r"16 tokens less prefix_tokens=1 .* pass source_grid=.* shape \(1, 16, 3\)"),
+        ((17, 3), {"source_grid": (3, 5)}, r"17 tokens less prefix_tokens=1 do not fill source_grid=\(3, 5\)"),
+        ((1, 1, 3), {}, r"1 tokens less prefix_tokens=1 do not fill a square"),
+        ((1, 3, 3), {"prefix_tokens": 5}, r"3 tokens less prefix_tokens=5 do not fill a square"),
+        ((1, 17, 3), {"method": "area"}, r"official, bilinear, .*bicubic-antialias\. Received: 'area'"),
+    ],
+)
 def test_what_does_not_fit_is_refused_by_name(shape, options, message):
     with pytest.raises(ValueError, match=message):
         position.resize(np.zeros(shape, np.float32), **{"grid": 6, **options})

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import keras
-from keras.src.models.functional import Functional
 
 from keras_vit.export import _converter
 from keras_vit.export.check.inputs import image_shape
@@ -55,7 +54,7 @@ def check_options(options: Options, model: keras.Model, *, has_calibration: bool
 def _model_problems(options: Options, model: keras.Model) -> Iterator[str]:
     """Yield a sentence for each reason why no file of this model can be written directly."""
     image_shape(model)
-    if not isinstance(model, Functional):
+    if not isinstance(model, keras.Function):
         yield (
             'route="direct" writes functional Keras models, layer by layer; use route="converter". '
             f"Received: {type(model).__name__}"
