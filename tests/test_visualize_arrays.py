@@ -433,7 +433,8 @@ def test_a_bfloat16_model_gives_float32_arrays_near_those_of_float32(name: str) 
         assert got.dtype == np.float32
         # 8 bits of mantissa through two blocks; a wrong axis or a missing norm gives errors as large as the values.
         assert np.abs(got - want[array]).mean() < 0.05 * np.abs(want[array]).max(), array
-    np.testing.assert_allclose(visualize.attention_maps(low, images).sum(axis=-1), 1, atol=2e-3)
+    # Processors with bfloat16 round exp, sum and quotient to 8 bits; others compute a softmax in float32.
+    np.testing.assert_allclose(visualize.attention_maps(low, images).sum(axis=-1), 1, atol=2**-6)
     np.testing.assert_allclose(visualize.attention_rollout(low, images).sum(axis=(1, 2)), 1, atol=1e-5)
 
 
