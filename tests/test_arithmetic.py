@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -134,6 +135,7 @@ def test_unknown_precisions_are_refused() -> None:
         count(ViTConfig()).file_bytes("int4")
 
 
+@functools.cache
 def kept() -> dict[str, ViTConfig]:
     """Return the configs whose numbers are kept with the cards, by fingerprint."""
     return {fingerprint(config): config for config in published_configs()}
@@ -144,7 +146,7 @@ def test_the_numbers_of_every_card_are_kept() -> None:
     assert sorted(stored) == sorted(kept()), "run `make numbers`"
 
 
-@pytest.mark.parametrize("name", kept())
+@pytest.mark.parametrize("name", full_except(sorted(kept())[::8], kept()))
 def test_kept_numbers_are_those_of_the_model(name: str) -> None:
     config = kept()[name]
     assert numbers(config) == count(config), "run `make numbers`"
