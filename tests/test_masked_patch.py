@@ -255,12 +255,15 @@ def test_it_learns_the_colours_of_digits_and_the_encoder_goes_on_to_classes() ->
     before = {variable.path: variable.numpy() for variable in model.encoder.weights}
     images = tf.constant(model.encoder.preprocess(digits.load().train_images[:64]))
     optimizer = keras.optimizers.Adam(3e-3)
-    graph = tf.function(step)
-    losses = []
-    for number in range(30):
-        loss, grads = graph(model, images, tf.constant([0, number], tf.int32))
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def learn(seed: tf.Tensor) -> tf.Tensor:
+        loss, grads = step(model, images, seed)
         optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
-        losses.append(float(loss))
+        return loss
+
+    losses = [float(learn(tf.constant([0, number], tf.int32))) for number in range(30)]
     # ln 512 = 6.24 at first. Digits have eight greys: predicting their frequencies alone gives less than ln 8.
     assert losses[0] == pytest.approx(np.log(512), rel=1e-5) and losses[-1] < np.log(8)
     assert all(np.any(variable.numpy() != before[variable.path]) for variable in model.encoder.trainable_weights)
