@@ -29,7 +29,7 @@ METHODS = {"min_max": "MIN_MAX_UNIFORM_QUANT", "octav": "OCTAV"}  # of a rule ->
 
 # A token with a huge channel has a far larger variance than the others, and a range for all would lose theirs. So the
 # range of these tensors of a norm ends at `times` the median, and that token is normalized less.
-CUT = {re.compile(r"norm\d?/(square|mean|variance|whole|safe)$"): 8.0}  # pattern of a tensor's name -> times
+CUT = {re.compile(r"norm\d?/(square|square/mean|variance|whole|safe)$"): 8.0}  # pattern of a tensor's name -> times
 PART = "/large/sum"  # end of the name of a part of ".../whole", which has no more than this
 # 16 bits have room for values beyond those of the calibration images. A norm's result needs none, and clips the token
 # that is normalized less.
