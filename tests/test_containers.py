@@ -247,12 +247,11 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
 @pytest.mark.parametrize(
     ("writer", "pairs", "reason"),
     [
-        ("write_npz", [("w", NUMBERS), ("w", NUMBERS)], "Two tensors are named 'w.npy'"),
+        ("write_npz", [("w", NUMBERS), ("w", NUMBERS)], "Two tensors are named 'w'"),
         ("write_npz", [("../w", NUMBERS)], "is a path and not a tensor's name"),
-        ("write_npz", [("w", np.array([None]))], "'w.npy' is object. Types written: float64"),
-        ("write_safetensors", [("w", NUMBERS), ("w", NUMBERS)], "must be unique.* Received: 'w'"),
-        ("write_safetensors", [("__metadata__", NUMBERS)], "not '__metadata__'. Received: '__metadata__'"),
-        ("write_safetensors", [("w", np.array(["a"]))], "'w' is <U1. Types written: uint64"),
+        ("write_npz", [("w", np.array([None]))], "'w' is object. Types written: float64"),
+        ("write_safetensors", [("w", NUMBERS), ("w", NUMBERS)], "Two tensors are named 'w'"),
+        ("write_safetensors", [("w", np.array(["a"]))], "'w' is <U1. Types written: float64"),
     ],
 )
 def test_what_could_not_be_read_back_is_not_written(

@@ -1,13 +1,11 @@
 """The command `keras-vit predict`."""
 
-from __future__ import annotations
-
 import functools
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Option
 
@@ -18,9 +16,6 @@ from keras_vit._util.progress import track
 from keras_vit._util.text import printable
 from keras_vit.cli import options
 from keras_vit.cli.maps import map_each
-
-if TYPE_CHECKING:
-    pass
 
 
 def predict(
