@@ -355,8 +355,6 @@ def test_models_saved_and_wrapped_give_the_same_arrays(name: str, tmp_path: Path
     assert_same_arrays(all_arrays(model, images), want)  # a call inside another model has changed nothing
     outer.save(tmp_path / "outer.keras")
     assert_same_arrays(all_arrays(keras.saving.load_model(tmp_path / "outer.keras"), images), want)
-    model.save(tmp_path / "model.keras")
-    assert_same_arrays(all_arrays(keras.saving.load_model(tmp_path / "model.keras"), images), want)
 
 
 @pytest.mark.parametrize("name", ["pure", "map"])

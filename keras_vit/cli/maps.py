@@ -1,4 +1,4 @@
-"""What `keras-vit predict` does with a model of maps: files of maps and of pictures, and a summary of each image."""
+"""Write the maps of `keras-vit predict`: files of maps and of pictures, and a summary of each image."""
 
 import colorsys
 from collections.abc import Iterator

@@ -94,8 +94,7 @@ def _read_classes(text: str) -> list[str]:
     """Return names of classes that commas separate, or the lines of a .txt file."""
     if not text.endswith(".txt"):
         return [name.strip() for name in text.split(",")]
-    if Path(text).exists():
-        check_regular(Path(text))
+    check_regular(Path(text))
     lines = Path(text).read_text(encoding="utf-8-sig").splitlines()
     return [line.strip() for line in lines if line.strip()]
 
