@@ -29,8 +29,8 @@ import reference_cases as reference
 from forgery import DEFLATED, Member, archive, deflate, npy, safetensors
 from keras_vit import ViTConfig, converters
 from keras_vit._util.progress import track
+from keras_vit.converters.config_json import KEY
 from keras_vit.converters.containers import open_container
-from keras_vit.converters.record import KEY
 
 SEEDS = {
     "google": ("vit_gap", "vit_token_linen", "vit_opt_target", "hybrid_stem_only"),

@@ -44,12 +44,11 @@ def patched(at: int, value: bytes) -> Callable[[], bytes]:
     return lambda: data[:start] + value + data[start + len(value) :]
 
 
-def zip64(members: int, directory_bytes: int, record_at: int | None = None) -> bytes:
+def zip64(members: int, directory_bytes: int) -> bytes:
     """Make an archive whose 64-bit record claims these numbers of members and directory bytes."""
     body = archive(Member("w.npy", ARRAY))[:-22]
-    record_at = len(body) if record_at is None else record_at
     record = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, members, members, directory_bytes, 0)
-    locator = struct.pack("<4sLQL", b"PK\6\7", 0, record_at, 1)
+    locator = struct.pack("<4sLQL", b"PK\6\7", 0, len(body), 1)
     end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
     return body + record + locator + end
 
@@ -94,10 +93,13 @@ HOSTILE_NPZ: Table = {
     "a true shape": ("cannot be read", of(claim(shape="(True, 2)") + bytes(8))),
     "99 axes": ("cannot be read", of(claim(shape=str((0,) * 99)))),
     "a million members": ("cannot be read", lambda: zip64(10**6, 46)),
-    "members without a name": ("names 1 members but claims to have 3", lambda: zip64(3, 50 + 1)),
-    "a directory of 1 TB": ("names its members in 1099511627776 bytes", lambda: zip64(1, 2**40)),
-    "a directory elsewhere": ("damaged directory", lambda: zip64(1, 46, record_at=3)),
-    "a directory without its record": ("damaged directory", lambda: zip64(1, 46).replace(b"PK\6\6", b"XXXX")),
+    "a directory with a rest": ("runs past the end", lambda: zip64(3, 50 + 1)),
+    "a directory of 1 TB": ("Bad offset", lambda: zip64(1, 2**40)),
+    "a directory of 17 MiB": (
+        "names its members in 17825792 bytes; at most 16777216",
+        lambda: b"PK\3\4" + bytes(17 << 20) + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, 17 << 20, 4, 0),
+    ),
+    "a directory without its record": ("cannot be read", lambda: zip64(1, 46).replace(b"PK\6\6", b"XXXX")),
     "a comment that is not there": ("cut short", lambda: archive(Member("w.npy", ARRAY))[:-1] + b"\1"),
     # types
     "pickled objects": ("holds pickled objects", lambda: npz({"w": np.array([print, {}], dtype=object)})),

@@ -139,18 +139,12 @@ def test_the_report_is_the_functions_own(written: Path) -> None:
     )
 
 
-def test_a_folder_is_a_saved_model(tmp_path: Path) -> None:
-    report = json.loads(
-        run("export", "digits", "--to", tmp_path / "digits" / "1", "--warmup", 2, "--dtype", "bfloat16", "--json")
-    )
+def test_a_folder_is_a_saved_model_that_is_compared_on_ones_own_images(tmp_path: Path, pictures: Path) -> None:
+    options = ("--warmup", 2, "--dtype", "bfloat16", "--images", pictures, "--json")
+    report = json.loads(run("export", "digits", "--to", tmp_path / "digits" / "1", *options))
     assert (report["path"], report["agreement"]) == (str(tmp_path / "digits" / "1"), 1.0)
-    assert report["mode"] == "bfloat16"
+    assert (report["mode"], report["images"]) == ("bfloat16", 20)
     assert (tmp_path / "digits" / "1" / "assets.extra" / "tf_serving_warmup_requests").exists()
-
-
-def test_a_saved_model_is_compared_on_ones_own_images(tmp_path: Path, pictures: Path) -> None:
-    report = json.loads(run("export", "digits", "--to", tmp_path / "1", "--images", pictures, "--json"))
-    assert (report["images"], report["agreement"]) == (20, 1.0)
 
 
 @pytest.mark.parametrize(

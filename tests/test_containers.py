@@ -1,6 +1,7 @@
 """Compare reading with numpy.load and the safetensors library, bit by bit; writing is all or nothing."""
 
 import errno
+import json
 import os
 import weakref
 import zipfile
@@ -79,10 +80,15 @@ def test_what_we_write_is_read_by_the_formats_own_library(
     assert_same_bits(reader(path), TENSORS)
 
 
-def test_a_safetensors_file_is_byte_for_byte_that_of_the_official_library(tmp_path: Path) -> None:
-    tensors = TENSORS | BRAIN
-    write_safetensors(tmp_path / "vit", tensors, metadata={"format": "pt"})
-    assert (tmp_path / "vit").read_bytes() == safetensors.numpy.save(tensors, {"format": "pt"})
+def test_the_tensors_of_a_safetensors_file_are_aligned(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "vit", TENSORS | BRAIN, metadata={"format": "pt"})
+    data = (tmp_path / "vit").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    assert header.pop("__metadata__") == {"format": "pt"}
+    for name, entry in header.items():
+        begin = 8 + length + entry["data_offsets"][0]
+        assert begin % (TENSORS | BRAIN)[name].itemsize == 0
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -247,12 +253,11 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
 @pytest.mark.parametrize(
     ("writer", "pairs", "reason"),
     [
-        ("write_npz", [("w", NUMBERS), ("w", NUMBERS)], "Two tensors are named 'w.npy'"),
+        ("write_npz", [("w", NUMBERS), ("w", NUMBERS)], "Two tensors are named 'w'"),
         ("write_npz", [("../w", NUMBERS)], "is a path and not a tensor's name"),
-        ("write_npz", [("w", np.array([None]))], "'w.npy' is object. Types written: float64"),
-        ("write_safetensors", [("w", NUMBERS), ("w", NUMBERS)], "must be unique.* Received: 'w'"),
-        ("write_safetensors", [("__metadata__", NUMBERS)], "not '__metadata__'. Received: '__metadata__'"),
-        ("write_safetensors", [("w", np.array(["a"]))], "'w' is <U1. Types written: uint64"),
+        ("write_npz", [("w", np.array([None]))], "'w' is object. Types written: float64"),
+        ("write_safetensors", [("w", NUMBERS), ("w", NUMBERS)], "Two tensors are named 'w'"),
+        ("write_safetensors", [("w", np.array(["a"]))], "'w' is <U1. Types written: float64"),
     ],
 )
 def test_what_could_not_be_read_back_is_not_written(
@@ -263,7 +268,8 @@ def test_what_could_not_be_read_back_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_written_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("writer", OURS)
+def test_a_written_file_has_the_permissions_of_any_new_file(writer: str, tmp_path: Path) -> None:
     (tmp_path / "plain").touch()
-    write_npz(tmp_path / "vit", TENSORS)
+    WRITERS[writer](tmp_path / "vit", TENSORS)
     assert (tmp_path / "vit").stat().st_mode == (tmp_path / "plain").stat().st_mode

@@ -19,8 +19,8 @@ from safetensors.numpy import save_file
 import reference_cases as reference
 from forgery import entry, keras_archive, npz, safetensors
 from keras_vit import converters
+from keras_vit.converters.config_json import KEY
 from keras_vit.converters.containers import open_container, write_npz
-from keras_vit.converters.record import KEY
 from keras_vit.model.numbers import numbers
 from model_weights import assert_same_bits, values
 from tiny_models import VARIANTS, built

@@ -259,7 +259,7 @@ def test_load_takes_a_file_a_folder_and_a_path_as_the_converters_do(tmp_path: Pa
     converters.save(model, "mine.npz", format="google")
     Path("runs/mine").mkdir(parents=True)
     model.save("runs/mine/model.keras")
-    for spec in ("mine.npz", Path("mine.npz"), "runs/mine"):
+    for spec in (Path("mine.npz"), "runs/mine"):
         loaded = zoo.load(spec, num_classes=3, image_size=48, dtype="mixed_bfloat16")
         assert (loaded.config.num_classes, loaded.config.size) == (3, (48, 48))
         assert loaded.layers[1].compute_dtype == "bfloat16"

@@ -52,7 +52,7 @@ def expand(path: str, is_wanted: Callable[[str], bool] = is_image) -> list[str]:
         return [path]
     if not place.exists() and not glob.has_magic(path):
         raise FileNotFoundError(f"There is no image file or folder {path!r}")
-    if place.exists() and not place.is_dir():
+    if not place.is_dir():
         check_regular(place)
     # Path.glob takes no absolute patterns.
     matches = [place] if place.exists() else map(Path, glob.iglob(str(place), recursive=True))  # noqa: PTH207
@@ -104,8 +104,7 @@ def read_file(name: str, max_bytes: int = MAX_BYTES) -> bytes:
     path = Path(as_path(name, "an image file")).expanduser()
     if path.is_dir():
         raise ValueError(f"{name!r} is a folder, not an image file; pass a list of the files in it")
-    if path.exists():
-        check_regular(path)
+    check_regular(path)
     try:
         size = path.stat().st_size
         if not size:
@@ -129,7 +128,7 @@ def read_limited(file: Any, name: str, max_bytes: int = MAX_BYTES) -> bytes:
 
 def check_regular(path: Path) -> None:
     """Raise a ValueError for a device, a pipe or a folder: reading a device or a pipe might never end."""
-    if not path.is_file():
+    if path.exists() and not path.is_file():
         raise ValueError(f"{str(path)!r} is not a regular file")
 
 

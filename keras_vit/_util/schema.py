@@ -39,8 +39,9 @@ def problems(value: Any, schema: Any, where: str) -> Iterator[str]:
     such as the file's path.
     """
     expected = dict if isinstance(schema, dict) else list if isinstance(schema, list) else schema
-    if not _is(value, expected):
-        kinds = expected if isinstance(expected, tuple) else (expected,)
+    kinds = expected if isinstance(expected, tuple) else (expected,)
+    # In Python True is an int; in a table it is not a number.
+    if not (bool in kinds if isinstance(value, bool) else isinstance(value, kinds)):
         names = " or ".join(_TOML_NAMES.get(kind) or f"a {kind.__name__}" for kind in kinds)
         yield f"{where} must be {names}. Received: {value!r:.200}"
     elif isinstance(schema, list):
@@ -70,9 +71,3 @@ _TOML_NAMES = {
     int: "an integer",
     float: "a number",
 }
-
-
-def _is(value: Any, expected: type | tuple[type, ...]) -> bool:
-    # In Python True is an int; in a table it is not a number.
-    kinds = expected if isinstance(expected, tuple) else (expected,)
-    return bool in kinds if isinstance(value, bool) else isinstance(value, kinds)

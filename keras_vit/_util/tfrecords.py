@@ -8,7 +8,14 @@ HEAD, TAIL = 12, 4  # bytes before a record (its length, and a checksum) and aft
 
 def count_records(path: str) -> tuple[int, str | None]:
     """Return the number of records that fit into the file, and what is wrong with the next one, if there is one."""
-    with _open(path) as file:
+    opened: Any
+    if "://" in path:
+        import tensorflow as tf
+
+        opened = tf.io.gfile.GFile(path, "rb")
+    else:
+        opened = open(path, "rb")  # noqa: PTH123, SIM115
+    with opened as file:
         file.seek(0, 2)
         size, place, count = file.tell(), 0, 0
         while place < size:
@@ -21,11 +28,3 @@ def count_records(path: str) -> tuple[int, str | None]:
             place += HEAD + length + TAIL
             count += 1
     return count, None
-
-
-def _open(path: str) -> Any:
-    if "://" not in path:
-        return open(path, "rb")  # noqa: PTH123, SIM115 - the caller closes it
-    import tensorflow as tf
-
-    return tf.io.gfile.GFile(path, "rb")

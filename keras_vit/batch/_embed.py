@@ -107,37 +107,21 @@ def embed(
     one_of("engine", engine, ("local", "ray"))
     check_counts(batch_size=batch_size, rows_per_file=rows_per_file, max_bytes=max_bytes)
     first, count = _parse_shard(shard)
-    name, target = as_path(source, "source"), as_path(to, "to")
-    for argument, value in (("source", name), ("to", target)):
-        if not value.strip():
-            raise ValueError(f'{argument} must be a path; "." is the current folder. Received: {value!r:.200}')
-    if re.match(r"[a-z][a-z0-9+.-]+:/", target):
-        raise ValueError(f"to must be a folder of this machine, such as a mounted bucket. Received: {target!r:.200}")
+    name, target = _check_paths(source, to)
     if engine == "ray":
         on_ray.import_ray()
-    if isinstance(model, VisionTransformer | DenseModel):
-        loaded = model
-    else:
-        choice = resolve(model)
-        loaded, origin = load_any(choice), origin_of(choice)
-    if isinstance(loaded, DenseModel):
-        if what != "patches":
-            raise no_embedding(loaded.task)
-        loaded = loaded.backbone
-    model = loaded
-    _check_model(model, what)
+    loaded, origin = _load(model, what, origin)
     facts = {
         "source": _absolute(name),
         "what": what,
         "output_dtype": output_dtype,
-        "weights": fingerprint(model),
+        "weights": fingerprint(loaded),
         "rows_per_file": rows_per_file,
     }
     if dtype != "auto":
         facts["dtype"] = dtype
-    state = {"working_folder": str(Path.cwd()), "dtype": _best_dtype(model)}
-    folder = open_folder(Path(target).absolute(), facts, state, origin)
-    folder = replace(folder, max_bytes=max_bytes)
+    state = {"working_folder": str(Path.cwd()), "dtype": _best_dtype(loaded)}
+    folder = replace(open_folder(target, facts, state, origin), max_bytes=max_bytes)
     settings = {name: folder.record[name] for name in ("what", "dtype", "output_dtype")} | {"batch_size": batch_size}
     if numbers := folder.unfinished(first, count, retry_errors=retry_errors):
         run = on_ray.run if engine == "ray" else compute.run
@@ -145,7 +129,7 @@ def embed(
         total = None if folder.record["records"] else folder.record["images"] * len(numbers) // folder.record["files"]
         with counter("Computing", total=total, show=progress) as advance:
             start, done = time.perf_counter(), 0
-            for images in run(model, settings, folder, numbers):
+            for images in run(loaded, settings, folder, numbers):
                 done += images
                 advance(images, f"{done / (time.perf_counter() - start):,.0f} images/s")
     return folder.result()
@@ -158,8 +142,28 @@ def _parse_shard(shard: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _check_model(model: VisionTransformer, what: str) -> None:
-    """Raise a ValueError if the model does not compute this from image files."""
+def _check_paths(source: Any, to: Any) -> tuple[str, Path]:
+    """Return the source and the output folder, which must be on this machine."""
+    name, target = as_path(source, "source"), as_path(to, "to")
+    for argument, value in (("source", name), ("to", target)):
+        if not value.strip():
+            raise ValueError(f'{argument} must be a path; "." is the current folder. Received: {value!r:.200}')
+    if re.match(r"[a-z][a-z0-9+.-]+:/", target):
+        raise ValueError(f"to must be a folder of this machine, such as a mounted bucket. Received: {target!r:.200}")
+    return name, Path(target).absolute()
+
+
+def _load(
+    model: Any, what: str, origin: Mapping[str, Any] | None
+) -> tuple[VisionTransformer, Mapping[str, Any] | None]:
+    """Return the model and its origin; raise a ValueError if the model does not compute this from image files."""
+    if not isinstance(model, VisionTransformer | DenseModel):
+        choice = resolve(model)
+        model, origin = load_any(choice), origin_of(choice)
+    if isinstance(model, DenseModel):
+        if what != "patches":
+            raise no_embedding(model.task)
+        model = model.backbone
     config = model.config
     if keras.backend.backend() != "tensorflow":
         raise ValueError(f"batch.embed needs Keras' TensorFlow back end. Received: {keras.backend.backend()}")
@@ -169,6 +173,7 @@ def _check_model(model: VisionTransformer, what: str) -> None:
         raise ValueError(f"Image files have 1 or 3 channels. Received: a model of {config.num_channels} channels")
     if WHAT[what] == "logits" and (not config.num_classes or (config.projection_head and what != "logits")):
         raise ValueError(f"what={what!r:.200} needs a model with a head for classes. Take embeddings or features")
+    return model, origin
 
 
 def origin_of(choice: Choice, **changes: Any) -> dict[str, Any] | None:

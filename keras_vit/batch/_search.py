@@ -1,14 +1,17 @@
-"""Find the embeddings that are nearest to a query: exact search in blocks, so that memory is bounded."""
+"""Find the embeddings that are nearest to a query, and write a page of the images.
+
+The search is exact, in blocks, so that memory is bounded.
+"""
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_vit._util.text import install_command
+from keras_vit._util.text import install_command, printable
 
 try:
     import pyarrow as pa
@@ -16,10 +19,19 @@ try:
 except ImportError as missing:
     raise ImportError(f"keras_vit.batch needs the package {missing.name}: {install_command('batch')}") from missing
 
+from keras_vit._util import html
+from keras_vit._util.atomic import replacing
 from keras_vit._util.checks import check_counts
-from keras_vit.batch.folder import find_folder
+from keras_vit.batch.folder import Folder, find_folder
+from keras_vit.errors import DownloadError
+from keras_vit.model.classify import IMAGE_ERRORS
+from keras_vit.model.preprocess import decode_bytes
+from keras_vit.visualize.html.inline import data_uri, thumbnail
 
 BLOCK = 4 << 20  # numbers in a block: 16 MB in float32
+SIDE = 256  # pixels of the longer side of a thumbnail
+
+_Block = tuple[np.ndarray, np.ndarray, Any]
 
 
 class Match(NamedTuple):
@@ -33,12 +45,6 @@ class Match(NamedTuple):
     row: int
     path: str | None
     score: float
-
-
-class _Block(NamedTuple):
-    vectors: np.ndarray  # float32 (rows, width)
-    numbers: np.ndarray  # of the rows
-    paths: Sequence[Any] | None  # of the rows, as Arrow's scalars
 
 
 def search(vectors: str | os.PathLike[str] | np.ndarray, queries: Any, *, top: int = 10) -> list[list[Match]]:
@@ -70,14 +76,13 @@ def search(vectors: str | os.PathLike[str] | np.ndarray, queries: Any, *, top: i
         raise ValueError(f"queries must be numbers (queries, width). Received: shape {np.shape(queries)}")
     wanted = wanted / _lengths(wanted, range(len(wanted)), "query")[:, None]
     found: list[list[Match]] = [[] for _ in wanted]
-    for block in _blocks(vectors, wanted.shape):
-        lengths = _lengths(block.vectors, block.numbers, "row")
-        scores = wanted @ block.vectors.T / lengths
+    for rows, numbers, paths in _blocks(vectors, wanted.shape):
+        scores = wanted @ rows.T / _lengths(rows, numbers, "row")
         for best, of_query in zip(found, scores, strict=True):
             better = np.flatnonzero(of_query > (best[-1].score if len(best) == top else -np.inf))
             for place in better[np.argsort(-of_query[better], kind="stable")[:top]].tolist():
-                path = None if block.paths is None else block.paths[place].as_py()
-                best.append(Match(int(block.numbers[place]), path, float(of_query[place])))
+                path = None if paths is None else paths[place].as_py()
+                best.append(Match(int(numbers[place]), path, float(of_query[place])))
             best.sort(key=lambda match: -match.score)  # stable, so of equal ones the first row
             del best[top:]
     return found
@@ -93,7 +98,10 @@ def _lengths(rows: np.ndarray, numbers: Sequence[int] | np.ndarray, name: str) -
 
 
 def _blocks(vectors: Any, shape: tuple[int, ...]) -> Iterator[_Block]:
-    """Yield the rows of a folder, a file or an array; `shape` is that of the queries."""
+    """Yield rows of a folder, a file or an array as float32, their numbers, and their paths or None.
+
+    `shape` is that of the queries.
+    """
     size = max(1, BLOCK // max(shape))
     path = Path(vectors).expanduser() if isinstance(vectors, str | os.PathLike) else None
     if path is not None and path.suffix != ".npy":
@@ -107,7 +115,7 @@ def _blocks(vectors: Any, shape: tuple[int, ...]) -> Iterator[_Block]:
         # With a new memory map for each block, the file never counts as memory of the process.
         source = array if path is None else _map_npy(path)
         part = np.asarray(source[first : first + size], np.float32)
-        yield _Block(part, np.arange(first, first + len(part)), None)
+        yield part, np.arange(first, first + len(part)), None
 
 
 def _map_npy(path: Path) -> np.ndarray:
@@ -132,7 +140,7 @@ def _folder_blocks(path: Path, width: int, size: int) -> Iterator[_Block]:
                     is_good = batch["embeddings"].is_valid()
                     rows = batch["embeddings"].flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
                     numbers = first + np.flatnonzero(is_good)
-                    yield _Block(rows.astype(np.float32, copy=False), numbers, batch["path"].filter(is_good))
+                    yield rows.astype(np.float32, copy=False), numbers, batch["path"].filter(is_good)
                     first += len(batch)
         except (pa.ArrowException, AttributeError, KeyError, OSError) as error:
             raise ValueError(f"{name} is not a file of this run, or it is damaged: {str(error)[:200]}") from None
@@ -143,3 +151,18 @@ def _check_width(width: int, wanted: int) -> None:
         raise ValueError(
             f"The query and the vectors have different widths, {wanted} and {width}: they are of different models"
         )
+
+
+def write_contact_sheet(path: Path, title: str, folder: Folder, found: Iterable[Match]) -> None:
+    """Write one HTML file with the images of matches in a folder, or why they cannot be read."""
+    cells = []
+    for _, name, score in found:
+        picture = error = ""
+        try:
+            picture = data_uri(thumbnail(decode_bytes(folder.read(name or ""), 3), SIDE))
+        except (*IMAGE_ERRORS, ImportError, DownloadError) as reason:
+            error = printable(str(reason))
+        cells.append((printable(name or ""), f"{score:.3f}", picture, error))
+    template = html.environment("keras_vit.visualize.html").get_template("contact_sheet.html")
+    with replacing(path) as file:
+        file.write(template.render(title=printable(title), cells=cells).encode())

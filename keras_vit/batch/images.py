@@ -52,7 +52,7 @@ def find(source: str) -> Iterator[str]:
 
 
 def _find(source: str) -> Iterator[str]:
-    if source.endswith((".parquet", ".txt")) and "://" not in source and Path(source).exists():
+    if source.endswith((".parquet", ".txt")) and "://" not in source:
         check_regular(Path(source))
     if source.endswith(".parquet"):
         yield from _read_parquet(source)
@@ -158,7 +158,7 @@ def _described(error: BaseException | None) -> str:
 
 
 def _read_records(place: str) -> Iterator[bytes]:
-    if "://" not in place and Path(place).exists():
+    if "://" not in place:
         check_regular(Path(place))
     if ".tfrecord" in place:
         count, problem = count_records(place)

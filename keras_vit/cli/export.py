@@ -21,14 +21,7 @@ OTHER_FORMATS = (".onnx", ".pb", ".keras", ".h5", ".npz", ".safetensors", ".pth"
 MAX_IMAGES = 256  # of one folder: calibration does not gain from more
 # Options of `keras-vit export` that only a .tflite file takes, and those that only a SavedModel takes.
 FILE_OPTIONS = ("batch", "input_dtype", "source_size", "resize", "output", "attention", "patches")
-TFLITE_OPTIONS = (
-    *FILE_OPTIONS,
-    "quantize",
-    "route",
-    "least_cosine",
-    "least_agreement",
-    "threads",
-)
+TFLITE_OPTIONS = (*FILE_OPTIONS, "quantize", "route", "least_cosine", "least_agreement", "threads")
 SAVED_MODEL_OPTIONS = ("top", "warmup", "dtype", "bfloat16")
 GIVEN = "COMMANDLINE"  # typer's name of the source of an option that is on the command line
 

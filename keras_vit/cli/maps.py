@@ -1,4 +1,4 @@
-"""What `keras-vit predict` does with a model of maps: files of maps and of pictures, and a summary of each image."""
+"""Write the maps of `keras-vit predict`: files of maps and of pictures, and a summary of each image."""
 
 import colorsys
 from collections.abc import Iterator
@@ -43,15 +43,14 @@ def _write(model: Any, file: str, path: Path | None, top: int) -> Any:
     [found] = model.predict_maps(pixels)
     if found.dtype.kind == "f":
         scale = _depth_scale(model.task.max_depth, found)
-        values, picture, kind = (
-            np.rint(found * scale).clip(0, 65535).astype(np.uint16),
-            _depth_colours(found),
-            "coloured",
-        )
+        values, kind = np.rint(found * scale).clip(0, 65535).astype(np.uint16), "coloured"
+        picture = _depth_colours(found)
         result = {**model.task.decode(found[None], top)[0], "values_per_unit": scale}
     else:
         values, kind = found.astype(np.uint8), "overlay"
-        picture = (COLOUR * _class_colours(model.task.num_classes)[found] + (1 - COLOUR) * pixels).astype(np.uint8)
+        hues = (number * GOLDEN % 1 for number in range(model.task.num_classes))
+        colours = 255 * np.array([colorsys.hsv_to_rgb(hue, 0.7, 0.95) for hue in hues])
+        picture = (COLOUR * colours[found] + (1 - COLOUR) * pixels).astype(np.uint8)
         result = model.task.shares(found[None], top)[0]
     if path is not None:
         write_png(path.with_name(f"{path.name}.png"), values[..., None])
@@ -64,11 +63,6 @@ def _depth_scale(max_depth: float | None, found: np.ndarray) -> float:
     if max_depth is None:
         return 65535 / max(float(found.max()), 1e-6)
     return 1000.0 if max_depth <= MOST_METRES else 256.0
-
-
-def _class_colours(count: int) -> np.ndarray:
-    """Return a colour of 0..255 for each class: (count, 3)."""
-    return np.array([colorsys.hsv_to_rgb(number * GOLDEN % 1, 0.7, 0.95) for number in range(count)]) * 255
 
 
 def _depth_colours(found: np.ndarray) -> np.ndarray:

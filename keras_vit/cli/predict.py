@@ -1,13 +1,11 @@
 """The command `keras-vit predict`."""
 
-from __future__ import annotations
-
 import functools
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Option
 
@@ -18,9 +16,6 @@ from keras_vit._util.progress import track
 from keras_vit._util.text import printable
 from keras_vit.cli import options
 from keras_vit.cli.maps import map_each
-
-if TYPE_CHECKING:
-    pass
 
 
 def predict(
@@ -99,8 +94,7 @@ def _read_classes(text: str) -> list[str]:
     """Return names of classes that commas separate, or the lines of a .txt file."""
     if not text.endswith(".txt"):
         return [name.strip() for name in text.split(",")]
-    if Path(text).exists():
-        check_regular(Path(text))
+    check_regular(Path(text))
     lines = Path(text).read_text(encoding="utf-8-sig").splitlines()
     return [line.strip() for line in lines if line.strip()]
 

@@ -37,7 +37,7 @@ def search(
         raise ValueError(f"The query must be a text or an image file. Received: {query!r:.200}")
     with options.quiet():
         from keras_vit import batch
-        from keras_vit.batch.contact_sheet import write_contact_sheet
+        from keras_vit.batch._search import write_contact_sheet
         from keras_vit.batch.folder import find_folder
 
         folder = find_folder(vectors.expanduser())

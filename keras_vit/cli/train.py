@@ -183,7 +183,10 @@ def evaluate(
         loaded = found.load()
     source: dict[str, Any] = {"data_dir": data_dir, "on_bad_image": on_bad_image, "strategy": devices}
     if few_shot:
-        _print_few_shot(training.few_shot(loaded, data, shots=tuple(few_shot), **source), as_json)
+        accuracies = training.few_shot(loaded, data, shots=tuple(few_shot), **source)
+        rows = [{"shots": shots, "accuracy": accuracy} for shots, accuracy in accuracies.items()]
+        lines = [(str(shots), "images per class", f"{accuracy:.2%}") for shots, accuracy in accuracies.items()]
+        options.echo(json.dumps(rows, indent=2) if as_json else options.aligned(lines, right=(0, 2)))
         return
     evaluation = training.evaluate(
         loaded,
@@ -198,12 +201,6 @@ def evaluate(
     if out:
         examined = training.examine(loaded, data, split=split, batch_size=batch_size, progress=not as_json, **source)
         options.echo("\n".join(map(str, examined.write(out, predictions=predictions))), err=as_json)
-
-
-def _print_few_shot(accuracies: dict[int, float], as_json: bool) -> None:
-    rows = [{"shots": shots, "accuracy": accuracy} for shots, accuracy in accuracies.items()]
-    lines = [(str(shots), "images per class", f"{accuracy:.2%}") for shots, accuracy in accuracies.items()]
-    options.echo(json.dumps(rows, indent=2) if as_json else options.aligned(lines, right=(0, 2)))
 
 
 def plan(

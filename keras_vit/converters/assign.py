@@ -1,9 +1,7 @@
 """Check and assign the tensors of a file to the variables of a model, and collect them for a file to write."""
 
 import functools
-import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -132,42 +130,18 @@ def _resized(path: str, value: np.ndarray, checkpoint: Checkpoint, config: ViTCo
     return layout.drop_zero_prefix(value, config.num_prefix_tokens) if checkpoint.has_zero_rows else value
 
 
-def collect(variables: Mapping[str, Any], sources: Mapping[str, Source], table: Table) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) for every tensor of a file; a value is computed only when it is written."""
+def collect(
+    variables: Mapping[str, Any], sources: Mapping[str, Source], table: Table
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield (name, float32 value) for every tensor of a file, one in memory at a time."""
     parts: dict[str, list[tuple[Source, Any]]] = {}
     for path, source in sources.items():
         parts.setdefault(source.tensor, []).append((source, variables[path]))
     for name, pieces in parts.items():
-        yield name, _lazy_tensor(sorted(pieces, key=lambda piece: piece[0].row.part[0]), table)
-
-
-@dataclass(frozen=True)
-class LazyTensor:
-    """A float32 tensor that `make` returns when NumPy asks for it: only one is in memory while a file is written."""
-
-    shape: tuple[int, ...]
-    make: Callable[[], np.ndarray]
-    dtype = np.dtype(np.float32)
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self.make()
-
-
-def _lazy_tensor(pieces: list[tuple[Source, Any]], table: Table) -> LazyTensor:
-    """Return the tensor that is the concatenation of these variables."""
-    shapes = [layout.tensor_shape(tuple(variable.shape), source.row, table.layout) for source, variable in pieces]
-    shape = shapes[0] if len(shapes) == 1 else (sum(shape[0] for shape in shapes), *shapes[0][1:])
-
-    def make() -> np.ndarray:
+        pieces.sort(key=lambda piece: piece[0].row.part[0])
         values = [layout.to_tensor(as_array(variable), source.row, table.layout) for source, variable in pieces]
-        return np.ascontiguousarray(values[0] if len(values) == 1 else np.concatenate(values))
-
-    return LazyTensor(shape, make)
+        yield name, values[0] if len(values) == 1 else np.concatenate(values)
+        del values
 
 
 def _shape_in_file(path: str, shape: tuple[int, ...], file_config: ViTConfig) -> tuple[int, ...]:

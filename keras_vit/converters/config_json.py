@@ -1,9 +1,13 @@
-"""Read and write the config.json beside a checkpoint, by the [json] part of a format's table."""
+"""Read and write the config.json beside a checkpoint, by the [json] part of a format's table, and the note in a file.
+
+The note has the fields that a format has no place for, so that keras_vit reads back the same model. It is in the
+metadata of a .safetensors file or in the archive comment of an .npz file, where other readers ignore it.
+"""
 
 import fnmatch
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,13 @@ from keras_vit._util.untrusted import MAX_JSON_BYTES, parse_object
 from keras_vit.converters.json_steps import STEPS, JsonFields
 from keras_vit.converters.table import lookup
 from keras_vit.errors import CheckpointError
+from keras_vit.model.config import ViTConfig, check_fields
 
 # Keys that keras_vit adds to the files it writes: who wrote it, and which file of weights it describes.
 _WRITTEN_BY, _WEIGHTS = "written_by", "weights"
+KEY = "keras_vit"
+ZERO_ROWS_KEY = "keras_vit_empty_rows"  # position rows of zeros were added, because the format has them
+_MAX_LENGTH = 60_000  # a zip comment holds 65,535 bytes; longer lists of labels are left out
 _MISSING = object()
 
 
@@ -58,9 +66,9 @@ def to_fields(values: Mapping[str, Any], spelling: JsonFields) -> dict[str, Any]
     if spelling.inside and spelling.inside not in values:
         values = {**values, spelling.inside: values}
     _check_known(values, spelling)
-    fields = _fields_of_name(str(_get(values, spelling.name)), spelling)
+    fields = _fields_of_name(str(lookup(values, spelling.name, _MISSING)), spelling)
     for path, (name, step) in spelling.rules.items():
-        value, read = _get(values, path), STEPS[step].read
+        value, read = lookup(values, path, _MISSING), STEPS[step].read
         if value is _MISSING or value is None or read is None:
             continue
         try:
@@ -90,7 +98,7 @@ def to_json(config: Any, spelling: JsonFields) -> dict[str, Any]:
         write = STEPS[step].write
         if write is None:
             continue
-        value = write(_get(fields, name), config)
+        value = write(lookup(fields, name, _MISSING), config)
         spellings = spelling.values.get(name, {})
         if spellings and value is not None:
             known = [
@@ -159,11 +167,11 @@ def _fields_of_name(name: str, spelling: JsonFields) -> dict[str, Any]:
 def _check_known(values: Mapping[str, Any], spelling: JsonFields) -> None:
     """Raise if a config.json has an unknown key, which might change the model."""
     for path, accepted in spelling.accepts.items():
-        value = _get(values, path)
+        value = lookup(values, path, _MISSING)
         if accepted and value is not _MISSING and value not in accepted:
             raise CheckpointError(f"config.json: {path} is read only as one of {accepted}. Received: {value!r:.200}")
     for parent in {path.rpartition(".")[0] for path in spelling.accepts}:
-        present = _get(values, parent)
+        present = lookup(values, parent, _MISSING)
         if f"{parent}.*" in spelling.accepts or not isinstance(present, Mapping):
             continue
         unknown = [key for key in present if f"{parent}.{key}" not in {*spelling.rules, *spelling.accepts}]
@@ -189,18 +197,34 @@ def _value_of_key(text: str) -> Any:
     return {"true": True, "false": False}.get(text, text)
 
 
-def _get(values: Mapping[str, Any], path: str | None) -> Any:
-    value: Any = values
-    for key in (path or "").split("."):
-        if not isinstance(value, Mapping) or key not in value:
-            return _MISSING
-        value = value[key]
-    return value
-
-
 def _put(values: dict[str, Any], path: str, value: Any) -> None:
     *parents, last = path.split(".")
     for parent in parents:
         values = values.setdefault(parent, {})
     old = values.get(last, {})
     values[last] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+
+
+def to_metadata(config: ViTConfig, inferred_config: ViTConfig, missing_fields: Collection[str] = ()) -> dict[str, str]:
+    """Return the metadata to write: every field in which the model differs from the config that a reader infers.
+
+    `missing_fields` are fields that a reader cannot infer: they are noted even where both configs agree.
+    """
+    ours, theirs = config.to_dict(), inferred_config.to_dict()
+    fields = {name: value for name, value in ours.items() if value != theirs[name] or name in missing_fields}
+    text = json.dumps(fields)
+    if len(text) > _MAX_LENGTH:
+        text = json.dumps({name: value for name, value in fields.items() if name != "labels"})
+    return {KEY: text} if fields else {}
+
+
+def from_metadata(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of ViTConfig that a file's metadata note; raise a CheckpointError if the note is damaged."""
+    if KEY not in metadata:
+        return {}
+    try:
+        fields = parse_object(metadata[KEY])
+        check_fields(fields)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"has a damaged note of its config: {str(error)[:200]}") from error
+    return fields

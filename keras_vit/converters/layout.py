@@ -83,12 +83,6 @@ def to_tensor(variable: np.ndarray, row: Row, layout: str) -> np.ndarray:
     return variable
 
 
-def tensor_shape(shape: tuple[int, ...], row: Row, layout: str) -> tuple[int, ...]:
-    """Return the shape that `to_tensor` gives a variable of this shape."""
-    repeated = np.broadcast_to(np.float32(0), shape)  # one number in memory
-    return to_tensor(repeated, row, layout).shape
-
-
 def written_config(config: ViTConfig, table: Table, variables: Collection[str]) -> ViTConfig:
     """Return the config of a model with these variables as a format writes it: with position rows for the prefix tokens
     or without.

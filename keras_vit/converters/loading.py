@@ -17,7 +17,7 @@ from keras_vit._util.checks import given
 from keras_vit.converters import assign
 from keras_vit.converters.config_json import read_crop
 from keras_vit.converters.containers import Container
-from keras_vit.converters.containers.keras_archive import open_keras_archive
+from keras_vit.converters.containers.archive import open_keras_archive
 from keras_vit.converters.saving import save
 from keras_vit.converters.source import (
     Checkpoint,
@@ -132,7 +132,10 @@ def build(
     check_resizable(checkpoint.config, config)
     with layers.uninitialized():
         model = VisionTransformer(config, dtype=dtype)
-    new_layers = _new_layers(checkpoint, config)
+    # Not read from the file: heads of another width, or heads after pre_logits that are left out.
+    leaves_out = config.representation_size is None and "pre_logits/kernel" in checkpoint.match.sources
+    has_new_heads = leaves_out or config.num_classes != checkpoint.config.num_classes
+    new_layers = ("head/", "head_distillation/") * has_new_heads + ("pre_logits/",) * leaves_out
     variables = {
         path: variable for path, variable in assign.variables_by_path(model).items() if not path.startswith(new_layers)
     }
@@ -187,14 +190,6 @@ def convert(
     wanted: dict[str, Any] = {"image_size": image_size, "num_classes": num_classes, "patch_size": patch_size}
     model = load(source, config=config, format=source_format, **wanted)
     return save(model, path, format=format)
-
-
-def _new_layers(checkpoint: Checkpoint, config: ViTConfig) -> tuple[str, ...]:
-    """Return the layers not read from the file: heads of another width, or heads after pre_logits that are left out."""
-    heads = ("head/", "head_distillation/")
-    if config.representation_size is None and "pre_logits/kernel" in checkpoint.match.sources:
-        return (*heads, "pre_logits/")
-    return heads if config.num_classes != checkpoint.config.num_classes else ()
 
 
 def _load_keras(path: Path, changes: Mapping[str, Any], *, dtype: Any, allow_nonfinite: bool) -> VisionTransformer:

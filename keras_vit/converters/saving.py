@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from keras_vit._util.checks import as_path
-from keras_vit.converters import assign, config_json, expressible, layout, record
+from keras_vit.converters import assign, config_json, expressible, layout
 from keras_vit.converters.containers import write_npz, write_safetensors
 from keras_vit.converters.table import OWN_PREFIX, Table, formats, load_table
 from keras_vit.errors import CheckpointError
@@ -18,26 +18,8 @@ from keras_vit.model.layers.runtime.quantized import quantization_problem
 from keras_vit.model.vision_transformer import VisionTransformer
 
 _CONTAINERS = {".npz": "npz", ".safetensors": "safetensors"}  # by suffix
-# Suffixes of kinds of files that are not written.
-_OTHER_SUFFIXES = (
-    ".bin",
-    ".ckpt",
-    ".gguf",
-    ".h5",
-    ".hdf5",
-    ".json",
-    ".keras",
-    ".msgpack",
-    ".npy",
-    ".onnx",
-    ".pb",
-    ".pickle",
-    ".pkl",
-    ".pt",
-    ".pth",
-    ".tflite",
-    ".zip",
-)
+# Of other kinds of files.
+_OTHER_SUFFIXES = (".bin", ".ckpt", ".h5", ".json", ".keras", ".npy", ".onnx", ".pb", ".pkl", ".pt", ".pth", ".tflite")
 
 
 def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str) -> Path:
@@ -90,9 +72,9 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
         config = model.config
         own = ((OWN_PREFIX + name, assign.as_array(variables[name])) for name in moved)
         tensors = itertools.chain(tensors, own)
-    metadata = record.to_metadata(config, plan.inferred_config, plan.missing_fields)
+    metadata = config_json.to_metadata(config, plan.inferred_config, plan.missing_fields)
     if config.position_prefix and not model.config.position_prefix:
-        metadata[record.ZERO_ROWS_KEY] = "true"
+        metadata[config_json.ZERO_ROWS_KEY] = "true"
     return write(target, table, tensors, metadata, plan.json_values)
 
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from keras_vit._util.checks import as_path
 from keras_vit._util.text import abbreviated
-from keras_vit.converters import config_json, layout, record
+from keras_vit.converters import config_json, layout
 from keras_vit.converters.containers import Container, open_container
+from keras_vit.converters.containers.archive import open_keras_archive
 from keras_vit.converters.containers.base import quoted
-from keras_vit.converters.containers.keras_archive import open_keras_archive
 from keras_vit.converters.infer import Hints, infer
 from keras_vit.converters.table import Match, Table, fields_of_rows, formats, load_table
 from keras_vit.converters.tensor_names import MAX_LAYERS
@@ -82,7 +82,7 @@ def open_checkpoint(
             hints = Hints(
                 row_fields=fields_of_rows(source.row for source in match.sources.values()),
                 json_fields={} if table.json is None else config_json.read_beside(file, table.json),
-                recorded_fields=record.from_metadata(container.metadata),
+                recorded_fields=config_json.from_metadata(container.metadata),
                 caller_fields=facts or {},
                 num_heads=num_heads,
                 image_size=wanted_size,
@@ -92,7 +92,7 @@ def open_checkpoint(
             check_size(container, config, is_size_given=is_size_given)
         except CheckpointError as error:
             raise CheckpointError(f"{file} {error}") from error
-        has_zero_rows = config.position_prefix and record.ZERO_ROWS_KEY in container.metadata
+        has_zero_rows = config.position_prefix and config_json.ZERO_ROWS_KEY in container.metadata
         yield Checkpoint(container, table, match, config, has_zero_rows)
 
 

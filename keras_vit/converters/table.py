@@ -232,11 +232,13 @@ def fields_of_rows(rows: Iterable[Row]) -> dict[str, Any]:
     return {name: value for row in rows for name, value in row.only_if if "." not in name}
 
 
-def lookup(config: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a dotted path in a config's dict, or None; tuples are returned as lists, as in TOML."""
-    value: Any = config
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
+def lookup(values: Mapping[str, Any], path: str | None, default: Any = None) -> Any:
+    """Return the value at a dotted path, or else a default; tuples are returned as lists, as in TOML and JSON."""
+    value: Any = values
+    for key in (path or "").split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return default
+        value = value[key]
     return list(value) if isinstance(value, tuple) else value
 
 

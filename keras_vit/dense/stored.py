@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keras_vit.converters.containers.keras_archive import open_keras_archive
+from keras_vit.converters.containers.archive import open_keras_archive
 from keras_vit.converters.source import find_weights, is_keras_file, keras_errors
 from keras_vit.model.config import ViTConfig
 

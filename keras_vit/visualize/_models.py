@@ -6,12 +6,10 @@ import keras
 import numpy as np
 
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.config.limits import check_attention
 from keras_vit.model.vision_transformer import VisionTransformer
 
-# Bytes of attention weights computed at once: those of 11 images of ViT-B/16 at 224 pixels. One image of ViT-L/16 at
-# 384 pixels takes twice as many.
-MAX_ATTENTION_BYTES = 2**28
+# Bytes of attention weights or tokens computed at once: the weights of 11 images of ViT-B/16 at 224 pixels.
+MAX_BYTES = 2**28
 
 
 def vision_transformer(model: Any) -> VisionTransformer:
@@ -52,10 +50,9 @@ def check_inputs(model: Any, images: Any) -> tuple[VisionTransformer, np.ndarray
 
 
 def split_batch(config: ViTConfig, images: np.ndarray) -> list[np.ndarray]:
-    """Split images into batches of at most MAX_ATTENTION_BYTES of weights; raise for a model without attention."""
-    check_attention(config)
-    bytes_per_image = 4 * config.num_layers * config.num_heads * config.num_tokens**2
-    step = max(1, MAX_ATTENTION_BYTES // bytes_per_image)
+    """Split images into batches whose attention weights and tokens of all blocks have at most MAX_BYTES each."""
+    numbers = config.num_tokens * max(config.hidden_size, config.num_heads * config.num_tokens)
+    step = max(1, MAX_BYTES // (4 * max(1, config.num_layers) * numbers))
     return [images[start : start + step] for start in range(0, len(images), step)]
 
 

@@ -2,14 +2,14 @@
 
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from keras import ops
 
 from keras_vit._util.checks import is_count, one_of
-from keras_vit.model.config import ViTConfig
+from keras_vit.model.config.limits import check_attention
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.visualize._models import check_inputs, split_batch, to_float32
 
@@ -26,7 +26,7 @@ def attention_maps(model: Any, images: Any) -> np.ndarray:
         images: prepared floats (batch, height, width, channels), as the VisionTransformer itself takes them.
 
     Returns:
-        float32 (layers, batch, heads, tokens, tokens), queries before keys. Every row sums to 1 (within 2e-3 if the
+        float32 (layers, batch, heads, tokens, tokens), queries before keys. Every row sums to 1 (within 2e-2 if the
         model computes in bfloat16).
 
     Raises:
@@ -37,7 +37,7 @@ def attention_maps(model: Any, images: Any) -> np.ndarray:
         >>> keras_vit.visualize.attention_maps(model, np.zeros((2, 32, 32, 3), "float32")).shape
         (4, 2, 4, 65, 65)
     """
-    return np.stack(block_maps(*check_inputs(model, images)))
+    return np.stack(_block_maps(*check_inputs(model, images)))
 
 
 def attention_distance(model: Any, images: Any) -> np.ndarray:
@@ -64,8 +64,17 @@ def attention_distance(model: Any, images: Any) -> np.ndarray:
         (4, 4)
     """
     model, images = check_inputs(model, images)
-    batches = split_batch(model.config, images)
-    parts = [distances(model.config, block_maps(model, batch)) for batch in batches]
+    config = model.config
+    corners = np.indices(config.grid).reshape(2, -1).T * np.array(config.stride)
+    pixels = np.linalg.norm(corners[:, None] - corners, axis=-1)  # between any two patches
+    patches = slice(config.num_prefix_tokens, None)
+
+    def distances(batch: np.ndarray) -> np.ndarray:
+        maps = _block_maps(model, batch)
+        shares = (_normalize_rows(weights[:, :, patches, patches].astype(np.float64)) for weights in maps)
+        return np.array([np.einsum("bhqk,qk->bhq", each, pixels).mean(axis=2) for each in shares])
+
+    parts = [distances(batch) for batch in split_batch(config, images)]
     return np.concatenate(parts, axis=1).mean(axis=1).astype(np.float32)
 
 
@@ -102,14 +111,30 @@ def attention_rollout(
         ((2, 8, 8), [1.0, 1.0])
     """
     model, images = check_inputs(model, images)
-    config, batches = model.config, split_batch(model.config, images)
-    _check_options(config, head_fusion, discard_ratio, start_layer)
+    config = model.config
+    one_of("head_fusion", head_fusion, tuple(_FUSIONS))
+    if not isinstance(discard_ratio, numbers.Real) or not 0 <= discard_ratio < 1:
+        raise ValueError(f"discard_ratio must be in [0, 1). Received: {discard_ratio!r:.200}")
+    if not is_count(start_layer, least=0) or start_layer >= config.num_layers:
+        raise ValueError(
+            f"start_layer must be an integer from 0 to {config.num_layers - 1}. Received: {start_layer!r:.200}"
+        )
+    prefix = config.num_prefix_tokens
+
+    def fuse_heads(weights: np.ndarray, first_patch: int) -> np.ndarray:
+        fused = _FUSIONS[head_fusion](weights.astype(np.float64), axis=1)
+        return _discard_lowest(fused, first_patch, discard_ratio)
 
     def roll_out(batch: np.ndarray) -> np.ndarray:
-        maps, probe = block_maps(model, batch)[start_layer:], probe_map(model, batch)
-        return rollout(config, maps, probe, head_fusion=head_fusion, discard_ratio=discard_ratio)
+        flow = identity = np.eye(config.num_tokens)
+        for weights in _block_maps(model, batch)[start_layer:]:
+            flow = _normalize_rows(0.5 * fuse_heads(weights, prefix) + 0.5 * identity) @ flow
+        if (probe := _probe_map(model, batch)) is None:
+            return flow[:, config.read_tokens].mean(axis=1)[:, prefix:]
+        return (_normalize_rows(fuse_heads(probe, 0)) @ flow[:, prefix:])[:, 0, prefix:]
 
-    return np.concatenate([roll_out(batch) for batch in batches])
+    rows = np.concatenate([roll_out(batch) for batch in split_batch(config, images)])
+    return _normalize_rows(rows).astype(np.float32).reshape(-1, *config.grid)
 
 
 def class_attention(model: Any, images: Any) -> np.ndarray:
@@ -136,20 +161,25 @@ def class_attention(model: Any, images: Any) -> np.ndarray:
         (4, 2, 4, 8, 8)
     """
     model, images = check_inputs(model, images)
-    batches = split_batch(model.config, images)
-    parts = [class_maps(model.config, block_maps(model, batch), probe_map(model, batch)) for batch in batches]
-    return np.concatenate(parts, axis=1)
+    config = model.config
+    queries, keys = config.read_tokens, slice(config.num_prefix_tokens, None)
+
+    def class_rows(batch: np.ndarray) -> np.ndarray:
+        rows = [weights[:, :, queries, keys].mean(axis=2) for weights in _block_maps(model, batch)]
+        probe = _probe_map(model, batch)
+        return np.stack(rows if probe is None else [*rows, probe[:, :, 0]])
+
+    stacked = np.concatenate([class_rows(batch) for batch in split_batch(config, images)], axis=1)
+    return stacked.reshape(*stacked.shape[:3], *config.grid)
 
 
-# The same arrays from maps computed once, for callers that need several arrays of the same images.
-
-
-def block_maps(model: VisionTransformer, images: np.ndarray) -> list[np.ndarray]:
+def _block_maps(model: VisionTransformer, images: np.ndarray) -> list[np.ndarray]:
     """Return the attention weights of every block: float32 (batch, heads, tokens, tokens)."""
+    check_attention(model.config)
     return [to_float32(weights) for weights in model.attention_maps(images)]
 
 
-def probe_map(model: VisionTransformer, images: np.ndarray) -> np.ndarray | None:
+def _probe_map(model: VisionTransformer, images: np.ndarray) -> np.ndarray | None:
     """Return the attention of a map head's probe, float32 (batch, heads, 1, patches); None for other heads."""
     config = model.config
     if not config.has_map_head:
@@ -159,60 +189,6 @@ def probe_map(model: VisionTransformer, images: np.ndarray) -> np.ndarray | None
     pool = model.get_layer("pool")
     probe = ops.repeat(ops.cast(pool.probe, tokens.dtype), len(images), axis=0)
     return to_float32(pool.attention.weights_of(probe, tokens[:, config.num_prefix_tokens :]))
-
-
-def distances(config: ViTConfig, maps: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the mean attention distances of each image from `block_maps`: float64 (layers, batch, heads)."""
-    corners = np.indices(config.grid).reshape(2, -1).T * np.array(config.stride)
-    pixels = np.linalg.norm(corners[:, None] - corners, axis=-1)  # between any two patches
-    patches = slice(config.num_prefix_tokens, None)
-    shares = (_normalize_rows(weights[:, :, patches, patches].astype(np.float64)) for weights in maps)
-    return np.array([np.einsum("bhqk,qk->bhq", each, pixels).mean(axis=2) for each in shares])
-
-
-def rollout(
-    config: ViTConfig,
-    maps: Sequence[np.ndarray],
-    probe: np.ndarray | None,
-    *,
-    head_fusion: str = "mean",
-    discard_ratio: float = 0.0,
-) -> np.ndarray:
-    """Return `attention_rollout` from the `block_maps` to include and `probe_map`."""
-    prefix = config.num_prefix_tokens
-
-    def fuse_heads(weights: np.ndarray, first_patch: int) -> np.ndarray:
-        fused = _FUSIONS[head_fusion](weights.astype(np.float64), axis=1)
-        return _discard_lowest(fused, first_patch, discard_ratio)
-
-    flow = identity = np.eye(config.num_tokens)
-    for weights in maps:
-        flow = _normalize_rows(0.5 * fuse_heads(weights, prefix) + 0.5 * identity) @ flow
-    if probe is None:
-        pooled = flow[:, config.read_tokens].mean(axis=1, keepdims=True)
-    else:
-        pooled = _normalize_rows(fuse_heads(probe, 0)) @ flow[:, prefix:]
-    return _normalize_rows(pooled[:, 0, prefix:]).astype(np.float32).reshape(-1, *config.grid)
-
-
-def class_maps(config: ViTConfig, maps: Sequence[np.ndarray], probe: np.ndarray | None) -> np.ndarray:
-    """Return `class_attention` from `block_maps` and `probe_map`."""
-    queries, keys = config.read_tokens, slice(config.num_prefix_tokens, None)
-    rows = [weights[:, :, queries, keys].mean(axis=2) for weights in maps]
-    if probe is not None:
-        rows.append(probe[:, :, 0])
-    stacked = np.stack(rows)
-    return stacked.reshape(*stacked.shape[:3], *config.grid)
-
-
-def _check_options(config: ViTConfig, head_fusion: str, discard_ratio: float, start_layer: int) -> None:
-    one_of("head_fusion", head_fusion, tuple(_FUSIONS))
-    if not isinstance(discard_ratio, numbers.Real) or not 0 <= discard_ratio < 1:
-        raise ValueError(f"discard_ratio must be in [0, 1). Received: {discard_ratio!r:.200}")
-    if not is_count(start_layer, least=0) or start_layer >= config.num_layers:
-        raise ValueError(
-            f"start_layer must be an integer from 0 to {config.num_layers - 1}. Received: {start_layer!r:.200}"
-        )
 
 
 def _discard_lowest(weights: np.ndarray, first_patch: int, ratio: float) -> np.ndarray:

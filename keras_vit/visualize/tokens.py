@@ -3,14 +3,14 @@
 A ResNet without blocks (BiT) has one layer: the cells of its last map.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.visualize._models import check_inputs, to_float32
+from keras_vit.visualize._models import check_inputs, split_batch, to_float32
 
 
 def token_norms(model: Any, images: Any) -> np.ndarray:
@@ -33,7 +33,7 @@ def token_norms(model: Any, images: Any) -> np.ndarray:
         >>> keras_vit.visualize.token_norms(model, np.zeros((2, 32, 32, 3), "float32")).shape
         (4, 2, 65)
     """
-    return norms(block_tokens(*check_inputs(model, images)))
+    return _of_blocks(model, images, lambda tokens: np.linalg.norm(to_float32(tokens), axis=-1))
 
 
 def effective_rank(model: Any, images: Any) -> np.ndarray:
@@ -58,7 +58,8 @@ def effective_rank(model: Any, images: Any) -> np.ndarray:
         >>> keras_vit.visualize.effective_rank(model, np.zeros((2, 32, 32, 3), "float32")).shape
         (4,)
     """
-    return ranks(block_tokens(*check_inputs(model, images))).mean(axis=1).astype(np.float32)
+    ranks = _of_blocks(model, images, lambda tokens: np.array([_rank(image) for image in to_float32(tokens)]))
+    return ranks.mean(axis=1).astype(np.float32)
 
 
 def logit_lens(model: Any, images: Any) -> np.ndarray:
@@ -83,23 +84,26 @@ def logit_lens(model: Any, images: Any) -> np.ndarray:
         >>> keras_vit.visualize.logit_lens(model, np.zeros((2, 32, 32, 3), "float32")).shape
         (4, 2, 10)
     """
-    model, images = check_inputs(model, images)
-    if not model.config.num_classes:
+    vit, images = check_inputs(model, images)
+    if not vit.config.num_classes:
         raise ValueError(
             "logit_lens needs a model with a head; load it with its classes, or get its tokens with "
             "`model.features`. Received: num_classes=0"
         )
-    return block_logits(model, block_tokens(model, images))
+    # A keras.Model would add nodes to the layers of the user's model; a Function does not.
+    last_part = keras.Function(vit.get_layer(_token_layers(vit)[-1]).output, vit.outputs[0])
+    return _of_blocks(vit, images, lambda tokens: vit.task.image_logits(to_float32(last_part(tokens))))
 
 
-# The same arrays from tokens computed once, for callers that need several arrays of the same images.
-
-
-def block_tokens(model: VisionTransformer, images: np.ndarray) -> list[Any]:
-    """Return the tokens after every block: tensors (batch, tokens, hidden_size)."""
+def _of_blocks(model: Any, images: Any, function: Callable[[Any], np.ndarray]) -> np.ndarray:
+    """Return a function of the tokens (batch, tokens, hidden_size) after every block: (layers, batch, ...)."""
+    model, images = check_inputs(model, images)
     names = _token_layers(model)
-    features = model.features(images, names)
-    return [features[name] for name in names]
+    parts = []
+    for batch in split_batch(model.config, images):
+        features = model.features(batch, names)
+        parts.append(np.stack([function(features[name]) for name in names]))
+    return np.concatenate(parts, axis=1)
 
 
 def _token_layers(model: VisionTransformer) -> list[str]:
@@ -107,17 +111,8 @@ def _token_layers(model: VisionTransformer) -> list[str]:
     return [f"block_{i}" for i in range(model.config.num_layers)] or ["tokens"]
 
 
-def norms(blocks: Sequence[Any]) -> np.ndarray:
-    """Return `token_norms` from `block_tokens`."""
-    return np.stack([np.linalg.norm(to_float32(tokens), axis=-1) for tokens in blocks])
-
-
-def ranks(blocks: Sequence[Any]) -> np.ndarray:
-    """Return the effective rank of each image from `block_tokens`: float64 (layers, batch)."""
-    return np.array([[_rank(image.astype(np.float64)) for image in to_float32(tokens)] for tokens in blocks])
-
-
 def _rank(matrix: np.ndarray) -> float:
+    matrix = matrix.astype(np.float64)
     if not np.isfinite(matrix).all():
         return np.nan
     # The roots of the smaller product's eigenvalues are the singular values, several times faster than an SVD. What
@@ -127,15 +122,6 @@ def _rank(matrix: np.ndarray) -> float:
     values = np.sqrt(squares[squares > squares[-1] * len(squares) * np.finfo(np.float64).eps])
     shares = values / values.sum()
     return float(np.exp(-(shares * np.log(shares)).sum()))
-
-
-def block_logits(model: VisionTransformer, blocks: Sequence[Any]) -> np.ndarray:
-    """Return `logit_lens` from `block_tokens`."""
-    last_block = model.get_layer(_token_layers(model)[-1])
-    # A keras.Model would add nodes to the layers of the user's model; a Function does not.
-    last_part = keras.Function(last_block.output, model.outputs[0])
-    logits = [to_float32(last_part(tokens)) for tokens in blocks]
-    return np.stack([model.task.image_logits(each) for each in logits])
 
 
 def patch_components(model: Any, images: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -164,17 +150,7 @@ def patch_components(model: Any, images: Any) -> tuple[np.ndarray, np.ndarray]:
         ((3, 8, 8, 3), (3, 8, 8))
     """
     model, images = check_inputs(model, images)
-    return components(patch_features(model, images))
-
-
-def patch_features(model: VisionTransformer, images: np.ndarray) -> np.ndarray:
-    """Return the patches after the last block and the final norm: float32 (batch, rows, columns, width)."""
-    [last] = model.feature_maps(images)
-    return to_float32(last)
-
-
-def components(patches: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return `patch_components` from `patch_features`."""
+    patches = np.concatenate([to_float32(model.feature_maps(batch)[0]) for batch in split_batch(model.config, images)])
     rows = patches.reshape(-1, patches.shape[-1]).astype(np.float64)
     rows -= rows.mean(axis=0)
     _, axes = np.linalg.eigh(rows.T @ rows)  # eigenvalues ascend

@@ -6,7 +6,6 @@ import numpy as np
 
 from keras_vit._util.checks import check_counts, is_count
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.visualize._models import to_float32, vision_transformer
 
 
@@ -35,7 +34,10 @@ def embedding_filters(model: Any, *, num_filters: int = 28) -> np.ndarray:
         (12, 4, 4, 3)
     """
     check_counts(num_filters=num_filters)
-    kernel = _first_kernel(vision_transformer(model)).astype(np.float64)
+    model = vision_transformer(model)
+    is_hybrid = model.config.resnet is not None
+    first = model.get_layer("root").conv.standardized_kernel() if is_hybrid else model.get_layer("embedding").kernel
+    kernel = to_float32(first).astype(np.float64)
     *patch, filters = kernel.shape
     samples = kernel.reshape(-1, filters).T
     # The SVD needs no covariance matrix, which is 75 MB for patches of 32x32 pixels (3,072 numbers).
@@ -43,13 +45,6 @@ def embedding_filters(model: Any, *, num_filters: int = 28) -> np.ndarray:
     # Subtracting the mean leaves one dimension fewer than filters.
     components = components[: min(num_filters, filters - 1)]
     return np.array([_to_unit_range(component) for component in components], np.float32).reshape(-1, *patch)
-
-
-def _first_kernel(model: VisionTransformer) -> np.ndarray:
-    """Return the kernel (height, width, channels, filters) of the first layer."""
-    if model.config.resnet is None:
-        return to_float32(model.get_layer("embedding").kernel)
-    return to_float32(model.get_layer("root").conv.standardized_kernel())
 
 
 def _to_unit_range(component: np.ndarray) -> np.ndarray:

@@ -14,17 +14,15 @@ from keras_vit._util import lazy
 
 if TYPE_CHECKING:
     from keras_vit.errors import UnknownModelError
-    from keras_vit.zoo._zero_shot import zero_shot, zero_shot_head
+    from keras_vit.zoo._pairs import text_encoder, zero_shot, zero_shot_head
     from keras_vit.zoo.catalogue import Card, card, names, read_cards, table
     from keras_vit.zoo.pretrained import load
-    from keras_vit.zoo.texts import text_encoder
 
 _NAMES = {
     "catalogue": ("Card", "card", "names", "read_cards", "table"),
     "keras_vit.errors": ("UnknownModelError",),
     "pretrained": ("load",),
-    "texts": ("text_encoder",),
-    "_zero_shot": ("zero_shot", "zero_shot_head"),
+    "_pairs": ("text_encoder", "zero_shot", "zero_shot_head"),
 }
 
 __all__ = [

@@ -19,7 +19,9 @@ def parse_name(name: str) -> Weights | None:
     family = next(family for family in families() if "grammar" in family.table)
     grammar = family.table["grammar"]
     stem = name.removesuffix(".npz")
-    if not _is_like_augreg(stem, [*grammar["pre_trained"], *grammar["fine_tuned"]]):
+    # A name with two parts of the grammar is treated as an AugReg name: an error can say which part is wrong.
+    known = {spelling for part in grammar["pre_trained"] + grammar["fine_tuned"] for spelling in _allowed(part)}
+    if sum(part in known for part in re.split("-+", stem.casefold())) < 2:
         return None
     first, dashes, second = stem.partition("--")
     values, stem = _parse_parts(name, first, grammar["pre_trained"])
@@ -34,12 +36,6 @@ def parse_name(name: str) -> Weights | None:
             return weights
     stated = {"rank": 1, "image_size": image_size, **grammar["datasets"][values["data set"]]}
     return make_weights(family.table, stem, architecture, stated, {"file": f"{stem}.npz"})
-
-
-def _is_like_augreg(stem: str, parts: Sequence[Mapping[str, Any]]) -> bool:
-    # A name with two parts of the AugReg grammar is treated as an AugReg name: an error can say which part is wrong.
-    known = {spelling for part in parts for spelling in _allowed(part)}
-    return sum(part in known for part in re.split("-+", stem.casefold())) >= 2
 
 
 def _parse_parts(name: str, text: str, parts: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], str]:

@@ -6,7 +6,7 @@ An invalid file is refused as a whole; one error lists everything that is wrong 
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -194,24 +194,18 @@ def make_weights(
         if architecture in entry["values"]
     ]
     tables = [family, stated, row]  # what a later one states takes precedence
-    return Weights(
-        tag=tag,
-        architecture=architecture,
-        file=row["file"],
-        image_size=row.get("image_size", stated["image_size"]),
-        num_classes=row.get("num_classes", stated.get("num_classes")),
-        labels=stated.get("labels"),
-        config=_merged("config", [_sizes(family, architecture), *tables]),
-        preprocessing=Preprocessing(**_merged("preprocessing", tables)),
-        paper=Paper(**family["paper"]),
-        rank=stated["rank"],
-        accuracy=tuple(reported),
-        notes=(*row.get("notes", ()), *stated.get("notes", ()), *family.get("notes", ())),
-        templates=tuple(family.get("templates", ())),
-        tokenizer=row.get("tokenizer", stated.get("tokenizer")),
-        **{key: family[key] for key in ("base", "licence", "source", "terms") if key in family},
-        **{key: row[key] for key in ("sha256", "bytes", "size_mib", "text") if key in row},
-    )
+    merged = {"num_classes": None, "labels": None, **family, **stated, **row}
+    made = {
+        "tag": tag,
+        "architecture": architecture,
+        "config": _merged("config", [_sizes(family, architecture), *tables]),
+        "preprocessing": Preprocessing(**_merged("preprocessing", tables)),
+        "paper": Paper(**family["paper"]),
+        "accuracy": tuple(reported),
+        "notes": (*row.get("notes", ()), *stated.get("notes", ()), *family.get("notes", ())),
+        "templates": tuple(family.get("templates", ())),
+    }
+    return Weights(**{one.name: merged[one.name] for one in fields(Weights) if one.name in merged} | made)
 
 
 def _sizes(family: Mapping[str, Any], architecture: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from filelock import FileLock
 from keras_vit._util.download.integrity import CorruptFileError, Expected, is_intact, verify, write_pin
 from keras_vit._util.download.transfer import download, no_connection
 from keras_vit._util.text import install_command
-from keras_vit.errors import DownloadError, FileUnavailableError
+from keras_vit.errors import DownloadError, FileUnavailableError, LicenceError
 
 STORAGE = "https://storage.googleapis.com/"
 HUB_SOURCE = re.compile(r"hf://(?P<org>[^/@]+)/(?P<repo>[^/@]+)/(?P<path>[^@]+)(@(?P<revision>.+))?")
@@ -53,8 +53,24 @@ def fetch(source: str, *, sha256: str | None = None, size: int | None = None) ->
     return _fetch_remote(_locate(source), expected) if local is None else _verify_local(local, expected)
 
 
-def is_cached(source: str) -> bool:
-    """Return whether the copy of a remote file is in the cache."""
+def check_licence(source: str, name: str, licence: str, terms: str | None, *, is_accepted: bool) -> None:
+    """Raise a LicenceError for a remote file with terms that are not accepted, unless there is a copy of it already."""
+    if terms and not is_accepted and not _is_cached(source):
+        raise LicenceError(
+            f"{name} has terms of its own ({licence}): read {terms} and, if you accept them, load it with "
+            "accept_licence=True (--accept-licence)."
+        )
+
+
+def _is_cached(source: str) -> bool:
+    """Return whether the copy of a remote file is in the cache, or in the hub's."""
+    if (hub := HUB_SOURCE.fullmatch(source)) and not os.environ.get("KERAS_VIT_MIRROR"):
+        try:
+            from huggingface_hub import try_to_load_from_cache
+        except ImportError:
+            return False
+        found = try_to_load_from_cache(f"{hub['org']}/{hub['repo']}", hub["path"], revision=hub["revision"])
+        return isinstance(found, str)
     return _locate(source).cached.exists()
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
+
 from keras_vit._util.untrusted import MAX_DIRECTORY_BYTES, hdf5_end, open_safetensors, parse_json
 
 CHUNK = 1 << 20
@@ -40,18 +42,11 @@ class Expected:
         return bool(self.sha256 or self.checksums or suffix in ZIP_CHECKS)
 
 
-def new_checksum(algorithm: str) -> Any:
-    """Return an empty "sha256", "md5" or "crc32c" checksum with hashlib's methods `update` and `digest`."""
-    if algorithm == "crc32c":  # the only checksum of composite objects in Google's storage
-        import google_crc32c
-
-        return google_crc32c.Checksum()
-    return hashlib.new(algorithm, usedforsecurity=algorithm == "sha256")
-
-
 def digests(path: Path, algorithms: set[str]) -> dict[str, bytes]:
-    """Return checksums of a file by algorithm, in one pass and constant memory."""
-    checksums = {algorithm: new_checksum(algorithm) for algorithm in algorithms}
+    """Return checksums of a file by algorithm ("sha256", "md5" or "crc32c"), in one pass and constant memory."""
+    checksums: dict[str, Any] = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms - {"crc32c"}}
+    if "crc32c" in algorithms:  # the only checksum of composite objects in Google's storage
+        checksums["crc32c"] = google_crc32c.Checksum()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
             for checksum in checksums.values():
@@ -77,77 +72,58 @@ def verify(path: Path, expected: Expected, suffix: str | None = None) -> str:
         if actual[algorithm] != digest:
             raise CorruptFileError(f"its {algorithm} is {actual[algorithm].hex()}, expected {digest.hex()}")
     if not checksums and suffix in SELF_CHECKS:
-        SELF_CHECKS[suffix](path)
+        try:
+            SELF_CHECKS[suffix](path)
+        except Exception as error:  # zipfile and its decompressors raise ten types for damage
+            raise CorruptFileError(f"it is not an intact {suffix} file ({error})") from error
     elif not expected.can_verify(suffix):
         raise CorruptFileError("it cannot be checked: neither a checksum nor a length is known")
     return actual["sha256"].hex()
 
 
-def check_zip(path: Path) -> None:
-    """Test the CRC of every member, in little memory."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-    except Exception as error:  # zipfile and its decompressors raise ten types for damage
-        raise CorruptFileError(f"it is not an intact zip archive ({error})") from error
-    if damaged is not None:
-        raise CorruptFileError(f"its member {damaged} is damaged")
+def _check_zip(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        if damaged := archive.testzip():  # by the CRC of every member, in little memory
+            raise ValueError(f"its member {damaged} is damaged")
 
 
-def check_torch(path: Path) -> None:
+def _check_torch(path: Path) -> None:
     """Test PyTorch's zip archive; the pickles of PyTorch before 1.6 cannot be tested, and are never read."""
     with path.open("rb") as file:
         is_pickle = file.read(1) == b"\x80"
     if not is_pickle:
-        check_zip(path)
+        _check_zip(path)
 
 
-def check_json(path: Path) -> None:
-    """Parse a JSON file."""
+def _check_json(path: Path) -> None:
     if path.stat().st_size > MAX_DIRECTORY_BYTES:
-        raise CorruptFileError(f"it has more than {MAX_DIRECTORY_BYTES:,} bytes, the limit for JSON")
-    try:
-        parse_json(path.read_bytes())
-    except ValueError as error:
-        raise CorruptFileError(f"it {error}") from error
+        raise ValueError(f"it has more than {MAX_DIRECTORY_BYTES:,} bytes, the limit for JSON")
+    parse_json(path.read_bytes())
 
 
-def check_hdf5(path: Path) -> None:
-    """Compare the length of an HDF5 file with the one that its header states."""
+def _check_hdf5(path: Path) -> None:
     with path.open("rb") as file:
-        start = file.read(48)
-    try:
-        stated = hdf5_end(start)
-    except ValueError as error:
-        raise CorruptFileError(f"it {error}") from error
+        stated = hdf5_end(file.read(48))
     if stated > path.stat().st_size:
-        raise CorruptFileError(f"it has {path.stat().st_size:,} bytes, its own header states {stated:,}")
+        raise ValueError(f"it has {path.stat().st_size:,} bytes, its own header states {stated:,}")
 
 
-def check_safetensors(path: Path) -> None:
-    """Check the header of the file, and that its tensors fill the rest of it."""
-    try:
-        with open_safetensors(path):
-            pass
-    except ValueError as error:
-        raise CorruptFileError(f"it {error}") from error
+def _check_safetensors(path: Path) -> None:
+    with open_safetensors(path):
+        pass
 
 
-# By suffix: checks of the whole content, and all checks.
+# Checks of the whole content, and all checks, by suffix.
 ZIP_CHECKS = {
-    ".npz": check_zip,
-    ".zip": check_zip,
-    ".keras": check_zip,
-    ".pth": check_torch,
-    ".pt": check_torch,
-    ".bin": check_torch,
+    **dict.fromkeys((".npz", ".zip", ".keras"), _check_zip),
+    **dict.fromkeys((".pth", ".pt", ".bin"), _check_torch),
 }
 SELF_CHECKS: dict[str, Callable[[Path], None]] = {
     **ZIP_CHECKS,
-    ".h5": check_hdf5,
-    ".hdf5": check_hdf5,
-    ".safetensors": check_safetensors,
-    ".json": check_json,
+    ".h5": _check_hdf5,
+    ".hdf5": _check_hdf5,
+    ".safetensors": _check_safetensors,
+    ".json": _check_json,
 }
 WEB_PAGE = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html|head|body|script)\b", re.IGNORECASE)
 

@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import requests
@@ -86,7 +85,10 @@ def _attempt(url: str, part: Path, expected: Expected) -> Expected:
         if length is not None and expected.size not in (None, length):
             raise CorruptFileError(f"the server states {length:,} bytes, expected {expected.size:,}")
         size = expected.size if length is None else length
-        stated = replace(expected, size=size, checksums=_stated_checksums(response.headers))
+        # Google's storage states `x-goog-hash: crc32c=<base64>,md5=<base64>`.
+        pairs = re.findall(r"\b(md5|crc32c)=([A-Za-z0-9+/]+=*)", response.headers.get("x-goog-hash", ""))
+        checksums = {algorithm: base64.b64decode(digest) for algorithm, digest in pairs}
+        stated = replace(expected, size=size, checksums=checksums)
         if not stated.can_verify(suffix):
             raise DownloadError(
                 f"{url}: the server states neither a length nor a checksum, so damage could not be detected."
@@ -119,7 +121,8 @@ def _get(url: str, headers: Mapping[str, str]) -> Iterator[requests.Response]:
     try:
         with requests.Session() as session:
             session.max_redirects = MAX_REDIRECTS
-            session.hooks["response"].append(_close_redirect)
+            # A redirect is closed before its body is read, which can have any length.
+            session.hooks["response"].append(lambda response, **_: response.close() if response.is_redirect else None)
             if url.startswith("https:"):
                 del session.adapters["http://"]  # others could read and change what a redirect to http returns
             with _before_deadline(session, url, headers) as response:
@@ -132,12 +135,6 @@ def _get(url: str, headers: Mapping[str, str]) -> Iterator[requests.Response]:
         raise TransientError(f"{type(error).__name__}: {error}") from error
     except (requests.RequestException, ValueError) as error:  # ValueError: addresses and headers that cannot be parsed
         raise DownloadError(f"{url} cannot be requested: {str(error)[:300]}") from error
-
-
-def _close_redirect(response: requests.Response, **_: Any) -> None:
-    """Close a redirect before its body is read, which can have any length."""
-    if response.is_redirect:
-        response.close()
 
 
 def _before_deadline(session: requests.Session, url: str, headers: Mapping[str, str]) -> requests.Response:
@@ -178,12 +175,6 @@ def _total_length(response: requests.Response, offset: int) -> int | None:
         return int(match[2])
     length = response.headers.get("Content-Length", "")
     return int(length) if re.fullmatch("[0-9]{1,18}", length) else None
-
-
-def _stated_checksums(headers: Mapping[str, str]) -> dict[str, bytes]:
-    """Return the checksums that Google's storage states: `x-goog-hash: crc32c=<base64>,md5=<base64>`."""
-    pairs = re.findall(r"\b(md5|crc32c)=([A-Za-z0-9+/]+=*)", headers.get("x-goog-hash", ""))
-    return {algorithm: base64.b64decode(digest) for algorithm, digest in pairs}
 
 
 def _receive(response: requests.Response, part: Path, size: int | None) -> None:

@@ -1,11 +1,17 @@
-"""Check untrusted zip files: limit what the directory of an archive claims before zipfile and NumPy trust it."""
+"""Check untrusted zip files: limit what the directory of an archive claims before zipfile and NumPy trust it.
+
+`open_keras_archive` checks what Keras' `model.save("vit.keras")` writes, before anything is built from it.
+"""
 
 import io
 import struct
 import zipfile
+from pathlib import Path
+from typing import Any
 
-from keras_vit._util.untrusted import MAX_DIRECTORY_BYTES
-from keras_vit.converters.containers.base import DOWNLOAD_AGAIN, quoted, read_exactly
+from keras_vit._util.untrusted import MAX_DIRECTORY_BYTES, MAX_JSON_BYTES, parse_object
+from keras_vit.converters.containers.base import DOWNLOAD_AGAIN, quoted, read_exactly, reading
+from keras_vit.converters.containers.hdf5 import Hdf5Container
 from keras_vit.errors import CheckpointError
 
 # An archive may unpack to the larger of this many bytes and this many times its own size. Trained weights hardly
@@ -13,26 +19,36 @@ from keras_vit.errors import CheckpointError
 MAX_UNPACKED_BYTES = 256 << 20
 MAX_UNPACKED_RATIO = 100
 
-# Records of the zip format, PKWARE's APPNOTE.TXT sections 4.3.7 and 4.3.14 to 4.3.16.
-_END = struct.Struct("<4s4H2LH")
-_END64 = struct.Struct("<4sQ2H2L4Q")
-_LOCATOR64 = struct.Struct("<4sLQL")
-_MAX_COMMENT = 0xFFFF
+# Sections 4.3.7 and 4.3.16 of the zip format, PKWARE's APPNOTE.TXT.
 _LOCAL_HEADER_BYTES = 30  # before the member's name
 _LENGTHS_AT = 26  # of the name and of the extra field, in the local header
+_END = struct.Struct("<4s6xH8xH")  # signature, members (65,535: more than 16 bits hold), bytes of the comment
+
+_METADATA, _CONFIG, _WEIGHTS = "metadata.json", "config.json", "model.weights.h5"  # members of a .keras file
 
 
-def open_archive(file: io.RawIOBase, size: int) -> zipfile.ZipFile:
+class LimitedFile(io.FileIO):
+    """A file of which no more than MAX_DIRECTORY_BYTES are read at once, as zipfile reads a directory."""
+
+    def read(self, count: int | None = -1, /) -> bytes:
+        """Read `count` bytes; raise a CheckpointError for too many."""
+        if count is not None and count > MAX_DIRECTORY_BYTES:
+            raise CheckpointError(f"names its members in {count} bytes; at most {MAX_DIRECTORY_BYTES} are read.")
+        return super().read(count) or b""
+
+
+def open_archive(file: LimitedFile, size: int) -> zipfile.ZipFile:
     """Open a zip archive of `size` bytes and check its directory; nothing is unpacked.
 
     zipfile compares the local header of a member with the directory, and its contents with the checksum, when the
     member is read.
     """
-    count = _check_directory(file, size)
     archive = zipfile.ZipFile(file)
     infos = archive.infolist()
-    if len(infos) != count:
-        raise CheckpointError(f"names {len(infos)} members but claims to have {count}. {DOWNLOAD_AGAIN}")
+    file.seek(size - _END.size - len(archive.comment))
+    signature, count, comment_bytes = _END.unpack(read_exactly(file, _END.size))
+    if (signature, comment_bytes) != (b"PK\5\6", len(archive.comment)) or count not in (len(infos), 0xFFFF):
+        raise CheckpointError(f"has a damaged directory: it was cut short. {DOWNLOAD_AGAIN}")
     names: set[str] = set()
     for info in infos:
         name = quoted(info.orig_filename)
@@ -58,45 +74,27 @@ def open_archive(file: io.RawIOBase, size: int) -> zipfile.ZipFile:
     return archive
 
 
-def data_start(archive: zipfile.ZipFile, file: io.RawIOBase, info: zipfile.ZipInfo) -> int:
-    """Return the offset of a member's packed bytes in the file."""
-    archive.open(info).close()  # compares the local header with the directory
-    file.seek(info.header_offset + _LENGTHS_AT)
-    name_bytes, extra_bytes = struct.unpack("<HH", read_exactly(file, 4))
-    return info.header_offset + _LOCAL_HEADER_BYTES + int(name_bytes) + int(extra_bytes)
-
-
-def _check_directory(file: io.RawIOBase, size: int) -> int:
-    """Check the size of an archive's directory before zipfile reads it; return how many members it claims to have."""
-    end = _end_record(file, size)
-    tail_bytes = _END64.size + _LOCATOR64.size + _END.size
-    start = max(0, end + _END.size - tail_bytes)
-    file.seek(start)
-    tail = read_exactly(file, end + _END.size - start).rjust(tail_bytes, b"\0")
-    count: int
-    directory_bytes: int
-    *_, count, directory_bytes, _, _ = _END.unpack(tail[-_END.size :])
-    locator, _, end64, _ = _LOCATOR64.unpack_from(tail, _END64.size)
-    if locator == b"PK\6\7":
-        signature, *_, count, directory_bytes, _ = _END64.unpack_from(tail)
-        end += _END.size - tail_bytes
-        if signature != b"PK\6\6" or end64 != end:
-            raise CheckpointError(f"has a damaged directory. {DOWNLOAD_AGAIN}")
-    if directory_bytes > min(end, MAX_DIRECTORY_BYTES):
-        raise CheckpointError(
-            f"names its members in {directory_bytes} bytes; at most {min(end, MAX_DIRECTORY_BYTES)} are read."
-        )
-    return count
-
-
-def _end_record(file: io.RawIOBase, size: int) -> int:
-    """Return the offset of the record that ends an archive: the one that zipfile finds, with nothing after it."""
-    window = min(size, _END.size + _MAX_COMMENT)
-    file.seek(size - window)
-    tail = read_exactly(file, window)
-    place = tail.rfind(b"PK\5\6")
-    if place >= 0 and window - place >= _END.size:
-        *_, comment_bytes = _END.unpack_from(tail, place)
-        if place + _END.size + comment_bytes == window:
-            return size - window + place
-    raise CheckpointError(f"does not end as a zip archive does: it was cut short. {DOWNLOAD_AGAIN}")
+def open_keras_archive(path: Path) -> tuple[dict[str, Any], Hdf5Container]:
+    """Return the object in the config.json of a .keras file, and its model.weights.h5 as an open container."""
+    with reading(path), LimitedFile(path) as file:
+        archive = open_archive(file, path.stat().st_size)
+        names = {info.orig_filename for info in archive.infolist()}
+        if names - {_METADATA} != {_CONFIG, _WEIGHTS}:
+            known = [_METADATA, _CONFIG, _WEIGHTS]
+            missing = [name for name in known[1:] if name not in names]
+            wrong = f"no member {missing[0]!r}" if missing else f"a member {quoted(min(names.difference(known)))}"
+            raise CheckpointError(f"has {wrong}; a .keras file of keras_vit has {known}.")
+        weights = archive.getinfo(_WEIGHTS)
+        if weights.compress_type != zipfile.ZIP_STORED:
+            raise CheckpointError("has compressed weights, which Keras does not write. Save the model again.")
+        archive.open(weights).close()  # compares the local header with the directory
+        file.seek(weights.header_offset + _LENGTHS_AT)
+        lengths = struct.unpack("<HH", read_exactly(file, 4))
+        start = weights.header_offset + _LOCAL_HEADER_BYTES + sum(lengths)
+        if (config_bytes := archive.getinfo(_CONFIG).file_size) > MAX_JSON_BYTES:
+            raise CheckpointError(f"has a config.json of {config_bytes:,} bytes; the limit is {MAX_JSON_BYTES:,}.")
+        try:
+            config = parse_object(archive.read(_CONFIG))
+        except ValueError as error:
+            raise CheckpointError(f"has a config.json that {error}") from error
+    return config, Hdf5Container(path, start=start, size=weights.file_size)

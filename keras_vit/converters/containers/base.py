@@ -4,32 +4,19 @@ import abc
 import contextlib
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from keras_vit._util.text import printable
 from keras_vit.errors import CheckpointError
 
+_CODES = ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1")
 # The types that are read, and the bytes of one element in a file.
-ITEM_BYTES = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint64": 8,
-    "uint32": 4,
-    "uint16": 2,
-    "uint8": 1,
-    "bool": 1,
-}
+ITEM_BYTES = {np.dtype(code).name: int(code[1]) for code in _CODES} | {"bfloat16": 2, "bool": 1}
 DOWNLOAD_AGAIN = "Download it again."
 
 
@@ -119,6 +106,20 @@ def read_exactly(stream: io.RawIOBase | io.BufferedIOBase, count: int) -> bytes:
     if len(data) != count:
         raise CheckpointError(f"ends {count - len(data)} bytes early: it was cut short. {DOWNLOAD_AGAIN}")
     return data
+
+
+def checked_pairs(tensors: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the tensors of a file to write, one in memory at a time; raise a ValueError for a wrong name or type."""
+    names: set[str] = set()
+    for name, value in tensors.items() if isinstance(tensors, Mapping) else tensors:
+        array = np.asarray(value)
+        if name in names:
+            raise ValueError(f"Two tensors are named {quoted(name)}.")
+        if array.dtype.name not in ITEM_BYTES:
+            raise ValueError(f"Tensor {quoted(name)} is {array.dtype}. Types written: {', '.join(ITEM_BYTES)}.")
+        names.add(name)
+        yield name, array
+        del array, value
 
 
 def bfloat16_to_float32(array: np.ndarray) -> np.ndarray:

@@ -15,18 +15,22 @@ import numpy as np
 
 from keras_vit._util.atomic import replacing
 from keras_vit._util.untrusted import parse_object
-from keras_vit.converters.containers.archive import open_archive
-from keras_vit.converters.containers.base import ITEM_BYTES, Container, Header, bfloat16_to_float32, quoted
+from keras_vit.converters.containers.archive import LimitedFile, open_archive
+from keras_vit.converters.containers.base import (
+    ITEM_BYTES,
+    Container,
+    Header,
+    bfloat16_to_float32,
+    checked_pairs,
+    quoted,
+)
 from keras_vit.errors import CheckpointError
 
 _MAX_NPY_HEADER = 10_000  # NumPy's own limit; a longer literal could exhaust Python's parser
 _BFLOAT16 = np.dtype("V2")  # NumPy has no bfloat16: it saves two opaque bytes
 
 # Version of a .npy file -> reader of its header. NumPy writes version 3 only for records.
-_HEADER_READERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
+_HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 # Last part of a member's name -> kind of zip archive that has such a member.
 _FOREIGN_MEMBERS = {
@@ -40,7 +44,7 @@ class NpzContainer(Container):
     """An .npz archive, open for reading. Pickled members are listed and never read."""
 
     def _read_headers(self, size: int) -> None:
-        file = self._open_files.enter_context(io.FileIO(self.path))
+        file = self._open_files.enter_context(LimitedFile(self.path))
         self._archive = open_archive(file, size)
         self.metadata = _metadata(self._archive.comment)
         self._members: dict[str, zipfile.ZipInfo] = {}
@@ -72,7 +76,8 @@ def _read_header(stream: IO[bytes], name: str, size: int) -> Header:
     shape, _, dtype = _HEADER_READERS[version](start)
     if any(side < 0 for side in shape):
         raise CheckpointError(f"tensor {quoted(name)} has the impossible shape {str(shape)[:200]}.")
-    header = Header(name, shape, _type_name(dtype))
+    dtype_name = "bfloat16" if dtype == _BFLOAT16 else dtype.name
+    header = Header(name, shape, dtype_name if dtype_name in ITEM_BYTES or dtype.hasobject else str(dtype))
     held = size - start.tell()
     if header.dtype in ITEM_BYTES and header.bytes != held:
         raise CheckpointError(
@@ -80,12 +85,6 @@ def _read_header(stream: IO[bytes], name: str, size: int) -> Header:
             f"but the archive holds {held} for it."
         )
     return header
-
-
-def _type_name(dtype: np.dtype) -> str:
-    if dtype == _BFLOAT16:
-        return "bfloat16"
-    return dtype.name if dtype.name in ITEM_BYTES or dtype.hasobject else str(dtype)
 
 
 def _check_names(names: list[str]) -> None:
@@ -128,25 +127,13 @@ def write_npz(
             bfloat16 arrays (ml_dtypes) are written as NumPy does, as two opaque bytes per element.
         metadata: texts for the archive's comment, which NumPy ignores; less than 64 KiB.
     """
-    pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
     with replacing(Path(path)) as file, zipfile.ZipFile(file, "w") as archive:
-        for name, array in pairs:
-            _write_member(archive, f"{name}.npy", np.asarray(array))
-            del array  # before the next one is made
+        for name, array in checked_pairs(tensors):
+            _check_name(f"{name}.npy")
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:  # dated 1980-01-01, as numpy.savez does
+                raw = array.view("V2") if array.dtype.name == "bfloat16" else array
+                np.lib.format.write_array(stream, raw, allow_pickle=False)
+            del array, raw  # before the next one is made
         if metadata:
             archive.comment = json.dumps(dict(metadata)).encode()
     return Path(path)
-
-
-def _write_member(archive: zipfile.ZipFile, name: str, array: np.ndarray) -> None:
-    _check_name(name)
-    if name in archive.NameToInfo:
-        raise ValueError(f"Two tensors are named {quoted(name)}.")
-    if array.dtype.name not in ITEM_BYTES:
-        raise ValueError(f"Tensor {quoted(name)} is {array.dtype}. Types written: {', '.join(ITEM_BYTES)}.")
-    info = zipfile.ZipInfo(name)  # dated 1980-01-01: the same tensors make the same file
-    info.create_system, info.external_attr = 3, 0o600 << 16  # on any system as numpy.savez does on Unix
-    info.file_size = array.nbytes + _MAX_NPY_HEADER  # an upper bound; zipfile chooses 32 or 64 bits by it
-    with archive.open(info, "w") as stream:
-        raw = array.view("V2") if array.dtype.name == "bfloat16" else array
-        np.lib.format.write_array(stream, raw, allow_pickle=False)

@@ -1,7 +1,6 @@
 """Read PyTorch's .pth and .bin files, zip archives of a pickle and tensors, through PyTorch; no code in them is run."""
 
 import argparse
-import io
 import pickle
 import warnings
 import zipfile
@@ -12,7 +11,7 @@ import numpy as np
 
 from keras_vit._util.text import install_command
 from keras_vit._util.untrusted import directory_limit
-from keras_vit.converters.containers.archive import open_archive
+from keras_vit.converters.containers.archive import LimitedFile, open_archive
 from keras_vit.converters.containers.base import DOWNLOAD_AGAIN, Container, Header, quoted
 from keras_vit.errors import CheckpointError
 
@@ -39,7 +38,8 @@ class TorchContainer(Container):
         self._tensors: dict[str, Any] = {}
         self._check_archive(size)
         for name, tensor in _state_dict(self._load()).items():
-            header = _header(name, tensor)
+            kind = str(tensor.dtype if str(tensor.layout) == "torch.strided" else tensor.layout)
+            header = Header(name, tuple(tensor.shape), kind.removeprefix("torch."))
             if header.bytes > size:  # a view that repeats its elements
                 raise CheckpointError(
                     f"is a PyTorch file whose tensor {quoted(name)} is larger than the file. {DOWNLOAD_AGAIN}"
@@ -54,7 +54,7 @@ class TorchContainer(Container):
 
     def _check_archive(self, size: int) -> None:
         """Limit what PyTorch unpacks, because it trusts the sizes that an archive claims."""
-        with io.FileIO(self.path) as file:
+        with LimitedFile(self.path) as file:
             members = open_archive(file, size).infolist()
         for member in members:
             if member.compress_type != zipfile.ZIP_STORED:
@@ -102,8 +102,3 @@ def _state_dict(loaded: Any) -> dict[str, Any]:
     if not tensors:
         raise CheckpointError(f"is a PyTorch file without tensors by name. It holds: {str(type(loaded))[:100]}")
     return tensors
-
-
-def _header(name: str, tensor: Any) -> Header:
-    kind = str(tensor.dtype if str(tensor.layout) == "torch.strided" else tensor.layout)
-    return Header(name, tuple(tensor.shape), kind.removeprefix("torch."))

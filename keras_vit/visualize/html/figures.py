@@ -12,6 +12,13 @@ import numpy as np
 from keras_vit._util.html import COLOURS
 from keras_vit._util.text import install_command
 
+try:
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+except ImportError as missing:
+    raise ImportError(f"The report needs matplotlib: {install_command('plots')}") from missing
+
 LIGHT = {name: light for name, (light, _) in COLOURS.items()}
 CHART = (4.4, 3.0)  # inches; a phone shows it 310 pixels wide, where a point is about a pixel
 FONT_SIZE = 11
@@ -19,14 +26,6 @@ MAX_MAPS = 16  # in a row or column of maps: a screen has too few pixels for mor
 LOG_SCALE_RATIO = 20  # the axis of norms is logarithmic if the largest is more than this times the smallest
 HOTTEST = 8  # times the average patch, where the colours of a heat map end
 MAX_OPACITY = 0.85  # of the hottest colour
-
-
-def check_matplotlib() -> None:
-    """Raise an ImportError with what to install if matplotlib is missing."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f"The report needs matplotlib: {install_command('plots')}") from error
 
 
 def draw_distances(distance: np.ndarray) -> Any:
@@ -85,7 +84,7 @@ def draw_filters(embedding_filters: np.ndarray) -> Any:
     tiles[:count, ..., :3] = embedding_filters
     tiles[:count, ..., 3] = 1
     mosaic = _mosaic(tiles.reshape(rows, columns, height, width, 4), gap=max(1, width // 10))
-    figure = _new_figure(CHART[0], CHART[0] * mosaic.shape[0] / mosaic.shape[1], layout="none")
+    figure = Figure(figsize=(CHART[0], CHART[0] * mosaic.shape[0] / mosaic.shape[1]))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.imshow(mosaic, interpolation="none", aspect="equal")
     axes.set_axis_off()
@@ -97,8 +96,6 @@ def draw_similarities(position_similarity: np.ndarray) -> Any:
 
     If there are more than MAX_MAPS rows or columns of maps, evenly spaced ones are drawn.
     """
-    from matplotlib import colormaps
-
     height, width = position_similarity.shape[:2]
     rows, columns = (  # evenly spaced
         np.unique(np.linspace(0, side - 1, min(side, MAX_MAPS)).round().astype(int)) for side in (height, width)
@@ -107,7 +104,7 @@ def draw_similarities(position_similarity: np.ndarray) -> Any:
     gap = max(1, round(0.15 * max(height, width)))
     mosaic = _mosaic(colours, gap)
     ratio = mosaic.shape[0] / mosaic.shape[1]
-    figure = _new_figure(CHART[0], 0.7 + 3.4 * ratio)
+    figure = Figure(figsize=(CHART[0], 0.7 + 3.4 * ratio), layout="constrained")
     axes, scale = figure.subplots(1, 2, width_ratios=(1, 0.04))
     axes.imshow(mosaic, interpolation="none", aspect="equal")
     _number_tiles(axes.xaxis, columns, width + gap, width)
@@ -144,8 +141,6 @@ def heat_scale() -> np.ndarray:
 
 
 def _heat_colours(times: np.ndarray) -> np.ndarray:
-    from matplotlib import colormaps
-
     level = np.clip(np.log2(np.maximum(times, 1)) / np.log2(HOTTEST), 0, 1)
     colours = colormaps["inferno"](0.35 + 0.6 * level)
     colours[..., 3] = MAX_OPACITY * level**0.6  # a power below 1, so that twice the average is visible
@@ -154,9 +149,7 @@ def _heat_colours(times: np.ndarray) -> np.ndarray:
 
 def _new_chart(label: str) -> tuple[Any, Any]:
     """Return a figure and its axes, with blocks from left to right."""
-    figure = _new_figure(*CHART)
-    from matplotlib.ticker import MaxNLocator
-
+    figure = Figure(figsize=CHART, layout="constrained")
     axes = figure.subplots()
     _label_axes(axes, "block", label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -167,13 +160,6 @@ def _new_chart(label: str) -> tuple[Any, Any]:
         spine.set_visible(side == "bottom")
         spine.set_color(LIGHT["line"])
     return figure, axes
-
-
-def _new_figure(width: float, height: float, layout: Any = "constrained") -> Any:
-    check_matplotlib()
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout=layout)
 
 
 def _label_axes(axes: Any, x: str, y: str) -> None:

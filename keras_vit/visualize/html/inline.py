@@ -53,14 +53,11 @@ def svg(figure: Any, alt: str) -> Markup:
     drawing = drawing[drawing.index("<svg") :]
     drawing = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", drawing, flags=re.DOTALL)
     drawing = re.sub(r' xmlns(:\w+)?="[^"]*"', "", drawing).replace("xlink:href", "href")
-    drawing = _unique_ids(drawing, f"s{zlib.crc32(drawing.encode()):08x}-")
+    # Each id that is referred to gets a prefix, because a page has several drawings; the others are left out.
+    prefix = f"s{zlib.crc32(drawing.encode()):08x}-"
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', drawing))
+    drawing = re.sub(r' id="([^"]*)"', lambda match: f' id="{prefix}{match[1]}"' if match[1] in used else "", drawing)
+    drawing = re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}", drawing)
     for name, (light, _) in COLOURS.items():
         drawing = drawing.replace(light, f"var(--{name})")
     return Markup(drawing.replace("<svg", f'<svg role="img" aria-label="{escape(alt)}"', 1).strip())
-
-
-def _unique_ids(drawing: str, prefix: str) -> str:
-    """Return the drawing with a prefix on each id that is referred to, and without the others."""
-    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', drawing))
-    drawing = re.sub(r' id="([^"]*)"', lambda match: f' id="{prefix}{match[1]}"' if match[1] in used else "", drawing)
-    return re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}", drawing)

@@ -12,16 +12,18 @@ import numpy as np
 from keras_vit._util import html
 from keras_vit._util.atomic import replacing
 from keras_vit._util.checks import as_path, check_counts
+from keras_vit._util.progress import track
 from keras_vit._util.text import byte_size, scaled
 from keras_vit._util.timing import median_milliseconds
 from keras_vit.model.classify import single_images
+from keras_vit.model.config import ViTConfig
 from keras_vit.model.numbers import numbers
 from keras_vit.model.sizes import name_of
 from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.visualize import attention, tokens, weights
 from keras_vit.visualize._models import vision_transformer
 from keras_vit.visualize.html import figures
 from keras_vit.visualize.html.inline import data_uri, svg, thumbnail
-from keras_vit.visualize.html.report_data import ReportData, collect
 
 MAX_IMAGES = 16
 PICTURE_SIDE = 448  # pixels of a picture's longer side on the page
@@ -72,31 +74,26 @@ def report(
         >>> keras_vit.visualize.report(model, digits.load().test_images[:1], "report.html").name
         'report.html'
     """
-    figures.check_matplotlib()
-    target = _check_target(Path(as_path(path, "path")))
+    target = Path(as_path(path, "path"))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"There is no folder for the report: {target.parent}")
+    if target.is_dir():
+        raise ValueError(f"path must be the .html file to write. Received: the folder {str(target)!r}")
     check_counts(top=top)
     inner = vision_transformer(model)
     names, prepared = _prepare(inner, images)
-    data = collect(inner, prepared, names, top=top, progress=progress)
-    exports_table = [_model_row(inner, prepared[:1]), *map(_export_row, exports)] if exports else []
     page = _render(
-        data,
+        _collect(inner, prepared, top, progress=progress),
+        names=names,
         title=title or (name_of(inner.config) if inner.name == "vit" else inner.name),
         part_of=None if model is inner else repr(model.name),
         card=card,
-        exports=exports_table,
+        card_lines=[] if isinstance(card, Mapping) else [(line, _indent(line)) for line in str(card).splitlines()],
+        exports=[_model_row(inner, prepared[:1]), *map(_export_row, exports)] if exports else [],
     )
     with replacing(target) as file:
         file.write(page.encode())
     return target
-
-
-def _check_target(path: Path) -> Path:
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder for the report: {path.parent}")
-    if path.is_dir():
-        raise ValueError(f"path must be the .html file to write. Received: the folder {str(path)!r}")
-    return path
 
 
 def _prepare(model: VisionTransformer, images: Any) -> tuple[list[str], np.ndarray]:
@@ -116,31 +113,69 @@ def _names(paths: Sequence[PurePath]) -> list[str]:
     return [name or f"{path}, image {number}" for number, (name, path) in enumerate(zip(unique, paths, strict=True), 1)]
 
 
-def _render(data: ReportData, *, title: str, part_of: str | None, card: Any, exports: Sequence[tuple[Any, ...]]) -> str:
-    """Return the page; `part_of` names the model that contains the described one, `exports` has rows of a table."""
-    filters = {"data_uri": data_uri, "heat": figures.heat, "svg": svg, "times_average": figures.times_average}
-    environment = html.environment("keras_vit.visualize.html", **filters)
-    charts = {
-        "distance": None if data.distance is None else figures.draw_distances(data.distance),
-        "filters": figures.draw_filters(data.filters),
-        "similarity": None if data.similarity is None else figures.draw_similarities(data.similarity),
-        "norms": figures.draw_norms(data.norms, prefix_tokens=data.config.num_prefix_tokens),
-        "rank": figures.draw_ranks(data.rank),
+def _collect(model: VisionTransformer, images: np.ndarray, top: int, *, progress: bool) -> dict[str, Any]:
+    """Compute what a report shows of a model and prepared images; raise a ValueError for NaN or infinity."""
+    config = model.config
+    norms = tokens.token_norms(model, images)
+    if not np.isfinite(norms).all():
+        raise ValueError(
+            f"{model.name!r} computes NaN or infinity from these images: there is nothing to draw. Received: "
+            f"tokens that are not finite, computed in {model.layers[1].compute_dtype}"
+        )
+    functions: dict[str, Any] = {"rank": tokens.effective_rank, "components": tokens.patch_components}
+    if config.has_attention:
+        functions["rollout"] = attention.attention_rollout
+        functions["attention"] = attention.class_attention  # (layers, batch, heads, rows, columns)
+        functions["distance"] = attention.attention_distance
+    if config.num_classes:
+        functions["lens"] = tokens.logit_lens
+    items = track(functions.items(), "Computing", show=progress)
+    data: dict[str, Any] = {name: function(model, images) for name, function in items}
+    colours, foreground = data["components"]
+    lens = data.get("lens")
+    return data | {
+        "config": config,
+        "parameters": model.count_params(),
+        "pictures": [undo_preprocessing(config, image) for image in images],
+        "colours": np.rint(255 * np.concatenate([colours, foreground[..., None]], axis=-1)).astype(np.uint8),
+        "filters": weights.embedding_filters(model),
+        "similarity": weights.position_similarity(model) if weights.has_position_embedding(config) else None,
+        "norms": norms,
+        "predictions": None if lens is None else model.decode_predictions(lens[-1], top),
+        "leaders": None if lens is None else [[best for [best] in model.decode_predictions(x, 1)] for x in lens],
     }
-    card_lines = [] if isinstance(card, Mapping) else [(line, _indent(line)) for line in str(card).splitlines()]
-    return environment.get_template("report.html").render(
+
+
+def undo_preprocessing(config: ViTConfig, image: np.ndarray) -> np.ndarray:
+    """Return a prepared image as the uint8 picture that the model sees; the mean of its channels unless it has three.
+
+    Its shape is (height, width, 3) or (height, width).
+    """
+    shares = image * np.array(config.preprocessing.std) + np.array(config.preprocessing.mean)
+    pixels = np.rint(255 * np.clip(shares, 0, 1))
+    return (pixels if pixels.shape[-1] == 3 else np.rint(pixels.mean(axis=-1))).astype(np.uint8)
+
+
+def _render(data: dict[str, Any], **values: Any) -> str:
+    """Return the page of what `_collect` returns and other values of the template."""
+    filters = {"data_uri": data_uri, "heat": figures.heat, "svg": svg, "times_average": figures.times_average}
+    charts = {
+        "distance": figures.draw_distances(data["distance"]) if "distance" in data else None,
+        "filters": figures.draw_filters(data["filters"]),
+        "similarity": None if data["similarity"] is None else figures.draw_similarities(data["similarity"]),
+        "norms": figures.draw_norms(data["norms"], prefix_tokens=data["config"].num_prefix_tokens),
+        "rank": figures.draw_ranks(data["rank"]),
+    }
+    template = html.environment("keras_vit.visualize.html", **filters).get_template("report.html")
+    return template.render(
         data=data,
-        title=title,
-        part_of=part_of,
-        card=card,
-        card_lines=card_lines,
-        exports=exports,
-        flops=scaled(numbers(data.config).flops, 1000, FLOP_UNITS),
-        pictures=[data_uri(thumbnail(picture, PICTURE_SIDE)) for picture in data.pictures],
+        flops=scaled(numbers(data["config"]).flops, 1000, FLOP_UNITS),
+        pictures=[data_uri(thumbnail(picture, PICTURE_SIDE)) for picture in data["pictures"]],
         charts=charts,
         heat_scale=figures.heat_scale(),
         hottest=figures.HOTTEST,
         paper=PAPER,
+        **values,
     )
 
 

@@ -1,4 +1,4 @@
-"""Make zero-shot classifiers: of an image and text pair, or of an image encoder and any embeddings of texts."""
+"""Load the text towers of the zoo's models, and make zero-shot classifiers of pairs or of any embeddings of texts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,65 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from keras_vit._util.checks import given
+from keras_vit.zoo.cards import families
+from keras_vit.zoo.pretrained import fetch_beside, fetch_source, load_choice, resolve
+
 if TYPE_CHECKING:
     from keras_vit.model.vision_transformer import VisionTransformer
     from keras_vit.text import TextEncoder
 
 TEMPLATE = "a photo of a {}."  # for a model without a card (CLIP, arXiv 2103.00020, section 3.1.4)
+_CONFIG = "open_clip_config.json"
+_TOKENIZER_FILES = ("spiece.model", "tokenizer.json", "tokenizer_config.json")
 _LARGEST = 1e30  # far below the largest number of float32
+
+
+def text_encoder(
+    name_or_path: str | os.PathLike[str], *, weights: str | os.PathLike[str] | None = None, dtype: Any = None
+) -> TextEncoder:
+    """Load the text tower that belongs to an image encoder, with its tokenizer.
+
+    Args:
+        name_or_path: name of a model with a text tower ("CLIP-B/16", "SigLIP-B/16", "SigLIP2-B/16"), or the path or URL
+            of a file or folder, as for `text.load`.
+        weights: a tag of the model's card; None means the recommended weights. A path has none.
+        dtype: Keras dtype policy, such as "mixed_bfloat16"; None means the global one.
+
+    Raises:
+        UnknownModelError: no card has this name; the message lists the nearest.
+        ValueError: the model has no text tower; the message lists those that have one.
+        FileNotFoundError: the path does not exist.
+        DownloadError: a file could not be downloaded completely and verified.
+        CheckpointError: a file is damaged, or has no text tower.
+        ImportError: the packages of the extra "text" are missing.
+
+    Example:
+        >>> keras_vit.zoo.text_encoder("digits").embed(["seven", "a photo of a three."]).shape
+        (2, 64)
+    """
+    from keras_vit import text
+    from keras_vit._util.download import fetch
+    from keras_vit.converters.source import is_keras_file
+
+    choice = resolve(name_or_path, weights)
+    row = choice.published
+    if choice.is_file:
+        fetch_beside(choice.source or "", (_CONFIG, *_TOKENIZER_FILES))
+        return text.load(fetch_source(choice), dtype=dtype)
+    location = row.text_location if row else None
+    if row is None or location is None:
+        known = dict.fromkeys(row.architecture for family in families() for row in family.weights if row.text_location)
+        raise ValueError(f"{choice.name} has no text tower. Models that have one: {list(known)}")
+    if row.text is None:
+        path = fetch_source(choice)
+    else:
+        path = fetch(location)
+        fetch_beside(location, [_CONFIG], needed=_CONFIG)
+    if is_keras_file(path):  # has the tokenizer inside
+        return text.load(path, dtype=dtype)
+    activation = given(activation=row.config.get("activation"))
+    return text.load(path, tokenizer=fetch(row.tokenizer or ""), config=activation, dtype=dtype)
 
 
 def zero_shot(
@@ -91,7 +144,6 @@ def zero_shot(
 def _image_half(model: Any, weights: str | None, accept_licence: bool, changes: Any) -> tuple[VisionTransformer, Any]:
     """Return the image encoder, and the templates of its card."""
     from keras_vit.model.vision_transformer import VisionTransformer
-    from keras_vit.zoo.pretrained import load_choice, resolve
 
     if isinstance(model, VisionTransformer):
         return model, [TEMPLATE]
@@ -105,11 +157,10 @@ def _image_half(model: Any, weights: str | None, accept_licence: bool, changes: 
 def _text_half(source: Any, weights: str | None = None) -> TextEncoder:
     from keras_vit.model.vision_transformer import VisionTransformer
     from keras_vit.text import TextEncoder
-    from keras_vit.zoo import texts
 
     if isinstance(source, VisionTransformer):
         raise ValueError("A model needs its text_encoder: a name, a path or a TextEncoder. Received: None")
-    return source if isinstance(source, TextEncoder) else texts.text_encoder(source, weights=weights)
+    return source if isinstance(source, TextEncoder) else text_encoder(source, weights=weights)
 
 
 def _checked_names(classes: Any) -> list[str]:
