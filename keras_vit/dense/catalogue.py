@@ -6,7 +6,6 @@ from pathlib import Path
 
 from keras_vit._util import data_files
 from keras_vit._util.text import nearest
-from keras_vit.errors import LicenceError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +51,7 @@ def cards() -> dict[str, MapCard]:
 
 def fetch_card(name: str, *, accept_licence: bool) -> Path:
     """Return the file of a published model after fetching what is beside it; errors as `dense.load`."""
-    from keras_vit._util.download import fetch, is_cached
+    from keras_vit._util.download import check_licence, fetch
 
     known = cards()
     if name not in known:
@@ -61,11 +60,7 @@ def fetch_card(name: str, *, accept_licence: bool) -> Path:
         )
     card = known[name]
     folder = f"hf://{card.repository}/"
-    if card.terms and not accept_licence and not is_cached(f"{folder}model.safetensors"):
-        raise LicenceError(
-            f"{name} has terms of its own ({card.licence}): read {card.terms} and, if you accept them, load it with "
-            "accept_licence=True."
-        )
+    check_licence(name, f"{folder}model.safetensors", card.licence, card.terms, is_accepted=accept_licence)
     for beside in ("config.json", "preprocessor_config.json"):
         fetch(folder + beside)
     return fetch(f"{folder}model.safetensors")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_vit._util.checks import as_path, check_texts, given
-from keras_vit.errors import FileUnavailableError, LicenceError, UnknownModelError
+from keras_vit.errors import FileUnavailableError, UnknownModelError
 from keras_vit.model import labels
 from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
 from keras_vit.model.sizes import canonical_name
@@ -324,15 +324,13 @@ def fetch_source(choice: Choice) -> Path:
     A remote .safetensors file is fetched together with the config files beside it, if there are any. Published weights
     on the Hugging Face Hub need their config.json: it has what the tensors do not show, such as the activation.
     """
-    from keras_vit._util.download import fetch, is_cached
+    from keras_vit._util.download import check_licence, fetch
 
     source = choice.source or ""
     row = choice.published
-    if row is not None and row.terms and not choice.accept_licence and not is_cached(source):
-        raise LicenceError(
-            f"{choice.name}, weights {row.tag!r}, has terms of its own ({row.licence}): read {row.terms} and, if you "
-            "accept them, load it with accept_licence=True (--accept-licence)."
-        )
+    if row is not None:
+        name = f"{choice.name}, weights {row.tag!r},"
+        check_licence(name, source, row.licence, row.terms, is_accepted=choice.accept_licence)
     path = fetch(source, sha256=row.sha256, size=row.bytes) if row is not None else fetch(source)
     fetch_beside(source, _CONFIG_FILES, needed="" if row is None else "config.json")
     return path

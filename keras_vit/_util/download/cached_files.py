@@ -17,7 +17,7 @@ from filelock import FileLock
 from keras_vit._util.download.integrity import CorruptFileError, Expected, is_intact, verify, write_pin
 from keras_vit._util.download.transfer import download, no_connection
 from keras_vit._util.text import install_command
-from keras_vit.errors import DownloadError, FileUnavailableError
+from keras_vit.errors import DownloadError, FileUnavailableError, LicenceError
 
 STORAGE = "https://storage.googleapis.com/"
 HUB_SOURCE = re.compile(r"hf://(?P<org>[^/@]+)/(?P<repo>[^/@]+)/(?P<path>[^@]+)(@(?P<revision>.+))?")
@@ -53,9 +53,17 @@ def fetch(source: str, *, sha256: str | None = None, size: int | None = None) ->
     return _fetch_remote(_locate(source), expected) if local is None else _verify_local(local, expected)
 
 
-def is_cached(source: str) -> bool:
-    """Return whether the copy of a remote file is in the cache."""
+def _is_cached(source: str) -> bool:
     return _locate(source).cached.exists()
+
+
+def check_licence(name: str, source: str, licence: str, terms: str | None, *, is_accepted: bool) -> None:
+    """Raise a LicenceError for a remote file with terms of its own, unless they are accepted or it is in the cache."""
+    if terms and not is_accepted and not _is_cached(source):
+        raise LicenceError(
+            f"{name} has terms of its own ({licence}): read {terms} and, if you accept them, load it with "
+            "accept_licence=True (--accept-licence)."
+        )
 
 
 def _one_hash(sha256: str | None, fragment: str) -> str | None:
