@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from PIL import Image
@@ -52,6 +53,26 @@ def test_maps_are_the_official_ones_at_every_size_and_when_saved(name: str, tmp_
         (place,) = (size + one for one in OUTPUTS if size + one in outputs)
         assert distance(maps, outputs[place].reshape(maps.shape)) <= TOLERANCES[name]
         _check_results(name, model, maps, {key: x for key, x in outputs.items() if _is_result(key, size)})
+
+
+def test_each_map_of_the_neck_is_the_official_one() -> None:
+    model = dense_cases.load("hf_dpt_hybrid")  # whose first two maps are those of the ResNet's stages
+    outputs = expected("hf_dpt_hybrid")
+    layers = {"reassemble": ["stage_1_unit_1", "stage_2_unit_1", "reassemble_2", "resize_3"]}
+    layers |= {"conv": [f"neck_{i}" for i in range(4)], "fused": [f"fusion_{i}_enlarged" for i in range(4)]}
+    tensors = {
+        f"neck/{part}_{i}": model.get_layer(name).output for part in layers for i, name in enumerate(layers[part])
+    }
+    maps = keras.Model(model.inputs[0], tensors)(outputs["input_nhwc"][:1])
+    assert maps.keys() == {key for key in outputs if key.startswith("neck/")}
+    for key, got in maps.items():
+        assert distance(got, outputs[key]) <= TOLERANCES["hf_dpt_hybrid"], key
+
+
+def test_a_hybrid_with_another_number_of_groups_is_not_written_where_it_cannot_be_read(tmp_path: Path) -> None:
+    model = VisionTransformer(tiny(resnet={"num_layers": (1,), "groups": 16}, patch_size=1))
+    with pytest.raises(errors.CheckpointError, match="cannot express.*'groups': 16"):
+        converters.save(model, tmp_path, format="timm")
 
 
 def _is_result(key: str, size: str) -> bool:
@@ -103,6 +124,14 @@ def test_images_are_framed_as_by_the_official_processors(framing: Any, sides: An
     assert framed_size(sides, head, (518, 518)) == size
 
 
+def test_a_decoder_goes_from_even_to_odd_grids() -> None:
+    model = dense_cases.load("hf_dpt_vit_add")  # 3 x 3 patches: a map of 4 cells is fitted to one of 3
+    again = model.resized(64).resized(48)
+    for name in model.head_layers:
+        for value, other in zip(model.get_layer(name).weights, again.get_layer(name).weights, strict=True):
+            np.testing.assert_array_equal(value, other)
+
+
 def test_a_classifier_becomes_a_segmenter_without_losing_its_own_head() -> None:
     classifier = randomised(VisionTransformer(tiny(num_classes=5)))
     before = [np.array(each) for each in classifier.weights]
@@ -148,7 +177,6 @@ def test_published_files_with_terms_are_downloaded_only_if_one_accepts_them() ->
     [
         ("model.backbone.pretrained.cls_token", "Depth Anything 3"),
         ("decode_head.query_embed.weight", "Mask2Former"),
-        ("dpt.embeddings.backbone.bit.embedder.convolution.weight", "DPT hybrid"),
         ("reassemble_blocks.projects.0.conv.weight", "DINOv3 7B"),
         ("encoder.weight", "is no DPT"),
     ],
