@@ -5,8 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit.model.config import ViTConfig
-from keras_vit.model.config.limits import check_attention
+from keras_vit.model.config import ViTConfig, check_attention
 from keras_vit.model.vision_transformer import VisionTransformer
 
 # Bytes of attention weights computed at once: those of 11 images of ViT-B/16 at 224 pixels. One image of ViT-L/16 at
