@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +125,33 @@ def test_images_are_framed_as_by_the_official_processors(framing: Any, sides: An
     multiple = 1 if framing == "none" else 14
     head = dense.MapConfig(num_classes=2, blocks=(0,), framing=framing, multiple=multiple)
     assert framed_size(sides, head, (518, 518)) == size
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layer_type": "preactivation"}, "layer_type 'bottleneck'.*'preactivation'"),
+        ({"embedding_dynamic_padding": False}, "embedding_dynamic_padding True.*False"),
+        ({"num_groups": 0}, "groups=0"),
+    ],
+)
+def test_a_hybrid_with_another_resnet_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    shutil.copytree(dense_cases.FOLDER / "hf_dpt_hybrid", tmp_path, dirs_exist_ok=True)
+    values = json.loads((tmp_path / "config.json").read_text())
+    values["backbone_config"] |= change
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(errors.CheckpointError, match=message):
+        dense.load(tmp_path)
+
+
+def test_only_the_name_of_a_stored_policy_is_used(tmp_path: Path) -> None:
+    dense.segmenter(VisionTransformer(tiny()), 3).save(tmp_path / "model.keras")
+    with zipfile.ZipFile(tmp_path / "model.keras") as good, zipfile.ZipFile(tmp_path / "bad.keras", "w") as bad:
+        values = json.loads(good.read("config.json"))
+        values["config"]["backbone"]["dtype"] |= {"module": "os", "class_name": "system", "registered_name": None}
+        for name in good.namelist():
+            bad.writestr(name, json.dumps(values) if name == "config.json" else good.read(name))
+    assert dense.load(tmp_path / "bad.keras").layers[1].compute_dtype == "float32"
 
 
 def test_a_decoder_goes_from_even_to_odd_grids() -> None:

@@ -200,8 +200,8 @@ def _json_fields(values: Mapping[str, Any], own: Any, table: Table) -> dict[str,
     """Return the fields of ViTConfig that a config.json states; `own` is the part of the backbone."""
     fields = config_json.to_fields(own, table.json) if isinstance(own, dict) and table.json else {}
     if values.get("is_hybrid"):
-        del fields["patch_size"]  # of the ResNet and the patches together
-        fields["resnet"] = published.bit_config(values.get("backbone_config") or {})
+        fields.pop("patch_size", None)  # that of the ResNet and the patches together
+        fields["resnet"] = published.bit_config(values.get("backbone_config"))
     return fields
 
 

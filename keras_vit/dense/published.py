@@ -57,14 +57,19 @@ def huggingface_fields(values: Mapping[str, Any], config: ViTConfig, *, labels: 
     return {**fields, "activation": "sigmoid", "max_depth": float(values.get("max_depth", 1))}
 
 
-def bit_config(values: Mapping[str, Any]) -> ResNetConfig:
+def bit_config(stated: Any) -> ResNetConfig:
     """Return what the config of a hybrid's BiT states besides its tensors (transformers, models/bit and models/dpt)."""
-    _check(values, "layer_type", ("bottleneck", None))
-    _check(values, "global_padding", ("SAME", "same", None))
-    _check(values, "embedding_dynamic_padding", (True, None))
+    usual = {"layer_type": "bottleneck", "global_padding": "SAME", "embedding_dynamic_padding": True}
+    values = stated if isinstance(stated, Mapping) else usual
+    _check(values, "layer_type", ("bottleneck",))
+    _check(values, "global_padding", ("SAME", "same"))
+    _check(values, "embedding_dynamic_padding", (True,))
     _check(values, "output_stride", (32, None))
-    numerics: Fields = {"norm_epsilon": 1e-5, "conv_epsilon": 1e-8, "conv_epsilon_place": "variance"}
-    return ResNetConfig(groups=values.get("num_groups", 32), **numerics)
+    try:
+        epsilons: Fields = {"norm_epsilon": 1e-5, "conv_epsilon": 1e-8, "conv_epsilon_place": "variance"}
+        return ResNetConfig(groups=values.get("num_groups", 32), **epsilons)
+    except ValueError as error:
+        raise CheckpointError(f"has a config.json that does not describe a BiT: {error!s:.300}") from error
 
 
 def huggingface_processor(folder: Path, size: tuple[int, int]) -> tuple[Fields, Fields]:
@@ -151,5 +156,5 @@ def _depth_of_name(path: Path) -> float | None:
 def _check(values: Mapping[str, Any], key: str, accepted: tuple[Any, ...]) -> None:
     if values.get(key) not in accepted:
         raise CheckpointError(
-            f"is read only with {key} {accepted[0]!r} in its config.json. Received: {values[key]!r:.200}"
+            f"is read only with {key} {accepted[0]!r} in its config.json. Received: {values.get(key)!r:.200}"
         )

@@ -11,11 +11,11 @@ products, and XLA for a chain of elementwise operations.
 """
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import gc
 import math
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -55,31 +55,23 @@ class Settings:
     uninitialized: bool = False
 
 
-class _Local(threading.local):
-    """Settings of the thread that calls the layers: a distribution strategy traces each replica in its own thread."""
-
-    settings = Settings()
-
-
-_local = _Local()
-
-
-def settings() -> Settings:
-    """Return the settings of this thread."""
-    return _local.settings
+# Of each thread: a distribution strategy traces each replica in its own thread.
+_DEFAULTS = Settings()
+_current = contextvars.ContextVar("settings", default=_DEFAULTS)
+settings = _current.get
 
 
 @contextlib.contextmanager
 def _use(new: Settings) -> Iterator[None]:
-    before, _local.settings = _local.settings, new
+    token = _current.set(new)
     try:
         yield
     finally:
-        _local.settings = before
+        _current.reset(token)
 
 
 def _change(**changes: Any) -> contextlib.AbstractContextManager[None]:
-    return _use(dataclasses.replace(_local.settings, **changes))
+    return _use(dataclasses.replace(settings(), **changes))
 
 
 def fuse_with(compiler: Compiler | None) -> contextlib.AbstractContextManager[None]:
@@ -98,8 +90,8 @@ def observe_norms(observer: Observer) -> contextlib.AbstractContextManager[None]
 
 def observe(path: str, x: Any) -> None:
     """Show the input of a layer to the observer, if there is one."""
-    if _local.settings.observer is not None:
-        _local.settings.observer(path, x)
+    if settings().observer is not None:
+        settings().observer(path, x)
 
 
 def random_scope(seed: Any, *, remat: bool = False) -> contextlib.AbstractContextManager[None]:
@@ -127,7 +119,7 @@ class _FixedSeed(keras.random.SeedGenerator):
 
 def seed_generator(own: keras.random.SeedGenerator) -> keras.random.SeedGenerator:
     """Return the generator from which a layer draws: its own, or inside `random_scope` one with the next seed."""
-    seeds = _local.settings.seeds
+    seeds = settings().seeds
     return own if seeds is None else _FixedSeed(seeds.next())
 
 
@@ -137,7 +129,7 @@ def as_one_block(function: Callable[..., Any], *tensors: Any, **options: Any) ->
     `options` are known when the layer is called; all tensors are in `tensors`, because the recomputation treats tensors
     in a closure as constants. `training` is an option: a recomputed block has no outer call to take it from.
     """
-    outside = _local.settings
+    outside = settings()
     if outside.seeds is None:
         return function(*tensors, **options)
 
@@ -156,7 +148,7 @@ def final_tokens_only() -> contextlib.AbstractContextManager[None]:
 
 def tokens_to_compute(final_tokens: int | None) -> int | None:
     """Return `final_tokens` inside of `final_tokens_only`, else None: all."""
-    return final_tokens if _local.settings.final_tokens_only else None
+    return final_tokens if settings().final_tokens_only else None
 
 
 @contextlib.contextmanager
