@@ -80,11 +80,7 @@ def fuse_with(compiler: Compiler | None) -> contextlib.AbstractContextManager[No
 
 
 def observe_norms(observer: Observer) -> contextlib.AbstractContextManager[None]:
-    """Call observer(path, input) for every LayerNorm that runs inside the context, in the order of computation.
-
-    Paths are those of the layers, such as "block_0/norm1", "block_0/mlp/norm" and "encoder_norm". Run the model
-    eagerly; in a function that TensorFlow traces, inputs have no values.
-    """
+    """Call observer(path, input) for every LayerNorm that runs inside the context, in order; run the model eagerly."""
     return _change(observer=observer)
 
 
