@@ -136,7 +136,10 @@ def export_converter(folder: Path, mode: str, target: Path) -> dict[str, Any]:
     from keras_vit import converters
     from keras_vit.model.layers import resnet
 
-    resnet.GroupNormalization = functools.partial(keras.layers.GroupNormalization, resnet.GROUPS)  # type: ignore
+    def group_norm(epsilon: float, *, groups: int, **options: Any) -> keras.layers.Layer:
+        return keras.layers.GroupNormalization(groups, epsilon=epsilon, **options)
+
+    resnet.GroupNormalization = group_norm  # type: ignore
     model = converters.load(folder / "timm")
     _, figures = measured(functools.partial(to_tflite, model, mode, target))
     return {**figures, "versions": versions("keras", "numpy", "tensorflow")}

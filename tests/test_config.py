@@ -77,6 +77,8 @@ def test_numpy_numbers_are_numbers() -> None:
             for value in (3, "R50", {"num_layers": (0,)}, {"num_layers": (2.5,)}, {"width_factor": 0.3})
         ),
         *(("resnet", {"conv_epsilon_place": value}) for value in ("x", None)),
+        *(("resnet", {"groups": value}) for value in (0, 48, "4")),
+        *(("resnet", {"stage_channels": value}) for value in ((64,), (0, 64))),
         *(("preprocessing", value) for value in (3, {"resize": "stretch"}, {"interpolation": "cubic"})),
         *(("preprocessing", {"crop_fraction": value}) for value in (0, 1.1)),
         *(("preprocessing", value) for value in ({"std": (0.0,)}, {"mean": (0.5, 0.5)}, {"mean": (), "std": ()})),

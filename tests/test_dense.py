@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from PIL import Image
@@ -52,6 +56,26 @@ def test_maps_are_the_official_ones_at_every_size_and_when_saved(name: str, tmp_
         (place,) = (size + one for one in OUTPUTS if size + one in outputs)
         assert distance(maps, outputs[place].reshape(maps.shape)) <= TOLERANCES[name]
         _check_results(name, model, maps, {key: x for key, x in outputs.items() if _is_result(key, size)})
+
+
+def test_each_map_of_the_neck_is_the_official_one() -> None:
+    model = dense_cases.load("hf_dpt_hybrid")  # whose first two maps are those of the ResNet's stages
+    outputs = expected("hf_dpt_hybrid")
+    layers = {"reassemble": ["stage_1_unit_1", "stage_2_unit_1", "reassemble_2", "resize_3"]}
+    layers |= {"conv": [f"neck_{i}" for i in range(4)], "fused": [f"fusion_{i}_enlarged" for i in range(4)]}
+    tensors = {
+        f"neck/{part}_{i}": model.get_layer(name).output for part in layers for i, name in enumerate(layers[part])
+    }
+    maps = keras.Model(model.inputs[0], tensors)(outputs["input_nhwc"][:1])
+    assert maps.keys() == {key for key in outputs if key.startswith("neck/")}
+    for key, got in maps.items():
+        assert distance(got, outputs[key]) <= TOLERANCES["hf_dpt_hybrid"], key
+
+
+def test_a_hybrid_with_another_number_of_groups_is_not_written_where_it_cannot_be_read(tmp_path: Path) -> None:
+    model = VisionTransformer(tiny(resnet={"num_layers": (1,), "groups": 16}, patch_size=1))
+    with pytest.raises(errors.CheckpointError, match="cannot express.*'groups': 16"):
+        converters.save(model, tmp_path, format="timm")
 
 
 def _is_result(key: str, size: str) -> bool:
@@ -103,6 +127,41 @@ def test_images_are_framed_as_by_the_official_processors(framing: Any, sides: An
     assert framed_size(sides, head, (518, 518)) == size
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layer_type": "preactivation"}, "layer_type 'bottleneck'.*'preactivation'"),
+        ({"embedding_dynamic_padding": False}, "embedding_dynamic_padding True.*False"),
+        ({"num_groups": 0}, "groups=0"),
+    ],
+)
+def test_a_hybrid_with_another_resnet_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    shutil.copytree(dense_cases.FOLDER / "hf_dpt_hybrid", tmp_path, dirs_exist_ok=True)
+    values = json.loads((tmp_path / "config.json").read_text())
+    values["backbone_config"] |= change
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(errors.CheckpointError, match=message):
+        dense.load(tmp_path)
+
+
+def test_only_the_name_of_a_stored_policy_is_used(tmp_path: Path) -> None:
+    dense.segmenter(VisionTransformer(tiny()), 3).save(tmp_path / "model.keras")
+    with zipfile.ZipFile(tmp_path / "model.keras") as good, zipfile.ZipFile(tmp_path / "bad.keras", "w") as bad:
+        values = json.loads(good.read("config.json"))
+        values["config"]["backbone"]["dtype"] |= {"module": "os", "class_name": "system", "registered_name": None}
+        for name in good.namelist():
+            bad.writestr(name, json.dumps(values) if name == "config.json" else good.read(name))
+    assert dense.load(tmp_path / "bad.keras").layers[1].compute_dtype == "float32"
+
+
+def test_a_decoder_goes_from_even_to_odd_grids() -> None:
+    model = dense_cases.load("hf_dpt_vit_add")  # 3 x 3 patches: a map of 4 cells is fitted to one of 3
+    again = model.resized(64).resized(48)
+    for name in model.head_layers:
+        for value, other in zip(model.get_layer(name).weights, again.get_layer(name).weights, strict=True):
+            np.testing.assert_array_equal(value, other)
+
+
 def test_a_classifier_becomes_a_segmenter_without_losing_its_own_head() -> None:
     classifier = randomised(VisionTransformer(tiny(num_classes=5)))
     before = [np.array(each) for each in classifier.weights]
@@ -148,7 +207,6 @@ def test_published_files_with_terms_are_downloaded_only_if_one_accepts_them() ->
     [
         ("model.backbone.pretrained.cls_token", "Depth Anything 3"),
         ("decode_head.query_embed.weight", "Mask2Former"),
-        ("dpt.embeddings.backbone.bit.embedder.convolution.weight", "DPT hybrid"),
         ("reassemble_blocks.projects.0.conv.weight", "DINOv3 7B"),
         ("encoder.weight", "is no DPT"),
     ],

@@ -323,7 +323,7 @@ def test_what_a_resnet_cannot_do_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(converters.CheckpointError, match="no place for a hybrid's ResNet"):
         converters.save(built(**BIT, resnet=RESNET | {"version": 1}), tmp_path / "model.npz", format="bit")
     assert not list(tmp_path.iterdir())
-    with pytest.raises(ValueError, match=r"num_layers=0, a ResNet .* needs .*'hidden_size': 256.* Received: .*: 64"):
+    with pytest.raises(ValueError, match=r"num_layers=0, a ResNet .* needs hidden_size=256.* Received: hidden_size=64"):
         tiny(**BIT | {"hidden_size": 64}, resnet=RESNET)
     with pytest.raises(ValueError, match="num_layers=0, a ResNet without a Transformer, needs"):
         tiny(num_layers=0)

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 
+import dense_cases
 from keras_vit import VisionTransformer, dense, export
 from keras_vit.export.check.running import load_exported
 from marks import full_except
@@ -53,6 +54,16 @@ def test_files_compute_the_maps_of_every_head_for_any_number_of_images(name: str
     [maps] = load_exported(tmp_path / "model.tflite").call(images).values()
     want = np.asarray(model(images))
     np.testing.assert_allclose(maps, want, atol=1e-4 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("mode", full_except(["none"], ["none", "dynamic"]))
+def test_files_of_a_hybrid_with_other_groups_of_channels_compute_its_depth(mode: str, tmp_path: Path) -> None:
+    model = dense_cases.load("hf_dpt_hybrid")
+    images = dense_cases.expected("hf_dpt_hybrid")["input_nhwc"]
+    report = export.tflite(model, tmp_path / "model.tflite", quantize=mode, verify=images)
+    assert report.relative_error is not None
+    # Kernels of 8 bits, and depths next to 0, by which errors are divided: 0.07.
+    assert report.relative_error < (1e-4 if mode == "none" else 0.2)
 
 
 def test_a_file_of_classes_has_the_best_class_of_every_pixel(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from keras_vit import VisionTransformer, converters, export, train
-from keras_vit.model.layers.runtime.quantized import load_quantization, quick_collections
+from keras_vit.model.layers.base import load_quantization, quick_collections
 from keras_vit.train.loop.prepare import adapt_model
 from marks import full_except
 from tiny_models import built, prepared, tiny

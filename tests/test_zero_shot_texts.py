@@ -15,7 +15,7 @@ import pytest
 
 from command_line import fails, run
 from keras_vit import converters, digits, export, text, train, zoo
-from keras_vit.model.classification import Classification
+from keras_vit.model.task import Classification
 from marks import full_except
 from reference_cases import arrays, distance
 from tiny_models import built, prepared

@@ -27,6 +27,7 @@ _KINDS: dict[Any, Any] = {
     float: NUMBER,
     tuple[str, ...]: [str],
     tuple[int, ...]: [int],
+    tuple[int | str, ...]: [(int, str)],
     tuple[float, ...]: [NUMBER],
     tuple[int, int]: list,
     Mapping[str, Any]: dict,

@@ -28,7 +28,6 @@ from keras_vit._util.progress import counter
 from keras_vit.batch import compute, on_ray
 from keras_vit.batch.compute import WHAT
 from keras_vit.batch.folder import EmbedResult, open_folder
-from keras_vit.dense.maps import no_embedding
 from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.images.jpeg_png import CHANNELS
@@ -162,7 +161,7 @@ def _load(
         model, origin = load_any(choice), origin_of(choice)
     if isinstance(model, DenseModel):
         if what != "patches":
-            raise no_embedding(model.task)
+            model.task.embedding_output()  # raises: a map is no embedding of an image
         model = model.backbone
     config = model.config
     if keras.backend.backend() != "tensorflow":

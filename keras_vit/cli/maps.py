@@ -1,4 +1,4 @@
-"""Write the maps of `keras-vit predict`: files of maps and of pictures, and a summary of each image."""
+"""Write the maps and pictures of `keras-vit predict` for a model of maps, and summarise each image."""
 
 import colorsys
 from collections.abc import Iterator

@@ -134,6 +134,7 @@ def _check_expressible(
             continue
         values = _NUMERIC_FIELDS.get(name, ())
         is_inexact = name in _NUMERIC_FIELDS and (values is None or {value, read} <= set(values))
+        is_inexact &= name != "resnet" or value.get("groups") == read.get("groups")
         (inexact if is_inexact else wrong).append(f"{name}={value!r:.200} (it means {read!r:.200})")
     if wrong:
         raise CheckpointError(f"The {table.format} format cannot express " + ", ".join(wrong))

@@ -188,6 +188,9 @@ def _resnet(shapes: Shapes, numerics: ResNetConfig | None, *, is_required: bool)
     fields: dict[str, Any] = {"num_layers": num_layers, "width_factor": width / 64}
     if widths != [width * 2**stage for stage in range(len(widths))]:
         fields["stage_widths"] = widths
+    outputs = [shapes.get(f"stage_{stage}_unit_1/conv3/kernel", (0,))[-1] for stage in sorted(stages)]
+    if outputs != [4 * width for width in widths]:
+        fields["stage_channels"] = outputs
     try:
         return dataclasses.replace(numerics or ResNetConfig(), **fields)
     except ValueError as error:

@@ -32,8 +32,7 @@ from keras_vit.converters.source import (
 )
 from keras_vit.errors import CheckpointError
 from keras_vit.model import layers
-from keras_vit.model.config import ViTConfig
-from keras_vit.model.config.limits import check_resizable
+from keras_vit.model.config import ViTConfig, check_resizable
 from keras_vit.model.vision_transformer import VisionTransformer
 
 
@@ -211,9 +210,7 @@ def open_keras(path: Path, kind: str) -> Iterator[tuple[dict[str, Any], Containe
     """
     values, weights = open_keras_archive(path)
     with weights, keras_errors(path):
-        arguments = saved_arguments(values, kind)
-        arguments["dtype"] = keras.dtype_policies.serialize(keras.dtype_policies.get(arguments["dtype"]))
-        yield arguments, weights
+        yield saved_arguments(values, kind), weights
 
 
 def load_keras_weights(model: keras.Model, weights: Container, *, allow_nonfinite: bool) -> None:

@@ -14,7 +14,7 @@ from keras_vit.converters import assign, config_json, expressible, layout
 from keras_vit.converters.containers import write_npz, write_safetensors
 from keras_vit.converters.table import OWN_PREFIX, Table, formats, load_table
 from keras_vit.errors import CheckpointError
-from keras_vit.model.layers.runtime.quantized import quantization_problem
+from keras_vit.model.layers.base import quantization_problem
 from keras_vit.model.vision_transformer import VisionTransformer
 
 _CONTAINERS = {".npz": "npz", ".safetensors": "safetensors"}  # by suffix

@@ -208,10 +208,14 @@ def saved_arguments(values: Mapping[str, Any], kind: str = "VisionTransformer") 
         raise CheckpointError(
             f"does not contain a {kind}. Received: {values.get('class_name')!r:.100}; keras.saving.load_model opens it"
         )
-    match values.get("config"):
-        case {"config": dict(), "dtype": {"config": {"name": str(policy)}}, "name": str()} as found:
-            arguments: Any = found
-            return {**arguments, "dtype": policy}
+    return plain_arguments(values.get("config"), kind)
+
+
+def plain_arguments(stored: Any, kind: str) -> dict[str, Any]:
+    """Return what `get_config` of a class returned, with the name of the dtype policy instead of the policy."""
+    match stored:
+        case {"config": dict(), "dtype": {"config": {"name": str(policy)}}, "name": str()}:
+            return {**stored, "dtype": policy}
     raise CheckpointError(f"has a config.json that is not a {kind}'s")
 
 

@@ -1,7 +1,7 @@
 """Description of a head that returns a map: which tokens it reads, how it turns them into a map, what the map means."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from keras_vit._util.fields import Count, NonNegative, Positive, WholeNumber
@@ -24,7 +24,8 @@ class MapConfig(Group):
     Args:
         kind: "linear", a dense layer for every cell, or "dpt", the decoder of DPT (arXiv 2103.13413).
         output: "classes" for logits of `num_classes`, "depth" for one number.
-        blocks: numbers of the backbone's blocks whose tokens are read, from 0; four for "dpt".
+        blocks: numbers of the backbone's blocks whose tokens are read, from 0; four for "dpt", which takes the map of a
+            stage of a hybrid's ResNet, such as "stage_1", as it is.
         norm: whether the backbone's final norm is applied to them.
         readout: what becomes of the class token: "ignore", "add" (to every patch), "concat" (behind every patch), or
             "project" ("concat" and a dense layer with GELU).
@@ -64,7 +65,7 @@ class MapConfig(Group):
 
     kind: Literal["linear", "dpt"] = "linear"
     output: Literal["classes", "depth"] = "classes"
-    blocks: tuple[int, ...] = ()
+    blocks: tuple[int | str, ...] = ()
     norm: bool = True
     readout: Literal["ignore", "add", "concat", "project"] = "ignore"
     num_classes: WholeNumber = 0
@@ -112,10 +113,6 @@ class MapConfig(Group):
             ValueError: a field is wrong.
         """
         return replace(self, **changes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values, for JSON."""
-        return asdict(self)
 
 
 def four_blocks(num_layers: int) -> tuple[int, ...]:

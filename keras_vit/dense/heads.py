@@ -70,8 +70,10 @@ class MapHead:
         return self._class_map(x) if self.config.output == "classes" else self._depth_map(x)
 
     def _reassemble(self, i: int, x: Any) -> Any:
-        """Give a map its width and its size."""
+        """Give a map of tokens its width and its size."""
         c = self.config
+        if isinstance(c.blocks[i], str):
+            return x
         if c.readout == "project":
             gelu = activation_function("gelu_erf")
             x = keras.layers.Dense(x.shape[-1] // 2, activation=gelu, name=f"readout_{i}", **self.options)(x)

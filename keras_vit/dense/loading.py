@@ -11,7 +11,7 @@ from keras_vit._util import data_files
 from keras_vit._util.checks import as_path, given
 from keras_vit.converters import assign, config_json, infer, layout, loading, source
 from keras_vit.converters.containers import Container
-from keras_vit.converters.table import Match, Table, fields_of_rows, load_table
+from keras_vit.converters.table import Marks, Table, fields_of_rows, load_table
 from keras_vit.dense import published
 from keras_vit.dense.catalogue import fetch_card
 from keras_vit.dense.config import MapConfig
@@ -30,12 +30,12 @@ _BACKBONES = {
 }
 _HEAD_SIZE = 64  # width of an attention head in every published DINOv2
 _JSON_HEADS = 12  # Dinov2Config's default, which a nested config omits
+_HEAD = ("readout_", "reassemble_", "resize_", "neck_", "fusion_", "map_")  # starts of the head's variables
 _UNUSED = ("fusion_0_unit1",)  # files have it, but nothing is added to the coarsest map
 # Tensor that other models have -> what it belongs to.
 _REFUSED = {
     "decode_head.query_embed.weight": "Mask2Former (DINOv2's and DINOv3's *_m2f heads)",
     "decode_head.transformer_decoder.*": "Mask2Former (DINOv2's and DINOv3's *_m2f heads)",
-    "*backbone.bit.*": "DPT hybrid, whose ResNet has another number of groups",
     "model.backbone.pretrained.*": "Depth Anything 3",
     "model.head.scratch.*": "Depth Anything 3",
     "decoder.reassemble_blocks.*": "the depth head of DINOv3 7B",
@@ -59,7 +59,7 @@ def load(
     | path | model |
     |---|---|
     | a name of `cards()` | published models on the Hugging Face Hub, which are downloaded once |
-    | Hugging Face folder | DPT on a ViT or on DINOv2, Depth Anything V1 and V2 (relative and metric) |
+    | Hugging Face folder | DPT on a ViT, a hybrid or DINOv2, Depth Anything V1 and V2 (relative and metric) |
     | `depth_anything_*.pth` | Depth Anything V1 and V2, relative and metric |
     | `dinov2_*_head.pth` with a backbone | DINOv2's segmentation and depth heads (not Mask2Former) |
     | `.keras` | a DenseModel that was saved by `model.save` |
@@ -151,7 +151,7 @@ def _load_head(
             'its file, such as "dinov2_vits14_pretrain.pth"'
         )
     match = table.match(container.headers)
-    shapes = _shapes(container, match, table)
+    shapes = layout.variable_shapes(container.headers, match, table.layout)
     fields = _fields_of_tensors(shapes)
     inputs = shapes.get("map_logits/kernel", shapes.get("map_bins/kernel", (0,)))[0]
     fields |= published.dinov2_fields(container.path, fields, inputs, backbone.config)
@@ -165,7 +165,7 @@ def _load_whole(container: Container, head: Table, prefix: str, stated: Mapping[
     name, inside = _BACKBONES[prefix]
     table = _with_prefix(load_table(name), prefix, head)
     match = table.match(container.headers)
-    shapes = _shapes(container, match, table)
+    shapes = layout.variable_shapes(container.headers, match, table.layout)
     values = config_json.read_object(beside) if (beside := container.path.parent / "config.json").is_file() else {}
     if prefix != "pretrained." and not values:
         raise CheckpointError("needs the config.json of its folder, which says which blocks the head reads")
@@ -174,10 +174,10 @@ def _load_whole(container: Container, head: Table, prefix: str, stated: Mapping[
     heads = _JSON_HEADS if values else width // _HEAD_SIZE
     hints = infer.Hints(
         row_fields=fields_of_rows(each.row for each in match.sources.values()),
-        json_fields=config_json.to_fields(own, table.json) if isinstance(own, dict) and table.json else {},
+        json_fields=_json_fields(values, own, table),
         num_heads=heads or None,
     )
-    config = infer.infer({path: shape for path, shape in shapes.items() if not _is_head(path)}, table, hints)
+    config = infer.infer({path: shape for path, shape in shapes.items() if not path.startswith(_HEAD)}, table, hints)
     source.check_size(container, config)
     fields = _fields_of_tensors(shapes)
     if prefix == "pretrained.":
@@ -196,23 +196,19 @@ def _load_whole(container: Container, head: Table, prefix: str, stated: Mapping[
     return model
 
 
+def _json_fields(values: Mapping[str, Any], own: Any, table: Table) -> dict[str, Any]:
+    """Return the fields of ViTConfig that a config.json states; `own` is the part of the backbone."""
+    fields = config_json.to_fields(own, table.json) if isinstance(own, dict) and table.json else {}
+    if values.get("is_hybrid"):
+        fields.pop("patch_size", None)  # that of the ResNet and the patches together
+        fields["resnet"] = published.bit_config(values.get("backbone_config"))
+    return fields
+
+
 def _with_prefix(table: Table, prefix: str, head: Table) -> Table:
     """Return the table of a backbone whose names have a prefix, with the rows of a head."""
     names = dataclasses.replace(table.names, prefixes=(prefix,), ignore=(*table.names.ignore, *head.names.ignore))
-    return dataclasses.replace(table, names=names, rows=(*table.rows, *head.rows))
-
-
-def _shapes(container: Container, match: Match, table: Table) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the file's tensors as variables."""
-    headers = container.headers
-    return {
-        variable: layout.variable_shape(headers[each.tensor].shape, each, table.layout)
-        for variable, each in match.sources.items()
-    }
-
-
-def _is_head(path: str) -> bool:
-    return path.startswith(("readout_", "reassemble_", "resize_", "neck_", "fusion_", "map_"))
+    return dataclasses.replace(table, marks=Marks(), names=names, rows=(*table.rows, *head.rows))
 
 
 def _fields_of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
@@ -225,13 +221,13 @@ def _fields_of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     return {
         **fields,
         "kind": "dpt",
-        "widths": tuple(shapes.get(f"reassemble_{i}/kernel", (0,))[-1] for i in range(4)),
+        "widths": tuple(shapes.get(f"neck_{i}/kernel", (0, 0))[-2] for i in range(4)),
         "fusion_width": shapes["neck_0/kernel"][-1],
         "head_width": shapes.get("map_conv2/kernel", (32,))[-1],
         "batch_norm": "fusion_1_unit1_norm1/gamma" in shapes,
         "residual_bias": "fusion_1_unit1_conv1/bias" in shapes,
         "projection": "map_projection/kernel" in shapes,
-        "readout": "project" if "readout_0/kernel" in shapes else "ignore",
+        "readout": "project" if "readout_3/kernel" in shapes else "ignore",
     }
 
 

@@ -144,7 +144,7 @@ class DenseModel(keras.Model):
         """
         head = self.head if labels is None else self.head.replace(labels=labels)
         other = DenseModel(self.backbone.with_config(config, dtype=dtype), head, name=self.name)
-        for name in other.head_layers:
+        for name in set(self.head_layers).intersection(other.head_layers):  # only odd grids need some of the resizes
             other.get_layer(name).set_weights(self.get_layer(name).get_weights())
             other.get_layer(name).trainable = self.get_layer(name).trainable
         return other

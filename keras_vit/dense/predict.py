@@ -1,6 +1,5 @@
 """Maps for images of any size: frame an image for a model, and bring its map back to the image's own size."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -18,14 +17,10 @@ _ROWS = 64  # of a map of classes that are enlarged at a time
 
 
 def frame(pixels: np.ndarray, head: MapConfig, config: ViTConfig) -> np.ndarray:
-    """Return an image, (height, width, channels) of 0..255, prepared: float32 (1, height, width, channels).
-
-    Its size is that of the image, resized and padded as `head.framing` says.
-    """
+    """Return an image of 0..255 as float32 (1, height, width, channels), resized and padded as `head.framing` says."""
     size = framed_size(pixels.shape[:2], head, head.size or config.size)
-    whole = dataclasses.replace(config.preprocessing, resize="squash", crop_fraction=1.0)
     prepared: np.ndarray = preprocess.prepare(
-        pixels, image_size=size, num_channels=config.num_channels, preprocessing=whole
+        pixels, image_size=size, num_channels=config.num_channels, preprocessing=config.preprocessing
     )
     if head.framing in ("short", "none"):
         added = [-side % head.multiple for side in size]

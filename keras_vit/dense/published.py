@@ -1,4 +1,4 @@
-"""What published checkpoints of maps do not say in their tensors: which blocks they read, and how images are framed."""
+"""Read what the tensors of published models of maps do not say: the blocks of the head, and the framing of images."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from keras_vit.converters.config_json import read_object
 from keras_vit.dense.config import four_blocks, last_blocks
 from keras_vit.errors import CheckpointError
-from keras_vit.model.config import ViTConfig
+from keras_vit.model.config import ResNetConfig, ViTConfig
 
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 PILLOW_BICUBIC: dict[str, Any] = {"interpolation": "bicubic", "antialias": True, "round_pixels": True}
@@ -24,21 +24,23 @@ def huggingface_fields(values: Mapping[str, Any], config: ViTConfig, *, labels: 
     Sources: transformers, models/dpt and models/depth_anything.
     """
     kind, backbone = values.get("model_type"), values.get("backbone_config") or {}
-    if kind not in ("dpt", "depth_anything") or values.get("is_hybrid"):
-        received = "DPT hybrid" if values.get("is_hybrid") else f"model_type {kind!r:.100}"
-        raise CheckpointError(f"is not read: its config.json must be of dpt or depth_anything. Received: {received}")
-    _check(values, "neck_ignore_stages", ([], None))
+    if kind not in ("dpt", "depth_anything"):
+        raise CheckpointError(f"is not read: its config.json must be of dpt or depth_anything. Received: {kind!r:.100}")
+    is_hybrid = config.resnet is not None
+    _check(values, "neck_ignore_stages", ([0, 1] if is_hybrid else [], None))
     _check(values, "head_in_index", (-1, None))
     _check(values, "hidden_act", ("gelu", None))  # of the readout
     # Stage 0 of a backbone is the tokens in front of the first block.
-    blocks = [i - 1 for i in backbone.get("out_indices", ())] if backbone else values.get("backbone_out_indices")
+    blocks = values.get("backbone_out_indices")
+    if backbone and not is_hybrid:
+        blocks = [i - 1 for i in backbone.get("out_indices", ())]
     if not isinstance(blocks, list) or not all(isinstance(i, int) and 0 <= i < config.num_layers for i in blocks):
         raise CheckpointError(
             f"has a config.json that does not say which blocks its head reads. Received: {str(blocks):.200}"
         )
     fields: Fields = {
-        "blocks": tuple(blocks),
-        "norm": bool(backbone) and backbone.get("apply_layernorm", True),
+        "blocks": ("stage_1", "stage_2", *blocks[2:]) if is_hybrid else tuple(blocks),
+        "norm": bool(backbone) and not is_hybrid and backbone.get("apply_layernorm", True),
         "factors": tuple(values.get("reassemble_factors", (4, 2, 1, 0.5))),
         "labels": labels,
         "result": "bilinear"
@@ -53,6 +55,21 @@ def huggingface_fields(values: Mapping[str, Any], config: ViTConfig, *, labels: 
         _check(values, "max_depth", (1, None))
         return {**fields, "activation": "relu"}
     return {**fields, "activation": "sigmoid", "max_depth": float(values.get("max_depth", 1))}
+
+
+def bit_config(stated: Any) -> ResNetConfig:
+    """Return what the config of a hybrid's BiT states besides its tensors (transformers, models/bit and models/dpt)."""
+    usual = {"layer_type": "bottleneck", "global_padding": "SAME", "embedding_dynamic_padding": True}
+    values = stated if isinstance(stated, Mapping) else usual
+    _check(values, "layer_type", ("bottleneck",))
+    _check(values, "global_padding", ("SAME", "same"))
+    _check(values, "embedding_dynamic_padding", (True,))
+    _check(values, "output_stride", (32, None))
+    try:
+        epsilons: Fields = {"norm_epsilon": 1e-5, "conv_epsilon": 1e-8, "conv_epsilon_place": "variance"}
+        return ResNetConfig(groups=values.get("num_groups", 32), **epsilons)
+    except ValueError as error:
+        raise CheckpointError(f"has a config.json that does not describe a BiT: {error!s:.300}") from error
 
 
 def huggingface_processor(folder: Path, size: tuple[int, int]) -> tuple[Fields, Fields]:
@@ -139,5 +156,5 @@ def _depth_of_name(path: Path) -> float | None:
 def _check(values: Mapping[str, Any], key: str, accepted: tuple[Any, ...]) -> None:
     if values.get(key) not in accepted:
         raise CheckpointError(
-            f"is read only with {key} {accepted[0]!r} in its config.json. Received: {values[key]!r:.200}"
+            f"is read only with {key} {accepted[0]!r} in its config.json. Received: {values.get(key)!r:.200}"
         )

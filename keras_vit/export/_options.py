@@ -12,9 +12,8 @@ from keras_vit.export.litert.options import Options, image_config
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
 from keras_vit.model import task as tasks
-from keras_vit.model.config import ViTConfig
-from keras_vit.model.config.limits import check_resizable
-from keras_vit.model.layers.runtime.quantized import quantization_problem
+from keras_vit.model.config import ViTConfig, check_resizable
+from keras_vit.model.layers.base import quantization_problem
 
 Result = TypeVar("Result")
 

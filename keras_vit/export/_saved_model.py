@@ -24,7 +24,7 @@ from keras_vit.export.server import signatures
 from keras_vit.export.server import warmup as warmup_requests
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.labels import single_lines
-from keras_vit.model.layers.runtime.quantized import quantization_problem
+from keras_vit.model.layers.base import quantization_problem
 from keras_vit.model.vision_transformer import VisionTransformer
 
 NUM_BFLOAT16_IMAGES = 4  # number of images for comparing the bfloat16 signatures

@@ -1,7 +1,4 @@
-"""Count the numbers of a model: it is built without values, and every layer says what it costs.
-
-Parameters and matrix products are exact; memory is an estimate.
-"""
+"""Count the numbers of a model, built without values, of which every layer says what it costs."""
 
 import functools
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Maps: the tokens of patches as a map, resizing, depth from bins, and what of a Vision Transformer becomes a map."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from keras import ops
 
+from keras_vit import position
 from keras_vit._util.checks import is_count
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.layers.base import BaseLayer
@@ -100,6 +101,26 @@ def neighbours(new: int, old: int, *, align_corners: bool) -> tuple[npt.NDArray[
         places = np.maximum((np.arange(new) + 0.5) * old / new - 0.5, 0)
     first = np.minimum(places.astype(np.int32), old - 1)
     return first, np.minimum(places - first, 1)
+
+
+def resize_maps(maps: Any, size: Sequence[int], *, method: str = "bilinear", rows_first: bool = True) -> Any:
+    """Resize TensorFlow tensors (batch, rows, columns, channels) by products with constant matrices.
+
+    XLA compiles the products and their gradients on every device, and on a GPU they are the same in every run, unlike
+    TensorFlow's resize. `method` is one of `position.METHODS`. Without `rows_first` TensorFlow chooses the faster
+    order, which changes the last bits.
+    """
+    import tensorflow as tf
+
+    old = tuple(maps.shape[1:3])
+    if tuple(size) == old:
+        return maps
+    rows, columns = (
+        tf.cast(position.axis_matrix(*sides, method=method), maps.dtype) for sides in zip(size, old, strict=True)
+    )
+    if not rows_first:
+        return tf.einsum("hi,wj,bijc->bhwc", rows, columns, maps)
+    return tf.einsum("wj,bhjc->bhwc", columns, tf.einsum("hi,bijc->bhjc", rows, maps))
 
 
 @keras.saving.register_keras_serializable("keras_vit")

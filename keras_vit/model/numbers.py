@@ -1,8 +1,4 @@
-"""Find the numbers of a model: parameters, operations, memory and file sizes.
-
-The numbers of the zoo's models are kept with their cards, in zoo/numbers.json, and reading them starts neither Keras
-nor TensorFlow. Those of other configs are counted.
-"""
+"""Find the numbers of a model: those of the zoo are in zoo/numbers.json, which starts no Keras; others are counted."""
 
 import dataclasses
 import functools

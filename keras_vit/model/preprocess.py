@@ -240,10 +240,7 @@ def _resize_as_pillow(image: Any, size: Any, interpolation: str) -> Any:
 
 
 def is_height_first(source: Any, size: Any) -> Any:
-    """Return whether Pillow 13 resizes the height before the width: when it removes more than twice as many rows.
-
-    Earlier versions begin with the width. The order matters, as pixels are rounded and clipped in between.
-    """
+    """Return whether Pillow 13 resizes, rounds and clips the height before the width, unlike earlier versions."""
     removed_rows, removed_columns = source[0] - size[0], source[1] - size[1]
     return (removed_rows > 0) & (removed_rows > 2 * removed_columns)
 

@@ -1,42 +1,48 @@
 """Tasks: what a model's output means, and so how it is trained, evaluated, exported, compared and shown to people.
 
-`of_model(model)` returns the task of a model. No other module knows whether the output is a class, a map or a feature.
+Classification is the task of most models. `of_model(model)` returns the task of a model. No other module knows whether
+the output is a class, a map or a feature.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from keras_vit.model.classification import Classification, Labels, Prediction, Tensors, softmax
+from keras_vit._util.checks import check_counts
+from keras_vit.model import labels as label_lists
 
 if TYPE_CHECKING:
     from keras_vit.model.config import ViTConfig
 
-__all__ = [
-    "KINDS",
-    "MAIN_OUTPUTS",
-    "Classification",
-    "Prediction",
-    "Task",
-    "from_config",
-    "kind_of_labels",
-    "of_model",
-    "register",
-    "softmax",
-]
+Tensors = dict[str, Any]  # by name
+Labels = str | Sequence[str] | None  # name of a list in zoo/labels, names of the classes, or None
 
+# Two classes are a near tie if their logits differ by less than this many times the noise. The largest difference of 15
+# changed classes of fine-tuned models was 2.1; normal errors of two classes exceed 4 in one of 200 cases.
+NEAR_TIE = 4.0
+MOST_NOISE = 0.05  # that counts, as a share of the model's deviation over classes; an SQNR of 26 dB
 # Names of the outputs of all tasks. A file's main output is the first of these that it has.
 MAIN_OUTPUTS = ("logits", "probabilities", "features", "depth", "classes")
-# Tasks whose labels may be given as arrays. Each is called with the number of classes and their labels.
-KINDS: list[type[Any]] = [Classification]
 Kind = TypeVar("Kind", bound=type[Any])
 
 
+class Prediction(NamedTuple):
+    """A class that was predicted for an image: its label_id, its label and its probability, 0 to 1.
+
+    `ViTConfig.probabilities` says whether it is a softmax over all classes or the sigmoid of this class alone.
+    """
+
+    label_id: str
+    label: str
+    probability: float
+
+
 class Task(Protocol):
-    """Protocol for everything the package needs to know about the output of a model.
+    """Base of tasks: everything that the package needs to know about the output of a model.
 
     A class of tasks in KINDS also has LABELS, `read_labels` and `count_classes`, as `Classification` has. In training,
     `targets` prepares the labels of a batch, and `losses` compares the output with them. In an evaluation `sums`
@@ -71,6 +77,7 @@ class Task(Protocol):
 
     def renumbered(self, label: Any, numbers: Sequence[int]) -> Any:
         """Return an example's label with a new number for each class; `num_classes` is that of the new numbers."""
+        return label
 
     def check_output(self, shape: Any) -> None:
         """Raise a ValueError if the output of a model, of this shape, cannot be compared with labels."""
@@ -89,18 +96,21 @@ class Task(Protocol):
 
     def by_class(self, totals: dict[str, float]) -> Mapping[str, Mapping[str, float]]:
         """Turn the totals into the metrics of each class by its name; {} if only the whole is measured."""
+        return {}
 
     def served_outputs(self, computed: Tensors, names: Sequence[str] | None, top: int) -> Tensors:
         """Return what a server answers, TensorFlow tensors, from the model's "features" and its output."""
 
     def exported_output(self, name: str, output: np.ndarray) -> np.ndarray:
         """Return what a file's output of this name, one of `outputs`, must be where the model returns `output`."""
+        return output
 
     def agreement(self, name: str, expected: np.ndarray, received: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return which decisions of a file agree with its model's, and which agree or are near ties; bool (n,)."""
 
     def comparison(self, name: str, expected: np.ndarray, received: np.ndarray) -> dict[str, Any]:
         """Return fields of an export's report that this task adds or measures in another way."""
+        return {}
 
     def class_names(self, labels: Labels | Iterable[str] = None) -> list[str] | None:
         """Return the names of the classes in an exported file; None for the model's own. None if there are none."""
@@ -109,10 +119,232 @@ class Task(Protocol):
         """Return what people read of the output for each image."""
 
     def image_logits(self, logits: np.ndarray) -> np.ndarray:
-        """Return logits of whole images, (batch, classes), from the model's output."""
+        """Return logits of whole images, (batch, classes), from the model's output; raise if it is no class."""
+        raise ValueError(f"Expected a model that classifies images. Received: one that returns {self.NAME}")
 
     def embedding_output(self) -> str:
         """Return which output embeds an image, "features" or "logits"; raise a ValueError if none does."""
+        raise ValueError(f"An embedding is of a whole image: take model.backbone. Received: a model of {self.NAME}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classification(Task):
+    """Classify images: logits (batch, classes), or (batch, tokens, classes) for a classifier of every token.
+
+    Args:
+        num_classes: number of classes; 0 for a model without a head, which returns features.
+        labels: name of a list in zoo/labels, or the names of the classes.
+        is_pooled: whether there is one row of logits for an image.
+        is_projection: whether the head returns an embedding instead of classes.
+        read_tokens: without pooling, the tokens whose mean logits are an image's.
+        probabilities: "softmax" or "sigmoid", as in ViTConfig.
+    """
+
+    num_classes: int = 0
+    labels: str | tuple[str, ...] | None = None
+    is_pooled: bool = True
+    is_projection: bool = False
+    read_tokens: slice | None = None
+    probabilities: str = "softmax"
+
+    NAME: ClassVar[str] = "a class for every image"
+    OBJECTIVES: ClassVar[tuple[str, ...]] = ("softmax", "sigmoid", "masked_patch", "distill", "distill_features")
+    LABELS = "integers (n,), or zeros and ones (n, classes)"
+    metrics = ("accuracy",)
+    sum_names = ("top1", "top5", "loss", "count", "unlabelled")
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """See `Task`."""
+        return ("logits", "probabilities") if self.num_classes else ("features",)
+
+    @staticmethod
+    def read_labels(labels: np.ndarray) -> np.ndarray | None:
+        """Return the labels of a split in the dtype of the package's examples; None for those of another task."""
+        if labels.ndim == 2 and labels.dtype.kind in "fiub" and np.isin(labels, (0, 1)).all():
+            return labels.astype(np.float32)
+        if labels.ndim == 1 and labels.dtype.kind in "iu":
+            return labels.astype(np.int64)
+        return None
+
+    @staticmethod
+    def count_classes(labels: np.ndarray) -> int:
+        """Return the number of classes that labels have, as `read_labels` returns them."""
+        return labels.shape[1] if labels.ndim == 2 else int(labels.max()) + 1
+
+    def check_labels(self, split: str, labels: np.ndarray) -> None:
+        """See `Task`."""
+        if labels.ndim == 2:
+            if labels.shape[1] != self.num_classes:
+                raise ValueError(
+                    f"Expected {split} labels of {self.num_classes} classes. Received: shape {labels.shape}"
+                )
+            return
+        outside = np.flatnonzero((labels < 0) | (labels >= self.num_classes))
+        if len(outside):
+            raise ValueError(
+                f"{split} label {labels[outside[0]]} of example {outside[0]} is outside 0..{self.num_classes - 1}"
+                f" ({len(outside):,} such labels). If the labels do not cover all classes, pass num_classes."
+            )
+
+    def renumbered(self, label: Any, numbers: Sequence[int]) -> Any:
+        """See `Task`: int64, or float32 (classes,)."""
+        import tensorflow as tf
+
+        new = tf.constant(numbers, tf.int64)
+        if label.dtype.is_integer:
+            return new[label]
+        return tf.math.unsorted_segment_sum(label, new, self.num_classes)
+
+    def check_output(self, shape: Any) -> None:
+        """See `Task`: it must be one row of logits for each image."""
+        if not isinstance(shape, tuple) or len(shape) != 2 or not self.num_classes:
+            raise ValueError(
+                f"Expected a model that returns logits (batch, classes). Received: one without a head, {shape}"
+            )
+
+    def targets(self, labels: Any) -> Any:
+        """Return class numbers as one-hot rows, and rows as they are, in float32."""
+        import tensorflow as tf
+
+        if labels.dtype.is_integer:
+            least = tf.cast(self.num_classes, labels.dtype)
+            tf.debugging.assert_less(labels, least, "A label is not below the number of classes")
+            tf.debugging.assert_non_negative(labels, "A label is below 0")
+            return tf.one_hot(labels, self.num_classes)
+        if labels.shape[-1] != self.num_classes:
+            raise ValueError(f"Expected labels of {self.num_classes} classes. Received: rows of {labels.shape[-1]}")
+        return tf.cast(labels, tf.float32)
+
+    def losses(self, output: Any, targets: Any, *, kind: str, label_smoothing: float = 0.0) -> tuple[Any, Tensors]:
+        """Return the cross-entropy of logits and float32 targets (batch, classes), which may be mixed, and "accuracy".
+
+        "sigmoid" treats each class independently and sums over classes, as big_vision's sigmoid_xent; "softmax" does
+        not. `label_smoothing` is the share of a label that is spread over all classes.
+        """
+        import tensorflow as tf
+
+        is_correct = tf.equal(tf.argmax(output, axis=-1), tf.argmax(targets, axis=-1))
+        smooth = targets * (1 - label_smoothing) + label_smoothing / targets.shape[-1]
+        if kind == "sigmoid":
+            losses = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels=smooth, logits=output), axis=-1)
+        else:
+            losses = tf.nn.softmax_cross_entropy_with_logits(labels=smooth, logits=output)
+        return losses, {"accuracy": tf.cast(is_correct, tf.float32)}
+
+    def sums(self, output: Any, targets: Any, weights: Any) -> Any:
+        """See `Task`; a row of zeros in the targets, float32 (batch, classes), has no label.
+
+        Equal logits rank by class index, so that a head of zeros predicts one class. NaN is never right.
+        """
+        import tensorflow as tf
+
+        logits, targets = tf.cast(output, tf.float32), tf.cast(targets, tf.float32)
+        num_labels = tf.reduce_sum(targets, axis=1)
+        counted = tf.cast(weights, tf.float32) * tf.cast(num_labels > 0, tf.float32)
+        ranking = tf.math.top_k(logits, k=min(5, logits.shape[1])).indices
+        right = tf.gather(targets, ranking, batch_dims=1) > 0
+        right &= ~tf.reduce_any(tf.math.is_nan(logits), axis=1, keepdims=True)
+        shares = tf.math.divide_no_nan(targets, num_labels[:, None])
+        loss = tf.nn.softmax_cross_entropy_with_logits(shares, logits)
+        sums = {
+            "top1": counted * tf.cast(right[:, 0], tf.float32),
+            "top5": counted * tf.cast(tf.reduce_any(right, axis=1), tf.float32),
+            "loss": tf.where(counted > 0, loss * counted, 0),  # that of padding may be infinite, and 0 * inf is NaN
+            "count": counted,
+            "unlabelled": tf.cast(weights, tf.float32) - counted,
+        }
+        return tf.stack([tf.reduce_sum(tf.cast(sums[name], tf.float64)) for name in self.sum_names])
+
+    def means(self, totals: dict[str, float]) -> dict[str, float]:
+        """Return top-1 and top-5 accuracy, 0 to 1, and the mean cross-entropy in nats."""
+        return {name: totals[name] / totals["count"] for name in ("top1", "top5", "loss")}
+
+    def served_outputs(self, computed: Tensors, names: Sequence[str] | None, top: int) -> Tensors:
+        """Return "classes" and their "scores", the `top` best of each image, and the "probabilities" of all classes."""
+        import tensorflow as tf
+
+        if not self.num_classes:
+            return {"features": computed["features"]}
+        texts = np.array(names if names is not None else [str(number) for number in range(self.num_classes)], object)
+        probabilities = getattr(tf.nn, self.probabilities)(computed["logits"])
+        # Of the logits: sigmoids of large ones are all 1.
+        numbers = tf.math.top_k(computed["logits"], min(top, self.num_classes)).indices
+        scores = tf.gather(probabilities, numbers, batch_dims=1)
+        # No output's name may end in _bytes: servers send those as base64.
+        return {"classes": tf.gather(tf.constant(texts), numbers), "scores": scores, "probabilities": probabilities}
+
+    def exported_output(self, name: str, output: np.ndarray) -> np.ndarray:
+        """Return the probabilities for "probabilities", else the output."""
+        return PROBABILITIES[self.probabilities](output) if name == "probabilities" else output
+
+    def agreement(self, name: str, expected: np.ndarray, received: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return which images, or tokens, have the same best class, and which have it or are near ties.
+
+        In a near tie the model's logits of its own class and of the file's are closer than `NEAR_TIE` times the file's
+        noise, which is the root mean square of its errors on all other images: one wrong image is no near tie. A file
+        that is wrong everywhere does not excuse itself, for the noise counts up to `MOST_NOISE`.
+        """
+        rows = (values.reshape(-1, values.shape[-1]).astype(np.float64) for values in (expected, received))
+        if name == "probabilities":
+            rows = (np.log(values.clip(float(np.finfo(np.float32).tiny))) for values in rows)
+        want, got = rows
+        errors = ((got - want) ** 2).sum(axis=-1)
+        noise = np.sqrt((errors.sum() - errors).clip(0) / (max(1, len(want) - 1) * want.shape[-1]))
+        most = MOST_NOISE * (want - want.mean(axis=-1, keepdims=True)).std()
+        of_files_class = np.take_along_axis(want, got.argmax(axis=-1)[:, None], axis=-1)[:, 0]
+        are_same = want.argmax(axis=-1) == got.argmax(axis=-1)
+        return are_same, are_same | (want.max(axis=-1) - of_files_class <= NEAR_TIE * noise.clip(max=most))
+
+    def class_names(self, labels: Labels | Iterable[str] = None) -> list[str] | None:
+        """See `Task`; the names are in the order of the logits."""
+        if labels is not None and not self.num_classes:
+            raise ValueError("labels need a head. Received: a model of num_classes=0")
+        chosen = self.labels if labels is None else labels
+        if chosen is None or not self.num_classes:
+            return None
+        return [label for _, label in label_lists.names(label_lists.check_labels(chosen), self.num_classes)]
+
+    def decode(self, output: Any, top: int) -> list[list[Prediction]]:
+        """Return the `top` most probable classes of each image, the best first, from logits (batch, classes)."""
+        logits = np.asarray(output)
+        if logits.ndim != 2 or logits.shape[1] != self.num_classes or not self.num_classes:
+            raise ValueError(f"logits must be (batch, num_classes={self.num_classes}). Received: shape {logits.shape}")
+        check_counts(top=top)
+        names = label_lists.names(self.labels, self.num_classes)
+        probabilities = self.exported_output("probabilities", logits)
+        best = np.argsort(-logits, axis=1, kind="stable")[:, :top]
+        return [
+            [Prediction(*names[int(index)], float(row[index])) for index in order]
+            for row, order in zip(probabilities, best, strict=True)
+        ]
+
+    def image_logits(self, logits: np.ndarray) -> np.ndarray:
+        """Return logits (batch, classes), also of a classifier of every token."""
+        return logits if self.read_tokens is None else logits[:, self.read_tokens].mean(axis=1)
+
+    def embedding_output(self) -> str:
+        """Return which output embeds an image: "features", or "logits" if the head is a projection."""
+        if not self.is_pooled:
+            raise ValueError("embed needs a pooled feature. Received: a model with features of every token")
+        return "logits" if self.is_projection else "features"
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Return the probabilities of logits (..., classes)."""
+    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return shifted / shifted.sum(axis=-1, keepdims=True)
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """Return the probability of each logit for itself."""
+    return np.exp(-np.logaddexp(0, -logits))
+
+
+PROBABILITIES = {"softmax": softmax, "sigmoid": sigmoid}
+
+# Tasks whose labels may be given as arrays. Each is called with the number of classes and their labels.
+KINDS: list[type[Any]] = [Classification]
 
 
 def register(kind: Kind) -> Kind:

@@ -16,10 +16,9 @@ from keras_vit._util import html
 from keras_vit._util.checks import given
 from keras_vit.model import preprocess, task
 from keras_vit.model.classify import BATCH, classify_each, embed_all
-from keras_vit.model.config import ViTConfig
-from keras_vit.model.config.limits import check_attention, check_resizable, warn_partial_patches
+from keras_vit.model.config import ViTConfig, check_attention, check_resizable, warn_partial_patches
 from keras_vit.model.layers import PatchEmbedding, runtime
-from keras_vit.model.layers.runtime.quantized import load_quantization, quick_collections, save_quantization
+from keras_vit.model.layers.base import load_quantization, quick_collections, save_quantization
 from keras_vit.model.maps import Blocks, map_names, to_map
 from keras_vit.model.task import Prediction
 from keras_vit.model.vit import Network
@@ -350,8 +349,7 @@ class VisionTransformer(keras.Model):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> VisionTransformer:
         """Return a new model with initial weights from what `get_config` returned."""
         del custom_objects  # every layer is registered
-        policy = keras.dtype_policies.deserialize(config["dtype"])
-        model = cls(ViTConfig(**config["config"]), dtype=policy, name=config["name"])
+        model = cls(ViTConfig(**config["config"]), dtype=config["dtype"], name=config["name"])
         model._freeze(config["frozen"])
         return model
 

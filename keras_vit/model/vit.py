@@ -43,17 +43,19 @@ class Network:
     def _resnet(self, x: Any) -> Any:
         """Apply the ResNet of a hybrid or a BiT."""
         resnet: Any = self.config.resnet
-        names = ("version", "norm_epsilon", "conv_epsilon", "conv_epsilon_place")
+        names = ("version", "norm_epsilon", "conv_epsilon", "conv_epsilon_place", "groups")
         options = {"dtype": self.policy, **{name: getattr(resnet, name) for name in names}}
         x = self._record("root", vit.ResNetRoot(resnet.width, name="root", **options)(x))
-        for stage, (units, width) in enumerate(zip(resnet.num_layers, resnet.widths, strict=True), start=1):
+        stages = zip(resnet.num_layers, resnet.widths, resnet.outputs, strict=True)
+        for stage, (units, width, channels) in enumerate(stages, start=1):
             for unit in range(1, units + 1):
                 strides = 2 if unit == 1 and stage > 1 else 1
                 name = f"stage_{stage}_unit_{unit}"
-                x = vit.ResNetUnit(width, strides=strides, name=name, **options)(x)
+                x = vit.ResNetUnit(width, channels=channels, strides=strides, name=name, **options)(x)
             self._record(f"stage_{stage}", x)
         if resnet.version == 2:
-            x = vit.GroupNormalization(resnet.norm_epsilon, name="resnet_norm", dtype=self.policy)(x)
+            norm = {"groups": resnet.groups, "name": "resnet_norm", "dtype": self.policy}
+            x = vit.GroupNormalization(resnet.norm_epsilon, **norm)(x)
             x = self._record("resnet", keras.layers.ReLU(name="resnet", dtype=self.policy)(x))
         return x
 

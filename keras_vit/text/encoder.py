@@ -11,13 +11,13 @@ import numpy as np
 
 from keras_vit._util.checks import check_counts
 from keras_vit.model import layers as vit
-from keras_vit.model.classification import Classification
 from keras_vit.model.classify import check_finite, unit_length
 from keras_vit.model.config import BlockConfig
 from keras_vit.model.config.text import TextConfig
+from keras_vit.model.layers.base import load_quantization, quantization_problem, save_quantization
 from keras_vit.model.layers.pooling import EndTokenPooling
-from keras_vit.model.layers.runtime.quantized import load_quantization, quantization_problem, save_quantization
 from keras_vit.model.layers.tokens import TokenEmbedding
+from keras_vit.model.task import Classification
 from keras_vit.text.tokenizer import Tokenizer
 
 BATCH = 64  # texts in a call
@@ -130,8 +130,7 @@ class TextEncoder(keras.Model):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> TextEncoder:
         """Return a new model with initial weights and no tokenizer from what `get_config` returned."""
         del custom_objects  # every layer is registered
-        policy = keras.dtype_policies.deserialize(config["dtype"])
-        return cls(TextConfig(**config["config"]), dtype=policy, name=config["name"])
+        return cls(TextConfig(**config["config"]), dtype=config["dtype"], name=config["name"])
 
     def save_own_variables(self, store: Any) -> None:
         """Save the tokenizer, and whether the projection is quantized; each layer saves its weights."""

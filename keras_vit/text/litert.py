@@ -29,8 +29,13 @@ from keras_vit.text.tokenizer import Tokenizer
 
 MODES = ("none", "float16", "dynamic")  # those that need no calibration
 TEXTS = (
-    *("a photo of a cat", "Two dogs run along the beach.", "", "the number 7, in red", "rocket"),
-    *("soup, bread & butter", "Café, 3 €"),
+    "a photo of a cat",
+    "Two dogs run along the beach.",
+    "",
+    "the number 7, in red",
+    "rocket",
+    "soup, bread & butter",
+    "Café, 3 €",
 )
 
 

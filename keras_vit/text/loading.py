@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import keras
 import numpy as np
 
 from keras_vit.converters import assign, config_json, layout
@@ -136,7 +135,7 @@ def _load_keras(path: Path, dtype: Any, *, allow_nonfinite: bool) -> TextEncoder
     with open_keras(path, "TextEncoder") as (arguments, weights):
         _check_size(weights, TextConfig(**arguments["config"]))
         if dtype is not None:
-            arguments["dtype"] = keras.dtype_policies.serialize(keras.dtype_policies.get(dtype))
+            arguments["dtype"] = dtype
         with layers.uninitialized():
             encoder = TextEncoder.from_config(arguments)
         load_keras_weights(encoder, weights, allow_nonfinite=allow_nonfinite)

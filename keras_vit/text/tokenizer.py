@@ -129,7 +129,7 @@ class Tokenizer:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What an app's own tokenizer needs to know besides the model."""
+        """Settings that an app's own tokenizer needs besides the model."""
         return {"start_ids": self._start, "end_id": self.end_id, "pad_id": self.pad_id, "cleaning": self.kind}
 
     @property

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from keras_vit.model.layers.rotary import tables
+from keras_vit.model.layers.position_variants import cosines_and_sines
 
 Array = npt.NDArray[np.float64]
 
@@ -114,7 +114,7 @@ def _with_pairs_apart(weights: DenseWeights, attention: Any) -> DenseWeights:
 def rotary_tables(rotary: Any, queries: int, size: int) -> tuple[Array, Array]:
     """Return the cosines, and the sines with the signs of a quarter turn, for the first queries: (queries, size)."""
     plain = dataclasses.replace(rotary, interleaved=False)
-    cosines, sines = (table[:queries].copy() for table in tables(plain, size, "float64"))
+    cosines, sines = (table[:queries].copy() for table in cosines_and_sines(plain, size, "float64"))
     sines[:, : size // 2] *= -1
     return cosines, sines
 

@@ -11,7 +11,6 @@ from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.storage import FLOAT32
 from keras_vit.export.litert.writer import FileWriter, Value, source, writes
 from keras_vit.model import layers as vit
-from keras_vit.model.layers.resnet import GROUPS
 
 
 @writes(vit.ResNetRoot)
@@ -138,7 +137,7 @@ def group_norm(ops: Operators, layer: Any, x: Tensor, name: str) -> tuple[Tensor
     The variance is the mean of squared differences: mean(x^2) - mean(x)^2 is not faster, and cancels where channels lie
     far from zero. Everything else is computed on small tensors.
     """
-    gamma, beta = (float64(weight).reshape(1, 1, GROUPS, -1) for weight in (layer.gamma, layer.beta))
+    gamma, beta = (float64(weight).reshape(1, 1, layer.groups, -1) for weight in (layer.gamma, layer.beta))
     groups = (x.shape[0], *gamma.shape[1:])
 
     def constant(array: np.ndarray, part: str) -> Tensor:

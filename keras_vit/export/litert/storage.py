@@ -23,7 +23,7 @@ class Integers(NamedTuple):
 
 
 class StorageRules(Protocol):
-    """What knows the storage of each kernel: a `Storage` for all, or a quantization mode."""
+    """Choice of the storage of each kernel: a `Storage` for all, or a quantization mode."""
 
     def storage_of(self, kind: str, name: str) -> "Storage":
         """Return the storage of an operator's kernel, by the operator's kind in the schema and its name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -81,42 +82,23 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
     def _conflicts(self) -> Iterator[str]:
         yield from super()._conflicts()
         if not self.num_layers:
-            yield from self._conflicts_without_blocks()
+            channels = self.resnet.channels if self.resnet else None
+            needed = {"hidden_size": channels, "patch_size": (1, 1), "position": "none", "final_norm": "tokens"}
+            needed |= {"pre_norm": False, "num_prefix_tokens": 0, "tokens_mlp_dim": None}
+            yield from self._unmet("num_layers=0, a ResNet without a Transformer,", **needed)
         if self.hidden_size % self.num_heads and (self.has_attention or self.has_map_head):
             yield f"hidden_size is a multiple of num_heads. Received: {self.hidden_size} and {self.num_heads}"
         if self.classifier.startswith("token") and not self.class_token:
             yield f"classifier={self.classifier!r} needs the class token. Received: class_token=False"
         if self.distilled:
-            yield from self._conflicts_of_distillation()
+            needed = {"classifier": "token", "representation_size": None, "final_norm": "tokens"}
+            yield from self._unmet("distilled", **needed, normalize_features=False, projection_head=False)
         yield from self._position_conflicts()
         if len(self.preprocessing.mean) not in (1, self.num_channels):
             yield (
                 f"preprocessing has one mean for all or one for each of num_channels={self.num_channels}. "
                 f"Received: {self.preprocessing.mean}"
             )
-
-    def _conflicts_without_blocks(self) -> Iterator[str]:
-        needed = {
-            "hidden_size": self.resnet.channels if self.resnet else None,
-            "patch_size": (1, 1),
-            "position": "none",
-            "pre_norm": False,
-            "num_prefix_tokens": 0,
-            "tokens_mlp_dim": None,
-            "final_norm": "tokens",
-        }
-        if wrong := {name: getattr(self, name) for name, value in needed.items() if getattr(self, name) != value}:
-            yield f"num_layers=0, a ResNet without a Transformer, needs {needed}. Received: {wrong}"
-
-    def _conflicts_of_distillation(self) -> Iterator[str]:
-        if self.classifier != "token":
-            yield f"distilled needs classifier='token'. Received: {self.classifier!r:.200}"
-        if self.representation_size is not None:
-            yield f"distilled needs representation_size=None. Received: {self.representation_size}"
-        if self.final_norm != "tokens":
-            yield f"distilled needs final_norm='tokens'. Received: {self.final_norm!r:.200}"
-        if self.normalize_features or self.projection_head:
-            yield "distilled needs normalize_features=False and projection_head=False. Received: True"
 
     def _position_conflicts(self) -> Iterator[str]:
         if self.rotary_theta is not None and self.hidden_size // self.num_heads % 4:
@@ -132,11 +114,8 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
                 yield f"position='relative' needs attention. Received: {received}"
             if self.rotary_theta is not None:
                 yield f"rotary_theta needs attention. Received: {received}"
-        if self.position_place != "stem" and self.num_prefix_tokens and not self.position_prefix:
-            yield (
-                f"position_place={self.position_place!r} embeds whole sequences, class token and registers included, "
-                "and needs position_prefix=True. Received: False"
-            )
+        if self.position_place != "stem" and self.num_prefix_tokens:  # whole sequences, all tokens included
+            yield from self._unmet(f"position_place={self.position_place!r}", position_prefix=True)
 
     @property
     def block(self) -> BlockConfig:
@@ -187,7 +166,10 @@ class ViTConfig(HeadConfig, BlockConfig, PositionConfig, StemConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, for JSON; `ViTConfig(**fields)` restores the config."""
-        return dataclasses.asdict(self)
+        fields = super().to_dict()
+        if self.resnet and (self.resnet.groups, self.resnet.stage_channels) == (32, ()):  # as earlier versions
+            del fields["resnet"]["groups"], fields["resnet"]["stage_channels"]
+        return fields
 
     @classmethod
     def from_name(cls, name: str, **changes: Any) -> ViTConfig:
@@ -213,3 +195,44 @@ def check_fields(fields: Mapping[str, Any], kind: Any = ViTConfig) -> None:
     if unknown := [name for name in fields if name not in known]:
         near = {name: nearest(name, known, count=2) for name in unknown}
         raise ValueError(f"{kind.__name__} has no field {unknown}; the nearest are {near}. Its fields: {known}")
+
+
+# ---- what some architectures cannot do
+
+
+def check_resizable(source: ViTConfig, target: ViTConfig) -> None:
+    """Raise a ValueError if the weights of a model cannot be resized to the image and patch size of another config."""
+    if source.resnet is not None and target.patch_size != source.patch_size:
+        raise ValueError(
+            f"patch_size is fixed in a hybrid: its patches are {source.patch} cells of the ResNet's feature map, and "
+            f"only patches of pixels are resized. Received: patch_size={target.patch}"
+        )
+    if source.tokens_mlp_dim is not None and target.num_tokens != source.num_tokens:
+        raise ValueError(
+            f"A token MLP has weights for {source.num_tokens} tokens: image_size and patch_size must give as many. "
+            f"Received: image_size={target.size} and patch_size={target.patch}, which give {target.num_tokens}"
+        )
+
+
+def check_attention(config: ViTConfig) -> None:
+    """Raise a ValueError if a model has no attention weights to return."""
+    if not config.has_attention:
+        blocks = "MLPs over the tokens (tokens_mlp_dim)" if config.num_layers else "no blocks (num_layers=0)"
+        raise ValueError(
+            "Attention maps need blocks with attention; `model.features` returns the tokens or feature maps of every "
+            f"model. Received: a model that has {blocks}"
+        )
+
+
+def warn_partial_patches(config: ViTConfig) -> None:
+    """Warn if the patches of a model that is being built do not cover the image."""
+    height, width = config.size
+    used = tuple(cells * step for cells, step in zip(config.grid, config.stride, strict=True))
+    # A ResNet pads the image: then the patches cover more than the image, and nothing is lost.
+    if used[0] < height or used[1] < width:
+        warnings.warn(
+            f"keras_vit: images of {height}x{width} pixels are no multiple of the "
+            f"{config.stride[0]}x{config.stride[1]} patch; "
+            f"the model sees the upper left {used[0]}x{used[1]}, as in the official code.",
+            stacklevel=3,
+        )

@@ -5,7 +5,7 @@ Each group is a frozen dataclass that checks its own values, and can be used alo
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from keras_vit._util.checks import pair
@@ -49,6 +49,16 @@ class Group:
     def _conflicts(self) -> Iterator[str]:
         """Yield a sentence for each combination of values that is not accepted."""
         yield from ()
+
+    def _unmet(self, feature: str, **needed: Any) -> Iterator[str]:
+        """Yield a sentence if fields do not have the values that a feature needs."""
+        if wrong := {name: getattr(self, name) for name, value in needed.items() if getattr(self, name) != value}:
+            wants, has = (", ".join(f"{name}={values[name]!r:.200}" for name in wrong) for values in (needed, wrong))
+            yield f"{feature} needs {wants}. Received: {has}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values, for JSON, with which the class makes an equal config."""
+        return asdict(self)
 
     @classmethod
     def part_of(cls, other: Any) -> Self:
@@ -176,15 +186,15 @@ class PositionConfig(Group):
 
     def _conflicts(self) -> Iterator[str]:
         yield from super()._conflicts()
-        if self.position == "relative" and self.rotary_theta is not None:
-            yield "rotary_theta and position='relative' exclude each other. Received: both"
+        if self.position == "relative":
+            yield from self._unmet("position='relative'", rotary_theta=None)
         if self.position == "relative" and self.position_place == "stem":
             yield (
                 "position='relative' acts in the attention of every block: position_place is 'blocks' (one each) or "
                 "'shared'. Received: 'stem'"
             )
-        if self.position in ("sincos2d", "none") and self.position_place != "stem":
-            yield f"position={self.position!r} needs position_place='stem'. Received: {self.position_place!r}"
+        if self.position in ("sincos2d", "none"):
+            yield from self._unmet(f"position={self.position!r}", position_place="stem")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,24 +273,15 @@ class HeadConfig(Group):
 
     def _conflicts(self) -> Iterator[str]:
         yield from super()._conflicts()
-        if self.classifier == "token_gap" and self.final_norm == "pooled":
-            yield "classifier='token_gap' needs final_norm='tokens'. Received: 'pooled'"
-        if self.is_unpooled and (self.normalize_features or self.projection_head):
-            yield (
-                "normalize_features and projection_head need one feature for an image. "
-                f"Received: classifier={self.classifier!r}"
-            )
+        if self.classifier == "token_gap":
+            yield from self._unmet("classifier='token_gap'", final_norm="tokens")
+        if self.is_unpooled:
+            yield from self._unmet(f"classifier={self.classifier!r}", normalize_features=False, projection_head=False)
         for label in self.labels if isinstance(self.labels, tuple) else ():
             if not label.isascii() and label.encode(errors="ignore").decode() != label:
                 yield f"labels must be valid Unicode, or no file can have them. Received: {label!r:.200}"
-        if not self.projection_head:
-            return
-        if self.normalize_features:
-            yield "projection_head and normalize_features exclude each other. Received: both"
-        if self.representation_size is not None:
-            yield f"projection_head needs representation_size=None. Received: {self.representation_size}"
-        if self.labels is not None:
-            yield f"projection_head gives no classes and needs labels=None. Received: {self.labels!r:.100}"
+        if self.projection_head:
+            yield from self._unmet("projection_head", normalize_features=False, representation_size=None, labels=None)
 
     @property
     def is_unpooled(self) -> bool:

@@ -85,14 +85,16 @@ class ResNetConfig:
 
     Args:
         num_layers: number of units in each stage; () is the stem alone.
-        width_factor: the stem has 64 * width_factor channels, a multiple of 32.
+        width_factor: the stem has 64 * width_factor channels, a multiple of `groups`.
         norm_epsilon: epsilon of GroupNorm.
         conv_epsilon: epsilon of the weight standardization.
         conv_epsilon_place: "std" divides by std + epsilon (Google), "variance" by sqrt(variance + epsilon) (timm, BiT).
         version: 1 has norms after the convolutions (hybrids); 2 has them in front, pads both sides with zeros, and ends
             in a norm and ReLU (BiT, arXiv 1912.11370; google-research/big_transfer).
-        stage_widths: channels of the 3x3 convolutions of each stage, a quarter of its output's; () doubles them from
-            stage to stage, beginning with the stem's.
+        stage_widths: channels of the 3x3 convolutions of each stage; () doubles them from stage to stage, beginning
+            with the stem's.
+        stage_channels: channels of the output of each stage; () is four times its width.
+        groups: number of GroupNorm's groups of channels, which divides all numbers of channels.
 
     Raises:
         ValueError: a value is not accepted.
@@ -110,23 +112,27 @@ class ResNetConfig:
     conv_epsilon_place: str = "std"
     version: int = 1
     stage_widths: tuple[int, ...] = ()
+    stage_channels: tuple[int, ...] = ()
+    groups: int = 32
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "num_layers", tuple(self.num_layers))
-        object.__setattr__(self, "stage_widths", tuple(self.stage_widths))
+        for name in ("num_layers", "stage_widths", "stage_channels"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         one_of("conv_epsilon_place", self.conv_epsilon_place, ("std", "variance"))
-        if self.width <= 0 or self.width % 32 or not all(is_count(units, least=1) for units in self.num_layers):
+        has_groups = is_count(self.groups, least=1) and self.width > 0 and self.width % self.groups == 0
+        if not has_groups or not all(is_count(units, least=1) for units in self.num_layers):
             raise ValueError(
-                "The width 64 * width_factor is a multiple of GroupNorm's 32 groups, and every stage has a unit. "
-                f"Received: width_factor={self.width_factor}, num_layers={self.num_layers}"
+                "The width 64 * width_factor is a multiple of GroupNorm's groups, and every stage has a unit. "
+                f"Received: width_factor={self.width_factor}, groups={self.groups!r:.200}, num_layers={self.num_layers}"
             )
-        fits = len(self.widths) == len(self.num_layers) and all(
-            is_count(w, least=1) and not w % 32 for w in self.widths
+        fits = len(self.widths) == len(self.outputs) == len(self.num_layers) and all(
+            is_count(w, least=1) and not w % self.groups for w in (*self.widths, *self.outputs)
         )
         if self.version not in (1, 2) or not fits:
             raise ValueError(
-                "version is 1 or 2, and stage_widths has a multiple of 32 for each stage of num_layers, or is (). "
-                f"Received: version={self.version!r}, stage_widths={self.stage_widths}, num_layers={self.num_layers}"
+                "version is 1 or 2, and stage_widths and stage_channels have a multiple of the groups for each stage "
+                f"of num_layers, or are (). Received: version={self.version!r}, stage_widths={self.stage_widths}, "
+                f"stage_channels={self.stage_channels}, groups={self.groups}, num_layers={self.num_layers}"
             )
 
     @property
@@ -140,6 +146,11 @@ class ResNetConfig:
         return self.stage_widths or tuple(self.width * 2**stage for stage in range(len(self.num_layers)))
 
     @property
+    def outputs(self) -> tuple[int, ...]:
+        """Channels of the output of each stage."""
+        return self.stage_channels or tuple(4 * width for width in self.widths)
+
+    @property
     def channels(self) -> int:
         """Channels of the feature map."""
-        return 4 * self.widths[-1] if self.widths else self.width
+        return (self.width, *self.outputs)[-1]

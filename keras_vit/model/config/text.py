@@ -1,9 +1,8 @@
 """Configuration of a text tower, the other half of CLIP and SigLIP."""
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from keras_vit._util.fields import Count, WholeNumber
 from keras_vit.model.config.groups import Activation, BlockConfig, Finite, NonNegative, document_groups
@@ -64,10 +63,6 @@ class TextConfig(BlockConfig):
     def width(self) -> int:
         """Width of the embeddings."""
         return self.projection_size or self.hidden_size
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values, for JSON; `TextConfig(**fields)` restores the config."""
-        return dataclasses.asdict(self)
 
 
 document_groups(TextConfig, BlockConfig)

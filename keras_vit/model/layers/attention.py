@@ -7,12 +7,16 @@ import keras
 from keras import ops
 
 from keras_vit.model.layers import runtime
-from keras_vit.model.layers.base import BaseLayer, Quantizable, glorot_uniform_matrix
+from keras_vit.model.layers.base import (
+    BaseLayer,
+    Quantizable,
+    glorot_uniform_matrix,
+    load_quantization,
+    save_quantization,
+)
 from keras_vit.model.layers.cost import Cost, Shape
 from keras_vit.model.layers.dropout import Dropout
-from keras_vit.model.layers.position_variants import relative_scores
-from keras_vit.model.layers.rotary import Rotary
-from keras_vit.model.layers.runtime.quantized import load_quantization, save_quantization
+from keras_vit.model.layers.position_variants import Rotary, relative_scores
 
 # Added to the scores of tokens that must not be attended to. The exponential of so small a score is exactly 0, and
 # float16, which has no numbers beyond 65,504, can hold it.

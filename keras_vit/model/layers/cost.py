@@ -30,15 +30,8 @@ class Cost:
     widest: int = 0
 
     def __add__(self, other: "Cost") -> "Cost":
-        return Cost(
-            multiply_adds=self.multiply_adds + other.multiply_adds,
-            kept=self.kept + other.kept,
-            kept_float32=self.kept_float32 + other.kept_float32,
-            kept_masks=self.kept_masks + other.kept_masks,
-            kernel_outputs=self.kernel_outputs + other.kernel_outputs,
-            peak=max(self.peak, other.peak),
-            widest=max(self.widest, other.widest),
-        )
+        pairs = {one.name: (getattr(self, one.name), getattr(other, one.name)) for one in dataclasses.fields(Cost)}
+        return Cost(**{name: max(pair) if name in ("peak", "widest") else sum(pair) for name, pair in pairs.items()})
 
     def beside(self, values: int) -> "Cost":
         """Return the cost while other values exist beside those of the layer."""

@@ -28,10 +28,7 @@ class Dropout(keras.layers.Dropout):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class StochasticDepth(BaseLayer):
-    """Drop a residual branch of some images in training (arXiv 1603.09382; AugReg, arXiv 2106.10270, section 3).
-
-    `rate` is the probability of dropping; branches that are kept are scaled by 1 / (1 - rate).
-    """
+    """Drop a residual branch with probability `rate` in training (arXiv 1603.09382), or scale it by 1 / (1 - rate)."""
 
     def __init__(self, rate: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)

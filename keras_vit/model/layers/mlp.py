@@ -6,11 +6,10 @@ import keras
 
 from keras_vit.model.layers import runtime
 from keras_vit.model.layers.activations import KEPT_TENSORS, PEAK_TENSORS, activation_function
-from keras_vit.model.layers.base import BaseLayer, Quantizable, initializer
+from keras_vit.model.layers.base import BaseLayer, Quantizable, initializer, load_quantization, save_quantization
 from keras_vit.model.layers.cost import Cost, Shape
 from keras_vit.model.layers.dropout import Dropout
 from keras_vit.model.layers.norm import LayerNormalization
-from keras_vit.model.layers.runtime.quantized import load_quantization, save_quantization
 
 
 @keras.saving.register_keras_serializable("keras_vit")

@@ -13,10 +13,7 @@ from keras_vit.model.layers.cost import Cost, Shape
 
 @keras.saving.register_keras_serializable("keras_vit")
 class LayerNormalization(keras.layers.LayerNormalization):
-    """Keras' LayerNormalization of the last axis, which `runtime.observe_norms` can observe.
-
-    `is_fused`: a training step that compiles pieces computes it as one program.
-    """
+    """Keras' LayerNormalization of the last axis, which `runtime` can observe, and compile as one if `is_fused`."""
 
     def __init__(self, *, epsilon: float = 1e-6, is_fused: bool = False, **kwargs: Any) -> None:
         super().__init__(epsilon=epsilon, **kwargs)
@@ -30,10 +27,7 @@ class LayerNormalization(keras.layers.LayerNormalization):
         return {**super().get_config(), "is_fused": self.is_fused}
 
     def cost(self, shape: Shape) -> Cost:
-        """Return the cost for values of any shape: the gradient keeps them, centred and scaled, in float32.
-
-        The result is kept by the layer that reads it.
-        """
+        """Return the cost for values of any shape: the gradient keeps them, centred and scaled, in float32."""
         return Cost(kept_float32=2 * prod(shape), widest=prod(shape))
 
 

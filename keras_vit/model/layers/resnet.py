@@ -9,8 +9,6 @@ from keras import ops
 from keras_vit.model.layers.base import BaseLayer, initializer
 from keras_vit.model.layers.cost import Cost, Shape
 
-GROUPS = 32
-
 
 @keras.saving.register_keras_serializable("keras_vit")
 class StandardizedConv2D(BaseLayer):
@@ -82,14 +80,17 @@ class StandardizedConv2D(BaseLayer):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class GroupNormalization(BaseLayer):
-    """Normalize 32 groups of channels (arXiv 1803.08494) of (batch, height, width, channels).
+    """Normalize groups of channels (arXiv 1803.08494) of (batch, height, width, channels).
 
     Moments of channels are averaged over groups: no tensor has more than 4 axes.
     """
 
-    def __init__(self, epsilon: float = 1e-6, *, gamma_initializer: str = "ones", **kwargs: Any) -> None:
+    def __init__(
+        self, epsilon: float = 1e-6, *, groups: int = 32, gamma_initializer: str = "ones", **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.epsilon = epsilon
+        self.groups = groups
         self.gamma_initializer = gamma_initializer
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
@@ -108,12 +109,12 @@ class GroupNormalization(BaseLayer):
     def _group_mean(self, channels: Any) -> Any:
         """Turn (batch, channels) into (batch, 1, 1, channels) in which every channel has the mean of its group."""
         width = channels.shape[-1]
-        mean = ops.mean(ops.reshape(channels, (-1, GROUPS, width // GROUPS)), axis=-1)
-        return ops.reshape(ops.repeat(mean, width // GROUPS, axis=-1), (-1, 1, 1, width))
+        mean = ops.mean(ops.reshape(channels, (-1, self.groups, width // self.groups)), axis=-1)
+        return ops.reshape(ops.repeat(mean, width // self.groups, axis=-1), (-1, 1, 1, width))
 
 
 class _ResNetLayer(BaseLayer):
-    """Base of a ResNet's layers: the version and epsilons of `ResNetConfig`, and convolutions and norms with them."""
+    """Base of a ResNet's layers: fields of `ResNetConfig`, and convolutions and norms with them."""
 
     def __init__(
         self,
@@ -123,11 +124,13 @@ class _ResNetLayer(BaseLayer):
         conv_epsilon: float,
         conv_epsilon_place: str,
         version: int = 1,
+        groups: int = 32,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.width = width
         self.version = version
+        self.groups = groups
         self.norm_epsilon = norm_epsilon
         self.conv_epsilon = conv_epsilon
         self.conv_epsilon_place = conv_epsilon_place
@@ -145,9 +148,8 @@ class _ResNetLayer(BaseLayer):
         )
 
     def _new_norm(self, name: str, gamma_initializer: str = "ones") -> GroupNormalization:
-        return GroupNormalization(
-            self.norm_epsilon, gamma_initializer=gamma_initializer, name=name, dtype=self.dtype_policy
-        )
+        options = {"groups": self.groups, "gamma_initializer": gamma_initializer, "dtype": self.dtype_policy}
+        return GroupNormalization(self.norm_epsilon, name=name, **options)
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -185,25 +187,26 @@ class ResNetRoot(_ResNetLayer):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class ResNetUnit(_ResNetLayer):
-    """Apply a bottleneck of 4 * width channels: 1x1, 3x3 (strided) and 1x1, plus the shortcut, then ReLU.
+    """Apply a bottleneck: 1x1, 3x3 (strided) and 1x1, plus the shortcut, then ReLU; `channels` None is 4 * width.
 
     Version 2 has norm and ReLU in front of each convolution; a shortcut's projection comes after the first of them.
     """
 
-    def __init__(self, width: int, *, strides: int = 1, **kwargs: Any) -> None:
+    def __init__(self, width: int, *, channels: int | None = None, strides: int = 1, **kwargs: Any) -> None:
         super().__init__(width, **kwargs)
+        self.channels = 4 * width if channels is None else channels
         self.strides = strides
         self.conv1, self.gn1 = self._new_conv("conv1", width, 1, 1), self._new_norm("gn1")
         self.conv2, self.gn2 = self._new_conv("conv2", width, 3, strides), self._new_norm("gn2")
         # Version 1: gn3 starts at zero, so that a new unit adds nothing to its shortcut.
         initial = "zeros" if self.version == 1 else "ones"
-        self.conv3, self.gn3 = self._new_conv("conv3", 4 * width, 1, 1), self._new_norm("gn3", initial)
+        self.conv3, self.gn3 = self._new_conv("conv3", self.channels, 1, 1), self._new_norm("gn3", initial)
         self.conv_proj: Any = None
         self.gn_proj: Any = None
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
-        if input_shape[-1] != 4 * self.width or self.strides != 1:
-            self.conv_proj = self._new_conv("conv_proj", 4 * self.width, 1, self.strides)
+        if input_shape[-1] != self.channels or self.strides != 1:
+            self.conv_proj = self._new_conv("conv_proj", self.channels, 1, self.strides)
             self.conv_proj.build(input_shape)
             if self.version == 1:
                 self.gn_proj = self._new_norm("gn_proj")

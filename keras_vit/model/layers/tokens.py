@@ -12,10 +12,7 @@ from keras_vit.model.layers.cost import Cost, Shape
 
 @keras.saving.register_keras_serializable("keras_vit")
 class PatchEmbedding(BaseLayer):
-    """Cut (batch, height, width, channels) into patches and project them to tokens, in row-major order.
-
-    Pixels at the right and bottom that fill no patch are dropped.
-    """
+    """Cut images into patches and project them to tokens, row by row; pixels that fill no patch are dropped."""
 
     def __init__(self, hidden_size: int, patch_size: tuple[int, int], *, use_bias: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -85,10 +82,7 @@ class PrefixTokens(BaseLayer):
 
 @keras.saving.register_keras_serializable("keras_vit")
 class TokenEmbedding(BaseLayer):
-    """Embed the ids of a text's tokens, integers (batch, length) from 0, and add their positions.
-
-    `max_length` is the number of positions; a text may be shorter.
-    """
+    """Embed the ids of a text's tokens, (batch, up to `max_length`) integers from 0, and add their positions."""
 
     def __init__(self, vocab_size: int, max_length: int, hidden_size: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)

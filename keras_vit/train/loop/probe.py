@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.progress import counter
-from keras_vit.model.classification import Classification
+from keras_vit.model.task import Classification
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.pipeline import ModelInput

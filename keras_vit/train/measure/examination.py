@@ -20,7 +20,7 @@ from keras_vit._util import html
 from keras_vit._util.atomic import replacing
 from keras_vit._util.checks import check_counts
 from keras_vit._util.progress import track
-from keras_vit.model.classification import Classification
+from keras_vit.model.task import Classification
 from keras_vit.train.data import sources
 from keras_vit.train.data.pipeline import ModelInput, decode
 from keras_vit.train.data.split import Split

@@ -6,6 +6,7 @@ it at their own size. The teacher is not trained and belongs to no checkpoint.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_vit import position
 from keras_vit.model.layers.base import initializer
 from keras_vit.model.layers.runtime import random_scope
+from keras_vit.model.maps import resize_maps
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.step.objective import Objective
@@ -62,13 +63,13 @@ def logits_objective(recipe: Recipe, student: VisionTransformer, teacher: Vision
     ones, for which both models have the same best class.
     """
     teach = _teacher_function(teacher, student, _logits)
-    resize = _resize_function(view_size(student, teacher), student.config.size)
+    size = student.config.size
     task, temperature, share = student.task, recipe.temperature, recipe.label_weight
 
     def distill(model: Any, batch: dict[str, Any], seed: Any) -> tuple[Any, dict[str, Any]]:
         target = teach(batch["image"])
         with random_scope(seed, remat=recipe.remat):
-            output = model(resize(batch["image"]), training=True)
+            output = model(_resize(batch["image"], size), training=True)
         best = tf.argmax(target, axis=-1)
         if recipe.hard_targets:
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=best, logits=output)
@@ -91,14 +92,13 @@ def features_objective(recipe: Recipe, student: VisionTransformer, teacher: Visi
     "cosine" is that of the features of whole images.
     """
     teach = _teacher_function(teacher, student, _features)
-    resize = _resize_function(view_size(student, teacher), student.config.size)
-    to_grid = _resize_function(teacher.config.grid, student.config.grid)
+    size, grid = student.config.size, student.config.grid
 
     def distill(model: Any, batch: dict[str, Any], seed: Any) -> tuple[Any, dict[str, Any]]:
         target, target_patches = teach(batch["image"])
         with random_scope(seed, remat=recipe.remat):
-            image, patches = model(resize(batch["image"]), training=True)
-        target, target_patches = _standardize(target), to_grid(_standardize(target_patches))
+            image, patches = model(_resize(batch["image"], size), training=True)
+        target, target_patches = _standardize(target), _resize(_standardize(target_patches), grid)
         losses = tf.reduce_mean(tf.math.squared_difference(image, target), axis=-1)
         patch_losses = tf.reduce_mean(tf.math.squared_difference(patches, target_patches), axis=(1, 2, 3))
         cosine = tf.reduce_sum(tf.math.l2_normalize(image, -1) * tf.math.l2_normalize(target, -1), axis=-1)
@@ -128,11 +128,10 @@ def _teacher_function(
     own, other = teacher.config.preprocessing, student.config.preprocessing
     scale = (np.array(other.std) / own.std).astype(np.float32)
     offset = ((np.array(other.mean) - own.mean) / own.std).astype(np.float32)
-    resize = _resize_function(view_size(student, teacher), teacher.config.size)
-    compute = make(teacher)
+    compute, size = make(teacher), teacher.config.size
 
     def teach(views: Any) -> Any:
-        return tf.nest.map_structure(tf.stop_gradient, compute(resize(views) * scale + offset, training=False))
+        return tf.nest.map_structure(tf.stop_gradient, compute(_resize(views, size) * scale + offset, training=False))
 
     return teach
 
@@ -157,15 +156,4 @@ def _features(model: VisionTransformer) -> Callable[..., tuple[Any, Any]]:
     return compute
 
 
-def _resize_function(size: tuple[int, int], new: tuple[int, int]) -> Callable[[Any], Any]:
-    """Return the function that resizes maps (batch, height, width, channels): bilinear, wider where a side shrinks.
-
-    It multiplies by constant matrices, which XLA compiles on every device.
-    """
-    if size == new:
-        return lambda maps: maps
-    rows, columns = (
-        position.axis_matrix(side, old, method="bilinear-antialias").astype(np.float32)
-        for side, old in zip(new, size, strict=True)
-    )
-    return lambda maps: tf.einsum("hi,wj,bijc->bhwc", rows, columns, maps)
+_resize = functools.partial(resize_maps, method="bilinear-antialias", rows_first=False)

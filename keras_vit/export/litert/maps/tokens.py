@@ -25,17 +25,14 @@ def write_patch_map(file: FileWriter, layer: Any, tokens: Any) -> Value:
         first = ops.slice(x, 1, 0, 1, f"{name}/class_token")
         if layer.class_token == "add":
             patches = ops.add(patches, first, f"{name}/added")
-            value = dataclasses.replace(value, affine=value.affine and _doubled_shift(value.affine))
+            affine = value.affine and Affine(value.affine.gain, 2 * value.affine.shift, 2 * value.affine.constant)
+            value = dataclasses.replace(value, affine=affine)
         else:
             zeros = ops.subtract(patches, patches, f"{name}/zeros")  # XNNPACK has no BROADCAST_TO
             patches = ops.concatenate([patches, ops.add(zeros, first, f"{name}/repeated")], 2, f"{name}/pairs")
             value = dataclasses.replace(value, affine=value.affine and Affine(*(np.tile(a, 2) for a in value.affine)))
     shape = (batch, *layer.grid, patches.shape[2])
     return dataclasses.replace(value, tensor=ops.reshape(patches, shape, name))
-
-
-def _doubled_shift(affine: Affine) -> Affine:
-    return Affine(affine.gain, 2 * affine.shift, 2 * affine.constant)
 
 
 @writes(ResizeBilinear)
