@@ -14,7 +14,7 @@ import map_folders
 from keras_vit import train
 from keras_vit.dense.task import Depth, Segmentation
 from keras_vit.model.config import Preprocessing
-from keras_vit.train.data.maps import files as map_files
+from keras_vit.train.data import map_files
 from keras_vit.train.data.order import Order
 from keras_vit.train.data.pipeline import ModelInput, evaluation_batches, training_batches
 from keras_vit.train.data.sources import open_data

@@ -1,4 +1,4 @@
-"""Data sets and their splits: streams of examples in a given order.
+"""Data sets and their splits, streams of examples in a given order; what a user asks for as data.
 
 An example is a dictionary:
 
@@ -13,14 +13,17 @@ An example is a dictionary:
 
 import abc
 import functools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from keras_vit._util.checks import one_of
 from keras_vit.model.task import Classification, Task
 from keras_vit.train.data.dataset_files import is_decodable
 from keras_vit.train.data.order import MAX_EXAMPLES, Order, positions
@@ -162,3 +165,34 @@ class Data:
     def task(self) -> Task:
         """The task that the labels are for."""
         return self.make_task(num_classes=self.num_classes, labels=self.class_names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRequest:
+    """A data set and the parts of it to use: the arguments of `train.run`, which describes them.
+
+    If `training` is false, no split to train on is needed, and a folder without split folders is evaluated whole. If
+    `needs_labels` is false, images may be without labels: a folder without class folders, or arrays (images, None).
+    """
+
+    data: Any
+    data_dir: str | os.PathLike[str] | None = None
+    train_split: str | None = None
+    eval_split: str | None = None
+    on_bad_image: str = "skip"
+    training: bool = True
+    needs_labels: bool = True
+
+    def __post_init__(self) -> None:
+        one_of("on_bad_image", self.on_bad_image, ("skip", "fail"))
+
+    def stored(self) -> dict[str, str] | None:
+        """Return the arguments that find the data again, as text, folders with their whole paths; None for arrays."""
+        if not isinstance(self.data, str | os.PathLike):
+            return None
+        names = ("data", "data_dir", "train_split", "eval_split")
+        stored = {name: os.fspath(getattr(self, name)) for name in names if getattr(self, name) is not None}
+        for name in ("data", "data_dir"):
+            if name in stored and "://" not in stored[name] and Path(stored[name]).is_dir():
+                stored[name] = str(Path(stored[name]).absolute())
+        return stored

@@ -8,7 +8,6 @@ for one metre in a PNG of depth, 1000 where there is no such file.
 
 import functools
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
@@ -19,12 +18,22 @@ import tensorflow as tf
 
 from keras_vit._util.text import abbreviated, escaped
 from keras_vit.dense.task import IGNORED, Depth, Segmentation
-from keras_vit.train.data.dataset_files import find_damaged, is_folder, list_files, read_image
-from keras_vit.train.data.folder_parts import EVALUATION_FOLDERS, TRAIN, Part, choose_parts, is_visible
-from keras_vit.train.data.folder_source import Listing, is_image, list_parts, unread_files
-from keras_vit.train.data.maps import files as map_files
-from keras_vit.train.data.request import DataRequest
-from keras_vit.train.data.split import Data, Example, RandomAccess
+from keras_vit.train.data import map_files
+from keras_vit.train.data.dataset_files import find_damaged, is_folder, list_files
+from keras_vit.train.data.folder_source import (
+    EVALUATION_FOLDERS,
+    TRAIN,
+    Listing,
+    Part,
+    choose_parts,
+    is_image,
+    is_visible,
+    leave_out,
+    list_parts,
+    open_listing,
+    unread_files,
+)
+from keras_vit.train.data.split import Data, DataRequest, RandomAccess
 
 IMAGES = "images"
 CLASSES, DEPTH_SCALE = "classes.txt", "depth_scale.txt"
@@ -62,11 +71,10 @@ def open_map_folder(folder: str, kind: MapKind, request: DataRequest) -> Data:
     """Return the data set in a local or remote folder."""
     train, evaluation, _ = choose_parts(folder, request)
     listings = list_parts(train, evaluation, lambda part: _list_part(folder, kind, part))
+    fail = request.on_bad_image == "fail"
     if misfits := unread_files(listings):
         message = f"Files of {escaped(folder)} without a partner of the same name: {abbreviated(misfits)}."
-        if request.on_bad_image == "fail":
-            raise ValueError(f'{message} Remove them, or skip them with on_bad_image="skip" (--on-bad-image skip).')
-        warnings.warn(f"{message} Left out: {len(misfits):,}.", stacklevel=4)
+        leave_out(message, f"{len(misfits):,}", fail=fail)
     read: Callable[[bytes], np.ndarray] = map_files.read_mask
     class_names: tuple[str, ...] = ()
     if kind.task is Depth:
@@ -74,11 +82,20 @@ def open_map_folder(folder: str, kind: MapKind, request: DataRequest) -> Data:
     else:
         class_names = _class_names(folder, listings)
     task = kind.task(num_classes=len(class_names))
-    opened = [_open_split(listing, kind, task, read, request.on_bad_image) if listing else None for listing in listings]
+
+    def open_maps(listing: Listing) -> RandomAccess:
+        return open_listing(
+            listing,
+            lambda: _find_bad(listing, task, read, fail=fail),
+            labels=[os.fsencode(f"{folder}/{name}") for name in listing.labels],
+            read_label=lambda path: map_files.load_in_graph(path, read, kind.dtype),
+        )
+
+    splits = [open_maps(listing) if listing else None for listing in listings]
     return Data(
         name=escaped(folder),
-        train=opened[0],
-        evaluation=opened[1],
+        train=splits[0],
+        evaluation=splits[1],
         eval_split=evaluation.name if evaluation else "",
         num_classes=len(class_names),
         class_names=class_names,
@@ -91,7 +108,7 @@ def _list_part(folder: str, kind: MapKind, part: Part) -> Listing:
     images: list[str] = []
     maps: list[str] = []
     unread: list[str] = []
-    for place in (f"{split}/" if split else "" for split in part.folders):
+    for place in part.places:
         pairs, others = _pair(folder, f"{place}{IMAGES}", f"{place}{kind.folder}", kind.suffixes)
         images += [pair[0] for pair in pairs]
         maps += [pair[1] for pair in pairs]
@@ -174,28 +191,6 @@ def _depth_scale(folder: str) -> float:
     return scale
 
 
-def _open_split(
-    listing: Listing, kind: MapKind, task: Any, read: Callable[[bytes], np.ndarray], on_bad_image: str
-) -> RandomAccess:
-    paths = [[f"{listing.folder}/{name}" for name in names] for names in (listing.files, listing.labels)]
-
-    def make_reader() -> Callable[[tf.Tensor], Example]:
-        images, maps = (tf.constant([os.fsencode(path) for path in each]) for each in paths)
-        return lambda index: {
-            "image": read_image(images[index]),
-            "label": map_files.load_in_graph(maps[index], read, kind.dtype),
-        }
-
-    return RandomAccess(
-        name=escaped(listing.folder),
-        count=len(listing.files),
-        unread=listing.unread,
-        make_reader=make_reader,
-        find_bad=lambda: _find_bad(listing, task, read, fail=on_bad_image == "fail"),
-        example_name=lambda index: escaped(paths[0][index]),
-    )
-
-
 def _find_bad(listing: Listing, task: Any, read: Callable[[bytes], np.ndarray], *, fail: bool) -> Sequence[int]:
     """Return the indices of images that, or whose maps, cannot be used, after a warning; or raise a ValueError.
 
@@ -215,13 +210,9 @@ def _find_bad(listing: Listing, task: Any, read: Callable[[bytes], np.ndarray], 
 
     maps = listing.labels.tolist()
     bad = find_damaged(listing.folder, listing.files, maps, check, version=f"maps of {task.num_classes} classes")
-    if not bad:
-        return bad
-    message = (
-        f"{escaped(listing.folder)} has images that cannot be used: {abbreviated([listing.files[i] for i in bad])}"
-    )
-    message += f" ({abbreviated(sorted(reasons), 2)})" if reasons else ""
-    if fail:
-        raise ValueError(f'{message}. Remove them, or skip them with on_bad_image="skip" (--on-bad-image skip).')
-    warnings.warn(f"{message}. Left out: {len(bad):,} of {len(listing.files):,}.", stacklevel=2)
+    if bad:
+        names = abbreviated([listing.files[i] for i in bad])
+        why = f" ({abbreviated(sorted(reasons), 2)})" if reasons else ""
+        message = f"{escaped(listing.folder)} has images that cannot be used: {names}{why}."
+        leave_out(message, f"{len(bad):,} of {len(listing.files):,}", fail=fail)
     return bad
