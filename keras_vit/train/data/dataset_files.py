@@ -65,10 +65,7 @@ def is_folder(path: str) -> bool:
 
 @contextlib.contextmanager
 def name_bad_image(find: Callable[[], str | None]) -> Iterator[None]:
-    """Name the image that `find` returns in place of TensorFlow's error, if it was damaged or deleted meanwhile.
-
-    The ValueError of a damaged file of records is raised by `find` itself.
-    """
+    """Name the image that `find` returns in place of TensorFlow's error, if it was damaged or deleted meanwhile."""
     try:
         yield
     except READ_ERRORS as error:

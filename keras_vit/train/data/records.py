@@ -161,8 +161,18 @@ class RecordStream(Split):
         if not order.shuffle:
             return self.files.stream(None)
         seed = tf.constant(np.uint64(order.seed).astype(np.int64))
-        # The second seed is never 0, because (0, 0) would mean a random shuffle.
-        return _shuffle(self.files.stream(tf.stack([seed, number])), self.buffer, (seed, number + 1))
+        stream = self.files.stream(tf.stack([seed, number]))
+        variant = tf.raw_ops.ShuffleDatasetV3(  # `stream.shuffle` adds TensorFlow's global seed
+            input_dataset=tf.data.experimental.to_variant(stream),
+            buffer_size=tf.constant(self.buffer, tf.int64),
+            seed=seed,
+            seed2=number + 1,  # never 0, because (0, 0) would mean a random shuffle
+            seed_generator=tf.raw_ops.DummySeedGenerator(),
+            reshuffle_each_iteration=False,
+            output_types=[tf.int64, tf.string],
+            output_shapes=[[], []],
+        )
+        return tf.data.experimental.from_variant(variant, stream.element_spec)
 
     def _parse_all(self, stream: tf.data.Dataset) -> tf.data.Dataset:
         def parse(position: tf.Tensor, indexed: tuple[tf.Tensor, tf.Tensor]) -> Example:
@@ -170,18 +180,3 @@ class RecordStream(Split):
             return {"position": position, "index": index, **self.renumbered(self.parse(index, record))}
 
         return stream.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-
-
-def _shuffle(stream: tf.data.Dataset, buffer: int, seeds: tuple[tf.Tensor, tf.Tensor]) -> tf.data.Dataset:
-    """Apply `stream.shuffle(buffer)` with these seeds alone; that method adds TensorFlow's global seed."""
-    variant = tf.raw_ops.ShuffleDatasetV3(
-        input_dataset=tf.data.experimental.to_variant(stream),
-        buffer_size=tf.constant(buffer, tf.int64),
-        seed=seeds[0],
-        seed2=seeds[1],
-        seed_generator=tf.raw_ops.DummySeedGenerator(),
-        reshuffle_each_iteration=False,
-        output_types=[tf.int64, tf.string],
-        output_shapes=[[], []],
-    )
-    return tf.data.experimental.from_variant(variant, stream.element_spec)

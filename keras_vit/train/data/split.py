@@ -62,10 +62,7 @@ class Split(abc.ABC):
 
     @abc.abstractmethod
     def iterate_once(self, *, only: Indices | None = None, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
-        """Return every valid example once, by ascending index; a shard has every `shards`-th example.
-
-        `only` are the indices of the examples to read; None reads all.
-        """
+        """Return every valid example, or `only` those of some indices, in order; a shard has every `shards`-th."""
 
     def renumbered(self, example: Example) -> Example:
         """Return an image and its label with the new numbers of its classes."""
@@ -76,10 +73,7 @@ class Split(abc.ABC):
         return f"example {index} of {self.name}"
 
     def first_bad(self, order: Order, *, batches: int = 1) -> str | None:
-        """Return the name of the first image in an order's first batches that cannot be decoded, or None.
-
-        Raises the ValueError of `check`.
-        """
+        """Return the name of the first image in an order's first batches that cannot be decoded, or None."""
         self.check()
         for example in self.examples(order).take(batches * len(order.local)):
             if example["image"].dtype == tf.string and not is_decodable(example["image"]):

@@ -161,18 +161,12 @@ def _read_schema(info: Any) -> Schema:
     features = tfds().features
     pairs = [info.supervised_keys, *PAIRS]
     for image, label in (pair for pair in pairs if pair and len(pair) == 2 and set(pair) <= set(info.features)):
-        kind = info.features[label]
-        multi_label = isinstance(kind, features.Sequence)
-        kind = kind.feature if multi_label else kind
-        if isinstance(info.features[image], features.Image):
-            found = (
-                Schema(image, label, tuple(kind.names), multi_label) if isinstance(kind, features.ClassLabel) else None
-            )
-            if found := found or _read_map_schema(image, label, kind):
-                dtype = np.dtype(info.features[image].np_dtype)
-                if dtype != np.uint8:
-                    raise ValueError(f"{info.full_name} has images of {dtype}. Expected: uint8")
-                return found
+        schema = _label_schema(image, label, info.features[label])
+        if schema and isinstance(info.features[image], features.Image):
+            dtype = np.dtype(info.features[image].np_dtype)
+            if dtype != np.uint8:
+                raise ValueError(f"{info.full_name} has images of {dtype}. Expected: uint8")
+            return schema
     raise ValueError(
         f"{info.full_name} is not for classification. Expected: an image and a class (or a sequence of classes), named"
         f" image and label or by the builder's supervised_keys, or a map of classes or depth. Received features:"
@@ -180,15 +174,18 @@ def _read_schema(info: Any) -> Schema:
     )
 
 
-def _read_map_schema(image: str, label: str, feature: Any) -> Schema | None:
-    """Return the features of an image and a map; None if the second is none."""
+def _label_schema(image: str, label: str, feature: Any) -> Schema | None:
+    """Return the schema for the feature of a label: classes, or a map; None if it is another."""
     features = tfds().features
-    if isinstance(feature, features.Image) and feature.shape[-1] == 1 and np.dtype(feature.np_dtype) == np.uint8:
-        has_names = bool(getattr(feature, "num_classes", None))
-        return Schema(image, label, tuple(feature.names) if has_names else (), task=Segmentation)
-    if isinstance(feature, features.Tensor) and np.dtype(feature.np_dtype).kind == "f":
-        return Schema(image, label, task=Depth) if len(feature.shape) == 2 else None
-    return None
+    multi_label = isinstance(feature, features.Sequence)
+    kind = feature.feature if multi_label else feature
+    if isinstance(kind, features.ClassLabel):
+        return Schema(image, label, tuple(kind.names), multi_label)
+    if isinstance(kind, features.Image) and kind.shape[-1] == 1 and np.dtype(kind.np_dtype) == np.uint8:
+        has_names = bool(getattr(kind, "num_classes", None))
+        return Schema(image, label, tuple(kind.names) if has_names else (), task=Segmentation)
+    is_depth = isinstance(kind, features.Tensor) and np.dtype(kind.np_dtype).kind == "f" and len(kind.shape) == 2
+    return Schema(image, label, task=Depth) if is_depth else None
 
 
 def _count_classes(info: Any, names: Sequence[str | None], schema: Schema) -> tuple[str, ...]:

@@ -131,27 +131,21 @@ def read_labels(split: sources.Split) -> tuple[np.ndarray, np.ndarray]:
 def feature_collector(
     model: keras.Model, layer: str, devices: tf.distribute.Strategy
 ) -> Callable[[Any], list[np.ndarray]]:
-    """Return a function from distributed batches to the features, classes and indices of all images, in their order.
+    """Return a function from distributed batches to features, classes and indices of all images, in their order.
 
     The model has its weights on all devices; the features are the output (batch, width) of a layer.
     """
-    extract = _feature_extractor(model, layer)
-    return collect_images(devices, lambda batch: (extract(batch["image"]), tf.argmax(batch["label"], axis=1)))
-
-
-def _feature_extractor(model: keras.Model, layer: str) -> Callable[[Any], Any]:
-    """Return the compiled function from images to the output (batch, width) of a layer."""
     if isinstance(model, VisionTransformer):
         features = lambda images: model.features(images, [layer])[layer]  # noqa: E731
     elif layer in (names := [known.name for known in model.layers]):
         features = keras.Model(model.inputs, model.get_layer(layer).output)
     else:
         raise ValueError(f"layer must be one of {names}. Received: {layer!r:.200}")
-    function = tf.function(lambda images: tf.cast(features(images), tf.float32))
-    shape = function.get_concrete_function(tf.TensorSpec(model.input_shape)).output_shapes
+    extract = tf.function(lambda images: tf.cast(features(images), tf.float32))
+    shape = extract.get_concrete_function(tf.TensorSpec(model.input_shape)).output_shapes
     if shape.rank != 2:
         raise ValueError(
             f"A linear classifier needs a layer that returns (batch, width). Received: {layer!r:.200}, "
             f"which returns {shape}"
         )
-    return function
+    return collect_images(devices, lambda batch: (extract(batch["image"]), tf.argmax(batch["label"], axis=1)))

@@ -185,7 +185,15 @@ def plan(
     one_of("optimizer", optimizer, tuple(OPTIMIZERS))
     one_of("precision", precision, PRECISIONS)
     one_of("momentum_dtype", momentum_dtype, MOMENTUM_DTYPES)
-    micro_batch = _split_batch(batch_size, devices, accumulation)
+    check_counts(batch_size=batch_size, devices=devices, accumulation=accumulation)
+    parts = devices * accumulation
+    micro_batch, rest = divmod(batch_size, parts)
+    if rest:
+        multiples = [size for size in (batch_size - rest, batch_size - rest + parts) if size]
+        raise ValueError(
+            f"batch_size is a multiple of devices x accumulation = {parts}; the nearest are {multiples}."
+            f" Received: {batch_size}"
+        )
     if not 0 < utilization <= 1 or (peak_tflops is not None and not peak_tflops > 0):
         raise ValueError(
             f"utilization must be in (0, 1] and peak_tflops above 0. Received: {utilization} and {peak_tflops}"
@@ -233,20 +241,6 @@ def plan(
         step_seconds=step_flops / (devices * peak_tflops * 1e12 * utilization) if peak_tflops else None,
         rate=f"{utilization:.0%} of {peak_tflops} TFLOP/s",
     )
-
-
-def _split_batch(batch_size: int, devices: int, accumulation: int) -> int:
-    """Return the images of a micro-batch."""
-    check_counts(batch_size=batch_size, devices=devices, accumulation=accumulation)
-    parts = devices * accumulation
-    if batch_size % parts:
-        lower = batch_size // parts * parts
-        multiples = [size for size in (lower, lower + parts) if size]
-        raise ValueError(
-            f"batch_size is a multiple of devices x accumulation = {parts}; the nearest are {multiples}."
-            f" Received: {batch_size}"
-        )
-    return batch_size // parts
 
 
 @functools.lru_cache(maxsize=64)

@@ -72,10 +72,7 @@ def sum_replicas(strategy: tf.distribute.Strategy, function: Callable[[Batch], A
 def collect_images(
     strategy: tf.distribute.Strategy, function: Callable[[Batch], Sequence[Any]]
 ) -> Callable[[Iterable[Any]], list[np.ndarray]]:
-    """Return a function from distributed batches to the arrays of function(batch) and the index of every image.
-
-    Images are in the order of their indices, without the padding of the last batches.
-    """
+    """Return a function from distributed batches to the arrays of function(batch) and the indices, in their order."""
 
     def on_replica(batch: Batch) -> list[Any]:
         context = tf.distribute.get_replica_context()
@@ -88,7 +85,7 @@ def collect_images(
         found = [[strategy.experimental_local_results(each)[0] for each in compiled(batch)] for batch in batches]
         *arrays, indices, weights = (np.concatenate(parts) for parts in zip(*found, strict=True))
         order = np.argsort(indices, kind="stable")
-        order = order[weights[order] > 0]
+        order = order[weights[order] > 0]  # without the padding of the last batches
         return [array[order] for array in (*arrays, indices)]
 
     return collect

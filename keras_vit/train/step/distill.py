@@ -105,10 +105,7 @@ def _check_abilities(recipe: Recipe, model: VisionTransformer) -> None:
 
 
 class FeatureDistillation(keras.Model):
-    """A student's features in the space of its teacher: of the whole image, and of every patch.
-
-    It shares the weights of the student and adds two linear maps, which are dropped after training.
-    """
+    """A student, and linear maps of its features to those of its teacher, which are dropped after training."""
 
     def __init__(self, student: VisionTransformer, teacher: VisionTransformer, *, name: str = "distillation") -> None:
         # No autocast: under bfloat16, too, the student takes images in float32.

@@ -109,10 +109,7 @@ def corruption(seed: Any, *, batch: Any, patches: int) -> Corruption:
 
 
 def objective(*, remat: bool = False) -> Objective:
-    """Return an objective of `MaskedPatchModel`: the mean cross-entropy of the colours of the corrupted patches.
-
-    Accuracy is the share of correct colours among them. `remat` recomputes encoder blocks for their gradient.
-    """
+    """Return an objective of `MaskedPatchModel`: the mean cross-entropy of the colours of the corrupted patches."""
 
     def masked_patch(model: Any, batch: dict[str, Any], seed: Any) -> tuple[Any, dict[str, Any]]:
         classes = colour_classes(batch["image"], model.encoder.config)
