@@ -313,6 +313,6 @@ def _find_part(folder: str, parts: dict[str, Part], given: str) -> Part:
         if known := [part for part in parts if word in (part, spelled(part))]:
             return parts[known[0]]
     raise ValueError(
-        f"{escaped(folder)} has no split {given!r:.200}. Received folders: {abbreviated(subfolders(folder))}. A split is one of:"
-        f" {', '.join(name for name in parts if name != REST)}"
+        f"{escaped(folder)} has no split {given!r:.200}. Received folders: {abbreviated(subfolders(folder))}. A split"
+        f" is one of: {', '.join(name for name in parts if name != REST)}"
     )

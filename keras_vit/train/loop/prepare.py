@@ -18,9 +18,8 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.task import Task
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train._recipe import Recipe
-from keras_vit.train.data.classes import are_comparable, check_kind, match_data
 from keras_vit.train.data.pipeline import decode
-from keras_vit.train.data.split import Data
+from keras_vit.train.data.split import Data, are_comparable, check_kind, match_data
 from keras_vit.train.loop import checkpoints, storage
 from keras_vit.train.measure import memory
 from keras_vit.train.step import strategies

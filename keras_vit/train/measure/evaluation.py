@@ -20,10 +20,10 @@ from keras_vit._util.progress import track
 from keras_vit.model import task as tasks
 from keras_vit.model.config import Preprocessing
 from keras_vit.train.data import sources
-from keras_vit.train.data.classes import check_kind, match_data
 from keras_vit.train.data.dataset_files import name_bad_image
 from keras_vit.train.data.order import Order
 from keras_vit.train.data.pipeline import ModelInput
+from keras_vit.train.data.split import check_kind, match_data
 from keras_vit.train.measure.replicas import choose_strategy, distribute_batches, replicate, sum_replicas
 from keras_vit.train.step import strategies
 from keras_vit.train.step.workers import name_lost_worker

@@ -15,8 +15,8 @@ from keras_vit.model.config import Preprocessing
 from keras_vit.model.task import Classification
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.data import sources
-from keras_vit.train.data.classes import check_kind
 from keras_vit.train.data.pipeline import ModelInput
+from keras_vit.train.data.split import check_kind
 from keras_vit.train.measure.least_squares import LeastSquares
 from keras_vit.train.measure.replicas import choose_strategy, collect_images, distribute_batches, replicate
 from keras_vit.train.step import strategies

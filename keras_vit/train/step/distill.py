@@ -23,8 +23,7 @@ from keras_vit.model.layers.runtime import random_scope
 from keras_vit.model.numbers import hash_weights
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
-from keras_vit.train.data.classes import are_comparable, match_data
-from keras_vit.train.data.split import Data
+from keras_vit.train.data.split import Data, are_comparable, match_data
 from keras_vit.train.step.objective import Objective
 from keras_vit.zoo.pretrained import load_choice, resolve
 
