@@ -14,7 +14,7 @@ import map_folders
 from keras_vit import train
 from keras_vit.dense.task import Depth, Segmentation
 from keras_vit.model.config import Preprocessing
-from keras_vit.train.data.maps import files as map_files
+from keras_vit.train.data.map_folders import read_depth, read_mask
 from keras_vit.train.data.order import Order
 from keras_vit.train.data.pipeline import ModelInput, evaluation_batches, training_batches
 from keras_vit.train.data.sources import open_data
@@ -117,13 +117,13 @@ def test_masks_of_any_number_of_bits_are_numbers(bits: int, tmp_path: Path) -> N
     with_palette = Image.fromarray(values, "P")
     with_palette.putpalette(list(range(255, -1, -1)) * 3)
     with_palette.save(tmp_path / "p.png", bits=bits)
-    np.testing.assert_array_equal(map_files.read_mask((tmp_path / "p.png").read_bytes()), values)
+    np.testing.assert_array_equal(read_mask((tmp_path / "p.png").read_bytes()), values)
     grey = bytearray((tmp_path / "p.png").read_bytes())
     if bits < 8:  # Pillow does not write such grey files: the same rows without the palette
         grey = without_palette(bytes(grey))
-        np.testing.assert_array_equal(map_files.read_mask(bytes(grey)), values)
+        np.testing.assert_array_equal(read_mask(bytes(grey)), values)
     else:
-        np.testing.assert_array_equal(map_files.read_mask(png(values, tmp_path / "g.png")), values)
+        np.testing.assert_array_equal(read_mask(png(values, tmp_path / "g.png")), values)
 
 
 def without_palette(file: bytes) -> bytearray:
@@ -146,8 +146,8 @@ def without_palette(file: bytes) -> bytearray:
 @pytest.mark.parametrize(
     ("array", "read", "message"),
     [
-        (np.zeros((2, 2), np.uint16), map_files.read_mask, "8 bits.*Received: I"),
-        (np.zeros((2, 2), np.uint8), map_files.read_depth, "16 bits, or .npy. Received: L"),
+        (np.zeros((2, 2), np.uint16), read_mask, "8 bits.*Received: I"),
+        (np.zeros((2, 2), np.uint8), read_depth, "16 bits, or .npy. Received: L"),
     ],
 )
 def test_maps_of_another_kind_are_refused(array: np.ndarray, read: Any, message: str, tmp_path: Path) -> None:

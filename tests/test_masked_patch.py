@@ -15,6 +15,7 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.step import masked_patch
 from keras_vit.train.step.masked_patch import Corruption, MaskedPatchModel
+from marks import full_except
 from tiny_models import VARIANTS, built, prepared, randomised, tiny
 
 SEED = tf.constant([3, 4], tf.int32)
@@ -134,7 +135,9 @@ def test_what_is_drawn_follows_from_the_seed() -> None:
         assert np.array_equal(field, same) and not np.array_equal(field, different)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", full_except(["pure", "hybrid", "norm after the mean", "registers", "grey"], VARIANTS)
+)
 def test_uncorrupted_it_is_the_encoder_with_a_head_on_every_patch(variant: str) -> None:
     model = wrapped(**VARIANTS[variant])
     config = model.encoder.config
@@ -186,7 +189,9 @@ def step(model: MaskedPatchModel, images: Any, seed: Any = SEED, *, remat: bool 
     return loss, tape.gradient(loss, model.trainable_variables)
 
 
-@pytest.mark.parametrize("variant", ["pure", "hybrid", "map", "norm after the mean", "representation"])
+@pytest.mark.parametrize(
+    "variant", full_except(["hybrid", "map"], ["pure", "hybrid", "map", "norm after the mean", "representation"])
+)
 def test_every_variable_has_a_gradient(variant: str) -> None:
     model = wrapped(**VARIANTS[variant])
     _, grads = step(model, prepared(model.encoder.config))
@@ -250,7 +255,7 @@ def test_a_new_head_holds_all_colours_for_equally_likely() -> None:
 
 
 def test_it_learns_the_colours_of_digits_and_the_encoder_goes_on_to_classes() -> None:
-    config = tiny(image_size=16, patch_size=4, num_classes=0)
+    config = tiny(image_size=16, patch_size=4, num_classes=0, num_layers=1)
     model = MaskedPatchModel(VisionTransformer(config))
     before = {variable.path: variable.numpy() for variable in model.encoder.weights}
     images = tf.constant(model.encoder.preprocess(digits.load().train_images[:64]))

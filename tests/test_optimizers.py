@@ -91,11 +91,6 @@ def test_steps_beyond_what_float32_counts_to_differ():
     assert len({float(share(2**25 + step)) for step in range(5)}) == 5
 
 
-def test_a_warm_up_as_long_as_the_run_is_refused():
-    with pytest.raises(ValueError, match="shorter than the run. Received: 60 of 60"):
-        schedule(make_recipe(), 60, 60)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_the_rule_is_its_formula(name):
     recipe, given = make_recipe(**CASES[name]), gradients()
@@ -168,17 +163,6 @@ def test_slots_are_named_after_their_variables(changes, kinds):
     assert {name: slot.dtype.name for name, slot in slots.items()} == {
         f"{kind}/{name}": dtype for kind, dtype in kinds.items() for name in NAMES
     }
-
-
-def test_a_variable_without_a_gradient_is_named():
-    optimizer = make(make_recipe(), [tf.Variable(value) for value in start()])
-    with pytest.raises(ValueError, match=r"does not depend on \['head/bias'\]. Freeze"):
-        optimizer.apply([*map(tf.zeros_like, start()[:-1]), None], tf.constant(0, tf.int64))
-
-
-def test_variables_and_names_belong_together():
-    with pytest.raises(ValueError, match="needs its own name"):
-        make(make_recipe(), [tf.Variable(0.0)])
 
 
 def test_the_gradient_of_a_lookup_is_taken():

@@ -143,7 +143,7 @@ def test_another_seed_and_another_epoch_are_drawn_anew() -> None:
 
 
 def test_replicas_share_out_the_batch_of_one() -> None:
-    alone = recipe(**(vars(ALL) | {"mixup": 0.0}))  # mixup mixes examples of one replica only
+    alone = recipe(crop="inception", flip=True, shift=0.1)  # mixup mixes examples of one replica only
     (whole,) = training(files(), alone, 1)
     parts = [
         training(files(), alone, 1, order=Order(batch=4, seed=11, replicas=2, first_replica=replica))[0]
@@ -151,8 +151,9 @@ def test_replicas_share_out_the_batch_of_one() -> None:
     ]
     for name in ("image", "label"):
         np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), whole[name])
-    both = training(files(), ALL, 4, order=Order(batch=4, seed=11, replicas=2, local_replicas=2))
-    second = training(files(), ALL, 2, order=Order(batch=4, seed=11, replicas=2, first_replica=1))
+    mixed = recipe(flip=True, mixup=0.5)
+    both = training(files(), mixed, 4, order=Order(batch=4, seed=11, replicas=2, local_replicas=2))
+    second = training(files(), mixed, 2, order=Order(batch=4, seed=11, replicas=2, first_replica=1))
     assert_equal(both[1::2], second)  # with mixup too
 
 

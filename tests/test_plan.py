@@ -15,6 +15,7 @@ from keras_vit.model.layers import runtime
 from keras_vit.model.numbers import numbers
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.measure.planner import PARTS, plan
+from marks import full_except
 from test_parameter_counts import GSAM, OFFICIAL
 from tiny_models import FAMILIES, VARIANTS, prepared, tiny
 
@@ -29,7 +30,7 @@ def test_a_variants_parameters_are_counted_without_building_it(variant: str) -> 
     assert numbers(built(variant).config).parameters == built(variant).count_params()
 
 
-@pytest.mark.parametrize("name", OFFICIAL)
+@pytest.mark.parametrize("name", full_except(["ViT-Ti_16", "R26+ViT-S_32"], OFFICIAL))
 def test_official_models_have_their_published_number_of_parameters(name: str) -> None:
     at_224, headless, at_384 = OFFICIAL[name]
     assert plan(name, batch_size=1).parameters == at_224
@@ -131,7 +132,10 @@ KEPT: dict[str, dict[str, Any]] = {
 BOTH = [(case, "float32") for case in KEPT] + [(case, "mixed_bfloat16") for case in ("pure", "hybrid", "dropout")]
 
 
-@pytest.mark.parametrize(("case", "dtype"), BOTH)
+QUICK = [("pure", "float32"), ("hybrid", "float32"), ("map", "float32"), ("dropout", "mixed_bfloat16")]
+
+
+@pytest.mark.parametrize(("case", "dtype"), full_except(QUICK, BOTH))
 def test_what_is_kept_for_the_gradient_is_what_tensorflows_graph_keeps(case: str, dtype: str) -> None:
     config = tiny(**LARGER | KEPT[case])
     planned = plan(config, batch_size=3, precision=dtype).activations / 3

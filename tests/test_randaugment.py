@@ -214,18 +214,3 @@ def test_a_seed_decides_whatever_else_runs() -> None:
     first = outcomes(1)
     np.testing.assert_array_equal(first, outcomes(8))
     assert len({one.tobytes() for one in first}) > 20  # on a small image several operations leave only grey
-
-
-@pytest.mark.parametrize(
-    ("image", "magnitude", "message"),
-    [
-        (np.zeros((4, 4, 3), np.float32), 10, "uint8.*Received: float32"),
-        (np.zeros((4, 4, 4), np.uint8), 10, r"3 or 1.*\(4, 4, 4\)"),
-        (np.zeros((2, 4, 4, 3), np.uint8), 10, r"\(2, 4, 4, 3\)"),
-        (np.zeros((4, 4, 3), np.uint8), -1, "0 or more. Received: -1"),
-        (np.zeros((4, 4, 3), np.uint8), float("nan"), "0 or more. Received: nan"),
-    ],
-)
-def test_what_it_cannot_do_it_says(image: np.ndarray, magnitude: float, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        randaugment(tf.constant(image), layers=1, magnitude=magnitude, seed=(0, 0))

@@ -210,21 +210,6 @@ def test_a_part_of_a_split_is_read_as_a_stream_too(prepared: dict[str, str]) -> 
     assert [index for index, _ in streamed] == list(range(20))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"batch": 10, "replicas": 4}, "multiple of replicas=4. Received: 10"),
-        ({"batch": 0}, "batch must be an integer >= 1. Received: 0"),
-        ({"batch": 8, "replicas": 2, "first_replica": 1, "local_replicas": 2}, "local_replicas=2"),
-        ({"batch": 8, "start": -1}, r"start must be in \[0, .*Received: -1"),
-        ({"batch": 8, "seed": 2**64}, r"seed must be in \[0, "),
-    ],
-)
-def test_an_order_that_cannot_be_is_refused(wrong: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Order(**wrong)
-
-
 def test_digits_prepare_themselves_and_are_the_digits(cache: Path) -> None:
     data = sources.open_data("digits")
     assert (data.num_classes, data.class_names[3], data.multi_label) == (10, "3", False)

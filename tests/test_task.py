@@ -15,8 +15,8 @@ import tensorflow as tf
 from keras_vit import export
 from keras_vit.model import task
 from keras_vit.model.task import Classification
-from keras_vit.train.data.classes import match_data
 from keras_vit.train.data.sources import open_data
+from keras_vit.train.data.split import match_data
 from keras_vit.train.step.objective import supervised
 from tiny_models import VARIANTS, built, prepared, tiny
 

@@ -42,12 +42,6 @@ def test_every_step_and_replica_has_its_own_seed() -> None:
     assert len(seeds) == 2 * len(places)
 
 
-def test_an_average_moves_by_one_less_the_decay() -> None:
-    average = tf.Variable([1.0, 2.0])
-    train_step._ema_update(average, tf.constant([3.0, 2.0]), decay=0.75)
-    np.testing.assert_allclose(average, [1.5, 2.0])
-
-
 @pytest.mark.parametrize("decay", [None, 0.75])
 def test_gradients_are_clipped_applied_and_averaged(decay: float | None) -> None:
     recipe = Recipe(

@@ -119,7 +119,8 @@ def test_averages_are_what_comes_out() -> None:
 )
 def test_only_what_is_meant_to_moves(changes: dict[str, Any], moves: Any) -> None:
     start = VisionTransformer(tiny(num_classes=10, image_size=16, num_layers=1))
-    before, after = values(start), values(run(short(learning_rate=0.1, **changes), model=start).model)
+    data = {"train": arrays(classes=10)["train"]}
+    before, after = values(start), values(run(short(learning_rate=0.1, **changes), model=start, data=data).model)
     moved = {path for path in before if not np.array_equal(before[path], after[path])}
     assert moved == {path for path in before if moves(path)}
 
@@ -191,7 +192,7 @@ def test_a_hybrid_trains() -> None:
 def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
     recipe = short(optimizer="sgd", learning_rate=1e30, clip_norm=None, steps=20, checkpoint_steps=1, log_steps=1)
     with pytest.raises(train.DivergedError, match=r"diverged before step \d+.*(is kept|there is no checkpoint)"):
-        run(recipe, out=tmp_path)
+        run(recipe, out=tmp_path, data={"train": arrays()["train"]})
     for checkpoint in (tmp_path / "checkpoints").glob("step-*"):
         reader = tf.train.load_checkpoint(str(checkpoint / "variables"))
         for name in reader.get_variable_to_shape_map():

@@ -26,10 +26,9 @@ from keras_vit._util import progress
 from keras_vit.errors import CheckpointError
 from keras_vit.train.data import pipeline
 from keras_vit.train.loop import checkpoints, held_out
-from keras_vit.train.loop.checkpoints import Checkpoints
+from keras_vit.train.loop.checkpoints import Checkpoints, _digest
 from keras_vit.train.loop.locks import exclusive
-from keras_vit.train.loop.manifest import _digest
-from keras_vit.train.loop.metrics import MetricLogger
+from keras_vit.train.loop.log_files import MetricLogger
 from model_weights import values
 from tiny_models import tiny
 

@@ -1,6 +1,5 @@
 """Embed or classify any number of images into Parquet files."""
 
-import hashlib
 import json
 import os
 import re
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.text import install_command
@@ -31,6 +29,7 @@ from keras_vit.batch.folder import EmbedResult, open_folder
 from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.images.jpeg_png import CHANNELS
+from keras_vit.model.numbers import hash_weights
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.zoo.pretrained import Choice, load_any, resolve
 
@@ -192,10 +191,7 @@ def fingerprint(model: VisionTransformer) -> str:
     """Return a hash of the weights, and of the fields of the config that are not the defaults of ViTConfig."""
     defaults = ViTConfig().to_dict()  # left out, so that a field of a later version changes nothing
     config = {name: value for name, value in model.config.to_dict().items() if value != defaults[name]}
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-    for weight in model.weights:
-        digest.update(np.asarray(weight).tobytes())
-    return digest.hexdigest()[:16]
+    return hash_weights(model.weights, json.dumps(config, sort_keys=True))[:16]
 
 
 def _best_dtype(model: VisionTransformer) -> str:

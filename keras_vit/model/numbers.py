@@ -1,11 +1,18 @@
-"""Find the numbers of a model: those of the zoo are in zoo/numbers.json, which starts no Keras; others are counted."""
+"""Find the numbers of a model: parameters, operations, memory and file sizes; and hashes of its config and weights.
+
+The numbers of the zoo's models are kept with their cards, in zoo/numbers.json, and reading them starts neither Keras
+nor TensorFlow. Those of other configs are counted.
+"""
 
 import dataclasses
 import functools
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from keras_vit._util import data_files
 from keras_vit.model.config import ViTConfig
@@ -29,6 +36,14 @@ def fingerprint(config: ViTConfig) -> str:
     fields, defaults = config.to_dict(), ViTConfig().to_dict()
     changed = {name: fields[name] for name in fields.keys() - _NOT_COUNTED if fields[name] != defaults[name]}
     return hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def hash_weights(weights: Iterable[Any], start: str = "") -> str:
+    """Return the SHA-256 of a text and the values of weights."""
+    digest = hashlib.sha256(start.encode())
+    for weight in weights:
+        digest.update(np.asarray(weight).tobytes())
+    return digest.hexdigest()
 
 
 def to_json(found: Numbers) -> dict[str, Any]:

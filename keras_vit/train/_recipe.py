@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from keras_vit._util.checks import pair
+from keras_vit._util.checks import given, pair
 from keras_vit._util.fields import (
     Count,
     NonNegative,
@@ -23,10 +24,10 @@ from keras_vit._util.fields import (
 from keras_vit._util.text import suggestion
 from keras_vit.model.config import ViTConfig, check_fields
 from keras_vit.model.sizes import canonical_name
-from keras_vit.train._merge import merge_fields
 
 HIDDEN_SIZE = "hidden_size"  # value of config's representation_size: the width of the model's tokens
-_OPTIONAL_CONFIG_FIELDS = {name for name, rule in field_rules(ViTConfig).items() if rule.is_optional}
+EXCLUSIVE = {"steps": "epochs", "epochs": "steps", "warmup_steps": "warmup_fraction", "warmup_fraction": "warmup_steps"}
+_OPTIONAL_IN_CONFIG = {name for name, rule in field_rules(ViTConfig).items() if rule.is_optional}
 # Fields of ViTConfig that a recipe's `config` may not set -> where their values come from.
 _NOT_IN_CONFIG = {
     "image_size": "the recipe's image_size",
@@ -55,7 +56,7 @@ class Recipe:
         batch_size: images per update, over all replicas.
         accumulation: number of micro-batches that an update is computed in; divides `batch_size`. "auto" takes the
             fewest that fit into the memory of the device.
-        seed: seed of all random numbers, an integer >= 0.
+        seed: seed of all random numbers, an integer from 0 to 2**64 - 1.
 
         image_size: int or (height, width); None keeps that of the model.
         config: other fields of ViTConfig to change, such as dropout_rate or stochastic_depth.
@@ -131,7 +132,7 @@ class Recipe:
     epochs: Positive | None = None
     batch_size: Count
     accumulation: Count | Literal["auto"] = 1
-    seed: WholeNumber = 0
+    seed: Annotated[int, f"[0, {2**64})"] = 0
 
     image_size: int | tuple[int, int] | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -191,12 +192,9 @@ class Recipe:
         for name in FIELD_RULES:
             object.__setattr__(self, name, as_python(getattr(self, name)))
         if isinstance(self.config, Mapping):
-            object.__setattr__(self, "config", _read_config_none(self.config))
-        wrong = [
-            sentence for name, rule in FIELD_RULES.items() for sentence in rule.problems(getattr(self, name), name)
-        ]
-        wrong = wrong or list(self._contradictions())
-        if wrong:
+            object.__setattr__(self, "config", read_none(self.config, _OPTIONAL_IN_CONFIG))
+        wrong = [each for name, rule in FIELD_RULES.items() for each in rule.problems(getattr(self, name), name)]
+        if wrong := wrong or list(self._contradictions()):
             raise ValueError(f"Recipe {self.name!r}: " + "; ".join(wrong))
         for name, rule in FIELD_RULES.items():
             if rule.is_float and getattr(self, name) is not None:
@@ -206,15 +204,13 @@ class Recipe:
         """Yield a sentence for each contradiction between fields."""
         if (self.steps is None) == (self.epochs is None):
             yield f"give either steps or epochs. Received: steps={self.steps}, epochs={self.epochs}"
-        if self.warmup_steps is not None and self.warmup_fraction is not None:
-            yield (
-                "give warmup_steps or warmup_fraction, not both. "
-                f"Received: {self.warmup_steps} and {self.warmup_fraction}"
-            )
-        if self.steps is not None and (self.warmup_steps or 0) >= self.steps:
+        warmup, fraction = self.warmup_steps, self.warmup_fraction
+        if warmup is not None and fraction is not None:
+            yield f"give warmup_steps or warmup_fraction, not both. Received: {warmup} and {fraction}"
+        if self.steps is not None and (warmup or 0) >= self.steps:
             yield (
                 f"warmup_steps must be below steps={self.steps}, or the learning rate never reaches its peak. "
-                f"Received: {self.warmup_steps}. Set warmup_fraction=0.1 for a tenth of the run"
+                f"Received: {warmup}. Set warmup_fraction=0.1 for a tenth of the run"
             )
         if self.accumulation != "auto" and self.batch_size % self.accumulation:
             yield f"accumulation must divide batch_size={self.batch_size}. Received: {self.accumulation}"
@@ -230,7 +226,12 @@ class Recipe:
                 yield f"crop_resize must be at least image_size={self.image_size}. Received: {self.crop_resize}"
         except ValueError as error:
             yield str(error).rstrip(".")
-        yield from _config_problems(self.config)
+        try:
+            check_fields(self.config)  # their names; ViTConfig checks the values later
+        except ValueError as error:
+            yield f"config: {error}"
+        for name in _NOT_IN_CONFIG.keys() & self.config.keys():
+            yield f"config must not have {name}: it is {_NOT_IN_CONFIG[name]}. Received: {self.config[name]!r:.200}"
 
     @property
     def has_teacher(self) -> bool:
@@ -266,7 +267,7 @@ class Recipe:
                 raise ValueError(f"A recipe has no field {name!r:.200}; {suggestion(name, FIELD_RULES)}.")
         changes = read_none(changes)
         variant = changes.pop("variant", self.variant)
-        if variant is not None and variant != self.variant and variant not in origin.variants:
+        if variant not in {None, self.variant, *origin.variants}:
             raise ValueError(
                 f"Recipe {self.name!r} has no variant {variant!r}; {suggestion(variant, origin.variants)}."
             )
@@ -282,12 +283,12 @@ class Recipe:
             >>> keras_vit.train.recipe("augreg").for_model("B/16").variant
             'medium2'
         """
-        try:
+        if self.origin is None or self.variant:
+            return self
+        with contextlib.suppress(ValueError):  # the name of a user's own model, which no file can have
             architecture = canonical_name(architecture)
-        except ValueError:
-            return self  # a user's own model: no file can name it
-        variant = self.origin.variant_of.get(architecture) if self.origin else None
-        return self if variant is None or self.variant else self.replace(variant=variant)
+        variant = self.origin.variant_of.get(architecture)
+        return self if variant is None else self.replace(variant=variant)
 
     def config_changes(self, config: ViTConfig) -> dict[str, Any]:
         """Return the fields of a model's config that this recipe changes: its `config` and `image_size`.
@@ -300,26 +301,19 @@ class Recipe:
             {'image_size': 32}
         """
         changes = {name: config.hidden_size if value == HIDDEN_SIZE else value for name, value in self.config.items()}
-        return changes if self.image_size is None else {**changes, "image_size": self.image_size}
+        return {**changes, **given(image_size=self.image_size)}
 
     def resolved_steps(self, count: int) -> int:
         """Return the number of updates of a run, at least 1.
 
         Args:
-            count: number of training images.
-
-        Raises:
-            ValueError: `count` is 0.
+            count: number of training images, above 0.
 
         Example:
             >>> keras_vit.train.recipe("digits", epochs=2, batch_size=64).resolved_steps(640)
             20
         """
-        if count < 1:
-            raise ValueError(f"There are no images to train on. Received: {count}")
-        if self.steps is not None:
-            return self.steps
-        return max(1, round((self.epochs or 0.0) * count / self.batch_size))
+        return self.steps or max(1, round((self.epochs or 0.0) * count / self.batch_size))
 
     def resolved_warmup(self, total_steps: int) -> int:
         """Return the number of updates of the warm-up.
@@ -336,8 +330,7 @@ class Recipe:
         """
         if self.warmup_fraction is not None:
             return min(round(self.warmup_fraction * total_steps), total_steps - 1)
-        warmup = self.warmup_steps or 0
-        if warmup < total_steps:
+        if (warmup := self.warmup_steps or 0) < total_steps:
             return warmup
         warnings.warn(
             f"keras_vit: a warm-up of {warmup} leaves no step of {total_steps}; {total_steps // 5}, a fifth, are "
@@ -375,29 +368,40 @@ class Origin:
 
 FIELD_RULES = {name: rule for name, rule in field_rules(Recipe).items() if name != "origin"}
 REQUIRED = {f.name for f in dataclasses.fields(Recipe) if f.default is f.default_factory is dataclasses.MISSING}
-_NONE_ALLOWED = {name for name, rule in FIELD_RULES.items() if rule.is_optional} - {"variant"}
+# AugReg has a variant called "none".
+_OPTIONAL = {name for name, rule in FIELD_RULES.items() if rule.is_optional} - {"variant"}
 
 
-def read_none(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace "none" (TOML has no null) by None in optional fields, except `variant`: AugReg has one of that name."""
+def read_none(fields: Mapping[str, Any], optional: Collection[str] = _OPTIONAL) -> dict[str, Any]:
+    """Replace "none" (TOML has no null) by None in optional fields."""
     return {
-        name: None if name in _NONE_ALLOWED and isinstance(value, str) and value == "none" else value
+        name: None if name in optional and isinstance(value, str) and value == "none" else value
         for name, value in fields.items()
     }
 
 
-def _read_config_none(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace "none" by None in the optional fields of a recipe's config."""
-    return {
-        name: None if name in _OPTIONAL_CONFIG_FIELDS and value == "none" else value for name, value in config.items()
-    }
+def merge_fields(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields with some of them changed, by the rules of `Recipe.replace`."""
+    merged = {**fields, **changes}
+    for one, other in EXCLUSIVE.items():
+        if changes.get(one) is not None and other not in changes:
+            merged.pop(other, None)
+    if not changes.keys() & {"warmup_steps", "warmup_fraction"}:
+        merged |= _scaled_warmup(fields, changes)
+    if all(isinstance(layer.get("config"), Mapping) for layer in (fields, changes)):
+        merged["config"] = {**fields["config"], **changes["config"]}
+    return merged
 
 
-def _config_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each wrong field name in a recipe's config; ViTConfig checks the values later."""
-    try:
-        check_fields(config)
-    except ValueError as error:
-        yield f"config: {error}"
-    for name in _NOT_IN_CONFIG.keys() & config.keys():
-        yield f"config must not have {name}: it is {_NOT_IN_CONFIG[name]}. Received: {config[name]!r:.200}"
+def _scaled_warmup(fields: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the warm-up of a run whose length is changed: its share of the steps does not grow."""
+    warmup, steps, epochs = (fields.get(name) for name in ("warmup_steps", "steps", "epochs"))
+    new_steps, new_epochs = changes.get("steps"), changes.get("epochs")
+    if not isinstance(warmup, int) or not all(isinstance(n, int | float | None) for n in (new_steps, new_epochs)):
+        return {}  # `Recipe` reports values of other types
+    if steps and (new_epochs or (new_steps and new_steps < steps)):
+        return {"warmup_steps": None, "warmup_fraction": warmup / steps}
+    if epochs and new_epochs and new_epochs < epochs:
+        return {"warmup_steps": round(warmup * new_epochs / epochs)}
+    # Without the data the steps of the earlier epochs are not known.
+    return {"warmup_steps": min(warmup, int(new_steps) // 5)} if epochs and new_steps else {}

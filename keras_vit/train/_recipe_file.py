@@ -10,8 +10,7 @@ from keras_vit._util.checks import as_path
 from keras_vit._util.schema import ANY, problems
 from keras_vit._util.text import suggestion
 from keras_vit.model.sizes import canonical_name
-from keras_vit.train._merge import merge_fields
-from keras_vit.train._recipe import FIELD_RULES, REQUIRED, Origin, Recipe, read_none
+from keras_vit.train._recipe import FIELD_RULES, REQUIRED, Origin, Recipe, merge_fields, read_none
 
 __all__ = ["Recipe", "recipe", "recipes"]
 

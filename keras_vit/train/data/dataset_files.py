@@ -65,10 +65,7 @@ def is_folder(path: str) -> bool:
 
 @contextlib.contextmanager
 def name_bad_image(find: Callable[[], str | None]) -> Iterator[None]:
-    """Name the image that `find` returns in place of TensorFlow's error, if it was damaged or deleted meanwhile.
-
-    The ValueError of a damaged file of records is raised by `find` itself.
-    """
+    """Name the image that `find` returns in place of TensorFlow's error, if it was damaged or deleted meanwhile."""
     try:
         yield
     except READ_ERRORS as error:
@@ -85,12 +82,6 @@ def name_bad_image(find: Callable[[], str | None]) -> Iterator[None]:
             " empty one in its place, which is skipped and counted. Then start the same run again: it continues after"
             " its last checkpoint."
         ) from error
-
-
-def list_folder(folder: str) -> list[str]:
-    """Return the names in a local or remote folder, sorted."""
-    files, others = list_files(folder)
-    return sorted(files + [name.rstrip("/") for name in others])
 
 
 def list_files(folder: str) -> tuple[list[str], list[str]]:
@@ -159,7 +150,10 @@ def find_damaged(
     With `maps`, one file for each image, also of those for which `check(path of the image, path of the map)` is False.
     Files that were checked with the same `version` of a check are not checked again.
     """
-    cache = _cache_path(folder)
+    where = folder if is_remote(folder) else os.path.realpath(folder)
+    # "checked-images" is the list of versions that decoded other files.
+    name = hashlib.blake2b(os.fsencode(where), digest_size=16).hexdigest()
+    cache = cache_folder() / "decodable-images" / f"{name}.npy"
     sets = [(file,) for file in files] if maps is None else list(zip(files, maps, strict=True))
     with ThreadPoolExecutor(max_workers=2 * (os.cpu_count() or 1)) as pool:
         fingerprints = np.fromiter(
@@ -190,12 +184,13 @@ def _fingerprint(folder: str, files: Sequence[str], version: str) -> int:
     """Return a 64-bit fingerprint of an image, or of an image and its map, which changes when a file does."""
     parts = [version] if version else []
     for file in files:
-        with python_errors(f"{folder}/{file}"):
+        path = f"{folder}/{file}"
+        with python_errors(path):
             if is_remote(folder):
-                remote = tf.io.gfile.stat(f"{folder}/{file}")
+                remote = tf.io.gfile.stat(path)
                 length, changed = remote.length, remote.mtime_nsec
             else:
-                stat = Path(f"{folder}/{file}").stat()
+                stat = Path(path).stat()
                 length, changed = stat.st_size, stat.st_mtime_ns
         parts.append(f"{file} {length} {changed}")
     return hash64(" ".join(parts))
@@ -204,13 +199,6 @@ def _fingerprint(folder: str, files: Sequence[str], version: str) -> int:
 def hash64(text: str) -> int:
     """Return 64 bits of a text with a file name, which may not be valid UTF-8."""
     return int.from_bytes(hashlib.blake2b(os.fsencode(text), digest_size=8).digest(), "big")
-
-
-def _cache_path(folder: str) -> Path:
-    """Return the file with the fingerprints of a folder's decodable images."""
-    name = folder if is_remote(folder) else os.path.realpath(folder)
-    # "checked-images" is the list of versions that decoded other files.
-    return cache_folder() / "decodable-images" / f"{hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()}.npy"
 
 
 def _load_fingerprints(cache: Path) -> np.ndarray:

@@ -6,11 +6,8 @@ number `p % count` of the epoch's permutation, which depends on (seed, epoch). B
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import tensorflow as tf
-
-from keras_vit._util.fields import Count, WholeNumber, field_problems
 
 # TensorFlow permutes 32-bit numbers (tensorflow/core/kernels/random_index_shuffle.cc); larger sets repeat examples.
 MAX_EXAMPLES = 2**31 - 1
@@ -21,22 +18,13 @@ MAX_BATCHES = 2**40  # more than any run needs; times a batch size, it still fit
 class Order:
     """The part of the endless sequence of positions that one worker reads."""
 
-    batch: Count  # examples per step on all replicas together
-    seed: Annotated[int, f"[0, {2**64})"] = 0  # of the permutations
-    start: Annotated[int, f"[0, {MAX_BATCHES})"] = 0  # the first batch to read: as many as have been trained on
-    replicas: Count = 1  # number on all workers together; must divide the batch
-    first_replica: WholeNumber = 0  # index of this worker's first replica
-    local_replicas: Count = 1  # number of this worker's replicas
+    batch: int  # examples per step on all replicas together
+    seed: int = 0  # of the permutations, below 2**64
+    start: int = 0  # the first batch to read: as many as have been trained on
+    replicas: int = 1  # number on all workers together; divides the batch
+    first_replica: int = 0  # index of this worker's first replica
+    local_replicas: int = 1  # number of this worker's replicas
     shuffle: bool = True  # False reads the examples by ascending number in every epoch
-
-    def __post_init__(self) -> None:
-        wrong = list(field_problems(self))
-        if not wrong and self.batch % self.replicas:
-            wrong.append(f"batch must be a multiple of replicas={self.replicas}. Received: {self.batch}")
-        if not wrong and self.first_replica + self.local_replicas > self.replicas:
-            wrong.append(f"a worker's replicas must be among all {self.replicas}. Received: {self}")
-        if wrong:
-            raise ValueError("; ".join(wrong))
 
     @property
     def replica_batch(self) -> int:

@@ -29,7 +29,6 @@ CORES = os.cpu_count() or 1
 READY_BATCHES = 2  # more would take memory that the plan of a step does not count
 NUM_DRAWS = 5  # random numbers per image: flip (1), crop (2), shift (2); inception crop and RandAugment have own seeds
 MAP_RANK = 2  # of a label that is a map; classes have rank 0 or 1
-OFFICIAL_RESIZE = Preprocessing(mean=(0,), std=(1 / 255,))  # bilinear, both sides to the size, values 0..255
 
 
 class ModelInput(NamedTuple):
@@ -130,7 +129,15 @@ def evaluation_batches(
 def _augmentation(recipe: Recipe, model_input: ModelInput, seed: int) -> Callable[[Example], Example]:
     """Return the function that augments one example. A map moves with its image."""
     base = np.uint64(seed).astype(np.int64)
-    crop = _crop_function(recipe, model_input.image_size, _resize_function(recipe, model_input))
+    # Values stay 0..255. The official crops are resized bilinearly; without a crop the model's own resizing is used.
+    own = model_input.preprocessing if recipe.crop == "none" else Preprocessing()
+    method = dataclasses.replace(own, mean=(0,), std=(1 / 255,))
+
+    def resize(image: Any, size: tuple[int, int]) -> Any:
+        prepare = model_input._replace(image_size=size, preprocessing=method).prepare_function()
+        return prepare(_match_channels(image, model_input.num_channels))
+
+    crop = _crop_function(recipe, model_input.image_size, resize)
     crop_map = _crop_function(recipe, model_input.image_size, augment.nearest)
 
     def flip(image: Any, draw: Any) -> Any:
@@ -160,19 +167,6 @@ def _augmentation(recipe: Recipe, model_input: ModelInput, seed: int) -> Callabl
 def _move_map(label: Any, move: Callable[[Any], Any]) -> Any:
     """Apply a function of (height, width, 1) to the label if it is a map."""
     return move(label[..., None])[..., 0] if label.shape.rank == MAP_RANK else label
-
-
-def _resize_function(recipe: Recipe, model_input: ModelInput) -> Callable[[Any, tuple[int, int]], Any]:
-    """Return the function from an image and a size to 0..255 in this size."""
-    method = OFFICIAL_RESIZE
-    if recipe.crop == "none":
-        method = dataclasses.replace(model_input.preprocessing, mean=method.mean, std=method.std)
-
-    def resize(image: Any, size: tuple[int, int]) -> Any:
-        prepare = model_input._replace(image_size=size, preprocessing=method).prepare_function()
-        return prepare(_match_channels(image, model_input.num_channels))
-
-    return resize
 
 
 def _crop_function(

@@ -37,13 +37,14 @@ def randaugment(image: Any, *, layers: int, magnitude: float, seed: Any) -> Any:
     The image is uint8 (height, width, 1 or 3) of static shape. Magnitude 0 changes it too: Brightness makes it dark.
     """
     shape = image.shape
-    if image.dtype != tf.uint8 or not shape.is_fully_defined() or shape[2:] not in ((1,), (3,)):
-        raise ValueError(
-            f"RandAugment takes uint8 (height, width, 3 or 1) of a static shape. Received: {image.dtype.name} {shape}"
+
+    def trace(operation: Callable[[Any, float, Draws], Any]) -> Any:
+        function = tf.function(
+            lambda image, sign, y, x: operation(image, magnitude, Draws(sign, y, x)), autograph=False
         )
-    if not magnitude >= 0:
-        raise ValueError(f"The magnitude of RandAugment is 0 or more. Received: {magnitude}")
-    branches = _trace_operations(shape, magnitude)
+        return function.get_concrete_function(tf.TensorSpec(shape, tf.uint8), *[tf.TensorSpec((), tf.float32)] * 3)
+
+    branches = [trace(operation) for operation in OPERATIONS.values()]
     draws = tf.random.stateless_uniform((layers, NUM_DRAWS), seed)
     for layer in range(layers):
         choice, *inputs = tf.unstack(draws[layer])
@@ -54,19 +55,6 @@ def randaugment(image: Any, *, layers: int, magnitude: float, seed: Any) -> Any:
             branch_index=index, input=[image, *inputs], Tout=[tf.uint8], branches=branches, output_shapes=[shape]
         )
     return tf.ensure_shape(image, shape)
-
-
-def _trace_operations(shape: Any, magnitude: float) -> list[Any]:
-    """Return the operations as concrete functions of (image, sign, y, x) for images of a shape."""
-
-    def trace(operation: Callable[[Any, float, Draws], Any]) -> Any:
-        function = tf.function(
-            lambda image, sign, y, x: operation(image, magnitude, Draws(sign, y, x)), autograph=False
-        )
-        scalars = [tf.TensorSpec((), tf.float32)] * 3
-        return function.get_concrete_function(tf.TensorSpec(shape, tf.uint8), *scalars)
-
-    return [trace(operation) for operation in OPERATIONS.values()]
 
 
 def _scale(magnitude: float, maximum: float) -> float:

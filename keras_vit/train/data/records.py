@@ -26,25 +26,24 @@ PREPARE_AGAIN = "Prepare the data set again"
 INTERLEAVED_FILES = 16  # so that one shuffle buffer holds records of many files
 
 
-@dataclass(frozen=True)
 class RecordFiles:
-    """The files of a split in order; the index of an example counts through all of them."""
+    """The files of a split in order; the index of an example counts through all of them.
 
-    instructions: Sequence[Any]  # tensorflow-datasets' FileInstruction for each file: filename, skip, take
+    `instructions` are tensorflow-datasets' FileInstruction for each file: filename, skip, take.
+    """
 
-    @property
-    def count(self) -> int:
-        """Number of examples in all files."""
-        return sum(each.take for each in self.instructions)
+    def __init__(self, instructions: Sequence[Any]) -> None:
+        self.instructions = instructions
+        self._takes = np.array([each.take for each in instructions], np.int64)
+        self.count = int(self._takes.sum())  # examples in all files
 
     def stream(self, seed: tf.Tensor | None) -> tf.data.Dataset:
         """Return (index, TFRecord) of every example: file after file, or interleaved in an order given by a seed."""
-        takes = np.array([each.take for each in self.instructions], np.int64)
-        skips = np.array([each.skip for each in self.instructions], np.int64)
-        columns = ([str(each.filename) for each in self.instructions], skips, takes, np.cumsum(takes) - takes)
+        names, skips = [str(each.filename) for each in self.instructions], [each.skip for each in self.instructions]
+        columns = (names, np.array(skips, np.int64), self._takes, np.cumsum(self._takes) - self._takes)
         if seed is None:
             return tf.data.Dataset.from_tensor_slices(columns).flat_map(_read_file)
-        order = tf.random.experimental.stateless_shuffle(tf.range(len(takes)), seed)
+        order = tf.random.experimental.stateless_shuffle(tf.range(len(names)), seed)
         files = tf.data.Dataset.from_tensor_slices(tuple(tf.gather(column, order) for column in columns))
         return files.interleave(_read_file, cycle_length=INTERLEAVED_FILES, num_parallel_calls=tf.data.AUTOTUNE)
 
@@ -61,8 +60,8 @@ class RecordFiles:
 
     def damage(self, index: int, error: Exception) -> str:
         """Return the message about an example that cannot be read."""
-        ends = np.cumsum([each.take for each in self.instructions])
-        filename = str(self.instructions[int(np.searchsorted(ends, index, side="right"))].filename)
+        number = int(np.searchsorted(np.cumsum(self._takes), index, side="right"))
+        filename = str(self.instructions[number].filename)
         reason = error_reason(getattr(error, "message", None) or str(error))
         return f"{filename!r}: example {index} of the split cannot be read: {reason}. {PREPARE_AGAIN}"
 
@@ -162,8 +161,18 @@ class RecordStream(Split):
         if not order.shuffle:
             return self.files.stream(None)
         seed = tf.constant(np.uint64(order.seed).astype(np.int64))
-        # The second seed is never 0, because (0, 0) would mean a random shuffle.
-        return _shuffle(self.files.stream(tf.stack([seed, number])), self.buffer, (seed, number + 1))
+        stream = self.files.stream(tf.stack([seed, number]))
+        variant = tf.raw_ops.ShuffleDatasetV3(  # `stream.shuffle` adds TensorFlow's global seed
+            input_dataset=tf.data.experimental.to_variant(stream),
+            buffer_size=tf.constant(self.buffer, tf.int64),
+            seed=seed,
+            seed2=number + 1,  # never 0, because (0, 0) would mean a random shuffle
+            seed_generator=tf.raw_ops.DummySeedGenerator(),
+            reshuffle_each_iteration=False,
+            output_types=[tf.int64, tf.string],
+            output_shapes=[[], []],
+        )
+        return tf.data.experimental.from_variant(variant, stream.element_spec)
 
     def _parse_all(self, stream: tf.data.Dataset) -> tf.data.Dataset:
         def parse(position: tf.Tensor, indexed: tuple[tf.Tensor, tf.Tensor]) -> Example:
@@ -171,18 +180,3 @@ class RecordStream(Split):
             return {"position": position, "index": index, **self.renumbered(self.parse(index, record))}
 
         return stream.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-
-
-def _shuffle(stream: tf.data.Dataset, buffer: int, seeds: tuple[tf.Tensor, tf.Tensor]) -> tf.data.Dataset:
-    """Apply `stream.shuffle(buffer)` with these seeds alone; that method adds TensorFlow's global seed."""
-    variant = tf.raw_ops.ShuffleDatasetV3(
-        input_dataset=tf.data.experimental.to_variant(stream),
-        buffer_size=tf.constant(buffer, tf.int64),
-        seed=seeds[0],
-        seed2=seeds[1],
-        seed_generator=tf.raw_ops.DummySeedGenerator(),
-        reshuffle_each_iteration=False,
-        output_types=[tf.int64, tf.string],
-        output_shapes=[[], []],
-    )
-    return tf.data.experimental.from_variant(variant, stream.element_spec)

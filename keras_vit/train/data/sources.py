@@ -9,6 +9,7 @@
 | `{"train": (images, labels), "evaluation": (images, labels)}` | arrays in memory |
 """
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,10 +23,9 @@ from keras_vit.model import task as tasks
 from keras_vit.train.data import tfds_source
 from keras_vit.train.data.dataset_files import is_folder
 from keras_vit.train.data.folder_source import open_folder
-from keras_vit.train.data.maps.folders import find_kind, open_map_folder
+from keras_vit.train.data.map_folders import find_kind, open_map_folder
 from keras_vit.train.data.order import Order
-from keras_vit.train.data.request import DataRequest
-from keras_vit.train.data.split import Data, Example, RandomAccess, Split
+from keras_vit.train.data.split import Data, DataRequest, Example, RandomAccess, Split
 
 __all__ = ["Data", "DataRequest", "Order", "Split", "open_data"]
 
@@ -102,7 +102,10 @@ def _open_arrays(data: Mapping[str, Any], *, needs_labels: bool) -> Data:
     num_classes = kind.count_classes(first) if stated is None else stated
     for split, array in labels.items():
         kind(num_classes=num_classes).check_labels(split, array)
-    splits = {split: _array_split(split, *pair) for split, pair in arrays.items()}
+    splits = {
+        split: RandomAccess(name=f"arrays {split}", count=len(pair[0]), make_reader=functools.partial(_reader, *pair))
+        for split, pair in arrays.items()
+    }
     return Data(
         name="arrays",
         train=splits.get("train"),
@@ -157,9 +160,6 @@ def _stated_classes(data: Mapping[str, Any]) -> int | None:
     return stated.pop() if stated else None
 
 
-def _array_split(split: str, images: np.ndarray, labels: np.ndarray) -> RandomAccess:
-    def make_reader() -> Callable[[tf.Tensor], Example]:
-        pixels, numbers = tf.constant(images), tf.constant(labels)
-        return lambda index: {"image": pixels[index], "label": numbers[index]}
-
-    return RandomAccess(name=f"arrays {split}", count=len(images), make_reader=make_reader)
+def _reader(images: np.ndarray, labels: np.ndarray) -> Callable[[tf.Tensor], Example]:
+    pixels, numbers = tf.constant(images), tf.constant(labels)
+    return lambda index: {"image": pixels[index], "label": numbers[index]}

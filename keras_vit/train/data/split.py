@@ -1,4 +1,4 @@
-"""Data sets and their splits: streams of examples in a given order.
+"""Data sets, their splits (streams of examples in a given order) and classes; what a user asks for as data.
 
 An example is a dictionary:
 
@@ -12,15 +12,21 @@ An example is a dictionary:
 """
 
 import abc
+import dataclasses
 import functools
+import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from keras_vit._util.checks import one_of
+from keras_vit.model.labels import match_classes, names
 from keras_vit.model.task import Classification, Task
 from keras_vit.train.data.dataset_files import is_decodable
 from keras_vit.train.data.order import MAX_EXAMPLES, Order, positions
@@ -59,10 +65,7 @@ class Split(abc.ABC):
 
     @abc.abstractmethod
     def iterate_once(self, *, only: Indices | None = None, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
-        """Return every valid example once, by ascending index; a shard has every `shards`-th example.
-
-        `only` are the indices of the examples to read; None reads all.
-        """
+        """Return every valid example, or `only` those of some indices, in order; a shard has every `shards`-th."""
 
     def renumbered(self, example: Example) -> Example:
         """Return an image and its label with the new numbers of its classes."""
@@ -73,10 +76,7 @@ class Split(abc.ABC):
         return f"example {index} of {self.name}"
 
     def first_bad(self, order: Order, *, batches: int = 1) -> str | None:
-        """Return the name of the first image in an order's first batches that cannot be decoded, or None.
-
-        Raises the ValueError of `check`.
-        """
+        """Return the name of the first image in an order's first batches that cannot be decoded, or None."""
         self.check()
         for example in self.examples(order).take(batches * len(order.local)):
             if example["image"].dtype == tf.string and not is_decodable(example["image"]):
@@ -162,3 +162,85 @@ class Data:
     def task(self) -> Task:
         """The task that the labels are for."""
         return self.make_task(num_classes=self.num_classes, labels=self.class_names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRequest:
+    """A data set and the parts of it to use: the arguments of `train.run`, which describes them.
+
+    If `training` is false, no split to train on is needed, and a folder without split folders is evaluated whole. If
+    `needs_labels` is false, images may be without labels: a folder without class folders, or arrays (images, None).
+    """
+
+    data: Any
+    data_dir: str | os.PathLike[str] | None = None
+    train_split: str | None = None
+    eval_split: str | None = None
+    on_bad_image: str = "skip"
+    training: bool = True
+    needs_labels: bool = True
+
+    def __post_init__(self) -> None:
+        one_of("on_bad_image", self.on_bad_image, ("skip", "fail"))
+
+    def stored(self) -> dict[str, str] | None:
+        """Return the arguments that find the data again, as text, folders with their whole paths; None for arrays."""
+        if not isinstance(self.data, str | os.PathLike):
+            return None
+        names = ("data", "data_dir", "train_split", "eval_split")
+        stored = {name: os.fspath(getattr(self, name)) for name in names if getattr(self, name) is not None}
+        for name in ("data", "data_dir"):
+            if name in stored and "://" not in stored[name] and Path(stored[name]).is_dir():
+                stored[name] = str(Path(stored[name]).absolute())
+        return stored
+
+
+def are_comparable(labels: str | tuple[str, ...] | None, num_classes: int, class_names: Sequence[str] | None) -> bool:
+    """Return whether model and data both have names of their classes. A model's numbers are names of numbers only."""
+    if not labels or not class_names:
+        return False
+    return labels != tuple(map(str, range(num_classes))) or not set(labels).isdisjoint(class_names)
+
+
+def check_kind(data: Data, task: Task) -> None:
+    """Raise a ValueError if a data set has labels of another task than a model."""
+    if task.NAME != data.task.NAME:
+        raise ValueError(
+            f"{data.name} has {data.task.NAME}, and the model returns {task.NAME}. For maps a model needs a head: "
+            "keras_vit.dense.segmenter(model, num_classes) or depth(model), or a recipe that names one, such as "
+            "segment-folder or depth-folder; for classes of images, pass a model without such a head"
+        )
+
+
+def match_data(data: Data, labels: str | tuple[str, ...] | None, num_classes: int) -> Data:
+    """Return a data set whose labels are numbers of a model's classes, of which it may have some only.
+
+    Without names of both (`labels` None) there is nothing to compare but the number of classes. Data with classes that
+    the model does not have are a ValueError.
+    """
+    if not labels or not are_comparable(labels, num_classes, data.class_names):
+        if data.num_classes != num_classes:
+            raise ValueError(
+                f"The model has {num_classes} classes and {data.name} has {data.num_classes}: evaluate weights that"
+                f" were trained for its classes, or load the model with num_classes={data.num_classes} and train the"
+                " head"
+            )
+        found = list(data.class_names)
+        if all(map(str.isdecimal, found)) and sorted(found, key=int) != found:
+            warnings.warn(
+                f"The model has no class names, and those of {data.name} are numbers in the order of text:"
+                f" {', '.join(found[:3])}, ... are the classes 0, 1, 2, ... For the order of numbers, rename 2 to 02.",
+                stacklevel=3,
+            )
+        return data
+    numbers = match_classes(labels, num_classes, data.class_names, data.name)
+    if numbers == list(range(num_classes)):
+        return data
+    own_names = dict(zip(numbers, data.class_names, strict=True))
+    class_names = [own_names.get(number, label) for number, (_, label) in enumerate(names(labels, num_classes))]
+    data = dataclasses.replace(data, num_classes=num_classes, class_names=tuple(class_names))
+    renumber = functools.partial(data.task.renumbered, numbers=tuple(numbers))
+    train, evaluation = (
+        split and dataclasses.replace(split, renumber=renumber) for split in (data.train, data.evaluation)
+    )
+    return dataclasses.replace(data, train=train, evaluation=evaluation)

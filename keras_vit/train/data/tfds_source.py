@@ -18,19 +18,15 @@ from keras_vit._util.text import install_command, nearest
 from keras_vit.dense.task import Depth, Segmentation
 from keras_vit.model.images import jpeg_png
 from keras_vit.model.task import Classification
-from keras_vit.train.data.dataset_files import list_folder
-from keras_vit.train.data.folder_parts import ALL, HELD_OUT, spelled
+from keras_vit.train.data.dataset_files import list_files
+from keras_vit.train.data.folder_source import ALL, HELD_OUT, TRAIN, spelled
 from keras_vit.train.data.records import Parse, RecordFiles, RecordStream, array_record_split, in_memory_split
-from keras_vit.train.data.request import DataRequest
-from keras_vit.train.data.split import Data, Example, Split
+from keras_vit.train.data.split import Data, DataRequest, Example, Split
 
 DIGITS = "digits"
-TRAIN = "train"
 MARKER = "features.json"  # every prepared folder has this file
 EVALUATION_SPLITS = ("validation", "val", "test")  # the first that exists is the evaluation split
 MEMORY = 2**30  # bytes of records kept per split: all of them, or those in a shuffle buffer
-
-
 # Names of an image and of its label, where `supervised_keys` does not state them: those of classes and of maps.
 PAIRS = (
     ("image", "label"),
@@ -83,7 +79,7 @@ def builder_named(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
 
 def builder_in(folder: str) -> Any | None:
     """Return the builder of a prepared folder, or of the only version in it; None where nothing is prepared."""
-    names = list_folder(folder)
+    names = [name.rstrip("/") for kind in list_files(folder) for name in kind]
     if MARKER in names:
         return tfds().builder_from_directory(folder)
     versions = [f"{folder}/{name}" for name in names if re.fullmatch(r"\d+\.\d+\.\d+", name)]
@@ -165,18 +161,12 @@ def _read_schema(info: Any) -> Schema:
     features = tfds().features
     pairs = [info.supervised_keys, *PAIRS]
     for image, label in (pair for pair in pairs if pair and len(pair) == 2 and set(pair) <= set(info.features)):
-        kind = info.features[label]
-        multi_label = isinstance(kind, features.Sequence)
-        kind = kind.feature if multi_label else kind
-        if isinstance(info.features[image], features.Image):
-            found = (
-                Schema(image, label, tuple(kind.names), multi_label) if isinstance(kind, features.ClassLabel) else None
-            )
-            if found := found or _read_map_schema(image, label, kind):
-                dtype = np.dtype(info.features[image].np_dtype)
-                if dtype != np.uint8:
-                    raise ValueError(f"{info.full_name} has images of {dtype}. Expected: uint8")
-                return found
+        schema = _label_schema(image, label, info.features[label])
+        if schema and isinstance(info.features[image], features.Image):
+            dtype = np.dtype(info.features[image].np_dtype)
+            if dtype != np.uint8:
+                raise ValueError(f"{info.full_name} has images of {dtype}. Expected: uint8")
+            return schema
     raise ValueError(
         f"{info.full_name} is not for classification. Expected: an image and a class (or a sequence of classes), named"
         f" image and label or by the builder's supervised_keys, or a map of classes or depth. Received features:"
@@ -184,15 +174,18 @@ def _read_schema(info: Any) -> Schema:
     )
 
 
-def _read_map_schema(image: str, label: str, feature: Any) -> Schema | None:
-    """Return the features of an image and a map; None if the second is none."""
+def _label_schema(image: str, label: str, feature: Any) -> Schema | None:
+    """Return the schema for the feature of a label: classes, or a map; None if it is another."""
     features = tfds().features
-    if isinstance(feature, features.Image) and feature.shape[-1] == 1 and np.dtype(feature.np_dtype) == np.uint8:
-        has_names = bool(getattr(feature, "num_classes", None))
-        return Schema(image, label, tuple(feature.names) if has_names else (), task=Segmentation)
-    if isinstance(feature, features.Tensor) and np.dtype(feature.np_dtype).kind == "f":
-        return Schema(image, label, task=Depth) if len(feature.shape) == 2 else None
-    return None
+    multi_label = isinstance(feature, features.Sequence)
+    kind = feature.feature if multi_label else feature
+    if isinstance(kind, features.ClassLabel):
+        return Schema(image, label, tuple(kind.names), multi_label)
+    if isinstance(kind, features.Image) and kind.shape[-1] == 1 and np.dtype(kind.np_dtype) == np.uint8:
+        has_names = bool(getattr(kind, "num_classes", None))
+        return Schema(image, label, tuple(kind.names) if has_names else (), task=Segmentation)
+    is_depth = isinstance(kind, features.Tensor) and np.dtype(kind.np_dtype).kind == "f" and len(kind.shape) == 2
+    return Schema(image, label, task=Depth) if is_depth else None
 
 
 def _count_classes(info: Any, names: Sequence[str | None], schema: Schema) -> tuple[str, ...]:
@@ -228,34 +221,30 @@ def _open_split(info: Any, name: str, schema: Schema, memory: int) -> Split:
 
 
 def _make_parser(features: Any, schema: Schema, title: str) -> Parse:
-    """Return the function that reads the encoded image and the label of a record, and checks the label's range."""
+    """Return the function that reads the encoded image and the label of a record, and checks the label."""
     package = tfds()
     wanted = package.features.FeaturesDict({name: features[name] for name in (schema.image, schema.label)})
     num_classes = len(schema.class_names)
 
-    def parse_map(index: tf.Tensor, record: tf.Tensor) -> Example:
-        example = wanted.deserialize_example(record, decoders={schema.image: package.decode.SkipDecoding()})
-        image, label = example[schema.image], example[schema.label]
-        label = label[..., 0] if schema.task is Segmentation else label
-        header = jpeg_png.read_header(image)
-        sides = jpeg_png.upright_sides(tf.cast(header.sides, tf.int32), header.orientation)
-        message = tf.strings.format(
-            f"A map of another size than its image: {{}}, {{}} in example {{}} of {title}",
-            (tf.shape(label), sides, index),
-        )
-        with tf.control_dependencies([tf.Assert(tf.reduce_all(tf.shape(label) == sides), [message])]):
-            return {"image": image, "label": tf.identity(label)}
-
     def parse(index: tf.Tensor, record: tf.Tensor) -> Example:
         example = wanted.deserialize_example(record, decoders={schema.image: package.decode.SkipDecoding()})
-        labels = tf.cast(example[schema.label], tf.int64)
-        # Test splits without labels often have -1.
-        in_range = tf.reduce_all((labels >= 0) & (labels < num_classes))
-        message = f"label outside 0..{num_classes - 1}: {{}} in example {{}} of {title}"
-        with tf.control_dependencies([tf.Assert(in_range, [tf.strings.format(message, (labels, index))])]):
-            labels = tf.identity(labels)
+        image, label = example[schema.image], example[schema.label]
+        if schema.task is Classification:
+            label = tf.cast(label, tf.int64)
+            is_valid = (label >= 0) & (label < num_classes)  # test splits without labels often have -1
+            message = f"label outside 0..{num_classes - 1}: {{}} in example {{}} of {title}"
+            values = [label, index]
+        else:
+            label = label[..., 0] if schema.task is Segmentation else label
+            header = jpeg_png.read_header(image)
+            sides = jpeg_png.upright_sides(tf.cast(header.sides, tf.int32), header.orientation)
+            is_valid = tf.shape(label) == sides
+            message = f"A map of another size than its image: {{}}, {{}} in example {{}} of {title}"
+            values = [tf.shape(label), sides, index]
+        with tf.control_dependencies([tf.Assert(tf.reduce_all(is_valid), [tf.strings.format(message, values)])]):
+            label = tf.identity(label)
         if schema.multi_label:  # an image may have no label, or the same label twice
-            labels = tf.clip_by_value(tf.reduce_sum(tf.one_hot(labels, num_classes), axis=0), 0.0, 1.0)
-        return {"image": example[schema.image], "label": labels}
+            label = tf.clip_by_value(tf.reduce_sum(tf.one_hot(label, num_classes), axis=0), 0.0, 1.0)
+        return {"image": image, "label": label}
 
-    return parse if schema.task is Classification else parse_map
+    return parse

@@ -10,6 +10,7 @@ These names are the only list of checkpoints: TensorFlow's state file `checkpoin
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -19,21 +20,29 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_vit._util.schema import problems
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
 from keras_vit.train._recipe import Recipe
-from keras_vit.train.loop import manifest, storage
+from keras_vit.train.loop import storage
 
 STEP = re.compile(r"step-(\d{8,})")
 UNFINISHED = ".unfinished"
+MANIFEST = "manifest.json"
+_FILES = {"*": {"bytes": int, "sha256": str}}
+SCHEMA = {"content": {"step": int, "facts": dict, "variables": dict, "files": _FILES}, "sha256": str}
+
+
+class DamagedError(Exception):
+    """A checkpoint differs from what was saved; the message says how."""
 
 
 def newest(folder: str) -> tuple[str, dict[str, Any]] | None:
     """Return path and manifest of the newest checkpoint whose manifest can be read, or None; no tensor is read."""
     for step in reversed(_finished_steps(folder)):
         path = _path(folder, step)
-        with contextlib.suppress(manifest.DamagedError):
-            return f"{path}/variables", manifest.read(path, step)
+        with contextlib.suppress(DamagedError):
+            return f"{path}/variables", read_manifest(path, step)
     return None
 
 
@@ -58,8 +67,6 @@ class Checkpoints:
         writes: bool = True,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        if keep < 1:
-            raise ValueError(f"keep must be 1 or more: a run continues from the newest checkpoint. Received: {keep}")
         self.folder = storage.make_folder(folder)
         self._facts: dict[str, Any] = json.loads(json.dumps(facts))  # as they are read back: tuples become lists
         self._may_differ = frozenset(may_differ)
@@ -86,8 +93,8 @@ class Checkpoints:
         for step in reversed(self.steps()):
             path = _path(self.folder, step)
             try:
-                saved = manifest.verified(path, step)
-            except manifest.DamagedError as damage:
+                saved = verified(path, step)
+            except DamagedError as damage:
                 self._damaged.add(step)
                 reasons.append(f"{path} is damaged: {damage}.")
                 continue
@@ -116,8 +123,6 @@ class Checkpoints:
             return path
         if self._latest is None and self.steps():
             raise ValueError(f"{self.folder} holds checkpoints: call restore() first, or use another folder.")
-        if self._latest is not None and step < self._latest:
-            raise ValueError(f"A step must not be before the last one, {self._latest}. Received: {step}")
         self._check()
         with storage.as_os_error(
             f"Step {step} cannot be saved in {self.folder}, where the checkpoints before it are as they were"
@@ -138,10 +143,15 @@ class Checkpoints:
             storage.remove(path)  # an existing one is damaged, or it would have been restored
             tf.io.gfile.makedirs(path)
             self._checkpoint.write(f"{path}/variables")
-            _check_tensors(f"{path}/variables")
+            reader = tf.compat.v1.train.NewCheckpointReader(f"{path}/variables")
+            for name in reader.get_variable_to_shape_map():
+                reader.get_tensor(name)  # compares it with the CRC-32C of its values in memory
             files = sorted(tf.io.gfile.glob(f"{path}/variables.*"))
             storage.sync(*files)
-            manifest.write(path, {"step": step, "facts": self._facts, "variables": self._shapes}, files)
+            content: dict[str, Any] = {"step": step, "facts": self._facts, "variables": self._shapes}
+            content["files"] = {file.rpartition("/")[2]: _fingerprint(file) for file in files}
+            text = json.dumps({"content": content, "sha256": _digest(content)})
+            storage.replace(f"{path}/{MANIFEST}", text.encode() + b"\n")
             _unmark(path)
         except BaseException:  # also Ctrl-C
             with contextlib.suppress(OSError, tf.errors.OpError):  # while marked, it is ignored
@@ -152,8 +162,9 @@ class Checkpoints:
         """Delete checkpoints up to `newest`: all damaged ones, and those beyond `keep`."""
         steps = [step for step in self.steps() if step <= newest]
         kept = [step for step in steps if step not in self._damaged][-self._keep :]
-        for step in sorted(set(steps).difference(kept)):
-            _delete(_path(self.folder, step))
+        for step in steps:
+            if step not in kept:
+                _delete(_path(self.folder, step))
 
     def _compare(self, saved: dict[str, Any]) -> None:
         """Raise CheckpointError if another run saved the checkpoint."""
@@ -161,18 +172,18 @@ class Checkpoints:
         with contextlib.suppress(LookupError, TypeError, ValueError):  # add the fields that there were not then
             earlier["model"] = ViTConfig(**earlier["model"]).to_dict()
             earlier["recipe"] = Recipe(**earlier["recipe"]).to_dict()
-        facts = {
+        found = {
             name: (then, now)
-            for name, (then, now) in manifest.differences(earlier, self._facts).items()
+            for name, (then, now) in _differences(earlier, self._facts).items()
             if not (then == "null" and name in self._may_be_added)
             and not any(f"{name}.".startswith(f"{other}.") for other in self._may_differ)
         }
-        shapes = manifest.differences(saved["variables"], self._shapes)
-        if facts or shapes:
-            title, remedy = "a run with other settings", "the settings of that run"
-            if not facts:
-                title, remedy = "other variables", "the model and optimizer that were saved"
-            listed = "\n  ".join(f"{name}: {then} then, {now} now" for name, (then, now) in (facts or shapes).items())
+        title, remedy = "a run with other settings", "the settings of that run"
+        if not found:
+            found = _differences(saved["variables"], self._shapes)
+            title, remedy = "other variables", "the model and optimizer that were saved"
+        if found:
+            listed = "\n  ".join(f"{name}: {then} then, {now} now" for name, (then, now) in found.items())
             raise CheckpointError(
                 f"{self.folder} holds checkpoints of {title}:\n  {listed}\nUse another folder, or {remedy}."
             )
@@ -214,8 +225,73 @@ def _unmark(path: str) -> None:
     storage.sync(folder)
 
 
-def _check_tensors(prefix: str) -> None:
-    """Read every tensor, so that TensorFlow compares it with the CRC-32C of its values in memory."""
-    reader = tf.compat.v1.train.NewCheckpointReader(prefix)
-    for name in reader.get_variable_to_shape_map():
-        reader.get_tensor(name)
+def read_manifest(folder: str, step: int) -> dict[str, Any]:
+    """Return the `content` of the manifest of a step, or raise a DamagedError; other files are not read."""
+    try:
+        manifest = json.loads(storage.read(f"{folder}/{MANIFEST}"))
+        problem = next(problems(manifest, SCHEMA, MANIFEST), None)
+        if problem is None and manifest["sha256"] != _digest(manifest["content"]):
+            problem = "its SHA-256 differs"
+    except tf.errors.OpError as error:
+        raise _unreadable(MANIFEST, error) from error
+    except (ValueError, RecursionError) as error:
+        problem = type(error).__name__
+    if problem is not None:
+        raise DamagedError(f"{MANIFEST} is not what was saved ({problem[:200]})")
+    content: dict[str, Any] = manifest["content"]
+    if content["step"] != step:
+        raise DamagedError(f"its files are those of step {content['step']}")
+    return content
+
+
+def verified(folder: str, step: int) -> dict[str, Any]:
+    """Compare all files of a checkpoint with its manifest, byte for byte; return the `content`."""
+    content = read_manifest(folder, step)
+    for name, expected in content["files"].items():
+        if "/" in name:
+            raise DamagedError(f"{MANIFEST} is not what was saved (it names the file {name!r:.80})")
+        try:
+            actual = _fingerprint(f"{folder}/{name}")
+        except tf.errors.OpError as error:
+            raise _unreadable(name, error) from error
+        if actual["bytes"] != expected["bytes"]:
+            raise DamagedError(f"{name} has {actual['bytes']:,} bytes, {expected['bytes']:,} were saved")
+        if actual != expected:
+            raise DamagedError(f"{name} is not what was saved (its SHA-256 differs)")
+    return content
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the JSON of both values for each dotted name that differs, "(not there)" for one that is missing."""
+    before, after = _flat(then), _flat(now)
+    names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    return {name: (before.get(name, "(not there)"), after.get(name, "(not there)")) for name in names}
+
+
+def _unreadable(name: str, error: tf.errors.OpError) -> DamagedError:
+    # Without TensorFlow's message, which would repeat the path.
+    return DamagedError(f"{name} cannot be read ({type(error).__name__.removesuffix('Error')})")
+
+
+def _fingerprint(path: str) -> dict[str, Any]:
+    sha256, size = hashlib.sha256(), 0
+    with tf.io.gfile.GFile(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            sha256.update(chunk)
+            size += len(chunk)
+    return {"bytes": size, "sha256": sha256.hexdigest()}
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return nested mappings as one, with dotted names and values as JSON."""
+    flat: dict[str, str] = {}
+    for name, value in nested.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = json.dumps(value)
+    return flat

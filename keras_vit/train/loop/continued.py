@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ class EarlierRun:
             return request
         if "data" not in self.data:
             raise ValueError(f"{self.folder} does not say where its data are: pass data, as for that run")
-        return request.with_defaults(self.data)
+        defaults: Any = {name: value for name, value in self.data.items() if getattr(request, name) is None}
+        return replace(request, **defaults)
 
     def check_classes(self, data: Data) -> None:
         """Raise a ValueError unless the head has as many classes as the data; `match_head` compares their names."""
@@ -68,8 +69,10 @@ def read_run(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(f"{prefix} is not of a run that can be continued: {error}") from error
     if storage.is_local(path) and Path(path, "model.keras").exists():
-        return EarlierRun(path, recipe, data, load_any(resolve(f"{path}/model.keras"), dtype="float32"), teacher)
-    return EarlierRun(path, recipe, data, _from_checkpoint(prefix, saved["variables"], config, head), teacher)
+        model = load_any(resolve(f"{path}/model.keras"), dtype="float32")
+    else:
+        model = _from_checkpoint(prefix, saved["variables"], config, head)
+    return EarlierRun(path, recipe, data, model, teacher)
 
 
 def _from_checkpoint(

@@ -66,12 +66,10 @@ class HeldOut:
         self._batch_size = evaluation_batch(state.recipe, state.model.config, replicas=replicas)
         with state.strategy.scope():
             self._model = state.model.with_config(state.model.config)
-        self.best: Best | None = None
+        self.best = _read(folder) if folder is not None and not is_new else None
         if folder is not None and is_new:
             storage.remove(f"{folder}/{RECORD}")
             storage.remove(f"{folder}/{MODEL}")
-        elif folder is not None and tf.io.gfile.exists(f"{folder}/{RECORD}"):
-            self.best = _read(folder)
 
     def evaluate(self, step: int, *, keep: bool = True) -> dict[str, float]:
         """Return the metrics after a step, {} without held-out images and labels. `keep` keeps the best model."""
@@ -98,12 +96,13 @@ class HeldOut:
         """Write `best.keras` if no evaluation before was as good; return whether it did."""
         if self.best and not _score(metrics) > _score(self.best.metrics):
             return False
-        path = f"{self._folder}/{MODEL}" if self._folder is not None else None
-        if path is not None:
+        path = None
+        if self._folder is not None:
+            path, record = f"{self._folder}/{MODEL}", f"{self._folder}/{RECORD}"
             with storage.as_os_error(f"{path} cannot be written"):
-                storage.remove(f"{self._folder}/{RECORD}")  # otherwise a kill would leave the record of another step
+                storage.remove(record)  # otherwise a kill would leave the record of another step
                 save_model(self._model, path)
-                storage.replace(f"{self._folder}/{RECORD}", json.dumps({"step": step, **metrics}).encode() + b"\n")
+                storage.replace(record, json.dumps({"step": step, **metrics}).encode() + b"\n")
         self.best = Best(step, metrics, path)
         return True
 
@@ -140,6 +139,9 @@ def _score(metrics: dict[str, float]) -> tuple[float, float]:
 
 
 def _read(folder: str) -> Best | None:
+    """Return the best evaluation of a run that is continued; warn if its files are damaged."""
+    if not tf.io.gfile.exists(f"{folder}/{RECORD}"):
+        return None
     try:
         record = json.loads(storage.read(f"{folder}/{RECORD}"))
         step, metrics = int(record.pop("step")), {name: float(value) for name, value in record.items()}

@@ -12,7 +12,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import filelock
 import tensorflow as tf
@@ -34,17 +33,12 @@ def exclusive(folder: str | os.PathLike[str]) -> Iterator[Callable[[], None]]:
     in a bucket that this process could not reach for EXPIRY seconds.
     """
     path = storage.make_folder(folder)
-    if storage.is_local(path):
-        with _locked(path):
-            yield lambda: None
-    else:
+    if not storage.is_local(path):
         with _Lease(path) as lease:
             yield lease.check
-
-
-def _locked(path: str) -> contextlib.AbstractContextManager[Any]:
+        return
     try:
-        return filelock.FileLock(f"{path}/.lock", timeout=0).acquire()
+        lock = filelock.FileLock(f"{path}/.lock", timeout=0).acquire()
     except filelock.Timeout:
         raise BlockingIOError(f"Another process trains in this folder: {path}. {REMEDY}") from None
     except OSError as error:
@@ -52,6 +46,8 @@ def _locked(path: str) -> contextlib.AbstractContextManager[Any]:
             f"{path}/.lock cannot be locked ({error.strerror or error}). It must be a file that you may write: "
             "remove what is there, or use another folder."
         ) from error
+    with lock:
+        yield lambda: None
 
 
 class _Lease:
@@ -65,20 +61,6 @@ class _Lease:
         self._thread = threading.Thread(target=self._renew, daemon=True)
 
     def __enter__(self) -> "_Lease":
-        self._take()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        with contextlib.suppress(
-            BlockingIOError, tf.errors.OpError
-        ):  # another process has it, or the bucket is out of reach
-            self.check()
-            storage.remove(self._file)
-
-    def _take(self) -> None:
         """Wait until the lease of another process is released or has expired, then write one."""
         other, start = self._read(), time.monotonic()
         if other:
@@ -92,6 +74,16 @@ class _Lease:
         self._write()
         time.sleep(SETTLING)
         self.check()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        # Another process may have it, or the bucket may be out of reach.
+        with contextlib.suppress(BlockingIOError, tf.errors.OpError):
+            self.check()
+            storage.remove(self._file)
 
     def check(self) -> None:
         """Raise BlockingIOError if the lease is of another process, or was deleted."""
@@ -102,13 +94,11 @@ class _Lease:
 
     def _renew(self) -> None:
         """Rewrite the lease until the run has ended, or another process has the lease."""
-        while not self._ended.wait(RENEWAL):
-            with contextlib.suppress(tf.errors.OpError):  # try again after the next pause
-                try:
+        with contextlib.suppress(BlockingIOError):
+            while not self._ended.wait(RENEWAL):
+                with contextlib.suppress(tf.errors.OpError):  # try again after the next pause
                     self.check()
-                except BlockingIOError:
-                    return
-                self._write()
+                    self._write()
 
     def _read(self) -> tuple[str, str, int] | None:
         try:

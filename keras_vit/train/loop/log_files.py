@@ -1,9 +1,10 @@
-"""Log of a training run: JSON lines, TensorBoard events, and a picture at the end.
+"""Log of a training run: means of metrics as JSON lines and TensorBoard events, and a picture at the end.
 
 A line of `log.jsonl` is one JSON object, such as `{"step": 10, "loss": 2.3}`; NaN and infinity, which JSON lacks, are
 the strings "NaN", "Infinity" and "-Infinity", which `float()` reads. `tensorboard/` holds the same numbers as events.
 """
 
+import contextlib
 import io
 import json
 import math
@@ -12,15 +13,17 @@ import re
 import socket
 import time
 import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.text import install_command
 from keras_vit.train.loop import storage
+from keras_vit.train.step.train_step import metric_names
 
 FILE = "log.jsonl"
-EVENTS = "tensorboard"
 EVENTS_TIME = re.compile(r"tfevents\.(\d+)")  # in the name of a file
 # The same as `tf.summary.scalar` writes; that function needs the package tensorboard.
 SCALARS = tf.compat.v1.SummaryMetadata(
@@ -41,13 +44,15 @@ class Log:
     def __init__(self, folder: str | os.PathLike[str], *, last_step: int | None = None) -> None:
         self._folder = storage.make_folder(folder)
         self._path = f"{self._folder}/{FILE}"
-        self._events_folder = f"{self._folder}/{EVENTS}"
+        self._events_folder = f"{self._folder}/tensorboard"
         self._restart = 0 if last_step is None else last_step + 1
         self._pending: list[tuple[int, dict[str, float]]] = []
         self._files: tuple[Any, Any] | None = None  # opened for the first line: a finished run changes nothing
         with storage.as_os_error(f"{self._folder} cannot be brought back to step {last_step}"):
-            if tf.io.gfile.exists(self._path):
-                _drop_later_records(self._path, self._restart)
+            kept = [json.dumps(record) + "\n" for record in _records(self._path) if record["step"] < self._restart]
+            text = "".join(kept).encode()
+            if tf.io.gfile.exists(self._path) and text != storage.read(self._path):
+                storage.replace(self._path, text)
 
     def write(self, step: int, **scalars: float) -> None:
         """Add one line of numbers (Python, NumPy or TensorFlow), visible at once in a local folder."""
@@ -58,11 +63,10 @@ class Log:
     def flush(self) -> None:
         """Write everything to the disk, so that it survives a power cut."""
         self._write_pending()
-        if self._files is None:
-            return
-        with storage.as_os_error(f"{self._folder} cannot be written"):
-            events = tf.io.gfile.glob([self._events_folder, f"{self._events_folder}/*tfevents*"])
-            storage.sync(self._path, self._folder, *events)
+        if self._files is not None:
+            with storage.as_os_error(f"{self._folder} cannot be written"):
+                events = tf.io.gfile.glob([self._events_folder, f"{self._events_folder}/*tfevents*"])
+                storage.sync(self._path, self._folder, *events)
 
     def close(self) -> None:
         """Flush and close the files."""
@@ -88,6 +92,97 @@ class Log:
             events.flush()
 
 
+class MetricLogger:
+    """Write means of metrics to the log (None for no files), the progress bar and `history`.
+
+    `metrics` are the names of the task's metrics; `batch_size` is in images per step. `advance(steps, text)` moves the
+    progress bar and shows a text beside it.
+    """
+
+    def __init__(
+        self, log: Log | None, advance: Callable[..., None], *, metrics: Sequence[str], batch_size: int
+    ) -> None:
+        self.history: list[dict[str, float]] = []  # all lines, with "step"
+        self.pending: list[tuple[int, Any]] = []  # steps and metrics since the last line, which may not be computed yet
+        self._log = log
+        self._advance = advance
+        self._metrics = metrics
+        self._batch_size = batch_size
+        self._is_compiled = False
+        self._since = time.monotonic()
+        self._timed_steps = 0  # since the last line
+        self._all_steps, self._all_seconds = 0, 0.0
+        self._shown = ""  # beside the bar
+        self.show("compiling")  # until the first call is done
+
+    def add(self, steps: int, metrics: Any) -> None:
+        """Add the metrics of a call of `steps` steps, without waiting for them except for the first, which compiles."""
+        self.pending.append((steps, metrics))
+        if self._is_compiled:
+            self._timed_steps += steps
+            self._advance(steps)
+        else:
+            metrics.numpy()
+            self._advance(steps, "")
+            self._is_compiled = True
+            self._since = time.monotonic()
+
+    def log_means(self, done: int, *, learning_rate: float) -> dict[str, float]:
+        """Write the means since the last call as the line of step `done`; return them by name."""
+        steps = [count for count, _ in self.pending]
+        values = np.average([metrics.numpy() for _, metrics in self.pending], axis=0, weights=steps)
+        self.pending.clear()
+        now = time.monotonic()
+        seconds = now - self._since
+        speed = self._timed_steps * self._batch_size / seconds if self._timed_steps else 0.0
+        self._all_steps += self._timed_steps
+        self._all_seconds += seconds
+        self._since, self._timed_steps = now, 0
+        means = dict(zip(metric_names(self._metrics), map(float, values), strict=True))
+        line = {name: value for name, value in means.items() if name != "stop"}
+        self.log(done, line | {"learning_rate": learning_rate, "images_per_second": speed})
+        shown = "".join(f"  {name} {line[name]:.3f}" for name in self._metrics)
+        self._shown = (
+            f"loss {line['loss']:.4f}{shown}  lr {learning_rate:.2e}  grad norm {line['gradient_norm']:.2f}  "
+            f"{speed:,.0f} images/s"
+        )
+        self.show(self._shown)
+        return means
+
+    def log_evaluation(self, done: int, metrics: Mapping[str, float]) -> None:
+        """Write metrics on held-out images, if there are any, as one more line of step `done`."""
+        if metrics:
+            self.log(done, {f"evaluation_{name}": value for name, value in metrics.items()})
+        self.show(self._shown)  # the evaluation is over
+
+    def log(self, done: int, line: Mapping[str, float]) -> None:
+        """Write a line."""
+        self.history.append({"step": done, **line})
+        if self._log:
+            self._log.write(done, **line)
+
+    def show(self, text: str) -> None:
+        """Show a text beside the progress bar."""
+        self._advance(0, text)
+
+    def flush(self) -> None:
+        """Write all lines to the disk."""
+        if self._log:
+            self._log.flush()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Exclude the time of the block from the speed."""
+        start = time.monotonic()
+        yield
+        self._since += time.monotonic() - start
+
+    @property
+    def images_per_second(self) -> float:
+        """Speed of all steps after those of the first call; 0 if there are none."""
+        return self._all_steps * self._batch_size / self._all_seconds if self._all_steps else 0.0
+
+
 def plot(folder: str | os.PathLike[str]) -> str:
     """Draw loss, accuracy, learning rate and gradient norm of a run's log into `plot.png`; return its path."""
     try:
@@ -95,7 +190,7 @@ def plot(folder: str | os.PathLike[str]) -> str:
     except ImportError as error:
         raise ImportError(f"A plot needs the package matplotlib: {install_command('plots')}") from error
     path = storage.make_folder(folder)
-    records = _records(f"{path}/{FILE}") if tf.io.gfile.exists(f"{path}/{FILE}") else []
+    records = _records(f"{path}/{FILE}")
     names = sorted({name for record in records for name in record}, key=lambda name: (len(name), name))
     panels = {panel: [n for n in names if f"_{n}".endswith(f"_{panel}")] for panel in PANELS}
     panels = {panel: curves for panel, curves in panels.items() if curves}
@@ -117,9 +212,9 @@ def plot(folder: str | os.PathLike[str]) -> str:
 
 
 def _records(path: str) -> list[dict[str, Any]]:
-    """Read the lines of a log; warn of those that a kill or a power cut left incomplete, and leave them out."""
+    """Read the lines of a log, if there is one; warn of those that a kill or a power cut left incomplete."""
     records = []
-    for number, line in enumerate(storage.read(path).splitlines(), 1):
+    for number, line in enumerate(storage.read(path).splitlines() if tf.io.gfile.exists(path) else (), 1):
         try:
             record = json.loads(line)
             record["step"] = int(record["step"])
@@ -129,12 +224,6 @@ def _records(path: str) -> list[dict[str, Any]]:
         except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
             warnings.warn(f"{path}: line {number} is incomplete or no record, and is left out.", stacklevel=4)
     return records
-
-
-def _drop_later_records(path: str, restart: int) -> None:
-    kept = b"".join(json.dumps(record).encode() + b"\n" for record in _records(path) if record["step"] < restart)
-    if kept != storage.read(path):
-        storage.replace(path, kept)
 
 
 def _open_events(folder: str, restart: int) -> Any:

@@ -1,23 +1,30 @@
-"""Prepare the model that a run trains: load it, and adapt it to the recipe."""
+"""Prepare what a run trains: load the model, adapt it to recipe and data, and place it on the devices."""
 
 import os
 import warnings
 from collections.abc import Callable, Sequence
 from math import ceil, log2
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
+import tensorflow as tf
 
+from keras_vit._util.checks import is_count
+from keras_vit._util.text import byte_size
 from keras_vit.dense.model import DenseModel, depth, segmenter
 from keras_vit.dense.task import Depth, Segmentation
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.task import Task
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train._recipe import Recipe
-from keras_vit.train.data.classes import are_comparable, check_kind, match_data
 from keras_vit.train.data.pipeline import decode
-from keras_vit.train.data.split import Data, Split
+from keras_vit.train.data.split import Data, are_comparable, check_kind, match_data
+from keras_vit.train.loop import checkpoints, storage
+from keras_vit.train.measure import memory
+from keras_vit.train.step import strategies
+from keras_vit.train.step.distill import Teacher, check_student
+from keras_vit.train.step.state import TrainState
 from keras_vit.zoo.pretrained import Choice, load_any, resolve
 
 # Recipes are written for large data sets and large images. These suit fewer and smaller ones.
@@ -25,14 +32,18 @@ FEW_IMAGES, MOST_PASSES = 10_000, 100  # with fewer training images than this, s
 USUAL_SIZE = 224  # pixels of pre-training: images are not enlarged far beyond their own size and this one
 SIZED_IMAGES = 16  # whose sizes are read
 
+Model: TypeAlias = VisionTransformer | DenseModel
+Source: TypeAlias = Choice | ViTConfig | Model  # what a run begins with
+Say: TypeAlias = Callable[[str], None]  # prints a line
+
 
 def choose_model(
     recipe: Recipe,
     model: str | os.PathLike[str] | ViTConfig | VisionTransformer | DenseModel,
     weights: str | os.PathLike[str] | None = None,
-) -> tuple[Recipe, Choice | ViTConfig | VisionTransformer | DenseModel]:
+) -> tuple[Recipe, Source]:
     """Find what `model` stands for, as `train.run` does; return it with the recipe's variant for the model's name."""
-    if isinstance(model, ViTConfig | VisionTransformer | DenseModel):
+    if isinstance(model, ViTConfig | Model):
         if weights is not None:
             raise ValueError(
                 f"weights are for a model's name. Received: weights={weights!r:.200} and model={model!r:.200}"
@@ -47,11 +58,9 @@ def _resolve(recipe: Recipe, model: str | os.PathLike[str], weights: str | os.Pa
     return resolve(model, weights, default="default" if recipe.start == "pretrained" else None)
 
 
-def load_model(
-    recipe: Recipe, model: Choice | ViTConfig | VisionTransformer | DenseModel
-) -> VisionTransformer | DenseModel:
+def load_model(recipe: Recipe, model: Source) -> Model:
     """Return the model that training begins with: loaded, new with random weights, or `model` itself."""
-    if isinstance(model, VisionTransformer | DenseModel):
+    if isinstance(model, Model):
         return model
     keras.utils.set_random_seed(recipe.seed % 2**32)  # so that the same random weights are drawn every time
     if isinstance(model, ViTConfig):
@@ -66,7 +75,7 @@ def is_stated(recipe: Recipe, field: str) -> bool:
     return recipe.origin is None or field in recipe.origin.changes
 
 
-def fit_length(recipe: Recipe, data: Data, *, replicas: int, say: Callable[[str], None]) -> Recipe:
+def fit_length(recipe: Recipe, data: Data, *, replicas: int, say: Say) -> Recipe:
     """Return the recipe with a batch and a number of steps that suit few images, unless the user states them."""
     count = data.training_split().count
     changes: dict[str, Any] = {}
@@ -84,14 +93,7 @@ def fit_length(recipe: Recipe, data: Data, *, replicas: int, say: Callable[[str]
     return recipe.replace(**changes)
 
 
-def fit_size(
-    recipe: Recipe,
-    model: Choice | ViTConfig | VisionTransformer | DenseModel,
-    config: ViTConfig,
-    data: Data,
-    *,
-    say: Callable[[str], None],
-) -> Recipe:
+def fit_size(recipe: Recipe, model: Source, config: ViTConfig, data: Data, *, say: Say) -> Recipe:
     """Return the recipe with a size that suits images smaller than the model's, unless recipe or user states one.
 
     The user states the size of a config or a model, but not that of a name or a file.
@@ -100,7 +102,9 @@ def fit_size(
     is_chosen = recipe.image_size is not None or is_stated(recipe, "image_size") or not isinstance(model, Choice)
     if is_chosen or not USUAL_SIZE < side == max(config.size):
         return recipe
-    of_images = _median_side(data.training_split())
+    split = data.training_split()
+    chosen = np.unique(np.linspace(0, split.count - 1, SIZED_IMAGES).astype(np.int64))
+    of_images = int(np.median([min(decode(each["image"]).shape[:2]) for each in split.iterate_once(only=chosen)]))
     smaller = USUAL_SIZE * max(1, round(of_images / USUAL_SIZE))
     if smaller > 0.75 * side:
         return recipe
@@ -108,13 +112,7 @@ def fit_size(
     return recipe.replace(image_size=smaller)
 
 
-def _median_side(split: Split) -> int:
-    """Return the median of the shorter sides of some images, in pixels."""
-    chosen = np.unique(np.linspace(0, split.count - 1, SIZED_IMAGES).astype(np.int64))
-    return int(np.median([min(decode(example["image"]).shape[:2]) for example in split.iterate_once(only=chosen)]))
-
-
-def check_task(recipe: Recipe, source: VisionTransformer | DenseModel, data: Data) -> VisionTransformer | DenseModel:
+def check_task(recipe: Recipe, source: Model, data: Data) -> Model:
     """Return the model, with the recipe's head if maps need one; raise a ValueError if it is not for the data."""
     task = data.task
     has_maps = isinstance(task, Segmentation | Depth)
@@ -155,13 +153,7 @@ def match_head(recipe: Recipe, task: Task | ViTConfig, data: Data) -> tuple[Reci
     return recipe.replace(reset_head=is_auto and not keeps_head), data
 
 
-def adapt_model(
-    recipe: Recipe,
-    source: VisionTransformer | DenseModel,
-    *,
-    num_classes: int,
-    class_names: Sequence[str] | None = None,
-) -> VisionTransformer | DenseModel:
+def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names: Sequence[str] | None = None) -> Model:
     """Return a new model with the source's weights and the recipe's changes. Call it in the scope of a strategy.
 
     If `num_classes` of the data is not the source's, a head of zeros with `class_names` replaces the source's; a head
@@ -182,13 +174,14 @@ def adapt_model(
             head = source.head.replace(num_classes=num_classes, labels=tuple(class_names) if class_names else None)
             return DenseModel(source.backbone, head, name=source.name)
         return source
+    labels = tuple(class_names) if class_names else None
     changes: dict[str, Any] = {}
     if not recipe.trains_head:
         changes = {"num_classes": 0, "representation_size": None}
     elif recipe.reset_head or config.num_classes != num_classes:
-        changes = {"num_classes": num_classes, "labels": tuple(class_names) if class_names else None}
-    elif class_names and not are_comparable(config.labels, num_classes, class_names):
-        changes = {"labels": tuple(class_names)}
+        changes = {"num_classes": num_classes, "labels": labels}
+    elif labels and not are_comparable(config.labels, num_classes, labels):
+        changes = {"labels": labels}
     if recipe.objective == "softmax":
         changes["probabilities"] = "softmax"
     if recipe.reset_head:
@@ -196,3 +189,100 @@ def adapt_model(
     target = config.replace(**changes | recipe.config_changes(config))
     keras.utils.set_random_seed(recipe.seed % 2**32)
     return source.with_config(target, dtype=recipe.precision, fresh=HEADS if recipe.reset_head else ())
+
+
+def build_state(
+    recipe: Recipe,
+    model: Source,
+    data: Data,
+    devices: tf.distribute.Strategy,
+    *,
+    teacher: Teacher | None = None,
+    out: str | os.PathLike[str] | None,
+    say: Say,
+) -> tuple[TrainState, Data]:
+    """Load the model and create what changes during training; return it, and the data with a kept head's class numbers.
+
+    No file is written. A run in the folder `out` keeps its number of micro-batches. `say` prints a line.
+    """
+    _check_devices(recipe, devices)
+    source = check_task(recipe, load_model(recipe, model), data)
+    recipe = fit_size(recipe, model, source.config, data, say=say)
+    recipe = fit_length(recipe, data, replicas=devices.num_replicas_in_sync, say=say)
+    total = recipe.resolved_steps(data.training_split().count)
+    recipe, data = match_head(recipe, source.task, data)
+    with devices.scope():
+        adapted = adapt_model(recipe, source, num_classes=data.num_classes, class_names=data.class_names)
+        placed = teacher.placed(recipe) if teacher else None
+        if placed:
+            check_student(adapted, placed, recipe)
+        configs = (adapted.config, placed.config if placed else None)
+        recipe = _fit_memory(recipe, configs, devices, out=out, total=total, say=say)
+        state = TrainState(recipe, adapted, total_steps=total, teacher=placed, has_labels=data.is_labelled)
+    _report_length(recipe, total, say)
+    return state, data
+
+
+def _check_devices(recipe: Recipe, strategy: tf.distribute.Strategy) -> None:
+    """Raise a ValueError for settings that these devices cannot train with."""
+    replicas = strategy.num_replicas_in_sync
+    number = 1 if recipe.accumulation == "auto" else recipe.accumulation
+    if recipe.batch_size % (replicas * number):
+        raise ValueError(
+            f"batch_size must be a multiple of replicas x accumulation = {replicas} x {number}. "
+            f"Received: {recipe.batch_size}"
+        )
+    is_bfloat16 = recipe.momentum_dtype == "bfloat16"
+    if is_bfloat16 and strategies.has_workers(strategy) and not tf.config.list_logical_devices("GPU"):
+        raise ValueError(
+            "TensorFlow cannot send bfloat16 variables between workers without GPUs: set momentum_dtype='float32'. "
+            f"Received: {recipe.momentum_dtype!r:.200}"
+        )
+
+
+def _fit_memory(
+    recipe: Recipe,
+    configs: tuple[ViTConfig, ViTConfig | None],
+    devices: tf.distribute.Strategy,
+    *,
+    out: str | os.PathLike[str] | None,
+    total: int,
+    say: Say,
+) -> Recipe:
+    """Return the recipe with a number of micro-batches, after a check that they fit; `configs`: model and teacher."""
+    found = checkpoints.newest(f"{storage.plain_path(out)}/checkpoints") if out is not None else None
+    replicas, room = devices.num_replicas_in_sync, memory.device_memory(strategies.local_replicas(devices))
+    is_auto = recipe.accumulation == "auto"
+    if is_auto:
+        saved = found[1]["facts"].get("recipe") if found else None
+        number: Any = saved.get("accumulation") if isinstance(saved, dict) else None
+        if not is_count(number, least=1) or recipe.batch_size % (replicas * number):
+            number = memory.fewest_micro_batches(recipe, *configs, replicas=replicas, memory=room)
+        recipe = recipe.replace(accumulation=strategies.largest(number, devices))
+    if found and found[1]["step"] >= total:
+        return recipe  # the run is finished: nothing has to fit
+    planned = memory.plan_step(recipe, *configs, replicas=replicas)
+    memory.check_memory(recipe, planned, memory=room)
+    if is_auto and planned.micro_batch * replicas < recipe.batch_size:
+        of = f" of {byte_size(room)}" if room is not None else ""
+        each = f" on each of {replicas} devices" if replicas > 1 else ""
+        say(
+            f"batch {recipe.batch_size:,} is computed as {recipe.accumulation} micro-batches of {planned.micro_batch}"
+            f"{each}: {byte_size(planned.total)}{of}"
+        )
+    return recipe
+
+
+def _report_length(recipe: Recipe, total: int, say: Say) -> None:
+    """Say that a short run has a short warm-up; warn of a moving average that is longer than the run."""
+    stated, changes = (recipe.origin.stated, recipe.origin.changes) if recipe.origin else ({}, {})
+    own = stated.get("warmup_steps")
+    if own and recipe.warmup_steps != own and not changes.keys() & {"warmup_steps", "warmup_fraction"}:
+        say(f"warm-up: {recipe.resolved_warmup(total):,} of {total:,} steps; the longer recipe has {own:,}")
+    share = recipe.ema_decay**total if recipe.ema_decay else 0.0
+    if share > 0.1:
+        warnings.warn(
+            f"keras_vit: with ema_decay={recipe.ema_decay} the average after {total:,} steps is {share:.0%} the "
+            f"starting weights. For this length set ema_decay={0.01 ** (1 / total):.4g} or lower.",
+            stacklevel=4,
+        )

@@ -5,21 +5,20 @@ The features are the variables of the run's checkpoints, so that a run that was 
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.progress import counter
+from keras_vit.model.numbers import hash_weights
 from keras_vit.model.task import Classification
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.pipeline import ModelInput
-from keras_vit.train.data.split import Data, Split
+from keras_vit.train.data.split import Data
 from keras_vit.train.loop import prepare
 from keras_vit.train.loop.checkpoints import Checkpoints
 from keras_vit.train.loop.held_out import NAMES
@@ -70,11 +69,25 @@ class Probe:
 
     def fingerprint(self) -> str:
         """Return a hash of the weights that the features depend on."""
-        digest = hashlib.sha256()
-        for weight in self.model.weights:
-            if weight.path.split("/")[0] != "head":
-                digest.update(np.asarray(weight).tobytes())
-        return digest.hexdigest()[:16]
+        return hash_weights(weight for weight in self.model.weights if not weight.path.startswith("head/"))[:16]
+
+    def run(
+        self, checkpoints: Checkpoints | None, log: Log | None, stop: Stop, *, say: Callable[[str], None], show: bool
+    ) -> dict[str, Any]:
+        """Compute the features that are missing and fit the head; return the fields of a `Result`."""
+        speed = self.compute(checkpoints, stop, show=show)
+        metrics, history = ({}, []) if speed is None else self.fit(say)
+        for line in history:
+            if log:
+                log.write(**line)
+        return {
+            "model": self.model,
+            "metrics": metrics,
+            "history": history,
+            "steps": int(speed is not None),
+            "images_per_second": speed or 0.0,
+            "stopped": speed is None,
+        }
 
     def compute(self, checkpoints: Checkpoints | None, stop: Stop, *, show: bool) -> float | None:
         """Compute the features that are missing; return the images per second, or None after a request to stop."""
@@ -86,7 +99,7 @@ class Probe:
         minutes = self.recipe.checkpoint_minutes
         with counter("Computing features", total=self.total, done=done, show=show) as advance:
             for batch in self._batches(done):
-                features, _ = in_thread(collect, [batch])
+                features, *_ = in_thread(collect, [batch])
                 self._features[done : done + len(features)].assign(features)
                 done += len(features)
                 self._done.assign(done)
@@ -99,25 +112,21 @@ class Probe:
                     return None
         return (done - first) / (time.monotonic() - start)
 
-    def _batches(self, done: int) -> Any:
+    def _batches(self, done: int) -> Iterator[Any]:
         """Yield the batches of the images after the first `done`, which end a batch or a split."""
         for split, (indices, _) in zip(self._splits, self._images, strict=True):
-            skipped = min(done, len(indices))
-            done -= skipped
-            if skipped < len(indices):
-                yield from self._read(split, indices[skipped:])
+            if done < len(indices):
+                yield from distribute_batches(
+                    split,
+                    self.strategy,
+                    only=indices[done:],
+                    batch_size=self.recipe.batch_size // self.strategy.num_replicas_in_sync,
+                    model_input=ModelInput.from_model(self.model),
+                    task=self._data.task,
+                )
+            done = max(0, done - len(indices))
 
-    def _read(self, split: Split, indices: np.ndarray) -> Any:
-        return distribute_batches(
-            split,
-            self.strategy,
-            only=indices,
-            batch_size=self.recipe.batch_size // self.strategy.num_replicas_in_sync,
-            model_input=ModelInput.from_model(self.model),
-            task=self._data.task,
-        )
-
-    def fit(self, log: Log | None, say: Callable[[str], None]) -> tuple[dict[str, float], list[dict[str, float]]]:
+    def fit(self, say: Callable[[str], None]) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Set the head; return its metrics on the held-out images ({} without any), and the lines of the log."""
         labels, classes = self._images[0][1], self._data.num_classes
         train, held_out = np.split(self._features.numpy(), [len(labels)])
@@ -132,26 +141,21 @@ class Probe:
             "training images that the fits had not seen"
         )
         kernel, bias = LeastSquares(train, labels, num_classes=classes).head(best.strength * len(labels))
-        head = self.model.get_layer("head")
+        head, task = self.model.get_layer("head"), self.model.task
         head.set_weights([best.scale * kernel, best.scale * bias])
-        history: list[dict[str, float]] = [
+        history: list[dict[str, Any]] = [
             {"step": number, **{f"fold_{name}": value for name, value in each._asdict().items()}}
             for number, each in enumerate(found, 1)
         ]
-        metrics = self._measure(head, held_out) if len(held_out) else {}
-        if metrics:
-            history.append({"step": len(found), **{f"evaluation_{name}": value for name, value in metrics.items()}})
-        if log is not None:
-            for line in history:
-                log.write(int(line["step"]), **{name: value for name, value in line.items() if name != "step"})
-        return metrics, history
-
-    def _measure(self, head: keras.layers.Layer, features: np.ndarray) -> dict[str, float]:
-        task = self.model.task
-        logits = np.asarray(features) @ np.asarray(head.kernel) + np.asarray(head.bias)
-        sums = task.sums(logits, task.targets(tf.constant(self._images[1][1])), np.ones(len(features), np.float32))
+        if not len(held_out):
+            return {}, history
+        logits = held_out @ np.asarray(head.kernel) + np.asarray(head.bias)
+        targets = task.targets(tf.constant(self._images[1][1]))
+        sums = task.sums(logits, targets, np.ones(len(held_out), np.float32))
         means = task.means(dict(zip(task.sum_names, sums.numpy().tolist(), strict=True)))
-        return {NAMES.get(name, name): value for name, value in means.items()}
+        metrics = {NAMES.get(name, name): value for name, value in means.items()}
+        history.append({"step": len(found), **{f"evaluation_{name}": value for name, value in metrics.items()}})
+        return metrics, history
 
 
 def _check(recipe: Recipe, data: Data, devices: tf.distribute.Strategy) -> None:

@@ -19,16 +19,14 @@ from keras_vit.train._recipe import Recipe
 from keras_vit.train._recipe_file import recipe as load_recipe
 from keras_vit.train.data.sources import Data, DataRequest, open_data
 from keras_vit.train.loop import continued, prepare, storage
-from keras_vit.train.loop.build import build_state
 from keras_vit.train.loop.checkpoints import Checkpoints, newest
 from keras_vit.train.loop.held_out import Best, HeldOut, save_model
 from keras_vit.train.loop.locks import exclusive
-from keras_vit.train.loop.log_files import Log, plot
-from keras_vit.train.loop.metrics import MetricLogger
+from keras_vit.train.loop.log_files import Log, MetricLogger, plot
 from keras_vit.train.loop.probe import Probe
-from keras_vit.train.loop.teachers import Teacher, load_teacher
 from keras_vit.train.loop.training import Stop, train
 from keras_vit.train.step import strategies
+from keras_vit.train.step.distill import Teacher, load_teacher
 from keras_vit.train.step.state import TrainState
 from keras_vit.train.step.workers import name_lost_worker
 
@@ -165,6 +163,8 @@ def run(
     earlier = None
     if isinstance(recipe, str | os.PathLike):
         recipe = load_recipe(recipe)
+    if not isinstance(recipe, Recipe | None):
+        raise ValueError(f"recipe must be a Recipe: write train.recipe(name). Received: {recipe!r:.200}")
     if continue_from is not None:
         if model is not None or weights is not None:
             raise ValueError(
@@ -176,8 +176,6 @@ def run(
         teacher = earlier.teacher if teacher is None else teacher
     if recipe is None or model is None:
         raise ValueError(f"Give a recipe and a model, or continue_from. Received: {recipe!r:.200}, {model!r:.200}")
-    if not isinstance(recipe, Recipe):
-        raise ValueError(f"recipe must be a Recipe: write train.recipe(name). Received: {recipe!r:.200}")
     recipe = recipe.replace(**changes) if changes else recipe
     if request.data is None:
         raise ValueError(
@@ -194,12 +192,11 @@ def run(
         earlier.check_classes(dataset)
     say = print_line if progress and strategies.is_chief(devices) else lambda _: None
     if recipe.optimizer == "least_squares":  # no steps
-        return _probe(
-            Probe(recipe, chosen, dataset, devices, say), dataset, request, out=out, say=say, progress=progress
-        )
+        probe = Probe(recipe, chosen, dataset, devices, say)
+        return _run(probe, dataset, request, None, out=out, say=say, progress=progress)
     with name_lost_worker(devices, lambda: _saved_steps(out)):
-        state, dataset = build_state(recipe, chosen, dataset, devices, teacher=loaded_teacher, out=out, say=say)
-        return _train(state, dataset, request, loaded_teacher, out=out, say=say, progress=progress)
+        state, dataset = prepare.build_state(recipe, chosen, dataset, devices, teacher=loaded_teacher, out=out, say=say)
+        return _run(state, dataset, request, loaded_teacher, out=out, say=say, progress=progress)
 
 
 def _saved_steps(out: str | os.PathLike[str] | None) -> str:
@@ -207,8 +204,8 @@ def _saved_steps(out: str | os.PathLike[str] | None) -> str:
     return f"The checkpoint of step {found[1]['step']:,} in {out} is kept." if found else "There is no checkpoint yet."
 
 
-def _train(
-    state: TrainState,
+def _run(
+    state: TrainState | Probe,
     dataset: Data,
     request: DataRequest,
     teacher: Teacher | None,
@@ -219,88 +216,49 @@ def _train(
 ) -> Result:
     """Restore the newest checkpoint, train to the end, and write the files of the run."""
     folder = None if out is None else storage.make_folder(out)
-    is_chief = strategies.is_chief(state.strategy)
+    is_chief, is_probe = strategies.is_chief(state.strategy), isinstance(state, Probe)
     own_folder = folder if is_chief else None
     with contextlib.ExitStack() as stack:
         check = stack.enter_context(exclusive(own_folder)) if own_folder is not None else None
         stop = stack.enter_context(Stop())
         checkpoints = None if folder is None else _open_checkpoints(folder, state, dataset, request, teacher, check)
         restored = checkpoints.restore() if checkpoints else None
-        done, total = restored or 0, state.total_steps
-        log = Log(own_folder, last_step=restored) if own_folder is not None else None
-        held_out = HeldOut(state, dataset, folder=own_folder, is_new=restored is None, say=say)
-        show = progress and is_chief and done < total
-        bar = stack.enter_context(counter("Training", total=total, done=done, show=show))
-        logger = MetricLogger(log, bar, metrics=state.metrics, batch_size=state.recipe.batch_size)
-        metrics: dict[str, float] | None
-        if done >= total:  # the log of a finished run has these metrics already
-            say(FINISHED.format(folder=folder, total=total))
-            metrics = held_out.evaluate(total, keep=False)
+        log = Log(own_folder, last_step=None if is_probe else restored) if own_folder is not None else None
+        if isinstance(state, Probe):
+            if restored:
+                say(f"{folder} continues after {restored:,} of {state.total:,} images.")
+            found = state.run(checkpoints, log, stop, say=say, show=progress)
         else:
-            if done:
-                say(f"{folder} continues after step {done:,} of {total:,}.")
-            metrics = train(state, dataset, logger=logger, checkpoints=checkpoints, held_out=held_out, stop=stop)
-        final = held_out.final_model()
+            held_out = HeldOut(state, dataset, folder=own_folder, is_new=restored is None, say=say)
+            done, total = restored or 0, state.total_steps
+            bar = stack.enter_context(
+                counter("Training", total=total, done=done, show=progress and is_chief and done < total)
+            )
+            logger = MetricLogger(log, bar, metrics=state.metrics, batch_size=state.recipe.batch_size)
+            if done >= total:  # the log of a finished run has these metrics already
+                say(FINISHED.format(folder=folder, total=total))
+                metrics: dict[str, float] | None = held_out.evaluate(total, keep=False)
+            else:
+                if done:
+                    say(f"{folder} continues after step {done:,} of {total:,}.")
+                metrics = train(state, dataset, logger=logger, checkpoints=checkpoints, held_out=held_out, stop=stop)
+            found = {
+                "model": held_out.final_model(),
+                "metrics": metrics or {},
+                "history": logger.history,
+                "steps": int(state.step.numpy()),
+                "images_per_second": logger.images_per_second,
+                "stopped": metrics is None,
+                "best": held_out.best,
+            }
         if log:
             log.close()
-        if own_folder is not None and metrics is not None:
-            save_model(final, f"{own_folder}/model.keras")
-            if importlib.util.find_spec("matplotlib"):  # the extra `plots`
+        if own_folder is not None and not found["stopped"]:
+            save_model(found["model"], f"{own_folder}/model.keras")
+            if not is_probe and importlib.util.find_spec("matplotlib"):  # the extra `plots`
                 plot(own_folder)
-
-    return Result(
-        model=final,
-        recipe=state.recipe,
-        metrics=metrics or {},
-        history=logger.history,
-        steps=int(state.step.numpy()),
-        images_per_second=logger.images_per_second,
-        skipped=len(dataset.training_split().bad),
-        unread=len(dataset.training_split().unread),
-        out=own_folder,
-        stopped=metrics is None,
-        best=held_out.best,
-    )
-
-
-def _probe(
-    probe: Probe,
-    dataset: Data,
-    request: DataRequest,
-    *,
-    out: str | os.PathLike[str] | None,
-    say: Callable[[str], None],
-    progress: bool,
-) -> Result:
-    """Compute the features that are not in the newest checkpoint, fit the head, and write the files of the run."""
-    folder = None if out is None else storage.make_folder(out)
-    metrics: dict[str, float] = {}
-    history: list[dict[str, float]] = []
-    with contextlib.ExitStack() as stack:
-        check = stack.enter_context(exclusive(folder)) if folder is not None else None
-        stop = stack.enter_context(Stop())
-        checkpoints = None if folder is None else _open_checkpoints(folder, probe, dataset, request, None, check)
-        if done := checkpoints and checkpoints.restore():
-            say(f"{folder} continues after {done:,} of {probe.total:,} images.")
-        speed = probe.compute(checkpoints, stop, show=progress)
-        if speed is not None:
-            log = Log(folder) if folder is not None else None
-            metrics, history = probe.fit(log, say)
-            if log is not None:
-                log.close()
-                save_model(probe.model, f"{folder}/model.keras")
-    return Result(
-        model=probe.model,
-        recipe=probe.recipe,
-        metrics=metrics,
-        history=history,
-        steps=0 if speed is None else 1,
-        images_per_second=speed or 0.0,
-        skipped=len(dataset.training_split().bad),
-        unread=len(dataset.training_split().unread),
-        out=folder,
-        stopped=speed is None,
-    )
+    split = dataset.training_split()
+    return Result(recipe=state.recipe, skipped=len(split.bad), unread=len(split.unread), out=own_folder, **found)
 
 
 def _open_checkpoints(

@@ -2,16 +2,15 @@
 
 import contextlib
 import functools
+import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from math import ceil
 from types import FrameType
 from typing import Any, TypeVar
 
-import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.progress import print_line
@@ -22,7 +21,7 @@ from keras_vit.train.data.pipeline import ModelInput, training_batches
 from keras_vit.train.data.split import Data
 from keras_vit.train.loop.checkpoints import Checkpoints
 from keras_vit.train.loop.held_out import HeldOut, interval
-from keras_vit.train.loop.metrics import MetricLogger
+from keras_vit.train.loop.log_files import MetricLogger
 from keras_vit.train.loop.prepare import is_stated
 from keras_vit.train.step import strategies, xla
 from keras_vit.train.step.state import TrainState
@@ -112,7 +111,6 @@ class TrainingSteps:
 
         Returns None if a request to stop came between micro-batches: then nothing has changed.
         """
-        order = Order(batch=self._recipe.batch_size, seed=self._recipe.seed, start=done)
         # Several steps in one call could end between the updates of one.
         parts = self._parts if count == 1 else 1
         stop.until = self._wait(parts, count)
@@ -120,6 +118,7 @@ class TrainingSteps:
             stop.on_request = lambda: self._state.interrupt.assign(1)
         arguments = self._batches, tf.constant(count), tf.constant(float(stop.requested))
         start = time.monotonic()
+        order = Order(batch=self._recipe.batch_size, seed=self._recipe.seed, start=done)
         with name_bad_image(lambda: self._split.first_bad(order, batches=count)):
             try:
                 metrics = in_thread(self._train_step, *arguments)
@@ -174,44 +173,40 @@ def train(
     recipe, total = state.recipe, state.total_steps
     steps = TrainingSteps(state, data)
     has_workers = strategies.has_workers(state.strategy)
-    every = interval(state, data)
-    log_steps = (
-        recipe.log_steps if is_stated(recipe, "log_steps") else min(recipe.log_steps, ceil(total / CURVE_POINTS))
-    )
+    log_steps = recipe.log_steps
+    if not is_stated(recipe, "log_steps"):
+        log_steps = min(log_steps, math.ceil(total / CURVE_POINTS))
+    intervals = (log_steps, recipe.checkpoint_steps, interval(state, data))
     done = int(state.step.numpy())
     saved_at = time.monotonic()
     stop.saves = checkpoints is not None
     while True:
-        intervals = (log_steps, recipe.checkpoint_steps, every)
         count = min(recipe.steps_per_call, total - done, *(n - done % n for n in intervals if n))
-        is_asked = stop.requested
-        metrics = None if is_asked and not has_workers else steps.take(done, count, stop)
+        metrics = None if stop.requested and not has_workers else steps.take(done, count, stop)
         if metrics is None:
-            if logger.has_pending:
+            if logger.pending:
                 _log(state, done, logger, checkpoints)
             save_checkpoint(state, done, checkpoints, logger)
             return None
         done += count
         logger.add(count, metrics)
         is_last = done == total
-        is_logged = is_last or _is_due(log_steps, done)
+        is_logged, is_saved, is_evaluated = (is_last or (n is not None and done % n == 0) for n in intervals)
 
         # The metrics tell all workers that one was asked to stop, and all read them after the same step.
-        if is_logged:
-            means = _log(state, done, logger, checkpoints)
-            if means["stop"] and not is_last:
-                save_checkpoint(state, done, checkpoints, logger)
-                return None
+        if is_logged and _log(state, done, logger, checkpoints)["stop"] and not is_last:
+            save_checkpoint(state, done, checkpoints, logger)
+            return None
 
         with logger.paused():
-            if is_last or _is_due(every, done):
+            if is_evaluated:
                 stop.until = "this evaluation"
                 logger.show("evaluating")
                 evaluation = held_out.evaluate(done)
                 logger.log_evaluation(done, evaluation)
             minutes = recipe.checkpoint_minutes
             is_old = is_logged and minutes is not None and time.monotonic() - saved_at > 60 * minutes
-            if is_last or is_old or _is_due(recipe.checkpoint_steps, done):
+            if is_saved or is_old:
                 stop.until = "this checkpoint"
                 save_checkpoint(state, done, checkpoints, logger)
                 saved_at = time.monotonic()
@@ -221,8 +216,7 @@ def train(
 
 def save_checkpoint(state: TrainState, done: int, checkpoints: Checkpoints | None, logger: MetricLogger) -> None:
     """Flush the log, then save a checkpoint: no logged line is missing after a restart."""
-    if not state.is_finite():
-        raise DivergedError(_divergence_message(done, "a weight is not finite", checkpoints))
+    _check_finite(state.is_finite(), done, "a weight is not finite", checkpoints)
     if checkpoints is not None:
         logger.flush()
         checkpoints.save(done)
@@ -232,21 +226,16 @@ def _log(state: TrainState, done: int, logger: MetricLogger, checkpoints: Checkp
     """Log the means of the steps since the last line; raise a DivergedError if they are not finite."""
     rate = float(state.optimizer.rate(tf.constant(done - 1, tf.int64)))
     means = logger.log_means(done, learning_rate=rate)
-    _check_finite(means, done, checkpoints)
+    loss, norm = means["loss"], means["gradient_norm"]
+    problem = f"the loss is {loss}, the gradient's norm {norm}"
+    _check_finite(math.isfinite(loss) and math.isfinite(norm), done, problem, checkpoints)
     return means
 
 
-def _is_due(every: int | None, done: int) -> bool:
-    return every is not None and done % every == 0
-
-
-def _check_finite(means: dict[str, float], done: int, checkpoints: Checkpoints | None) -> None:
-    if not np.isfinite([means["loss"], means["gradient_norm"]]).all():
-        problem = f"the loss is {means['loss']}, the gradient's norm {means['gradient_norm']}"
-        raise DivergedError(_divergence_message(done, problem, checkpoints))
-
-
-def _divergence_message(done: int, problem: str, checkpoints: Checkpoints | None) -> str:
-    steps = checkpoints.steps() if checkpoints else []
-    kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no earlier checkpoint"
-    return f"Training diverged before step {done}: {problem}; {kept}. Lower learning_rate, or set clip_norm."
+def _check_finite(is_finite: bool, done: int, problem: str, checkpoints: Checkpoints | None) -> None:
+    if not is_finite:
+        steps = checkpoints.steps() if checkpoints else []
+        kept = f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no earlier checkpoint"
+        raise DivergedError(
+            f"Training diverged before step {done}: {problem}; {kept}. Lower learning_rate, or set clip_norm."
+        )

@@ -20,10 +20,10 @@ from keras_vit._util.progress import track
 from keras_vit.model import task as tasks
 from keras_vit.model.config import Preprocessing
 from keras_vit.train.data import sources
-from keras_vit.train.data.classes import check_kind, match_data
 from keras_vit.train.data.dataset_files import name_bad_image
 from keras_vit.train.data.order import Order
 from keras_vit.train.data.pipeline import ModelInput
+from keras_vit.train.data.split import check_kind, match_data
 from keras_vit.train.measure.replicas import choose_strategy, distribute_batches, replicate, sum_replicas
 from keras_vit.train.step import strategies
 from keras_vit.train.step.workers import name_lost_worker
@@ -113,7 +113,7 @@ class Evaluation:
     def _repr_html_(self) -> str:
         """Return a table for notebooks."""
         values = {
-            **dict(self._shown_metrics()),
+            **dict(_shown(self.metrics)),
             "labels": self.labels,
             "split": self.split or None,
             "images": f"{self.count:,}",
@@ -131,7 +131,7 @@ class Evaluation:
             "other files or folders": self.unread,
         }
         left_out = [f"{count:,} {what}" for what, count in counts.items() if count]
-        metrics = [f"{name} {value}" for name, value in self._shown_metrics()]
+        metrics = [f"{name} {value}" for name, value in _shown(self.metrics)]
         if "top1" in self.metrics:
             metrics[0] += f" ({round(self.top1 * self.count):,} of {self.count:,})"
         part = "all" if self.split == "all" else f"{self.split},"
@@ -145,10 +145,6 @@ class Evaluation:
             + f"; {self.images_per_second:,.0f} images/s"
             + "".join(f"\n{name}: {', '.join(map(' '.join, _shown(each)))}" for name, each in self.by_class.items())
         )
-
-    def _shown_metrics(self) -> Iterator[tuple[str, str]]:
-        """Yield the names and the values of the metrics as people read them."""
-        return _shown(self.metrics)
 
 
 def _shown(metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
@@ -215,10 +211,7 @@ def evaluate(
     model_input = ModelInput.from_model(model, preprocessing)
     one_of("labels", labels, LABELS)
     check_counts(batch_size=batch_size)
-    opened = sources.open_data(data, data_dir=data_dir, eval_split=split, on_bad_image=on_bad_image, training=False)
-    opened, task, classes = matched(model, opened)
-    held_out = opened.evaluation
-    assert held_out
+    opened, held_out, task, classes = open_held_out(model, data, split, data_dir, on_bad_image)
     if (labels == "real") != opened.multi_label:
         kind = "several labels per image: pass labels='real' (--real)" if opened.multi_label else "one label per image"
         raise ValueError(f"{opened.name} has {kind}. Received: labels={labels!r:.200}")
@@ -254,17 +247,22 @@ def evaluate(
     )
 
 
-def matched(model: keras.Model, opened: sources.Data) -> tuple[sources.Data, tasks.Task, int]:
-    """Return the data with the class numbers of a model, its task, and the number of classes that the data had.
+def open_held_out(
+    model: keras.Model, data: Any, split: str | None, data_dir: str | os.PathLike[str] | None, on_bad_image: str
+) -> tuple[sources.Data, sources.Split, tasks.Task, int]:
+    """Open data; return them with the class numbers of a model, the split, the task, and their own number of classes.
 
     Raises a ValueError if the data have no held-out split, or classes that the model does not have.
     """
+    opened = sources.open_data(data, data_dir=data_dir, eval_split=split, on_bad_image=on_bad_image, training=False)
+    task = tasks.of_model(model)
     if opened.evaluation is None:
         raise ValueError(f"{opened.name} has no held-out split: choose the one to evaluate on with split")
-    task = tasks.of_model(model)
     check_kind(opened, task)
     task.check_output(model.output_shape)
-    return match_data(opened, task.labels, task.num_classes), task, opened.num_classes
+    matched = match_data(opened, task.labels, task.num_classes)
+    assert matched.evaluation
+    return matched, matched.evaluation, task, opened.num_classes
 
 
 def _add_up(step: Step, batches: Iterable[Any], names: Sequence[str]) -> tuple[dict[str, float], float, float]:

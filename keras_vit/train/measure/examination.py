@@ -24,8 +24,8 @@ from keras_vit.model.task import Classification
 from keras_vit.train.data import sources
 from keras_vit.train.data.pipeline import ModelInput, decode
 from keras_vit.train.data.split import Split
-from keras_vit.train.measure.evaluation import matched
-from keras_vit.train.measure.replicas import choose_strategy, concatenate_replicas, distribute_batches, replicate
+from keras_vit.train.measure.evaluation import open_held_out
+from keras_vit.train.measure.replicas import choose_strategy, collect_images, distribute_batches, replicate
 from keras_vit.train.step import strategies
 from keras_vit.visualize.html.inline import data_uri, thumbnail
 
@@ -93,25 +93,21 @@ class Examination:
 
     def by_class(self) -> list[dict[str, Any]]:
         """Return a row for each class that occurs: its images, the share that is right, and its commonest mistake."""
-        matrix = self.confusion
         rows = []
-        for number in np.flatnonzero(matrix.sum(axis=1)).tolist():
-            others = matrix[number].copy()
-            right, others[number] = int(others[number]), 0
-            mistaken = self.classes[int(others.argmax())] if others.any() else None
-            count = int(matrix[number].sum())
-            rows.append(
-                {"class": self.classes[number], "images": count, "accuracy": right / count, "mistaken_for": mistaken}
-            )
+        for number, counts in enumerate(self.confusion):
+            if count := int(counts.sum()):
+                right, counts[number] = int(counts[number]), 0
+                mistaken = self.classes[int(counts.argmax())] if counts.any() else None
+                name = self.classes[number]
+                rows.append({"class": name, "images": count, "accuracy": right / count, "mistaken_for": mistaken})
         return rows
 
     def confusions(self) -> list[dict[str, Any]]:
         """Return the pairs of a right class and another that was predicted, the most frequent first."""
         matrix = self.confusion
         np.fill_diagonal(matrix, 0)
-        rows, columns = np.nonzero(matrix)
-        order = np.argsort(-matrix[rows, columns], kind="stable")
-        pairs = zip(rows[order].tolist(), columns[order].tolist(), strict=True)
+        pairs = np.argwhere(matrix).tolist()
+        pairs.sort(key=lambda pair: -matrix[*pair])
         return [
             {"class": self.classes[one], "predicted": self.classes[other], "images": int(matrix[one, other])}
             for one, other in pairs
@@ -140,52 +136,44 @@ class Examination:
         texts = {"examination.html": self._page(), "examination.json": json.dumps(self.to_dict(), indent=2) + "\n"}
         if predictions:
             table = io.StringIO()
-            rows = [self._row(place) for place in range(len(self.labels))]
-            writer = csv.DictWriter(table, rows[0])
+            writer = csv.DictWriter(table, self._row(0))
             writer.writeheader()
-            writer.writerows(rows)
+            writer.writerows(map(self._row, range(len(self.labels))))
             texts["predictions.csv"] = table.getvalue()
         for name, text in texts.items():
             with replacing(target / name) as file:
                 file.write(text.encode())
         return [target / name for name in texts]
 
-    def _worst(self, most: int | None) -> list[int]:
+    def _worst(self, most: int | None) -> np.ndarray:
         wrong = np.flatnonzero(self.labels != self.predicted)
-        places: list[int] = wrong[np.argsort(self.probabilities[wrong, 1], kind="stable")][:most].tolist()
-        return places
+        return wrong[np.argsort(self.probabilities[wrong, 1], kind="stable")][:most]
 
     def _row(self, place: int) -> dict[str, Any]:
         return {
             "image": self.images[place],
-            "class": self.classes[int(self.labels[place])],
-            "predicted": self.classes[int(self.predicted[place])],
+            "class": self.classes[self.labels[place]],
+            "predicted": self.classes[self.predicted[place]],
             "probability": float(self.probabilities[place, 0]),
             "probability_of_class": float(self.probabilities[place, 1]),
         }
 
     def _page(self) -> str:
         worst = self._worst(WORST)
-        rows = map(self._row, worst)
+        wanted, pictures = self.indices[worst], {}
+        for example in self.split.iterate_once(only=wanted) if len(worst) else ():
+            pixels = np.asarray(decode(example["image"])).squeeze()
+            pictures[int(example["index"])] = data_uri(thumbnail(pixels, PICTURE_SIDE))
         used = np.flatnonzero(self.confusion.sum(axis=0) + self.confusion.sum(axis=1))
-        matrix = self.confusion[np.ix_(used, used)]
+        is_shown = len(used) <= MATRIX_CLASSES
         environment = html.environment("keras_vit.visualize.html")
         return environment.get_template("examination.html").render(
             examined=self,
-            worst=list(zip(rows, self._pictures(worst), strict=True)),
-            names=[self.classes[number] for number in used.tolist()] if len(used) <= MATRIX_CLASSES else [],
-            matrix=matrix.tolist() if len(used) <= MATRIX_CLASSES else [],
+            worst=[(self._row(place), pictures[index]) for place, index in zip(worst, wanted.tolist(), strict=True)],
+            names=[self.classes[number] for number in used.tolist()] if is_shown else [],
+            matrix=self.confusion[np.ix_(used, used)].tolist() if is_shown else [],
             confusions=[tuple(row.values()) for row in self.confusions()[:MATRIX_CLASSES]],
         )
-
-    def _pictures(self, places: Sequence[int]) -> list[str]:
-        """Return small pictures of some images as data URIs."""
-        wanted = self.indices[list(places)]
-        found = {}
-        for example in self.split.iterate_once(only=wanted) if places else ():
-            pixels = np.asarray(decode(example["image"]))
-            found[int(example["index"])] = data_uri(thumbnail(pixels.squeeze(), PICTURE_SIDE))
-        return [found[number] for number in wanted.tolist()]
 
     def _repr_html_(self) -> str:
         """Return a table of the classes for notebooks."""
@@ -196,7 +184,7 @@ class Examination:
         return html.table(rows, header=("class", "images", "accuracy", "mistaken for"), title=str(self))
 
     def __str__(self) -> str:
-        right = int(np.sum(self.labels == self.predicted))
+        right = int(np.trace(self.confusion))
         return f"{self.data}: {right:,} of {len(self.labels):,} images are right ({self.accuracy:.2%})"
 
 
@@ -236,12 +224,10 @@ def examine(
         >>> [(row["class"], row["predicted"]) for row in found.mistakes(1)]
         [('nine', 'four')]
     """
+    strategies.check_backend()
     model_input = ModelInput.from_model(model)
     check_counts(batch_size=batch_size)
-    opened = sources.open_data(data, data_dir=data_dir, eval_split=split, on_bad_image=on_bad_image, training=False)
-    opened, task, _ = matched(model, opened)
-    held_out = opened.evaluation
-    assert held_out
+    opened, held_out, task, _ = open_held_out(model, data, split, data_dir, on_bad_image)
     if type(task) is not Classification or opened.multi_label:
         raise ValueError(f"examine needs one class for each image, and no maps. Received: {opened.name}")
     devices = choose_strategy(model, strategy)
@@ -251,25 +237,21 @@ def examine(
 
     def of_batch(batch: dict[str, Any]) -> tuple[Any, ...]:
         logits = tf.cast(network(batch["image"], training=False), tf.float32)
-        return logits, tf.argmax(batch["label"], axis=1), batch["index"], batch["weight"]
+        return logits, tf.argmax(batch["label"], axis=1)
 
-    compiled = concatenate_replicas(devices, of_batch)
     batches = distribute_batches(held_out, devices, batch_size=batch_size, model_input=model_input, task=task)
     total = ceil(held_out.num_valid / (batch_size * devices.num_replicas_in_sync))
-    results = [compiled(batch) for batch in track(batches, "Examining", total=total, show=progress)]
-    logits, labels, indices, weights = (np.concatenate(part) for part in zip(*results, strict=True))
-    order = np.argsort(indices, kind="stable")
-    order = order[weights[order] > 0]  # without the padding of the last batches
-    logits, labels = logits[order], labels[order]
+    shown = track(batches, "Examining", total=total, show=progress)
+    logits, labels, indices = collect_images(devices, of_batch)(shown)
     shares, predicted = task.exported_output("probabilities", logits), logits.argmax(axis=1)
     chosen = np.stack([predicted, labels], axis=1)
     return Examination(
         data=f"{opened.name}, {opened.eval_split}" if opened.eval_split else opened.name,
         classes=task.class_names() or [str(number) for number in range(task.num_classes)],
-        images=[held_out.name_of(int(index)) for index in indices[order]],
+        images=[held_out.name_of(int(index)) for index in indices],
         labels=labels,
         predicted=predicted,
         probabilities=np.take_along_axis(shares, chosen, axis=1),
         split=held_out,
-        indices=indices[order],
+        indices=indices,
     )

@@ -15,10 +15,10 @@ from keras_vit.model.config import Preprocessing
 from keras_vit.model.task import Classification
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.data import sources
-from keras_vit.train.data.classes import check_kind
 from keras_vit.train.data.pipeline import ModelInput
+from keras_vit.train.data.split import check_kind
 from keras_vit.train.measure.least_squares import LeastSquares
-from keras_vit.train.measure.replicas import choose_strategy, concatenate_replicas, distribute_batches, replicate
+from keras_vit.train.measure.replicas import choose_strategy, collect_images, distribute_batches, replicate
 from keras_vit.train.step import strategies
 from keras_vit.train.step.workers import name_lost_worker
 
@@ -96,8 +96,8 @@ def few_shot(
     drawn = draw_images(labels, counts[-1], num_classes=opened.num_classes, seed=seed)
     used = np.unique(np.concatenate(drawn))  # sorted: the split yields them in this order
     with name_lost_worker(devices, lambda: "The measurement is not finished."):
-        features, classes = collect(read(opened.train, only=indices[used]))
-        test_features, test_classes = collect(read(opened.evaluation))
+        features, classes, _ = collect(read(opened.train, only=indices[used]))
+        test_features, test_classes, _ = collect(read(opened.evaluation))
     accuracy = {}
     for count in counts:
         mask = np.isin(used, np.concatenate([images[:count] for images in drawn]))
@@ -130,42 +130,22 @@ def read_labels(split: sources.Split) -> tuple[np.ndarray, np.ndarray]:
 
 def feature_collector(
     model: keras.Model, layer: str, devices: tf.distribute.Strategy
-) -> Callable[[Any], tuple[np.ndarray, np.ndarray]]:
-    """Return a function from distributed batches to the features and classes of all images, in their order.
+) -> Callable[[Any], list[np.ndarray]]:
+    """Return a function from distributed batches to features, classes and indices of all images, in their order.
 
     The model has its weights on all devices; the features are the output (batch, width) of a layer.
     """
-    extract = _feature_extractor(model, layer)
-
-    def of_batch(batch: dict[str, Any]) -> tuple[Any, Any]:
-        facts = batch["index"], tf.argmax(batch["label"], axis=1), tf.cast(batch["weight"], tf.int64)
-        return extract(batch["image"]), tf.stack(facts, axis=1)
-
-    concatenated = concatenate_replicas(devices, of_batch)
-
-    def collect(batches: Any) -> tuple[np.ndarray, np.ndarray]:
-        features, facts = map(np.concatenate, zip(*map(concatenated, batches), strict=True))
-        indices, classes, weights = facts.T
-        order = np.argsort(indices, kind="stable")
-        order = order[weights[order] > 0]  # without the padding of the last batches
-        return features[order], classes[order]
-
-    return collect
-
-
-def _feature_extractor(model: keras.Model, layer: str) -> Callable[[Any], Any]:
-    """Return the compiled function from images to the output (batch, width) of a layer."""
     if isinstance(model, VisionTransformer):
         features = lambda images: model.features(images, [layer])[layer]  # noqa: E731
     elif layer in (names := [known.name for known in model.layers]):
         features = keras.Model(model.inputs, model.get_layer(layer).output)
     else:
         raise ValueError(f"layer must be one of {names}. Received: {layer!r:.200}")
-    function = tf.function(lambda images: tf.cast(features(images), tf.float32))
-    shape = function.get_concrete_function(tf.TensorSpec(model.input_shape)).output_shapes
+    extract = tf.function(lambda images: tf.cast(features(images), tf.float32))
+    shape = extract.get_concrete_function(tf.TensorSpec(model.input_shape)).output_shapes
     if shape.rank != 2:
         raise ValueError(
             f"A linear classifier needs a layer that returns (batch, width). Received: {layer!r:.200}, "
             f"which returns {shape}"
         )
-    return function
+    return collect_images(devices, lambda batch: (extract(batch["image"]), tf.argmax(batch["label"], axis=1)))

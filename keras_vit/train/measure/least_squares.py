@@ -18,10 +18,7 @@ SCALES = tuple(2.0 ** (k / 4) for k in range(-4, 29))  # of the scores, which ar
 
 
 class LeastSquares:
-    """The regression of features (images, width) to 1 for an image's label (images,) and -1 for all other classes.
-
-    The features are decomposed once; each strength `l2` > 0 of the regularisation then takes two products.
-    """
+    """The regression of features (images, width) to 1 for an image's label (images,) and -1 for all other classes."""
 
     def __init__(self, features: npt.ArrayLike, labels: npt.ArrayLike, *, num_classes: int) -> None:
         x = np.asarray(features, np.float64)
@@ -35,7 +32,7 @@ class LeastSquares:
         self._right = vectors.T @ (x.T @ y if is_tall else y)
 
     def scores(self, features: npt.ArrayLike, l2: float) -> np.ndarray:
-        """Return the scores (images, classes) of features (images, width), float64."""
+        """Return the scores (images, classes) of features (images, width), float64; `l2` > 0 takes two products."""
         return self._standardise(features) @ self._weights(l2)
 
     def head(self, l2: float) -> tuple[np.ndarray, np.ndarray]:

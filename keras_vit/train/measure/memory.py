@@ -54,12 +54,12 @@ def fewest_micro_batches(
 
 def check_memory(recipe: Recipe, planned: Plan, *, memory: int | None) -> None:
     """Raise a ValueError if a step certainly needs more memory than there is; warn if it may."""
-    if memory is None or planned.total <= memory:
-        return
-    message = _too_large(planned, memory, f"A batch of {planned.batch_size:,} with accumulation={recipe.accumulation}")
-    if planned.total > REFUSED_SHARE * memory and not recipe.freeze:
-        raise ValueError(message)
-    warnings.warn(f"keras_vit: {message}", stacklevel=5)
+    if memory is not None and planned.total > memory:
+        what = f"A batch of {planned.batch_size:,} with accumulation={recipe.accumulation}"
+        message = _too_large(planned, memory, what)
+        if planned.total > REFUSED_SHARE * memory and not recipe.freeze:
+            raise ValueError(message)
+        warnings.warn(f"keras_vit: {message}", stacklevel=5)
 
 
 def evaluation_batch(recipe: Recipe, config: ViTConfig, *, replicas: int) -> int:
@@ -104,7 +104,7 @@ def free_memory(root: Path = Path("/")) -> int | None:
             folder = top / path.lstrip("/")
             groups_above = [group for group in folder.parents if group.is_relative_to(top)]
             free += [room for group in (folder, *groups_above) for room in _rooms(group)]
-    return min(free) if free else None
+    return min(free, default=None)
 
 
 def _rooms(group: Path) -> list[int]:

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil, prod
+from math import prod
 from typing import Any
 
 from keras_vit._util import html
@@ -185,7 +185,15 @@ def plan(
     one_of("optimizer", optimizer, tuple(OPTIMIZERS))
     one_of("precision", precision, PRECISIONS)
     one_of("momentum_dtype", momentum_dtype, MOMENTUM_DTYPES)
-    micro_batch = _split_batch(batch_size, devices, accumulation)
+    check_counts(batch_size=batch_size, devices=devices, accumulation=accumulation)
+    parts = devices * accumulation
+    micro_batch, rest = divmod(batch_size, parts)
+    if rest:
+        multiples = [size for size in (batch_size - rest, batch_size - rest + parts) if size]
+        raise ValueError(
+            f"batch_size is a multiple of devices x accumulation = {parts}; the nearest are {multiples}."
+            f" Received: {batch_size}"
+        )
     if not 0 < utilization <= 1 or (peak_tflops is not None and not peak_tflops > 0):
         raise ValueError(
             f"utilization must be in (0, 1] and peak_tflops above 0. Received: {utilization} and {peak_tflops}"
@@ -193,28 +201,30 @@ def plan(
     counted = numbers(config)
     step_flops = batch_size * (3 * counted.flops + (counted.block_flops if remat else 0))
     saved, working = _activations(config, BYTES[precision], remat=remat)
+    cast_bytes = 0 if precision == "float32" else BYTES[precision]
     size, taught = config.size, 0
     if teacher is not None:
         taught_by = teacher if isinstance(teacher, ViTConfig) else ViTConfig.from_name(teacher)
         size = max(size[0], taught_by.size[0]), max(size[1], taught_by.size[1])
-        weights = numbers(taught_by).parameters * (FLOAT32 + (0 if precision == "float32" else BYTES[precision]))
+        weights = numbers(taught_by).parameters * (FLOAT32 + cast_bytes)
         taught = weights + micro_batch * _activations(taught_by, BYTES[precision], remat=True)[1]
         step_flops += batch_size * numbers(taught_by).flops
-    words = [f"{devices} device{'s' * (devices > 1)}", f"{accumulation} micro-batches" if accumulation > 1 else ""]
-    words += [
-        optimizer,
-        precision,
-        "a teacher" if teacher is not None else "",
-        "blocks recomputed" if remat else "",
-        "moving average" if ema else "",
-    ]
+    words = {  # that describe the setting, and whether they do
+        f"{devices} device{'s' * (devices > 1)}": True,
+        f"{accumulation} micro-batches": accumulation > 1,
+        optimizer: True,
+        precision: True,
+        "a teacher": teacher is not None,
+        "blocks recomputed": remat,
+        "moving average": ema,
+    }
     return Plan(
         name=canonical_name(model) if isinstance(model, str) else "ViT",
         image_size=config.size,
         batch_size=batch_size,
         devices=devices,
         micro_batch=micro_batch,
-        setting=", ".join(filter(None, words)),
+        setting=", ".join(word for word, applies in words.items() if applies),
         parameters=counted.parameters,
         forward_flops=counted.flops,
         step_flops=step_flops,
@@ -223,7 +233,7 @@ def plan(
         gradients=FLOAT32 * counted.parameters * (2 if accumulation > 1 else 1),
         optimizer=counted.parameters * (BYTES[momentum_dtype] + FLOAT32 * OPTIMIZERS[optimizer]),
         ema=FLOAT32 * counted.parameters if ema else 0,
-        casts=0 if precision == "float32" else BYTES[precision] * counted.parameters,
+        casts=cast_bytes * counted.parameters,
         activations=micro_batch * saved,
         working=micro_batch * working,
         images=batch_size // devices * prod(size) * config.num_channels * FLOAT32,
@@ -231,19 +241,6 @@ def plan(
         step_seconds=step_flops / (devices * peak_tflops * 1e12 * utilization) if peak_tflops else None,
         rate=f"{utilization:.0%} of {peak_tflops} TFLOP/s",
     )
-
-
-def _split_batch(batch_size: int, devices: int, accumulation: int) -> int:
-    """Return the images of a micro-batch."""
-    check_counts(batch_size=batch_size, devices=devices, accumulation=accumulation)
-    parts = devices * accumulation
-    if batch_size % parts:
-        multiples = [size for size in (batch_size // parts * parts, ceil(batch_size / parts) * parts) if size]
-        raise ValueError(
-            f"batch_size is a multiple of devices x accumulation = {parts}; the nearest are {multiples}."
-            f" Received: {batch_size}"
-        )
-    return batch_size // parts
 
 
 @functools.lru_cache(maxsize=64)

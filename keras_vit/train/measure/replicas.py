@@ -1,6 +1,6 @@
 """Run a model on every replica and worker of a strategy, over each image of a split once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -69,14 +69,23 @@ def sum_replicas(strategy: tf.distribute.Strategy, function: Callable[[Batch], A
     return tf.function(lambda batch: strategy.reduce("SUM", strategy.run(function, args=(batch,)), axis=None))
 
 
-def concatenate_replicas(
-    strategy: tf.distribute.Strategy, function: Callable[[Batch], Any]
-) -> Callable[[Batch], list[np.ndarray]]:
-    """Return a function from a distributed batch to the arrays of function(batch), joined over all replicas."""
+def collect_images(
+    strategy: tf.distribute.Strategy, function: Callable[[Batch], Sequence[Any]]
+) -> Callable[[Iterable[Any]], list[np.ndarray]]:
+    """Return a function from distributed batches to the arrays of function(batch) and the indices, in their order."""
 
     def on_replica(batch: Batch) -> list[Any]:
         context = tf.distribute.get_replica_context()
-        return [context.all_gather(tensor, axis=0) for tensor in function(batch)]
+        tensors = (*function(batch), batch["index"], batch["weight"])
+        return [context.all_gather(tensor, axis=0) for tensor in tensors]
 
     compiled = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)))
-    return lambda batch: [strategy.experimental_local_results(tensor)[0].numpy() for tensor in compiled(batch)]
+
+    def collect(batches: Iterable[Any]) -> list[np.ndarray]:
+        found = [[strategy.experimental_local_results(each)[0] for each in compiled(batch)] for batch in batches]
+        *arrays, indices, weights = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        order = np.argsort(indices, kind="stable")
+        order = order[weights[order] > 0]  # without the padding of the last batches
+        return [array[order] for array in (*arrays, indices)]
+
+    return collect

@@ -19,7 +19,6 @@ CORRUPTED = 0.5  # share of the patches
 MASKED, SWAPPED = 8, 1  # of every ten corrupted patches; the others are kept
 LEVELS = 8  # per channel, 3 bits
 MAX_CHANNELS = 4  # 4,096 classes
-METRICS = ("accuracy",)  # that the objective returns beside the loss
 SALT = 0x6D61736B  # so that no layer draws from the same seed
 
 
@@ -99,7 +98,6 @@ def corruption(seed: Any, *, batch: Any, patches: int) -> Corruption:
     "We corrupt 50 % of patch embeddings" (paper): exactly round(patches / 2) per image, halves to even. Each of them is
     independently masked (80 %), replaced by another patch of the image (10 %) or kept (10 %).
     """
-    _check_patches(patches)
     which, fate, distance = tf.unstack(tf.random.stateless_uniform((3, batch, patches), seed, 0, 2**31 - 1, tf.int32))
     # The rank of a random number is uniform, and no two patches have the same rank.
     corrupted = tf.argsort(tf.argsort(which, axis=-1), axis=-1) < round(CORRUPTED * patches)
@@ -111,10 +109,7 @@ def corruption(seed: Any, *, batch: Any, patches: int) -> Corruption:
 
 
 def objective(*, remat: bool = False) -> Objective:
-    """Return an objective of `MaskedPatchModel`: the mean cross-entropy of the colours of the corrupted patches.
-
-    Accuracy is the share of correct colours among them. `remat` recomputes encoder blocks for their gradient.
-    """
+    """Return an objective of `MaskedPatchModel`: the mean cross-entropy of the colours of the corrupted patches."""
 
     def masked_patch(model: Any, batch: dict[str, Any], seed: Any) -> tuple[Any, dict[str, Any]]:
         classes = colour_classes(batch["image"], model.encoder.config)
@@ -139,17 +134,13 @@ def _check_config(config: ViTConfig) -> None:
             f"Every channel multiplies the number of colours by {LEVELS}: masked patch prediction takes images of "
             f"up to {MAX_CHANNELS} channels. Received: num_channels={config.num_channels}"
         )
-    _check_patches(config.grid[0] * config.grid[1])
+    if config.grid == (1, 1):
+        raise ValueError(
+            "Masked patch prediction swaps patches of an image and needs two or more: use a smaller patch_size or a "
+            "larger image_size. Received: a model of 1 patch"
+        )
     if not config.num_layers:
         raise ValueError(
             "Masked patch prediction corrupts the embeddings of patches; train a ResNet with another objective. "
             "Received: a model without patch embedding (num_layers=0)"
-        )
-
-
-def _check_patches(patches: int) -> None:
-    if patches < 2:
-        raise ValueError(
-            "Masked patch prediction swaps patches of an image and needs two or more: use a smaller patch_size or a "
-            f"larger image_size. Received: a model of {patches} patch"
         )

@@ -39,8 +39,6 @@ class Optimizer:
         warmup: int,
         num_layers: int,
     ) -> None:
-        if len(variables) != len(names) or len(set(names)) != len(names):
-            raise ValueError(f"Every variable needs its own name. Received: {len(variables)} variables, {list(names)}")
         self.recipe = recipe
         self.variables = list(variables)
         self.names = list(names)
@@ -64,11 +62,8 @@ class Optimizer:
     def apply(self, gradients: Sequence[tf.Tensor], step: tf.Tensor) -> None:
         """Update every variable. Call it in the context of each replica, or outside of any strategy.
 
-        Gradients are in the order of the variables, all-reduced and clipped; `step` is an int64 scalar from 0.
+        Gradients are in the order of the variables, all-reduced and clipped, float32; `step` is an int64 scalar from 0.
         """
-        missing = [name for name, gradient in zip(self.names, gradients, strict=True) if gradient is None]
-        if missing:
-            raise ValueError(f"The loss does not depend on {missing}. Freeze them. Received: no gradient")
         rule = self._adamw if self.recipe.optimizer == "adamw" else self._sgd
         factor, rate = self.factor(step), self.rate(step)
         count = tf.cast(step, tf.float32) + 1.0
@@ -76,9 +71,6 @@ class Optimizer:
         for name, variable, gradient, scale in zip(self.names, self.variables, gradients, self._scales, strict=True):
             slots = [self.slots[f"{kind}/{name}"] for kind in self._kinds]
             decay = self._decay(name, factor, rate * scale)
-            gradient = tf.cast(
-                tf.convert_to_tensor(gradient), tf.float32
-            )  # the gradient of a lookup is tf.IndexedSlices
             updates.append((variable, rule, (gradient, rate * scale, decay, count, *slots)))
         update_variables(updates)
 
@@ -122,8 +114,6 @@ def schedule(recipe: Recipe, total_steps: int, warmup: int) -> Callable[[tf.Tens
     The rate rises linearly from 0 for `warmup` steps, then follows the recipe's schedule up to `total_steps`, as
     `create_learning_rate_schedule` in vit_jax/utils.py and big_vision/utils.py.
     """
-    if not 0 <= warmup < max(total_steps, 1):
-        raise ValueError(f"The warm-up must be shorter than the run. Received: {warmup} of {total_steps} steps")
     end = recipe.linear_end / recipe.learning_rate
 
     def share(step: tf.Tensor) -> tf.Tensor:

@@ -33,23 +33,18 @@ class TrainState:
         self.metrics: tuple[str, ...]  # names of what the objective returns beside the loss, and is logged
         if recipe.objective == "masked_patch":
             self.whole_model = masked_patch.MaskedPatchModel(model)
-            self.objective = masked_patch.objective(remat=recipe.remat)
-            self.metrics = masked_patch.METRICS
+            self.objective, self.metrics = masked_patch.objective(remat=recipe.remat), ("accuracy",)
         elif recipe.objective == "distill_features":
             assert teacher
             self.whole_model = distill.FeatureDistillation(model, teacher)
-            self.objective = distill.features_objective(recipe, model, teacher)
-            self.metrics = distill.FEATURE_METRICS
+            self.objective, self.metrics = distill.features_objective(recipe, model, teacher), ("cosine",)
         elif recipe.objective == "distill":
             assert teacher
             self.objective = distill.logits_objective(recipe, model, teacher)
-            self.metrics = (*distill.METRICS, *(model.task.metrics if has_labels else ()))
+            self.metrics = ("agreement", *(model.task.metrics if has_labels else ()))
         else:
-            task = model.task
-            self.objective = supervised(
-                task, recipe.objective, label_smoothing=recipe.label_smoothing, remat=recipe.remat
-            )
-            self.metrics = task.metrics
+            smoothing, self.metrics = recipe.label_smoothing, model.task.metrics
+            self.objective = supervised(model.task, recipe.objective, label_smoothing=smoothing, remat=recipe.remat)
         trained = _trained_variables(recipe, self.whole_model)
         self.trained = [v.value for v in trained]
         self.optimizer = Optimizer(

@@ -47,7 +47,13 @@ def strategy(name: str = "auto", *, worker_timeout: float = TIMEOUT) -> tf.distr
         addresses, own = _check_workers()
         if own not in _CONNECTED:
             wait_for_workers(addresses, own, timeout=worker_timeout)
-            _CONNECTED[own] = _connect_workers()
+            try:
+                _CONNECTED[own] = tf.distribute.MultiWorkerMirroredStrategy()
+            except RuntimeError as error:
+                raise ValueError(
+                    "TensorFlow must connect the machines before it runs anything else: call train.strategy('workers') "
+                    f"first, and pass its result as strategy. Received: {error}"
+                ) from error
         return _CONNECTED[own]
     if kind == "tpu":
         return _connect_tpu(address or os.environ.get("TPU_NAME") or "local")
@@ -116,16 +122,6 @@ def _addresses(text: str) -> list[Any]:
         return [*cluster.get("chief", []), *cluster.get("worker", [])]
     except (ValueError, AttributeError, TypeError) as error:
         raise ValueError(f"TF_CONFIG must be JSON such as {_EXAMPLE}. Received: {text!r:.200}") from error
-
-
-def _connect_workers() -> tf.distribute.Strategy:
-    try:
-        return tf.distribute.MultiWorkerMirroredStrategy()
-    except RuntimeError as error:
-        raise ValueError(
-            "TensorFlow must connect the machines before it runs anything else: call train.strategy('workers') first, "
-            f"and pass its result as strategy. Received: {error}"
-        ) from error
 
 
 def _check_workers() -> tuple[tuple[str, ...], str]:

@@ -36,7 +36,12 @@ def make_train_step(state: TrainState, strategy: tf.distribute.Strategy) -> Call
     replicas = strategy.num_replicas_in_sync
     scope = xla.jit_scope(state.recipe.xla, strategy)
     compiler = xla.piece_compiler() if scope == "pieces" else None
-    gradients: Callable[[Batch, Any], Gradients] = functools.partial(_local_gradients, state, compiler)
+    count = int(state.recipe.accumulation)
+
+    def gradients(batch: Batch, seed: Any) -> Gradients:
+        compute = functools.partial(_gradients, state, compiler)
+        return accumulate(compute, batch, seed, count=count, interrupt=state.interrupt)
+
     if scope == "step" and replicas > 1:  # a collective operation cannot be part of an XLA program
         gradients = tf.function(gradients, jit_compile=True)
     apply: Callable[[list[Any], Any], Any] = functools.partial(_apply, state)
@@ -114,12 +119,6 @@ def _replica_step(
     return tf.stack([*tf.unstack(sums), norm, stop])
 
 
-def _local_gradients(state: TrainState, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:
-    """Compute one replica's share of the gradients, over all of its micro-batches."""
-    compute = functools.partial(_gradients, state, compiler)
-    return accumulate(compute, batch, seed, count=int(state.recipe.accumulation), interrupt=state.interrupt)
-
-
 def _gradients(state: TrainState, compiler: Compiler | None, batch: Batch, seed: Any) -> Gradients:
     """Compute the gradients of one micro-batch's share of the loss."""
     with fuse_with(compiler):
@@ -136,13 +135,11 @@ def _apply(state: TrainState, gradients: list[Any], step: Any) -> Any:
     """Clip the gradients, update variables and averages; return the global norm before clipping."""
     gradients, norm = clip(gradients, state.recipe.clip_norm)
     state.optimizer.apply(gradients, step)
-    if state.recipe.ema_decay:
-        update = functools.partial(_ema_update, decay=state.recipe.ema_decay)
+    if decay := state.recipe.ema_decay:
         pairs = zip(state.averages.values(), state.trained, strict=True)
-        update_variables([(average, update, (variable,)) for average, variable in pairs])
+        update_variables([(average, functools.partial(_move_average, 1 - decay), (value,)) for average, value in pairs])
     return norm
 
 
-def _ema_update(average: tf.Variable, value: Any, *, decay: float) -> Any:
-    """Move an exponential moving average towards a value."""
-    return average.assign_sub((1 - decay) * (average - value))
+def _move_average(share: float, average: tf.Variable, value: Any) -> Any:
+    return average.assign_sub(share * (average - value))

@@ -28,8 +28,7 @@ def wait_for_workers(
 ) -> None:
     """Wait until all machines listen at their addresses, "host:port"; this one listens at `own` meanwhile.
 
-    TensorFlow waits too, but silently and forever. Raises a WorkerLostError after `timeout` seconds, and an OSError if
-    this machine's port cannot be used.
+    TensorFlow waits too, but silently and forever. This raises a WorkerLostError after `timeout` seconds.
     """
     start, report_at, pause = time.monotonic(), FIRST_REPORT, 0.1
     missing = {address: "" for address in addresses if address != own}
@@ -63,20 +62,13 @@ def name_lost_worker(strategy: tf.distribute.Strategy, done: Callable[[], str]) 
             raise
         own = resolver.cluster_spec().task_address(resolver.task_type, resolver.task_id)
         others = [each for tasks in resolver.cluster_spec().as_dict().values() for each in tasks if each != own]
-        lost = [
-            address for address in others if _unreachable(address)
-        ] or others  # a stopped process still accepts connections
+        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        lost = list(filter(_unreachable, others)) or others  # a stopped process still accepts connections
         raise WorkerLostError(
             f"Lost a worker: {' or '.join(lost)} was killed or stopped, or cannot be reached ({type(error).__name__}). "
             f"{done()} To go on, start the same command on every machine, or on fewer with a new TF_CONFIG. "
-            f"Here:\n{command()}"
+            f"Here:\nTF_CONFIG={shlex.quote(os.environ.get('TF_CONFIG', ''))} {command}"
         ) from error
-
-
-def command() -> str:
-    """Return the command that started this process, with its TF_CONFIG, for a shell."""
-    arguments = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    return f"TF_CONFIG={shlex.quote(os.environ.get('TF_CONFIG', ''))} {shlex.join(arguments)}"
 
 
 @contextlib.contextmanager

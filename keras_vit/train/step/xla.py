@@ -17,36 +17,30 @@ def jit_scope(xla: bool | str, strategy: tf.distribute.Strategy) -> Literal["ste
 
 
 def piece_compiler() -> Compiler:
-    """Return a function that compiles a function of tensors and its gradient, once for the same settings."""
+    """Return a function that compiles a function of tensors and its gradient, once for the same settings.
+
+    Only the inputs of the function are kept for gradient(upstream, *tensors); without one it is computed again.
+    """
 
     @functools.cache
     def compiled(
         function: Callable[..., Any], *, gradient: Callable[..., Any] | None = None, **settings: Any
     ) -> Callable[..., Any]:
         bound = functools.partial(function, **settings)
-        return _with_gradient(bound, functools.partial(gradient, **settings) if gradient else _gradient_of(bound))
+
+        def recomputed(upstream: Any, *tensors: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(tensors)
+                output = bound(*tensors)
+            return tape.gradient(output, tensors, upstream)
+
+        forward = tf.function(bound, jit_compile=True)
+        backward = tf.function(functools.partial(gradient, **settings) if gradient else recomputed, jit_compile=True)
+
+        @tf.custom_gradient
+        def with_gradient(*tensors: Any) -> Any:
+            return forward(*tensors), lambda upstream: backward(upstream, *tensors)
+
+        return with_gradient
 
     return compiled
-
-
-def _gradient_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return gradient(upstream, *tensors) of a function; it recomputes the function."""
-
-    def gradient(upstream: Any, *tensors: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(tensors)
-            output = function(*tensors)
-        return tape.gradient(output, tensors, upstream)
-
-    return gradient
-
-
-def _with_gradient(function: Callable[..., Any], gradient: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function and gradient(upstream, *tensors); only the function's inputs are kept for it."""
-    forward, backward = tf.function(function, jit_compile=True), tf.function(gradient, jit_compile=True)
-
-    @tf.custom_gradient
-    def with_gradient(*tensors: Any) -> Any:
-        return forward(*tensors), lambda upstream: backward(upstream, *tensors)
-
-    return with_gradient

@@ -1,0 +1,292 @@
+"""Open folders of images with a map for each: `images/` beside `masks/` (classes) or `depth/` (distances).
+
+Both are in the folder itself, or in each of its split folders (train, val, validation, test). A map has the name of its
+image but for the suffix: `images/0001.jpg`, `masks/0001.png`. Two files beside `images/` describe the maps:
+`classes.txt` has the name of a class in each line, the first for number 0; `depth_scale.txt` has the number that stands
+for one metre in a PNG of depth, 1000 where there is no such file.
+
+| kind | file | a pixel without a label |
+|---|---|---|
+| masks | PNG with one channel, grey or with a palette (its colours mean nothing): 0 to 254 | 255 |
+| depth | PNG of 16 bits in 1/`scale` m; or .npy, floats (height, width) in metres | 0; in .npy also NaN |
+
+TensorFlow's decoder is not used: it replaces the indices of a palette by its colours, and widens numbers of fewer bits.
+"""
+
+import functools
+import io
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_vit._util.text import abbreviated, escaped, install_command
+from keras_vit.dense.task import IGNORED, Depth, Segmentation
+from keras_vit.model.images import jpeg_png
+from keras_vit.train.data.dataset_files import find_damaged, is_folder, list_files, python_errors, read_image
+from keras_vit.train.data.folder_source import (
+    EVALUATION_FOLDERS,
+    TRAIN,
+    Listing,
+    Part,
+    choose_parts,
+    is_image,
+    is_visible,
+    leave_out,
+    list_parts,
+    open_listing,
+    unread_files,
+)
+from keras_vit.train.data.split import Data, DataRequest, RandomAccess
+
+IMAGES = "images"
+CLASSES, DEPTH_SCALE = "classes.txt", "depth_scale.txt"
+SUFFIXES = {"masks": (".png",), "depth": (".png", ".npy")}  # of maps, by the folder that they are in
+MILLIMETRES = 1000.0  # values per metre of NYU Depth V2's files; KITTI's have 256
+ONE_CHANNEL = ("1", "L", "P")  # Pillow's modes of 1 to 8 bits
+SIXTEEN_BITS = ("I;16", "I;16B", "I")
+_BIT_DEPTH, _COLOUR_TYPE = 24, 25  # their places in a PNG file
+
+
+def find_kind(folder: str, request: DataRequest) -> str | None:
+    """Return "masks" or "depth" for a folder, or split folders, with such maps; None for another layout."""
+    for split in (None, TRAIN, *EVALUATION_FOLDERS, request.train_split, request.eval_split):
+        place = f"{folder}/{split}" if split else folder
+        if is_folder(f"{place}/{IMAGES}"):
+            found = [kind for kind in SUFFIXES if is_folder(f"{place}/{kind}")]
+            if len(found) > 1:
+                raise ValueError(f"{escaped(place)} must have masks/ or depth/ beside images/. Received: both")
+            if found:
+                return found[0]
+    return None
+
+
+def open_map_folder(folder: str, kind: str, request: DataRequest) -> Data:
+    """Return the data set in a local or remote folder."""
+    train, evaluation, _ = choose_parts(folder, request)
+    listings = list_parts(train, evaluation, lambda part: _list_part(folder, kind, part))
+    fail = request.on_bad_image == "fail"
+    if misfits := unread_files(listings):
+        message = f"Files of {escaped(folder)} without a partner of the same name: {abbreviated(misfits)}."
+        leave_out(message, f"{len(misfits):,}", fail=fail)
+    read: Callable[[bytes], np.ndarray] = read_mask
+    make_task: type[Any] = Segmentation
+    class_names: tuple[str, ...] = ()
+    if kind == "depth":
+        make_task, read = Depth, functools.partial(read_depth, scale=_depth_scale(folder))
+    else:
+        class_names = _class_names(folder, listings)
+    task, dtype = make_task(num_classes=len(class_names)), tf.float32 if kind == "depth" else tf.uint8
+
+    def open_maps(listing: Listing) -> RandomAccess:
+        return open_listing(
+            listing,
+            lambda: _find_bad(listing, task, read, fail=fail),
+            labels=[os.fsencode(f"{folder}/{name}") for name in listing.labels],
+            read_label=lambda path: _load_in_graph(path, read, dtype),
+        )
+
+    splits = [open_maps(listing) if listing else None for listing in listings]
+    return Data(
+        name=escaped(folder),
+        train=splits[0],
+        evaluation=splits[1],
+        eval_split=evaluation.name if evaluation else "",
+        num_classes=len(class_names),
+        class_names=class_names,
+        make_task=make_task,
+    )
+
+
+def _list_part(folder: str, kind: str, part: Part) -> Listing:
+    """List the images of a part that have a map; files without a partner are unread."""
+    images: list[str] = []
+    maps: list[str] = []
+    unread: list[str] = []
+    for place in part.places:
+        pairs, others = _pair(folder, f"{place}{IMAGES}", f"{place}{kind}", SUFFIXES[kind])
+        images += [pair[0] for pair in pairs]
+        maps += [pair[1] for pair in pairs]
+        unread += others
+        if not pairs:
+            raise FileNotFoundError(
+                f"{escaped(f'{folder}/{place}')} has no image with a map. Expected: {IMAGES}/name.jpg and "
+                f"{kind}/name.png. Received: {abbreviated(others) or 'empty folders'}"
+            )
+    return Listing(folder, images, np.array(maps, object), unread).of_part(part)
+
+
+def _pair(folder: str, images: str, maps: str, suffixes: tuple[str, ...]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return pairs of files with the same name but for the suffix, and all other files and folders."""
+    found: list[dict[str, list[str]]] = []
+    others: list[str] = []
+    for place, is_wanted in ((images, is_image), (maps, lambda name: name.lower().endswith(suffixes))):
+        files, rest = list_files(f"{folder}/{place}")
+        by_stem: dict[str, list[str]] = {}
+        for name in filter(is_visible, [*files, *rest]):
+            if name in rest or not is_wanted(name):
+                others.append(f"{place}/{name}")
+            else:
+                by_stem.setdefault(PurePosixPath(name).stem, []).append(f"{place}/{name}")
+        found.append(by_stem)
+    stems = {stem for each in found for stem in each}
+    groups = {stem: [each.get(stem, []) for each in found] for stem in sorted(stems)}
+    if unclear := [name for group in groups.values() if max(map(len, group)) > 1 for names in group for name in names]:
+        raise ValueError(
+            f"{escaped(folder)} must have one image and one map of a name. Received: {abbreviated(unclear)}"
+        )
+    others += [name for group in groups.values() if not all(group) for names in group for name in names]
+    return [(group[0][0], group[1][0]) for group in groups.values() if all(group)], others
+
+
+def _read_text(path: str) -> str | None:
+    """Return the text of a file, or None if there is none."""
+    if not tf.io.gfile.exists(path):
+        return None
+    try:
+        return bytes(tf.io.read_file(path).numpy()).decode("utf-8-sig")
+    except ValueError:
+        raise ValueError(f"{escaped(path)} must be text in UTF-8") from None
+
+
+def _class_names(folder: str, listings: Sequence[Listing | None]) -> tuple[str, ...]:
+    """Return the names in classes.txt; without it the numbers up to the largest in any mask."""
+    text = _read_text(f"{folder}/{CLASSES}")
+    if text is not None:
+        names = tuple(line.strip() for line in text.strip().splitlines())
+        if not names or not all(names) or len(set(names)) != len(names) or len(names) > IGNORED:
+            raise ValueError(
+                f"{escaped(folder)}/{CLASSES} must have one name in each line, 1 to {IGNORED} different ones. "
+                f"Received: {abbreviated(names) or 'an empty file'}"
+            )
+        return names
+    paths = [f"{folder}/{name}" for listing in listings if listing for name in listing.labels]
+
+    def count(path: str) -> int:
+        try:
+            return Segmentation.count_classes(_load(path, read_mask))
+        except ValueError:  # reported when all files are checked
+            return 0
+
+    with ThreadPoolExecutor() as pool:
+        return tuple(map(str, range(max(pool.map(count, paths)))))
+
+
+def _depth_scale(folder: str) -> float:
+    text = _read_text(f"{folder}/{DEPTH_SCALE}")
+    try:
+        scale = MILLIMETRES if text is None else float(text)
+    except ValueError:
+        scale = 0.0
+    if not 0 < scale < np.inf:
+        raise ValueError(
+            f"{escaped(folder)}/{DEPTH_SCALE} must be a number above 0, the values per metre: 1000 for millimetres, "
+            f"256 for KITTI. Received: {text!r:.100}"
+        )
+    return scale
+
+
+def _find_bad(listing: Listing, task: Any, read: Callable[[bytes], np.ndarray], *, fail: bool) -> Sequence[int]:
+    """Return the indices of images that, or whose maps, cannot be used, after a warning; or raise a ValueError.
+
+    A map with numbers of other classes is always an error.
+    """
+    reasons: list[str] = []
+
+    def check(image: str, map: str) -> bool:
+        try:
+            values = _load(map, read)
+            _check_size(image, map, values)
+        except ValueError as error:
+            reasons.append(str(error))
+            return False
+        task.check_labels(escaped(map), values)
+        return True
+
+    maps = listing.labels.tolist()
+    bad = find_damaged(listing.folder, listing.files, maps, check, version=f"maps of {task.num_classes} classes")
+    if bad:
+        names = abbreviated([listing.files[i] for i in bad])
+        why = f" ({abbreviated(sorted(reasons), 2)})" if reasons else ""
+        message = f"{escaped(listing.folder)} has images that cannot be used: {names}{why}."
+        leave_out(message, f"{len(bad):,} of {len(listing.files):,}", fail=fail)
+    return bad
+
+
+def read_mask(data: bytes) -> np.ndarray:
+    """Return the numbers of classes in a PNG file, uint8 (height, width)."""
+    mode, values = _decode_png(data)
+    if mode not in ONE_CHANNEL:
+        raise ValueError(
+            f"must be a PNG with one channel of 8 bits, the numbers of classes. Received: {mode}"
+            f"{', colours: replace each by the number of its class' if mode.startswith('RGB') else ''}"
+        )
+    bits = data[_BIT_DEPTH]
+    if mode == "L" and bits < 8 and data[_COLOUR_TYPE] == 0:
+        values = values // (255 // (2**bits - 1))  # Pillow widens grey values
+    return values.astype(np.uint8)
+
+
+def read_depth(data: bytes, scale: float = MILLIMETRES) -> np.ndarray:
+    """Return the distances in a PNG or .npy file in metres, float32 (height, width); 0 where they are not known."""
+    if data.startswith(b"\x93NUMPY"):
+        values = np.load(io.BytesIO(data), allow_pickle=False)
+        if values.ndim != 2 or values.dtype.kind != "f":
+            raise ValueError(f"must be floats (height, width) in metres. Received: {values.dtype} {values.shape}")
+        metres = np.nan_to_num(values.astype(np.float32), nan=0.0)
+    else:
+        mode, values = _decode_png(data)
+        if mode not in SIXTEEN_BITS:
+            raise ValueError(f"must be a PNG with one channel of 16 bits, or .npy. Received: {mode}")
+        metres = values.astype(np.float32) / np.float32(scale)
+    if not (np.isfinite(metres).all() and metres.min(initial=0) >= 0):
+        raise ValueError("must have distances of 0 m or more. Received: negative or infinite ones")
+    return metres
+
+
+def _decode_png(data: bytes) -> tuple[str, np.ndarray]:
+    """Return the mode of an image in Pillow and its values."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ImportError(f"Reading maps needs the package pillow: `{install_command('train')}`") from None
+    try:
+        with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
+            width, height = image.size
+            if height * width > jpeg_png.MAX_PIXELS:
+                raise ValueError(f"{jpeg_png.PIXEL_LIMITS} Received: height and width {height} x {width}")
+            return image.mode, np.asarray(image)
+    except Exception as error:  # Pillow's readers raise errors of many types
+        raise ValueError(f"cannot be decoded as PNG: {str(error) or type(error).__name__}") from None
+
+
+def _load(path: str, read: Callable[[bytes], np.ndarray]) -> np.ndarray:
+    """Read a local or remote file of a map; the ValueError about its content names it."""
+    with python_errors(path):
+        data = tf.io.read_file(os.fsencode(path)).numpy()
+    try:
+        return read(data)
+    except ValueError as error:
+        raise ValueError(f"{escaped(path)} {error}") from None
+
+
+def _load_in_graph(path: Any, read: Callable[[bytes], np.ndarray], dtype: tf.DType) -> Any:
+    """Read the file of a map in a graph: (height, width)."""
+
+    def in_python(name: Any) -> np.ndarray:
+        return _load(os.fsdecode(np.asarray(name, object).item()), read)
+
+    return tf.ensure_shape(tf.numpy_function(in_python, [path], dtype, stateful=False), (None, None))
+
+
+def _check_size(image: str, map: str, values: np.ndarray) -> None:
+    """Raise a ValueError unless a map has the height and width of its image as a viewer shows it."""
+    header = jpeg_png.read_header(read_image(os.fsencode(image)))
+    height, width = jpeg_png.upright_sides(tf.cast(header.sides, tf.int32), header.orientation).numpy()
+    if values.shape != (height, width):
+        received = " x ".join(str(side) for side in values.shape)
+        raise ValueError(f"{escaped(map)} must have the size of its image, {height} x {width}. Received: {received}")

@@ -1,1 +1,0 @@
-"""Read images with a map for each."""
