@@ -59,8 +59,8 @@ def huggingface_fields(values: Mapping[str, Any], config: ViTConfig, *, labels: 
 
 def bit_config(stated: Any) -> ResNetConfig:
     """Return what the config of a hybrid's BiT states besides its tensors (transformers, models/bit and models/dpt)."""
-    usual = {"layer_type": "bottleneck", "global_padding": "SAME", "embedding_dynamic_padding": True}
-    values = stated if isinstance(stated, Mapping) else usual
+    usual: Fields = {"layer_type": "bottleneck", "global_padding": "SAME", "embedding_dynamic_padding": True}
+    values: Mapping[str, Any] = stated if isinstance(stated, Mapping) else usual
     _check(values, "layer_type", ("bottleneck",))
     _check(values, "global_padding", ("SAME", "same"))
     _check(values, "embedding_dynamic_padding", (True,))

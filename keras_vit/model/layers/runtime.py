@@ -86,8 +86,8 @@ def observe_norms(observer: Observer) -> contextlib.AbstractContextManager[None]
 
 def observe(path: str, x: Any) -> None:
     """Show the input of a layer to the observer, if there is one."""
-    if settings().observer is not None:
-        settings().observer(path, x)
+    if (observer := settings().observer) is not None:
+        observer(path, x)
 
 
 def random_scope(seed: Any, *, remat: bool = False) -> contextlib.AbstractContextManager[None]:
