@@ -13,7 +13,7 @@ from keras_vit import zoo
 from keras_vit._util import data_files
 from keras_vit.errors import UnknownModelError
 from keras_vit.model.sizes import canonical_name
-from keras_vit.zoo import augreg, catalogue
+from keras_vit.zoo import catalogue, spellings
 from keras_vit.zoo.cards import Accuracy, Weights, read_family
 
 EVERY_FILE = [weights for path in data_files.folder("zoo").glob("*.toml") for weights in read_family(path).weights]
@@ -181,7 +181,7 @@ def test_every_name_of_the_grammar_is_read(
     stem = f"{model}-{data}-{epochs}ep-lr_0.001-aug_{augmentation}-wd_{decay}-do_{dropout}-sd_{depth}"
     if tuned:
         stem += "--{}-steps_{}-lr_{}-res_{}".format(*tuned)
-    found = augreg.parse_name(stem + suffix)
+    found = spellings.parse_augreg(stem + suffix)
     assert found is not None
     assert found.url == f"gs://vit_models/augreg/{stem}.npz"
     assert found.architecture == canonical_name(model)
@@ -222,7 +222,7 @@ def test_a_name_that_is_almost_one_is_told_the_part_that_is_wrong(right: str, wr
 
 @pytest.mark.parametrize("name", ["ViT-B/16", "B_16", "R50+ViT-B_16", "weights.npz", "B_16.npz", "ViT-B_16-224", ""])
 def test_other_names_are_no_augreg_names(name: str) -> None:
-    assert augreg.parse_name(name) is None
+    assert spellings.parse_augreg(name) is None
 
 
 def test_a_card_prints_what_a_user_asks_of_it() -> None:

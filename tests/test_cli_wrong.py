@@ -17,7 +17,6 @@ from command_line import fails
 from keras_vit import converters
 from keras_vit._util import data_files
 from keras_vit.cli import _app, main, options, visualize
-from keras_vit.cli.errors import show_warning
 from keras_vit.visualize.html import report
 from tiny_models import built
 
@@ -192,5 +191,5 @@ def test_names_cannot_control_the_terminal(tmp_path: Path, monkeypatch: pytest.M
     assert "a\\x1b[2J\\rgo\\nod.png" in shown and "b\\x1b[2J" in shown
     message = fails(monkeypatch, "predict", f"{tmp_path}/none\x1b[2J", tmp_path)
     assert "\x1b" not in message
-    show_warning(UserWarning("left out: \x1b]0;title\x07.png"))
+    options.show_warning(UserWarning("left out: \x1b]0;title\x07.png"))
     assert capfd.readouterr().err == "keras-vit: warning: left out: \\x1b]0;title\\x07.png\n"

@@ -26,11 +26,7 @@ COLOURS = {
 
 @functools.cache
 def environment(package: str = "keras_vit._util", **filters: Callable[..., Any]) -> jinja2.Environment:
-    """Return the jinja2 environment of a package's folder `templates`, with these filters and `byte_size`.
-
-    Its templates may also extend `page.html` and import `parts.html` of this package. Every value is escaped unless
-    it is `markupsafe.Markup`, and an undefined variable raises an error.
-    """
+    """Return the jinja2 environment of a package's `templates`, which may extend the `page.html` of this package."""
     import jinja2
 
     made = jinja2.Environment(

@@ -63,10 +63,7 @@ def expand(path: str, is_wanted: Callable[[str], bool] = is_image) -> list[str]:
 
 
 def walk(places: Iterable[Path], is_wanted: Callable[[str], bool]) -> Iterator[str]:
-    """Yield the wanted files that are not hidden of folders and their sub-folders, each sorted, and files themselves.
-
-    A warning counts and names what is left out: links to folders, broken links, pipes, folders with an image's name.
-    """
+    """Yield the wanted, visible files of folders, sorted, and files themselves; warn about what is left out."""
     left_out: list[str] = []
     for folder, inner, names in itertools.chain.from_iterable(map(_visible, places)):
         wanted = [folder / name for name in names if is_wanted(name)]

@@ -8,11 +8,7 @@ from typing import Any
 def lazy_names(
     package: str, names: Mapping[str, Sequence[str]], *, modules: Sequence[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for a package.
-
-    `names` maps each module (relative or full name) to the public names that it defines; `modules` are public modules
-    of the package.
-    """
+    """Return `__getattr__` and `__dir__` for a package, from its public names by module and its public modules."""
     homes = {name: module for module, defined in names.items() for name in defined}
     public = sorted([*homes, *modules])
 

@@ -38,11 +38,7 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 
 
 def open_safetensors(path: Path) -> safe_open:
-    """Open a .safetensors file for a `with` statement; raise a ValueError if its header is not valid.
-
-    The library checks the header, the offsets and the length of the file. It does not limit the header, and the
-    default back end maps the file into memory: the process crashes if another one cuts the file short.
-    """
+    """Open a .safetensors file for a `with` statement; raise a ValueError if its header is not valid."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         size = path.stat().st_size
@@ -50,6 +46,7 @@ def open_safetensors(path: Path) -> safe_open:
     if length > limit:
         raise ValueError(f"claims a header of {length} bytes in a file of {size}; the limit is {limit}")
     try:
+        # The default back end maps the file into memory: the process crashes if another one cuts the file short.
         return safe_open(path, "numpy", backend="pread")
     except SafetensorError as error:
         raise ValueError(f"has no valid safetensors header: {str(error)[:200]}") from error

@@ -63,9 +63,16 @@ class Worker:
         output = WHAT[what] or model.task.embedding_output()
         if model.layers[1].compute_dtype != dtype:
             model = model.with_config(config, dtype=dtype)  # its weights too: half the memory in bfloat16
-        run = _patches_function(model) if what == "patches" else inference.model_function(model)
+        served = inference.model_function(model)
+
+        def run(images: Any) -> Any:
+            if what != "patches":
+                return served(images)[output]
+            [found] = model.feature_maps(images)
+            return tf.reshape(tf.cast(found, tf.float32), (batch_size, -1))
+
         spec = tf.TensorSpec((batch_size, *config.size, config.num_channels))
-        self._call = tf.function(lambda x: run(x)[output], input_signature=[spec])
+        self._call = tf.function(run, input_signature=[spec])
         # The pixels before normalization: in a graph, a division may be rounded differently.
         plain = replace(config.preprocessing, mean=(0,), std=(1 / 255,))
         self._decode = _decoder(config.replace(preprocessing=plain, labels=None))
@@ -150,16 +157,6 @@ class Worker:
 def run(model: VisionTransformer, settings: dict[str, Any], folder: Folder, numbers: Iterable[int]) -> Iterator[int]:
     """Write output files in this process; yield the number of images in each batch."""
     yield from Worker(model, **settings).run(folder, numbers)
-
-
-def _patches_function(model: VisionTransformer) -> Callable[[Any], dict[str, Any]]:
-    """Return the function from prepared images to the last block's map as "patches", float32 (batch, values)."""
-
-    def run(images: Any) -> dict[str, Any]:
-        [found] = model.feature_maps(images)
-        return {"patches": tf.reshape(tf.cast(found, tf.float32), (found.shape[0], -1))}
-
-    return run
 
 
 @functools.cache  # tracing takes longer than some runs

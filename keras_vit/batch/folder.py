@@ -156,10 +156,7 @@ def _read_record(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_listing(path: Path, source: str, rows: int) -> dict[str, int]:
-    """Write the list of images, which files that are added later do not change; return the numbers in it.
-
-    A row group has at most `rows` images, or one file of records.
-    """
+    """Write the list of images, a row group for each output file; return the numbers in it."""
     counts = {"files": 0, "images": 0, "records": 0}
     schema = pa.schema({"path": pa.binary()})  # names of files may have bytes that are not valid UTF-8
     with replacing(path) as file, pq.ParquetWriter(file, schema) as writer:

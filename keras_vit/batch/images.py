@@ -35,10 +35,7 @@ Item = tuple[str, Callable[[], bytes]]  # the name of an image in its row, and t
 
 
 def find(source: str) -> Iterator[str]:
-    """Yield the paths and URLs of images and of files of records, one at a time.
-
-    The first one of a kind raises an ImportError if the package that reads this kind is missing.
-    """
+    """Yield the paths and URLs of images and files of records; an ImportError names a missing package."""
     kinds: set[str] = set()
     for name in _find(source):
         kind = name.partition("://")[0] if "://" in name else ""

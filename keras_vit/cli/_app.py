@@ -10,8 +10,7 @@ from typer import Option
 
 from keras_vit._util.public_names import VERSION
 from keras_vit._util.text import printable
-from keras_vit.cli import bench, convert, demo, embed, export, predict, search, show, train, visualize
-from keras_vit.cli.errors import error_text, is_user_error, show_warning
+from keras_vit.cli import bench, convert, demo, embed, export, options, predict, search, show, train, visualize
 
 app = typer.Typer(add_completion=True, no_args_is_help=True, pretty_exceptions_enable=False)
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -53,10 +52,10 @@ def _common(
 def main() -> None:
     """Run the command. A user error prints one line on standard error and gives exit code 1."""
     with warnings.catch_warnings():
-        warnings.showwarning = show_warning
+        warnings.showwarning = options.show_warning
         try:
             app()
         except Exception as error:
-            if not is_user_error(error):
+            if not options.is_user_error(error):
                 raise
-            sys.exit("keras-vit: " + printable(error_text(error), keep="\n"))
+            sys.exit("keras-vit: " + printable(options.error_text(error), keep="\n"))

@@ -29,27 +29,51 @@ def bench(
     as_json: options.Json = False,
 ) -> None:
     """Time a model, a checkpoint, a .tflite file or a SavedModel on this machine, without preprocessing."""
-    if _is_exported(model):
-        if given(weights=weights, image_size=image_size, patch_size=patch_size):
-            raise ValueError(f"--weights, --image-size and --patch-size are for models. Received: the file {model}")
-        if not Path(model).exists():
-            raise FileNotFoundError(f"There is no exported file {model}")
-        load = functools.partial(_exported_call, model)
-    else:
+    from keras_vit.zoo.pretrained import resolve
+
+    # A SavedModel whose path is also a name of the zoo is the zoo's model.
+    is_folder = (Path(model) / "saved_model.pb").exists() and resolve(model).is_file
+    is_exported = is_folder or model.casefold().endswith(".tflite")
+    if is_exported and given(weights=weights, image_size=image_size, patch_size=patch_size):
+        raise ValueError(f"--weights, --image-size and --patch-size are for models. Received: the file {model}")
+    if is_exported and not Path(model).exists():
+        raise FileNotFoundError(f"There is no exported file {model}")
+    if not is_exported:
         found = options.find_model(model, weights, image_size, patch_size, accept_licence=accept_licence)
-        load = functools.partial(_model_call, found)
+    timed_call: TimedCall
     with options.quiet():
-        timed_call, images = load(batch, threads)
+        if is_exported:
+            from keras_vit.export.check.running import load_exported
+
+            file = load_exported(model, **given(threads=threads))
+            if file.threads is None and threads is not None:
+                raise ValueError(
+                    f"{model} runs on as many threads as TensorFlow chooses. Received: --threads {threads}"
+                )
+            if file.batch is not None and batch not in (None, file.batch):
+                raise ValueError(f"{model} takes {file.batch} images per call. Received: --batch {batch}")
+            timed_call, images = file.timed_call, _images(file.shape, file.dtype, file.batch or batch or 1)
+        else:
+            import tensorflow as tf
+
+            if threads is not None:  # which TensorFlow takes only before its first operation
+                tf.config.threading.set_intra_op_parallelism_threads(threads)
+            loaded = found.load()
+            timed_call = functools.partial(timing.timed, loaded.predict_on_batch)
+            images = _images(loaded.input_shape[1:], "float32", batch or 1)
         times = measure(timed_call, images, rounds)
     row = {"model": model, "image_size": images.shape[1:3], "batch": len(images), **times}
-    options.echo(json.dumps(row, indent=2) if as_json else _text(row))
+    height, width = images.shape[1:3]
+    text = (
+        f"{model} at {height} x {width}, batch {len(images)}: median {times['median_ms']:.2f} ms, "
+        f"p90 {times['p90_ms']:.2f} ms, {times['images_per_second']:,.1f} images/s\n"
+        f"  {rounds} calls after warm-up; the first call took {times['first_ms']:,.0f} ms"
+    )
+    options.echo(json.dumps(row, indent=2) if as_json else text)
 
 
 def measure(timed_call: TimedCall, images: Any, rounds: int) -> dict[str, Any]:
-    """Time single calls after the warm-up; `timed_call` returns its seconds when its results are on the host.
-
-    first_ms is the very first call, in which TensorFlow compiles; images_per_second is by the median.
-    """
+    """Time single calls; first_ms is the very first, in which TensorFlow compiles, the others come after a warm-up."""
     _, first = timed_call(images)
     warm_up: list[float] = []
     while len(warm_up) < WARM_UP_CALLS or sum(warm_up) < WARM_UP_SECONDS:
@@ -65,42 +89,6 @@ def measure(timed_call: TimedCall, images: Any, rounds: int) -> dict[str, Any]:
     }
 
 
-def _is_exported(model: str) -> bool:
-    """Return whether this is an exported file: a .tflite file or a SavedModel, which `resolve` cannot load.
-
-    No name ends in ".tflite". A folder with a SavedModel may have a name of the zoo, which is then the zoo's model.
-    """
-    from keras_vit.zoo.pretrained import resolve
-
-    if model.casefold().endswith(".tflite"):
-        return True
-    return (Path(model) / "saved_model.pb").exists() and resolve(model).is_file
-
-
-def _exported_call(path: str, batch: int | None, threads: int | None) -> tuple[TimedCall, Any]:
-    """Return an exported file's timed call, and images for it."""
-    from keras_vit.export.check.running import load_exported
-
-    file = load_exported(path, **given(threads=threads))
-    if file.threads is None and threads is not None:
-        raise ValueError(f"{path} runs on as many threads as TensorFlow chooses. Received: --threads {threads}")
-    if file.batch is not None and batch not in (None, file.batch):
-        raise ValueError(f"{path} takes {file.batch} images per call. Received: --batch {batch}")
-    return file.timed_call, _images(file.shape, file.dtype, file.batch or batch or 1)
-
-
-def _model_call(found: options.FoundModel, batch: int | None, threads: int | None) -> tuple[TimedCall, Any]:
-    """Return a Keras model's timed call, and images for it."""
-    import tensorflow as tf
-
-    if threads is not None:  # which TensorFlow takes only before its first operation
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-    model = found.load()
-    return functools.partial(timing.timed, model.predict_on_batch), _images(
-        model.input_shape[1:], "float32", batch or 1
-    )
-
-
 def _images(shape: tuple[Any, ...], dtype: str, batch: int) -> Any:
     """Return random images: preprocessed ones, or pixels if the dtype is uint8."""
     import numpy as np
@@ -111,12 +99,3 @@ def _images(shape: tuple[Any, ...], dtype: str, batch: int) -> Any:
     if dtype == "uint8":
         return random.integers(0, 256, (batch, *shape)).astype(dtype)
     return random.uniform(-1, 1, (batch, *shape)).astype(dtype)
-
-
-def _text(row: dict[str, Any]) -> str:
-    height, width = row["image_size"]
-    return (
-        f"{row['model']} at {height} x {width}, batch {row['batch']}: median {row['median_ms']:.2f} ms, "
-        f"p90 {row['p90_ms']:.2f} ms, {row['images_per_second']:,.1f} images/s\n"
-        f"  {row['rounds']} calls after warm-up; the first call took {row['first_ms']:,.0f} ms"
-    )

@@ -17,11 +17,7 @@ NEAR_TO_FAR = ((255, 240, 150), (250, 150, 60), (190, 50, 100), (80, 20, 120), (
 
 
 def map_each(model: Any, files: list[str], *, to: Path | None, top: int) -> Iterator[Any]:
-    """Yield for each image what `task.decode` says of its map, or the error of one that cannot be read.
-
-    With a folder `to`, the map is written there as NAME.png, and a picture of it as NAME-overlay.png or
-    NAME-coloured.png.
-    """
+    """Yield the decoded map of each image, or why it cannot be read; write maps and pictures of them into `to`."""
     from keras_vit.model.classify import IMAGE_ERRORS
 
     names = [Path(file).stem for file in files]

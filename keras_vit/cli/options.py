@@ -1,4 +1,4 @@
-"""Options that several commands share, shell completion of their values, parsing, and printing."""
+"""Options that several commands share, completion of their values, parsing, and printing of results and errors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ import typer
 from typer import Argument, Option
 
 from keras_vit._util.checks import given, one_of
-from keras_vit._util.text import printable
-from keras_vit.cli.errors import is_user_error
+from keras_vit._util.text import GRAPH_NAMES, error_reason, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
     from keras_vit.model.vision_transformer import VisionTransformer
     from keras_vit.zoo.pretrained import Choice
 
+# Errors that a user can correct: `main` prints them as one line, with exit code 1.
+USER_ERRORS = (ValueError, OSError, ImportError, ArithmeticError, MemoryError)
 _PYTHON_VALUES = {"True": True, "False": False, "None": None}
 TABLE_WIDTH = 10_000  # columns: no table is wrapped, because other programs also read the lines of `list` and `show`
 
@@ -255,10 +256,8 @@ def drop_unreadable(model: VisionTransformer, files: list[str] | None) -> list[s
 
 
 def check_data(data: str, data_dir: Path | None) -> None:
-    """Raise an error for a folder of data that does not exist; the names of data sets are checked later.
-
-    "cifar10_corrupted/blur_1" is the name of a data set if `data_dir` has a folder of its first part.
-    """
+    """Raise an error for a folder of data that does not exist; the names of data sets are checked later."""
+    # "cifar10_corrupted/blur_1" is the name of a data set if `data_dir` has a folder of its first part.
     prepared = str(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets"))
     name, slash, _ = data.partition("/")
     is_name = not name.startswith((".", "~")) and (
@@ -266,6 +265,32 @@ def check_data(data: str, data_dir: Path | None) -> None:
     )
     if not is_name and "://" not in data and not Path(data).expanduser().is_dir():
         raise FileNotFoundError(f"There is no folder of images or of prepared data {data!r:.200}")
+
+
+def is_user_error(error: BaseException) -> bool:
+    """Return whether an error is one that a user can correct, or TensorFlow's: an operation that failed."""
+    tensorflow = sys.modules.get("tensorflow")  # never imported here
+    return isinstance(error, USER_ERRORS) or (
+        tensorflow is not None and hasattr(tensorflow, "errors") and isinstance(error, tensorflow.errors.OpError)
+    )
+
+
+def error_text(error: Exception) -> str:
+    """Return what to print for an error of a user."""
+    text = str(error)
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.strerror}: {error.filename}"
+    if isinstance(error, MemoryError):
+        return f"There is not enough memory. {text}"
+    if not isinstance(error, USER_ERRORS):
+        return f"TensorFlow failed ({type(error).__name__}): {error_reason(getattr(error, 'message', text))}"
+    return GRAPH_NAMES.sub("", text)
+
+
+def show_warning(message: Warning | str, *_args: Any, **_options: Any) -> None:
+    """Print a warning as one line; in place of `warnings.showwarning`."""
+    text = printable(str(message).removeprefix("keras_vit: "), keep="\n")
+    print(f"keras-vit: warning: {text}", file=sys.stderr)
 
 
 def echo(text: str, *, err: bool = False) -> None:

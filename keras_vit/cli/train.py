@@ -100,7 +100,12 @@ def train(
         on_bad_image=on_bad_image,
         progress=not as_json,
     )
-    options.echo(json.dumps(_result_fields(result, folder), indent=2) if as_json else _result_line(result, folder))
+    if not as_json:
+        options.echo(_result_line(result, folder))
+        return
+    shown = {name: getattr(result, name) for name in ("steps", "stopped", "skipped", "unread", "metrics")}
+    best = dataclasses.asdict(result.best) if result.best else None
+    options.echo(json.dumps({"out": str(folder), **shown, "best": best}, indent=2))
 
 
 def _with_auto_accumulation(recipe: Recipe) -> Recipe:
@@ -108,18 +113,6 @@ def _with_auto_accumulation(recipe: Recipe) -> Recipe:
     origin = recipe.origin
     parts = [origin.stated, origin.changes, *origin.variants.values()] if origin else []
     return recipe if any("accumulation" in part for part in parts) else recipe.replace(accumulation="auto")
-
-
-def _result_fields(result: Result, folder: Path) -> dict[str, Any]:
-    return {
-        "out": str(folder),
-        "steps": result.steps,
-        "stopped": result.stopped,
-        "skipped": result.skipped,
-        "unread": result.unread,
-        "metrics": result.metrics,
-        "best": dataclasses.asdict(result.best) if result.best else None,
-    }
 
 
 def _result_line(result: Result, folder: Path) -> str:

@@ -49,10 +49,7 @@ def is_finite(value: np.ndarray) -> bool:
 
 
 def check(checkpoint: Checkpoint, variables: Mapping[str, Any], *, skip: tuple[str, ...] = ()) -> None:
-    """Raise a CheckpointError that names every tensor of a file that is missing, left over or of another shape.
-
-    Paths that start with one of `skip` may be in the file without being in the model. Only headers are read.
-    """
+    """Raise a CheckpointError with every tensor that is missing, left over (unless in `skip`) or of another shape."""
     match = checkpoint.match
     problems = [text for path, variable in variables.items() if (text := _problem(checkpoint, path, variable))]
     unused = dict.fromkeys(
@@ -127,7 +124,12 @@ def _resized(path: str, value: np.ndarray, checkpoint: Checkpoint, config: ViTCo
         prefix_tokens=checkpoint.config.position_prefix_tokens,
         method=config.position_method,
     )
-    return layout.drop_zero_prefix(value, config.num_prefix_tokens) if checkpoint.has_zero_rows else value
+    if not checkpoint.has_zero_rows:
+        return value
+    count = config.num_prefix_tokens
+    if np.any(value[:, :count]):
+        raise CheckpointError(f"notes that the first {count} rows of its position embedding are zero, and they are not")
+    return value[:, count:]
 
 
 def collect(

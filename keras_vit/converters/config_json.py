@@ -39,10 +39,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_beside(weights: Path, spelling: JsonFields) -> dict[str, Any]:
-    """Return the fields of ViTConfig that the config.json beside a file of weights states; {} without one.
-
-    A config.json that keras_vit wrote for another file in the folder is ignored.
-    """
+    """Return the fields that the config.json beside a file states; {} if there is none, or that of another file."""
     path = weights.parent / spelling.file
     values = read_object(path) if path.is_file() else {}
     if not values or _describes_other_file(values, weights):
@@ -107,7 +104,9 @@ def to_json(config: Any, spelling: JsonFields) -> dict[str, Any]:
             if not known:
                 unsupported.append(f"{name}={value!r:.200}")
                 continue
-            value = _value_of_key(known[0])
+            # A TOML key is always text; in a config.json it may be a boolean or a number.
+            is_text = not known[0].isdecimal() and known[0] not in ("true", "false")
+            value = known[0] if is_text else json.loads(known[0])
         if value is not None and value is not _MISSING:
             _put(values, path, value)
     if unsupported:
@@ -190,13 +189,6 @@ def _kind(fields: Mapping[str, Any], spelling: JsonFields) -> Mapping[str, Any]:
     return {}
 
 
-def _value_of_key(text: str) -> Any:
-    """Convert a TOML key, which is always text, to the boolean or number in a config.json."""
-    if text.isdecimal():
-        return int(text)
-    return {"true": True, "false": False}.get(text, text)
-
-
 def _put(values: dict[str, Any], path: str, value: Any) -> None:
     *parents, last = path.split(".")
     for parent in parents:
@@ -206,10 +198,7 @@ def _put(values: dict[str, Any], path: str, value: Any) -> None:
 
 
 def to_metadata(config: ViTConfig, inferred_config: ViTConfig, missing_fields: Collection[str] = ()) -> dict[str, str]:
-    """Return the metadata to write: every field in which the model differs from the config that a reader infers.
-
-    `missing_fields` are fields that a reader cannot infer: they are noted even where both configs agree.
-    """
+    """Return the note: fields that differ from the config that a reader infers, and those it cannot infer."""
     ours, theirs = config.to_dict(), inferred_config.to_dict()
     fields = {name: value for name, value in ours.items() if value != theirs[name] or name in missing_fields}
     text = json.dumps(fields)

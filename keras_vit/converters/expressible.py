@@ -33,10 +33,7 @@ class WritePlan(NamedTuple):
 
 
 def formats_of(config: ViTConfig) -> dict[str, bool]:
-    """Return the formats that can hold a model, and whether their other readers compute the same logits.
-
-    If not (another GELU or epsilon), `converters.save` warns: the logits differ from about the fourth digit on.
-    """
+    """Return the formats that can hold a model, and whether other readers compute the same logits in all digits."""
     sample = config.replace(num_layers=min(config.num_layers, 1))  # all blocks have the same variables
     result = {}
     for table in map(load_table, formats()):
@@ -55,10 +52,7 @@ def weight_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
 
 
 def plan(config: ViTConfig, shapes: Shapes, table: Table) -> WritePlan:
-    """Decide how a model is written in a format; raise a CheckpointError that names all that the format cannot express.
-
-    `config` is the result of `layout.written_config`; `shapes` are those of the variables by path.
-    """
+    """Decide how a model of a `layout.written_config` is written; raise a CheckpointError if it cannot be."""
     sources = _check_places(config, shapes, table)
     inferred_config, missing_fields = _infer_from_tensors(config, shapes, sources, table)
     json_values = None if table.json is None else config_json.to_json(config, table.json)
@@ -115,10 +109,7 @@ def _infer_from_tensors(
 def _check_expressible(
     config: ViTConfig, inferred: ViTConfig, read_fields: Mapping[str, Any], table: Table
 ) -> tuple[str, ...]:
-    """Return the fields that change only other readers' last digits; raise if they would read another model.
-
-    `read_fields` follow from the presence of tensors or from the config.json.
-    """
+    """Return the fields that change only other readers' last digits; raise if they would read another model."""
     stated = set() if table.json is None else table.json.stated_fields
     from_tensors = {"resnet", *(name for fields in table.meaning.without.values() for name in fields)}
     ours, theirs = config.to_dict(), inferred.to_dict()

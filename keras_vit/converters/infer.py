@@ -86,10 +86,7 @@ def _config(shapes: Shapes, table: Table, hints: Hints) -> ViTConfig:
 
 
 def tensor_fields(shapes: Shapes) -> dict[str, Any]:
-    """Return the fields of ViTConfig that follow from the shapes of a file's tensors.
-
-    `loading.build` checks the reverse: the shapes of the model that they describe are those of the file.
-    """
+    """Return the fields of ViTConfig that follow from the shapes of a file's tensors."""
     features = read_features()
     fields: dict[str, Any] = {name: variable in shapes for name, variable in features["present"].items()}
     for name, row in features["sizes"].items():

@@ -11,7 +11,6 @@ import numpy as np
 
 from keras_vit.converters.containers.base import Header
 from keras_vit.converters.table import Match, Row, Source, Table
-from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
 
 POSITION = "position/embedding"
@@ -97,10 +96,7 @@ def written_config(config: ViTConfig, table: Table, variables: Collection[str]) 
 
 
 def move_prefix_rows(arrays: Mapping[str, np.ndarray], has_rows: bool) -> dict[str, np.ndarray]:
-    """Add or remove the prefix tokens' rows of the position embedding; return the arrays that change, by path.
-
-    Added rows are zero, which is exact; removed rows are added to their tokens, which rounds once.
-    """
+    """Return the arrays that change if zero position rows are added for the prefix tokens, or their rows removed."""
     table = arrays[POSITION]
     tokens = {path: arrays[path] for path in PREFIX if path in arrays}
     count = sum(token.shape[1] for token in tokens.values())
@@ -110,16 +106,9 @@ def move_prefix_rows(arrays: Mapping[str, np.ndarray], has_rows: bool) -> dict[s
     start = 0
     for path, token in tokens.items():
         end = start + token.shape[1]
-        changed[path] = token + table[:, start:end]
+        changed[path] = token + table[:, start:end]  # rounds once
         start = end
     return changed
-
-
-def drop_zero_prefix(table: np.ndarray, count: int) -> np.ndarray:
-    """Remove the zero rows that `move_prefix_rows` added to a position embedding (1, count + grid, hidden_size)."""
-    if np.any(table[:, :count]):
-        raise CheckpointError(f"notes that the first {count} rows of its position embedding are zero, and they are not")
-    return table[:, count:]
 
 
 def _fold_heads(shape: tuple[int, ...], row: Row) -> tuple[int, ...]:

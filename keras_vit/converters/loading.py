@@ -97,10 +97,7 @@ def load(
 
 
 def _report_size(checkpoint: Checkpoint) -> None:
-    """Warn if the processor beside a file crops images to another size than that of the position embeddings.
-
-    transformers then resizes the positions in every call; here a model has one size.
-    """
+    """Warn if the processor beside a file crops images to another size; transformers then resizes the positions."""
     path, size = checkpoint.container.path, checkpoint.config.size
     crop = read_crop(path)
     if crop is not None and crop != size:
@@ -204,10 +201,7 @@ def _load_keras(path: Path, changes: Mapping[str, Any], *, dtype: Any, allow_non
 
 @contextlib.contextmanager
 def open_keras(path: Path, kind: str) -> Iterator[tuple[dict[str, Any], Container]]:
-    """Open a .keras file of a class: the arguments of `from_config`, and the weights.
-
-    Neither Keras' deserialisation nor the HDF5 library reads the file.
-    """
+    """Open a .keras file of a class: the arguments of `from_config`, and the weights. Keras deserialises nothing."""
     values, weights = open_keras_archive(path)
     with weights, keras_errors(path):
         yield saved_arguments(values, kind), weights

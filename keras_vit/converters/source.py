@@ -200,10 +200,7 @@ def check_keras_facts(**facts: Any) -> None:
 
 
 def saved_arguments(values: Mapping[str, Any], kind: str = "VisionTransformer") -> dict[str, Any]:
-    """Return the arguments of `from_config` of a class in a .keras file's config.json; dtype is a policy's name.
-
-    Only the name of the policy is used: a serialised object could be of any class.
-    """
+    """Return the arguments of `from_config` in a .keras file's config.json; of a dtype policy only the name is used."""
     if values.get("registered_name") != f"keras_vit>{kind}":
         raise CheckpointError(
             f"does not contain a {kind}. Received: {values.get('class_name')!r:.100}; keras.saving.load_model opens it"
@@ -231,11 +228,7 @@ def keras_errors(path: Path) -> Iterator[None]:
 
 
 def check_size(container: Container, config: ViTConfig, *, is_size_given: bool = False) -> None:
-    """Raise a CheckpointError if a model is much larger than its file: a few bytes can describe a model of any size.
-
-    Only headers are read, before memory is allocated. `is_size_given` says that the caller stated the image size and
-    accepts the memory that it takes.
-    """
+    """Raise a CheckpointError if a model is much larger than its file: a few bytes can describe one of any size."""
     held = sum(math.prod(header.shape) for header in container.headers.values() if header.bytes)
     most = _WEIGHTS_RATIO * held
     patches = math.prod(config.grid)

@@ -28,11 +28,7 @@ def vision_transformer(model: Any) -> VisionTransformer:
 
 
 def check_inputs(model: Any, images: Any) -> tuple[VisionTransformer, np.ndarray]:
-    """Return the VisionTransformer of a model, and the images as an array.
-
-    Raise a ValueError unless the images are prepared floats (batch, height, width, channels) of the
-    VisionTransformer's own size. Layers before it in a model that contains it are not applied.
-    """
+    """Return the VisionTransformer of a model, and prepared images as an array; raise a ValueError for others."""
     model = vision_transformer(model)
     expected = (*model.config.size, model.config.num_channels)
     try:

@@ -114,7 +114,9 @@ def zero_shot(
         'seven'
     """
     names = _checked_names(classes)
-    texts = None if templates is None else _checked_templates(templates)
+    texts = [templates] if isinstance(templates, str) else None if templates is None else list(templates)
+    if texts is not None and not (texts and all(isinstance(text, str) and "{}" in text for text in texts)):
+        raise ValueError(f'templates must be texts with "{{}}" in place of a name. Received: {templates!r:.200}')
     encoder = _text_half(name_or_path, weights) if text_encoder is None else _text_half(text_encoder)
     scale, bias = encoder.config.logit_scale, encoder.config.logit_bias
     if scale is None:
@@ -172,13 +174,6 @@ def _checked_names(classes: Any) -> list[str]:
         [(twice, _)] = Counter(names).most_common(1)
         raise ValueError(f"classes must be different names. Received {twice!r:.200} twice")
     return names
-
-
-def _checked_templates(templates: Any) -> list[str]:
-    texts = [templates] if isinstance(templates, str) else list(templates)
-    if not texts or not all(isinstance(text, str) and "{}" in text for text in texts):
-        raise ValueError(f'templates must be texts with "{{}}" in place of a name. Received: {templates!r:.200}')
-    return texts
 
 
 def zero_shot_head(

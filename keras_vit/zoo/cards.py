@@ -102,10 +102,7 @@ class Weights:
         return given(**{name: getattr(self, name) for name in names}) | dict(self.config)
 
     def base_config(self, **fields: Any) -> ViTConfig:
-        """Return the config of the model without these weights, with some fields in place of its own.
-
-        It is the official one, or the card's if the card states all sizes: then the model is no official architecture.
-        """
+        """Return the config of the model without these weights: official, or the card's if it states all sizes."""
         if "hidden_size" in self.config:
             return ViTConfig(**self.facts).replace(**fields)
         return ViTConfig.from_name(self.architecture, **fields)
@@ -154,10 +151,7 @@ class Family(NamedTuple):
 
 
 def read_family(path: str | Path) -> Family:
-    """Read and check a .toml file of cards, as zoo/README.md describes it.
-
-    One CardError lists everything that is wrong; text that is not TOML raises a ValueError.
-    """
+    """Read and check a .toml file of cards (zoo/README.md); one CardError lists everything that is wrong."""
     table = data_files.read_toml(path)
     where = Path(path).name
     wrong = list(problems(table, data_files.read_schema("zoo", "card"), where))
@@ -194,11 +188,14 @@ def make_weights(
         if architecture in entry["values"]
     ]
     tables = [family, stated, row]  # what a later one states takes precedence
+    # A model that is not official states its sizes; its key "architecture" stands for all official fields.
+    own = dict(family.get("models", {}).get(architecture, {}))
+    sizes = official(own.pop("architecture")) | {"dropout_rate": 0.0} if "architecture" in own else {}
     merged = {"num_classes": None, "labels": None, **family, **stated, **row}
-    made = {
+    made: dict[str, Any] = {
         "tag": tag,
         "architecture": architecture,
-        "config": _merged("config", [_sizes(family, architecture), *tables]),
+        "config": sizes | own | _merged("config", tables),
         "preprocessing": Preprocessing(**_merged("preprocessing", tables)),
         "paper": Paper(**family["paper"]),
         "accuracy": tuple(reported),
@@ -206,16 +203,6 @@ def make_weights(
         "templates": tuple(family.get("templates", ())),
     }
     return Weights(**{one.name: merged[one.name] for one in fields(Weights) if one.name in merged} | made)
-
-
-def _sizes(family: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    """Return the config of a model of `family` that is no official architecture, as a table with the key "config".
-
-    The key "architecture" of the model stands for all fields of an official architecture.
-    """
-    own = dict(family.get("models", {}).get(architecture, {}))
-    sizes = official(own.pop("architecture")) | {"dropout_rate": 0.0} if "architecture" in own else {}
-    return {"config": sizes | own}
 
 
 def _merged(key: str, tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from keras_vit.errors import CardError, UnknownModelError
 from keras_vit.model.numbers import numbers
 from keras_vit.model.parts import PRECISIONS
 from keras_vit.model.sizes import canonical_name
-from keras_vit.zoo import augreg, spellings
+from keras_vit.zoo import spellings
 from keras_vit.zoo.cards import Weights, families, read_family
 
 _COLUMNS = ("weights", "images", "classes", "reported accuracy", "file", "paper")
@@ -111,10 +111,7 @@ def names(pattern: str = "*") -> list[str]:
 
 
 def _search(text: str) -> list[str]:
-    """Return the model that a text names, the best first, and models of the same size or with the text in their names.
-
-    A text that states the whole architecture finds no others.
-    """
+    """Return the model that a text names, and others of its size unless the text states the whole architecture."""
     found = _find(text)
     spelled = spellings.read(text)
     if found in _cards() and not (spelled and spelled.is_guess):
@@ -145,7 +142,7 @@ def card(name: str) -> Card:
     check_texts(name=name)
     if not name.isprintable():
         raise UnknownModelError(f"The name of a model must be one line of text. Received: {name!r:.200}")
-    single = augreg.parse_name(name)
+    single = spellings.parse_augreg(name)
     if single:
         return Card(single.architecture, {single.tag: single})
     found = _find(name)

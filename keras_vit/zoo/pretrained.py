@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keras_vit._util.checks import as_path, check_texts, given
+from keras_vit._util.checks import as_path, given
 from keras_vit.errors import FileUnavailableError, UnknownModelError
 from keras_vit.model import labels
 from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
@@ -65,7 +65,13 @@ def resolve(
     (recommended) or None (random). Errors are those of `load`; it is `fetch_source` that raises a FileNotFoundError.
     """
     if isinstance(spec, str) and not _is_written_as_path(spec):
-        found = _look_up(spec)
+        if not spec.strip():
+            raise UnknownModelError(f"Expected the name of a model, a path or a URL. Received: {spec!r:.200}")
+        found: Card | ValueError
+        try:
+            found = card(spec)
+        except ValueError as error:
+            found = error
         if not _is_file(spec, found):
             return _choose_weights(spec, found, default if weights is None else weights)
     if weights is not None:
@@ -73,17 +79,6 @@ def resolve(
             f"weights are for a model's name. Received: weights={weights!r:.200} and the file {spec!r:.200}"
         )
     return Choice(source=as_path(spec, "the model"))
-
-
-def _look_up(name: str) -> Card | ValueError:
-    """Return the card of a name, or the error about it; raise the error if it is empty or no string."""
-    check_texts(name=name)
-    if not name.strip():
-        raise UnknownModelError(f"Expected the name of a model, a path or a URL. Received: {name!r:.200}")
-    try:
-        return card(name)
-    except ValueError as error:
-        return error
 
 
 def _choose_weights(name: str, found: Card | ValueError, weights: str | os.PathLike[str] | None) -> Choice:
@@ -136,7 +131,7 @@ def _check_named_weights(name: str, found: Card | ValueError, spelled: Spelling)
 
 
 def _is_file(spec: str, found: Card | ValueError) -> bool:
-    """Return whether a text that may be a name is a file; `found` is what `_look_up` returns."""
+    """Return whether a text that may be a name is a file; `found` is its card, or the error about it."""
     if isinstance(found, Card):
         # The name of an AugReg file may end in .npz, and that of another package may be a folder's: if they are there.
         return (_has_file_suffix(spec) or spellings.read(spec) is not None) and _exists(spec)
@@ -284,11 +279,7 @@ def read_maps_config(choice: Choice) -> ViTConfig | None:
 
 
 def read_config(choice: Choice, changes: Mapping[str, Any] | None = None, **file_facts: Any) -> ViTConfig:
-    """Return the config of the model that `load_choice` would load, from headers; TensorFlow is not imported.
-
-    Arguments and errors are those of `load_choice`, except the errors of single tensors. Labels and preprocessing that
-    only the card states are left out.
-    """
+    """Return the config of what `load_choice` would load, from headers, without TensorFlow; errors likewise."""
     changes = changes or {}
     expected = choice.expected_config
     if expected is not None:
@@ -319,11 +310,7 @@ def _random_config(config: ViTConfig, changes: Mapping[str, Any]) -> ViTConfig:
 
 
 def fetch_source(choice: Choice) -> Path:
-    """Return the local path of the weights. Errors are those of `_util.download.fetch`, and LicenceError.
-
-    A remote .safetensors file is fetched together with the config files beside it, if there are any. Published weights
-    on the Hugging Face Hub need their config.json: it has what the tensors do not show, such as the activation.
-    """
+    """Return the local path of the weights; errors as `_util.download.fetch`, and LicenceError."""
     from keras_vit._util.download import check_licence, fetch
 
     source = choice.source or ""
@@ -334,6 +321,7 @@ def fetch_source(choice: Choice) -> Path:
         name = f"{choice.name}, weights {row.tag!r},"
         check_licence(source, name, row.licence, row.terms, is_accepted=choice.accept_licence)
         path = fetch(source, sha256=row.sha256, size=row.bytes)
+    # Published files of the hub need theirs: it has what the tensors do not show, such as the activation.
     fetch_beside(source, _CONFIG_FILES, needed="" if row is None else "config.json")
     return path
 

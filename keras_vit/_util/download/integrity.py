@@ -55,10 +55,7 @@ def digests(path: Path, algorithms: set[str]) -> dict[str, bytes]:
 
 
 def verify(path: Path, expected: Expected, suffix: str | None = None) -> str:
-    """Check a file by size and SHA-256 or other checksums, else by its format, and return its SHA-256 (hexadecimal).
-
-    Raise a CorruptFileError if a check fails or none is possible. `suffix`, such as ".npz", replaces the path's own.
-    """
+    """Check a file by size and checksums, else by the format of its suffix; return its SHA-256 (hexadecimal)."""
     suffix = path.suffix if suffix is None else suffix
     with path.open("rb") as file:
         if WEB_PAGE.match(file.read(512)) and suffix not in (".html", ".htm"):

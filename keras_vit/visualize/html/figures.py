@@ -71,10 +71,7 @@ def draw_ranks(effective_rank: np.ndarray) -> Any:
 
 
 def draw_filters(embedding_filters: np.ndarray) -> Any:
-    """Draw `embedding_filters` (filters, height, width, channels), 0..1, as small pictures (paper, figure 7, left).
-
-    Their mean over the channels is shown unless there are one or three.
-    """
+    """Draw `embedding_filters`, 0..1, as small pictures (paper, figure 7, left); grey unless of three channels."""
     count, height, width, channels = embedding_filters.shape
     if channels not in (1, 3):
         embedding_filters = embedding_filters.mean(axis=-1, keepdims=True)
@@ -92,10 +89,7 @@ def draw_filters(embedding_filters: np.ndarray) -> Any:
 
 
 def draw_similarities(position_similarity: np.ndarray) -> Any:
-    """Draw `position_similarity`: for each position a map over all (paper, figure 7, centre).
-
-    If there are more than MAX_MAPS rows or columns of maps, evenly spaced ones are drawn.
-    """
+    """Draw `position_similarity` for at most MAX_MAPS rows and columns of patches (paper, figure 7, centre)."""
     height, width = position_similarity.shape[:2]
     rows, columns = (  # evenly spaced
         np.unique(np.linspace(0, side - 1, min(side, MAX_MAPS)).round().astype(int)) for side in (height, width)
@@ -122,11 +116,7 @@ def draw_similarities(position_similarity: np.ndarray) -> Any:
 
 
 def heat(weights: np.ndarray) -> np.ndarray:
-    """Return attention (rows, columns) as a transparent uint8 image (rows, columns, 4), one pixel for each patch.
-
-    A colour means the same in every map: transparent up to the average patch, the hottest from HOTTEST times that. A
-    map scaled to its own range would show noise as structure.
-    """
+    """Return attention (rows, columns) as uint8 (rows, columns, 4); a colour means the same in every map."""
     return _heat_colours(times_average(weights))
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
@@ -14,7 +15,7 @@ from keras_vit._util.atomic import replacing
 from keras_vit._util.checks import as_path, check_counts
 from keras_vit._util.progress import track
 from keras_vit._util.text import byte_size, scaled
-from keras_vit._util.timing import median_milliseconds
+from keras_vit._util.timing import timed
 from keras_vit.model.classify import single_images
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.numbers import numbers
@@ -147,10 +148,7 @@ def _collect(model: VisionTransformer, images: np.ndarray, top: int, *, progress
 
 
 def undo_preprocessing(config: ViTConfig, image: np.ndarray) -> np.ndarray:
-    """Return a prepared image as the uint8 picture that the model sees; the mean of its channels unless it has three.
-
-    Its shape is (height, width, 3) or (height, width).
-    """
+    """Return a prepared image as the uint8 picture that the model sees; grey unless it has three channels."""
     shares = image * np.array(config.preprocessing.std) + np.array(config.preprocessing.mean)
     pixels = np.rint(255 * np.clip(shares, 0, 1))
     return (pixels if pixels.shape[-1] == 3 else np.rint(pixels.mean(axis=-1))).astype(np.uint8)
@@ -189,7 +187,7 @@ def _model_row(model: VisionTransformer, image: np.ndarray) -> tuple[Any, ...]:
     """Return the model's own row in the table of exported files."""
     size = sum(np.asarray(weight).nbytes for weight in model.weights)
     model.predict_on_batch(image)  # the first call compiles
-    milliseconds = median_milliseconds(model.predict_on_batch, [image] * NUM_TIMED_CALLS)
+    milliseconds = 1000 * statistics.median(timed(model.predict_on_batch, image)[1] for _ in range(NUM_TIMED_CALLS))
     return ("this model", "Keras", byte_size(size), None, None, None, f"{milliseconds:.2f}")
 
 
