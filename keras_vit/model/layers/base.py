@@ -76,8 +76,9 @@ def save_quantization(store: Any, layers: Iterable[keras.layers.Layer]) -> None:
 
 def load_quantization(store: Any, layers: Iterable[keras.layers.Layer]) -> None:
     """Quantize the layers that `store` notes, before Keras loads their variables."""
-    text = np.asarray(store[_KEY]).tobytes() if _KEY in store else "{}"
-    found = json.loads(text, object_hook=_check_module)
+    if _KEY not in store:
+        return
+    found = json.loads(np.asarray(store[_KEY]).tobytes(), object_hook=_check_module)
     with quick_collections():
         for layer in layers:
             if layer.name in found and layer.quantization_mode is None:
