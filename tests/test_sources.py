@@ -442,44 +442,44 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.fixture
-def thousand(tmp_path: Path) -> Path:
-    """Write 1,000 photos for training, number 500 truncated, and a damaged held-out one."""
+def hundred(tmp_path: Path) -> Path:
+    """Write 100 photos for training, number 50 truncated, and a damaged held-out one."""
     folder = tmp_path / "photos"
-    fill(folder / "train", cat=500, dog=500)
+    fill(folder / "train", cat=50, dog=50)
     fill(folder / "val", dog=3)
     for name in ("train/dog/0000.jpg", "val/dog/0001.jpg"):
         (folder / name).write_bytes(encoded()[:-100])
     return folder
 
 
-def test_a_damaged_file_is_left_out_and_the_next_stands_in_for_it(thousand: Path) -> None:
-    train = sources.open_data(thousand).train
+def test_a_damaged_file_is_left_out_and_the_next_stands_in_for_it(hundred: Path) -> None:
+    train = sources.open_data(hundred).train
     assert train
-    with pytest.warns(UserWarning, match=r"dog/0000.jpg. Left out: 1 of 1,000."):
-        assert train.bad == (f"{thousand}/train/dog/0000.jpg",)
+    with pytest.warns(UserWarning, match=r"dog/0000.jpg. Left out: 1 of 100."):
+        assert train.bad == (f"{hundred}/train/dog/0000.jpg",)
     order = {"batch": 10, "seed": 4}
-    whole = list(train.examples(Order(**order)).take(1000))
+    whole = list(train.examples(Order(**order)).take(100))
     read = [int(each["index"]) for each in whole]
-    expected = indices(Order(**order), 1000, 1000)
-    np.testing.assert_array_equal(read, np.where(expected == 500, 501, expected))
+    expected = indices(Order(**order), 100, 100)
+    np.testing.assert_array_equal(read, np.where(expected == 50, 51, expected))
     assert all(is_decodable(each["image"]) for each in whole)
-    again = sources.open_data(thousand).train  # as after a restart
+    again = sources.open_data(hundred).train  # as after a restart
     assert again
     with pytest.warns(UserWarning, match="Left out"):
-        rest = pairs(again.examples(Order(start=30, **order)), 700)
-    assert rest == pairs(whole)[300:]
+        rest = pairs(again.examples(Order(start=3, **order)), 70)
+    assert rest == pairs(whole)[30:]
 
 
-def test_what_is_held_out_is_counted_without_the_damaged(thousand: Path) -> None:
-    evaluation = sources.open_data(thousand).evaluation
+def test_what_is_held_out_is_counted_without_the_damaged(hundred: Path) -> None:
+    evaluation = sources.open_data(hundred).evaluation
     assert evaluation
     with pytest.warns(UserWarning, match="1 of 3"):
         assert (evaluation.count, evaluation.num_valid) == (3, 2)
     assert [index for _, index in pairs(evaluation.iterate_once())] == [0, 2]
 
 
-def test_a_damaged_file_is_fatal_if_asked(thousand: Path) -> None:
-    train = sources.open_data(thousand, on_bad_image="fail").train
+def test_a_damaged_file_is_fatal_if_asked(hundred: Path) -> None:
+    train = sources.open_data(hundred, on_bad_image="fail").train
     assert train
     with pytest.raises(ValueError, match=r"cannot be decoded: train/dog/0000\.jpg"):
         train.examples(Order(batch=8))
