@@ -14,6 +14,7 @@ timed alternately in one process, those of the peers in another, right after. We
 """
 
 import argparse
+import re
 import statistics
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 
 import keras_vit
+from keras_vit._util import data_files
 from keras_vit._util.timing import timed
 from keras_vit.export.check.running import load_exported
 from keras_vit.export.quantization import modes
@@ -34,7 +36,8 @@ from outlier_models import pair_cosines
 
 CONVERTER = "converter"  # TensorFlow's, in the mode dynamic
 CALIBRATED = "dynamic, images"  # the mode dynamic with calibration images
-MODES = ("none", "float16", "dynamic", CALIBRATED, CONVERTER, "int4", "int8", "int8-full", "int16x8")
+LARGER = "int4, share .42"  # the mode int4 with kernels of 8 bits in so many of the weights
+MODES = ("none", "float16", "dynamic", CALIBRATED, CONVERTER, "int4", LARGER, "int8", "int8-full", "int16x8")
 SEEDS = (1, 2)  # of the two sets
 COUNT, CALIBRATION = 36, 32  # crops
 SLOW = 1000  # milliseconds, of files that are timed once
@@ -83,6 +86,11 @@ def exported(
         given.update(quantize="dynamic", route="converter")
     elif mode == CALIBRATED:
         given.update(quantize="dynamic", calibration=images)
+    elif mode == LARGER:
+        text = (data_files.folder("converters") / "exports" / "int4.toml").read_text(encoding="utf-8")
+        own = folder / "larger.toml"
+        own.write_text(re.sub(r"(?m)^share = .*", "share = 0.42", text), encoding="utf-8")
+        given.update(quantize=own, calibration=images)
     elif modes.load_mode(mode).needs_calibration:
         given["calibration"] = images
     path = folder / f"{mode}.tflite"

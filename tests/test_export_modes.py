@@ -45,6 +45,10 @@ WRONG = {
         TABLE + RULE + 'method = "gptq"\n' + RULE + "activations = 8\n",
         "do not go together",
     ),
+    "search of ranges without ranges": (
+        TABLE + RULE + "[search]\nnoise = 0\nshare = 0.1\nactivations = 16\n",
+        "search has activations if, and only if, rules have activations",
+    ),
     "GPTQ of a convolution": (
         TABLE + RULE.replace("FULLY_CONNECTED", "CONV_2D") + 'method = "gptq"\n',
         r"'gptq' is for FULLY_CONNECTED. Received: \['CONV_2D'\]",

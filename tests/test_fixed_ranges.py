@@ -93,6 +93,29 @@ def test_a_spoiled_output_channel_gets_a_factor(
     np.testing.assert_allclose(received, expected, atol=1e-5 * np.abs(expected).max())
 
 
+def test_kernels_of_four_bits_that_lose_most_get_eight(
+    model: VisionTransformer, calibration: np.ndarray, tmp_path: Path
+) -> None:
+    spoiled = model.get_layer("block_1").attention.value
+    kernel = np.array(spoiled.kernel)
+    kernel[:2] *= 20  # two inputs: the others of their blocks have few steps left
+    text = (modes.data_files.folder("converters") / "exports" / "int4.toml").read_text()
+    scores = {}
+    try:
+        spoiled.kernel.assign(kernel)
+        for share in (0, 0.1):
+            path = tmp_path / f"{share}.toml"
+            path.write_text(text[: text.index("[smoothing]")] + f"[search]\nnoise = 0\nshare = {share}\n")
+            scores[share] = measured(model, tmp_path / "out.tflite", path, calibration)
+        found = search(model, Options(), modes.load_mode(path), calibration, tmp_path / "work", progress=False)
+    finally:
+        spoiled.kernel.assign(kernel / np.where(np.arange(len(kernel)) < 2, 20, 1)[:, None, None])
+    assert next(iter(found.shares)) == "block_1/attention/value"
+    assert "block_1/attention/value" in found.chosen
+    assert found.mode.storage_of("FULLY_CONNECTED", "block_1/attention/value").bits == 8
+    assert scores[0.1] > scores[0]
+
+
 def test_no_search_is_done_on_one_image(model: VisionTransformer, calibration: np.ndarray, tmp_path: Path) -> None:
     mode = modes.load_mode("int8")
     found = search(model, Options(), mode, calibration[:1], tmp_path / "work", progress=False)

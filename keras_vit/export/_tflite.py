@@ -234,9 +234,9 @@ def _write(
         options, mode, searched = found.options, found.mode, found.lines()
     if calibration is not None and not mode.uses_quantizer:
         build_file(model, dataclasses.replace(options, storage=FLOAT32)).write(unquantized)
-        options = dataclasses.replace(
-            options, rounded=rounding.round_dense(unquantized, mode, calibration, progress=progress)
-        )
+        tokens = rounding.Tokens.of(model)
+        rounded = rounding.round_dense(unquantized, mode, calibration, tokens, progress=progress)
+        options = dataclasses.replace(options, rounded=rounded)
         unquantized.unlink()
     builder = build_file(model, options)
     builder.metadata(metadata.BUFFER_NAME, _metadata(model, options, mode))

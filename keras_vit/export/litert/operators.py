@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_vit.export.litert.builder import Builder, Shape, Tensor, schema
-from keras_vit.export.litert.storage import FLOAT16, FLOAT32, INT8, Integers, StorageRules
+from keras_vit.export.litert.storage import FLOAT32, Integers, StorageRules
 
 FUSED_ACTIVATIONS = {None: 0, "relu": 1}  # the schema's ActivationFunctionType
 SAME, VALID = 0, 1  # the schema's Padding
@@ -49,13 +49,11 @@ class Operators:
     ) -> Tensor:
         """Compute x @ kernel.T + bias. x: (..., inputs), kernel: (outputs, inputs), bias: (outputs,).
 
-        With `few_rows` of x, a product of floats takes hardly longer than one of int8: the kernel is float16 instead.
+        `few_rows` of x matter to the kernel's storage.
         """
-        storage = self.storage.storage_of("FULLY_CONNECTED", name)
+        storage = self.storage.storage_of("FULLY_CONNECTED", name, few_rows=few_rows)
         values: np.ndarray | Integers = kernel
-        if few_rows and storage == INT8:
-            storage = FLOAT16
-        elif name in self.rounded and storage.bits <= 8:  # a stem's outer layers stay floats
+        if name in self.rounded and storage.bits <= 8:  # a stem's outer layers stay floats
             values, bias, _ = self.rounded[name]
         weights = storage.add_kernel(self.builder, values, f"{name}/kernel")
         return self.builder.operator(

@@ -25,8 +25,11 @@ class Integers(NamedTuple):
 class StorageRules(Protocol):
     """Choice of the storage of each kernel: a `Storage` for all, or a quantization mode."""
 
-    def storage_of(self, kind: str, name: str) -> "Storage":
-        """Return the storage of an operator's kernel, by the operator's kind in the schema and its name."""
+    def storage_of(self, kind: str, name: str, *, few_rows: bool = False) -> "Storage":
+        """Return the storage of an operator's kernel, by the operator's kind in the schema and its name.
+
+        With `few_rows` of inputs, a product of floats takes hardly longer than one of int8.
+        """
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,10 @@ class Storage:
     dense_version: int = 5  # lowest version of FULLY_CONNECTED that takes such kernels; 5: keep_num_dims
     convolution_version: int = 1  # lowest version of CONV_2D that takes such kernels
 
-    def storage_of(self, kind: str, name: str) -> "Storage":
-        """Return this storage, for every kernel."""
+    def storage_of(self, kind: str, name: str, *, few_rows: bool = False) -> "Storage":
+        """Return this storage, for every kernel; float16 instead of int8 where there are few rows."""
         del kind, name
-        return self
+        return FLOAT16 if few_rows and self == INT8 else self
 
     def add_kernel(self, builder: Builder, kernel: np.ndarray | Integers, name: str) -> Tensor:
         """Add a kernel, (outputs, ...), and return the tensor that a dense layer or a convolution takes."""
@@ -75,8 +78,13 @@ class Storage:
 
     @property
     def largest(self) -> int:
-        """The largest integer; the least is as far from 0."""
+        """The largest integer. Kernels that are rounded to the nearest have none below its negative."""
         return int(2 ** (self.bits - 1) - 1)
+
+    @property
+    def least(self) -> int:
+        """The least integer: -127 of 8 bits, which the runtime's kernels ask for, -8 of 4 bits."""
+        return -self.largest if self.bits == 8 else -self.largest - 1
 
 
 def _as_block_scales(scales: np.ndarray) -> np.ndarray:

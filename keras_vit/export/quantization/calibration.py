@@ -108,6 +108,11 @@ def check_images(graph: FileGraph, images: Any, purpose: str) -> np.ndarray:
     return images
 
 
+def spread(images: np.ndarray, count: int) -> np.ndarray:
+    """Return at most so many of the images, evenly spread."""
+    return images[np.linspace(0, len(images) - 1, min(len(images), count)).astype(int)]
+
+
 def observe(
     source: str | os.PathLike[str],
     graph: FileGraph,

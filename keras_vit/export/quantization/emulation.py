@@ -94,7 +94,6 @@ class Emulation:
         inputs = {row["name"]: row["index"] for row in self._interpreter.get_input_details()}
         self._image = inputs.pop("image")
         self._inputs = {name.removeprefix(PREFIX): index for name, index in inputs.items()}
-        self._output = self._interpreter.get_output_details()[0]["index"]
         self._steps = steps
 
     @property
@@ -108,9 +107,15 @@ class Emulation:
         for name, index in self._inputs.items():
             constant = ROUNDING * self._steps[name] if name in rounded else 0.0
             self._interpreter.set_tensor(index, np.array([constant], np.float32))
-        rows = []
-        for image in images:
-            self._interpreter.set_tensor(self._image, image[None])
-            self._interpreter.invoke()
-            rows.append(self._interpreter.get_tensor(self._output).reshape(-1))
-        return np.array(rows, np.float64)
+        return outputs(self._interpreter, self._image, images)
+
+
+def outputs(interpreter: Any, index: int, images: np.ndarray) -> np.ndarray:
+    """Return what a file computes for one image after another, (images, values); `index` is that of its input."""
+    output = interpreter.get_output_details()[0]["index"]
+    rows = []
+    for image in images:
+        interpreter.set_tensor(index, image[None])
+        interpreter.invoke()
+        rows.append(interpreter.get_tensor(output).reshape(-1))
+    return np.array(rows, np.float64)

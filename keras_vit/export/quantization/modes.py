@@ -45,7 +45,7 @@ class Rule:
 
     @property
     def is_of_kernels(self) -> bool:
-        """True if it is about the storage of kernels alone, which are written so at once."""
+        """True if it says only how kernels are stored: such files are written without ai-edge-quantizer."""
         can_be_written = self.method != "octav" and (self.weights != 4 or "CONV_2D" not in self.operators)
         return self.activations == FLOAT and can_be_written and WITH_KERNELS.issuperset(self.operators)
 
@@ -77,16 +77,20 @@ class Smoothing:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """How operators that lose much by fixed ranges of 8 bits are found on calibration images, and what they get.
+    """How operators that lose much are found on calibration images, and what they get.
 
-    The measure is noise: the power of the output's error by all fixed ranges, as a share of the power of the
+    They lose by fixed ranges of 8 bits, or in a mode with kernels of 4 bits by those.
+
+    The measure is noise: the power of the output's error by all of them, as a share of the power of the
     differences between images' outputs. The cosine of differences is about 1 - noise / 2.
     """
 
     noise: Fraction  # the search ends when the rest has no more
-    activations: Literal[16, 32]  # bits of the inputs and outputs of those found; 32: ranges at run time
-    # Most that may get them: of the multiply-adds of dense layers, or with 16 bits of the values of all tensors.
+    # Most that may get more: of the multiply-adds of dense layers, with 16 bits of the values of all tensors, with
+    # kernels of 8 bits of the weights.
     share: Fraction
+    # Bits of the inputs and outputs of those found, 32: ranges at run time; None: they get kernels of 8 bits.
+    activations: Literal[16, 32] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,10 +122,10 @@ class Mode:
         """True if the quantizer rewrites the written file."""
         return not all(rule.is_of_kernels for rule in self.rules)
 
-    def storage_of(self, kind: str, name: str) -> Storage:
+    def storage_of(self, kind: str, name: str, *, few_rows: bool = False) -> Storage:
         """Return how the kernel of an operator is written, by its kind in the schema and its name."""
         fitting = [rule.storage for rule in self.rules if rule.fits(kind, name) and not self.uses_quantizer]
-        return fitting[-1] if fitting else STORAGES[self.storage]
+        return fitting[-1] if fitting else STORAGES[self.storage].storage_of(kind, name, few_rows=few_rows)
 
     def rounds(self, name: str) -> bool:
         """Return whether GPTQ rounds the kernel of a dense layer."""
@@ -197,7 +201,9 @@ def _value_problems(table: dict[str, Any], where: str) -> Iterator[str]:
     yield from _field_problems(Smoothing, table.get("smoothing", {}), f"{where}.smoothing")
     if any(rule.get("method") == "gptq" for rule in rules) and any("activations" in rule for rule in rules):
         yield f"{where}: rules with method 'gptq' and rules with activations do not go together"
-    yield from _field_problems(Search, table.get("search", {}), f"{where}.search")
+    yield from _field_problems(Search, search := table.get("search", {}), f"{where}.search")
+    if search and ("activations" in search) != any("activations" in rule for rule in rules):
+        yield f"{where}.search has activations if, and only if, rules have activations"
     for index, rule in enumerate(rules):
         yield from _rule_problems(rule, f"{where}.rules[{index}]")
 

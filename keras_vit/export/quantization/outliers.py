@@ -19,6 +19,7 @@ from keras_vit.export.litert.folding import Array, float64
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.writer import FileWriter
+from keras_vit.export.quantization.calibration import spread
 from keras_vit.export.quantization.modes import Smoothing
 from keras_vit.model import layers as vit
 from keras_vit.model.layers import runtime
@@ -146,7 +147,7 @@ def _measure(model: keras.Model, images: np.ndarray, *, last_block: Any) -> tupl
         ranges[name] = np.array([np.minimum(least, tokens.min(axis=0)), np.maximum(most, tokens.max(axis=0))])
 
     tokens_of = keras.Function(model.inputs[0], last_block.output)
-    images = images[np.unique(np.linspace(0, len(images) - 1, NUM_IMAGES).astype(int))]
+    images = spread(images, NUM_IMAGES)
     for start in range(0, len(images), BATCH):
         with runtime.observe_norms(update):
             tokens = tokens_of(images[start : start + BATCH])

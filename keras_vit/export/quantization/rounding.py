@@ -2,29 +2,54 @@
 
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from keras_vit._util.progress import track
 from keras_vit.export.litert.operators import RoundedDense
+from keras_vit.export.litert.options import image_config
 from keras_vit.export.quantization.calibration import FileGraph, check_images, observe
 from keras_vit.export.quantization.gptq import DAMPING, gptq
 from keras_vit.export.quantization.modes import Mode
+from keras_vit.model.vision_transformer import VisionTransformer
 
 NUM_SHOWN = 5  # layers
+# Of the tokens that the head reads, together, beside all tokens: others reach the head through attention alone.
+FINAL_WEIGHT = 0.25
+
+
+class Tokens(NamedTuple):
+    """The tokens of a model; the first `final` ones are all that the last block computes, as a class token."""
+
+    total: int
+    final: int
+
+    @classmethod
+    def of(cls, model: Any) -> Self:
+        """Return those of a model; other models than a VisionTransformer may read all tokens."""
+        config = image_config(model)
+        is_whole = isinstance(model, VisionTransformer)
+        return cls(config.num_tokens, config.num_final_tokens if is_whole else config.num_tokens)
+
+    def weights(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Return what each row of a layer's inputs counts, (rows, 1)."""
+        weights = np.ones(shape[:-1], np.float32)
+        if len(shape) == 3 and shape[1] == self.total:
+            weights[:, : self.final] = max(1, FINAL_WEIGHT * self.total / self.final)
+        return weights.reshape(-1, 1)
 
 
 class _Sums(NamedTuple):
-    """Sums over all rows x of a layer's inputs."""
+    """Sums over all rows x of a layer's inputs, with their weights."""
 
-    rows: int
+    rows: float
     sum: np.ndarray  # (inputs,)
     products: np.ndarray  # x.T @ x, (inputs, inputs)
 
 
 def round_dense(
-    source: str | os.PathLike[str], mode: Mode, images: Any, *, progress: bool = False
+    source: str | os.PathLike[str], mode: Mode, images: Any, tokens: Tokens, *, progress: bool = False
 ) -> dict[str, RoundedDense]:
     """Return what replaces the weights of dense layers, by name.
 
@@ -34,6 +59,7 @@ def round_dense(
         source: a float32 file.
         mode: with rules for dense layers.
         images: calibration images, as the file takes them.
+        tokens: of the model.
         progress: whether to show progress bars.
     """
     graph = FileGraph.read(np.memmap(source, np.uint8, "r"))
@@ -46,9 +72,10 @@ def round_dense(
     sums: dict[str, _Sums] = {}
 
     def update(name: str, values: np.ndarray) -> None:
-        rows = values.reshape(-1, values.shape[-1])
-        known = sums.get(name, _Sums(0, *np.zeros((2, 1), np.float32)))
-        sums[name] = _Sums(known.rows + len(rows), known.sum + rows.sum(axis=0), known.products + rows.T @ rows)
+        rows, weights = values.reshape(-1, values.shape[-1]), tokens.weights(values.shape)
+        known, weighted = sums.get(name, _Sums(0, *np.zeros((2, 1), np.float32))), weights * rows
+        count = known.rows + float(weights.sum())
+        sums[name] = _Sums(count, known.sum + weighted.sum(axis=0), known.products + rows.T @ weighted)
 
     observe(source, graph, images, update, names=inputs, progress=progress)
     result = {}

@@ -1,9 +1,12 @@
-"""Find the operators that lose most by fixed ranges of 8 bits, and give them ranges at run time or 16 bits.
+"""Find the operators that lose most by fixed ranges of 8 bits, or by kernels of 4 bits, and give them more.
 
 A layer with one range for all channels of its output loses the small channels beside a large one. Where the output goes
 to the residual stream, factors of the channels make up for it. What is still lost is measured operator by operator: an
 emulation (see `emulation`) rounds the tensors of one of them at a time. Errors of different tensors are independent, so
 their powers add up, and the worst are taken out until the rest is small enough.
+
+Kernels of 4 bits are measured layer by layer, too, in the float32 file. They are rounded to the nearest there: what
+GPTQ leaves on the very images that it looks at is too small, by more in some layers than in others.
 """
 
 import dataclasses
@@ -20,9 +23,10 @@ from keras_vit.export.litert.emit import write_model
 from keras_vit.export.litert.folding import Array
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options
+from keras_vit.export.litert.storage import FLOAT32
 from keras_vit.export.litert.writer import FileWriter
-from keras_vit.export.quantization.calibration import FileGraph, Operator, check_images, observe
-from keras_vit.export.quantization.emulation import MOVES, STEPS, Emulation, RoundingBuilder
+from keras_vit.export.quantization.calibration import FileGraph, Operator, check_images, observe, spread
+from keras_vit.export.quantization.emulation import MOVES, STEPS, Emulation, RoundingBuilder, outputs
 from keras_vit.export.quantization.modes import FLOAT, WITH_KERNELS, Mode, Rule
 from keras_vit.export.quantization.outliers import on_grid
 from keras_vit.export.quantization.quantize import Ranges, measure_ranges
@@ -32,6 +36,7 @@ BUDGET = 1.5e12
 MOST_IMAGES, LEAST_IMAGES = 16, 4
 NUM_FACTOR_IMAGES = 8  # factors depend on the largest values alone, which few images show
 GAIN = 4.0  # least quotient of the noise without and with factors, for which they are worth a multiplication
+QUIET = 0.5  # share of the weights whose blocks grow from 32 to 64 inputs, if other layers get 8 bits
 SIXTEEN_BITS = {"ADD", "SUB", "MUL", "BATCH_MATMUL", "SOFTMAX", "MEAN", "SUM", "RSQRT", "GELU"}
 
 
@@ -40,7 +45,7 @@ class Found(NamedTuple):
 
     options: Options  # with factors
     mode: Mode  # with rules for the operators found
-    noise: float  # of all fixed ranges that are left
+    noise: float  # of what is left
     shares: dict[str, float]  # name of an operator or of some alike -> its noise, the largest first
     chosen: tuple[str, ...]  # those that got other ranges
 
@@ -48,13 +53,14 @@ class Found(NamedTuple):
         """Return lines of a report."""
         assert self.mode.search is not None
         if not self.shares:
-            return ("the search for operators that fixed ranges hurt needs two images with different outputs",)
-        got = "ranges at run time" if self.mode.search.activations == FLOAT else "16 bits"
+            return ("the search for operators that lose most needs two images with different outputs",)
+        got = {None: "kernels of 8 bits", 16: "16 bits", FLOAT: "ranges at run time"}[self.mode.search.activations]
+        cause = "nearest rounding to 4 bits" if self.mode.search.activations is None else "fixed ranges"
         chosen = ", ".join(self.chosen) or "none"
         worst = ", ".join(f"{name} {noise:.1e}" for name, noise in list(self.shares.items())[:5])
         return (
             f"{got}: {len(self.chosen)} of {len(self.shares)}: {chosen}",
-            f"noise of fixed ranges {self.noise:.1e}, of which: {worst}",
+            f"noise of {cause} {self.noise:.1e}, of which: {worst}",
         )
 
 
@@ -68,7 +74,7 @@ class _Candidate(NamedTuple):
 
 
 def search(model: Any, options: Options, mode: Mode, images: np.ndarray, work: Path, *, progress: bool) -> Found:
-    """Return options and mode of a file that loses at most `mode.search.noise` by fixed ranges, if its budget allows.
+    """Return options and mode of a file that loses at most `mode.search.noise`, if its budget allows.
 
     Args:
         model: a VisionTransformer.
@@ -80,7 +86,9 @@ def search(model: Any, options: Options, mode: Mode, images: np.ndarray, work: P
     """
     parameters = mode.search
     assert parameters is not None
-    single = dataclasses.replace(options, batch=1, attention=False)
+    single = dataclasses.replace(options, batch=1, attention=False, storage=FLOAT32)
+    if parameters.activations is None:
+        return _search_kernels(_write(model, single, Builder(), work), options, mode, images, progress=progress)
     graph = FileGraph.read(np.memmap(_write(model, single, Builder(), work), np.uint8, "r"))
     images = check_images(graph, images, mode.name)
     factors = _output_factors(graph, work, mode, images, progress=progress)
@@ -91,32 +99,103 @@ def search(model: Any, options: Options, mode: Mode, images: np.ndarray, work: P
     builder = RoundingBuilder(mode=mode)
     _write(model, single, builder, work)
     emulation = Emulation(work, {**_steps(ranges), **builder.fixed_steps})
-    if len(images) < 2:
-        return Found(options, mode, 0.0, {}, ())
-    shown = images[np.linspace(0, len(images) - 1, _image_count(graph, len(candidates), len(images))).astype(int)]
+    shown = _some_images(graph, len(candidates), images)
     exact = emulation.run(shown, ())
-    power = exact.var(axis=0, ddof=1).sum()
+    if not _differ(exact):
+        return Found(options, mode, 0.0, {}, ())
 
     def noise(tensors: Iterable[str]) -> float:
-        error = emulation.run(shown, tensors) - exact
-        return float(error.var(axis=0, ddof=1).sum() / power)
+        return _noise(emulation.run(shown, tensors), exact)
 
-    if not power > 0:
-        return Found(options, mode, 0.0, {}, ())
     noises = {one: noise(one.tensors) for one in track(candidates, "Searching", show=progress)}
     others = set(emulation.tensors).difference(*(one.tensors for one in candidates))
     chosen = _choose(noises, parameters.noise - noise(others), parameters.share)
     spared = frozenset[str]().union(*(one.tensors for one in chosen))
-    operators = sorted(frozenset[str]().union(*(one.operators for one in chosen)))
+    operators = frozenset[str]().union(*(one.operators for one in chosen))
     kept = {name: values for name, values in factors.items() if name not in operators}
-    shares = {one.name: value for one, value in sorted(noises.items(), key=lambda item: -item[1])}
     return Found(
         dataclasses.replace(options, output_factors=kept),
         dataclasses.replace(mode, rules=(*mode.rules, *_rules(operators, parameters.activations))),
         noise(set(emulation.tensors) - spared),
-        shares,
+        _sorted_shares(noises),
         tuple(one.name for one in candidates if one in chosen),
     )
+
+
+def _search_kernels(source: Path, options: Options, mode: Mode, images: np.ndarray, *, progress: bool) -> Found:
+    """Return a mode in which the dense layers that kernels of 4 bits hurt most have 8; see `search`.
+
+    The layers that lose least get larger blocks, which make up for the bytes of some others.
+    """
+    parameters = mode.search
+    assert parameters is not None
+    content = np.fromfile(source, np.uint8)
+    graph = FileGraph.read(content)
+    images = check_images(graph, images, mode.name)
+    layers = {graph.name(one): one for one in graph.operators if one.kind == "FULLY_CONNECTED"}
+    storages = {name: mode.storage_of(one.kind, name) for name, one in layers.items()}
+    kernels = {name: graph.kernel(layers[name]) for name, storage in storages.items() if storage.bits == 4}
+    candidates = list(_kernel_candidates(kernels))
+    shown = _some_images(graph, len(candidates), images)
+    exact = _outputs(content, graph, shown)
+    if not _differ(exact):
+        return Found(options, mode, 0.0, {}, ())
+    noises = {}
+    for one in track(candidates, "Searching", show=progress):
+        own = {name: kernels[name].copy() for name in one.operators}
+        for name in own:
+            kernels[name][...] = storages[name].rounded(own[name]).floats()
+        noises[one] = _noise(_outputs(content, graph, shown), exact)
+        for name, kernel in own.items():
+            kernels[name][...] = kernel
+    chosen = _choose(noises, parameters.noise, parameters.share)
+    names = frozenset[str]().union(*(one.operators for one in chosen))
+    quiet = {name for one in _quietest(noises) for name in one.operators if storages[name].block == 32} - names
+    dense, rules = ("FULLY_CONNECTED",), list(mode.rules)
+    if names:
+        rules.append(Rule(operators=dense, names=_pattern(names), weights=8, method="gptq"))
+    if names and quiet:
+        rules.append(Rule(operators=dense, names=_pattern(quiet), weights=4, block=64, method="gptq"))
+    mode = dataclasses.replace(mode, rules=tuple(rules))
+    return Found(
+        dataclasses.replace(options, storage=mode),
+        mode,
+        sum(noise for one, noise in noises.items() if one not in chosen),
+        _sorted_shares(noises),
+        tuple(one.name for one in candidates if one in chosen),
+    )
+
+
+def _kernel_candidates(kernels: Mapping[str, np.ndarray]) -> Iterator[_Candidate]:
+    """Yield dense layers, queries and keys together; the costs are numbers of weights."""
+    groups: dict[str, list[str]] = {}
+    for name in kernels:
+        groups.setdefault(re.sub(r"/(query|key)$", "/query and key", name), []).append(name)
+    total = sum(kernel.size for kernel in kernels.values())
+    for group, names in groups.items():
+        cost = sum(kernels[name].size for name in names) / total
+        yield _Candidate(group, frozenset(), frozenset(names), cost)
+
+
+def _outputs(content: np.ndarray, graph: FileGraph, images: np.ndarray) -> np.ndarray:
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_content=content.tobytes(), num_threads=2)
+    interpreter.allocate_tensors()
+    return outputs(interpreter, graph.image, images)
+
+
+def _differ(exact: np.ndarray) -> bool:
+    return len(exact) > 1 and bool(exact.var(axis=0).sum() > 0)
+
+
+def _noise(received: np.ndarray, exact: np.ndarray) -> float:
+    """Return the power of the errors as a share of the power of the differences between images."""
+    return float((received - exact).var(axis=0, ddof=1).sum() / exact.var(axis=0, ddof=1).sum())
+
+
+def _sorted_shares(noises: Mapping[_Candidate, float]) -> dict[str, float]:
+    return {one.name: noise for one, noise in sorted(noises.items(), key=lambda item: -item[1])}
 
 
 def _write(model: Any, options: Options, builder: Builder, path: Path) -> Path:
@@ -141,8 +220,7 @@ def _output_factors(
         largest = np.abs(values).reshape(-1, values.shape[-1]).max(axis=0).astype(np.float64)
         maxima[name] = np.maximum(maxima.get(name, 0), largest)
 
-    few = images[np.linspace(0, len(images) - 1, min(len(images), NUM_FACTOR_IMAGES)).astype(int)]
-    observe(path, graph, few, update, names=names, progress=progress)
+    observe(path, graph, spread(images, NUM_FACTOR_IMAGES), update, names=names, progress=progress)
     return {
         name: 1 / on_grid(values)
         for name, values in maxima.items()
@@ -163,9 +241,10 @@ def _steps(ranges: Ranges) -> dict[str, float]:
     }
 
 
-def _image_count(graph: FileGraph, runs: int, available: int) -> int:
+def _some_images(graph: FileGraph, runs: int, images: np.ndarray) -> np.ndarray:
+    """Return as many images as the budget allows in so many runs."""
     per_image = sum(_multiply_adds(graph, operator) for operator in graph.operators if operator.kind in WITH_KERNELS)
-    return min(available, max(LEAST_IMAGES, min(MOST_IMAGES, int(BUDGET / max(runs * per_image, 1)))))
+    return spread(images, max(LEAST_IMAGES, min(MOST_IMAGES, int(BUDGET / max(runs * per_image, 1)))))
 
 
 def _multiply_adds(graph: FileGraph, operator: Operator) -> float:
@@ -242,9 +321,23 @@ def _choose(noises: Mapping[_Candidate, float], most: float, share: float) -> se
     return chosen
 
 
-def _rules(operators: list[str], activations: Literal[16, 32]) -> tuple[Rule, ...]:
+def _quietest(noises: Mapping[_Candidate, float]) -> Iterator[_Candidate]:
+    """Yield the candidates with the least noise for their cost, as many as have the share `QUIET` of all."""
+    left = QUIET
+    for one in sorted(noises, key=lambda one: noises[one] / one.cost):
+        left -= one.cost
+        if left < 0:
+            return
+        yield one
+
+
+def _rules(operators: Iterable[str], activations: Literal[16, 32]) -> tuple[Rule, ...]:
     """Return a rule for operators by their names."""
     if not operators:
         return ()
-    pattern = f"^({'|'.join(map(re.escape, operators))});"
-    return (Rule(operators=("*",), names=pattern, weights=8, activations=activations),)
+    return (Rule(operators=("*",), names=_pattern(operators), weights=8, activations=activations),)
+
+
+def _pattern(names: Iterable[str]) -> str:
+    """Return a regular expression that fits these names alone."""
+    return f"^({'|'.join(map(re.escape, sorted(names)))});"
