@@ -141,7 +141,7 @@ def main() -> None:
             export.tflite(model, files[name], quantize=mode, calibration=calibration, **lenient)
             if name not in found:
                 run = export.runner(files[name])
-                values = np.concatenate([run(model.preprocess(image))["features"] for image in images])
+                values = np.concatenate([run(model.preprocess(image)) for image in images])
                 is_teacher = model is teacher
                 found[name] = values if is_teacher else mapped(features(model, fit_images), fit_target, values)
         times = milliseconds(files, options.rounds)
