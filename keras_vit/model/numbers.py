@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from keras_vit._util import data_files
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.parts import Numbers, Part
@@ -40,6 +38,8 @@ def fingerprint(config: ViTConfig) -> str:
 
 def hash_weights(weights: Iterable[Any], start: str = "") -> str:
     """Return the SHA-256 of a text and the values of weights."""
+    import numpy as np
+
     digest = hashlib.sha256(start.encode())
     for weight in weights:
         digest.update(np.asarray(weight).tobytes())

@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_vit._util.checks import is_count, one_of
-from keras_vit.model.config.limits import check_attention
+from keras_vit.model.config import check_attention
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.visualize._models import check_inputs, split_batch, to_float32
 
