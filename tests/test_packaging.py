@@ -25,9 +25,10 @@ SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
 DATA = ["zoo", "converters"]
 # Packages whose import name differs from their distribution's.
 DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}
-# Modules that are imported only if these packages are installed; batch._embed says how to install them.
+# Modules that are imported only if these packages are installed; they say how to install them.
 ON_TOP = {
     "train.data.digits_dataset_builder": {"tensorflow-datasets"},
+    "visualize.html.figures": {"matplotlib"},
     **dict.fromkeys(
         ("batch._embed", "batch._search", "batch.compute", "batch.folder", "batch.images"), {"fsspec", "pyarrow"}
     ),

@@ -194,7 +194,7 @@ def test_the_suffix_of_a_keras_file_is_recognised_in_any_case(tmp_path: Path) ->
 def test_a_damaged_keras_file_is_one_clear_error(tmp_path: Path) -> None:
     built().save(tmp_path / "vit.keras")
     (tmp_path / "cut.keras").write_bytes((tmp_path / "vit.keras").read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match="cut.keras: does not end as a zip archive does: it was cut short"):
+    with pytest.raises(CheckpointError, match=r"cut.keras: cannot be read \(BadZipFile: .*download it again"):
         converters.load(tmp_path / "cut.keras")
     with pytest.raises(FileNotFoundError, match="There is no file or folder"):
         converters.load(tmp_path / "none.keras")
