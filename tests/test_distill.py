@@ -183,7 +183,7 @@ def test_a_run_does_not_go_on_with_another_teacher(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("recipe", ["distill", "distill-features"])
+@pytest.mark.parametrize("recipe", [pytest.param("distill", marks=pytest.mark.slow), "distill-features"])
 def test_killed_three_times_it_ends_the_same_bit_for_bit(tmp_path: Path, recipe: str) -> None:
     killed_runs.train(tmp_path / "alone", recipe)
     for lines in (3, 12, 30):
