@@ -30,7 +30,7 @@ from keras_vit._util.timing import timed
 from keras_vit.export.check.running import load_exported
 from keras_vit.export.quantization import modes
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # before this folder, whose file has the same name
 import real_weights
 from outlier_models import pair_cosines
 
