@@ -77,7 +77,8 @@ def collect_images(
     def on_replica(batch: Batch) -> list[Any]:
         context = tf.distribute.get_replica_context()
         tensors = (*function(batch), batch["index"], batch["weight"])
-        return [context.all_gather(tensor, axis=0) for tensor in tensors]
+        # What comes with the batch itself may be on no device yet, and all_gather asks for one.
+        return [context.all_gather(tf.identity(tensor), axis=0) for tensor in tensors]
 
     compiled = tf.function(lambda batch: strategy.run(on_replica, args=(batch,)))
 
