@@ -257,6 +257,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
         ("write_npz", [("../w", NUMBERS)], "is a path and not a tensor's name"),
         ("write_npz", [("w", np.array([None]))], "'w' is object. Types written: float64"),
         ("write_safetensors", [("w", NUMBERS), ("w", NUMBERS)], "Two tensors are named 'w'"),
+        ("write_safetensors", [("__metadata__", NUMBERS)], "and no tensor, under the name '__metadata__'"),
         ("write_safetensors", [("w", np.array(["a"]))], "'w' is <U1. Types written: float64"),
     ],
 )

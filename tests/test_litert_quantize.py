@@ -237,6 +237,14 @@ def test_gptq_takes_inputs_that_are_never_used_and_kernels_of_zeros():
     assert (received.floats() == 0).all()
 
 
+def test_what_the_head_reads_weighs_at_least_a_quarter_of_all_tokens_in_the_rounding():
+    weights = Tokens(total=17, final=1).weights((2, 17, 8)).reshape(2, 17)
+    assert (weights[:, 0] == 17 / 4).all()
+    assert (weights[:, 1:] == 1).all()
+    assert (Tokens(total=17, final=17).weights((2, 17, 8)) == 1).all()  # the head reads their mean
+    assert (Tokens(total=17, final=1).weights((2, 1, 8)) == 1).all()  # the last block computes the first token alone
+
+
 def test_calibration_images_make_dynamic_files_more_exact(digit_files, tmp_path):
     model, source, images, _, calibration = digit_files
     mode, path = modes.load_mode("dynamic"), tmp_path / "out.tflite"

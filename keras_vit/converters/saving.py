@@ -19,7 +19,9 @@ from keras_vit.model.vision_transformer import VisionTransformer
 
 _CONTAINERS = {".npz": "npz", ".safetensors": "safetensors"}  # by suffix
 # Of other kinds of files.
-_OTHER_SUFFIXES = (".bin", ".ckpt", ".h5", ".json", ".keras", ".npy", ".onnx", ".pb", ".pkl", ".pt", ".pth", ".tflite")
+_OTHER_SUFFIXES = frozenset(
+    ".bin .ckpt .gguf .h5 .hdf5 .json .keras .msgpack .npy .onnx .pb .pickle .pkl .pt .pth .tflite .zip".split()
+)
 
 
 def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str) -> Path:

@@ -26,6 +26,7 @@ from keras_vit.converters.containers.base import (
 from keras_vit.errors import CheckpointError
 
 _ALIGNMENT = 8
+_METADATA = "__metadata__"
 # By code: "F32" is float32.
 _TYPES = {name.replace("float", "f").replace("uint", "u").replace("int", "i").upper(): name for name in ITEM_BYTES}
 
@@ -61,9 +62,11 @@ def write_safetensors(
     """
     codes = {name: code for code, name in _TYPES.items()}
     arrays = sorted(checked_pairs(tensors), key=lambda pair: (-pair[1].itemsize, pair[0]))  # so that all are aligned
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     end = 0
     for name, array in arrays:
+        if name == _METADATA:
+            raise ValueError(f"A .safetensors file has texts, and no tensor, under the name {_METADATA!r}.")
         begin, end = end, end + array.nbytes
         header[name] = {"dtype": codes[array.dtype.name], "shape": array.shape, "data_offsets": (begin, end)}
     text = json.dumps(header, ensure_ascii=False).encode()

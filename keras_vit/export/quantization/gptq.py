@@ -47,6 +47,7 @@ def gptq(kernel: np.ndarray, hessian: np.ndarray, storage: Storage, damping: flo
 def _round_again(
     integers: np.ndarray, kernel: np.ndarray, scales: np.ndarray, hessian: np.ndarray, storage: Storage
 ) -> None:
+    """Move each integer, in place, to where the squared error of the layer's outputs is least, the others fixed."""
     steps = scales.T.repeat(kernel.shape[1] // scales.shape[1], axis=0)  # (inputs, outputs)
     diagonal, hessian = np.diag(hessian), hessian.astype(np.float32)
     current = integers.T.astype(np.float32)

@@ -51,7 +51,7 @@ class Rule:
 
     @property
     def storage(self) -> Storage:
-        """How it stores kernels."""
+        """Storage of the kernels of the rule's operators."""
         return {4: dataclasses.replace(INT4, block=self.block), 8: INT8, FLOAT: FLOAT32}[self.weights]
 
     def fits(self, kind: str, name: str) -> bool:
@@ -77,19 +77,18 @@ class Smoothing:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """How operators that lose much are found on calibration images, and what they get.
+    """How the operators that lose much by quantization are found on calibration images, and what they get instead.
 
-    They lose by fixed ranges of 8 bits, or in a mode with kernels of 4 bits by those.
-
-    The measure is noise: the power of the output's error by all of them, as a share of the power of the
-    differences between images' outputs. The cosine of differences is about 1 - noise / 2.
+    In a mode with fixed ranges of 8 bits they get other ranges, in a mode with kernels of 4 bits other kernels.
+    The measure is noise: the power of the output's error that all operators cause together, as a share of the
+    power of the differences between images' outputs. The cosine of differences is about 1 - noise / 2.
     """
 
     noise: Fraction  # the search ends when the rest has no more
-    # Most that may get more: of the multiply-adds of dense layers, with 16 bits of the values of all tensors, with
-    # kernels of 8 bits of the weights.
+    # The most that may get more bits: a share of the multiply-adds of dense layers (`activations` of 32), of the
+    # values of all tensors (16) or of the weights (None).
     share: Fraction
-    # Bits of the inputs and outputs of those found, 32: ranges at run time; None: they get kernels of 8 bits.
+    # Bits of the inputs and outputs of what was found; 32 has ranges at run time. None: kernels of 8 bits instead.
     activations: Literal[16, 32] | None = None
 
 

@@ -15,7 +15,8 @@ from keras_vit.export.quantization.modes import Mode
 from keras_vit.model.vision_transformer import VisionTransformer
 
 NUM_SHOWN = 5  # layers
-# Of the tokens that the head reads, together, beside all tokens: others reach the head through attention alone.
+# Least weight of all tokens that the head reads together, as a share of the number of all tokens. An error in one of the
+# others reaches the head through attention alone.
 FINAL_WEIGHT = 0.25
 
 
@@ -33,7 +34,7 @@ class Tokens(NamedTuple):
         return cls(config.num_tokens, config.num_final_tokens if is_whole else config.num_tokens)
 
     def weights(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Return what each row of a layer's inputs counts, (rows, 1)."""
+        """Return the weight of each row of a layer's inputs in sums of squares, (rows, 1)."""
         weights = np.ones(shape[:-1], np.float32)
         if len(shape) == 3 and shape[1] == self.total:
             weights[:, : self.final] = max(1, FINAL_WEIGHT * self.total / self.final)
