@@ -19,8 +19,24 @@ from keras_vit.model.vision_transformer import VisionTransformer
 
 _CONTAINERS = {".npz": "npz", ".safetensors": "safetensors"}  # by suffix
 # Of other kinds of files.
-_OTHER_SUFFIXES = frozenset(
-    ".bin .ckpt .gguf .h5 .hdf5 .json .keras .msgpack .npy .onnx .pb .pickle .pkl .pt .pth .tflite .zip".split()
+_OTHER_SUFFIXES = (
+    ".bin",
+    ".ckpt",
+    ".gguf",
+    ".h5",
+    ".hdf5",
+    ".json",
+    ".keras",
+    ".msgpack",
+    ".npy",
+    ".onnx",
+    ".pb",
+    ".pickle",
+    ".pkl",
+    ".pt",
+    ".pth",
+    ".tflite",
+    ".zip",
 )
 
 

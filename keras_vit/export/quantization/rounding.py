@@ -15,8 +15,8 @@ from keras_vit.export.quantization.modes import Mode
 from keras_vit.model.vision_transformer import VisionTransformer
 
 NUM_SHOWN = 5  # layers
-# Least weight of all tokens that the head reads together, as a share of the number of all tokens. An error in one of the
-# others reaches the head through attention alone.
+# Least weight of all tokens that the head reads, together, as a share of the number of all tokens. An error in one of
+# the others reaches the head through attention alone.
 FINAL_WEIGHT = 0.25
 
 
