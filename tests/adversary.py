@@ -1,6 +1,6 @@
 """Damage what people give to the package in many ways: each case is read, or refused with one error of the package.
 
-python tests/adversary.py --area all --seed 0
+PYTHONPATH=. python tests/adversary.py --area all --seed 0
 
 A case fails if it raises another error, takes 30 seconds, or gives a wrong result without an error. Memory is that of
 the process, and of the largest one that it started.
