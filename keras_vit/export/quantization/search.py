@@ -266,7 +266,7 @@ def _dense_candidates(graph: FileGraph, operators: list[Operator]) -> Iterator[_
     """Yield the dense layers that read the same tensor; the costs are multiply-adds."""
     layers: dict[str, list[Operator]] = {}
     for operator in operators:
-        if operator.kind == "FULLY_CONNECTED":
+        if operator.kind in WITH_KERNELS:
             layers.setdefault(graph.input_name(operator), []).append(operator)
     total = sum(_multiply_adds(graph, operator) for operator in operators if operator.kind in WITH_KERNELS)
     for source, readers in layers.items():

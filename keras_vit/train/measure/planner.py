@@ -186,14 +186,7 @@ def plan(
     one_of("precision", precision, PRECISIONS)
     one_of("momentum_dtype", momentum_dtype, MOMENTUM_DTYPES)
     check_counts(batch_size=batch_size, devices=devices, accumulation=accumulation)
-    parts = devices * accumulation
-    micro_batch, rest = divmod(batch_size, parts)
-    if rest:
-        multiples = [size for size in (batch_size - rest, batch_size - rest + parts) if size]
-        raise ValueError(
-            f"batch_size is a multiple of devices x accumulation = {parts}; the nearest are {multiples}."
-            f" Received: {batch_size}"
-        )
+    micro_batch = _micro_batch(batch_size, devices * accumulation)
     if not 0 < utilization <= 1 or (peak_tflops is not None and not peak_tflops > 0):
         raise ValueError(
             f"utilization must be in (0, 1] and peak_tflops above 0. Received: {utilization} and {peak_tflops}"
@@ -202,14 +195,14 @@ def plan(
     step_flops = batch_size * (3 * counted.flops + (counted.block_flops if remat else 0))
     saved, working = _activations(config, BYTES[precision], remat=remat)
     cast_bytes = 0 if precision == "float32" else BYTES[precision]
-    size, taught = config.size, 0
+    size, teacher_bytes = config.size, 0
     if teacher is not None:
         taught_by = teacher if isinstance(teacher, ViTConfig) else ViTConfig.from_name(teacher)
         size = max(size[0], taught_by.size[0]), max(size[1], taught_by.size[1])
-        weights = numbers(taught_by).parameters * (FLOAT32 + cast_bytes)
-        taught = weights + micro_batch * _activations(taught_by, BYTES[precision], remat=True)[1]
+        teacher_bytes = numbers(taught_by).parameters * (FLOAT32 + cast_bytes)
+        teacher_bytes += micro_batch * _activations(taught_by, BYTES[precision], remat=True)[1]
         step_flops += batch_size * numbers(taught_by).flops
-    words = {  # that describe the setting, and whether they do
+    setting = {  # words, and whether they apply
         f"{devices} device{'s' * (devices > 1)}": True,
         f"{accumulation} micro-batches": accumulation > 1,
         optimizer: True,
@@ -224,7 +217,7 @@ def plan(
         batch_size=batch_size,
         devices=devices,
         micro_batch=micro_batch,
-        setting=", ".join(word for word, applies in words.items() if applies),
+        setting=", ".join(word for word, applies in setting.items() if applies),
         parameters=counted.parameters,
         forward_flops=counted.flops,
         step_flops=step_flops,
@@ -237,10 +230,22 @@ def plan(
         activations=micro_batch * saved,
         working=micro_batch * working,
         images=batch_size // devices * prod(size) * config.num_channels * FLOAT32,
-        teacher=taught,
+        teacher=teacher_bytes,
         step_seconds=step_flops / (devices * peak_tflops * 1e12 * utilization) if peak_tflops else None,
         rate=f"{utilization:.0%} of {peak_tflops} TFLOP/s",
     )
+
+
+def _micro_batch(batch_size: int, parts: int) -> int:
+    """Return how many images a device computes at once, of a batch in so many parts."""
+    micro_batch, rest = divmod(batch_size, parts)
+    if rest:
+        multiples = [size for size in (batch_size - rest, batch_size - rest + parts) if size]
+        raise ValueError(
+            f"batch_size is a multiple of devices x accumulation = {parts}; the nearest are {multiples}."
+            f" Received: {batch_size}"
+        )
+    return micro_batch
 
 
 @functools.lru_cache(maxsize=64)
