@@ -1,12 +1,13 @@
 """Teach ViT-Ti/16 at 112 px the features of a trained DINOv2-S/14 at 224 px, from a few photos without labels.
 
-    python benchmarks/distill_features.py WEIGHTS PHOTOS [--minutes 20] [--rounds 15]
+    python benchmarks/distill_features.py WEIGHTS PHOTOS [--minutes 20] [--rounds 15] [--out FOLDER]
 
-WEIGHTS is a folder with the weights of DINOv2-S/14. PHOTOS has the folders `train` and `test` of image files: the
-student learns from crops of the first and is judged on crops of the second. The student before and after, and our
-LiteRT files of the teacher, are compared with the teacher: the cosine of the differences of two crops' features, and
-how often the nearest of all other crops is of the same photo. A student's features come through a linear map, fitted
-to the teacher's on the training photos. Milliseconds are medians of interleaved rounds of LiteRT on two threads.
+WEIGHTS is a folder with the weights of DINOv2-S/14. PHOTOS has the folders `train` and `test` of image files. The
+student learns from crops of the first. It is judged before and after, beside our LiteRT files of the teacher, on other
+crops of the first and on crops of the second, by the cosine of the differences of two crops' features with the
+teacher's, and by how often the nearest of all other crops is of the same photo. A student's features come through a
+linear map that is fitted to the teacher's on crops of `train`. Milliseconds are medians of interleaved rounds of LiteRT
+on two threads. FOLDER gets the student's run.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from keras_vit.model.vision_transformer import VisionTransformer
 
 STUDENT = ViTConfig.from_name("Ti/16", image_size=112, num_classes=0)
 CROPS = 24  # of each photo
+PENALTIES = tuple(10.0**power for power in range(-6, 2))
 
 
 def crops(folder: Path, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -63,12 +65,30 @@ def judge(found: np.ndarray, expected: np.ndarray, photos: np.ndarray) -> tuple[
     return float(cosines.mean()), float((photos[similarity.argmax(-1)] == photos).mean())
 
 
-def mapped(fit: np.ndarray, target: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """Map features linearly to the teacher's: least squares on the training photos, with a small penalty."""
-    centre, penalty = fit.mean(0), 1e-3 * fit.var() * len(fit)
-    x = fit - centre
-    kernel = np.linalg.solve(x.T @ x + penalty * np.eye(x.shape[1]), x.T @ (target - target.mean(0)))
-    return (found - centre) @ kernel + target.mean(0)
+def mapped(fit: np.ndarray, target: np.ndarray, photos: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """Map features linearly to the teacher's: ridge regression on the training photos.
+
+    The penalty is the one that is best for photos left out: with the crops of ten photos a small one fits these alone.
+    """
+
+    def error(penalty: float) -> float:
+        errors = 0.0
+        for photo in set(photos):
+            rest = photos != photo
+            errors += np.square(ridge(fit[rest], target[rest], fit[~rest], penalty) - target[~rest]).sum()
+        return errors
+
+    return ridge(fit, target, found, min(PENALTIES, key=error))
+
+
+def ridge(fit: np.ndarray, target: np.ndarray, found: np.ndarray, penalty: float) -> np.ndarray:
+    """Fit a linear map with a penalty, a share of the features' power, and apply it."""
+    x = fit - fit.mean(0)
+    products = x.T @ x
+    kernel = np.linalg.solve(
+        products + penalty * np.trace(products) * np.eye(len(products)), x.T @ (target - target.mean(0))
+    )
+    return (found - fit.mean(0)) @ kernel + target.mean(0)
 
 
 def milliseconds(files: dict[str, Path], rounds: int) -> dict[str, float]:
@@ -87,7 +107,7 @@ def milliseconds(files: dict[str, Path], rounds: int) -> dict[str, float]:
     return {name: statistics.median(each) for name, each in times.items()}
 
 
-def distilled(teacher: VisionTransformer, photos: Path, minutes: float) -> tuple[train.Result, float]:
+def distilled(teacher: VisionTransformer, photos: Path, minutes: float, out: Path | None) -> tuple[train.Result, float]:
     """Train the student for about so many minutes; return the run, and its minutes."""
     fields: dict[str, Any] = {
         "epochs": None,
@@ -97,14 +117,14 @@ def distilled(teacher: VisionTransformer, photos: Path, minutes: float) -> tuple
         "log_steps": 20,
     }
 
-    def run(steps: int) -> tuple[train.Result, float]:
+    def run(steps: int, out: Path | None = None) -> tuple[train.Result, float]:
         recipe = train.recipe("distill-features", steps=steps, **fields)
         start = time.monotonic()
-        result = train.run(recipe, model=STUDENT, teacher=teacher, data=photos, progress=False)
+        result = train.run(recipe, model=STUDENT, teacher=teacher, data=photos, out=out, progress=False)
         return result, (time.monotonic() - start) / 60
 
     short, long = (run(steps)[1] for steps in (4, 24))
-    return run(max(20, round(20 * minutes / (long - short))))
+    return run(max(20, round(20 * minutes / (long - short))), out)
 
 
 def main() -> None:
@@ -114,16 +134,25 @@ def main() -> None:
     parser.add_argument("photos", type=Path)
     parser.add_argument("--minutes", type=float, default=20, help="of training (20)")
     parser.add_argument("--rounds", type=int, default=15, help="of measuring times (15)")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     teacher = converters.load(options.weights, image_size=224)
-    (fit_images, _), (images, photos) = crops(options.photos / "train", 0), crops(options.photos / "test", 1)
-    fit_target, target = features(teacher, fit_images), features(teacher, images)
+    fit_images, photos = crops(options.photos / "train", 0)
+    sets = {"learned photos": crops(options.photos / "train", 2), "other photos": crops(options.photos / "test", 1)}
+    shown = np.concatenate([images for images, _ in sets.values()])
+    fit_target, target = features(teacher, fit_images), features(teacher, shown)
     keras.utils.set_random_seed(0)
-    result, minutes = distilled(teacher, options.photos / "train", options.minutes)
-    students = {"Ti/16, random weights": VisionTransformer(STUDENT), "Ti/16, distilled": result.model}
-    found = {name: mapped(features(s, fit_images), fit_target, features(s, images)) for name, s in students.items()}
-    found = {"S/14, the teacher": target, **found}
-    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    result, minutes = distilled(teacher, options.photos / "train", options.minutes, options.out)
+
+    def of_student(student: VisionTransformer, values: np.ndarray) -> np.ndarray:
+        return mapped(features(student, fit_images), fit_target, photos, values)
+
+    random = VisionTransformer(STUDENT)
+    found = {
+        "S/14, the teacher": target,
+        "Ti/16, random weights": of_student(random, features(random, shown)),
+        "Ti/16, distilled": of_student(result.model, features(result.model, shown)),
+    }
     with tempfile.TemporaryDirectory() as folder:
         exported = {
             "S/14, the teacher": (teacher, "none"),
@@ -137,27 +166,28 @@ def main() -> None:
             files[name] = Path(folder) / f"{number}.tflite"
             calibration = model.preprocess(fit_images[::9]) if mode != "none" else None
             # Measured below; no file is refused here.
-            lenient = {"verify": model.preprocess(images), "least_cosine": -1.0, "least_agreement": 0.0}
+            lenient = {"verify": model.preprocess(shown[:8]), "least_cosine": -1.0, "least_agreement": 0.0}
             export.tflite(model, files[name], quantize=mode, calibration=calibration, **lenient)
             if name not in found:
                 run = export.runner(files[name])
-                values = np.concatenate([run(model.preprocess(image)) for image in images])
-                is_teacher = model is teacher
-                found[name] = values if is_teacher else mapped(features(model, fit_images), fit_target, values)
+                values = np.concatenate([run(model.preprocess(image)) for image in shown])
+                found[name] = values if model is teacher else of_student(model, values)
         times = milliseconds(files, options.rounds)
         sizes = {name: path.stat().st_size / 1e6 for name, path in files.items()}
+    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     print(
         f"Features of DINOv2-S/14 (224 px) for Ti/16 (112 px): {result.steps} steps of 16 views, {minutes:.1f} minutes"
     )
     print(f"{datetime.date.today()}, {cpu[1] if cpu else 'CPU unknown'}, {os.cpu_count()} CPUs")
     print(f"Python {platform.python_version()}, keras {keras.__version__}, tensorflow {tf.__version__}")
-    learned, judged = (len(each) // CROPS for each in (fit_images, images))
-    print(f"{learned} photos to learn from, {len(images)} crops of {judged} others to judge\n")
-    print(f"{'':28}{'cosine of differences':>24}{'same photo':>12}{'ms':>8}{'MB':>8}")
+    print("Cosine of differences, and the share of crops whose nearest is of the same photo:\n")
+    print(f"{'':28}" + "".join(f"{name:>20}" for name in sets) + f"{'ms':>8}{'MB':>8}")
+    bounds = np.cumsum([len(images) for images, _ in sets.values()])[:-1]
     for name in itertools.chain(found, files.keys() - found.keys()):
-        cosine, same = judge(found[name], target, photos)
+        parts = zip(np.split(found[name], bounds), np.split(target, bounds), sets.values(), strict=True)
+        judged = (judge(ours, theirs, of_photos) for ours, theirs, (_, of_photos) in parts)
         cost = f"{times[name]:8.1f}{sizes[name]:8.1f}" if name in times else ""
-        print(f"{name:28}{cosine:24.4f}{same:12.4f}{cost}")
+        print(f"{name:28}" + "".join(f"{cosine:12.4f}{same:8.4f}" for cosine, same in judged) + cost)
 
 
 if __name__ == "__main__":

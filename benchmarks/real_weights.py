@@ -36,7 +36,7 @@ from outlier_models import pair_cosines
 
 CONVERTER = "converter"  # TensorFlow's, in the mode dynamic
 CALIBRATED = "dynamic, images"  # the mode dynamic with calibration images
-LARGER = "int4, share .42"  # the mode int4 with kernels of 8 bits in so many of the weights
+LARGER = "int4, share .40"  # the mode int4 with kernels of 8 bits in so many of the weights
 MODES = ("none", "float16", "dynamic", CALIBRATED, CONVERTER, "int4", LARGER, "int8", "int8-full", "int16x8")
 SEEDS = (1, 2)  # of the two sets
 COUNT, CALIBRATION = 36, 32  # crops
@@ -89,7 +89,7 @@ def exported(
     elif mode == LARGER:
         text = (data_files.folder("converters") / "exports" / "int4.toml").read_text(encoding="utf-8")
         own = folder / "larger.toml"
-        own.write_text(re.sub(r"(?m)^share = .*", "share = 0.42", text), encoding="utf-8")
+        own.write_text(re.sub(r"(?m)^share = .*", "share = 0.40", text), encoding="utf-8")
         given.update(quantize=own, calibration=images)
     elif modes.load_mode(mode).needs_calibration:
         given["calibration"] = images

@@ -74,6 +74,7 @@ def test_the_search_finds_the_layers_that_were_spoiled(
     for layer in ("dense1", "dense2"):
         assert found.shares[f"block_1/mlp/{layer}"] > 3 * found.shares[f"block_0/mlp/{layer}"]
     assert "block_1/mlp/dense1" in found.chosen
+    assert "embedding" in found.shares
     assert len(found.chosen) < len(found.shares)
     assert found.noise <= 1.2 * parameters.noise  # the noises of single layers add up, nearly
     better = measured(model, tmp_path / "a.tflite", "int8", calibration)

@@ -22,11 +22,11 @@ LEAST: dict[tuple[str, bool], float] = {
     ("none", False): 0.99999,
     ("float16", False): 0.9999,
     ("dynamic", False): 0.9985,
-    ("dynamic", True): 0.999,
-    ("int8", True): 0.996,
-    ("int8-full", True): 0.97,
-    ("int16x8", True): 0.998,
-    ("int4", True): 0.955,
+    ("dynamic", True): 0.9992,
+    ("int8", True): 0.997,
+    ("int8-full", True): 0.98,
+    ("int16x8", True): 0.999,
+    ("int4", True): 0.97,
 }
 
 
