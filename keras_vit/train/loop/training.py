@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent import futures
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -72,7 +72,7 @@ class Stop(contextlib.AbstractContextManager["Stop"]):
 
 def in_thread(function: Callable[..., Answer], *arguments: Any) -> Answer:
     """Call a function in another thread: meanwhile this one handles signals, which TensorFlow would delay."""
-    future: Future[Answer] = Future()
+    future: futures.Future[Answer] = futures.Future()
 
     def call() -> None:
         try:
@@ -81,6 +81,9 @@ def in_thread(function: Callable[..., Answer], *arguments: Any) -> Answer:
             future.set_exception(error)
 
     threading.Thread(target=call, daemon=True).start()  # a daemon, so that a second Ctrl-C does not wait for it
+    # A signal does not end the wait if it comes just before it or to another thread: then the next round handles it.
+    while not futures.wait([future], timeout=0.1).done:
+        pass
     return future.result()
 
 
