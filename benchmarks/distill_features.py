@@ -7,7 +7,7 @@ student learns from crops of the first. It is judged before and after, beside ou
 crops of the first and on crops of the second, by the cosine of the differences of two crops' features with the
 teacher's, and by how often the nearest of all other crops is of the same photo. A student's features come through a
 linear map that is fitted to the teacher's on crops of `train`. Milliseconds are medians of interleaved rounds of LiteRT
-on two threads. FOLDER gets the student's run.
+on two threads.
 """
 
 import argparse
@@ -26,17 +26,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 from PIL import Image
+from sklearn.linear_model import RidgeCV
+from sklearn.model_selection import LeaveOneGroupOut
 
 from keras_vit import ViTConfig, converters, export, train
 from keras_vit.model.vision_transformer import VisionTransformer
 
 STUDENT = ViTConfig.from_name("Ti/16", image_size=112, num_classes=0)
 CROPS = 24  # of each photo
-PENALTIES = tuple(10.0**power for power in range(-6, 2))
+PENALTIES = np.logspace(-6, 1, 8)  # of linear maps, as shares of the power of the features
 
 
 def crops(folder: Path, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return crops of a quarter to the whole of the shorter side, uint8 (n, 256, 256, 3), and their photos' numbers."""
+    """Return square crops, of 0.4 to all of the shorter side, uint8 (n, 256, 256, 3), and their photos' numbers."""
     random = np.random.default_rng(seed)
     images, photos = [], []
     for number, path in enumerate(sorted(folder.iterdir())):
@@ -70,25 +72,9 @@ def mapped(fit: np.ndarray, target: np.ndarray, photos: np.ndarray, found: np.nd
 
     The penalty is the one that is best for photos left out: with the crops of ten photos a small one fits these alone.
     """
-
-    def error(penalty: float) -> float:
-        errors = 0.0
-        for photo in set(photos):
-            rest = photos != photo
-            errors += np.square(ridge(fit[rest], target[rest], fit[~rest], penalty) - target[~rest]).sum()
-        return errors
-
-    return ridge(fit, target, found, min(PENALTIES, key=error))
-
-
-def ridge(fit: np.ndarray, target: np.ndarray, found: np.ndarray, penalty: float) -> np.ndarray:
-    """Fit a linear map with a penalty, a share of the features' power, and apply it."""
-    x = fit - fit.mean(0)
-    products = x.T @ x
-    kernel = np.linalg.solve(
-        products + penalty * np.trace(products) * np.eye(len(products)), x.T @ (target - target.mean(0))
-    )
-    return (found - fit.mean(0)) @ kernel + target.mean(0)
+    power = np.square(fit - fit.mean(0)).sum()
+    ridge = RidgeCV(PENALTIES * power, scoring="neg_mean_squared_error", cv=LeaveOneGroupOut().split(fit, groups=photos))
+    return ridge.fit(fit, target).predict(found)
 
 
 def milliseconds(files: dict[str, Path], rounds: int) -> dict[str, float]:
@@ -134,7 +120,7 @@ def main() -> None:
     parser.add_argument("photos", type=Path)
     parser.add_argument("--minutes", type=float, default=20, help="of training (20)")
     parser.add_argument("--rounds", type=int, default=15, help="of measuring times (15)")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="folder of the student's run")
     options = parser.parse_args()
     teacher = converters.load(options.weights, image_size=224)
     fit_images, photos = crops(options.photos / "train", 0)
@@ -147,10 +133,10 @@ def main() -> None:
     def of_student(student: VisionTransformer, values: np.ndarray) -> np.ndarray:
         return mapped(features(student, fit_images), fit_target, photos, values)
 
-    random = VisionTransformer(STUDENT)
+    untrained = VisionTransformer(STUDENT)
     found = {
         "S/14, the teacher": target,
-        "Ti/16, random weights": of_student(random, features(random, shown)),
+        "Ti/16, random weights": of_student(untrained, features(untrained, shown)),
         "Ti/16, distilled": of_student(result.model, features(result.model, shown)),
     }
     with tempfile.TemporaryDirectory() as folder:

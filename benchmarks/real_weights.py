@@ -8,9 +8,9 @@
                                                            nncf, onnx and onnxruntime
 
 The cosines are those of the differences between the features of two images, file against Keras in float32: mean (least)
-over all pairs of 36 crops, of two sets. Calibration images are 32 crops of other parts of the photos. All files are
-timed alternately in one process, those of the peers in another, right after. Weights and photos come with packages of
-`make test-real`.
+over all pairs of 36 crops, of two sets. Calibration images are 32 crops of other parts of the photos, or as many as
+`--calibration` says. All files are timed alternately in one process, those of the peers in another, right after.
+Weights and photos come with packages of `make test-real`.
 """
 
 import argparse
@@ -36,10 +36,11 @@ from outlier_models import pair_cosines
 
 CONVERTER = "converter"  # TensorFlow's, in the mode dynamic
 CALIBRATED = "dynamic, images"  # the mode dynamic with calibration images
-LARGER = "int4, share .40"  # the mode int4 with kernels of 8 bits in so many of the weights
+LARGER_SHARE = 0.40  # of the weights, which have 8 bits
+LARGER = f"int4, share {LARGER_SHARE}"  # the mode int4 with this share
 MODES = ("none", "float16", "dynamic", CALIBRATED, CONVERTER, "int4", LARGER, "int8", "int8-full", "int16x8")
 SEEDS = (1, 2)  # of the two sets
-COUNT, CALIBRATION = 36, 32  # crops
+COUNT = 36  # crops of a set
 SLOW = 1000  # milliseconds, of files that are timed once
 PEERS = Path(__file__).with_name("real_weights_peers.py")
 
@@ -51,12 +52,13 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=real_weights.SIZE)
     parser.add_argument("--head", action="store_true")
     parser.add_argument("--peers")
+    parser.add_argument("--calibration", type=int, default=32, help="crops to calibrate on")
     parser.add_argument("--rounds", type=int, default=10)
     options = parser.parse_args()
     draw = {"size": options.size, **({"photos": real_weights.CLASSES} if options.head else {})}
     model = (real_weights.with_head if options.head else real_weights.load)(options.size)
     sets = [real_weights.prepared(real_weights.crops(COUNT, seed, **draw)) for seed in SEEDS]
-    images = real_weights.prepared(real_weights.crops(CALIBRATION, 0, calibration=True, **draw))
+    images = real_weights.prepared(real_weights.crops(options.calibration, 0, calibration=True, **draw))
     expected = [model.predict(shown, verbose=0) for shown in sets]
     print(f"{'':24}{'set 1':>17}{'set 2':>17}{'agree':>8}{'MB':>8}{'ms':>9}{'export s':>10}  own gate")
     with tempfile.TemporaryDirectory() as folder:
@@ -89,7 +91,7 @@ def exported(
     elif mode == LARGER:
         text = (data_files.folder("converters") / "exports" / "int4.toml").read_text(encoding="utf-8")
         own = folder / "larger.toml"
-        own.write_text(re.sub(r"(?m)^share = .*", "share = 0.40", text), encoding="utf-8")
+        own.write_text(re.sub(r"(?m)^share = .*", f"share = {LARGER_SHARE}", text), encoding="utf-8")
         given.update(quantize=own, calibration=images)
     elif modes.load_mode(mode).needs_calibration:
         given["calibration"] = images

@@ -85,8 +85,8 @@ class Search:
     """
 
     noise: Fraction  # the search ends when the rest has no more
-    # The most that may get more bits: a share of the multiply-adds of dense layers (`activations` of 32), of the
-    # values of all tensors (16) or of the weights (None).
+    # The most that may get more bits: a share of the multiply-adds of dense layers and convolutions (`activations`
+    # of 32), of the values of all tensors (16) or of the weights (None).
     share: Fraction
     # Bits of the inputs and outputs of what was found; 32 has ranges at run time. None: kernels of 8 bits instead.
     activations: Literal[16, 32] | None = None

@@ -69,8 +69,6 @@ def round_dense(
     layers = {
         layer: mode.storage_of(layer.kind, graph.name(layer)) for layer in dense if mode.rounds(graph.name(layer))
     }
-    if any(storage.bits < 8 for storage in layers.values()):
-        images = np.concatenate([images, images[:, :, ::-1]])  # mirrored, which is nearly as good as others
     inputs = {graph.input_name(layer) for layer in layers}
     sums: dict[str, _Sums] = {}
 
