@@ -72,8 +72,9 @@ def mapped(fit: np.ndarray, target: np.ndarray, photos: np.ndarray, found: np.nd
 
     The penalty is the one that is best for photos left out: with the crops of ten photos a small one fits these alone.
     """
-    power = np.square(fit - fit.mean(0)).sum()
-    ridge = RidgeCV(PENALTIES * power, scoring="neg_mean_squared_error", cv=LeaveOneGroupOut().split(fit, groups=photos))
+    penalties = PENALTIES * np.square(fit - fit.mean(0)).sum()
+    left_out = LeaveOneGroupOut().split(fit, groups=photos)
+    ridge = RidgeCV(penalties, scoring="neg_mean_squared_error", cv=left_out)
     return ridge.fit(fit, target).predict(found)
 
 
