@@ -257,12 +257,12 @@ def _candidates(graph: FileGraph, mode: Mode) -> Iterator[_Candidate]:
     assert mode.search is not None
     operators = [operator for operator in graph.operators if _bits(mode, graph, operator) == 8]
     if mode.search.activations == FLOAT:
-        yield from _kernel_candidates(graph, operators)
+        yield from _layer_candidates(graph, operators)
     else:
         yield from _tensor_candidates(graph, operators)
 
 
-def _kernel_candidates(graph: FileGraph, operators: list[Operator]) -> Iterator[_Candidate]:
+def _layer_candidates(graph: FileGraph, operators: list[Operator]) -> Iterator[_Candidate]:
     """Yield the dense layers and convolutions that read the same tensor; the costs are multiply-adds."""
     layers: dict[str, list[Operator]] = {}
     for operator in operators:
