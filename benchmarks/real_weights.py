@@ -36,7 +36,7 @@ from outlier_models import pair_cosines
 
 CONVERTER = "converter"  # TensorFlow's, in the mode dynamic
 CALIBRATED = "dynamic, images"  # the mode dynamic with calibration images
-LARGER_SHARE = 0.40  # of the weights, which have 8 bits
+LARGER_SHARE = 0.42  # of the weights, which have 8 bits
 LARGER = f"int4, share {LARGER_SHARE}"  # the mode int4 with this share
 MODES = ("none", "float16", "dynamic", CALIBRATED, CONVERTER, "int4", LARGER, "int8", "int8-full", "int16x8")
 SEEDS = (1, 2)  # of the two sets

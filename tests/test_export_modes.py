@@ -23,6 +23,7 @@ WRONG = {
     "an unknown key": (TABLE + "least_cosin = 1.0\n", "no key 'least_cosin'; the nearest is 'least_cosine'"),
     "a missing key": (TABLE.replace("summary", "#"), "lacks the key 'summary'"),
     "an unknown storage": (TABLE + 'storage = "float61"\n', "the nearest is 'float16'"),
+    "an unknown storage of tables": (TABLE + 'tables = "int8"\n', "tables must be one of .*float16"),
     "rules after int8": (TABLE + 'storage = "int8"\n' + RULE, "where there are rules"),
     "a cosine above 1": (
         TABLE.replace("cosine = 0.9", "cosine = 99.0"),

@@ -145,7 +145,7 @@ def test_a_program_that_crashes_or_hangs_is_one_error(tmp_path: Path, monkeypatc
     program = tmp_path / "program.py"
     monkeypatch.setattr(compiled, "__file__", str(program))
     program.write_text("import os; os.abort()")
-    with pytest.raises(ValueError, match="exit status -6"):
+    with pytest.raises(ValueError, match="LiteRT crashed .exit status -6"):
         run_compiled(tmp_path / "file.tflite", np.zeros((1, 2, 2, 3), np.float32), hardware=("GPU", "CPU"))
     program.write_text("import time; time.sleep(60)")
     monkeypatch.setattr(compiled, "TIMEOUT", 0.2)

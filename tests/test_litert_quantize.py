@@ -17,6 +17,7 @@ from keras_vit.export.litert.operators import Operators, RoundedDense
 from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.storage import INT4, INT8, Storage
 from keras_vit.export.quantization import modes
+from keras_vit.export.quantization.calibration import with_enlarged_parts
 from keras_vit.export.quantization.gptq import gptq
 from keras_vit.export.quantization.modes import Mode, Rule
 from keras_vit.export.quantization.quantize import quantize
@@ -243,6 +244,31 @@ def test_what_the_head_reads_weighs_at_least_a_quarter_of_all_tokens_in_the_roun
     assert (weights[:, 1:] == 1).all()
     assert (Tokens(total=17, final=17).weights((2, 17, 8)) == 1).all()  # the head reads their mean
     assert (Tokens(total=17, final=1).weights((2, 1, 8)) == 1).all()  # the last block computes the first token alone
+
+
+def test_enlarged_parts_are_of_the_same_picture():
+    ramp = np.linspace(0, 9, 10, dtype=np.float32)
+    images = np.broadcast_to(np.stack([ramp[:, None] + 0 * ramp, ramp + 0 * ramp[:, None]], axis=-1), (5, 10, 10, 2))
+    shown = with_enlarged_parts(images)
+    np.testing.assert_array_equal(shown[:5], images)
+    lines = {0: shown[5:, :, 0, 0], 1: shown[5:, 0, :, 1]}  # of rows and columns: still ramps, less steep, upwards
+    for values in lines.values():
+        steps = np.diff(values)[:, 1:-1]  # the borders repeat half a pixel
+        np.testing.assert_allclose(steps, steps[:, :1].repeat(steps.shape[1], axis=1), atol=1e-5)
+        assert (steps > 0.699).all() and (steps < 1).all()
+        assert np.ptp(steps[:, 0]) > 0.01  # each image has a part of its own
+    np.testing.assert_allclose(shown[5:, :, :, 0], shown[5:, :, :1, 0].repeat(10, axis=2), atol=1e-5)
+    pixels = with_enlarged_parts(np.full((2, 3, 4, 3), 255, np.uint8))
+    assert pixels.dtype == np.uint8 and (pixels == 255).all()
+
+
+@pytest.mark.parametrize(("name", "dtypes"), [("int4", {"FLOAT16", "FLOAT32"}), ("dynamic", {"FLOAT32"})])
+def test_positions_are_stored_as_the_mode_says_and_added_in_float32(name, dtypes, tmp_path):
+    model, path = built(), tmp_path / "model.tflite"
+    build_file(model, Options(storage=modes.load_mode(name))).write(path)
+    tensors = unpacked(path).subgraphs[0].tensors
+    types = {tensor.type for tensor in tensors if tensor.name.decode().startswith("position/embedding")}
+    assert types == {getattr(schema().TensorType, dtype) for dtype in dtypes}
 
 
 def test_calibration_images_make_dynamic_files_more_exact(digit_files, tmp_path):

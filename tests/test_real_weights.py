@@ -26,7 +26,7 @@ LEAST: dict[tuple[str, bool], float] = {
     ("int8", True): 0.997,
     ("int8-full", True): 0.98,
     ("int16x8", True): 0.999,
-    ("int4", True): 0.965,
+    ("int4", True): 0.972,
 }
 
 

@@ -60,7 +60,7 @@ def run_compiled(
         except subprocess.TimeoutExpired:
             raise ValueError(f"{path} did not run on {' and '.join(hardware)} in {TIMEOUT:g} seconds") from None
         if done.returncode:
-            reasons = "; ".join(_REASON.findall(done.stderr)[:3])
+            reasons = "; ".join(_REASON.findall(done.stderr)[:3]) or "LiteRT crashed"
             raise ValueError(
                 f"{path} cannot be run on {' and '.join(hardware)}: {reasons} (exit status {done.returncode})"
             )

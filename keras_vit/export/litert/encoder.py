@@ -68,7 +68,7 @@ def write_stem_table(file: FileWriter, layer: Any, tokens: Any) -> Value:
         positions = (vit.PositionEmbedding, RelativePosition)
         has_others = any(isinstance(one, positions) and one not in layers for one in file.model.layers)
         name = "prefix" if has_others else "position"  # blocks with positions use the second name
-        tensor = file.ops.add(tensor, file.ops.constant(table[None], f"{name}/embedding"), name)
+        tensor = file.ops.add_table(tensor, table[None], name)
     return Value(tensor, scales=x.scales)
 
 

@@ -23,11 +23,12 @@ class Integers(NamedTuple):
 
 
 class StorageRules(Protocol):
-    """Choice of the storage of each kernel: a `Storage` for all, or a quantization mode."""
+    """Choice of the storage of each kernel, and of tables: a `Storage` for all kernels, or a quantization mode."""
 
     def storage_of(self, kind: str, name: str, *, few_rows: bool = False) -> "Storage":
         """Return the storage of an operator's kernel, by the operator's kind in the schema and its name.
 
+        Of an ADD it is the storage of the table that is added to all images' tokens.
         With `few_rows` of inputs, a product of floats takes hardly longer than one of int8.
         """
 
@@ -45,8 +46,10 @@ class Storage:
     convolution_version: int = 1  # lowest version of CONV_2D that takes such kernels
 
     def storage_of(self, kind: str, name: str, *, few_rows: bool = False) -> "Storage":
-        """Return this storage, for every kernel; float16 instead of int8 where there are few rows."""
-        del kind, name
+        """Return this storage, for every kernel: float16 instead of int8 for few rows; float32 for tables."""
+        del name
+        if kind == "ADD":
+            return FLOAT32
         return FLOAT16 if few_rows and self == INT8 else self
 
     def add_kernel(self, builder: Builder, kernel: np.ndarray | Integers, name: str) -> Tensor:

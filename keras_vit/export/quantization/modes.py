@@ -106,6 +106,7 @@ class Mode:
     patches: Patches = (
         "dense"  # how patches are embedded: "dense" is SPACE_TO_DEPTH and FULLY_CONNECTED, or "convolution"
     )
+    tables: Literal["float32", "float16"] = "float32"  # how embeddings of positions are stored
     rules: tuple[Rule, ...] = ()  # applied to the written file, in this order
     smoothing: Smoothing | None = None
     gptq: bool = False  # whether GPTQ rounds the kernels of dense layers where there are calibration images
@@ -122,7 +123,9 @@ class Mode:
         return not all(rule.is_of_kernels for rule in self.rules)
 
     def storage_of(self, kind: str, name: str, *, few_rows: bool = False) -> Storage:
-        """Return how the kernel of an operator is written, by its kind in the schema and its name."""
+        """Return how the kernel, or the table that is added, of an operator is written; see `StorageRules`."""
+        if kind == "ADD":
+            return STORAGES[self.tables]
         fitting = [rule.storage for rule in self.rules if rule.fits(kind, name) and not self.uses_quantizer]
         return fitting[-1] if fitting else STORAGES[self.storage].storage_of(kind, name, few_rows=few_rows)
 

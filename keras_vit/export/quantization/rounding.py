@@ -9,7 +9,7 @@ import numpy as np
 from keras_vit._util.progress import track
 from keras_vit.export.litert.operators import RoundedDense
 from keras_vit.export.litert.options import image_config
-from keras_vit.export.quantization.calibration import FileGraph, check_images, observe
+from keras_vit.export.quantization.calibration import FileGraph, check_images, observe, with_enlarged_parts
 from keras_vit.export.quantization.gptq import DAMPING, gptq
 from keras_vit.export.quantization.modes import Mode
 from keras_vit.model.vision_transformer import VisionTransformer
@@ -69,6 +69,8 @@ def round_dense(
     layers = {
         layer: mode.storage_of(layer.kind, graph.name(layer)) for layer in dense if mode.rounds(graph.name(layer))
     }
+    if any(storage.bits == 4 for storage in layers.values()):
+        images = with_enlarged_parts(images)
     inputs = {graph.input_name(layer) for layer in layers}
     sums: dict[str, _Sums] = {}
 
