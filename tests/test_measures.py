@@ -153,13 +153,13 @@ CALIBRATED = (
 @pytest.mark.parametrize(
     ("mode", "values", "wanted", "steps"),
     [
-        ("dynamic", {"decided_agreement": 0.9875}, "agreement >= 0.99", f"{CALIBRATED}{ACCEPT}least_agreement=0.9875"),
+        ("dynamic", {"decided_agreement": 0.975}, "agreement >= 0.9875", f"{CALIBRATED}{ACCEPT}least_agreement=0.975"),
         ("int8", {"difference_cosine": 0.941}, "difference_cosine >= 0.95", f"{CALIBRATED}{ACCEPT}least_cosine=0.941"),
         ("dynamic", {"cosine": 0.2}, "cosine >= 0.995", CALIBRATED),
         (
             "int4",
             {"cosine": 0.97, "difference_cosine": 0.9, "decided_agreement": 0.93},
-            "cosine >= 0.98 and difference_cosine >= 0.92 and agreement >= 0.94",
+            "cosine >= 0.98 and difference_cosine >= 0.92 and agreement >= 0.95",
             f"{CALIBRATED}{ACCEPT}least_cosine=0.9 and least_agreement=0.93",
         ),
         ("none", {"cosine": 0.99}, "cosine >= 0.99999", "accept it with least_cosine=0.99"),
@@ -197,6 +197,21 @@ def test_of_few_classes_the_agreement_decides_where_there_are_enough_images() ->
     for case, given in ((wrong, {}), (few, {}), (directions, {"cosine": 0.7})):
         with pytest.raises(export.VerificationError):
             check_thresholds(case, load_mode("dynamic"), has_classes=True, num_classes=4, **given)
+
+
+@pytest.mark.parametrize(
+    ("mode", "images", "allowed"), [("dynamic", 36, 1), ("dynamic", 200, 2), ("int4", 36, 2), ("float16", 36, 0)]
+)
+def test_quantized_files_of_few_images_may_change_one(mode: str, images: int, allowed: int) -> None:
+    def changed(count: int, **given: float) -> None:
+        case = dataclasses.replace(report(decided_agreement=1 - count / images), images=images)
+        check_thresholds(case, load_mode(mode), has_classes=True, **given)
+
+    changed(allowed)
+    with pytest.raises(export.VerificationError):
+        changed(allowed + 1)
+    with pytest.raises(export.VerificationError):
+        changed(1, agreement=0.999)  # what is given is meant to the letter
 
 
 def test_no_difference_between_images_is_no_refusal() -> None:

@@ -27,7 +27,8 @@ def check_thresholds(
     """Raise a VerificationError with the next step if a value of the report is below the given or the mode's least.
 
     `given_least` has "cosine" and "agreement". Without classes, or on images whose classes mean little, no agreement is
-    asked for unless it is given. With few classes and enough images it decides alone.
+    asked for unless it is given. With few classes and enough images it decides alone. Of a quantized file, the mode's
+    agreement allows a whole number of images to differ, at least one: two hundred say what 0.995 is, thirty do not.
     """
     values = {
         "cosine": report.cosine if report.mean_cosine is None else report.mean_cosine,
@@ -44,8 +45,11 @@ def check_thresholds(
         least["agreement"] = round(1 - UNDECIDED * (1 - max(least["agreement"], LEAST_CLASS_MAP)), 4)
     elif not has_classes:
         least["agreement"] = 0.0
-    elif num_classes < MANY_CLASSES and report.images >= ENOUGH_IMAGES:
-        least["cosine"] = -1.0
+    else:
+        if mode is not None and min(mode.bits) < HALF:
+            least["agreement"] = _least_share(least["agreement"], report.images)
+        if num_classes < MANY_CLASSES and report.images >= ENOUGH_IMAGES:
+            least["cosine"] = -1.0
     least = least | given_least
     least["difference_cosine"] = min(least["difference_cosine"], least["cosine"])
     missed = {name: value for name, value in values.items() if value is not None and not value >= least[name]}
@@ -55,6 +59,12 @@ def check_thresholds(
             f"{report.path} differs from the model: wanted {wanted}. {'; '.join(report.lines()[1:])}. "
             f"What to do: {'; or '.join(_next_steps(missed, mode))}"
         )
+
+
+def _least_share(least: float, images: int) -> float:
+    """Return the least share of so many images if whole images are allowed to differ: of a few, one."""
+    differing = math.ceil(round((1 - least) * images, 4))
+    return math.floor(10_000 * (1 - differing / images)) / 10_000
 
 
 def _next_steps(missed: dict[str, float], mode: Mode | None) -> list[str]:
