@@ -77,7 +77,8 @@ def search(vectors: str | os.PathLike[str] | np.ndarray, queries: Any, *, top: i
     wanted = wanted / _lengths(wanted, range(len(wanted)), "query")[:, None]
     found: list[list[Match]] = [[] for _ in wanted]
     for rows, numbers, paths in _blocks(vectors, wanted.shape):
-        scores = wanted @ rows.T / _lengths(rows, numbers, "row")
+        lengths = _lengths(rows, numbers, "row")  # before the product, in which infinity makes some processors warn
+        scores = wanted @ rows.T / lengths
         for best, of_query in zip(found, scores, strict=True):
             better = np.flatnonzero(of_query > (best[-1].score if len(best) == top else -np.inf))
             for place in better[np.argsort(-of_query[better], kind="stable")[:top]].tolist():
