@@ -147,6 +147,9 @@ def test_a_program_that_crashes_or_hangs_is_one_error(tmp_path: Path, monkeypatc
     program.write_text("import os; os.abort()")
     with pytest.raises(ValueError, match="LiteRT crashed .exit status -6"):
         run_compiled(tmp_path / "file.tflite", np.zeros((1, 2, 2, 3), np.float32), hardware=("GPU", "CPU"))
+    program.write_text("raise SystemExit('F0000 00:00:1.5 17028 model.cc:218] Check failed: !IsInput(x)')")
+    with pytest.raises(ValueError, match=r"GPU: Check failed: !IsInput\(x\) \(exit status 1\)"):
+        run_compiled(tmp_path / "file.tflite", np.zeros((1, 2, 2, 3), np.float32), hardware=("GPU",))
     program.write_text("import time; time.sleep(60)")
     monkeypatch.setattr(compiled, "TIMEOUT", 0.2)
     with pytest.raises(ValueError, match="did not run on GPU in 0.2 seconds"):

@@ -22,7 +22,7 @@ import numpy as np
 TIMEOUT = 600.0  # seconds
 # LiteRT's errors, and a library that the driver lacks. Errors within a line of another level are of vendors' plugins,
 # which are tried on every machine.
-_REASON = re.compile(r"^(?:ERROR|Warning|\w+Error): (.+)", re.MULTILINE)
+_REASON = re.compile(r"^(?:(?:ERROR|Warning|\w+Error): |F\d{4} [^]\n]*\] )(.+)", re.MULTILINE)  # F: a failed check
 
 
 @dataclass(frozen=True, kw_only=True)
