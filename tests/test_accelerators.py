@@ -24,8 +24,8 @@ REFUSAL = (
     "CONV_2D: Max version supported: 6. Requested version 7.\n"
     "392 operations will run on the GPU, and the remaining 597 operations will run on the CPU.\n"
 )
-# int4 without its blocks, which LiteRT's GPU ends with a crash, as it does the norms of int8-full; int16x8: no GPU has
-# int16 tensors.
+# int4 without its blocks: LiteRT's GPU crashes on them. It crashes on the norms of int8-full, too, and no GPU has the
+# int16 tensors of int16x8.
 MODES = ("none", "float16", "dynamic", "int4", "int8")
 
 
@@ -192,7 +192,6 @@ def check_whole_and_right(model: VisionTransformer, path: Path, mode: str, given
         model, path, quantize=quantize, calibration=calibration, verify=shown, least_cosine=-1, least_agreement=0
     )
     run, accelerated = accelerators.run_on_gpu(path, shown)
-    assert accelerated.refused is None and accelerated.taken == accelerated.of
     assert accelerated.refused is None and accelerated.taken == accelerated.of
     assert score(model.predict_on_batch(shown), run.outputs["logits"]) > least
 

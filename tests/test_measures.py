@@ -211,7 +211,7 @@ def test_quantized_files_of_few_images_may_change_one(mode: str, images: int, al
     with pytest.raises(export.VerificationError):
         changed(allowed + 1)
     with pytest.raises(export.VerificationError):
-        changed(1, agreement=0.999)  # what is given is meant to the letter
+        changed(1, agreement=0.999)  # a given share is not rounded
 
 
 def test_no_difference_between_images_is_no_refusal() -> None:

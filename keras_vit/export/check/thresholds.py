@@ -27,8 +27,8 @@ def check_thresholds(
     """Raise a VerificationError with the next step if a value of the report is below the given or the mode's least.
 
     `given_least` has "cosine" and "agreement". Without classes, or on images whose classes mean little, no agreement is
-    asked for unless it is given. With few classes and enough images it decides alone. Of a quantized file, the mode's
-    agreement allows a whole number of images to differ, at least one: two hundred say what 0.995 is, thirty do not.
+    asked for unless it is given. With few classes and enough images it decides alone. A quantized file may always
+    differ on one image: with 30 of them, a share of 0.99 cannot be measured.
     """
     values = {
         "cosine": report.cosine if report.mean_cosine is None else report.mean_cosine,
@@ -62,7 +62,7 @@ def check_thresholds(
 
 
 def _least_share(least: float, images: int) -> float:
-    """Return the least share of so many images if whole images are allowed to differ: of a few, one."""
+    """Return the least share of so many images after the number that may differ is rounded up."""
     differing = math.ceil(round((1 - least) * images, 4))
     return math.floor(10_000 * (1 - differing / images)) / 10_000
 

@@ -117,8 +117,8 @@ def spread(images: np.ndarray, count: int) -> np.ndarray:
 def with_enlarged_parts(images: np.ndarray) -> np.ndarray:
     """Return the images and, of each, a part at a random place, enlarged to the image's size.
 
-    GPTQ fits a few images so closely that others lose; with parts of them it sees more. Nothing is mirrored: a mirrored
-    digit is none.
+    GPTQ fits a few images so closely that it is worse on others. The parts are more images. Nothing is mirrored: a
+    mirrored digit is no digit.
 
     Args:
         images: float32 or uint8 (count, height, width, channels).

@@ -123,7 +123,7 @@ class Mode:
         return not all(rule.is_of_kernels for rule in self.rules)
 
     def storage_of(self, kind: str, name: str, *, few_rows: bool = False) -> Storage:
-        """Return how the kernel, or the table that is added, of an operator is written; see `StorageRules`."""
+        """Return how an operator's kernel, or the table that it adds, is written; see `StorageRules`."""
         if kind == "ADD":
             return STORAGES[self.tables]
         fitting = [rule.storage for rule in self.rules if rule.fits(kind, name) and not self.uses_quantizer]
