@@ -12,7 +12,7 @@ import pytest
 import family_table
 from command_line import fails, run
 from keras_vit import VisionTransformer, converters, export, visualize, zoo
-from keras_vit._util.download import cached_files
+from keras_vit._util import downloads
 from keras_vit.errors import FileUnavailableError, LicenceError
 from keras_vit.model.numbers import numbers
 from keras_vit.zoo import catalogue, pretrained
@@ -222,7 +222,7 @@ def test_a_file_with_terms_is_loaded_only_after_they_are_accepted(small: VisionT
 def test_a_file_that_was_downloaded_once_needs_no_acceptance(
     small: VisionTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cached_files, "_is_cached", lambda source: True)
+    monkeypatch.setattr(downloads, "_is_cached", lambda source: True)
     assert_same_bits(values(zoo.load("DINOv3-B/16")), values(small))
 
 

@@ -310,8 +310,8 @@ def _random_config(config: ViTConfig, changes: Mapping[str, Any]) -> ViTConfig:
 
 
 def fetch_source(choice: Choice) -> Path:
-    """Return the local path of the weights; errors as `_util.download.fetch`, and LicenceError."""
-    from keras_vit._util.download import check_licence, fetch
+    """Return the local path of the weights; errors as `_util.downloads.fetch`, and LicenceError."""
+    from keras_vit._util.downloads import check_licence, fetch
 
     source = choice.source or ""
     row = choice.published
@@ -320,7 +320,7 @@ def fetch_source(choice: Choice) -> Path:
     else:
         name = f"{choice.name}, weights {row.tag!r},"
         check_licence(source, name, row.licence, row.terms, is_accepted=choice.accept_licence)
-        path = fetch(source, sha256=row.sha256, size=row.bytes)
+        path = fetch(source, sha256=row.sha256)
     # Published files of the hub need theirs: it has what the tensors do not show, such as the activation.
     fetch_beside(source, _CONFIG_FILES, needed="" if row is None else "config.json")
     return path
@@ -328,7 +328,7 @@ def fetch_source(choice: Choice) -> Path:
 
 def fetch_beside(source: str, names: Sequence[str], *, needed: str = "") -> None:
     """Fetch the files of these names beside a remote .safetensors file; only the `needed` one must be there."""
-    from keras_vit._util.download import fetch
+    from keras_vit._util.downloads import fetch
 
     if match := _REMOTE_CHECKPOINT.fullmatch(source):
         for name in names:
