@@ -168,7 +168,7 @@ def _no_connection(host: str | None) -> str:
 def _from_hub(remote: Remote) -> Path:
     """Return a file of the Hugging Face Hub, cached and verified by the hub's own package."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.utils import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     hub = HUB_SOURCE.fullmatch(remote.url)
     assert hub

@@ -16,7 +16,8 @@ from typing import Any
 from keras_vit._util import html
 from keras_vit._util.checks import check_texts
 from keras_vit._util.text import nearest
-from keras_vit.errors import CardError, UnknownModelError
+from keras_vit.errors import CardError
+from keras_vit.errors import UnknownModelError as UnknownModelError
 from keras_vit.model.numbers import numbers
 from keras_vit.model.parts import PRECISIONS
 from keras_vit.model.sizes import canonical_name
