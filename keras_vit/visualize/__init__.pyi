@@ -2,7 +2,7 @@ from .attention import attention_distance as attention_distance
 from .attention import attention_maps as attention_maps
 from .attention import attention_rollout as attention_rollout
 from .attention import class_attention as class_attention
-from .html.report import report as report
+from .report_page import report as report
 from .tokens import effective_rank as effective_rank
 from .tokens import logit_lens as logit_lens
 from .tokens import patch_components as patch_components

@@ -14,7 +14,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from keras_vit._util import html
 from keras_vit._util.checks import check_texts
 from keras_vit._util.text import nearest
 from keras_vit.errors import CardError
@@ -36,7 +35,6 @@ _AUGREG_CLASSES = {
     "i21k": ("imagenet21k", 21843),
     "imagenet2012": ("imagenet2012", 1000),
 }
-_COLUMNS = ("weights", "images", "classes", "reported accuracy", "file", "paper")
 
 
 @dataclass(frozen=True)
@@ -82,21 +80,6 @@ class Card:
             details = "\n".join(f"    {line}" for line in str(weights).splitlines())
             blocks.append(f"  {tag}{' (default)' if tag == self.default else ''}\n{details}")
         return "\n\n".join(blocks)
-
-    def _repr_html_(self) -> str:
-        """Return the card as HTML, for notebooks."""
-        rows = [
-            (
-                tag + " (default)" * (tag == self.default),
-                f"{weights.image_size} px",
-                weights.classes_words,
-                "; ".join(map(str, weights.accuracy)),
-                weights.file,
-                str(weights.paper),
-            )
-            for tag, weights in self.weights.items()
-        ]
-        return html.table(rows, header=_COLUMNS, title=self.name)
 
 
 def names(pattern: str = "*") -> list[str]:
@@ -176,12 +159,13 @@ def alias(name: str) -> tuple[str, str] | None:
 @functools.cache
 def _aliases() -> dict[str, tuple[str, str]]:
     """Return the repositories of the cards' files, for those of timm also without "timm/", and the cards' aliases."""
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for family in families():
         for row in family.weights:
             if hub := re.fullmatch(r"hf://((?:timm/)?(.+?))/[^/]+", row.url or ""):
                 found |= dict.fromkeys(map(str.casefold, hub.groups()), (row.architecture, row.tag))
-        found |= {name.casefold(): (model, row) for name, (model, row) in family.table.get("aliases", {}).items()}
+        for name, stated in family.table.get("aliases", {}).items():
+            found[name.casefold()] = stated["model"], stated["weights"]
     return found
 
 

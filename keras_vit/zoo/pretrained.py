@@ -86,7 +86,7 @@ def _choose_weights(name: str, found: Card | ValueError, weights: str | os.PathL
     source = None if weights is None else as_path(weights, "weights")
     if isinstance(found, Card):
         tag = weights if isinstance(weights, str) and not _is_weights_file(weights, found) else None
-        row = select(found, tag or (named if named in found.weights else "default"))
+        row = select(found, tag if tag is not None else named if named in found.weights else "default")
         source = source if tag is None else row.location
         published = row if source == row.location else None
         return Choice(
