@@ -69,9 +69,6 @@ docs: $(VENV)/.with-docs ## write the API reference to build/api/ and a page abo
 	$(BIN)/python docs/reference.py build/api
 	$(BIN)/python docs/gallery/page.py build/gallery
 
-numbers: $(VENV)/.with-test ## count the numbers of the zoo's models again, after a card was added
-	$(BIN)/python -m keras_vit.zoo._numbers
-
 wheel: $(VENV)/.with-test ## build the wheel and the sdist in dist/
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .

@@ -21,7 +21,7 @@ from forgery import entry, keras_archive, npz, safetensors
 from keras_vit import converters
 from keras_vit.converters.config_json import KEY
 from keras_vit.converters.containers import open_container, write_npz
-from keras_vit.model.numbers import numbers
+from keras_vit.model.cost import count
 from model_weights import assert_same_bits, values
 from tiny_models import VARIANTS, built
 
@@ -356,8 +356,8 @@ def test_what_a_tensor_of_a_type_that_is_not_read_claims_does_not_count(tmp_path
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_bound_of_a_model_is_below_its_weights_and_near(name: str) -> None:
     model = built(**VARIANTS[name])
-    count = sum(value.size for value in values(model).values())
-    assert 0.85 * count < numbers(model.config).parameters <= count
+    held = sum(value.size for value in values(model).values())
+    assert 0.85 * held < count(model.config).parameters <= held
 
 
 # ---- the note

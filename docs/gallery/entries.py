@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from keras_vit import zoo
 from keras_vit.converters import expressible
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.numbers import numbers
+from keras_vit.model.cost import count
 from keras_vit.zoo.cards import Accuracy, Weights
 
 # The measure that the table and the plot compare. The cards show other measures too.
@@ -70,7 +70,7 @@ class Entry:
         for accuracy in self.weights.accuracy:
             if (accuracy.dataset, accuracy.metric) == (DATASET, METRIC):
                 measured = self.config.replace(image_size=accuracy.image_size)
-                return Point(accuracy=accuracy, gflops=numbers(measured).flops / 1e9)
+                return Point(accuracy=accuracy, gflops=count(measured).flops / 1e9)
         return None
 
     @property

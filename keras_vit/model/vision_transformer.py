@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -395,3 +396,11 @@ class VisionTransformer(keras.Model):
     def _freeze(self, frozen: Iterable[Sequence[Any]]) -> None:
         for name, index in frozen:
             list(self.get_layer(name)._flatten_layers())[index].trainable = False
+
+
+def hash_weights(weights: Iterable[Any], start: str = "") -> str:
+    """Return the SHA-256 of a text and the values of weights."""
+    digest = hashlib.sha256(start.encode())
+    for weight in weights:
+        digest.update(np.asarray(weight).tobytes())
+    return digest.hexdigest()

@@ -71,6 +71,8 @@ class Weights:
     tokenizer: str | None = None  # URL of the tokenizer of the text tower; None if it is in `text`, or there is none
     text: str | None = None  # file of the text tower, after `base`; None: it is in `file`
     terms: str | None = None  # address of terms that one must accept before the download
+    parameters: int | None = None  # of the whole model
+    gflops: float | None = None  # 1e9 operations for one image at image_size, two of a multiply-add
     sha256: str | None = None  # lower-case hexadecimal
     bytes: int | None = None  # exact size of the file
     size_mib: float | None = None  # approximate size

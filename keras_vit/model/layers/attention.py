@@ -14,7 +14,6 @@ from keras_vit.model.layers.base import (
     load_quantization,
     save_quantization,
 )
-from keras_vit.model.layers.cost import Cost, Shape
 from keras_vit.model.layers.dropout import Dropout
 from keras_vit.model.layers.position_variants import Rotary, relative_scores
 
@@ -133,32 +132,6 @@ class MultiHeadAttention(BaseLayer):
             tokens = ops.shape(attended)[1]
             return query, key, ops.triu(ops.full((tokens, tokens), MASKED, query.dtype), 1)
         return query, key, None if relative is None else relative_scores(query, relative)
-
-    @property
-    def title(self) -> str:
-        """The layer in words."""
-        return f"attention, {self.num_heads} heads of {self.query.kernel.shape[-1]}"
-
-    def cost(self, queries: Shape, attended: Shape | None = None, relative: Shape | None = None) -> Cost:
-        """Return the cost for queries (tokens, hidden_size) that attend to tokens (other tokens, hidden_size)."""
-        few, width = queries
-        many = few if attended is None else attended[0]
-        scores = self.num_heads * few * many
-        # A product for the scores and one for the weighted sum; relative positions score twice as many offsets.
-        products = (2 if relative is None else 4) * few * many * width
-        # The scores, and three tensors of tokens: queries, keys and values, or their copies with the heads in front.
-        # Relative scores are five times as many, for offsets are scored too and skewed in two steps.
-        peak = 3 * many * width + scores * (1 if relative is None else 5)
-        # Input, queries, keys, values, attention weights and the output of the heads.
-        kept = 2 * few * width + 3 * many * width + scores
-        cost = Cost(
-            multiply_adds=2 * (few + many) * width**2 + products,
-            kept=kept,
-            kernel_outputs=4 * width,
-            peak=peak,
-            widest=max(scores, many * width),
-        )
-        return cost + Cost(kept=scores, kept_masks=scores) if self.dropout_rate else cost
 
     def save_own_variables(self, store: Any) -> None:
         save_quantization(store, (self.query, self.key, self.value, self.out))

@@ -5,9 +5,8 @@ from typing import Any
 import keras
 
 from keras_vit.model.layers import runtime
-from keras_vit.model.layers.activations import KEPT_TENSORS, PEAK_TENSORS, activation_function
+from keras_vit.model.layers.activations import activation_function
 from keras_vit.model.layers.base import BaseLayer, Quantizable, initializer, load_quantization, save_quantization
-from keras_vit.model.layers.cost import Cost, Shape
 from keras_vit.model.layers.dropout import Dropout
 from keras_vit.model.layers.norm import LayerNormalization
 
@@ -82,27 +81,6 @@ class MLP(BaseLayer):
             x = self.norm(x)
         x = self.dropout(x, training=training)
         return self.dropout(self.dense2(x), training=training)
-
-    @property
-    def title(self) -> str:
-        """The layer in words."""
-        return f"{self.mlp_dim:,} wide, {'gated by ' if self.gated else ''}{self.activation}"
-
-    def cost(self, shape: Shape) -> Cost:
-        """Return the cost for (positions, width)."""
-        positions, width = shape
-        hidden = positions * self.mlp_dim
-        denses = 3 if self.gated else 2
-        cost = Cost(
-            multiply_adds=denses * hidden * width,
-            kept=positions * width + (KEPT_TENSORS[self.activation] + self.gated) * hidden,
-            kernel_outputs=(denses - 1) * self.mlp_dim + width,
-            peak=(PEAK_TENSORS[self.activation] + self.gated) * hidden,
-            widest=hidden,
-        )
-        if self.norm_epsilon is not None:
-            cost += self.norm.cost((hidden,)) + Cost(kept=hidden)
-        return cost + Cost(kept_masks=hidden + positions * width) if self.dropout_rate else cost
 
     @property
     def _dense_layers(self) -> tuple[keras.layers.Dense, ...]:
