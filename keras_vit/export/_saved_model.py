@@ -24,7 +24,6 @@ from keras_vit.export.server import signatures
 from keras_vit.export.server import warmup as warmup_requests
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.labels import single_lines
-from keras_vit.model.layers.base import quantization_problem
 from keras_vit.model.vision_transformer import VisionTransformer
 
 NUM_BFLOAT16_IMAGES = 4  # number of images for comparing the bfloat16 signatures
@@ -124,8 +123,6 @@ def _check(model: VisionTransformer, top: int) -> None:
             "saved_model writes VisionTransformers and models of maps; `model.export(path)` writes other Keras models. "
             f"Received: {type(model).__name__}"
         )
-    if problem := quantization_problem(model):
-        raise ValueError(f"saved_model starts from floating-point weights; `model.export(path)` does not. {problem}")
     check_counts(top=top)
 
 

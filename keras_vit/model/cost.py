@@ -292,8 +292,8 @@ def _attention(
     few, width = queries
     many = few if attended is None else attended[0]
     scores = layer.num_heads * few * many
-    projections = [layer.query, layer.out], [layer.key, layer.value]
-    of_queries, of_attended = (sum(prod(one.kernel.shape) for one in pair) for pair in projections)
+    of_queries = prod(layer.query.kernel.shape) + prod(layer.out.kernel.shape)
+    of_attended = prod(layer.key.kernel.shape) + prod(layer.value.kernel.shape)
     # A product for the scores and one for the weighted sum; relative positions score twice as many offsets.
     products = (2 if relative is None else 4) * scores * layer.query.kernel.shape[-1]
     cost = Cost(
@@ -311,7 +311,7 @@ def _attention(
 def _mlp(layer: vit.MLP, shape: Shape) -> Cost:
     positions, width = shape
     hidden = positions * layer.mlp_dim
-    denses = [layer.dense1, layer.dense2, *([layer.gate] if layer.gated else [])]
+    denses: list[Any] = [layer.dense1, layer.dense2, *([layer.gate] if layer.gated else [])]
     cost = Cost(
         multiply_adds=positions * sum(prod(dense.kernel.shape) for dense in denses),
         kept=positions * width + (KEPT[layer.activation] + layer.gated) * hidden,

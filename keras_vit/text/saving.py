@@ -16,7 +16,7 @@ from keras_vit.converters.table import OWN_PREFIX, Table
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config.text import TextConfig
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.text.encoder import TextEncoder, check_floating
+from keras_vit.text.encoder import TextEncoder
 from keras_vit.text.loading import SCALES, infer
 
 _NOT_IN_FILES = {"dropout_rate", "attention_dropout_rate", "layer_scale", *SCALES}
@@ -40,7 +40,7 @@ def save(
 
     Raises:
         CheckpointError: the format cannot express a tower; nothing is written.
-        TypeError, ValueError: `encoder` is no text encoder, or is quantized.
+        TypeError, ValueError: `encoder` is no text encoder.
 
     Example:
         >>> config = keras_vit.text.TextConfig(vocab_size=9, hidden_size=16, num_layers=1, num_heads=2, mlp_dim=8)
@@ -48,7 +48,8 @@ def save(
         >>> keras_vit.text.save(encoder, "text", format="huggingface_clip").name
         'model.safetensors'
     """
-    check_floating(encoder)
+    if not isinstance(encoder, TextEncoder):
+        raise TypeError(f"The model must be a TextEncoder. Received: {type(encoder).__name__}")
     table, config = writable_table(format, "text"), encoder.config
     values: dict[str, Any] = assign.merge_lora(encoder, assign.variables_by_path(encoder))
     if image is not None or table.layout == "keras":

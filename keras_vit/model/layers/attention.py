@@ -7,13 +7,7 @@ import keras
 from keras import ops
 
 from keras_vit.model.layers import runtime
-from keras_vit.model.layers.base import (
-    BaseLayer,
-    Quantizable,
-    glorot_uniform_matrix,
-    load_quantization,
-    save_quantization,
-)
+from keras_vit.model.layers.base import BaseLayer, glorot_uniform_matrix, refuse_quantize
 from keras_vit.model.layers.dropout import Dropout
 from keras_vit.model.layers.position_variants import Rotary, relative_scores
 
@@ -23,8 +17,10 @@ MASKED = -1e4
 
 
 @keras.saving.register_keras_serializable("keras_vit")
-class SplitHeads(Quantizable, keras.layers.EinsumDense):
+class SplitHeads(keras.layers.EinsumDense):
     """Project (batch, tokens, width) to (batch, heads, tokens, head size), times `scale`."""
+
+    quantize = refuse_quantize
 
     def __init__(self, num_heads: int, head_size: int, *, use_bias: bool = True, scale: float = 1.0, **kwargs: Any):
         super().__init__(
@@ -48,8 +44,10 @@ class SplitHeads(Quantizable, keras.layers.EinsumDense):
 
 
 @keras.saving.register_keras_serializable("keras_vit")
-class MergeHeads(Quantizable, keras.layers.EinsumDense):
+class MergeHeads(keras.layers.EinsumDense):
     """Project (batch, heads, tokens, head size) to (batch, tokens, width)."""
+
+    quantize = refuse_quantize
 
     def __init__(self, width: int, **kwargs: Any) -> None:
         initial = glorot_uniform_matrix(width, width)
@@ -132,12 +130,6 @@ class MultiHeadAttention(BaseLayer):
             tokens = ops.shape(attended)[1]
             return query, key, ops.triu(ops.full((tokens, tokens), MASKED, query.dtype), 1)
         return query, key, None if relative is None else relative_scores(query, relative)
-
-    def save_own_variables(self, store: Any) -> None:
-        save_quantization(store, (self.query, self.key, self.value, self.out))
-
-    def load_own_variables(self, store: Any) -> None:
-        load_quantization(store, (self.query, self.key, self.value, self.out))
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "rotary": None if self.rotary is None else dataclasses.asdict(self.rotary)}

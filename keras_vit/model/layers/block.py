@@ -79,7 +79,6 @@ class EncoderBlock(BaseLayer):
             self.scale2 = LayerScale(config.layer_scale, name="scale2", **policy)
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
-        # Keras' `quantize` refuses a layer that is not built, also one without weights.
         parts = (self.norm1, self.attention, self.norm2, self.mlp, self.depth, self.scale1, self.scale2)
         for part in parts:
             if part is not None:

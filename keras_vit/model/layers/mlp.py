@@ -6,14 +6,16 @@ import keras
 
 from keras_vit.model.layers import runtime
 from keras_vit.model.layers.activations import activation_function
-from keras_vit.model.layers.base import BaseLayer, Quantizable, initializer, load_quantization, save_quantization
+from keras_vit.model.layers.base import BaseLayer, dense_layer, initializer, refuse_quantize
 from keras_vit.model.layers.dropout import Dropout
 from keras_vit.model.layers.norm import LayerNormalization
 
 
 @keras.saving.register_keras_serializable("keras_vit")
-class Dense(Quantizable, keras.layers.Dense):
+class Dense(keras.layers.Dense):
     """Keras' Dense, with an activation by its name; `runtime` can make bias and activation one program."""
+
+    quantize = refuse_quantize
 
     def __init__(self, units: int, *, activation: str | None = None, **kwargs: Any) -> None:
         super().__init__(units, **kwargs)
@@ -65,7 +67,7 @@ class MLP(BaseLayer):
         if self.norm_epsilon is not None:
             self.norm = LayerNormalization(epsilon=self.norm_epsilon, name="norm", dtype=self.dtype_policy)
             self.norm.build(hidden_shape)
-        self.dense2 = keras.layers.Dense(input_shape[-1], name="dense2", **self._options())
+        self.dense2 = dense_layer(input_shape[-1], name="dense2", **self._options())
         self.dense2.build(hidden_shape)
 
     def _options(self) -> dict[str, Any]:
@@ -81,13 +83,3 @@ class MLP(BaseLayer):
             x = self.norm(x)
         x = self.dropout(x, training=training)
         return self.dropout(self.dense2(x), training=training)
-
-    @property
-    def _dense_layers(self) -> tuple[keras.layers.Dense, ...]:
-        return (self.dense1, self.gate, self.dense2) if self.gated else (self.dense1, self.dense2)
-
-    def save_own_variables(self, store: Any) -> None:
-        save_quantization(store, self._dense_layers)
-
-    def load_own_variables(self, store: Any) -> None:
-        load_quantization(store, self._dense_layers)
