@@ -17,7 +17,7 @@ unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-full test-extra test-browser test-arm test-real test-network test-packaging test-wheel lint format docs numbers wheel bench bench-gpu clean
+.PHONY: help demo test test-full test-extra test-browser test-arm test-real test-network test-packaging test-wheel lint format docs wheel bench bench-gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18

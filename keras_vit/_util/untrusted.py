@@ -6,7 +6,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from keras_vit._util.schema import check_depth
+from keras_vit._util.checks import check_depth
 
 # The most bytes a file may use to name its tensors: enough for 100,000. Parsed, they take twenty times that in memory.
 MAX_DIRECTORY_BYTES = 16 << 20

@@ -32,8 +32,13 @@ def glorot_uniform_matrix(fan_in: int, fan_out: int) -> keras.initializers.Initi
     return keras.initializers.RandomUniform(-limit, limit)
 
 
-def refuse_quantize(self: keras.layers.Layer, *_: Any, **__: Any) -> None:
-    """Raise a NotImplementedError, in place of Keras' method `quantize`; a model around ours then skips the layer."""
+def refuse_quantize(self: keras.layers.Layer, *arguments: Any, **options: Any) -> None:
+    """Raise a NotImplementedError, in place of Keras' method `quantize`; a model around ours then skips the layer.
+
+    Args:
+        *arguments, **options: of Keras' method.
+    """
+    del arguments, options
     raise NotImplementedError(
         f"Keras' `quantize` is not for keras_vit's models and layers. Received: {self.path or self.name}. For a small "
         'file use keras_vit.export.tflite(model, path, quantize="dynamic")'
