@@ -30,7 +30,7 @@ START, END = "<!-- image files: written by tests/image_table.py, checked by make
 READ = "yes"
 # A model whose input is the photo itself, so that prepared images are its pixels.
 PIXELS = ViTConfig(image_size=(45, 60), patch_size=15, preprocessing=Preprocessing(mean=(0,), std=(1 / 255,)))
-TURNED = Image.Transpose.ROTATE_90  # how a camera stores a photo in orientation 6
+TURNED = Image.Transpose.ROTATE_180  # how a camera stores a photo in orientation 3
 
 
 class Kind(NamedTuple):
@@ -42,9 +42,9 @@ class Kind(NamedTuple):
 
 
 def stored(kind: str) -> bytes:
-    """Return a file of the photo as a camera in orientation 6 stores it."""
+    """Return a file of the photo as a camera in orientation 3 stores it."""
     tags = Image.Exif()
-    tags[0x0112] = 6
+    tags[0x0112] = 3
     return encoded(photo().transpose(TURNED), kind, exif=tags.tobytes())
 
 
@@ -71,7 +71,7 @@ def kinds() -> dict[str, Kind]:
         "JPEG, progressive": Kind(encoded(image, "JPEG", progressive=True)),
         "JPEG, CMYK": Kind(encoded(cmyk, "JPEG"), "RGB, as libjpeg computes it"),
         "JPEG, CMYK without Adobe's mark": Kind(encoded(cmyk, "JPEG").replace(b"Adobe", b"Other")),
-        "JPEG, EXIF orientation 6": Kind(stored("JPEG"), turned),
+        "JPEG, EXIF orientation 3": Kind(stored("JPEG"), turned),
         "JPEG, truncated": Kind(encoded(image, "JPEG")[:-300]),
         "PNG": Kind(encoded(image, "PNG"), "", coloured),
         "PNG, grey": Kind(encoded(image.convert("L"), "PNG"), "", grey(pale)),
@@ -82,13 +82,13 @@ def kinds() -> dict[str, Kind]:
         "PNG, grey with alpha": Kind(encoded(transparent.convert("LA"), "PNG"), opaque),
         "PNG, palette": Kind(encoded(image.quantize(64), "PNG")),
         "PNG, palette with a transparent colour": Kind(encoded(image.quantize(64), "PNG", transparency=3), opaque),
-        "PNG, EXIF orientation 6": Kind(stored("PNG"), "the photo as stored", np.asarray(image.transpose(TURNED))),
+        "PNG, EXIF orientation 3": Kind(stored("PNG"), "the photo as stored", np.asarray(image.transpose(TURNED))),
         "PNG, truncated": Kind(encoded(image, "PNG")[:-900]),
         "PNG of 20,000 x 20,000 pixels": Kind(image_kinds.png(20_000, 20_000, 8, 0, b"")),
         "GIF": Kind(encoded(image, "GIF")),
         "GIF, animated": Kind(encoded(image, "GIF", **frames), "the first frame"),
         "WebP": Kind(encoded(image, "WEBP")),
-        "WebP, EXIF orientation 6": Kind(stored("WEBP"), turned),
+        "WebP, EXIF orientation 3": Kind(stored("WEBP"), turned),
         "BMP": Kind(encoded(image, "BMP"), "", coloured),
         "TIFF": Kind(encoded(image, "TIFF"), "", coloured),
         "HEIC": Kind(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(64)),
