@@ -22,10 +22,11 @@ from typing import IO, Any, Self
 
 import h5py
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from keras_vit._util.atomic import replacing
 from keras_vit._util.text import install_command, printable
-from keras_vit._util.untrusted import HDF5_MAGIC, MAX_JSON_BYTES, open_safetensors, parse_object
+from keras_vit._util.untrusted import MAX_JSON_BYTES, parse_object
 from keras_vit.errors import CheckpointError
 
 _CODES = ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1")
@@ -157,7 +158,7 @@ def _container_class(start: bytes) -> type[Container]:
         return TorchContainer if first_name.endswith(b"/data.pkl") else NpzContainer
     if start[8:9] == b"{":  # after the eight bytes of length, which can have any value
         return SafetensorsContainer
-    if start.startswith(HDF5_MAGIC):
+    if start.startswith(b"\x89HDF\r\n\x1a\n"):
         return Hdf5Container
     for offset, mark, kind in _FOREIGN:
         if start.startswith(mark, offset):
@@ -306,9 +307,11 @@ class SafetensorsContainer(Container):
 
     def _read_headers(self, size: int) -> None:
         try:
-            self._tensors = self._open_files.enter_context(open_safetensors(self.path))
-        except ValueError as error:
-            raise CheckpointError(f"{printable(str(error))}. {DOWNLOAD_AGAIN}") from error
+            # The default back end maps the file into memory: the process crashes if another one cuts the file short.
+            self._tensors = self._open_files.enter_context(safe_open(self.path, "numpy", backend="pread"))
+        except SafetensorError as error:
+            reason = printable(str(error)[:200])
+            raise CheckpointError(f"has no valid safetensors header: {reason}. {DOWNLOAD_AGAIN}") from error
         self.metadata = self._tensors.metadata() or {}
         for name in self._tensors.offset_keys():
             tensor = self._tensors.get_slice(name)
