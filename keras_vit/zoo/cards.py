@@ -200,13 +200,11 @@ class _Preprocessing(TypedDict):
     std: list[float]
 
 
-class _Grammar(TypedDict):
-    """The keys of the names of AugReg's files."""
+class _Alias(TypedDict):
+    """The keys of a name of another package."""
 
-    image_size: int
-    pre_trained: list[dict[str, Any]]
-    fine_tuned: list[dict[str, Any]]
-    datasets: dict[str, Any]
+    model: str
+    weights: str
 
 
 class _File(TypedDict):
@@ -224,7 +222,7 @@ class _File(TypedDict):
     preprocessing: _Preprocessing
     models: NotRequired[dict[str, dict[str, Any]]]
     weights: dict[str, _Tag]
-    grammar: NotRequired[_Grammar]
+    aliases: NotRequired[dict[str, _Alias]]
 
 
 class Family(NamedTuple):
