@@ -31,7 +31,7 @@ from keras_vit.export.check.compiled import run_compiled
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from outlier_models import images, score
 
-MODES = ("none", "float16", "dynamic", "int4", "int8", "int8-full", "int16x8")
+MODES = ("none", "float16", "dynamic", "int4", "int8", "int16x8")
 MODELS = ("digits", "Ti/16", "R26+S/32")
 HALF_PRECISION = {"num_threads": 2, "xnnpack_flags": 4}  # XNNPACK's FORCE_FP16
 CALIBRATION = 8  # built-in patterns, and as many other images

@@ -23,7 +23,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from outlier_models import KINDS, images, plant, score
 
 CONVERTER = "converter"  # TensorFlow's, in the mode dynamic
-MODES = ("dynamic", CONVERTER, "float16", "int16x8", "int8", "int8-full", "int4")
+MODES = ("dynamic", CONVERTER, "float16", "int16x8", "int8", "int4")
 CALIBRATION = 8  # built-in patterns, and as many images of other kinds
 
 

@@ -14,7 +14,6 @@ Weights and photos come with packages of `make test-real`.
 """
 
 import argparse
-import re
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,6 @@ from typing import Any
 import numpy as np
 
 import keras_vit
-from keras_vit._util import data_files
 from keras_vit._util.timing import timed
 from keras_vit.export.check.running import load_exported
 from keras_vit.export.quantization import modes
@@ -36,9 +34,7 @@ from outlier_models import pair_cosines
 
 CONVERTER = "converter"  # TensorFlow's, in the mode dynamic
 CALIBRATED = "dynamic, images"  # the mode dynamic with calibration images
-LARGER_SHARE = 0.42  # of the weights, which have 8 bits
-LARGER = f"int4, share {LARGER_SHARE}"  # the mode int4 with this share
-MODES = ("none", "float16", "dynamic", CALIBRATED, CONVERTER, "int4", LARGER, "int8", "int8-full", "int16x8")
+MODES = ("none", "float16", "dynamic", CALIBRATED, CONVERTER, "int4", "int8", "int16x8")
 SEEDS = (1, 2)  # of the two sets
 COUNT = 36  # crops of a set
 SLOW = 1000  # milliseconds, of files that are timed once
@@ -88,11 +84,6 @@ def exported(
         given.update(quantize="dynamic", route="converter")
     elif mode == CALIBRATED:
         given.update(quantize="dynamic", calibration=images)
-    elif mode == LARGER:
-        text = (data_files.folder("converters") / "exports" / "int4.toml").read_text(encoding="utf-8")
-        own = folder / "larger.toml"
-        own.write_text(re.sub(r"(?m)^share = .*", f"share = {LARGER_SHARE}", text), encoding="utf-8")
-        given.update(quantize=own, calibration=images)
     elif modes.load_mode(mode).needs_calibration:
         given["calibration"] = images
     path = folder / f"{mode}.tflite"
@@ -102,7 +93,7 @@ def exported(
         gate = "accepts"
     except keras_vit.export.VerificationError as error:
         gate = str(error).partition(": ")[2].partition(". ")[0]
-    for line in report.searched:
+    for line in report.rounding:
         print(f"# {mode}: {line}", file=sys.stderr, flush=True)
     run = keras_vit.export.runner(path)
     return [run(shown) for shown in sets], report.seconds or 0.0, gate

@@ -202,9 +202,7 @@ def test_a_trained_model_keeps_its_answers(tmp_path: Path, digits: VisionTransfo
     assert report.cosine >= 0.999
 
 
-@pytest.mark.parametrize(
-    ("mode", "dtype"), [("int8", "float32"), ("int8", "uint8"), ("int4", "float32"), ("int8-full", "float32")]
-)
+@pytest.mark.parametrize(("mode", "dtype"), [("int8", "float32"), ("int8", "uint8"), ("int4", "float32")])
 def test_calibrated_files_are_near(mode: str, dtype: str, tmp_path: Path, digits: VisionTransformer) -> None:
     from keras_vit.digits import load
 

@@ -34,7 +34,6 @@ from keras_vit.export.quantization.outliers import BUILT_IN
 from keras_vit.export.quantization.outliers import find as find_outliers
 from keras_vit.export.quantization.quantize import check_names
 from keras_vit.export.quantization.quantize import quantize as quantize_file
-from keras_vit.export.quantization.search import search
 from keras_vit.model import task as tasks
 from keras_vit.model.vision_transformer import VisionTransformer
 
@@ -73,8 +72,8 @@ def tflite(
         model: a VisionTransformer, a model of maps, or another functional Keras model with one image input and one
             output; with `route="direct"` each of its layers must have a writer.
         path: path of the file. It appears complete and verified, or not at all; an older file there is replaced.
-        quantize: name of a mode ("none", "float16", "dynamic", "int8", "int8-full", "int16x8", "int4"), or a path to
-            your own .toml file (see converters/README.md).
+        quantize: name of a mode ("none", "float16", "dynamic", "int8", "int16x8", "int4"), or a path to your own .toml
+            file (see converters/README.md).
         calibration: about a hundred typical images: prepared, float32 (batch, height, width, channels), or anything
             that `model.preprocess` takes. Fixed ranges and "int4" need them, and "dynamic" files become more exact.
             Outliers are looked for on a few of them, else on built-in patterns.
@@ -153,13 +152,13 @@ def _export(
     is_direct = options.route == "direct"
     measured_images = _measured_images(model, calibration) if is_direct else None
     verification_images = _verification_images(model, images, calibration, options, mode)
-    searched: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     with temporary_path(path) as work:
         with measure_resources() as used:
             if measured_images is not None:
                 outliers = find_outliers(model, measured_images, mode.smoothing)
                 options = dataclasses.replace(options, **outliers._asdict())
-                searched = _write(model, work, options, mode, calibration_images, progress=progress)
+                notes = _write(model, work, options, mode, calibration_images, progress=progress)
             else:
                 _converter.convert(model, work, mode=mode.name, batch=options.batch)
         mark_own(work)
@@ -175,14 +174,14 @@ def _export(
             )
         except VerificationError as error:
             if measured_images is not None:
-                searched += _passing_mode(model, work, options, mode, measured_images, verification_images)
-            raise VerificationError("; ".join([str(error), *searched])) from None
+                notes += _passing_mode(model, work, options, mode, measured_images, verification_images)
+            raise VerificationError("; ".join([str(error), *notes])) from None
         resize_error = _resize_error(model, verification_images, options, work.with_name("resize"))
         work.replace(path)
     return dataclasses.replace(
         report,
         path=path,
-        searched=searched,
+        rounding=notes,
         calibrated_on=mode.needs_calibration and images is None,
         preprocess_error=resize_error,
         seconds=used.seconds,
@@ -228,10 +227,6 @@ def _write(
 ) -> tuple[str, ...]:
     """Write the file from the model's weights, quantized, with its metadata and labels; return lines for the report."""
     unquantized = path.with_name("unquantized")
-    searched: tuple[str, ...] = ()
-    if mode.search is not None and calibration is not None:
-        found = search(model, options, mode, calibration, unquantized, progress=progress)
-        options, mode, searched = found.options, found.mode, found.lines()
     if calibration is not None and not mode.uses_quantizer:
         build_file(model, dataclasses.replace(options, storage=FLOAT32)).write(unquantized)
         tokens = rounding.Tokens.of(model)
@@ -240,15 +235,18 @@ def _write(
         unquantized.unlink()
     builder = build_file(model, options)
     builder.metadata(metadata.BUFFER_NAME, _metadata(model, options, mode))
-    builder.write(unquantized if mode.uses_quantizer else path)
-    if mode.rules and not mode.uses_quantizer:
-        check_names(FileGraph.read(np.memmap(path, np.uint8, "r")), mode)
     if mode.uses_quantizer:
+        builder.make_names_unique()
+        builder.write(unquantized)
         quantize_file(unquantized, path, mode, calibration=calibration, progress=progress)
         unquantized.unlink()
+    else:
+        builder.write(path)
+        if mode.rules:
+            check_names(FileGraph.read(np.memmap(path, np.uint8, "r")), mode)
     if options.class_names:
         metadata.append_labels(path, options.class_names)
-    return (*searched, *rounding.lines(options.rounded))
+    return rounding.lines(options.rounded)
 
 
 def _passing_mode(

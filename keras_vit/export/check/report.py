@@ -38,7 +38,7 @@ class Report:
         milliseconds: median time of one image on this machine.
         threads: number of threads; None where the runtime chooses.
         mode: how the file is quantized, where known; "bfloat16" for a SavedModel with such weights.
-        searched: what the quantization found in the model, in lines of text.
+        rounding: which layers' outputs the rounding of kernels changes most, in lines of text.
         accelerated: which operators the accelerator takes, if the file was run on one.
         calibrated_on: whether the images are those of the calibration.
         preprocess_error: largest difference (0..255) of images that the file resizes from `model.preprocess`.
@@ -82,7 +82,7 @@ class Report:
     half_precision_sums: str | None = None
     largest_value: float | None = None
     accelerated: Accelerated | None = None
-    searched: tuple[str, ...] = ()
+    rounding: tuple[str, ...] = ()
     calibrated_on: bool = False
     preprocess_error: float | None = None
     files_error: float | None = None
@@ -119,7 +119,7 @@ class Report:
             lines.append(f"mean relative error of the depth {self.relative_error:.1e}")
         if self.difference_cosine is not None:
             lines.append(f"differences between images: cosine {self.difference_cosine:.6f}")
-        lines += self.searched
+        lines += self.rounding
         if self.half_precision_cosine is not None:
             lines.append(
                 f"in half precision, sums in {self.half_precision_sums}: differences between images, cosine "

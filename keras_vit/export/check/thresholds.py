@@ -14,7 +14,7 @@ ACCEPTABLE = 0.8  # values below mean that the file is another model's or damage
 HALF = 16  # bits
 # Numbers of classes do not say which pixels are near ties, as those at edges are: so many times more may differ.
 UNDECIDED = 10
-LEAST_CLASS_MAP = 0.97  # that a file of unknown mode, and int8-full, has of images
+LEAST_CLASS_MAP = 0.97  # of images, for a file of unknown mode
 # The direction of fewer logits says little: they are small where classes are close, and an error of a few percent of
 # the largest logit turns them. Their best class on as many images says what the file is good for.
 MANY_CLASSES = 10

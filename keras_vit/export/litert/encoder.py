@@ -7,7 +7,7 @@ import numpy as np
 from keras_vit.export.litert import folding
 from keras_vit.export.litert.attention import attention, first_tokens
 from keras_vit.export.litert.builder import Tensor
-from keras_vit.export.litert.layers import apply_affine, center, divide_outputs, mlp, norm, residual_dense, token_mlp
+from keras_vit.export.litert.layers import apply_affine, center, mlp, norm, residual_dense, token_mlp
 from keras_vit.export.litert.operators import static_dim
 from keras_vit.export.litert.storage import INT8
 from keras_vit.export.litert.writer import FileWriter, Value, source, writes
@@ -30,8 +30,6 @@ def write_patches(file: FileWriter, layer: Any, images: Any) -> Value:
     x = image.tensor
     kernel, bias = folding.patch_weights(layer, image.affine and image.affine.gain)
     kernel, bias = folding.center_and_scale(kernel.T, scales).T, folding.center_and_scale(bias, scales)
-    factors = file.options.output_factors.get(layer.name, np.ones(len(bias)))
-    kernel, bias = (weights * factors.reshape(-1, *[1] * (weights.ndim - 1)) for weights in (kernel, bias))
     _, height, width, _ = kernel.shape
     rows, columns = static_dim(x.shape[1]) // height, static_dim(x.shape[2]) // width
     covers_image = x.shape[1:3] == (rows * height, columns * width)
@@ -44,7 +42,7 @@ def write_patches(file: FileWriter, layer: Any, images: Any) -> Value:
             x = ops.space_to_depth(x, height, f"{name}/cells")
         x = ops.reshape(x, (x.shape[0], rows * columns, x.shape[3]), f"{name}/patches")
         x = ops.dense(x, kernel.reshape(len(kernel), -1), bias, name)
-    return Value(divide_outputs(file, x, name), scales=scales)
+    return Value(x, scales=scales)
 
 
 @writes(vit.PrefixTokens, vit.PositionEmbedding, reads_stream=True)
