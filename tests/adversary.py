@@ -36,10 +36,9 @@ from safetensors.numpy import load_file, save
 import image_kinds
 from fuzz import VALUES
 from html_document import Document
-from keras_vit import batch, converters, errors, export, visualize
+from keras_vit import batch, converters, errors, visualize
 from keras_vit._util.progress import track
 from keras_vit.batch import compute, images
-from keras_vit.export.check import litert_file
 from keras_vit.model.vision_transformer import VisionTransformer
 from tiny_models import built
 
@@ -193,61 +192,6 @@ def folder_case(seed: int, work: Path) -> Case:
     return case
 
 
-# ---- .tflite files
-
-
-@functools.cache
-def _exported() -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Return valid files, and the places that are not weights: bytes with many small ones around them."""
-    images = np.random.default_rng(0).uniform(-1, 1, (8, 32, 32, 3)).astype(np.float32)
-    found = []
-    with tempfile.TemporaryDirectory() as folder:
-        for mode in ("none", "dynamic", "int8", "int4"):
-            path = Path(folder) / f"{mode}.tflite"
-            loose = {"calibration": images, "verify": images, "least_cosine": -1, "least_agreement": 0}
-            export.tflite(model(), path, quantize=mode, **loose)
-            content = np.frombuffer(path.read_bytes(), np.uint8)
-            near = np.convolve(content < 3, np.ones(64), "same")
-            found.append((mode, content, np.flatnonzero((near > 28) & (np.arange(len(content)) > 8))))
-    return found
-
-
-def tflite_case(seed: int, work: Path) -> Case:
-    """Damage a .tflite file; run it, or compare it with its model."""
-    dice = np.random.default_rng(seed)
-    _, content, graph = _exported()[seed % len(_exported())]
-    changed = content.copy()
-    for place in dice.choice(graph, int(dice.integers(1, 4))):
-        if dice.random() < 0.5:  # a number of four bytes
-            start = place - place % 4
-            number = dice.choice([0, 1, -1, 255, 1000, 2**31 - 1, -(2**31), int(dice.integers(2**31))])
-            part = changed[start : start + 4]
-            part[:] = np.frombuffer(np.int32(number).tobytes(), np.uint8)[: len(part)]
-        else:
-            changed[place] = dice.choice([0, 1, 2, 127, 128, 255, int(dice.integers(256))])
-    if dice.random() < 0.05:
-        changed = changed[: int(dice.integers(len(changed)))]
-    path = work / "file.tflite"
-    images = np.zeros((1, 32, 32, 3), np.float32)
-
-    def case() -> str | None:
-        path.write_bytes(changed.tobytes())
-        try:
-            if seed % 2:
-                export.runner(path)(images)
-            else:
-                report = export.verify(model(), path)
-                if report.cosine < 0.99:
-                    return f"verified with a cosine of {report.cosine}"
-        except ValueError as error:
-            if str(path) not in str(error) and "The file takes" not in str(error):
-                return f"a message without the file's name: {error}"
-            raise
-        return None
-
-    return case
-
-
 # ---- lists and records for `embed`
 
 
@@ -381,7 +325,6 @@ def report_case(seed: int, work: Path) -> Case:
 # By area: what makes a case from its seed and a folder, and how many are a long run.
 AREAS: dict[str, tuple[Callable[[int, Path], Case], int]] = {
     "folders": (folder_case, 2000),
-    "tflite": (tflite_case, 1000),
     "lines": (line_case, 500),
     "records": (record_case, 300),
     "reports": (report_case, 100),
@@ -391,7 +334,6 @@ AREAS: dict[str, tuple[Callable[[int, Path], Case], int]] = {
 def outcomes(area: str, count: int, seed: int, work: Path) -> Iterator[tuple[int, str]]:
     """Run cases of an area; yield the seed and the outcome of each."""
     make, _ = AREAS[area]
-    litert_file.TIMEOUT = float(SECONDS)
     for number in range(seed, seed + count):
         yield number, outcome(make(number, work))
 

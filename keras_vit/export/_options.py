@@ -6,9 +6,9 @@ from typing import TypeVar
 
 import keras
 
-from keras_vit.export import _converter
-from keras_vit.export.check.inputs import image_shape
+from keras_vit.export.check.samples import image_shape
 from keras_vit.export.litert.options import Options, image_config
+from keras_vit.export.litert.writer import CONVERT
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
 from keras_vit.model import task as tasks
@@ -33,9 +33,7 @@ def check_options(options: Options, model: keras.Model, *, has_calibration: bool
             f"quantize={mode.name!r} needs calibration images: a hundred or more as the model will meet them, "
             "calibration=model.preprocess(...) (--images FOLDER). Received: None"
         )
-    if options.route == "converter":
-        problems += [*_direct_only(options), *_converter.problems(model, mode)]
-    elif is_ours and (problem := quantization_problem(model)):
+    if is_ours and (problem := quantization_problem(model)):
         problems.append(f"quantize={options.quantize!r:.200} starts from floating-point weights. {problem}")
     else:
         problems += _attempt(lambda: list(_model_problems(options, model)), problems) or []
@@ -54,29 +52,12 @@ def _model_problems(options: Options, model: keras.Model) -> Iterator[str]:
     """Yield a sentence for each reason why no file of this model can be written directly."""
     image_shape(model)
     if not isinstance(model, keras.Function):
-        yield (
-            'route="direct" writes functional Keras models, layer by layer; use route="converter". '
-            f"Received: {type(model).__name__}"
-        )
+        yield f"the model must be a functional Keras model. Received: {type(model).__name__}. {CONVERT}"
     if len(model.outputs) != 1:
         yield f"the model must have one output. Received: {len(model.outputs)} outputs"
     if options.attention and not hasattr(model, "attention_maps"):
         yield f"attention=True is for VisionTransformers. Received: {type(model).__name__}"
     yield from options.model_problems(image_config(model), tasks.of_model(model))
-
-
-def _direct_only(options: Options) -> Iterator[str]:
-    """Yield a sentence with the options that TensorFlow's converter does not take."""
-    direct_only = {
-        f"input_dtype={options.input_dtype!r:.200}": options.input_dtype != "float32",
-        "source_size": options.source_size is not None,
-        f"output={options.output!r:.200}": options.output != "logits",
-        "attention": options.attention,
-        f"patches={options.patches!r:.200}": options.patches is not None,
-        "labels": options.labels is not None,
-    }
-    if received := [name for name, is_set in direct_only.items() if is_set]:
-        yield f'route="converter" writes plain files; use route="direct" for {", ".join(received)}'
 
 
 def _attempt(function: Callable[[], Result], problems: list[str]) -> Result | None:

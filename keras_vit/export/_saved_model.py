@@ -16,9 +16,7 @@ from keras_vit.errors import VerificationError
 from keras_vit.export._temporary import check_folder_path, temporary_path
 from keras_vit.export.check import samples
 from keras_vit.export.check import verify as verification
-from keras_vit.export.check.measures import image_cosines
-from keras_vit.export.check.report import Report
-from keras_vit.export.check.resources import measure_resources
+from keras_vit.export.check.report import Report, measure_resources
 from keras_vit.export.check.running import main_output
 from keras_vit.export.server import signatures
 from keras_vit.export.server import warmup as warmup_requests
@@ -160,7 +158,7 @@ def _bfloat16_cosine(model: VisionTransformer, folder: Path) -> float:
     float32, bfloat16 = (
         np.asarray(main_output(call[f"float_images{suffix}"](images=images))) for suffix in ("", signatures.BFLOAT16)
     )
-    cosine = float(image_cosines(float32, bfloat16).min())
+    cosine = float(verification.image_cosines(float32, bfloat16).min())
     if not cosine >= LEAST_BFLOAT16_COSINE:
         raise VerificationError(
             f"{folder} differs from the model in bfloat16: wanted cosine >= {LEAST_BFLOAT16_COSINE}. "

@@ -12,13 +12,11 @@ import numpy as np
 
 from keras_vit._util.checks import as_path
 from keras_vit.errors import VerificationError
-from keras_vit.export import _converter
 from keras_vit.export._options import check_options
 from keras_vit.export._temporary import check_file_path, temporary_path
-from keras_vit.export.check import inputs, samples
-from keras_vit.export.check.report import Report
-from keras_vit.export.check.resources import measure_resources
-from keras_vit.export.check.running import load_exported, mark_own
+from keras_vit.export.check import samples
+from keras_vit.export.check.report import Report, measure_resources
+from keras_vit.export.check.running import load_exported
 from keras_vit.export.check.verify import verify
 from keras_vit.export.litert import images as image_input
 from keras_vit.export.litert import metadata
@@ -59,7 +57,6 @@ def tflite(
     attention: bool = False,
     patches: str | None = None,
     labels: str | Sequence[str] | None = None,
-    route: str = "direct",
     least_cosine: float | None = None,
     least_agreement: float | None = None,
     threads: int = 2,
@@ -70,8 +67,8 @@ def tflite(
     `image` is (batch, height, width, channels); `logits`, without a head `features`, are float32 as the model's output.
 
     Args:
-        model: a VisionTransformer, a model of maps, or another functional Keras model with one image input and one
-            output; with `route="direct"` each of its layers must have a writer.
+        model: a VisionTransformer, a model of maps, or another functional Keras model with one image input, one output
+            and layers that each have a writer. The error of another model shows the lines that convert it.
         path: path of the file. It appears complete and verified, or not at all; an older file there is replaced.
         quantize: name of a mode ("none", "float16", "dynamic", "int8", "int8-full", "int16x8", "int4"), or a path to
             your own .toml file (see converters/README.md).
@@ -93,10 +90,9 @@ def tflite(
             to embed patches; None for the mode's. Patches that are not square or do not cover the image are
             convolutions.
         labels: name of a list in zoo/labels, or the class names, which apps read from the file; None for the model's.
-        route: "direct" writes the weights straight into the file, "converter" uses TensorFlow's converter.
         least_cosine: lowest mean cosine similarity of the images' outputs, and of the differences between images, with
-            the model's, -1 to 1; None for the mode's. With fewer than 10 classes, agreement decides alone on 16 or more
-            images of yours.
+            the model's, -1 to 1; None for the mode's. With fewer than 10 classes and 16 or more images of yours, a
+            quantized file may have a mean cosine down to 0.9 if it agrees with the model.
         least_agreement: least share of images with the same best class or a near tie, 0 to 1; None for the mode's.
         threads: number of threads on which the file is timed.
         progress: whether to show progress bars.
@@ -109,7 +105,6 @@ def tflite(
         VerificationError: the file does not compute what the model does.
         FileNotFoundError, IsADirectoryError: `path` cannot be a file, or there is no .toml file of the mode.
         ImportError: the packages of `pip install "keras-vit-zoo[litert]"` are missing.
-        ConverterError: TensorFlow's converter failed or timed out.
 
     Example:
         >>> from keras_vit import digits
@@ -130,7 +125,6 @@ def tflite(
         "attention": attention,
         "patches": patches,
         "labels": labels,
-        "route": route,
         "least_cosine": least_cosine,
         "least_agreement": least_agreement,
         "threads": threads,
@@ -150,19 +144,13 @@ def _export(
     if options.sizes:
         model = model.resized(**options.sizes)
     calibration_images = _calibration_images(model, calibration, options, mode)
-    is_direct = options.route == "direct"
-    measured_images = _measured_images(model, calibration) if is_direct else None
+    measured_images = _measured_images(model, calibration)
     verification_images = _verification_images(model, images, calibration, options, mode)
-    searched: tuple[str, ...] = ()
     with temporary_path(path) as work:
         with measure_resources() as used:
-            if measured_images is not None:
-                outliers = find_outliers(model, measured_images, mode.smoothing)
-                options = dataclasses.replace(options, **outliers._asdict())
-                searched = _write(model, work, options, mode, calibration_images, progress=progress)
-            else:
-                _converter.convert(model, work, mode=mode.name, batch=options.batch)
-        mark_own(work)
+            outliers = find_outliers(model, measured_images, mode.smoothing)
+            options = dataclasses.replace(options, **outliers._asdict())
+            searched = _write(model, work, options, mode, calibration_images, progress=progress)
         try:
             report = verify(
                 model,
@@ -174,8 +162,7 @@ def _export(
                 **options.least,
             )
         except VerificationError as error:
-            if measured_images is not None:
-                searched += _passing_mode(model, work, options, mode, measured_images, verification_images)
+            searched += _passing_mode(model, work, options, mode, measured_images, verification_images)
             raise VerificationError("; ".join([str(error), *searched])) from None
         resize_error = _resize_error(model, verification_images, options, work.with_name("resize"))
         work.replace(path)
@@ -186,7 +173,7 @@ def _export(
         calibrated_on=mode.needs_calibration and images is None,
         preprocess_error=resize_error,
         seconds=used.seconds,
-        peak_bytes=used.peak_bytes if is_direct else None,  # the converter is another process
+        peak_bytes=used.peak_bytes,
     )
 
 
@@ -194,18 +181,18 @@ def _calibration_images(model: keras.Model, images: Any, options: Options, mode:
     """Return calibration images as the file takes them; None without any, or if the mode does not use them."""
     if images is None or not (mode.needs_calibration or mode.gptq):
         return None
-    prepared = inputs.prepared_images(model, images, "calibration")
+    prepared = samples.prepared_images(model, images, "calibration")
     if options.input_dtype == "float32":
         return prepared
     height, width = options.source_sides or model.input_shape[1:3]
-    return inputs.to_pixels(model, images, (height, width, model.input_shape[-1]))
+    return samples.to_pixels(model, images, (height, width, model.input_shape[-1]))
 
 
 def _measured_images(model: VisionTransformer, calibration: Any) -> np.ndarray:
     """Return prepared images on which outliers are looked for."""
     if calibration is None:
         return samples.images(image_config(model), BUILT_IN.stop)[BUILT_IN]
-    return inputs.prepared_images(model, calibration, "calibration")
+    return samples.prepared_images(model, calibration, "calibration")
 
 
 def _verification_images(model: keras.Model, images: Any, calibration: Any, options: Options, mode: Mode) -> Any:
@@ -213,7 +200,7 @@ def _verification_images(model: keras.Model, images: Any, calibration: Any, opti
     if images is None and mode.needs_calibration:
         images = calibration  # the file's ranges would cut off values of the built-in images
     if images is not None and options.input_dtype == "float32":
-        images = inputs.prepared_images(model, images, "verify")
+        images = samples.prepared_images(model, images, "verify")
     return images
 
 
@@ -292,10 +279,9 @@ def _resize_error(model: VisionTransformer, images: Any, options: Options, work:
     given = image_input.add_image_input(ops, image_config(model), dataclasses.replace(options, batch=1))
     ops.builder.signature({"image": given.image}, {"prepared": given.tensor})
     ops.builder.write(work)
-    mark_own(work)
     file = load_exported(work)
-    pixels, expected = inputs.comparison_images(model, file, images)
+    pixels, expected = samples.comparison_images(model, file, images)
     received = np.concatenate([file.call(part)["prepared"] for part, _ in file.batches(pixels)])
     if given.scale is not None:
         received = received * given.scale
-    return float(np.abs((received - expected) * inputs.mean_and_std(model)[1]).max() * 255)
+    return float(np.abs((received - expected) * samples.mean_and_std(model)[1]).max() * 255)
