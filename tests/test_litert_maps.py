@@ -111,7 +111,7 @@ def test_a_keras_model_on_a_backbone_is_written_and_verified(tmp_path: Path) -> 
         (
             [keras.layers.Conv2D(4, 3, dilation_rate=2, padding="same")],
             {},
-            r"fields or values of the layer 'conv2d.*dilation_rate=\(2, 2\)\. Leave",
+            r"layer 'conv2d.*dilation_rate=\(2, 2\)",
         ),
         ([keras.layers.Conv2D(4, 3, activation="selu")], {}, "activation 'selu'"),
         ([keras.layers.Conv2DTranspose(4, 4, 2)], {"batch": None}, "batch=None"),

@@ -159,7 +159,9 @@ def _buffer_bytes(buffer: Any, file_bytes: int) -> int:
 
 def _storage(types: Any, tensors: list[Any], buffer_bytes: list[int]) -> str:
     """Return `Structure.storage`: a tensor with content is a weight, one without an activation."""
-    floats, weights, activations = set(), set(), set()
+    floats: set[int] = set()
+    weights: set[int] = set()
+    activations: set[int] = set()
     for tensor in tensors:
         quantization = tensor.Quantization()
         if quantization is None or not quantization.ScaleLength():
