@@ -3,16 +3,15 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
 
 from keras_vit._util.checks import as_path
 from keras_vit.errors import VerificationError
-from keras_vit.export._options import check_options
 from keras_vit.export._temporary import check_file_path, temporary_path
 from keras_vit.export.check import samples
 from keras_vit.export.check.report import Report, measure_resources
@@ -25,6 +24,7 @@ from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options, image_config
 from keras_vit.export.litert.storage import FLOAT32
+from keras_vit.export.litert.writer import CONVERT
 from keras_vit.export.quantization import rounding
 from keras_vit.export.quantization.calibration import FileGraph
 from keras_vit.export.quantization.modes import Mode, load_mode
@@ -34,7 +34,11 @@ from keras_vit.export.quantization.quantize import check_names
 from keras_vit.export.quantization.quantize import quantize as quantize_file
 from keras_vit.export.quantization.search import search
 from keras_vit.model import task as tasks
+from keras_vit.model.config import ViTConfig, check_resizable
+from keras_vit.model.layers.base import quantization_problem
 from keras_vit.model.vision_transformer import VisionTransformer
+
+Result = TypeVar("Result")
 
 # Modes that need no images, the smaller first: what is left for a model that another mode does not fit.
 SAFER_MODES = ("dynamic", "float16")
@@ -140,7 +144,7 @@ def _export(
 ) -> Report:
     """Write the file and verify it on images; see `tflite`."""
     check_file_path(path)
-    mode, options = check_options(options, model, has_calibration=calibration is not None)
+    mode, options = _check_options(options, model, has_calibration=calibration is not None)
     if options.sizes:
         model = model.resized(**options.sizes)
     calibration_images = _calibration_images(model, calibration, options, mode)
@@ -175,6 +179,57 @@ def _export(
         seconds=used.seconds,
         peak_bytes=used.peak_bytes,
     )
+
+
+def _check_options(options: Options, model: keras.Model, *, has_calibration: bool) -> tuple[Mode, Options]:
+    """Return the mode, and the options with what follows from the mode and the model.
+
+    One ValueError has everything that is wrong with the options, does not go together or is impossible for the model. A
+    FileNotFoundError names a missing .toml file.
+    """
+    is_ours = isinstance(getattr(model, "config", None), ViTConfig)
+    problems = list(options.problems())
+    mode = _attempt(lambda: load_mode(options.quantize), problems)
+    names = None
+    if mode is not None and mode.needs_calibration and not has_calibration:
+        problems.append(
+            f"quantize={mode.name!r} needs calibration images: a hundred or more as the model will meet them, "
+            "calibration=model.preprocess(...) (--images FOLDER). Received: None"
+        )
+    if is_ours and (problem := quantization_problem(model)):
+        problems.append(f"quantize={options.quantize!r:.200} starts from floating-point weights. {problem}")
+    else:
+        problems += _attempt(lambda: list(_model_problems(options, model)), problems) or []
+        names = _attempt(lambda: tasks.of_model(model).class_names(options.labels), problems)
+    if options.sizes and is_ours:
+        _attempt(lambda: check_resizable(model.config, model.config.replace(**options.sizes)), problems)
+    elif options.sizes:
+        problems.append(f"{' and '.join(options.sizes)} is for VisionTransformers. Received: {type(model).__name__}")
+    if problems or mode is None:
+        raise ValueError("tflite: " + "; ".join(problems))
+    named = dataclasses.replace(options, class_names=names, patches=options.patches or mode.patches)
+    return mode, dataclasses.replace(named, storage=mode, norms=mode.norms)
+
+
+def _model_problems(options: Options, model: keras.Model) -> Iterator[str]:
+    """Yield a sentence for each reason why no file of this model can be written directly."""
+    samples.image_shape(model)
+    if not isinstance(model, keras.Function):
+        yield f"the model must be a functional Keras model. Received: {type(model).__name__}. {CONVERT}"
+    if len(model.outputs) != 1:
+        yield f"the model must have one output. Received: {len(model.outputs)} outputs"
+    if options.attention and not hasattr(model, "attention_maps"):
+        yield f"attention=True is for VisionTransformers. Received: {type(model).__name__}"
+    yield from options.model_problems(image_config(model), tasks.of_model(model))
+
+
+def _attempt(function: Callable[[], Result], problems: list[str]) -> Result | None:
+    """Return a function's result, or None with the message of its ValueError in `problems`."""
+    try:
+        return function()
+    except ValueError as error:
+        problems.append(str(error))
+        return None
 
 
 def _calibration_images(model: keras.Model, images: Any, options: Options, mode: Mode) -> np.ndarray | None:
