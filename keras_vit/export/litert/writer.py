@@ -120,8 +120,8 @@ def check_layers(layers: Any) -> None:
                 path = layer.name if part is layer else f"{layer.name}/{part.name}"
                 raise ValueError(
                     f"The LiteRT writer of {type(part).__name__} does not know these fields or values of the layer "
-                    f"{path!r}, and would write another model: {told}. Leave them at their defaults, or add them to "
-                    f"the writer in keras_vit.export.litert and to its `honours`. {CONVERT}"
+                    f"{path!r}, and would write another model: {told}. Write them in keras_vit.export.litert and add "
+                    f"them to its `honours`; fields of Keras' own layers may have their defaults. {CONVERT}"
                 )
 
 
