@@ -22,7 +22,7 @@ from keras_vit.converters.config_json import to_fields
 from keras_vit.converters.expressible import formats_of
 from keras_vit.converters.table import load_table
 from keras_vit.errors import CheckpointError
-from keras_vit.export.server.inference import model_function
+from keras_vit.export.server import model_function
 from keras_vit.model.preprocess import is_height_first, prepare, size_before_crop
 from keras_vit.train.measure.planner import plan
 from marks import full_except

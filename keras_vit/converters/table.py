@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from keras_vit._util import data_files
 from keras_vit._util.checks import as_path
 from keras_vit._util.schema import problems
-from keras_vit.converters.containers.base import Header
+from keras_vit.converters.containers import Header
 from keras_vit.converters.json_steps import JsonFields
 from keras_vit.converters.tensor_names import PLACEHOLDER, TensorNames, fill, pattern, wildcard
 from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig, check_fields

@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_vit._util.checks import as_path, given
 from keras_vit._util.progress import track
-from keras_vit.errors import VerificationError
+from keras_vit.errors import VerificationError as VerificationError
 from keras_vit.export.check import samples
 from keras_vit.export.check.accelerators import check_accelerator, run_on_gpu
 from keras_vit.export.check.litert_file import find_problems, find_size_problems, read_structure
