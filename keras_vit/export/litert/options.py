@@ -24,7 +24,6 @@ CHECKED = (
     "resize",
     "output",
     "patches",
-    "route",
     "least_cosine",
     "least_agreement",
     "threads",
@@ -46,7 +45,6 @@ class Options:
     attention: bool = False
     patches: Patches | None = "dense"  # None: the mode's
     labels: Any = None
-    route: Literal["direct", "converter"] = "direct"
     least_cosine: Cosine | None = None
     least_agreement: Fraction | None = None
     threads: Count = 2
