@@ -13,18 +13,17 @@ import numpy as np
 from keras_vit._util.timing import timed
 from keras_vit.errors import VerificationError
 from keras_vit.export._temporary import check_file_path, temporary_path
-from keras_vit.export.check import structure
-from keras_vit.export.check.measures import compare
+from keras_vit.export.check.litert_file import find_problems, find_size_problems, read_structure
 from keras_vit.export.check.report import Report
 from keras_vit.export.check.running import load_exported
-from keras_vit.export.check.thresholds import check_thresholds
+from keras_vit.export.check.verify import check_thresholds, compare
 from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.storage import STORAGES
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.outliers import find as find_outliers
 from keras_vit.model.classify import unit_length
-from keras_vit.text.encoder import TextEncoder, check_floating
+from keras_vit.text.encoder import TextEncoder
 from keras_vit.text.tokenizer import Tokenizer
 
 MODES = ("none", "float16", "dynamic")  # those that need no calibration
@@ -65,7 +64,7 @@ def tflite(
 
     Raises:
         TypeError: `encoder` is no text encoder.
-        ValueError: the encoder has no tokenizer or is quantized, or the mode is another.
+        ValueError: the encoder has no tokenizer, or the mode is another.
         VerificationError: the file does not compute what the encoder does.
         FileNotFoundError, IsADirectoryError: `path` cannot be a file.
         FileExistsError: the folder has the tokenizer of another model.
@@ -78,7 +77,8 @@ def tflite(
     """
     if quantize not in MODES:
         raise ValueError(f"quantize must be one of {list(MODES)}. Received: {quantize!r:.200}")
-    check_floating(encoder)
+    if not isinstance(encoder, TextEncoder):
+        raise TypeError(f"The model must be a TextEncoder. Received: {type(encoder).__name__}")
     path, mode = Path(path), modes.load_mode(quantize)
     check_file_path(path)
     ids = encoder.tokenize(texts)
@@ -89,9 +89,8 @@ def tflite(
     with temporary_path(path) as work:
         outliers = find_outliers(encoder, ids, mode.smoothing)
         build_file(encoder, Options(storage=STORAGES[mode.storage], **outliers._asdict())).write(work)
-        problems = structure.find_problems(work) + structure.find_size_problems(
-            work, encoder, mode, encoder.input_shape[1:]
-        )
+        problems = find_problems(read_structure(work))
+        problems += find_size_problems(work, encoder, mode, encoder.input_shape[1:])
         if problems:
             raise VerificationError(f"{work} {'; it '.join(problems)}")
         file = load_exported(work, threads)

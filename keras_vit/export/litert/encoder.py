@@ -10,11 +10,14 @@ from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.layers import apply_affine, center, mlp, norm, residual_dense, token_mlp
 from keras_vit.export.litert.operators import static_dim
 from keras_vit.export.litert.storage import INT8
-from keras_vit.export.litert.writer import FileWriter, Value, source, writes
+from keras_vit.export.litert.writer import HONOURED, FileWriter, Value, honours, source, writes
 from keras_vit.model import layers as vit
+from keras_vit.model.config import BlockConfig
 from keras_vit.model.layers.position_variants import RelativePosition
 from keras_vit.model.layers.tokens import TokenEmbedding
 from keras_vit.model.vision_transformer import VisionTransformer
+
+honours(vit.PatchEmbedding, "hidden_size", "patch_size", "use_bias")
 
 
 @writes(vit.PatchEmbedding, starts_stream=True)
@@ -45,6 +48,10 @@ def write_patches(file: FileWriter, layer: Any, images: Any) -> Value:
     return Value(x, scales=scales)
 
 
+honours(vit.PrefixTokens, "class_token", "distilled", "num_registers")
+honours(vit.PositionEmbedding, "grid", "prefix_tokens", "kind", "method")
+
+
 @writes(vit.PrefixTokens, vit.PositionEmbedding, reads_stream=True)
 def write_stem_table(file: FileWriter, layer: Any, tokens: Any) -> Value:
     """Write prefix tokens and positions in front of the first block: one addition to the padded patches."""
@@ -70,6 +77,9 @@ def write_stem_table(file: FileWriter, layer: Any, tokens: Any) -> Value:
     return Value(tensor, scales=x.scales)
 
 
+honours(TokenEmbedding, "vocab_size", "max_length", "hidden_size")
+
+
 @writes(TokenEmbedding, starts_stream=True)
 def write_token_embedding(file: FileWriter, layer: Any, ids: Any) -> Value:
     """Write the embeddings of ids (batch, max_length), which are the file's input, and of their positions.
@@ -90,6 +100,24 @@ def write_token_embedding(file: FileWriter, layer: Any, ids: Any) -> Value:
     else:
         x = ops.gather(storage.add_kernel(ops.builder, words, f"{name}/embedding"), ids, f"{name}/words")
     return Value(ops.add(x, ops.constant(positions[None], f"{name}/positions"), name), scales=scales)
+
+
+honours(
+    BlockConfig,
+    "num_heads",
+    "mlp_dim",
+    "tokens_mlp_dim",
+    "qkv_bias",
+    "key_bias",
+    "gated_mlp",
+    "mlp_norm",
+    "activation",
+    "norm_epsilon",
+    "layer_scale",
+    "dropout_rate",
+    "attention_dropout_rate",
+)
+honours(vit.EncoderBlock, *HONOURED[BlockConfig], "rotary", "causal", "stochastic_depth", "final_tokens")
 
 
 @writes(vit.EncoderBlock, starts_stream=True, reads_stream=True)

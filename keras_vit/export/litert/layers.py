@@ -9,10 +9,15 @@ from keras_vit.export.litert import folding
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Array, DenseWeights
 from keras_vit.export.litert.operators import Operators, static_dim
-from keras_vit.export.litert.writer import FileWriter, Value, writes
+from keras_vit.export.litert.writer import FileWriter, Value, honours, unsupported, writes
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ACTIVATIONS
 from keras_vit.model.layers.activations import activation_function
+from keras_vit.model.layers.mlp import Dense
+
+honours(vit.Dropout, "rate", "noise_shape", "seed")
+honours(vit.StochasticDepth, "rate")
+honours(keras.layers.Identity)
 
 
 @writes(vit.Dropout, keras.layers.Identity, reads_stream=True)
@@ -22,10 +27,27 @@ def write_identity(file: FileWriter, layer: Any, x: Any) -> Value:
     return file.read(x)
 
 
+honours(
+    vit.LayerNormalization,
+    "epsilon",
+    "is_fused",
+    axis=(-1, [-1]),
+    center=(True,),
+    scale=(True,),
+    rms_scaling=(False,),
+)
+honours(vit.LayerScale, "initial")
+
+
 @writes(vit.LayerNormalization, reads_stream=True)
 def write_norm(file: FileWriter, layer: Any, x: Any) -> Value:
     """Write a LayerNormalization."""
     return norm(file, layer, file.read(x), layer.name)
+
+
+KNOWN_ACTIVATIONS = ("gelu_tanh", "gelu_erf", "gelu_quick", "relu", "silu", "tanh", "linear")
+for kind in (keras.layers.Dense, Dense):
+    honours(kind, "units", "activation", "use_bias", "lora_rank", "lora_alpha")
 
 
 @writes(keras.layers.Dense)
@@ -37,7 +59,9 @@ def write_dense(file: FileWriter, layer: Any, x: Any, *, factor: float | None = 
         weights = weights.scale_outputs(factor)
     if layer.activation is keras.activations.linear:
         return Value(file.ops.dense(value.tensor, *weights, layer.name))
-    [function] = [name for name in ACTIVATIONS if activation_function(name) is layer.activation]
+    function = next((name for name in ACTIVATIONS if activation_function(name) is layer.activation), "")
+    if not function:
+        raise unsupported(layer, f" with the activation {keras.activations.serialize(layer.activation)!r:.200}")
     x = file.ops.dense(value.tensor, *weights, f"{layer.name}/dense")
     return Value(activation(file.ops, function, x, layer.name))
 
@@ -123,6 +147,9 @@ def residual_dense(
     weights = file.fold(folding.dense_weights(layer), x)
     weights = folding.residual_weights(weights, layer_scale, scales)
     return file.ops.dense(x.tensor, *weights, name, few_rows=few_rows)
+
+
+honours(vit.MLP, "mlp_dim", "gated", "norm_epsilon", "dropout_rate", activation=KNOWN_ACTIVATIONS)
 
 
 def mlp(

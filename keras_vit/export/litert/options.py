@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from keras_vit._util.checks import given, pair
-from keras_vit._util.fields import Count, as_python, field_rules
+from keras_vit._util.checks import Count, as_python, field_rules, given, pair
 from keras_vit.export.litert.operators import RoundedDense
 from keras_vit.export.litert.storage import FLOAT32, StorageRules
 from keras_vit.model.config import ViTConfig
@@ -25,7 +24,6 @@ CHECKED = (
     "resize",
     "output",
     "patches",
-    "route",
     "least_cosine",
     "least_agreement",
     "threads",
@@ -47,7 +45,6 @@ class Options:
     attention: bool = False
     patches: Patches | None = "dense"  # None: the mode's
     labels: Any = None
-    route: Literal["direct", "converter"] = "direct"
     least_cosine: Cosine | None = None
     least_agreement: Fraction | None = None
     threads: Count = 2

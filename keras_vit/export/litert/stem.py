@@ -9,8 +9,22 @@ from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Array, float64
 from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.storage import FLOAT32
-from keras_vit.export.litert.writer import FileWriter, Value, source, writes
+from keras_vit.export.litert.writer import FileWriter, Value, honours, source, writes
 from keras_vit.model import layers as vit
+
+RESNET_FIELDS = ("width", "groups", "norm_epsilon", "conv_epsilon", "conv_epsilon_place")
+honours(vit.ResNetRoot, *RESNET_FIELDS, version=(1, 2))
+honours(vit.ResNetUnit, *RESNET_FIELDS, "channels", "strides", version=(1, 2))
+honours(
+    vit.StandardizedConv2D,
+    "filters",
+    "kernel_size",
+    "strides",
+    "epsilon",
+    "symmetric",
+    epsilon_place=("std", "variance"),
+)
+honours(vit.GroupNormalization, "epsilon", "groups")
 
 
 @writes(vit.ResNetRoot)
