@@ -164,7 +164,8 @@ def _storage(types: Any, tensors: list[Any], buffer_bytes: list[int]) -> str:
     activations: set[int] = set()
     for tensor in tensors:
         quantization = tensor.Quantization()
-        if quantization is None or not quantization.ScaleLength():
+        # Kernels in blocks have their scales in another tensor, which `details` name.
+        if quantization is None or not (quantization.ScaleLength() or quantization.DetailsType()):
             floats.add(tensor.Type())
         else:
             (weights if buffer_bytes[tensor.Buffer()] else activations).add(tensor.Type())
