@@ -23,9 +23,9 @@ LEAST: dict[tuple[str, bool], float] = {
     ("float16", False): 0.9999,
     ("dynamic", False): 0.9985,
     ("dynamic", True): 0.9992,
-    ("int8", True): 0.997,
+    ("int8", True): 0.996,
     ("int16x8", True): 0.999,
-    ("int4", True): 0.972,
+    ("int4", True): 0.96,
 }
 
 
