@@ -9,7 +9,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 from keras_vit._util import data_files
 from keras_vit._util.checks import as_path
 from keras_vit._util.schema import problems
+from keras_vit.converters.config_json import JsonConfig
 from keras_vit.converters.containers.base import Header
-from keras_vit.converters.json_steps import JsonFields
+from keras_vit.converters.json_configs import JSON_CONFIGS
 from keras_vit.converters.tensor_names import PLACEHOLDER, TensorNames, fill, pattern, wildcard
 from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig, check_fields
 from keras_vit.model.config.text import TextConfig
@@ -112,7 +113,7 @@ class Table:
     marks: Marks = Marks()
     names: TensorNames = TensorNames()
     meaning: Meaning = Meaning()
-    json: JsonFields | None = None  # None for a format without a config.json
+    json: JsonConfig | None = None  # None for a format without a config.json
     writable: bool = True
 
     def find_prefix(self, names: Iterable[str]) -> str | None:
@@ -269,8 +270,9 @@ def _read_table(path: Path, tower: str = "") -> Table:
         # A variable may have several names: each is read, and the first whose conditions hold is written.
         raw["tensors"] = {name: [texts] if isinstance(texts, str) else texts for name, texts in tensors.items()}
     wrong = list(problems(raw, data_files.read_schema("converters", "checkpoint"), str(path)))
-    for key, known in (("layout", _LAYOUTS), ("container", _CONTAINERS)):
-        wrong += [f"{path}: {key} must be one of {known}"] if raw.get(key) not in known else []
+    known: tuple[tuple[str, Collection[str]], ...] = (("layout", _LAYOUTS), ("container", _CONTAINERS))
+    for key, accepted in (*known, *([("json", JSON_CONFIGS)] if "json" in raw else [])):
+        wrong += [f"{path}: {key} must be one of {[*accepted]}"] if raw.get(key) not in accepted else []
     if wrong:
         raise ValueError("; ".join(wrong))
     try:
@@ -282,7 +284,7 @@ def _read_table(path: Path, tower: str = "") -> Table:
             marks=Marks(tuple(raw["detect"]), tuple(raw.get("detect_absent", ()))),
             names=TensorNames(**_arguments(TensorNames, raw)),
             meaning=Meaning(**_arguments(Meaning, raw)),
-            json=JsonFields.from_table(raw["json"]) if "json" in raw else None,
+            json=JSON_CONFIGS[raw["json"]] if "json" in raw else None,
             **{key: raw[key] for key in ("format", "container", "layout", "writable") if key in raw},
         )
     except (ArithmeticError, RecursionError, TypeError, ValueError) as error:
