@@ -41,9 +41,9 @@ LIGHT = (
     "converters.__init__",
     "converters.containers",
     "converters.config_json",
-    "converters.expressible",
     "converters.infer",
-    "converters.json_steps",
+    "converters.json_configs",
+    "converters.json_timm",
     "converters.layout",
     "converters.table",
     "converters.tensor_names",
@@ -56,7 +56,7 @@ LIGHT = (
 )
 # The mathematics of the model runs on all of Keras' back ends.
 BACKEND_FREE = ("model.layers",)
-LONGEST_FILE = 410  # lines
+LONGEST_FILE = 500  # lines
 MOST_MODULES = 15  # of one folder
 MOST_AT_THE_TOP = 5
 

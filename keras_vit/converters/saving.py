@@ -185,7 +185,9 @@ def _compare(config: ViTConfig, read_back: ViTConfig, table: Table) -> tuple[str
         if name in _TRAINING_FIELDS | _USES or _reads_the_same(name, value, read, config):
             continue
         if name == "resnet" and value and read:
-            is_inexact = {key for key in value if value[key] != read.get(key)} <= _NUMERIC_RESNET_FIELDS
+            changed = [key for key in value if value[key] != read.get(key)]
+            value, read = ({key: fields.get(key) for key in changed} for fields in (value, read))
+            is_inexact = _NUMERIC_RESNET_FIELDS.issuperset(changed)
         else:
             values = _NUMERIC_FIELDS.get(name, ())
             is_inexact = values is None or (value in values and read in values)
