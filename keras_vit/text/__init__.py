@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from keras_vit.text.encoder import TextEncoder
     from keras_vit.text.litert import tflite
     from keras_vit.text.loading import load
-    from keras_vit.text.saving import save
     from keras_vit.text.tokenizer import Tokenizer
 
 _NAMES = {
@@ -24,10 +23,9 @@ _NAMES = {
     "encoder": ("TextEncoder",),
     "litert": ("tflite",),
     "loading": ("load",),
-    "saving": ("save",),
     "tokenizer": ("Tokenizer",),
 }
 
-__all__ = ["TextConfig", "TextEncoder", "Tokenizer", "load", "save", "tflite"]
+__all__ = ["TextConfig", "TextEncoder", "Tokenizer", "load", "tflite"]
 
 __getattr__, __dir__ = lazy.lazy_names(__name__, _NAMES)
