@@ -250,12 +250,16 @@ def _read_tower(values: Json, inside: str, keys: Keys, names: Mapping[str, Field
     }
 
 
-def read_clip(values: Json, naflex: Fields | str = {}) -> Fields:  # noqa: B006
-    """Read the config.json of CLIPVisionModel, CLIPVisionModelWithProjection and CLIPModel."""
-    heads: Fields = {"num_heads": 12}
-    names = {"clip_vision_model": heads, "siglip_vision_model": heads, "siglip2_vision_model": naflex}
+def _read_vision(values: Json, **names: Fields | str) -> Fields:
+    default: Fields = {"num_heads": 12}
+    names = {"clip_vision_model": default, "siglip_vision_model": default, **names}
     fields = _read_tower(values, "vision_config", _VISION, names)
     return {**fields, **read_keys(values, {"preprocessor": ("preprocessing", _processor)})}
+
+
+def read_clip(values: Json) -> Fields:
+    """Read the config.json of CLIPVisionModel, CLIPVisionModelWithProjection and CLIPModel."""
+    return _read_vision(values)
 
 
 def write_clip(config: ViTConfig) -> Fields:
@@ -269,7 +273,7 @@ def write_clip(config: ViTConfig) -> Fields:
 def read_siglip(values: Json) -> Fields:
     """Read the config.json of SiglipVisionModel, SiglipForImageClassification and SiglipModel."""
     naflex = "a NaFlex model takes flat patches and images of any shape; those of a fixed resolution are read"
-    return {**read_clip(values, naflex), **read_keys(values, {"id2label": ("labels", _labels)})}
+    return {**_read_vision(values, siglip2_vision_model=naflex), **read_keys(values, {"id2label": ("labels", _labels)})}
 
 
 def write_siglip(config: ViTConfig) -> Fields:

@@ -74,7 +74,7 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
     """
     if not isinstance(model, VisionTransformer):
         raise TypeError(f"save writes a keras_vit.VisionTransformer. Received: {type(model).__name__}")
-    target, table = Path(as_path(path, "path")), writable_table(format)
+    target, table = Path(as_path(path, "path")), _writable_table(format)
     if problem := quantization_problem(model):
         raise CheckpointError(f"The {table.format} format holds floating-point weights. {problem}")
     variables = assign.merge_lora(model, assign.variables_by_path(model))
@@ -104,7 +104,7 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
     metadata = config_json.to_metadata(config, plan.inferred_config, plan.missing_fields)
     if config.position_prefix and not model.config.position_prefix:
         metadata[config_json.ZERO_ROWS_KEY] = "true"
-    return write(target, table, tensors, metadata, plan.json_values)
+    return _write(target, table, tensors, metadata, plan.json_values)
 
 
 class WritePlan(NamedTuple):
@@ -213,16 +213,16 @@ def _reads_the_same(name: str, value: Any, read: Any, config: ViTConfig) -> bool
     return bool(value == read) or is_unused.get(name, False)
 
 
-def writable_table(format: str, tower: str = "") -> Table:
+def _writable_table(format: str) -> Table:
     """Return the table of a format; raise a CheckpointError if it is only read."""
-    table = load_table(format, tower)
+    table = load_table(format)
     if not table.writable:
-        written = [name for name in formats(tower) if load_table(name, tower).writable]
+        written = [name for name in formats() if load_table(name).writable]
         raise CheckpointError(f"The {table.format} format is only read. Formats that are written: {written}")
     return table
 
 
-def write(
+def _write(
     path: Path,
     table: Table,
     tensors: Iterable[tuple[str, Any]],
