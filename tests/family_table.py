@@ -73,7 +73,8 @@ def formats_of(config: ViTConfig) -> dict[str, bool]:
 def read_from(family: str) -> list[str]:
     """Return the formats that such models are read from: a ResNet's epsilon may be the format's own."""
     found = set(READ_ONLY.get(family, ()))
-    for config, table in itertools.product(configs()[family], map(load_table, formats())):
+    tables = [table for table in map(load_table, formats()) if table.writable]
+    for config, table in itertools.product(configs()[family], tables):
         with contextlib.suppress(CheckpointError):
             inexact = _inexact(config, table)
             found |= set() if [text for text in inexact if not text.startswith("resnet=")] else {table.format}

@@ -94,7 +94,7 @@ tensors = { "head/kernel" = "head.weight" }
         ("tensors", {"a": [7]}, r"tensors.a\[0\] must be text. Received: 7"),
         ("tensors", {"a": "b | if x = " + "[" * 5_000}, "."),
         ("json", {"fields": {}}, r"json must be text. Received: \{'fields'"),
-        ("json", "timmm", r"json must be one of \['huggingface', .*'timm'"),
+        ("json", "timmm", r"json must be one of \('huggingface', .*'timm'"),
         ("jsn", "timm", "has no key 'jsn'; the nearest is 'json'"),
     ],
     ids=str,

@@ -9,7 +9,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -270,9 +270,8 @@ def _read_table(path: Path, tower: str = "") -> Table:
         # A variable may have several names: each is read, and the first whose conditions hold is written.
         raw["tensors"] = {name: [texts] if isinstance(texts, str) else texts for name, texts in tensors.items()}
     wrong = list(problems(raw, data_files.read_schema("converters", "checkpoint"), str(path)))
-    known: tuple[tuple[str, Collection[str]], ...] = (("layout", _LAYOUTS), ("container", _CONTAINERS))
-    for key, accepted in (*known, *([("json", JSON_CONFIGS)] if "json" in raw else [])):
-        wrong += [f"{path}: {key} must be one of {[*accepted]}"] if raw.get(key) not in accepted else []
+    known = {"layout": _LAYOUTS, "container": _CONTAINERS, **({"json": tuple(JSON_CONFIGS)} if "json" in raw else {})}
+    wrong += [f"{path}: {key} must be one of {names}" for key, names in known.items() if raw.get(key) not in names]
     if wrong:
         raise ValueError("; ".join(wrong))
     try:
