@@ -19,7 +19,7 @@ from PIL import Image
 
 import image_kinds
 import image_table
-from hostile_server import HostileServer, Served
+from file_server import FileServer, Served
 from keras_vit.errors import DownloadError
 from keras_vit.model import preprocess
 from keras_vit.model.images import jpeg_png
@@ -203,7 +203,7 @@ def test_errors_of_pillows_readers_are_value_errors(tmp_path: Path, monkeypatch:
 # URLs
 
 
-def test_an_image_of_a_web_server_is_downloaded_once(server: HostileServer, cache: Path) -> None:
+def test_an_image_of_a_web_server_is_downloaded_once(server: FileServer, cache: Path) -> None:
     file = image_kinds.encoded(PHOTO, "PNG")
     server.files["/a/photo.png"] = Served(file)
     for _ in range(2):
@@ -212,7 +212,7 @@ def test_an_image_of_a_web_server_is_downloaded_once(server: HostileServer, cach
     assert [path.read_bytes() for path in cache.rglob("photo.png")] == [file]
 
 
-def test_a_page_instead_of_an_image_is_named_and_not_kept(server: HostileServer, cache: Path) -> None:
+def test_a_page_instead_of_an_image_is_named_and_not_kept(server: FileServer, cache: Path) -> None:
     server.files["/photo.jpg"] = Served(b"<html>log in</html>")
     server.files["/text.jpg"] = Served(b"<svg/>")
     with pytest.raises(DownloadError, match=r"http://.*/photo\.jpg .*: it is a web page"):

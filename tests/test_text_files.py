@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from keras_vit import text, zoo
-from keras_vit._util import download
+from keras_vit._util import downloads
 from keras_vit.converters import assign
 from keras_vit.converters.containers import write_npz
 from keras_vit.converters.table import load_table
@@ -93,7 +93,7 @@ def test_the_zoo_finds_the_text_tower_of_a_name(tmp_path: Path, monkeypatch: pyt
         fetched.append(source)
         return files[source.rpartition(".")[2]]
 
-    monkeypatch.setattr(download, "fetch", fetch)
+    monkeypatch.setattr(downloads, "fetch", fetch)
     found = zoo.text_encoder("SigLIP-B/16", weights="webli-i18n-256")
     assert found.config == encoder.config
     np.testing.assert_array_equal(found.embed("a cat"), encoder.embed("a cat"))

@@ -69,7 +69,7 @@ def show(name: options.Model, image_size: options.Size = None, as_json: options.
     The numbers are for the recommended weights, at their resolution or at --image-size. A file has no card.
     """
     from keras_vit.model.sizes import name_of
-    from keras_vit.zoo import catalogue, spellings
+    from keras_vit.zoo import catalogue
     from keras_vit.zoo.pretrained import resolve
 
     card = None if resolve(name, default=None).is_file else catalogue.card(name)
@@ -79,8 +79,8 @@ def show(name: options.Model, image_size: options.Size = None, as_json: options.
         weights = SimpleNamespace(architecture=name_of(config), tag=name, num_classes=config.num_classes)
     else:
         _print_named_weights(name)
-        spelled = spellings.read(name)
-        weights = catalogue.select(card, spelled and spelled.weights or "default")
+        _, named = catalogue.alias(name) or (None, "default")
+        weights = catalogue.select(card, named if named in card.weights else "default")
         config = weights.whole_config()
         config = config if image_size is None else config.replace(image_size=image_size)
     with options.quiet(start=False):  # counting a model that is not on a card starts Keras
@@ -93,13 +93,12 @@ def show(name: options.Model, image_size: options.Size = None, as_json: options.
 
 
 def _print_named_weights(name: str) -> None:
-    """Say on standard error where the weights of another package's name are, which may not be those of the card."""
-    from keras_vit.zoo import spellings
+    """Say on standard error if a name of another package stands for weights that are not on the card."""
+    from keras_vit.zoo.catalogue import alias
 
-    spelled = spellings.read(name)
-    if spelled and spelled.source:
-        its_own = f"{spelled.architecture} --weights {spelled.source}"
-        options.echo(f"keras-vit: {name} is a name of {spelled.publisher}. Its own weights: {its_own}", err=True)
+    model, weights = alias(name) or ("", "")
+    if "://" in weights:
+        options.echo(f"keras-vit: {name} stands for {model} --weights {weights}", err=True)
 
 
 def describe(weights: Weights | SimpleNamespace, config: ViTConfig) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from keras_vit.converters.containers.base import quoted
 from keras_vit.converters.infer import Hints, infer
 from keras_vit.converters.table import Match, Table, fields_of_rows, formats, load_table
 from keras_vit.converters.tensor_names import MAX_LAYERS
-from keras_vit.errors import CheckpointError
+from keras_vit.errors import CheckpointError as CheckpointError
 from keras_vit.model.config import ViTConfig
 
 # The files of weights in a folder; the first one found is read. A training run's folder has a model.keras.

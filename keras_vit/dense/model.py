@@ -15,6 +15,8 @@ from keras_vit.dense.predict import frame, to_image
 from keras_vit.dense.task import Depth, Segmentation
 from keras_vit.model.classify import single_images
 from keras_vit.model.config import ViTConfig
+from keras_vit.model.maps import PatchMap as PatchMap
+from keras_vit.model.maps import ResizeBilinear as ResizeBilinear
 from keras_vit.model.preprocess import to_arrays
 from keras_vit.model.vision_transformer import VisionTransformer
 

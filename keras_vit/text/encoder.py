@@ -13,7 +13,7 @@ from keras_vit._util.checks import check_counts
 from keras_vit.model import layers as vit
 from keras_vit.model.classify import check_finite, unit_length
 from keras_vit.model.config import BlockConfig
-from keras_vit.model.config.text import TextConfig
+from keras_vit.model.config.text import TextConfig as TextConfig
 from keras_vit.model.layers.base import load_quantization, quantization_problem, save_quantization
 from keras_vit.model.layers.pooling import EndTokenPooling
 from keras_vit.model.layers.tokens import TokenEmbedding
