@@ -250,7 +250,6 @@ def test_a_row_says_what_the_card_says(row: dict[str, Any]) -> None:
     assert {name: row[name] for name in same} == {name: getattr(weights, name) for name in same}
     assert [Accuracy(**stated) for stated in row["accuracy"]] == list(weights.accuracy)
     assert row["paper"] == str(weights.paper)
-    assert row["bytes_float32"] == 4 * row["parameters"] > row["bytes_float16"] > row["bytes_int8"] > row["parameters"]
     [call] = [node for node in ast.walk(ast.parse(row["load"])) if isinstance(node, ast.Call)]
     assert ast.unparse(call.func) == "keras_vit.zoo.load"
     name, *_ = map(ast.literal_eval, call.args)

@@ -14,7 +14,7 @@ from command_line import fails, run
 from keras_vit import VisionTransformer, converters, export, visualize, zoo
 from keras_vit._util import downloads
 from keras_vit.errors import FileUnavailableError, LicenceError
-from keras_vit.model.numbers import numbers
+from keras_vit.model.cost import count
 from keras_vit.zoo import catalogue, pretrained
 from marks import full_except
 from model_weights import assert_same_bits, values
@@ -85,7 +85,7 @@ def test_a_model_has_the_official_number_of_parameters(name: str, tag: str) -> N
     config = zoo.card(name).weights[tag].whole_config()
     if name.startswith("FlexiViT"):
         config = config.replace(patch_size=16, image_size=240)
-    assert round(numbers(config).parameters / 1e6, 2) == OFFICIAL[name, tag]
+    assert round(count(config).parameters / 1e6, 2) == OFFICIAL[name, tag]
     if tag == zoo.card(name).default and not name.startswith(("FlexiViT", "Mixer", "BiT")):
         assert pretrained.resolve(name, default=None).expected_config == config  # random weights
 

@@ -145,12 +145,11 @@ def test_a_model_of_other_channels_takes_no_files(tmp_path: Path) -> None:
     ("start", "says"),
     [
         (b"", "is an empty file"),
-        (b"\0\0\0\x18ftypheic", "is a HEIC photo, which cannot be read. Save it as JPEG or PNG"),
-        (b"\0\0\0\x18ftypmif1", "is a HEIC photo"),
-        (b"\0\0\0\x18ftypisom", "is a video"),
-        (b"%PDF-1.7", "is a PDF document"),
+        (
+            b"\0\0\0\x18ftypheic",
+            "is a HEIC photo, an AVIF image or a video, which cannot be read. Save it as JPEG or PNG",
+        ),
         (b"<svg/>", "is text, such as SVG or HTML"),
-        (b"PK\x03\x04", "is a zip archive"),
         (b"nothing", r"is not an image of a known format\. Save it as JPEG or PNG"),
     ],
 )
@@ -167,7 +166,7 @@ def test_a_device_is_no_image(tmp_path: Path) -> None:
         decoded(tmp_path / "x.jpg")
 
 
-@pytest.mark.parametrize("kind", ["BMP", "TIFF", "GIF", "WEBP", "PNG", "JPEG", "ICO", "TGA", "PPM"])
+@pytest.mark.parametrize("kind", ["BMP", "TIFF", "GIF", "WEBP", "PNG", "JPEG"])
 def test_a_damaged_file_is_an_image_or_a_value_error(kind: str, tmp_path: Path) -> None:
     random, path = np.random.default_rng(0), tmp_path / "x"
     file = image_kinds.encoded(image_kinds.photo(16, 12), kind)

@@ -170,15 +170,9 @@ def test_a_file_of_images_alone_has_no_text_tower(tmp_path: Path) -> None:
         text.load(path)
 
 
-@pytest.mark.full
-@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method:UserWarning")  # of Keras
-def test_an_encoder_that_keras_quantized_is_saved_and_loaded(tmp_path: Path) -> None:
-    encoder = small_encoder()
-    encoder.quantize("int8")
-    encoder.save(tmp_path / "text.keras")
-    np.testing.assert_array_equal(text.load(tmp_path / "text.keras").embed("a cat"), encoder.embed("a cat"))
-    with pytest.raises(ValueError, match="written from floating-point weights"):
-        text.tflite(encoder, tmp_path / "text.tflite")
+def test_an_encoder_is_not_quantized_by_keras() -> None:
+    with pytest.raises(NotImplementedError, match="not for keras_vit's models"):
+        small_encoder().quantize("int8")
 
 
 def test_texts_that_are_no_valid_unicode_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""The commands `keras-vit list` and `show`. They do not import TensorFlow."""
+"""The commands `keras-vit list`, which starts no TensorFlow, and `show`, which counts the layers of a model."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def show(name: options.Model, image_size: options.Size = None, as_json: options.
         weights = catalogue.select(card, named if named in card.weights else "default")
         config = weights.whole_config()
         config = config if image_size is None else config.replace(image_size=image_size)
-    with options.quiet(start=False):  # counting a model that is not on a card starts Keras
+    with options.quiet():
         if as_json:
             rows = {"weights": catalogue.rows(card)} if card else {}
             text = json.dumps(describe(weights, config) | rows, indent=2)
@@ -103,10 +103,9 @@ def _print_named_weights(name: str) -> None:
 
 def describe(weights: Weights | SimpleNamespace, config: ViTConfig) -> dict[str, Any]:
     """Return the numbers of `show` for one image: sizes, parameters, bytes, and operations (a multiply-add is two)."""
-    from keras_vit.model.numbers import numbers
-    from keras_vit.model.parts import PRECISIONS
+    from keras_vit.model.cost import count
 
-    counted = numbers(config)
+    counted = count(config)
     return {
         "name": weights.architecture,
         "of": weights.tag,
@@ -119,7 +118,7 @@ def describe(weights: Weights | SimpleNamespace, config: ViTConfig) -> dict[str,
         "parameters": counted.parameters,
         "flops": counted.flops,
         "activation_bytes": counted.activation_bytes,
-        "file_bytes": {name: counted.file_bytes(name) for name in PRECISIONS},
+        "file_bytes": counted.file_bytes,
         "parts": [vars(part) for part in counted.parts],
     }
 

@@ -17,7 +17,6 @@ from keras_vit.converters.infer import Hints, Shapes, infer, read_features, tens
 from keras_vit.converters.table import OWN_PREFIX, Source, Table, fields_of_rows, formats, load_table, lookup
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.layers.base import quantization_problem
 from keras_vit.model.vision_transformer import VisionTransformer
 
 _CONTAINERS = {".npz": "npz", ".safetensors": "safetensors"}  # by suffix
@@ -75,8 +74,6 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
     if not isinstance(model, VisionTransformer):
         raise TypeError(f"save writes a keras_vit.VisionTransformer. Received: {type(model).__name__}")
     target, table = Path(as_path(path, "path")), _writable_table(format)
-    if problem := quantization_problem(model):
-        raise CheckpointError(f"The {table.format} format holds floating-point weights. {problem}")
     variables = assign.merge_lora(model, assign.variables_by_path(model))
     config = layout.written_config(model.config, table, variables)
     moved = {}

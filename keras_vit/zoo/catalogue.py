@@ -18,8 +18,6 @@ from keras_vit._util.checks import check_texts
 from keras_vit._util.text import nearest
 from keras_vit.errors import CardError
 from keras_vit.errors import UnknownModelError as UnknownModelError
-from keras_vit.model.numbers import numbers
-from keras_vit.model.parts import PRECISIONS
 from keras_vit.model.sizes import canonical_name
 from keras_vit.zoo.cards import Weights, families, make_weights, read_family
 
@@ -202,8 +200,7 @@ def table(pattern: str = "*") -> list[dict[str, Any]]:
         - num_classes: None if only the file states it; the counts then exclude the head;
         - parameters, and gflops: 1e9 operations for one image at image_size. A multiply-add counts as two operations:
           the number is twice what papers and timm print;
-        - accuracy: dicts of value (percent), metric, dataset, image_size, source;
-        - bytes_float32, bytes_float16, bytes_int8: approximate size of a file by the precision of its kernels.
+        - accuracy: dicts of value (percent), metric, dataset, image_size, source.
 
     Example:
         >>> [(row["name"], row["parameters"]) for row in keras_vit.zoo.table("digits")]
@@ -218,21 +215,25 @@ def rows(known: Card) -> list[dict[str, Any]]:
 
 
 def _row(weights: Weights) -> dict[str, Any]:
-    config, listed = weights.whole_config(), _cards()[weights.architecture]
+    listed = _cards()[weights.architecture]
     default = weights.tag == listed.default
     arguments = f"{listed.name!r}" if default else f"{listed.name!r}, weights={weights.tag!r}"
     if weights.tag not in listed.weights:  # an AugReg file is loaded by its own name
         arguments = f"{weights.tag!r}"
     arguments += ", accept_licence=True" * bool(weights.terms)
-    counted = numbers(config)
-    sizes = {f"bytes_{name}": counted.file_bytes(name) for name in PRECISIONS}
+    parameters, gflops = weights.parameters, weights.gflops
+    if parameters is None or gflops is None:  # the card does not state them
+        from keras_vit.model.cost import count
+
+        counted = count(weights.whole_config())
+        parameters, gflops = counted.parameters, counted.flops / 1e9
     return {
         "name": listed.name,
         "family": listed.family,
         "weights": weights.tag,
         "default": default,
-        "parameters": counted.parameters,
-        "gflops": counted.flops / 1e9,
+        "parameters": parameters,
+        "gflops": gflops,
         "image_size": weights.image_size,
         "num_classes": weights.num_classes,
         "file": weights.file,
@@ -240,7 +241,6 @@ def _row(weights: Weights) -> dict[str, Any]:
         "accuracy": [asdict(accuracy) for accuracy in weights.accuracy],
         "paper": str(weights.paper),
         "licence": weights.licence,
-        **sizes,
         "load": f"keras_vit.zoo.load({arguments})",
     }
 
