@@ -19,7 +19,6 @@ __all__ = [
     "LicenceError",
     "UnknownModelError",
     "VerificationError",
-    "WorkerLostError",
 ]
 
 
@@ -61,7 +60,3 @@ class ConverterError(KerasViTError, ValueError):
 
 class DivergedError(KerasViTError, ArithmeticError):
     """Training ended because a loss, gradient or weight is not finite."""
-
-
-class WorkerLostError(KerasViTError, ConnectionError):
-    """Another machine of a training did not start in time, or was killed or stopped; the message names it."""
