@@ -6,9 +6,6 @@ import random
 import re
 import resource
 import shutil
-import signal
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -304,73 +301,3 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
     with pytest.raises(OSError, match=r"/\.lock cannot be locked .*remove what is there"), exclusive(str(tmp_path)):
         pass
-
-
-def test_a_killed_process_holds_no_folder(tmp_path: Path) -> None:
-    code = "import filelock, sys; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); print(flush=True); input()"
-    command = [sys.executable, "-c", code, str(tmp_path / ".lock")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout
-        holder.stdout.readline()
-        try:
-            with pytest.raises(BlockingIOError, match="Another process trains"), exclusive(str(tmp_path)):
-                pass
-        finally:
-            holder.kill()
-    with exclusive(str(tmp_path)):
-        pass
-
-
-# ---- kill -9 for real -------------------------------------------------------------------------------------
-
-
-def mirrored(count: int) -> dict[str, tf.Variable]:
-    with tf.distribute.MirroredStrategy([f"/cpu:{n}" for n in range(count)]).scope():
-        return {f"block_{n}/kernel": tf.Variable(tf.fill((100, 500), -1.0)) for n in range(8)}
-
-
-def endless(folder: str) -> None:
-    """Restore, check, and save until the process is killed, on two virtual devices. Run in a new process."""
-    (cpu,) = tf.config.list_physical_devices("CPU")
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    held = mirrored(2)
-    with exclusive(folder):
-        saves = Checkpoints(folder, held, keep=2, facts={})
-        step = saves.restore() or 0
-        assert all((v.numpy() == step).all() for v in held.values()) or not step
-        while True:
-            step += 1
-            for variable in held.values():
-                variable.assign(tf.fill(variable.shape, float(step)))
-            saves.save(step)
-            print("ready", flush=True)  # the first checkpoint exists; later lines are not read
-
-
-def killed_often(folder: str, *milliseconds: str) -> None:
-    """Fork `endless` and kill it repeatedly, so that TensorFlow is imported only once."""
-    for delay in milliseconds:
-        read, write = os.pipe()
-        if not (child := os.fork()):
-            os.dup2(write, 1)
-            endless(folder)
-        os.close(write)
-        with os.fdopen(read) as output:
-            assert output.readline() == "ready\n", "what was restored is not whole"
-            signal.sigtimedwait([], int(delay) / 1000)
-            os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-@pytest.mark.full
-def test_what_is_restored_after_kill_9_is_whole(tmp_path: Path) -> None:
-    chance = random.Random(7)
-    delays = [str(chance.randrange(300)) for _ in range(4)]
-    code = "import sys, test_saves; test_saves.killed_often(*sys.argv[1:])"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    subprocess.run([sys.executable, "-c", code, str(tmp_path), *delays], env=environment, check=True, timeout=120)
-    held = mirrored(1)  # one replica restores the state of two
-    saves = Checkpoints(tmp_path, held, facts={})
-    with no_warnings():
-        step = saves.restore()
-    assert step
-    assert all((variable.numpy() == step).all() for variable in held.values())
