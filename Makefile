@@ -34,9 +34,9 @@ test-full: $(VENV)/.with-test ## further cases of the same: all guides, referenc
 test-extra: $(VENV)/.with-test $(VENV)/.with-test-extra ## the optional tests: PyTorch, JAX, GPU, installing, other ViT packages if installed
 	$(BIN)/python -m pytest -m "($(OPTIONAL)) and not network and not browser and not arm and not real"
 
-test-browser: $(VENV)/.with-test ## browser example, gallery and report in headless Chromium (needs npm and chromium)
+test-browser: $(VENV)/.with-test ## browser example in headless Chromium (needs npm and chromium)
 	npm ci --prefix examples/browser --no-audit --no-fund
-	$(BIN)/python -m pytest -s -m browser tests/test_browser.py tests/test_gallery.py tests/test_visualize_report.py
+	$(BIN)/python -m pytest -s -m browser tests/test_browser.py
 
 test-arm: $(VENV)/.with-test ## exported files in LiteRT on an emulated ARM64 processor (needs Debian's apt-get)
 	$(BIN)/python -m pytest -rs -s -m arm tests/test_litert_runtimes.py
@@ -65,9 +65,8 @@ format: $(VENV)/.with-lint ## format all files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.with-docs ## write the API reference to build/api/ and a page about all models to build/gallery/
+docs: $(VENV)/.with-docs ## write the API reference to build/api/
 	$(BIN)/python docs/reference.py build/api
-	$(BIN)/python docs/gallery/page.py build/gallery
 
 numbers: $(VENV)/.with-test ## count the numbers of the zoo's models again, after a card was added
 	$(BIN)/python -m keras_vit.zoo._numbers

@@ -3,7 +3,6 @@ import json
 import subprocess
 import sys
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
@@ -278,17 +277,6 @@ def test_a_row_says_what_the_card_says(row: dict[str, Any]) -> None:
 def test_a_row_counts_the_numbers_of_its_file(name: str, tag: str, parameters: int) -> None:
     [row] = [row for row in zoo.table(name) if row["weights"] == tag]
     assert row["parameters"] == parameters
-
-
-def test_a_notebook_shows_a_card_as_a_table() -> None:
-    shown = ElementTree.fromstring(f"<div>{catalogue.card('B/16')._repr_html_()}</div>")
-    rows = [["".join(cell.itertext()) for cell in row] for row in shown.iter("tr")]
-    assert [row[0] for row in rows] == [
-        "weights",
-        f"{RECOMMENDED} (default)",
-        *list(catalogue.card("B/16").weights)[1:],
-    ]
-    assert rows[1][3].startswith("85.49 % top-1")
 
 
 def test_the_catalogue_starts_neither_keras_nor_tensorflow() -> None:

@@ -17,7 +17,7 @@ from command_line import fails
 from keras_vit import converters
 from keras_vit._util import data_files
 from keras_vit.cli import _app, main, options, visualize
-from keras_vit.visualize.html import report
+from keras_vit.visualize import report_page
 from tiny_models import built
 
 CHECKPOINT = data_files.folder("zoo") / "weights" / "digits.npz"
@@ -172,7 +172,7 @@ def test_values_may_be_written_as_in_python() -> None:
 
 
 def test_the_number_of_images_of_a_report_is_the_reports() -> None:
-    assert visualize.MAX_IMAGES == report.MAX_IMAGES
+    assert visualize.MAX_IMAGES == report_page.MAX_IMAGES
 
 
 def test_names_cannot_control_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:

@@ -28,7 +28,7 @@ DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}
 # Modules that are imported only if these packages are installed; they say how to install them.
 ON_TOP = {
     "train.data.digits_dataset_builder": {"tensorflow-datasets"},
-    "visualize.html.figures": {"matplotlib"},
+    "visualize.figures": {"matplotlib"},
     **dict.fromkeys(
         ("batch._embed", "batch._search", "batch.compute", "batch.folder", "batch.images"), {"fsspec", "pyarrow"}
     ),

@@ -1,4 +1,4 @@
-"""The workflow, the citation, the issue forms and the docstrings of the reference are complete."""
+"""The workflow and the docstrings of the reference are complete."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-import keras_vit
 import readme_lines
-from keras_vit.zoo import catalogue
 from public_names import PublicName, modules, public_names
 
 ROOT = Path(__file__).parents[1]
@@ -26,7 +24,6 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = set(re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.MULTILINE))
 PYTHONS = re.findall(r"Python :: (3\.\d+)$", SETUP["metadata"]["classifiers"], re.MULTILINE)
 GITHUB = ROOT / ".github"
-FORMS = sorted(path for path in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *GITHUB.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 
 
@@ -89,72 +86,6 @@ def test_the_readme_has_lines_for_a_newcomer() -> None:
     lines = readme_lines.lines()
     compile(lines, "README.md", "exec")
     assert "http" not in lines
-
-
-# https://citation-file-format.github.io/1.2.0/schema: the keys that a file may have.
-CITATION_KEYS = {
-    *("abstract", "authors", "cff-version", "commit", "contact", "date-released", "doi", "identifiers", "keywords"),
-    *("license", "license-url", "message", "preferred-citation", "references", "repository", "repository-artifact"),
-    *("repository-code", "title", "type", "url", "version"),
-}
-CITATION = read(ROOT / "CITATION.cff")
-
-
-def test_the_citation_is_of_the_form_and_of_this_version() -> None:
-    assert {"authors", "cff-version", "message", "title"} <= CITATION.keys() <= CITATION_KEYS
-    assert CITATION["cff-version"] == "1.2.0"
-    assert CITATION["type"] == "software"
-    assert CITATION["license"] == SETUP["metadata"]["license"]
-    assert CITATION["version"] == keras_vit.__version__
-    assert f"\n## [{CITATION['version']}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-
-
-def test_the_papers_of_the_citation_are_those_of_the_cards() -> None:
-    papers = {card.weights[tag].paper for card in map(catalogue.card, catalogue.names()) for tag in card.weights}
-    known = {(paper.title, f"10.48550/arXiv.{paper.arxiv}") for paper in papers}
-    cited = {(paper["title"], paper["doi"]) for paper in CITATION["references"]}
-    assert len(cited) == 2
-    assert cited <= known
-    for paper in CITATION["references"]:
-        assert {"authors", "title", "type", "year"} <= paper.keys()
-        assert all(author.keys() == {"given-names", "family-names"} for author in paper["authors"])
-
-
-# https://docs.github.com/communities: what an issue form may hold.
-ELEMENTS = {"checkboxes", "dropdown", "input", "markdown", "textarea"}
-# The required questions of each form.
-ASKED = {
-    "bug": {"code", "seen", "expected", "versions"},
-    "wrong_number": {"kind", "weights", "ours", "theirs", "precision", "versions"},
-    "new_model": {"name", "source", "licence", "architecture", "check"},
-}
-
-
-def test_there_is_a_form_for_each_kind_of_issue() -> None:
-    assert {form.stem for form in FORMS} == ASKED.keys()
-    assert len({read(form)["name"] for form in FORMS}) == len(FORMS)
-    config = read(GITHUB / "ISSUE_TEMPLATE" / "config.yml")
-    assert config.keys() == {"blank_issues_enabled", "contact_links"}
-    assert all(link.keys() == {"name", "url", "about"} for link in config["contact_links"])
-
-
-@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
-def test_a_form_asks_what_is_needed(path: Path) -> None:
-    form = read(path)
-    assert form.keys() == {"name", "description", "labels", "body"}
-    assert all(element["type"] in ELEMENTS for element in form["body"])
-    questions = [element for element in form["body"] if element["type"] != "markdown"]
-    for key in ("id", "label"):
-        values = [question.get(key) or question["attributes"][key] for question in questions]
-        assert len(set(values)) == len(values)
-    assert all(re.fullmatch(r"[\w-]+", question["id"]) for question in questions)
-    for question in questions:
-        options = question["attributes"].get("options", [])
-        assert bool(options) == (question["type"] == "dropdown")
-        assert len(set(options)) == len(options)
-    assert {question["id"] for question in questions if question["validations"]["required"] == "true"} == ASKED[
-        path.stem
-    ]
 
 
 def described(docstring: str) -> set[str]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import base64
 import importlib
 import io
-import itertools
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +15,18 @@ import matplotlib
 import numpy as np
 import pytest
 import typer
-from markupsafe import Markup, escape
+from markupsafe import escape
 from PIL import Image
 from typer.testing import CliRunner
 
-from headless_browser import Page
 from html_document import Document
 from keras_vit import digits, zoo
-from keras_vit._util import html
 from keras_vit._util.text import byte_size
 from keras_vit.cli import visualize
 from keras_vit.export import Report
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.visualize.html import figures
-from keras_vit.visualize.html.report import report, undo_preprocessing
+from keras_vit.visualize import figures
+from keras_vit.visualize.report_page import report, undo_preprocessing
 from marks import full_except
 from tiny_models import OTHERS, VARIANTS, built
 
@@ -104,8 +100,6 @@ def test_nothing_is_loaded_from_elsewhere(document: Document) -> None:
     assert not re.search(r"url\((?![\"']?(data:|#))|@import", document.source)
     assert "http://" not in document.source
     assert not document.all("script") and not document.all("link")
-    [policy] = [meta["content"] for meta in document.all("meta") if "http-equiv" in meta]
-    assert policy.startswith("default-src 'none'; img-src data:; style-src 'unsafe-inline'")
 
 
 def test_every_picture_says_what_it_shows(document: Document) -> None:
@@ -118,26 +112,12 @@ def test_every_picture_says_what_it_shows(document: Document) -> None:
     assert len(document.all("img")) == 4 * 8 + 1  # the colour scale of the maps
 
 
-def test_headings_go_down_by_one_level(document: Document) -> None:
-    levels = [int(tag[1]) for tag, _ in document.tags if re.fullmatch("h[1-6]", tag)]
-    assert levels[0] == 1 and levels.count(1) == 1
-    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
-    assert document.all("html") == [{"lang": "en"}]
-
-
 def test_names_in_the_drawings_are_unique_and_found(document: Document) -> None:
     names = [attributes["id"] for _, attributes in document.tags if "id" in attributes]
     assert len(names) == len(set(names)) > 20
     used = {attributes["href"][1:] for attributes in document.all("use")}
     used.update(re.findall(r"url\(#([^)]+)\)", document.source))
     assert used == set(names)
-
-
-def test_drawings_take_the_colours_of_the_page(document: Document) -> None:
-    drawings = "".join(re.findall(r"<svg.*?</svg>", document.source, re.DOTALL))
-    assert "var(--text)" in drawings and "var(--accent)" in drawings and "var(--other)" in drawings
-    # Among them black, which a dark page would hide.
-    assert not set(re.findall(r"#[0-9a-f]{6}\b", drawings))
 
 
 def test_the_same_report_is_the_same_file(small: VisionTransformer, tmp_path: Path) -> None:
@@ -280,51 +260,6 @@ def test_labels_and_file_names_are_escaped(tmp_path: Path) -> None:
     assert {f"{file.name} as the model sees it"} <= {image["alt"] for image in document.all("img")}
 
 
-def rendered(template: str, **values: Any) -> str:
-    return html.environment().from_string(template).render(**values)
-
-
-def test_a_page_allows_a_script_only_where_it_has_one() -> None:
-    title_and_body = (
-        "{% extends 'page.html' %}{% block title %}{{ title }}{% endblock %}{% block body %}<p>{% endblock %}"
-    )
-    source = rendered(title_and_body, title="a < b")
-    assert "<title>a &lt; b</title>" in source and "script-src" not in source
-    script_and_style = "{% block script %}run(){% endblock %}{% block style %}p { color: red }{% endblock %}"
-    source = rendered(title_and_body + script_and_style, title="a")
-    assert "script-src 'unsafe-inline'" in source and "<script>run()</script>" in source
-    assert "p { color: red }</style>" in source
-
-
-def test_a_tables_cells_are_escaped_and_numbers_stand_at_the_right() -> None:
-    rows = [("<b>", 1, Markup("<i>x</i>")), (None, 2.5, "3 %")]
-    template = "{% from 'parts.html' import table %}{{ table(('<a>', 'b', 'c'), rows, 'label', right=[2]) }}"
-    made = rendered(template, rows=rows)
-    assert "&lt;a&gt;" in made and "<td>&lt;b&gt;</td>" in made and "<td>–</td>" in made
-    assert '<td class="number">1</td><td class="number"><i>x</i></td>' in made
-    assert '<td class="number">2.5</td><td class="number">3 %</td>' in made
-
-
-def _luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return float(np.dot((0.2126, 0.7152, 0.0722), linear))
-
-
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-@pytest.mark.parametrize("ground", ["page", "card"])
-@pytest.mark.parametrize("ink", ["text", "quiet", "accent", "other"])
-def test_colours_are_legible(ink: str, ground: str, scheme: int) -> None:
-    light, dark = sorted((_luminance(html.COLOURS[name][scheme]) for name in (ink, ground)), reverse=True)
-    assert (light + 0.05) / (dark + 0.05) >= 4.5  # WCAG 2, level AA
-
-
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_letters_on_a_bar_are_legible(scheme: int) -> None:
-    light, dark = sorted((_luminance(html.COLOURS[name][scheme]) for name in ("text", "bar")), reverse=True)
-    assert (light + 0.05) / (dark + 0.05) >= 4.5
-
-
 # After an error the old file is still there
 
 
@@ -354,7 +289,7 @@ def test_a_file_is_replaced_only_when_the_new_one_is_complete(
     target = tmp_path / "report.html"
     target.write_text("old")
     with monkeypatch.context() as broken, pytest.raises(RuntimeError):
-        broken.setattr("keras_vit.visualize.html.report._render", Broken())
+        broken.setattr("keras_vit.visualize.report_page._render", Broken())
         report(small, pictures(), target)
     assert target.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
     assert report(small, pictures(), str(target)) == target
@@ -522,38 +457,6 @@ def test_of_a_file_the_command_knows_no_card(
 def test_a_missing_image_is_said_before_the_model_is_loaded() -> None:
     with pytest.raises(FileNotFoundError, match=r"no image file or folder 'nothing\.png'"):
         run("no such model", "nothing.png")
-
-
-# In a browser
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with Page(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
-def test_a_browser_shows_it_at_any_width(browser: Page, path: Path, tmp_path: Path, width: int, dark: bool) -> None:
-    browser.resize(width)
-    browser.dark(dark)
-    browser.open(path.as_uri())
-    browser.until("document.readyState === 'complete' && document.querySelector('footer') !== null")
-    browser.screenshot(tmp_path / "report.png")
-    print(f"screenshot: {tmp_path / 'report.png'}")
-    assert browser.evaluate("[...document.images].every((one) => one.complete && one.naturalWidth > 0)")
-    assert browser.evaluate("document.documentElement.scrollWidth") <= width
-    boxes = browser.evaluate(
-        "[...document.querySelectorAll('h1, h2, h3, p, section, figure, svg, .over, .wide')]"
-        ".map((one) => one.getBoundingClientRect().toJSON())"
-    )
-    assert len(boxes) > 60
-    assert all(box["left"] >= 0 and box["right"] <= width and box["width"] > 30 for box in boxes)
-    ground = browser.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert ground == ("rgb(20, 22, 26)" if dark else "rgb(245, 245, 241)")
-    assert not browser.console
 
 
 def test_images_of_the_same_file_name_are_told_apart(small: VisionTransformer, tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from keras_vit.batch.folder import Folder, find_folder
 from keras_vit.errors import DownloadError
 from keras_vit.model.classify import IMAGE_ERRORS
 from keras_vit.model.preprocess import decode_bytes
-from keras_vit.visualize.html.inline import data_uri, thumbnail
 
 BLOCK = 4 << 20  # numbers in a block: 16 MB in float32
 SIDE = 256  # pixels of the longer side of a thumbnail
@@ -160,10 +159,10 @@ def write_contact_sheet(path: Path, title: str, folder: Folder, found: Iterable[
     for _, name, score in found:
         picture = error = ""
         try:
-            picture = data_uri(thumbnail(decode_bytes(folder.read(name or ""), 3), SIDE))
+            picture = html.data_uri(html.thumbnail(decode_bytes(folder.read(name or ""), 3), SIDE))
         except (*IMAGE_ERRORS, ImportError, DownloadError) as reason:
             error = printable(str(reason))
         cells.append((printable(name or ""), f"{score:.3f}", picture, error))
-    template = html.environment("keras_vit.visualize.html").get_template("contact_sheet.html")
+    template = html.environment().get_template("contact_sheet.html")
     with replacing(path) as file:
         file.write(template.render(title=printable(title), cells=cells).encode())

@@ -9,7 +9,7 @@ from typer import Argument, Option
 from keras_vit._util.image_paths import image_files
 from keras_vit.cli import options
 
-MAX_IMAGES = 16  # as in visualize.html.report
+MAX_IMAGES = 16  # as in visualize.report_page
 
 
 def visualize(
@@ -31,7 +31,7 @@ def visualize(
     title = found.choice.name or Path(model).name
     card = f"{title}, {published.tag}\n\n{published}" if published else None
     with options.quiet():
-        from keras_vit.visualize.html.report import report
+        from keras_vit.visualize.report_page import report
 
         loaded = found.load()
     shown = options.drop_unreadable(loaded, files)

@@ -9,13 +9,13 @@ from keras_vit._util import lazy
 
 if TYPE_CHECKING:
     from keras_vit.visualize.attention import attention_distance, attention_maps, attention_rollout, class_attention
-    from keras_vit.visualize.html.report import report
+    from keras_vit.visualize.report_page import report
     from keras_vit.visualize.tokens import effective_rank, logit_lens, patch_components, token_norms
     from keras_vit.visualize.weights import embedding_filters, position_similarity
 
 _NAMES = {
     "attention": ("attention_distance", "attention_maps", "attention_rollout", "class_attention"),
-    "html.report": ("report",),
+    "report_page": ("report",),
     "tokens": ("effective_rank", "logit_lens", "patch_components", "token_norms"),
     "weights": ("embedding_filters", "position_similarity"),
 }

@@ -13,7 +13,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from keras_vit._util import html
 from keras_vit._util.checks import check_texts
 from keras_vit._util.text import nearest
 from keras_vit.errors import CardError, UnknownModelError
@@ -69,21 +68,6 @@ class Card:
             details = "\n".join(f"    {line}" for line in str(weights).splitlines())
             blocks.append(f"  {tag}{' (default)' if tag == self.default else ''}\n{details}")
         return "\n\n".join(blocks)
-
-    def _repr_html_(self) -> str:
-        """Return the card as HTML, for notebooks."""
-        rows = [
-            (
-                tag + " (default)" * (tag == self.default),
-                f"{weights.image_size} px",
-                weights.classes_words,
-                "; ".join(map(str, weights.accuracy)),
-                weights.file,
-                str(weights.paper),
-            )
-            for tag, weights in self.weights.items()
-        ]
-        return html.table(rows, header=_COLUMNS, title=self.name)
 
 
 def names(pattern: str = "*") -> list[str]:

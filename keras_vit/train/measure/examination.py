@@ -27,7 +27,6 @@ from keras_vit.train.data.split import Split
 from keras_vit.train.measure.evaluation import open_held_out
 from keras_vit.train.measure.replicas import choose_strategy, collect_images, distribute_batches, replicate
 from keras_vit.train.step import strategies
-from keras_vit.visualize.html.inline import data_uri, thumbnail
 
 WORST = 24  # mistakes on a contact sheet
 MATRIX_CLASSES = 30  # that a page shows as a matrix; of more it lists the most frequent confusions
@@ -163,10 +162,10 @@ class Examination:
         wanted, pictures = self.indices[worst], {}
         for example in self.split.iterate_once(only=wanted) if len(worst) else ():
             pixels = np.asarray(decode(example["image"])).squeeze()
-            pictures[int(example["index"])] = data_uri(thumbnail(pixels, PICTURE_SIDE))
+            pictures[int(example["index"])] = html.data_uri(html.thumbnail(pixels, PICTURE_SIDE))
         used = np.flatnonzero(self.confusion.sum(axis=0) + self.confusion.sum(axis=1))
         is_shown = len(used) <= MATRIX_CLASSES
-        environment = html.environment("keras_vit.visualize.html")
+        environment = html.environment()
         return environment.get_template("examination.html").render(
             examined=self,
             worst=[(self._row(place), pictures[index]) for place, index in zip(worst, wanted.tolist(), strict=True)],
@@ -177,11 +176,8 @@ class Examination:
 
     def _repr_html_(self) -> str:
         """Return a table of the classes for notebooks."""
-        rows = [
-            (row["class"], row["images"], f"{row['accuracy']:.2%}", row["mistaken_for"] or "")
-            for row in self.by_class()
-        ]
-        return html.table(rows, header=("class", "images", "accuracy", "mistaken for"), title=str(self))
+        rows = {row["class"]: f"{row['accuracy']:.2%} of {row['images']:,}" for row in self.by_class()}
+        return html.facts(str(self), rows)
 
     def __str__(self) -> str:
         right = int(np.trace(self.confusion))

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from keras_vit._util import html
 from keras_vit._util.checks import check_counts, given, one_of
 from keras_vit._util.text import byte_size
 from keras_vit.model.config import ViTConfig
@@ -108,10 +107,6 @@ class Plan:
     def __str__(self) -> str:
         rows = (f"{label:24}{value:>20}  {note}".rstrip() for label, value, note in self._rows())
         return "\n".join([self._title(), *rows])
-
-    def _repr_html_(self) -> str:
-        """Return a table for notebooks."""
-        return html.table(self._rows(), header=(self._title(), "", ""))
 
     def _title(self) -> str:
         height, width = self.image_size

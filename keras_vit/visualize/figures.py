@@ -1,7 +1,7 @@
 """Draw the figures of the ViT paper from the arrays of this package, with matplotlib but without pyplot's state.
 
 Each function returns a `matplotlib.figure.Figure` with a transparent background, in the colours of the light scheme.
-`inline.svg` turns it into a drawing that follows the reader's colour scheme; `figure.savefig` writes it to a file.
+`_util.html.svg` turns it into a drawing that follows the reader's colour scheme; `figure.savefig` writes it to a file.
 """
 
 import math

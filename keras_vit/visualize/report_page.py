@@ -21,10 +21,8 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.numbers import numbers
 from keras_vit.model.sizes import name_of
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.visualize import attention, tokens, weights
+from keras_vit.visualize import attention, figures, tokens, weights
 from keras_vit.visualize._models import vision_transformer
-from keras_vit.visualize.html import figures
-from keras_vit.visualize.html.inline import data_uri, svg, thumbnail
 
 MAX_IMAGES = 16
 PICTURE_SIDE = 448  # pixels of a picture's longer side on the page
@@ -156,7 +154,7 @@ def undo_preprocessing(config: ViTConfig, image: np.ndarray) -> np.ndarray:
 
 def _render(data: dict[str, Any], **values: Any) -> str:
     """Return the page of what `_collect` returns and other values of the template."""
-    filters = {"data_uri": data_uri, "heat": figures.heat, "svg": svg, "times_average": figures.times_average}
+    filters = {"data_uri": html.data_uri, "heat": figures.heat, "svg": html.svg, "times_average": figures.times_average}
     charts = {
         "distance": figures.draw_distances(data["distance"]) if "distance" in data else None,
         "filters": figures.draw_filters(data["filters"]),
@@ -164,11 +162,11 @@ def _render(data: dict[str, Any], **values: Any) -> str:
         "norms": figures.draw_norms(data["norms"], prefix_tokens=data["config"].num_prefix_tokens),
         "rank": figures.draw_ranks(data["rank"]),
     }
-    template = html.environment("keras_vit.visualize.html", **filters).get_template("report.html")
+    template = html.environment(**filters).get_template("report.html")
     return template.render(
         data=data,
         flops=scaled(numbers(data["config"]).flops, 1000, FLOP_UNITS),
-        pictures=[data_uri(thumbnail(picture, PICTURE_SIDE)) for picture in data["pictures"]],
+        pictures=[html.data_uri(html.thumbnail(picture, PICTURE_SIDE)) for picture in data["pictures"]],
         charts=charts,
         heat_scale=figures.heat_scale(),
         hottest=figures.HOTTEST,
