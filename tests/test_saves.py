@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import random
 import re
 import resource
 import shutil
