@@ -34,8 +34,6 @@ LIGHT = (
     "zoo",
     "model.__init__",
     "model.config",
-    "model.numbers",
-    "model.parts",
     "model.labels",
     "model.sizes",
     "converters.__init__",
@@ -56,7 +54,7 @@ LIGHT = (
 )
 # The mathematics of the model runs on all of Keras' back ends.
 BACKEND_FREE = ("model.layers",)
-LONGEST_FILE = 410  # lines
+LONGEST_FILE = 500  # lines
 MOST_MODULES = 15  # of one folder
 MOST_AT_THE_TOP = 5
 

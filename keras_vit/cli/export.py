@@ -22,7 +22,7 @@ MAX_IMAGES = 256  # of one folder: calibration does not gain from more
 # Options of `keras-vit export` that only a .tflite file takes, and those that only a SavedModel takes.
 FILE_OPTIONS = ("batch", "input_dtype", "source_size", "resize", "output", "attention", "patches")
 TFLITE_OPTIONS = (*FILE_OPTIONS, "quantize", "route", "least_cosine", "least_agreement", "threads")
-SAVED_MODEL_OPTIONS = ("top", "warmup", "dtype", "bfloat16")
+SAVED_MODEL_OPTIONS = ("top", "warmup", "dtype")
 GIVEN = "COMMANDLINE"  # typer's name of the source of an option that is on the command line
 
 
@@ -58,9 +58,10 @@ def export(
     least_agreement: LeastAgreement = None,
     threads: Threads = 2,
     top: Annotated[int, options.integer(1, "Classes in a SavedModel's answer.")] = 5,
-    warmup: Annotated[list[int], Option(help="Batch size for which a server warms up; may be repeated.")] = [1],  # noqa: B006
+    warmup: Annotated[
+        list[int] | None, Option(help="Batch size for which a server warms up; may be repeated. Default: 1.")
+    ] = None,
     dtype: Annotated[str | None, Option(help="Of a SavedModel's weights: float32 or bfloat16.")] = None,
-    bfloat16: Annotated[bool, Option("--bfloat16", help="Add bfloat16 signatures to a float32 SavedModel.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Write a LiteRT (.tflite) file or a SavedModel, run it, and compare it with the model."""
@@ -93,9 +94,7 @@ def export(
         loaded = found.load()
         files = options.drop_unreadable(loaded, files)
         if is_saved_model:
-            report = exports.saved_model(
-                loaded, to, labels=names, top=top, warmup=warmup, dtype=dtype, bfloat16=bfloat16, verify=files
-            )
+            report = exports.saved_model(loaded, to, labels=names, top=top, warmup=warmup, dtype=dtype, verify=files)
         else:
             report = exports.tflite(
                 loaded,

@@ -149,23 +149,21 @@ Json = Annotated[bool, Option("--json", help="Print JSON, and nothing else, on s
 
 
 @contextlib.contextmanager
-def quiet(*, start: bool = True) -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Hide what TensorFlow's and LiteRT's libraries write to standard error while they start and run the block.
 
     They ignore settings, so file descriptor 2 is redirected; what Python writes (progress, warnings) goes to a copy. If
     the import or the block fails with an error that is not the user's, the libraries' output is shown after all.
-    `start=False` does not import TensorFlow, for a block that may not need it.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()
-    python_stderr, original, imported = _python_stderr(), os.dup(2), not start
+    python_stderr, original, imported = _python_stderr(), os.dup(2), False
     with tempfile.TemporaryFile() as hidden:
         os.dup2(hidden.fileno(), 2)
         try:
-            if start:
-                import tensorflow  # noqa: F401
+            import tensorflow  # noqa: F401
 
-                imported = True
+            imported = True
             with contextlib.redirect_stderr(python_stderr):
                 yield
         except BaseException as error:

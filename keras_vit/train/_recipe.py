@@ -10,8 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from keras_vit._util.checks import given, pair
-from keras_vit._util.fields import (
+from keras_vit._util.checks import (
     Count,
     NonNegative,
     Positive,
@@ -20,6 +19,8 @@ from keras_vit._util.fields import (
     WholeNumber,
     as_python,
     field_rules,
+    given,
+    pair,
 )
 from keras_vit._util.text import suggestion
 from keras_vit.model.config import ViTConfig, check_fields

@@ -3,21 +3,22 @@
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from keras_vit._util import data_files
-from keras_vit._util.checks import as_path
-from keras_vit._util.schema import ANY, problems
+from keras_vit._util.checks import as_path, table_problems
 from keras_vit._util.text import suggestion
 from keras_vit.model.sizes import canonical_name
 from keras_vit.train._recipe import FIELD_RULES, REQUIRED, Origin, Recipe, merge_fields, read_none
 
 __all__ = ["Recipe", "recipe", "recipes"]
 
-# Keys of a file, in the notation of `schema.problems`; `Recipe` checks the values. The recipe's name is the file's.
-_VARIANT = {f"{name}?": ANY for name in FIELD_RULES.keys() - {"name", "variant", "source", "notes"}}
-_FILE = {"source?": str, "notes?": ANY, **_VARIANT, "extends?": str}
-_FILE |= {"variants?": {"*": _VARIANT}, "variant_of?": {"*": str}}
+# Keys of a file; `Recipe` checks the values. The recipe's name is the file's.
+_VARIANT = {name: NotRequired[Any] for name in FIELD_RULES.keys() - {"name", "variant", "source", "notes"}}
+_Variant = TypedDict("_Variant", _VARIANT)  # type: ignore[misc]
+_FILE = {"source": NotRequired[str], "notes": NotRequired[Any], **_VARIANT, "extends": NotRequired[str]}
+_FILE |= {"variants": NotRequired[dict[str, _Variant]], "variant_of": NotRequired[dict[str, str]]}
+_File = TypedDict("_File", _FILE)  # type: ignore[misc]
 _NOT_FIELDS = ("extends", "variants", "variant_of")
 
 
@@ -70,7 +71,7 @@ def _find(name_or_path: str | os.PathLike[str]) -> Path:
 def _read(path: Path) -> Origin:
     """Read a file and the recipe that it extends; raise one ValueError with all that is wrong."""
     table = data_files.read_toml(path)
-    wrong = list(problems(table, _FILE, path.name))
+    wrong = list(table_problems(table, _File, path.name))
     if not wrong:
         origin = _extend(table, path)
         wrong = [f"{path.name} lacks the key {name!r}" for name in sorted({"source", *REQUIRED} - origin.stated.keys())]

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from keras_vit._util.checks import given, pair
-from keras_vit._util.fields import Count, as_python, field_rules
+from keras_vit._util.checks import Count, as_python, field_rules, given, pair
 from keras_vit.export.litert.operators import RoundedDense
 from keras_vit.export.litert.storage import FLOAT32, StorageRules
 from keras_vit.model.config import ViTConfig

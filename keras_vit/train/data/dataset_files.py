@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.atomic import replacing
-from keras_vit._util.download import cache_folder
+from keras_vit._util.downloads import cache_folder
 from keras_vit._util.progress import track
 from keras_vit._util.text import error_reason, escaped
 from keras_vit.model.images import pillow
