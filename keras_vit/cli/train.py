@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 DATA_HELP = "digits, a data set of tensorflow-datasets, or a folder of folders of images."
 Strategy = Annotated[str, Option(help="auto, one, mirrored, workers, tpu or tpu:NAME.")]
-WorkerTimeout = Annotated[float, Option(help="Seconds to wait for the other machines of TF_CONFIG to start.")]
 
 
 def train(
@@ -51,7 +50,6 @@ def train(
         list[str] | None, Option("--set", help="FIELD=VALUE of the recipe, such as seed=1; may be repeated.")
     ] = None,
     strategy: Strategy = "auto",
-    worker_timeout: WorkerTimeout = 1800,
     data_dir: options.DataDir = None,
     train_split: Annotated[str | None, Option(help='Such as "train[:90%]".')] = None,
     eval_split: Annotated[str | None, Option(help="The split to evaluate on.")] = None,
@@ -83,7 +81,7 @@ def train(
         name = f"{chosen.name if chosen else recipe}-{model}-{data}"
         folder = out or Path("runs") / re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-")
     with options.quiet():
-        devices = training.strategy(strategy, worker_timeout=worker_timeout)
+        devices = training.strategy(strategy)
     result = training.run(
         chosen,
         model=model,
@@ -146,7 +144,6 @@ def evaluate(
     image_size: options.Size = None,
     batch_size: Annotated[int, options.integer(1, "Images per call on each device.")] = 64,
     strategy: Strategy = "auto",
-    worker_timeout: WorkerTimeout = 1800,
     real: Annotated[bool, Option("--real", help="Several labels for each image, each of them right (ReaL).")] = False,
     few_shot: Annotated[
         list[int] | None,
@@ -172,7 +169,7 @@ def evaluate(
     found = options.find_model(model, weights, image_size, accept_licence=accept_licence)
     options.check_data(data, data_dir)
     with options.quiet():
-        devices = training.strategy(strategy, worker_timeout=worker_timeout)  # before TensorFlow loads a model
+        devices = training.strategy(strategy)  # before TensorFlow loads a model
         loaded = found.load()
     source: dict[str, Any] = {"data_dir": data_dir, "on_bad_image": on_bad_image, "strategy": devices}
     if few_shot:

@@ -20,7 +20,7 @@ from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.pipeline import decode
 from keras_vit.train.data.split import Data, are_comparable, check_kind, match_data
-from keras_vit.train.loop import checkpoints, storage
+from keras_vit.train.loop.checkpoints import newest, plain_path
 from keras_vit.train.measure import memory
 from keras_vit.train.step import strategies
 from keras_vit.train.step.distill import Teacher, check_student
@@ -249,7 +249,7 @@ def _fit_memory(
     say: Say,
 ) -> Recipe:
     """Return the recipe with a number of micro-batches, after a check that they fit; `configs`: model and teacher."""
-    found = checkpoints.newest(f"{storage.plain_path(out)}/checkpoints") if out is not None else None
+    found = newest(f"{plain_path(out)}/checkpoints") if out is not None else None
     replicas, room = devices.num_replicas_in_sync, memory.device_memory(strategies.local_replicas(devices))
     is_auto = recipe.accumulation == "auto"
     if is_auto:

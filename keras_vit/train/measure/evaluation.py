@@ -26,7 +26,6 @@ from keras_vit.train.data.pipeline import ModelInput
 from keras_vit.train.data.split import check_kind, match_data
 from keras_vit.train.measure.replicas import choose_strategy, distribute_batches, replicate, sum_replicas
 from keras_vit.train.step import strategies
-from keras_vit.train.step.workers import name_lost_worker
 
 LABELS = ("single", "real")
 SHARE = "{:.2%}"
@@ -219,8 +218,7 @@ def evaluate(
     replicated = replicate(model, devices)
     together = batch_size * devices.num_replicas_in_sync
     show = progress and strategies.is_chief(devices)
-    named = name_bad_image(lambda: held_out.first_bad(Order(batch=1, shuffle=False), batches=held_out.count))
-    with name_lost_worker(devices, lambda: "The evaluation is not finished."), named:
+    with name_bad_image(lambda: held_out.first_bad(Order(batch=1, shuffle=False), batches=held_out.count)):
         batches = distribute_batches(held_out, devices, batch_size=batch_size, model_input=model_input, task=task)
         shown = track(batches, "Evaluating", total=ceil(held_out.num_valid / together), show=show)
         totals, first_seconds, other_seconds = _add_up(_compiled_step(replicated, task, devices), shown, task.sum_names)

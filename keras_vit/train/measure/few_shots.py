@@ -20,7 +20,6 @@ from keras_vit.train.data.split import check_kind
 from keras_vit.train.measure.least_squares import LeastSquares
 from keras_vit.train.measure.replicas import choose_strategy, collect_images, distribute_batches, replicate
 from keras_vit.train.step import strategies
-from keras_vit.train.step.workers import name_lost_worker
 
 SHOTS = (1, 5, 10, 25)
 
@@ -95,9 +94,8 @@ def few_shot(
     indices, labels = read_labels(opened.train)
     drawn = draw_images(labels, counts[-1], num_classes=opened.num_classes, seed=seed)
     used = np.unique(np.concatenate(drawn))  # sorted: the split yields them in this order
-    with name_lost_worker(devices, lambda: "The measurement is not finished."):
-        features, classes, _ = collect(read(opened.train, only=indices[used]))
-        test_features, test_classes, _ = collect(read(opened.evaluation))
+    features, classes, _ = collect(read(opened.train, only=indices[used]))
+    test_features, test_classes, _ = collect(read(opened.evaluation))
     accuracy = {}
     for count in counts:
         mask = np.isin(used, np.concatenate([images[:count] for images in drawn]))
