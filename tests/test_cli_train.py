@@ -99,7 +99,7 @@ def test_few_shot(checkpoint: Path) -> None:
         (["train", "finetune", *MODEL_AND_DATA, "--set", "steps"], "--set must be FIELD=VALUE"),
         (["train", "finetune", *MODEL_AND_DATA, "--strategy", "tpus"], "strategy must be one of"),
         (["train", "finetune", "--model", "digits", "--data", "oxford_iiit_pet"], "oxford_iiit_pet"),
-        (["train", "augreg", *MODEL_AND_DATA, "--variant", "lite1"], "light1"),
+        (["train", "augreg-lite1", *MODEL_AND_DATA], "augreg-light1"),
         (["train", "finetune", "--model", "missing.npz", "--data", "digits"], "missing.npz"),
         (["evaluate", "digits", "--data", "nowhere/at/all"], "nowhere/at/all"),
         (["plan", "ViT-Q/16", "--batch", "8"], "ViT-Q/16"),

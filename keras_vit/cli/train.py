@@ -15,7 +15,7 @@ from keras_vit._util.checks import given
 from keras_vit.cli import options
 
 if TYPE_CHECKING:
-    from keras_vit.train import Recipe, Result
+    from keras_vit.train import Result
 
 DATA_HELP = "digits, a data set of tensorflow-datasets, or a folder of folders of images."
 Strategy = Annotated[str, Option(help="auto, one, mirrored, workers, tpu or tpu:NAME.")]
@@ -46,7 +46,6 @@ def train(
     ] = None,
     image_size: options.Size = None,
     steps: Annotated[int | None, options.integer(1, "Number of updates.")] = None,
-    variant: Annotated[str | None, Option(help="One of the recipe's variants, such as light1.")] = None,
     changes: Annotated[
         list[str] | None, Option("--set", help="FIELD=VALUE of the recipe, such as seed=1; may be repeated.")
     ] = None,
@@ -67,8 +66,10 @@ def train(
         raise typer.BadParameter(f"Missing {' and '.join(missing)}. Only --continue-from takes them from a run.")
     if continue_from and not continue_from.is_dir():
         raise FileNotFoundError(f"There is no folder of a run {str(continue_from)!r}")
-    fields = given(image_size=image_size, steps=steps, variant=variant) | options.parse_fields(changes, "--set")
-    chosen = _with_auto_accumulation(training.recipe(recipe, **fields)) if recipe else None
+    fields = given(image_size=image_size, steps=steps) | options.parse_fields(changes, "--set")
+    chosen = training.recipe(recipe, **fields) if recipe else None
+    if chosen and chosen.accumulation == 1 and not chosen.is_stated("accumulation"):
+        chosen = chosen.replace(accumulation="auto")
     if data:
         options.check_data(data, data_dir)
     if chosen and model:
@@ -106,13 +107,6 @@ def train(
     shown = {name: getattr(result, name) for name in ("steps", "stopped", "skipped", "unread", "metrics")}
     best = dataclasses.asdict(result.best) if result.best else None
     options.echo(json.dumps({"out": str(folder), **shown, "best": best}, indent=2))
-
-
-def _with_auto_accumulation(recipe: Recipe) -> Recipe:
-    """Return the recipe with accumulation="auto", unless its file or the user states a number."""
-    origin = recipe.origin
-    parts = [origin.stated, origin.changes, *origin.variants.values()] if origin else []
-    return recipe if any("accumulation" in part for part in parts) else recipe.replace(accumulation="auto")
 
 
 def _result_line(result: Result, folder: Path) -> str:

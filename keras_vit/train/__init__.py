@@ -9,7 +9,7 @@ from keras_vit._util import lazy
 
 if TYPE_CHECKING:
     from keras_vit.errors import DivergedError
-    from keras_vit.train._recipe_file import Recipe, recipe, recipes
+    from keras_vit.train._recipe import Recipe, recipe, recipes
     from keras_vit.train.loop.held_out import Best
     from keras_vit.train.loop.run import Result, run
     from keras_vit.train.measure.evaluation import Evaluation, evaluate
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from keras_vit.train.step.strategies import strategy
 
 _NAMES = {
-    "_recipe": ("Recipe",),
-    "_recipe_file": ("recipe", "recipes"),
+    "_recipe": ("Recipe", "recipe", "recipes"),
     "keras_vit.errors": ("DivergedError",),
     "loop.held_out": ("Best",),
     "loop.run": ("Result", "run"),

@@ -171,7 +171,7 @@ class Checkpoints:
         earlier = dict(saved["facts"])
         with contextlib.suppress(LookupError, TypeError, ValueError):  # add the fields that there were not then
             earlier["model"] = ViTConfig(**earlier["model"]).to_dict()
-            earlier["recipe"] = Recipe(**earlier["recipe"]).to_dict()
+            earlier["recipe"] = Recipe.from_dict(earlier["recipe"]).to_dict()
         found = {
             name: (then, now)
             for name, (then, now) in _differences(earlier, self._facts).items()

@@ -61,7 +61,7 @@ def read_run(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None)
     prefix, saved = found
     try:
         # The earlier run may have chosen its number of micro-batches on another machine.
-        recipe = Recipe(**saved["facts"]["recipe"]).replace(accumulation="auto", reset_head=False)
+        recipe = Recipe.from_dict(saved["facts"]["recipe"]).replace(accumulation="auto", reset_head=False)
         data = saved["facts"]["data"].get("arguments") or {}
         config = ViTConfig(**saved["facts"]["model"])
         head = MapConfig(**saved["facts"]["head"]) if "head" in saved["facts"] else None

@@ -32,7 +32,7 @@ from keras_vit.train.step import strategies
 LAYER = "pre_logits"  # the head's input
 # Fields that a probe reads, and those that the commands change for every recipe.
 USED = {"optimizer", "linear_probe", "batch_size", "image_size", "config", "precision", "seed", "checkpoint_minutes"}
-USED |= {"keep", "start", "variant", "accumulation", "reset_head"}
+USED |= {"keep", "start", "accumulation", "reset_head"}
 
 
 class Probe:
@@ -160,7 +160,7 @@ class Probe:
 
 def _check(recipe: Recipe, data: Data, devices: tf.distribute.Strategy) -> None:
     """Raise a ValueError for fields that a probe would ignore, and for data and devices that it does not take."""
-    ignored = sorted(recipe.origin.changes.keys() - USED) if recipe.origin else []
+    ignored = sorted((recipe.changed or set()) - USED)
     if ignored:
         raise ValueError(
             f"optimizer='least_squares' computes each image once and solves for the head: it has no use for {ignored}. "

@@ -16,7 +16,7 @@ from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
-from keras_vit.train._recipe_file import recipe as load_recipe
+from keras_vit.train._recipe import recipe as load_recipe
 from keras_vit.train.data.sources import Data, DataRequest, open_data
 from keras_vit.train.loop import continued, prepare, storage
 from keras_vit.train.loop.checkpoints import Checkpoints, newest
@@ -182,7 +182,7 @@ def run(
             "data must say what to train on: a folder of images, the name of a data set, arrays, or 'digits'. "
             "Received: None"
         )
-    recipe, chosen = prepare.choose_model(recipe, model, weights)
+    chosen = prepare.choose_model(recipe, model, weights)
     loaded_teacher = load_teacher(recipe, teacher)
     needs_labels = not recipe.has_teacher or recipe.label_weight > 0
     dataset = open_data(dataclasses.replace(request, needs_labels=needs_labels))
