@@ -26,13 +26,71 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from keras_vit._util.checks import one_of
+from keras_vit._util.text import abbreviated
 from keras_vit.model.labels import match_classes, names
 from keras_vit.model.task import Classification, Task
 from keras_vit.train.data.dataset_files import is_decodable
 from keras_vit.train.data.order import MAX_EXAMPLES, Order, positions
 
+LABELS_AT_ONCE = 1024
+
 Example = dict[str, tf.Tensor]
 Indices: TypeAlias = npt.NDArray[np.int64]
+
+
+class Damage:
+    """The images of a folder that cannot be used. A file is checked when it is first read, once in a process."""
+
+    GOOD, BAD = 1, 2
+    NAMED = 10  # images that a warning names
+
+    def __init__(
+        self, folder: str, count: int, name_of: Callable[[int], str], check: Callable[[int], str | None], *, fail: bool
+    ) -> None:
+        """Create a record of `count` images; `check` returns why one cannot be used. `fail` makes that an error."""
+        self.reasons: dict[int, str] = {}  # index of an image -> why it cannot be used
+        self.error: ValueError | None = None  # that ended the reading: TensorFlow replaces it by one of its own
+        self._folder, self._count, self._fail = folder, count, fail
+        self._name_of, self._check = name_of, check
+        self._states = np.zeros(count, np.int8)
+        self._warned = 0
+
+    def is_readable(self, index: int) -> bool:
+        """Return whether an image can be used; raise a ValueError if that must not be."""
+        if not self._states[index]:
+            try:
+                reason = self._check(index)
+                if reason and self._fail:
+                    raise ValueError(
+                        f'{self._name_of(index)} {reason}. Remove the file, or skip it with on_bad_image="skip" '
+                        "(--on-bad-image skip)."
+                    )
+            except ValueError as error:
+                self.error = error
+                raise
+            if reason:
+                self.reasons[index] = reason
+            self._states[index] = self.BAD if reason else self.GOOD
+        return bool(self._states[index] == self.GOOD)
+
+    def first_readable(self, index: int) -> int:
+        """Return the first index from this one on of an image that can be used; after the last comes number 0."""
+        for number in range(index, index + self._count):
+            if self.is_readable(number % self._count):
+                return number % self._count
+        self.error = ValueError(f"None of the {self._count:,} images of {self._folder} can be decoded.")
+        raise self.error
+
+    def warn(self) -> None:
+        """Warn of the images that were left out, if there are more than at the last warning."""
+        found = [f"{self._name_of(index)} {reason}" for index, reason in sorted(self.reasons.items())]
+        if len(found) > self._warned:
+            self._warned = len(found)
+            warnings.warn(
+                f"Images of {self._folder} that cannot be used: {abbreviated(found, self.NAMED)}. "
+                f"Left out: {len(found):,} of {self._count:,}.",
+                stacklevel=3,
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,32 +98,41 @@ class Split(abc.ABC):
     """Examples that can be read in any order."""
 
     name: str  # for messages, such as "cifar10 train[:90%]"
-    count: int  # examples per epoch, including those whose image cannot be decoded
+    count: int  # examples per epoch, including those whose image cannot be used
     unread: Sequence[str] = ()  # other files of the folder, which are not examples of any split
     renumber: Callable[[tf.Tensor], tf.Tensor] | None = None  # gives a label the new numbers of its classes
     check: Callable[[], None] = lambda: None  # raises a ValueError that names a damaged file of records
+    damage: Damage | None = None  # of a folder; of other data each example must be readable
 
     def __post_init__(self) -> None:
         if not 0 < self.count <= MAX_EXAMPLES:
             raise ValueError(f"{self.name} has {self.count:,} examples. Expected: 1 to {MAX_EXAMPLES:,}")
 
     @property
-    def bad(self) -> Sequence[str]:
-        """Names of the examples that are skipped because they cannot be decoded."""
-        return ()
+    def num_skipped(self) -> int:
+        """Number of examples that were left out because they cannot be used, of those that were read until now."""
+        return len(self.damage.reasons) if self.damage else 0
 
-    @property
-    def num_valid(self) -> int:
-        """Number of examples that `iterate_once` yields."""
-        return self.count - len(self.bad)
+    def is_readable(self, index: int) -> bool:
+        """Return whether an example can be used."""
+        return self.damage is None or self.damage.is_readable(index)
+
+    def warn_skipped(self) -> None:
+        """Warn of the examples that were left out since the last warning."""
+        if self.damage:
+            self.damage.warn()
 
     @abc.abstractmethod
     def examples(self, order: Order) -> tf.data.Dataset:
-        """Return an endless stream of examples; the next valid one replaces one that cannot be decoded."""
+        """Return an endless stream of examples; the next that can be used replaces one that cannot."""
 
     @abc.abstractmethod
     def iterate_once(self, *, only: Indices | None = None, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
-        """Return every valid example, or `only` those of some indices, in order; a shard has every `shards`-th."""
+        """Return every example that can be used, or `only` some indices, in order; a shard has every `shards`-th."""
+
+    @abc.abstractmethod
+    def labels(self) -> np.ndarray:
+        """Return the labels of all examples in order; no image is decoded."""
 
     def renumbered(self, example: Example) -> Example:
         """Return an image and its label with the new numbers of its classes."""
@@ -76,8 +143,14 @@ class Split(abc.ABC):
         return f"example {index} of {self.name}"
 
     def first_bad(self, order: Order, *, batches: int = 1) -> str | None:
-        """Return the name of the first image in an order's first batches that cannot be decoded, or None."""
+        """Return the name of the first image in an order's first batches that cannot be decoded, or None.
+
+        Raises the error that ended the reading, if it was ours.
+        """
         self.check()
+        if self.damage and self.damage.error:
+            error, self.damage.error = self.damage.error, None
+            raise error
         for example in self.examples(order).take(batches * len(order.local)):
             if example["image"].dtype == tf.string and not is_decodable(example["image"]):
                 return self.name_of(int(example["index"]))
@@ -90,52 +163,53 @@ class RandomAccess(Split):
 
     # Returns the function from an index (int64 scalar) to image and label; called when the first example is needed.
     make_reader: Callable[[], Callable[[tf.Tensor], Example]]
-    find_bad: Callable[[], Sequence[int]] | None = None  # returns the ascending indices of undecodable examples
     example_name: Callable[[int], str] | None = None  # returns the name of an example; None numbers them
-
-    @functools.cached_property
-    def _bad_indices(self) -> np.ndarray:
-        found = np.asarray([] if self.find_bad is None else self.find_bad(), np.int64)
-        if len(found) == self.count:
-            raise ValueError(f"None of the {self.count:,} images of {self.name} can be decoded.")
-        return found
-
-    @functools.cached_property
-    def bad(self) -> Sequence[str]:
-        """Names of the files that cannot be decoded; the first access checks all files."""
-        return tuple(map(self.name_of, self._bad_indices.tolist()))
 
     def examples(self, order: Order) -> tf.data.Dataset:
         """See `Split`."""
-        stream = positions(order, self.count)
-        if self.bad:
-            valid = self._valid_indices()
-            next_valid = np.searchsorted(valid, np.arange(self.count)) % len(valid)
-            replacement = tf.constant(valid[next_valid])
-            stream = stream.map(lambda position, index: (position, replacement[index]))
-        return self._read(stream)
+        return self._read(positions(order, self.count), replace=True)
 
     def iterate_once(self, *, only: Indices | None = None, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
         """See `Split`."""
-        valid = self._valid_indices()
-        chosen = valid if only is None else np.intersect1d(valid, only)
+        chosen = np.arange(self.count) if only is None else np.unique(only)
         indices = tf.data.Dataset.from_tensor_slices(chosen[shard::shards])
+        if damage := self.damage:
+            checked = indices.map(
+                lambda index: (index, _in_python(damage.is_readable, index, tf.bool)),
+                num_parallel_calls=tf.data.AUTOTUNE,
+                deterministic=True,
+            )
+            indices = checked.filter(lambda _, is_readable: is_readable).map(lambda index, _: index)
         return self._read(indices.map(lambda index: (index, index)))
+
+    def labels(self) -> np.ndarray:
+        """See `Split`."""
+        read = self.make_reader()
+        stream = tf.data.Dataset.range(self.count).map(lambda index: self.renumbered(read(index))["label"])
+        return np.concatenate(list(stream.batch(LABELS_AT_ONCE).as_numpy_iterator()))
 
     def name_of(self, index: int) -> str:
         """See `Split`."""
         return self.example_name(index) if self.example_name else super().name_of(index)
 
-    def _valid_indices(self) -> np.ndarray:
-        return np.setdiff1d(np.arange(self.count), self._bad_indices, assume_unique=True)
+    def _read(self, stream: tf.data.Dataset, *, replace: bool = False) -> tf.data.Dataset:
+        read, damage = self.make_reader(), self.damage
 
-    def _read(self, stream: tf.data.Dataset) -> tf.data.Dataset:
-        read = self.make_reader()
-        return stream.map(
-            lambda position, index: {"position": position, "index": index, **self.renumbered(read(index))},
-            num_parallel_calls=tf.data.AUTOTUNE,
-            deterministic=True,
-        )
+        def read_example(position: tf.Tensor, index: tf.Tensor) -> Example:
+            if replace and damage:
+                index = _in_python(damage.first_readable, index, tf.int64)
+            return {"position": position, "index": index, **self.renumbered(read(index))}
+
+        return stream.map(read_example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+def _in_python(function: Callable[[int], Any], index: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Call a function of an index in Python, from a graph."""
+
+    def call(number: np.int64) -> Any:
+        return np.array(function(int(number)), dtype.as_numpy_dtype)
+
+    return tf.ensure_shape(tf.numpy_function(call, [index], dtype, stateful=False), ())
 
 
 @dataclass(frozen=True, kw_only=True)

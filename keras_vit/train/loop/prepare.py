@@ -18,6 +18,8 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.task import Task
 from keras_vit.model.vision_transformer import HEADS, VisionTransformer
 from keras_vit.train._recipe import Recipe
+from keras_vit.train.data.dataset_files import name_bad_image
+from keras_vit.train.data.order import Order
 from keras_vit.train.data.pipeline import decode
 from keras_vit.train.data.split import Data, are_comparable, check_kind, match_data
 from keras_vit.train.loop import checkpoints, storage
@@ -93,7 +95,11 @@ def fit_size(recipe: Recipe, model: Source, config: ViTConfig, data: Data, *, sa
         return recipe
     split = data.training_split()
     chosen = np.unique(np.linspace(0, split.count - 1, SIZED_IMAGES).astype(np.int64))
-    of_images = int(np.median([min(decode(each["image"]).shape[:2]) for each in split.iterate_once(only=chosen)]))
+    with name_bad_image(lambda: split.first_bad(Order(batch=1, shuffle=False), batches=split.count)):
+        sides = [min(decode(each["image"]).shape[:2]) for each in split.iterate_once(only=chosen)]
+    if not sides:  # none of these can be decoded
+        return recipe
+    of_images = int(np.median(sides))
     smaller = USUAL_SIZE * max(1, round(of_images / USUAL_SIZE))
     if smaller > 0.75 * side:
         return recipe

@@ -58,7 +58,7 @@ class Result:
         history: lines that this process logged: dicts with "step" and metrics.
         steps: number of steps done, those before a restart included.
         images_per_second: training speed, in this process.
-        skipped: number of training images that were left out because they cannot be decoded.
+        skipped: number of training images that this process read and left out because they cannot be decoded.
         unread: number of other files and folders in the class folders of a folder, which are not read.
         out: folder with the model, log and checkpoints; None if none was given, or another worker writes.
         stopped: whether a signal ended the run early; the same call continues it.
@@ -258,7 +258,8 @@ def _run(
             if not is_probe and importlib.util.find_spec("matplotlib"):  # the extra `plots`
                 plot(own_folder)
     split = dataset.training_split()
-    return Result(recipe=state.recipe, skipped=len(split.bad), unread=len(split.unread), out=own_folder, **found)
+    split.warn_skipped()
+    return Result(recipe=state.recipe, skipped=split.num_skipped, unread=len(split.unread), out=own_folder, **found)
 
 
 def _open_checkpoints(
