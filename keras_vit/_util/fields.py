@@ -97,6 +97,16 @@ def field_problems(instance: Any) -> Iterator[str]:
         yield from rule.problems(getattr(instance, name), name)
 
 
+def option(default: Any, help: str, **how: Any) -> Any:
+    """Describe a field that is an option of a command: its default, the text of `--help`, and `flag` or `is_size`."""
+    return dataclasses.field(default=default, metadata={"help": help, **how})
+
+
+def option_names(cls: type) -> tuple[str, ...]:
+    """Return the names of a dataclass's fields that `option` describes."""
+    return tuple(field.name for field in dataclasses.fields(cls) if "help" in field.metadata)
+
+
 def as_python(value: Any) -> Any:
     """Convert NumPy's numbers to Python's, and lists to tuples."""
     if hasattr(value, "dtype") and hasattr(value, "tolist"):

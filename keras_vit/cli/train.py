@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from keras_vit.train import Result
 
 DATA_HELP = "digits, a data set of tensorflow-datasets, or a folder of folders of images."
-Strategy = Annotated[str, Option(help="auto, one, mirrored, workers, tpu or tpu:NAME.")]
-WorkerTimeout = Annotated[float, Option(help="Seconds to wait for the other machines of TF_CONFIG to start.")]
 
 
 def train(
@@ -49,8 +47,8 @@ def train(
     changes: Annotated[
         list[str] | None, Option("--set", help="FIELD=VALUE of the recipe, such as seed=1; may be repeated.")
     ] = None,
-    strategy: Strategy = "auto",
-    worker_timeout: WorkerTimeout = 1800,
+    strategy: options.Strategy = "auto",
+    worker_timeout: options.WorkerTimeout = 1800,
     data_dir: options.DataDir = None,
     train_split: Annotated[str | None, Option(help='Such as "train[:90%]".')] = None,
     eval_split: Annotated[str | None, Option(help="The split to evaluate on.")] = None,
@@ -128,6 +126,7 @@ def _result_line(result: Result, folder: Path) -> str:
     return line
 
 
+@options.takes(*options.MODEL_OPTIONS)
 def evaluate(
     model: options.Model,
     data: Annotated[str, Option(help=DATA_HELP)],
@@ -135,12 +134,9 @@ def evaluate(
         str | None,
         Option(help="The split or sub-folder, all or held-out; default: the held-out one, or all of a plain folder."),
     ] = None,
-    weights: options.Weights = None,
-    accept_licence: options.Licence = False,
-    image_size: options.Size = None,
     batch_size: Annotated[int, options.integer(1, "Images per call on each device.")] = 64,
-    strategy: Strategy = "auto",
-    worker_timeout: WorkerTimeout = 1800,
+    strategy: options.Strategy = "auto",
+    worker_timeout: options.WorkerTimeout = 1800,
     real: Annotated[bool, Option("--real", help="Several labels for each image, each of them right (ReaL).")] = False,
     few_shot: Annotated[
         list[int] | None,
@@ -155,6 +151,7 @@ def evaluate(
     data_dir: options.DataDir = None,
     on_bad_image: options.BadImage = "skip",
     as_json: options.Json = False,
+    **chosen: Any,
 ) -> None:
     """Measure a model: top-1, top-5, cross-entropy and images per second; or few-shot accuracy of its features."""
     from keras_vit import train as training
@@ -163,7 +160,7 @@ def evaluate(
         raise ValueError("--predictions needs --out FOLDER, the folder for predictions.csv")
     if out and (real or few_shot):
         raise ValueError("--out is for images with one class: leave out --real and --few-shot")
-    found = options.find_model(model, weights, image_size, accept_licence=accept_licence)
+    found = options.find_model(model, **chosen)
     options.check_data(data, data_dir)
     with options.quiet():
         devices = training.strategy(strategy, worker_timeout=worker_timeout)  # before TensorFlow loads a model
