@@ -138,7 +138,8 @@ def run(
         data_dir: where tensorflow-datasets keeps prepared data; None for its default folder.
         train_split: part to train on: a split such as "train[:90%]", the name of a sub-folder, or "all" of a folder.
         eval_split: part to evaluate on, in the same form.
-        on_bad_image: "skip" leaves out, and counts, files of a folder that cannot be decoded; "fail" raises an error.
+        on_bad_image: "skip" leaves out files of a folder that cannot be decoded, counts them, and names them in a
+            warning at the end; "fail" raises an error at the first.
         progress: whether to write to standard error: a progress bar on a terminal, and a line for each evaluation.
 
     Raises:
