@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -117,6 +119,20 @@ def test_a_folder_of_damage_is_an_error_of_every_measure(tmp_path: Path) -> None
     recipe = train.recipe("digits", **RECIPE)
     with pytest.raises(ValueError, match="None of the 6 images"):
         train.run(recipe, model=tiny(), data=folder, progress=False)
+
+
+@pytest.mark.full
+def test_a_process_ends_after_an_error_that_nobody_catches(tmp_path: Path) -> None:
+    code = (
+        "from keras_vit.train.data import sources\nfrom keras_vit.train.data.order import Order\n"
+        "def fail():\n"
+        f"    split = sources.open_data({str(fill(tmp_path))!r}).training_split()\n"
+        "    stream = iter(split.examples(Order(batch=4)))\n"
+        "    raise ValueError(next(stream)['position'])\n"
+        "fail()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1 and "ValueError: tf.Tensor(0" in done.stderr
 
 
 @pytest.mark.parametrize("measure", [train.evaluate, train.examine, train.few_shot])

@@ -38,6 +38,7 @@ LIGHT = (
     "model.parts",
     "model.labels",
     "model.sizes",
+    "model.task",
     "converters.__init__",
     "converters.containers",
     "converters.config_json",
@@ -50,13 +51,18 @@ LIGHT = (
     "batch.__init__",
     "dense.__init__",
     "export.__init__",
+    "export.litert.__init__",
+    "export.litert.builder",
+    "export.litert.operators",
+    "export.litert.options",
+    "export.litert.storage",
     "text.__init__",
     "train.__init__",
     "visualize.__init__",
 )
 # The mathematics of the model runs on all of Keras' back ends.
 BACKEND_FREE = ("model.layers",)
-LONGEST_FILE = 410  # lines
+LONGEST_FILE = 500  # lines
 MOST_MODULES = 15  # of one folder
 MOST_AT_THE_TOP = 5
 

@@ -275,6 +275,9 @@ class Recipe:
     def is_stated(self, field: str) -> bool:
         """Return whether the user chose the value of a field, and not the recipe's file.
 
+        Args:
+            field: name of the field.
+
         Example:
             >>> keras_vit.train.recipe("finetune", steps=500).is_stated("steps")
             True

@@ -12,11 +12,15 @@ An example is a dictionary:
 """
 
 import abc
+import atexit
 import dataclasses
 import functools
+import gc
 import os
+import sys
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -30,9 +34,10 @@ from keras_vit._util.text import abbreviated
 from keras_vit.model.labels import match_classes, names
 from keras_vit.model.task import Classification, Task
 from keras_vit.train.data.dataset_files import is_decodable
-from keras_vit.train.data.order import MAX_EXAMPLES, Order, positions
+from keras_vit.train.data.order import AHEAD, MAX_EXAMPLES, Order, positions
 
 LABELS_AT_ONCE = 1024
+CHECKED_AT_ONCE = 64  # images
 
 Example = dict[str, tf.Tensor]
 Indices: TypeAlias = npt.NDArray[np.int64]
@@ -73,9 +78,21 @@ class Damage:
             self._states[index] = self.BAD if reason else self.GOOD
         return bool(self._states[index] == self.GOOD)
 
-    def first_readable(self, index: int) -> int:
-        """Return the first index from this one on of an image that can be used; after the last comes number 0."""
-        for number in range(index, index + self._count):
+    def are_readable(self, indices: Indices) -> npt.NDArray[np.bool_]:
+        """Return whether each of some images can be used."""
+        new = indices[self._states[indices] == 0].tolist()
+        if new:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                list(pool.map(self.is_readable, new))
+        return self._states[indices] == self.GOOD
+
+    def replaced(self, indices: Indices) -> Indices:
+        """Return for each index the first from it on of an image that can be used; after the last comes number 0."""
+        is_bad = ~self.are_readable(indices)
+        return np.array([self._next(index) if bad else index for index, bad in zip(indices, is_bad, strict=True)])
+
+    def _next(self, index: int) -> int:
+        for number in range(index + 1, index + self._count):
             if self.is_readable(number % self._count):
                 return number % self._count
         self.error = ValueError(f"None of the {self._count:,} images of {self._folder} can be decoded.")
@@ -167,19 +184,20 @@ class RandomAccess(Split):
 
     def examples(self, order: Order) -> tf.data.Dataset:
         """See `Split`."""
-        return self._read(positions(order, self.count), replace=True)
+        if self.damage is None:
+            return self._read(positions(order, self.count))
+        replace = functools.partial(_in_python, self.damage.replaced, dtype=tf.int64)
+        return self._read(positions(order, self.count, replace))
 
     def iterate_once(self, *, only: Indices | None = None, shard: int = 0, shards: int = 1) -> tf.data.Dataset:
         """See `Split`."""
         chosen = np.arange(self.count) if only is None else np.unique(only)
         indices = tf.data.Dataset.from_tensor_slices(chosen[shard::shards])
         if damage := self.damage:
-            checked = indices.map(
-                lambda index: (index, _in_python(damage.is_readable, index, tf.bool)),
-                num_parallel_calls=tf.data.AUTOTUNE,
-                deterministic=True,
+            batches = indices.batch(CHECKED_AT_ONCE).map(
+                lambda each: (each, _in_python(damage.are_readable, each, dtype=tf.bool)), num_parallel_calls=AHEAD
             )
-            indices = checked.filter(lambda _, is_readable: is_readable).map(lambda index, _: index)
+            indices = batches.unbatch().filter(lambda _, is_readable: is_readable).map(lambda index, _: index)
         return self._read(indices.map(lambda index: (index, index)))
 
     def labels(self) -> np.ndarray:
@@ -192,24 +210,30 @@ class RandomAccess(Split):
         """See `Split`."""
         return self.example_name(index) if self.example_name else super().name_of(index)
 
-    def _read(self, stream: tf.data.Dataset, *, replace: bool = False) -> tf.data.Dataset:
-        read, damage = self.make_reader(), self.damage
-
-        def read_example(position: tf.Tensor, index: tf.Tensor) -> Example:
-            if replace and damage:
-                index = _in_python(damage.first_readable, index, tf.int64)
-            return {"position": position, "index": index, **self.renumbered(read(index))}
-
-        return stream.map(read_example, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    def _read(self, stream: tf.data.Dataset) -> tf.data.Dataset:
+        read = self.make_reader()
+        return stream.map(
+            lambda position, index: {"position": position, "index": index, **self.renumbered(read(index))},
+            num_parallel_calls=tf.data.AUTOTUNE,
+            deterministic=True,
+        )
 
 
-def _in_python(function: Callable[[int], Any], index: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Call a function of an index in Python, from a graph."""
+def _in_python(function: Callable[[Indices], Any], indices: tf.Tensor, *, dtype: tf.DType) -> tf.Tensor:
+    """Call a function of an array of indices, which returns as many values, from a graph."""
+    atexit.unregister(_forget_last_error)
+    atexit.register(_forget_last_error)
+    values = tf.numpy_function(function, [indices], dtype, stateful=False)
+    return tf.ensure_shape(values, indices.shape)
 
-    def call(number: np.int64) -> Any:
-        return np.array(function(int(number)), dtype.as_numpy_dtype)
 
-    return tf.ensure_shape(tf.numpy_function(call, [index], dtype, stateful=False), ())
+def _forget_last_error() -> None:
+    """Free the pipelines that the traceback of an uncaught error keeps.
+
+    Otherwise they are freed when their threads can call Python no more, and the process never ends.
+    """
+    sys.last_traceback = sys.last_value = None
+    gc.collect()
 
 
 @dataclass(frozen=True, kw_only=True)
