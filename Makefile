@@ -17,7 +17,7 @@ unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-full test-extra test-browser test-arm test-real test-network test-packaging test-wheel lint format docs numbers wheel bench bench-gpu clean
+.PHONY: help demo test test-full test-extra test-browser test-arm test-real test-network test-packaging test-wheel lint format docs wheel bench bench-gpu clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -67,9 +67,6 @@ format: $(VENV)/.with-lint ## format all files
 
 docs: $(VENV)/.with-docs ## write the API reference to build/api/
 	$(BIN)/python docs/reference.py build/api
-
-numbers: $(VENV)/.with-test ## count the numbers of the zoo's models again, after a card was added
-	$(BIN)/python -m keras_vit.zoo._numbers
 
 wheel: $(VENV)/.with-test ## build the wheel and the sdist in dist/
 	rm -rf dist

@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit import ViTConfig, digits, train, zoo
-from keras_vit.model.numbers import numbers
+from keras_vit.model.cost import count
 
 STUDENT = ViTConfig(image_size=16, patch_size=4, hidden_size=32, mlp_dim=64, num_heads=2, num_layers=2, num_classes=10)
 SEEDS = (0, 1, 2)
@@ -91,7 +91,7 @@ def main() -> None:
     data, teacher = digits.load(), zoo.load("digits")
     cases = tests(data)
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    own, other = numbers(STUDENT), numbers(teacher.config)
+    own, other = count(STUDENT), count(teacher.config)
     print(f"Distilling the digits, {steps} steps of 64 images, seeds {SEEDS}")
     print(f"{datetime.date.today()}, {cpu[1] if cpu else 'CPU unknown'}, {os.cpu_count()} CPUs")
     print(f"Python {platform.python_version()}, keras {keras.__version__}, tensorflow {tf.__version__}")

@@ -20,7 +20,7 @@ import numpy as np
 import keras_vit
 from keras_vit import VisionTransformer, ViTConfig
 from keras_vit.export.check import samples
-from keras_vit.model.numbers import numbers
+from keras_vit.model.cost import count
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from outlier_models import images, score, standardise
@@ -86,7 +86,7 @@ def exported(name: str, path: Path) -> tuple[tuple[Any, ...], Any]:
     interpreter = Interpreter(str(path), num_threads=THREADS)
     interpreter.allocate_tensors()
     interpreter.set_tensor(interpreter.get_input_details()[0]["index"], shown[:1])
-    figures = (model.count_params(), numbers(config).flops / 1e9, report.bytes / 1e6, cosine)
+    figures = (model.count_params(), count(config).flops / 1e9, report.bytes / 1e6, cosine)
     return figures, interpreter.invoke
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,12 @@ PACKAGE = ROOT / "keras_vit"
 # By dotted name inside the package; a sub-package itself is `layers.__init__`.
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}
 TREES = {module: ast.parse(path.read_text(encoding="utf-8"), path) for module, path in MODULES.items()}
+# What packages import when a name is used, for lazy_loader and type checkers.
+STUBS = {
+    module: ast.parse(path.with_suffix(".pyi").read_text(encoding="utf-8"), path)
+    for module, path in MODULES.items()
+    if path.with_suffix(".pyi").exists()
+}
 
 
 def nodes(tree: ast.AST, *, at_import: bool = False, typing: bool = True) -> Iterator[ast.AST]:
@@ -26,7 +33,9 @@ def nodes(tree: ast.AST, *, at_import: bool = False, typing: bool = True) -> Ite
 def imports(module: str, **which: bool) -> Iterator[str]:
     """Yield the full dotted names that a module imports: `keras_vit.model.layers.block.Block`, `numpy`."""
     inside = ["keras_vit", *module.split(".")]
-    for node in nodes(TREES[module], **which):
+    has_stub = module in STUBS and which.get("typing", True) and not which.get("at_import")
+    stub = nodes(STUBS[module]) if has_stub else ()
+    for node in itertools.chain(nodes(TREES[module], **which), stub):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -34,7 +34,7 @@ class PublicName(NamedTuple):
     def overrides_foreign(self) -> bool:
         """Return whether a base class outside of the package has a method of this name, and documents it."""
         foreign = [base for base in getattr(self.owner, "__mro__", ()) if not base.__module__.startswith("keras_vit")]
-        return any(hasattr(base, getattr(self.value, "__name__", "")) for base in foreign)
+        return any(hasattr(base, self.name.rpartition(".")[2]) for base in foreign)
 
 
 def modules() -> list[types.ModuleType]:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit import export, zoo
+from keras_vit import export, train, zoo
+from keras_vit.model import cost, layers
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.cost import count
-from keras_vit.model.numbers import fingerprint, numbers, path
-from keras_vit.model.parts import PRECISIONS
 from keras_vit.model.vision_transformer import VisionTransformer
-from keras_vit.zoo._numbers import published_configs
+from keras_vit.model.vit import Network
 from marks import full_except
 from tiny_models import FAMILIES, VARIANTS, prepared, tiny
 
@@ -119,34 +117,42 @@ def test_memory_is_what_tensorflow_allocates(case: str) -> None:
 GRAPH = 15_000, 35_000
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", MODES)
 def test_file_sizes_are_those_of_exported_files(precision: str, tmp_path: Path) -> None:
     pytest.importorskip("ai_edge_litert")
     model = zoo.load("digits")
     made = export.tflite(model, tmp_path / "digits.tflite", quantize=MODES[precision])
     least, most = GRAPH
-    assert least < made.bytes - count(model.config).file_bytes(precision) < most
+    assert least < made.bytes - count(model.config).file_bytes[precision] < most
 
 
-def test_unknown_precisions_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"precision must be one of \['float32', 'float16', 'int8'\]. Received: 'int4'"
-    ):
-        count(ViTConfig()).file_bytes("int4")
+# ---- what is not known
 
 
-@functools.cache
-def kept() -> dict[str, ViTConfig]:
-    """Return the configs whose numbers are kept with the cards, by fingerprint."""
-    return {fingerprint(config): config for config in published_configs()}
+def test_an_unknown_layer_with_weights_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gain(keras.layers.Identity):
+        def build(self, input_shape: tuple[Any, ...]) -> None:
+            self.gain = self.add_weight(shape=(input_shape[-1],), name="gain")
+
+    monkeypatch.setattr(Network, "_norm", lambda self, name: Gain(name=name))
+    with pytest.raises(TypeError, match=r"encoder_norm \(Gain, 48 parameters\)"):
+        train.plan(tiny(hidden_size=48), batch_size=1)
 
 
-def test_the_numbers_of_every_card_are_kept() -> None:
-    stored = json.loads(path().read_text(encoding="utf-8"))
-    assert sorted(stored) == sorted(kept()), "run `make numbers`"
+def test_weights_that_no_part_has_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = layers.EncoderBlock.build
+
+    def build_with_another_norm(self: layers.EncoderBlock, input_shape: tuple[Any, ...]) -> None:
+        build(self, input_shape)
+        self.norm3 = layers.LayerNormalization(name="norm3")
+        self.norm3.build(input_shape)
+
+    monkeypatch.setattr(layers.EncoderBlock, "build", build_with_another_norm)
+    with pytest.raises(TypeError, match="Weights or products of the model are in none of its parts"):
+        train.plan(tiny(hidden_size=56), batch_size=1)
 
 
-@pytest.mark.parametrize("name", full_except(sorted(kept())[::8], kept()))
-def test_kept_numbers_are_those_of_the_model(name: str) -> None:
-    config = kept()[name]
-    assert numbers(config) == count(config), "run `make numbers`"
+def test_a_new_field_of_a_config_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "FIELDS", cost.FIELDS.replace("gated_mlp", "").replace("stage_widths", ""))
+    with pytest.raises(TypeError, match=r"\['ViTConfig.gated_mlp', 'ResNetConfig.stage_widths'\]"):
+        train.plan(tiny(hidden_size=64), batch_size=1)

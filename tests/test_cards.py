@@ -6,9 +6,10 @@ import pytest
 from keras_vit._util import data_files
 from keras_vit.errors import CardError
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.numbers import numbers
+from keras_vit.model.cost import count
 from keras_vit.zoo import catalogue
 from keras_vit.zoo.cards import Family, Weights, read_family
+from marks import full_except
 
 FAMILIES = sorted(data_files.folder("zoo").glob("*.toml"))
 EVERY_FILE = [weights for path in FAMILIES for weights in read_family(path).weights]
@@ -57,6 +58,9 @@ def identity(weights: Weights) -> str:
     return f"{weights.architecture} {weights.tag}"
 
 
+CARDS = {identity(weights): weights for weights in EVERY_FILE}
+
+
 @pytest.mark.parametrize("weights", EVERY_FILE, ids=identity)
 def test_what_a_card_states_makes_a_config(weights: Weights) -> None:
     config = weights.whole_config()
@@ -64,6 +68,19 @@ def test_what_a_card_states_makes_a_config(weights: Weights) -> None:
     assert config.num_classes == weights.num_classes
     official = "hidden_size" not in weights.config
     assert not official or config == ViTConfig.from_name(weights.architecture, **weights.facts)
+
+
+@pytest.mark.parametrize("name", full_except(sorted(CARDS)[::8], CARDS))
+def test_the_parameters_and_operations_on_a_card_are_those_of_the_model(name: str) -> None:
+    counted = count(CARDS[name].whole_config())
+    right = {"parameters": counted.parameters, "gflops": counted.flops / 1e9}
+    assert {"parameters": CARDS[name].parameters, "gflops": CARDS[name].gflops} == right
+
+
+def test_what_a_card_does_not_state_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(CARD, encoding="utf-8")
+    [row] = catalogue.rows(catalogue.read_cards(tmp_path / "mine.toml")["ViT-B/16"])
+    assert (row["parameters"], row["gflops"]) == (86_566_120, pytest.approx(2 * 17.4, rel=0.01))
 
 
 @pytest.mark.parametrize("weights", [weights for weights in EVERY_FILE if weights.labels], ids=identity)
@@ -81,7 +98,7 @@ def test_the_published_size_is_that_of_the_parameters_stated(weights: Weights) -
     config = ViTConfig.from_name(weights.architecture, **weights.facts)
     at_224 = config.replace(image_size=224)
     features = config.representation_size or config.hidden_size
-    backbone = BACKBONES.get(weights.architecture) or numbers(config.replace(num_classes=0)).parameters
+    backbone = BACKBONES.get(weights.architecture) or count(config.replace(num_classes=0)).parameters
     parameters = (
         backbone
         + (config.num_tokens - at_224.num_tokens) * config.hidden_size

@@ -2,18 +2,17 @@ import ast
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from keras_vit import zoo
 from keras_vit._util import data_files
 from keras_vit.errors import UnknownModelError
 from keras_vit.model.sizes import canonical_name
-from keras_vit.zoo import catalogue, spellings
-from keras_vit.zoo.cards import Accuracy, Weights, read_family
+from keras_vit.zoo import catalogue, pretrained
+from keras_vit.zoo.cards import Accuracy, Weights, families, read_family
 
 EVERY_FILE = [weights for path in data_files.folder("zoo").glob("*.toml") for weights in read_family(path).weights]
 
@@ -79,22 +78,9 @@ def test_a_pattern_matches_any_spelling(pattern: str, expected: list[str]) -> No
 
 
 @pytest.mark.parametrize(
-    ("spelling", "name"),
-    [
-        ("ViT-B/16", "ViT-B/16"),
-        ("vit-b_16", "ViT-B/16"),
-        ("B_16", "ViT-B/16"),
-        ("b/16", "ViT-B/16"),
-        ("ViT-B-16", "ViT-B/16"),
-        ("R50+ViT-B_16", "R50+ViT-B/16"),
-        ("R26_S_32", "R26+ViT-S/32"),
-        ("r26+s/32", "R26+ViT-S/32"),
-        ("R_Ti_16", "R+ViT-Ti/16"),
-        ("digits", "ViT-digits"),
-        ("vit-DIGITS", "ViT-digits"),
-    ],
+    ("spelling", "name"), [("b/16", "ViT-B/16"), ("r26+s/32", "R26+ViT-S/32"), ("vit-DIGITS", "ViT-digits")]
 )
-def test_any_spelling_finds_the_card(spelling: str, name: str) -> None:
+def test_any_spelling_finds_the_card(spelling: str, name: str) -> None:  # test_names.py has the spellings
     assert catalogue.card(spelling).name == name
 
 
@@ -130,98 +116,109 @@ def test_an_unknown_tag_is_answered_with_the_tags_there_are() -> None:
         find("B/16", "imagenet")
 
 
+# ---- names of AugReg files
+
+
 @pytest.mark.parametrize("name", [FINE_TUNED, f"{FINE_TUNED}.npz", FINE_TUNED.lower()])
 def test_a_recommended_file_is_found_by_its_name(name: str) -> None:
     assert find(name) == find("ViT-B/16", RECOMMENDED)
     assert find(name).url == f"gs://vit_models/augreg/{FINE_TUNED}.npz"
 
 
-def test_a_name_with_fine_tuning_tells_data_set_and_resolution() -> None:
-    stem = FINE_TUNED.replace("B_16", "R50_L_32").replace("imagenet2012", "oxford_iiit_pet").replace("384", "224")
-    found = find(stem)
-    assert (found.architecture, found.tag, found.file) == ("R50+ViT-L/32", stem, f"{stem}.npz")
-    assert (found.image_size, found.num_classes, found.labels) == (224, 37, None)
-
-
-@pytest.mark.parametrize(("data", "classes"), [("i1k", 1000), ("i21k", 21843)])
-def test_a_name_without_fine_tuning_is_of_224_pixels_and_the_classes_of_its_data(data: str, classes: int) -> None:
-    found = find(AUGREG.replace("i21k", data).replace("medium1", "light0"))
-    assert (found.image_size, found.num_classes) == (224, classes)
-
-
-@given(
-    model=st.sampled_from(MODELS),
-    data=st.sampled_from(["i1k", "i21k"]),
-    epochs=st.sampled_from([30, 300]),
-    augmentation=st.sampled_from(["none", "light0", "light1", "medium1", "medium2", "strong1", "strong2"]),
-    decay=st.sampled_from([0.03, 0.1]),
-    dropout=st.sampled_from([0.0, 0.1]),
-    depth=st.sampled_from([0.0, 0.1]),
-    tuned=st.none()
-    | st.tuples(
-        st.sampled_from(["imagenet2012", "cifar100", "oxford_iiit_pet", "kitti", "resisc45"]),
-        st.sampled_from(["20k", "10k", "2k", "0k"]),
-        st.sampled_from([0.001, 0.003, 0.01, 0.03]),
-        st.sampled_from([224, 384]),
-    ),
-    suffix=st.sampled_from(["", ".npz"]),
-)
-def test_every_name_of_the_grammar_is_read(
-    model: str,
-    data: str,
-    epochs: int,
-    augmentation: str,
-    decay: float,
-    dropout: float,
-    depth: float,
-    tuned: tuple[str, str, float, int] | None,
-    suffix: str,
-) -> None:
-    stem = f"{model}-{data}-{epochs}ep-lr_0.001-aug_{augmentation}-wd_{decay}-do_{dropout}-sd_{depth}"
-    if tuned:
-        stem += "--{}-steps_{}-lr_{}-res_{}".format(*tuned)
-    found = spellings.parse_augreg(stem + suffix)
-    assert found is not None
-    assert found.url == f"gs://vit_models/augreg/{stem}.npz"
-    assert found.architecture == canonical_name(model)
-    assert found.image_size == (tuned[3] if tuned else 224)
-    classes = {
-        "i1k": 1000,
-        "i21k": 21843,
-        "imagenet2012": 1000,
-        "cifar100": 100,
-        "oxford_iiit_pet": 37,
-        "resisc45": 45,
-    }
-    assert found.num_classes == classes.get(tuned[0] if tuned else data)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("suffix", ["", ".npz"])
+def test_any_other_name_of_that_pattern_is_a_file_of_the_bucket(model: str, suffix: str) -> None:
+    stem = f"{model}-i1k-30ep-lr_0.001-aug_strong2-wd_0.03-do_0.1-sd_0.1--oxford_iiit_pet-steps_0k-lr_0.003-res_224"
+    for name in (stem, stem.lower(), stem.upper()):
+        found = find(name + suffix)
+        assert (found.tag, found.url) == (stem, f"gs://vit_models/augreg/{stem}.npz")
+        assert (found.architecture, found.image_size) == (canonical_name(model), 224)
+        assert (found.num_classes, found.labels) == (None, None)  # only the file states them
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "said"),
+    ("change", "size", "labels", "classes"),
     [
-        ("aug_medium1", "aug_strong9", "augmentation .* 'aug_strong2'.*Received: 'aug_strong9'"),
-        ("res_384", "res_300", "resolution .*'res_224', 'res_384'.*Received: 'res_300'"),
-        ("i21k", "i22k", "data set .*Received: 'i22k'"),
-        ("B_16-", "X_16-", "model .*Received: 'X_16'"),
-        ("-wd_0.1", "", "weight decay .*Received: 'do_0.0'"),
-        (
-            "--imagenet2012-steps_20k-lr_0.03-res_384",
-            "--imagenet2012-steps_20k",
-            "learning rate .*Received: nothing",
-        ),
-        ("--imagenet2012", "--imagenet", "data set .*Received: 'imagenet'"),
-        ("res_384", "res_384-again", "ends after its resolution. Received: 'again'"),
-        ("--imagenet2012", "-imagenet2012", "ends after its stochastic depth. Received: 'imagenet2012'"),
+        (("", ""), 384, "imagenet2012", 1000),
+        (("--imagenet2012-steps_20k-lr_0.03-res_384", ""), 224, "imagenet21k", 21843),
+        (("i21k", "i1k"), 384, "imagenet2012", 1000),
+        (("imagenet2012", "cifar100"), 384, None, None),
     ],
 )
-def test_a_name_that_is_almost_one_is_told_the_part_that_is_wrong(right: str, wrong: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        catalogue.card(FINE_TUNED.replace(right, wrong))
+def test_a_name_tells_resolution_and_classes(
+    change: tuple[str, str], size: int, labels: str | None, classes: int | None
+) -> None:
+    found = find(FINE_TUNED.replace("medium1", "light0").replace(*change))
+    assert (found.image_size, found.labels, found.num_classes) == (size, labels, classes)
 
 
-@pytest.mark.parametrize("name", ["ViT-B/16", "B_16", "R50+ViT-B_16", "weights.npz", "B_16.npz", "ViT-B_16-224", ""])
-def test_other_names_are_no_augreg_names(name: str) -> None:
-    assert spellings.parse_augreg(name) is None
+def test_a_name_that_is_almost_one_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match="No architecture has this name; the nearest are .*Received: 'X_16'"):
+        catalogue.card(FINE_TUNED.replace("B_16", "X_16"))
+    for wrong in (FINE_TUNED.replace("-wd_0.1", ""), f"{FINE_TUNED}-again", f"{AUGREG}-imagenet2012"):
+        with pytest.raises(UnknownModelError):
+            catalogue.card(wrong)
+
+
+# ---- names of other packages
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "weights"),
+    [
+        ("facebook/dinov2-base", "DINOv2-B/14", "lvd142m"),
+        ("timm/vit_base_patch14_dinov2.lvd142m", "DINOv2-B/14", "lvd142m"),
+        ("VIT_Base_Patch14_DINOv2.lvd142m", "DINOv2-B/14", "lvd142m"),
+        ("facebook/dinov2-large-imagenet1k-1-layer", "DINOv2-L/14", "lvd142m+imagenet2012"),
+        ("facebook/dinov3-vitb16-pretrain-lvd1689m", "DINOv3-B/16", "lvd1689m"),
+        ("openai/clip-vit-large-patch14-336", "CLIP-L/14", "openai-336"),
+        ("google/siglip-so400m-patch14-384", "SigLIP-So400m/14", "webli-384"),
+        ("deit_base_patch16_224", "DeiT-B/16", "fb_in1k-224"),
+        ("timm/vit_base_patch16_224.mae", "MAE-B/16", "mae"),
+        ("eva02_base_patch14_448.mim_in22k_ft_in1k", "EVA02-B/14", "mim_in22k_ft_in1k"),
+        ("mixer_b16_224.goog_in21k_ft_in1k", "Mixer-B/16", "goog_in21k_ft_in1k"),
+        ("vit_base_patch16_224", "ViT-B/16", "hf://timm/vit_base_patch16_224.augreg2_in21k_ft_in1k/model.safetensors"),
+        ("google/vit-base-patch16-224", "ViT-B/16", "hf://google/vit-base-patch16-224/model.safetensors"),
+    ],
+)
+def test_a_name_of_another_package_stands_for_its_own_weights(name: str, model: str, weights: str) -> None:
+    assert zoo.card(name).name == model
+    assert zoo.names(name) == [model]
+    choice = pretrained.resolve(name)
+    known = zoo.card(model).weights.get(weights)
+    assert choice.published is known
+    assert choice.source == (known.location if known else weights)
+    assert pretrained.resolve(name, "mine.npz").source == "mine.npz"
+    random = pretrained.resolve(name, default=None).expected_config
+    assert random and random.image_size == (known or find(model)).base_config().image_size
+
+
+def test_there_are_twenty_aliases_and_each_has_its_model_and_weights() -> None:
+    listed = [row for family in families() for row in family.table.get("aliases", {}).items()]
+    assert len(listed) == 20
+    for name, stated in listed:
+        model, weights = stated["model"], stated["weights"]
+        assert catalogue.alias(name) == (model, weights)
+        assert weights in zoo.card(model).weights or weights.startswith("hf://")
+
+
+@pytest.mark.parametrize("name", ["vit_base_patch16_244", "vit_base_patch61_224", "google/vit-bass-patch16-224"])
+def test_a_misspelt_name_is_answered_with_the_nearest_model(name: str) -> None:
+    with pytest.raises(UnknownModelError, match="the nearest are .*'ViT-B/16'"):
+        zoo.card(name)
+
+
+def test_part_of_a_name_lists_all_models_that_have_it() -> None:
+    assert zoo.names("r50") == ["R50+ViT-B/16", "R50+ViT-L/32", "BiT-R50x1", "BiT-R50x3"]
+    assert {"ViT-B/16", "DINOv2-B/14", "MAE-B/16"} <= set(zoo.names("vit_base"))
+    assert zoo.names("nothing") == []
+
+
+def test_a_folder_of_that_name_is_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("google/vit-base-patch16-224")
+    folder.mkdir(parents=True)
+    assert pretrained.resolve(str(folder)).source == str(folder)
 
 
 def test_a_card_prints_what_a_user_asks_of_it() -> None:
@@ -253,7 +250,6 @@ def test_a_row_says_what_the_card_says(row: dict[str, Any]) -> None:
     assert {name: row[name] for name in same} == {name: getattr(weights, name) for name in same}
     assert [Accuracy(**stated) for stated in row["accuracy"]] == list(weights.accuracy)
     assert row["paper"] == str(weights.paper)
-    assert row["bytes_float32"] == 4 * row["parameters"] > row["bytes_float16"] > row["bytes_int8"] > row["parameters"]
     [call] = [node for node in ast.walk(ast.parse(row["load"])) if isinstance(node, ast.Call)]
     assert ast.unparse(call.func) == "keras_vit.zoo.load"
     name, *_ = map(ast.literal_eval, call.args)

@@ -63,7 +63,7 @@ def digit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["list", "--json"], ["show", "B/16"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["list", "--json"]], ids=" ".join)
 def test_what_needs_no_weights_answers_without_tensorflow(arguments: list[str]) -> None:
     code = "\n".join(
         [

@@ -14,7 +14,7 @@ from PIL import Image
 
 from command_line import fails, run
 from keras_vit import digits, export
-from keras_vit._util.fields import option_names
+from keras_vit._util.checks import option_names
 from keras_vit._util.text import byte_size
 from keras_vit.cli import _app
 from keras_vit.export.litert.options import Options

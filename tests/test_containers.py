@@ -1,4 +1,4 @@
-"""Compare reading with numpy.load and the safetensors library, bit by bit; writing is all or nothing."""
+"""Files of NumPy, safetensors and h5py are read bit by bit, cut and damaged ones refused; writing is all or nothing."""
 
 import errno
 import json
@@ -8,13 +8,13 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import h5py
 import ml_dtypes
 import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
 
-from forgery import Member, archive, npy
 from keras_vit.converters.containers import CheckpointError, Header, open_container, write_npz, write_safetensors
 
 BFLOAT16_CASE = Path(__file__).parent / "data" / "reference" / "bv_gap_bf16_scan" / "checkpoint.npz"
@@ -34,10 +34,18 @@ TENSORS: Tensors = {
 }
 BRAIN = {"brain": NUMBERS.astype(ml_dtypes.bfloat16), "scalar": np.array(1.5, ml_dtypes.bfloat16)}
 
+
+def write_h5py(path: Path, tensors: Tensors) -> None:
+    with h5py.File(path, "w") as file:
+        for name, array in tensors.items():
+            file[name] = array.view("V2") if array.dtype.name == "bfloat16" else array  # as Keras does
+
+
 WRITERS: dict[str, Callable[[Path, Tensors], object]] = {
     "numpy.savez": lambda path, tensors: np.savez(path, **tensors),  # type: ignore[arg-type]
     "numpy.savez_compressed": lambda path, tensors: np.savez_compressed(path, **tensors),  # type: ignore[arg-type]
     "safetensors": lambda path, tensors: safetensors.numpy.save_file(tensors, path),
+    "h5py": write_h5py,
     "write_npz": write_npz,
     "write_safetensors": lambda path, tensors: write_safetensors(path, tensors, metadata={}),
 }
@@ -105,7 +113,7 @@ def test_headers_are_read_without_the_tensors(writer: str, tmp_path: Path) -> No
         }
 
 
-@pytest.mark.parametrize("writer", ["safetensors", *OURS])
+@pytest.mark.parametrize("writer", ["safetensors", "h5py", *OURS])
 def test_bfloat16_comes_back_as_the_float32_of_the_same_value(writer: str, tmp_path: Path) -> None:
     WRITERS[writer](tmp_path / "vit", BRAIN)
     with open_container(tmp_path / "vit") as container:
@@ -133,7 +141,7 @@ def test_a_bfloat16_checkpoint_of_big_vision_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["big-endian", "Fortran", "both", "strided"])
-@pytest.mark.parametrize("writer", ["numpy.savez", "numpy.savez_compressed", *OURS])
+@pytest.mark.parametrize("writer", ["numpy.savez", "numpy.savez_compressed", "h5py", *OURS])
 def test_any_layout_of_an_array_is_written_and_read_as_the_same_numbers(
     writer: str, layout: str, tmp_path: Path
 ) -> None:
@@ -171,9 +179,10 @@ def test_tensors_outlive_their_container_and_may_be_written_to(tmp_path: Path) -
 
 
 def test_one_damaged_tensor_does_not_stop_the_others_from_being_read(tmp_path: Path) -> None:
-    large = np.repeat(NUMBERS, 1000)  # damage to less than 10,000 bytes is found when the file is opened
-    damaged, good = Member("damaged.npy", npy(large), checksum=1), Member("good.npy", npy(NUMBERS))
-    (tmp_path / "vit").write_bytes(archive(damaged, good))
+    write_npz(tmp_path / "vit", {"damaged": np.repeat(NUMBERS, 1000), "good": NUMBERS})
+    content = bytearray((tmp_path / "vit").read_bytes())
+    content[30_000] ^= 1
+    (tmp_path / "vit").write_bytes(content)
     with open_container(tmp_path / "vit") as container:
         with pytest.raises(CheckpointError, match="Bad CRC-32 for file 'damaged.npy'.*download it again"):
             container.read("damaged")
@@ -254,7 +263,6 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
     ("writer", "pairs", "reason"),
     [
         ("write_npz", [("w", NUMBERS), ("w", NUMBERS)], "Two tensors are named 'w'"),
-        ("write_npz", [("../w", NUMBERS)], "is a path and not a tensor's name"),
         ("write_npz", [("w", np.array([None]))], "'w' is object. Types written: float64"),
         ("write_safetensors", [("w", NUMBERS), ("w", NUMBERS)], "Two tensors are named 'w'"),
         ("write_safetensors", [("__metadata__", NUMBERS)], "and no tensor, under the name '__metadata__'"),

@@ -132,7 +132,7 @@ def test_images_are_framed_as_by_the_official_processors(framing: Any, sides: An
     [
         ({"layer_type": "preactivation"}, "layer_type 'bottleneck'.*'preactivation'"),
         ({"embedding_dynamic_padding": False}, "embedding_dynamic_padding True.*False"),
-        ({"num_groups": 0}, "groups=0"),
+        ({"num_groups": 0}, "groups must be an integer >= 1. Received: 0"),
     ],
 )
 def test_a_hybrid_with_another_resnet_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:

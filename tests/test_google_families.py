@@ -17,7 +17,7 @@ from keras_vit.converters.containers import open_container
 from keras_vit.converters.source import open_checkpoint
 from keras_vit.model import sizes
 from keras_vit.model.config import ResNetConfig
-from keras_vit.model.numbers import numbers
+from keras_vit.model.cost import count
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.step.masked_patch import MaskedPatchModel
 from model_weights import assert_same_bits, values
@@ -227,8 +227,8 @@ SIZES = {
 @pytest.mark.parametrize("name", SIZES)
 def test_the_official_sizes_have_their_number_of_parameters(name: str) -> None:
     config = ViTConfig.from_name(name.replace("-", "_").casefold().replace("/", ""))
-    count = numbers(config).parameters
-    assert SIZES[name] in (count, round(count / 1e6, 2))
+    found = count(config).parameters
+    assert SIZES[name] in (found, round(found / 1e6, 2))
     assert sizes.name_of(config) == name
     assert sizes.name_of(config.replace(hidden_size=64, resnet=None, num_layers=1, patch_size=7)).endswith(
         "of width 64"
@@ -238,8 +238,8 @@ def test_the_official_sizes_have_their_number_of_parameters(name: str) -> None:
 def test_a_mixer_is_a_model_like_any_other(tmp_path: Path) -> None:
     model = built(**MIXER, class_token=True, layer_scale=0.1, num_layers=1)  # the token MLP mixes the class token too
     images = prepared(model.config)
-    assert numbers(model.config).parameters == model.count_params()
-    counted = numbers(model.config)
+    assert count(model.config).parameters == model.count_params()
+    counted = count(model.config)
     assert counted.flops > counted.block_flops > 0
     assert counted.activation_bytes > 0
     model.save(tmp_path / "model.keras")
@@ -291,10 +291,10 @@ RESNET = OTHERS["BiT"]["resnet"]
 @pytest.mark.parametrize("resnet", [RESNET, RESNET | {"version": 1}, RESNET | {"stage_widths": (32, 64)}], ids=str)
 def test_the_arithmetic_of_a_resnet_is_that_of_its_layers(resnet: dict[str, Any]) -> None:
     model = VisionTransformer(tiny(**BIT, resnet=resnet))
-    assert numbers(model.config).parameters == model.count_params()
-    kernels = numbers(model.config).kernel_numbers
-    assert kernels == sum(weight.shape.num_elements() for weight in model.weights if weight.path.endswith("kernel"))
-    counted = numbers(model.config)
+    assert count(model.config).parameters == model.count_params()
+    counted = count(model.config)
+    kernels = sum(weight.shape.num_elements() for weight in model.weights if weight.path.endswith("kernel"))
+    assert counted.file_bytes["float32"] - counted.file_bytes["float16"] == 2 * kernels
     assert counted.flops > counted.block_flops == 0
     assert counted.activation_bytes > 0
     assert model.feature_names[-2:] == ["pre_logits", "logits"]

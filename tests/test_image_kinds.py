@@ -19,7 +19,7 @@ from PIL import Image
 
 import image_kinds
 import image_table
-from hostile_server import HostileServer, Served
+from file_server import FileServer, Served
 from keras_vit.errors import DownloadError
 from keras_vit.model import preprocess
 from keras_vit.model.images import jpeg_png
@@ -145,12 +145,11 @@ def test_a_model_of_other_channels_takes_no_files(tmp_path: Path) -> None:
     ("start", "says"),
     [
         (b"", "is an empty file"),
-        (b"\0\0\0\x18ftypheic", "is a HEIC photo, which cannot be read. Save it as JPEG or PNG"),
-        (b"\0\0\0\x18ftypmif1", "is a HEIC photo"),
-        (b"\0\0\0\x18ftypisom", "is a video"),
-        (b"%PDF-1.7", "is a PDF document"),
+        (
+            b"\0\0\0\x18ftypheic",
+            "is a HEIC photo, an AVIF image or a video, which cannot be read. Save it as JPEG or PNG",
+        ),
         (b"<svg/>", "is text, such as SVG or HTML"),
-        (b"PK\x03\x04", "is a zip archive"),
         (b"nothing", r"is not an image of a known format\. Save it as JPEG or PNG"),
     ],
 )
@@ -167,7 +166,7 @@ def test_a_device_is_no_image(tmp_path: Path) -> None:
         decoded(tmp_path / "x.jpg")
 
 
-@pytest.mark.parametrize("kind", ["BMP", "TIFF", "GIF", "WEBP", "PNG", "JPEG", "ICO", "TGA", "PPM"])
+@pytest.mark.parametrize("kind", ["BMP", "TIFF", "GIF", "WEBP", "PNG", "JPEG"])
 def test_a_damaged_file_is_an_image_or_a_value_error(kind: str, tmp_path: Path) -> None:
     random, path = np.random.default_rng(0), tmp_path / "x"
     file = image_kinds.encoded(image_kinds.photo(16, 12), kind)
@@ -203,7 +202,7 @@ def test_errors_of_pillows_readers_are_value_errors(tmp_path: Path, monkeypatch:
 # URLs
 
 
-def test_an_image_of_a_web_server_is_downloaded_once(server: HostileServer, cache: Path) -> None:
+def test_an_image_of_a_web_server_is_downloaded_once(server: FileServer, cache: Path) -> None:
     file = image_kinds.encoded(PHOTO, "PNG")
     server.files["/a/photo.png"] = Served(file)
     for _ in range(2):
@@ -212,7 +211,7 @@ def test_an_image_of_a_web_server_is_downloaded_once(server: HostileServer, cach
     assert [path.read_bytes() for path in cache.rglob("photo.png")] == [file]
 
 
-def test_a_page_instead_of_an_image_is_named_and_not_kept(server: HostileServer, cache: Path) -> None:
+def test_a_page_instead_of_an_image_is_named_and_not_kept(server: FileServer, cache: Path) -> None:
     server.files["/photo.jpg"] = Served(b"<html>log in</html>")
     server.files["/text.jpg"] = Served(b"<svg/>")
     with pytest.raises(DownloadError, match=r"http://.*/photo\.jpg .*: it is a web page"):

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_vit._util.checks import pair
+from keras_vit._util.checks import field_rules, pair
 from keras_vit.export.litert import images
 from keras_vit.export.litert.builder import Builder, Tensor
 from keras_vit.export.litert.operators import Operators
 from keras_vit.model.config import Preprocessing, ViTConfig
-from keras_vit.model.config.parts import INTERPOLATIONS
 from keras_vit.model.preprocess import prepare
 from litert_graph import options, run, written
 from tiny_models import prepared, tiny
@@ -73,7 +72,7 @@ def test_pixels_of_the_models_size_are_normalised(tmp_path: Path, channels: int,
 
 
 @pytest.mark.parametrize("antialias", [False, True])
-@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+@pytest.mark.parametrize("interpolation", field_rules(Preprocessing)["interpolation"].choices)
 @pytest.mark.parametrize(("old", "new"), SIDES)
 def test_a_resize_matrix_is_tensorflows(old: int, new: int, interpolation: str, antialias: bool) -> None:
     column = np.random.default_rng(old).uniform(0, 255, (old, 1, 3)).astype(np.float32)
@@ -85,7 +84,7 @@ def test_a_resize_matrix_is_tensorflows(old: int, new: int, interpolation: str, 
 
 @pytest.mark.parametrize("resize", ["squash", "crop"])
 @pytest.mark.parametrize("antialias", [False, True])
-@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+@pytest.mark.parametrize("interpolation", field_rules(Preprocessing)["interpolation"].choices)
 def test_exactly_resized_pixels_are_those_of_preprocess(
     tmp_path: Path, interpolation: str, antialias: bool, resize: str
 ) -> None:

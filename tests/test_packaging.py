@@ -81,7 +81,7 @@ def test_messages_name_the_distribution_and_extras_that_exist() -> None:
     assert SETUP["metadata"]["name"] == DISTRIBUTION
     sources = "".join(path.read_text(encoding="utf-8") for path in MODULES.values())
     commands = re.findall(r"install_command\([\"'](\w+)[\"']\)", sources)
-    assert {"demo", "hf", "litert", "plots", "torch", "train"} <= set(commands) <= EXTRAS.keys()
+    assert {"demo", "litert", "plots", "torch", "train"} <= set(commands) <= EXTRAS.keys()
     assert not re.findall(r"pip install '?\.", sources)  # the folder of a clone, which users of a wheel do not have
 
 
@@ -101,10 +101,10 @@ def test_the_changelog_knows_the_version() -> None:
     assert f"\n## [{keras_vit.__version__}]" in changelog
 
 
-def test_importing_the_package_imports_nothing_of_others() -> None:
+def test_importing_the_package_imports_only_the_loader_of_others() -> None:
     code = "import sys; before = set(sys.modules); import keras_vit; print(*set(sys.modules) - before)"
     loaded = {name.partition(".")[0] for name in output(sys.executable, "-c", code, folder=ROOT).split()}
-    assert loaded - sys.stdlib_module_names == {"keras_vit"}
+    assert loaded - sys.stdlib_module_names == {"keras_vit", "lazy_loader"}
 
 
 def output(*command: str | Path, folder: Path) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.numbers import numbers
+from keras_vit.model.cost import count
 from keras_vit.model.sizes import SIZES
 
 # name: with 1000 classes at 224 pixels, without the head, with 1000 classes at 384 pixels
@@ -33,4 +33,4 @@ def test_a_big_vision_size_has_the_sum_of_its_matrices(size: str) -> None:
     perceptron = (hidden + 1) * mlp + (mlp + 1) * hidden
     patches, class_token, positions = (16 * 16 * 3 + 1) * hidden, hidden, 5 * hidden
     config = ViTConfig.from_name(f"{size}/16", image_size=32, num_classes=0, num_layers=1)
-    assert numbers(config).parameters == attention + norms + perceptron + patches + class_token + positions
+    assert count(config).parameters == attention + norms + perceptron + patches + class_token + positions

@@ -21,7 +21,7 @@ import test_families as families
 import torch_peers as peers
 from keras_vit import converters
 from keras_vit.converters.config_json import to_fields
-from keras_vit.converters.containers.base import Header
+from keras_vit.converters.containers import Header
 from keras_vit.converters.table import fields_of_rows, load_table
 from keras_vit.errors import CheckpointError
 from peer_cases import TOLERANCE

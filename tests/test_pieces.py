@@ -139,18 +139,6 @@ def test_low_rank_updates_and_missing_biases_are_part_of_the_product(axes: int, 
     np.testing.assert_allclose(found[1], layer(x), rtol=1e-5, atol=1e-5)
 
 
-def test_a_quantized_layer_computes_for_itself() -> None:
-    layer = keras.layers.Dense(4)
-    layer.build((None, 8))
-    layer.quantize("int8")
-    made: list[Any] = []
-    x = np.ones((2, 3, 8), np.float32)
-    with fuse_with(counting(made)):
-        found = product_then(layer, layer, x, keras.ops.tanh)
-    np.testing.assert_array_equal(found, keras.ops.tanh(layer(x)))
-    assert made == []
-
-
 def test_the_inputs_of_norms_can_be_observed() -> None:
     model = built(num_layers=2, mlp_norm=True, pre_norm=True)
     images = prepared(model.config)

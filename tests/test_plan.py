@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from keras_vit.model.config import ViTConfig
+from keras_vit.model.cost import count
 from keras_vit.model.layers import runtime
-from keras_vit.model.numbers import numbers
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train.measure.planner import PARTS, plan
 from marks import full_except
@@ -27,7 +27,7 @@ def built(variant: str) -> VisionTransformer:
 
 @pytest.mark.parametrize("variant", VARIANTS | FAMILIES)
 def test_a_variants_parameters_are_counted_without_building_it(variant: str) -> None:
-    assert numbers(built(variant).config).parameters == built(variant).count_params()
+    assert count(built(variant).config).parameters == built(variant).count_params()
 
 
 @pytest.mark.parametrize("name", full_except(["ViT-Ti_16", "R26+ViT-S_32"], OFFICIAL))
@@ -40,7 +40,7 @@ def test_official_models_have_their_published_number_of_parameters(name: str) ->
 
 @pytest.mark.parametrize("name", GSAM)
 def test_gap_models_have_their_published_number_of_parameters(name: str) -> None:
-    assert numbers(ViTConfig.from_name(name, classifier="gap")).parameters == GSAM[name]
+    assert count(ViTConfig.from_name(name, classifier="gap")).parameters == GSAM[name]
 
 
 # 1e9 multiply-adds per image at 224 pixels, rounded as published: 1.3 and 4.6 for Ti and S by DeiT (arXiv 2012.12877),

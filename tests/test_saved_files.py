@@ -12,9 +12,10 @@ import keras
 import numpy as np
 import pytest
 
-from keras_vit import VisionTransformer, converters, train
+from keras_vit import VisionTransformer, converters, dense, train
 from keras_vit.model.config import BlockConfig
 from keras_vit.model.layers import EncoderBlock, PatchEmbedding
+from keras_vit.text import TextConfig, TextEncoder
 from saved_run import CONFIG, FIELDS, HALF
 from tiny_models import prepared
 
@@ -54,23 +55,57 @@ def models_around_ours() -> dict[str, keras.Model]:
     }
 
 
-def test_keras_itself_opens_models_in_a_new_process(tmp_path: Path) -> None:
-    shutil.copy(SAVED / "model.keras", tmp_path)  # of an earlier version
-    expected = {"model.keras": expected_logits()}
-    for name, model in models_around_ours().items():
-        model.save(tmp_path / name)
-        expected[name] = np.asarray(model(prepared(CONFIG)))
-    np.savez(tmp_path / "expected.npz", **expected)
-    np.save(tmp_path / "images.npy", prepared(CONFIG))
-    script = (
-        "import numpy as np\n"
-        "from keras.models import load_model\n"
-        "from keras_vit import VisionTransformer\n"
-        "images, expected = np.load('images.npy'), np.load('expected.npz')\n"
-        "for name in expected.files:\n"
-        f"    np.testing.assert_allclose(load_model(name)(images), expected[name], atol={LOGITS_TOLERANCE})\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path)
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a saved model of every kind, the inputs and the expected outputs."""
+    folder = tmp_path_factory.mktemp("saved")
+    shutil.copy(SAVED / "model.keras", folder)  # of an earlier version
+    inputs, expected = {"model.keras": prepared(CONFIG)}, {"model.keras": expected_logits()}
+    text = TextEncoder(TextConfig(vocab_size=50, hidden_size=16, num_layers=1, num_heads=2, mlp_dim=32, max_length=8))
+    models = {"text.keras": text, "maps.keras": dense.segmenter(VisionTransformer(CONFIG), 3), **models_around_ours()}
+    for name, model in models.items():
+        model.save(folder / name)
+        inputs[name] = np.arange(16, dtype="int32").reshape(2, 8) if model is text else prepared(CONFIG)
+        expected[name] = np.asarray(model(inputs[name]))
+    np.savez(folder / "inputs.npz", **inputs)
+    np.savez(folder / "expected.npz", **expected)
+    return folder
+
+
+LOAD_ALL = f"""
+inputs, expected = np.load("inputs.npz"), np.load("expected.npz")
+for name in expected.files:
+    np.testing.assert_allclose(load_model(name)(inputs[name]), expected[name], atol={LOGITS_TOLERANCE})
+"""
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "import keras, keras_vit; load_model = keras.models.load_model",
+        "import tensorflow, keras_vit; load_model = tensorflow.keras.models.load_model",
+    ],
+)
+def test_keras_itself_opens_models_in_a_new_process(saved: Path, lines: str) -> None:
+    subprocess.run([sys.executable, "-c", f"import numpy as np; {lines}{LOAD_ALL}"], check=True, cwd=saved)
+
+
+def test_keras_explains_that_the_classes_must_be_imported_if_it_was_imported_later(saved: Path) -> None:
+    code = f"""
+import keras_vit, keras, numpy as np
+load_model = keras.models.load_model
+for name in ("model.keras", "text.keras", "maps.keras", "functional.keras"):
+    try:
+        load_model(name)
+    except (TypeError, ValueError) as error:
+        assert "make sure they are all imported" in str(error), error
+    else:
+        raise AssertionError(name)
+from keras_vit import VisionTransformer
+from keras_vit.dense import DenseModel
+from keras_vit.text import TextEncoder
+{LOAD_ALL}"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=saved)
 
 
 def test_a_run_of_an_earlier_version_continues(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import shutil
@@ -19,9 +20,8 @@ from PIL import Image
 
 import image_kinds
 from keras_vit import VisionTransformer, export
-from keras_vit.export import _saved_model
+from keras_vit.export import _saved_model, server
 from keras_vit.export.check import verify as verification
-from keras_vit.export.server import inference, signatures, warmup
 from marks import full_except
 from tiny_models import FAMILIES, OTHERS, VARIANTS, built, prepared
 
@@ -60,9 +60,7 @@ def nothing_but(folder: Path, *expected: str) -> bool:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[VisionTransformer, Path, dict[str, Any], export.Report]:
     """Return a model with class names, its SavedModel's folder, loaded signatures and report."""
     model, folder = small("registers"), tmp_path_factory.mktemp("models") / "vit" / "1"
-    report = export.saved_model(
-        model, folder, labels=["ant", "bee", "cat", "dog", "eel"], top=3, warmup=(1, 4), bfloat16=True
-    )
+    report = export.saved_model(model, folder, labels=["ant", "bee", "cat", "dog", "eel"], top=3, warmup=(1, 4))
     return model, folder, tf.saved_model.load(str(folder)).signatures, report
 
 
@@ -70,12 +68,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[VisionTransformer, 
 def test_the_served_graph_computes_the_model(kind: str) -> None:
     model = built(**(VARIANTS | FAMILIES | OTHERS)[kind])
     images = prepared(model.config, batch=3)
-    found = inference.model_function(model)(images)
+    found = server.model_function(model)(images)
     assert error(found["logits" if model.config.num_classes else "features"], model(images)) < NOISE
     assert error(found["features"], model.features(images, ["pre_logits"])["pre_logits"]) < NOISE
-    half = inference.bfloat16_function(model)(images)
-    assert error(half["features"], found["features"]) < 0.05  # 8 bits, a few roundings
-    assert all(value.dtype == tf.float32 for value in [*found.values(), *half.values()])
+    assert all(value.dtype == tf.float32 for value in found.values())
 
 
 # The graph of the others is the same but for the model, which the test above has.
@@ -125,15 +121,6 @@ def test_a_tolerant_call_gives_zeros_for_what_is_no_image(saved: Any) -> None:
         assert not answer[name].numpy()[1].any()
 
 
-def test_bfloat16_signatures_are_near(saved: Any) -> None:
-    model, _, call, report = saved
-    assert 0.995 < report.bfloat16_cosine < 1
-    files, images = pngs(model)
-    near = call["serving_bfloat16"](image_bytes=files)["probabilities"]
-    np.testing.assert_allclose(near, call["serving_default"](image_bytes=files)["probabilities"], atol=0.02)
-    assert 0 < error(call["float_images_bfloat16"](images=tf.constant(images))["logits"], model(images)) < 0.05
-
-
 @pytest.fixture(scope="module")
 def halved(tmp_path_factory: pytest.TempPathFactory) -> tuple[VisionTransformer, Path, export.Report]:
     """Return a model, and the folder and report of its SavedModel with bfloat16 weights."""
@@ -147,7 +134,7 @@ def test_a_bfloat16_folder_has_the_same_signatures_and_half_the_weights(saved: A
     weights = (folder / "variables" / "variables.data-00000-of-00001").stat().st_size
     assert weights <= 1.05 * 2 * model.count_params() + 20_000  # the index of checkpoints beside the weights
     call = tf.saved_model.load(str(folder)).signatures
-    assert sorted(call) == sorted(name for name in signatures if "bfloat16" not in name)
+    assert sorted(call) == sorted(signatures)
     files, images = pngs(model)
     expected = np.asarray(model(images))
     answer = call["float_images"](images=tf.constant(images))
@@ -171,11 +158,9 @@ def test_verify_knows_a_bfloat16_folder_and_refuses_a_wrong_one(halved: Any) -> 
         export.verify(other, folder)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_other_dtypes_are_refused(dtype: str, tmp_path: Path) -> None:
-    said = "dtype must be one of" if dtype == "float16" else "adds signatures to a float32 SavedModel"
-    with pytest.raises(ValueError, match=said):
-        export.saved_model(small(), tmp_path / "1", dtype=dtype, bfloat16=True)
+def test_other_dtypes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="dtype must be one of"):
+        export.saved_model(small(), tmp_path / "1", dtype="float16")
     assert nothing_but(tmp_path)
 
 
@@ -185,7 +170,7 @@ def test_one_operator_has_each_norm_and_each_gelu(dtype: str | None) -> None:
     model = built(num_layers=2)
     served = model.with_config(model.config, dtype=dtype) if dtype else model
     spec = tf.TensorSpec((None, *model.config.size, 3), tf.float32)
-    graph = tf.function(inference.model_function(served), input_signature=[spec]).get_concrete_function().graph
+    graph = tf.function(server.model_function(served), input_signature=[spec]).get_concrete_function().graph
     kinds = [operator.type for operator in graph.get_operations()]
     # The final norm, of the class token alone, stays as Keras computes it.
     assert kinds.count("FusedBatchNormV3") == 4 and kinds.count("SquaredDifference") == 1
@@ -233,15 +218,31 @@ def test_a_name_is_a_line_and_is_answered_as_it_is(tmp_path: Path) -> None:
 
 
 def test_the_warm_up_has_each_batch_of_each_signature(saved: Any) -> None:
-    prediction_log_pb2 = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
-    _, folder, call, _ = saved
+    from tensorflow_serving.apis import prediction_log_pb2
+
+    _, folder, call, report = saved
+    assert report.warmup == (1, 4) and "warm-up requests: for batches of 1, 4" in report.lines()
     seen = []
-    for record in tf.data.TFRecordDataset(str(folder / warmup.FILE)):
+    for record in tf.data.TFRecordDataset(str(folder / _saved_model.WARMUP_FILE)):
         request = prediction_log_pb2.PredictionLog.FromString(record.numpy()).predict_log.request
         images = tf.make_ndarray(request.inputs["image_bytes"])
         call[request.model_spec.signature_name](image_bytes=tf.constant(images))
         seen.append((request.model_spec.signature_name, len(images)))
-    assert sorted(seen) == sorted((name, n) for name in (*FILE_SIGNATURES, "serving_bfloat16") for n in (1, 4))
+    assert sorted(seen) == sorted((name, n) for name in FILE_SIGNATURES for n in (1, 4))
+
+
+def test_without_tensorflow_serving_api_only_the_default_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    hidden = "tensorflow_serving"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == hidden else find(name, *rest))
+    with pytest.raises(ImportError, match=r'pip install "keras-vit-zoo\[serving\]"`. Received: warmup=\(1,\)'):
+        export.saved_model(small(), tmp_path / "1", warmup=(1,))
+    assert nothing_but(tmp_path)
+    report = export.saved_model(small(), tmp_path / "1")
+    assert report.warmup == () and "warm-up requests: none (`pip install" in str(report)
+    assert not (tmp_path / "1" / _saved_model.WARMUP_FILE).exists()
 
 
 @pytest.mark.parametrize(
@@ -266,9 +267,6 @@ def test_wrong_options_leave_nothing(tmp_path: Path, options: dict[str, Any], sa
 def test_weights_that_were_added_are_not_left_out(tmp_path: Path) -> None:
     model = small()
     model.get_layer("head").enable_lora(2)
-    with pytest.raises(ValueError, match="only the weights of its config. Received: a model with added weights"):
-        export.saved_model(model, tmp_path / "1", bfloat16=True)
-    assert nothing_but(tmp_path)
     report = export.saved_model(model, tmp_path / "1")
     assert report.max_error < NOISE
 
@@ -287,10 +285,10 @@ def test_a_model_around_one_is_sent_to_kerass_export(tmp_path: Path) -> None:
 @pytest.mark.parametrize("channels", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_a_model_of_other_channels_takes_arrays(channels: int, tmp_path: Path) -> None:
     model = built(num_layers=1, num_channels=channels)
-    report = export.saved_model(model, tmp_path / "1", bfloat16=True)
-    assert (report.files_error, (tmp_path / "1" / warmup.FILE).exists()) == (None, False)
+    report = export.saved_model(model, tmp_path / "1")
+    assert (report.files_error, (tmp_path / "1" / _saved_model.WARMUP_FILE).exists()) == (None, False)
     call = tf.saved_model.load(str(tmp_path / "1")).signatures
-    assert sorted(call) == ["float_images", "float_images_bfloat16", "serving_default", "uint8_images"]
+    assert sorted(call) == ["float_images", "serving_default", "uint8_images"]
     images = prepared(model.config)
     assert error(call["serving_default"](images=tf.constant(images))["logits"], model(images)) < NOISE
 
@@ -308,8 +306,8 @@ def test_a_new_heads_zeros_are_the_same_as_themselves(tmp_path: Path) -> None:
     model = small()
     for variable in (model.get_layer("head").kernel, model.get_layer("head").bias):
         variable.assign(np.zeros(variable.shape))
-    report = export.saved_model(model, tmp_path / "1", bfloat16=True)
-    assert (report.cosine, report.max_error, report.agreement, report.bfloat16_cosine) == (1.0, 0.0, 1.0, 1.0)
+    report = export.saved_model(model, tmp_path / "1")
+    assert (report.cosine, report.max_error, report.agreement) == (1.0, 0.0, 1.0)
 
 
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
@@ -339,13 +337,13 @@ def test_the_slower_of_two_exports_to_one_path_gets_the_same_error(
 def test_a_version_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A server that polls the folder treats every numeric name as a version.
     seen = []
-    real = warmup.write
+    real = _saved_model._write_warmup
 
     def write(*arguments: Any) -> None:
         seen.append([path.name for path in tmp_path.iterdir() if path.name.isdecimal()])
         real(*arguments)
 
-    monkeypatch.setattr(warmup, "write", write)
+    monkeypatch.setattr(_saved_model, "_write_warmup", write)
     export.saved_model(small(), tmp_path / "1")
     assert seen == [[]] and nothing_but(tmp_path, "1")
     assert (tmp_path / "1").stat().st_mode & 0o555 == 0o555  # a server runs as another user
@@ -356,7 +354,7 @@ def test_a_broken_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     def write(*_: Any) -> None:
         raise broken
 
-    monkeypatch.setattr(warmup, "write", write)
+    monkeypatch.setattr(_saved_model, "_write_warmup", write)
     with pytest.raises(type(broken)):
         export.saved_model(small(), tmp_path / "1")
     assert nothing_but(tmp_path)
@@ -364,8 +362,8 @@ def test_a_broken_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_graph_that_answers_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = small()
-    real = signatures.build
-    monkeypatch.setattr(signatures, "build", lambda _, **options: real(other, **options))
+    real = server.build
+    monkeypatch.setattr(server, "build", lambda _, **options: real(other, **options))
     other.get_layer("head").bias.assign_add([5.0, 0, 0, 0, -5])
     with pytest.raises(export.VerificationError, match="differs from the model"):
         export.saved_model(small(), tmp_path / "1")
@@ -462,7 +460,7 @@ def parsed(line: str) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "name",
-    full_except(["serving_default"], [*FILE_SIGNATURES, "float_images", "uint8_images", "float_images_bfloat16"]),
+    full_except(["serving_default"], [*FILE_SIGNATURES, "float_images", "uint8_images"]),
 )
 def test_the_c_plus_plus_loader_answers_as_python(saved: Any, loader: Path, name: str, tmp_path: Path) -> None:
     model, folder, call, _ = saved
@@ -479,7 +477,7 @@ def test_the_c_plus_plus_loader_answers_as_python(saved: Any, loader: Path, name
     assert sorted(received) == sorted(expected)
     for key, tensor in expected.items():
         if tensor.dtype == tf.float32:
-            assert error(received[key], tensor) < (0.02 if "bfloat16" in name else NOISE), key
+            assert error(received[key], tensor) < NOISE, key
         else:
             assert received[key].tolist() == tensor.numpy().tolist(), key
 

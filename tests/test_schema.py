@@ -1,20 +1,39 @@
 import json
 import tomllib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 import pytest
 
 import reference_cases as reference
 from keras_vit import converters
-from keras_vit._util.schema import NUMBER, check_depth, problems
+from keras_vit._util.checks import Share, check_depth, table_problems
 from keras_vit.converters.table import load_table
 from keras_vit.export.quantization.modes import load_mode
 from keras_vit.train import recipe
 from keras_vit.zoo.cards import read_family
 
-SCHEMA = {"name": str, "size?": NUMBER, "exact?": bool, "tags?": [str], "rows?": {"*": {"file": str}}}
+
+class Row(TypedDict):
+    file: str
+
+
+class Card(TypedDict):
+    name: str
+    size: NotRequired[float]
+    exact: NotRequired[bool]
+    tags: NotRequired[list[str]]
+    rows: NotRequired[dict[str, Row]]
+
+
+@dataclass(frozen=True)
+class Measure:
+    name: str
+    least: Share
+    kind: Literal["cosine", "error"] = "cosine"
+    card: Card | None = None
 
 
 @pytest.mark.parametrize(
@@ -26,7 +45,7 @@ SCHEMA = {"name": str, "size?": NUMBER, "exact?": bool, "tags?": [str], "rows?":
     ],
 )
 def test_a_table_that_fits_has_no_problems(table: object) -> None:
-    assert list(problems(table, SCHEMA, "card")) == []
+    assert list(table_problems(table, Card, "card")) == []
 
 
 @pytest.mark.parametrize(
@@ -48,11 +67,23 @@ def test_a_table_that_fits_has_no_problems(table: object) -> None:
     ],
 )
 def test_a_problem_is_named_with_its_place(table: object, said: str) -> None:
-    assert said in list(problems(table, SCHEMA, "card"))
+    assert said in list(table_problems(table, Card, "card"))
 
 
 def test_all_problems_are_named_at_once() -> None:
-    assert len(list(problems({"size": "big", "tag": []}, SCHEMA, "card"))) == 3
+    assert len(list(table_problems({"size": "big", "tag": []}, Card, "card"))) == 3
+
+
+def test_a_table_has_the_keys_of_a_dataclass_that_the_caller_does_not_give() -> None:
+    table = {"name": "a", "least": 1, "kind": "cosin", "card": {"nam": "b"}}
+    assert list(table_problems(table, Measure, "m", given=["name"])) == [
+        "m has no key 'name'; known are ['card', 'kind', 'least']",
+        "m.least must be in [0, 1). Received: 1",
+        "m.kind must be one of ['cosine', 'error']. Received: 'cosin'; the nearest is 'cosine'",
+        "m.card has no key 'nam'; the nearest is 'name'",
+        "m.card lacks the key 'name'",
+    ]
+    assert list(table_problems({}, Measure, "m", given=["name"])) == ["m lacks the key 'least'"]
 
 
 READERS: dict[str, Callable[[Path], Any]] = {

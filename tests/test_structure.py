@@ -34,8 +34,6 @@ LIGHT = (
     "zoo",
     "model.__init__",
     "model.config",
-    "model.numbers",
-    "model.parts",
     "model.labels",
     "model.sizes",
     "model.task",

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from keras_vit import text, zoo
-from keras_vit._util import download
+from keras_vit._util import downloads
+from keras_vit.converters import assign
+from keras_vit.converters.containers import write_npz
+from keras_vit.converters.table import load_table
 from keras_vit.export.check.running import load_exported
 from marks import full_except
 from text_cases import FOLDER, small_encoder
@@ -79,7 +82,10 @@ def test_modes_with_fixed_ranges_are_refused(tmp_path: Path) -> None:
 
 def test_the_zoo_finds_the_text_tower_of_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = small_encoder("tok_siglip", logit_scale=2.0, logit_bias=-3.0, **SIGLIP)
-    files = {"npz": text.save(encoder, tmp_path / "siglip.npz", format="big_vision")}
+    table = load_table("big_vision", "text")
+    values = assign.variables_by_path(encoder) | {"logit_scale": np.float32(2.0), "logit_bias": np.float32(-3.0)}
+    sources = {name: table.tensor_of(name, encoder.config.to_dict()) for name in values}
+    files = {"npz": write_npz(tmp_path / "siglip.npz", assign.collect(values, sources, table))}
     files["model"] = Path(shutil.copy(FOLDER / "tok_siglip" / "spiece.model", tmp_path))
     fetched = []
 
@@ -87,7 +93,7 @@ def test_the_zoo_finds_the_text_tower_of_a_name(tmp_path: Path, monkeypatch: pyt
         fetched.append(source)
         return files[source.rpartition(".")[2]]
 
-    monkeypatch.setattr(download, "fetch", fetch)
+    monkeypatch.setattr(downloads, "fetch", fetch)
     found = zoo.text_encoder("SigLIP-B/16", weights="webli-i18n-256")
     assert found.config == encoder.config
     np.testing.assert_array_equal(found.embed("a cat"), encoder.embed("a cat"))

@@ -371,15 +371,15 @@ def test_a_folder_that_cannot_be_run_says_why(tmp_path: Path, linear: keras.Mode
 
 
 def test_image_files_are_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from keras_vit.export.server import image_bytes
+    from keras_vit.export import server
 
     model = built(num_layers=1)
     export.saved_model(model, tmp_path / "1", warmup=())
     report = export.verify(model, tmp_path / "1")
     assert 0 <= report.files_error < 1e-5  # another order of additions, of probabilities
     assert "answers to image files differ by up to" in str(report)
-    strict = image_bytes.strict
-    monkeypatch.setattr(image_bytes, "strict", lambda files, config: 0.9 * strict(files, config))
+    decode = server.decode
+    monkeypatch.setattr(server, "decode", lambda files, config: 0.9 * decode(files, config))
     with pytest.raises(
         export.VerificationError, match="2 prepares image files differently from the model: wanted .*1e-05"
     ):

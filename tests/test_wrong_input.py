@@ -284,7 +284,11 @@ def test_a_fact_that_is_none_is_refused_with_the_nearest() -> None:
     ("right", "wrong", "said"),
     [
         ("[tensors]", "[tensor]", "tensor"),
-        ('layout = "keras"', 'layout = "kerras"', r"layout must be one of \('keras', 'torch'\)"),
+        (
+            'layout = "keras"',
+            'layout = "kerras"',
+            r"layout must be one of \['keras', 'torch'\].*the nearest is 'keras'",
+        ),
         ("norm_epsilon = 1e-6\nfinal", "norm_epsilom = 1e-6\nfinal", r"norm_epsilom.*norm_epsilon"),
         ("| rank 4", "| rnk 4", "rnk 4"),
         ("block{s}/unit{u}/conv{k}/kernel", "block{s}/unit{u}/conv1/kernel", "placeholders"),

@@ -17,7 +17,7 @@ from keras_vit.converters.expressible import formats_of
 from keras_vit.errors import CheckpointError
 from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.options import Options
-from keras_vit.export.server.inference import model_function
+from keras_vit.export.server import model_function
 from keras_vit.model.layers import L2Normalization
 from marks import full_except
 from reference_cases import arrays, distance

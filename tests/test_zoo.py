@@ -228,8 +228,6 @@ def test_neither_a_name_nor_a_path_is_an_error(crowded: Path) -> None:
     for spec in ("ViT-B/17x", "nothing"):
         with pytest.raises(zoo.UnknownModelError, match=f"Received: '{spec}'"):
             pretrained.resolve(spec)
-    with pytest.raises(ValueError, match="augmentation.*aug_heavy"):
-        pretrained.resolve(f"{TI.replace('none', 'heavy')}.npz")
     with pytest.raises(ValueError, match="weights are for a model's name.*'sam'.*'./digits'"):
         pretrained.resolve("./digits", "sam")
     for spec in ("absent.npz", "absent.tflite", "nowhere/digits", "runs/nothing", "runs/nothing/model.h5"):
@@ -531,8 +529,6 @@ def test_another_architecture_under_a_name_is_refused(files: Path, name: str, sa
         (lambda: zoo.load("Ti/16", weights="sam"), r"ViT-Ti/16 has the weights \['augreg.*weights='sam'"),
         (lambda: zoo.load("Ti/16", dropout=0.1), r"\['dropout'\].*dropout_rate"),
         (lambda: zoo.load("Ti/16", weights=None, clasifier="gap"), r"clasifier.*classifier"),
-        (lambda: zoo.load(TUNED.replace("aug_none", "aug_heavy")), r"augmentation.*aug_none.*aug_heavy"),
-        (lambda: zoo.load(TUNED.replace("res_384", "res_512")), r"resolution.*res_224.*res_512"),
     ],
 )
 def test_a_wrong_name_tag_or_field_is_refused_with_those_there_are(cache: Path, call: Any, said: str) -> None:

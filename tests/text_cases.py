@@ -15,7 +15,6 @@ CASES: dict[str, dict[str, Any]] = {
     case["id"]: case for case in json.loads((FOLDER / "manifest.json").read_text())["cases"]
 }
 TOWERS = [name for name, case in CASES.items() if "tolerance" in case]
-PAIRS = [name for name in TOWERS if CASES[name]["class"] in ("CLIPModel", "SiglipModel") or name[:2] in ("op", "bv")]
 TOKENIZERS = ["tok_clip", "tok_siglip", "tok_siglip2"]
 STRINGS: list[str] = json.loads((FOLDER / "strings.json").read_text(encoding="utf-8"))
 OUTPUTS = ("text/text_features", "text/text_embeds", "text/pooler_output")  # the first that a case has

@@ -1,9 +1,222 @@
-"""Check single arguments."""
+"""Check arguments, the fields of dataclasses, and tables read from TOML or JSON.
 
+An annotation says which values are accepted: `Share` is a number in [0, 1), `Positive | None` a number above 0 or None,
+`Literal["a", "b"]` one of two, `tuple[str, ...]` a list of texts. A table has the keys of a dataclass or a TypedDict.
+"""
+
+from __future__ import annotations
+
+import dataclasses
 import errno
+import functools
+import math
 import os
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from keras_vit._util.text import nearest, suggestion
+
+Count = Annotated[int, "[1, inf)"]
+WholeNumber = Annotated[int, "[0, inf)"]
+Positive = Annotated[float, "(0, inf)"]
+NonNegative = Annotated[float, "[0, inf)"]
+Share = Annotated[float, "[0, 1)"]
+PositiveShare = Annotated[float, "(0, 1]"]
+MAX_DEPTH = 32  # of tables in tables; deeper ones could exhaust Python's stack where they are printed or compared
+# Names of types in messages.
+_NAMES = {dict: "a table", list: "a list", str: "text", bool: "true or false", int: "an integer", float: "a number"}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Values that an annotation accepts."""
+
+    kinds: tuple[type, ...]
+    is_optional: bool = False  # None is accepted, and a key of a table may be missing
+    interval: str | None = None
+    choices: tuple[Any, ...] = ()
+    item: Any = None  # annotation of what a list or a table with any keys has; None accepts everything
+    table: Any = None  # dataclass or TypedDict with the keys of a table
+
+    @classmethod
+    def from_type(cls, hint: Any) -> Rule:
+        """Read an evaluated annotation."""
+        members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        rules = [cls._from_member(member) for member in members if member is not NoneType]
+        if len(rules) == 1:
+            return dataclasses.replace(rules[0], is_optional=NoneType in members)
+        return cls(
+            tuple(kind for rule in rules for kind in rule.kinds),
+            is_optional=NoneType in members,
+            interval=next((rule.interval for rule in rules if rule.interval), None),
+            choices=tuple(choice for rule in rules for choice in rule.choices),
+        )
+
+    @classmethod
+    def _from_member(cls, hint: Any) -> Rule:
+        origin, arguments = get_origin(hint), get_args(hint)
+        if origin is NotRequired:
+            return cls.from_type(*arguments)
+        if origin is Literal:
+            return cls(tuple({type(choice): None for choice in arguments}), choices=arguments)
+        if origin is Annotated:
+            return dataclasses.replace(cls.from_type(arguments[0]), interval=arguments[1])
+        if origin is tuple:  # a pair is checked by `pair`
+            return cls((list,), item=arguments[0] if arguments[1:] == (...,) else None)
+        if origin is list:
+            return cls((list,), item=arguments[0])
+        if origin in (dict, Mapping):
+            return cls((dict,), item=arguments[1])
+        if is_typeddict(hint):
+            return cls((dict,), table=hint)
+        if dataclasses.is_dataclass(hint):
+            return cls((dict, hint), table=hint)  # type: ignore[arg-type]
+        return cls({float: (int, float), Any: (object, bool)}.get(hint, (hint,)))
+
+    @property
+    def is_float(self) -> bool:
+        """Whether whole numbers are converted to float."""
+        return self.kinds == (int, float)
+
+    def problems(self, value: Any, where: str) -> Iterator[str]:
+        """Yield a sentence for each thing that is wrong with a value; `where` is its name or place."""
+        if value is None and self.is_optional:
+            return
+        value = list(value) if isinstance(value, tuple) else value
+        received = f"Received: {value!r:.200}"
+        # In Python True is an int; here it is not a number.
+        is_kind = bool in self.kinds if isinstance(value, bool) else isinstance(value, self.kinds)
+        if self.kinds == (int,) and self.interval and self.interval.endswith(", inf)"):
+            if not is_kind or not _is_inside(value, self.interval):
+                yield f"{where} must be an integer >= {self.interval[1:-6]}. {received}"
+        elif not is_kind:
+            names = dict.fromkeys(_NAMES.get(kind) or f"a {kind.__name__}" for kind in self.kinds)
+            yield f"{where} must be {' or '.join(names)}. {received}"
+        elif self.table is not None and isinstance(value, dict):
+            yield from table_problems(value, self.table, where)
+        elif self.item is not None:
+            items = {f"{where}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {}
+            items |= {f"{where}[{index}]": item for index, item in enumerate(value) if isinstance(value, list)}
+            for place, item in items.items():
+                yield from Rule.from_type(self.item).problems(item, place)
+        elif self.interval and not isinstance(value, str):
+            if not _is_inside(value, self.interval):
+                yield f"{where} must be in {self.interval}. {received}"
+        elif self.choices and value not in self.choices:
+            also = f", or a number in {self.interval}" if self.interval else ""
+            near = "".join(f"; the nearest is {name!r}" for name in nearest(str(value), map(str, self.choices)))
+            yield f"{where} must be one of {list(self.choices)}{also}. {received}{near}"
+
+
+@functools.cache
+def field_rules(cls: type) -> dict[str, Rule]:
+    """Return the rule of each annotated field of a dataclass or TypedDict, by name, in order."""
+    hints = get_type_hints(cls, include_extras=True)
+    names = [one.name for one in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else list(hints)
+    return {name: Rule.from_type(hints[name]) for name in names}
+
+
+def option(default: Any, help: str, **how: Any) -> Any:
+    """Describe a field that is an option of a command: its default, the text of `--help`, and `flag` or `is_size`."""
+    return dataclasses.field(default=default, metadata={"help": help, **how})
+
+
+def option_names(cls: type) -> tuple[str, ...]:
+    """Return the names of a dataclass's fields that `option` describes."""
+    return tuple(field.name for field in dataclasses.fields(cls) if "help" in field.metadata)
+
+
+@functools.cache
+def _required(cls: Any) -> list[str]:
+    if is_typeddict(cls):
+        hints = get_type_hints(cls, include_extras=True)
+        return [name for name, hint in hints.items() if get_origin(hint) is not NotRequired]
+    missing = dataclasses.MISSING
+    return [one.name for one in dataclasses.fields(cls) if one.default is missing and one.default_factory is missing]
+
+
+def table_problems(table: Any, cls: Any, where: str, *, given: Collection[str] = ()) -> Iterator[str]:
+    """Compare a table read from TOML or JSON with the fields of a dataclass or TypedDict.
+
+    Yield a sentence for each error with its place, which begins with `where`, such as the file's name. Fields that are
+    `given` by the caller are no keys of the table.
+    """
+    if not isinstance(table, dict):
+        yield f"{where} must be a table. Received: {table!r:.200}"
+        return
+    rules = {name: rule for name, rule in field_rules(cls).items() if name not in given}
+    for key, item in table.items():
+        if key in rules:
+            yield from rules[key].problems(item, f"{where}.{key}")
+        else:
+            yield f"{where} has no key {key!r:.200}; {suggestion(key, rules)}"
+    for key in _required(cls):
+        if key in rules and key not in table:
+            yield f"{where} lacks the key {key!r:.200}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """Base of frozen dataclasses that convert and check their values, and raise one ValueError that names all wrong."""
+
+    def __post_init__(self) -> None:
+        cls: Any = type(self)  # Any: mypy takes no dataclass for hashable
+        rules = field_rules(cls)
+        for name in rules:
+            self._set(name, as_python(getattr(self, name)))  # JSON has no NumPy numbers
+        self._convert()
+        wrong = [each for name, rule in rules.items() for each in rule.problems(getattr(self, name), name)]
+        if wrong := wrong or list(self._conflicts()):
+            raise ValueError(f"{cls.__name__}: " + "; ".join(wrong))
+        for name, rule in rules.items():
+            value = getattr(self, name)
+            if rule.is_float and value is not None:
+                self._set(name, float(value))
+            elif isinstance(value, tuple) and rule.item is not None and Rule.from_type(rule.item).is_float:
+                self._set(name, tuple(float(item) for item in value))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # the dataclass is frozen
+
+    def _convert(self) -> None:
+        """Convert other spellings of values, before they are checked."""
+
+    def _conflicts(self) -> Iterator[str]:
+        """Yield a sentence for each combination of values that is not accepted."""
+        yield from ()
+
+
+def as_python(value: Any) -> Any:
+    """Convert NumPy's numbers to Python's, and lists to tuples."""
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {name: as_python(item) for name, item in value.items()}
+    return tuple(as_python(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def check_depth(value: Any, where: str) -> Any:
+    """Return a value read from TOML or JSON, or raise a ValueError if it is nested too deeply."""
+    inner = [value]
+    for _ in range(MAX_DEPTH):
+        tables = [list(outer.values()) if isinstance(outer, dict) else outer for outer in inner]
+        inner = [item for table in tables if isinstance(table, list) for item in table]
+    if inner:
+        raise ValueError(f"{where} is nested more than {MAX_DEPTH} levels deep")
+    return value
+
+
+def _is_inside(value: float, interval: str) -> bool:
+    """Return whether a number lies in an interval such as "(0, 1]"."""
+    low, high = (float(bound) for bound in interval[1:-1].split(","))
+    return (
+        math.isfinite(value)
+        and (value >= low if interval[0] == "[" else value > low)
+        and (value <= high if interval[-1] == "]" else value < high)
+    )
 
 
 def is_count(value: Any, *, least: int) -> bool:

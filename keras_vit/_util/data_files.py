@@ -1,11 +1,10 @@
 """Find the data folders `zoo/` and `converters/`, and read TOML files."""
 
-import functools
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from keras_vit._util.schema import TYPES, check_depth
+from keras_vit._util.checks import check_depth
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -35,15 +34,3 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError(f"{path} is nested too deeply to be read.") from error
     return dict(check_depth(table, str(path)))
-
-
-@functools.cache
-def read_schema(data_folder: str, name: str) -> Any:
-    """Return the schema in a data folder's schema/NAME.toml, for `schema.problems`; its types are keys of `TYPES`."""
-
-    def parse(schema: Any) -> Any:
-        if isinstance(schema, dict):
-            return {key: parse(value) for key, value in schema.items()}
-        return [parse(item) for item in schema] if isinstance(schema, list) else TYPES[schema]
-
-    return parse(read_toml(folder(data_folder) / "schema" / f"{name}.toml"))

@@ -14,7 +14,7 @@ from keras_vit._util.text import abbreviated
 READABLE = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 # Files of a folder with these suffixes are images. Formats that cannot be decoded are listed too: such a file raises an
 # error, instead of being left out silently.
-SUFFIXES = (*READABLE, ".heic", ".heif", ".avif")
+SUFFIXES = (*READABLE, ".heic", ".heif")
 MAX_BYTES = 200_000_000  # of an image file: those of the largest images, 50 million pixels, with no compression at all
 CHUNK = 1 << 20
 

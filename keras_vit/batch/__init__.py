@@ -3,15 +3,6 @@
 Public names are imported on first use. They need `pip install "keras-vit-zoo[batch]"`.
 """
 
-from typing import TYPE_CHECKING
+import lazy_loader
 
-from keras_vit._util import lazy
-
-if TYPE_CHECKING:
-    from keras_vit.batch._embed import embed
-    from keras_vit.batch._search import Match, search
-    from keras_vit.batch.folder import EmbedResult
-
-__all__ = ["EmbedResult", "Match", "embed", "search"]
-
-__getattr__, __dir__ = lazy.lazy_names(__name__, {"_embed": ("EmbedResult", "embed"), "_search": ("Match", "search")})
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -29,8 +29,7 @@ from keras_vit.batch.folder import EmbedResult, open_folder
 from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.images.jpeg_png import CHANNELS
-from keras_vit.model.numbers import hash_weights
-from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.model.vision_transformer import VisionTransformer, hash_weights
 from keras_vit.zoo.pretrained import Choice, load_any, resolve
 
 CPU_FLAGS = ("amx_bf16", "avx512_bf16")  # of processors that multiply bfloat16 matrices faster than float32

@@ -21,7 +21,7 @@ from keras_vit._util.text import escaped
 from keras_vit.batch.folder import Folder
 from keras_vit.batch.images import Item
 from keras_vit.errors import DownloadError
-from keras_vit.export.server import image_bytes, inference
+from keras_vit.export import server
 from keras_vit.model import preprocess
 from keras_vit.model.classify import IMAGE_ERRORS, unit_length
 from keras_vit.model.config import ViTConfig
@@ -63,7 +63,7 @@ class Worker:
         output = WHAT[what] or model.task.embedding_output()
         if model.layers[1].compute_dtype != dtype:
             model = model.with_config(config, dtype=dtype)  # its weights too: half the memory in bfloat16
-        served = inference.model_function(model)
+        served = server.model_function(model)
 
         def run(images: Any) -> Any:
             if what != "patches":
@@ -95,7 +95,7 @@ class Worker:
 
     def _batches(self, folder: Folder, numbers: Iterable[int]) -> Iterator[Batch]:
         """Yield the batches of all files in order, each prepared while the model computes those before it."""
-        threads = max(1, (os.cpu_count() or 1) // image_bytes.PARALLEL_IMAGES)
+        threads = max(1, (os.cpu_count() or 1) // server.PARALLEL_IMAGES)
         waiting: deque[Future[Batch]] = deque()
         with ThreadPoolExecutor(threads) as pool, ThreadPoolExecutor(READERS) as readers:
             for number in numbers:
@@ -161,7 +161,7 @@ def run(model: VisionTransformer, settings: dict[str, Any], folder: Folder, numb
 
 @functools.cache  # tracing takes longer than some runs
 def _decoder(config: ViTConfig) -> Callable[[Any], Any]:
-    decode = functools.partial(image_bytes.strict, config=config)
+    decode = functools.partial(server.decode, config=config)
     return tf.function(decode, input_signature=[tf.TensorSpec((None,), tf.string)])
 
 

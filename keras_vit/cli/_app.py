@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from keras_vit._util.public_names import VERSION
+from keras_vit import __version__
 from keras_vit._util.text import printable
 from keras_vit.cli import bench, convert, demo, embed, export, options, predict, search, show, train, visualize
 
@@ -36,7 +36,7 @@ for _name, _command in COMMANDS.items():
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(VERSION)
+        typer.echo(__version__)
         raise typer.Exit
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from keras_vit._util.fields import option_names
+from keras_vit._util.checks import option_names
 from keras_vit._util.image_paths import image_files
 from keras_vit.cli import options
 from keras_vit.export.litert.options import Options
@@ -16,7 +16,7 @@ MAX_IMAGES = 256  # of one folder: calibration does not gain from more
 FILE_OPTIONS = [name for name in option_names(Options) if name not in options.MODEL_NAMES]
 # Options of `keras-vit export` that only a .tflite file takes, and those that only a SavedModel takes.
 TFLITE_OPTIONS = [name for name in FILE_OPTIONS if name != "labels"]
-SAVED_MODEL_OPTIONS = ("top", "warmup", "dtype", "bfloat16")
+SAVED_MODEL_OPTIONS = ("top", "warmup", "dtype")
 GIVEN = "COMMANDLINE"  # typer's name of the source of an option that is on the command line
 
 
@@ -30,9 +30,10 @@ def export(
         Option(help="Image files, folders and patterns for calibration and comparison; may be repeated."),
     ] = None,
     top: Annotated[int, options.integer(1, "Classes in a SavedModel's answer.")] = 5,
-    warmup: Annotated[list[int], Option(help="Batch size for which a server warms up; may be repeated.")] = [1],  # noqa: B006
+    warmup: Annotated[
+        list[int] | None, Option(help="Batch size for which a server warms up; may be repeated. Default: 1.")
+    ] = None,
     dtype: Annotated[str | None, Option(help="Of a SavedModel's weights: float32 or bfloat16.")] = None,
-    bfloat16: Annotated[bool, Option("--bfloat16", help="Add bfloat16 signatures to a float32 SavedModel.")] = False,
     as_json: options.Json = False,
     **given: Any,
 ) -> None:

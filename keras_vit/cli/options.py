@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 import typer
 from typer import Argument, Option
 
-from keras_vit._util.checks import given
-from keras_vit._util.fields import FieldRule, field_rules
+from keras_vit._util.checks import Rule, field_rules, given
 from keras_vit._util.text import GRAPH_NAMES, error_reason, printable
 
 if TYPE_CHECKING:
@@ -83,15 +82,15 @@ complete_mode = _complete_tables("converters", "exports")
 
 def integer(least: int, help: str, *names: str) -> Any:
     """Describe an option that takes integers from `least`."""
-    return checked(FieldRule(int, is_optional=True, interval=f"[{least}, inf)"), help, *names)
+    return checked(Rule((int,), is_optional=True, interval=f"[{least}, inf)"), help, *names)
 
 
 def choice(known: tuple[str, ...], help: str, *names: str) -> Any:
     """Describe an option that takes one of the known values."""
-    return checked(FieldRule(str, choices=known), help, *names)
+    return checked(Rule((str,), choices=known), help, *names)
 
 
-def checked(rule: FieldRule, help: str, *names: str, has_zero: bool = False, complete: Complete | None = None) -> Any:
+def checked(rule: Rule, help: str, *names: str, has_zero: bool = False, complete: Complete | None = None) -> Any:
     """Describe an option whose values a rule accepts; `has_zero` lets 0 stand for None."""
 
     def check(parameter: typer.CallbackParam, value: Any) -> Any:
@@ -180,13 +179,13 @@ def field_options(cls: type, *names: str, **complete: Complete) -> list[inspect.
     return [_field_option(fields[name], field_rules(cls)[name], complete.get(name)) for name in names]
 
 
-def _field_option(field: Any, rule: FieldRule, complete: Complete | None) -> inspect.Parameter:
+def _field_option(field: Any, rule: Rule, complete: Complete | None) -> inspect.Parameter:
     how, default = field.metadata, field.default
-    kind: Any = bool if rule.kind is bool else float if rule.is_float else int if rule.kind is int else str
+    kind: Any = float if rule.is_float else rule.kinds[0] if rule.kinds in ((bool,), (int,)) else str
     flag = how.get("flag", f"--{field.name.replace('_', '-')}")
     if how.get("is_size"):
         described = Option(flag, help=how["help"], callback=parse_size)
-    elif rule.kind is Any:  # checked where it is used
+    elif object in rule.kinds:  # anything: checked where it is used
         described = Option(flag, help=how["help"], autocompletion=complete)
     else:
         has_zero = kind is int and rule.is_optional and default is not None
@@ -208,23 +207,21 @@ MODEL_NAMES = [one.name for one in MODEL_OPTIONS]
 
 
 @contextlib.contextmanager
-def quiet(*, start: bool = True) -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Hide what TensorFlow's and LiteRT's libraries write to standard error while they start and run the block.
 
     They ignore settings, so file descriptor 2 is redirected; what Python writes (progress, warnings) goes to a copy. If
     the import or the block fails with an error that is not the user's, the libraries' output is shown after all.
-    `start=False` does not import TensorFlow, for a block that may not need it.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()
-    python_stderr, original, imported = _python_stderr(), os.dup(2), not start
+    python_stderr, original, imported = _python_stderr(), os.dup(2), False
     with tempfile.TemporaryFile() as hidden:
         os.dup2(hidden.fileno(), 2)
         try:
-            if start:
-                import tensorflow  # noqa: F401
+            import tensorflow  # noqa: F401
 
-                imported = True
+            imported = True
             with contextlib.redirect_stderr(python_stderr):
                 yield
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""The commands `keras-vit list` and `show`. They do not import TensorFlow."""
+"""The commands `keras-vit list`, which starts no TensorFlow, and `show`, which counts the layers of a model."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def show(name: options.Model, image_size: options.Size = None, as_json: options.
     The numbers are for the recommended weights, at their resolution or at --image-size. A file has no card.
     """
     from keras_vit.model.sizes import name_of
-    from keras_vit.zoo import catalogue, spellings
+    from keras_vit.zoo import catalogue
     from keras_vit.zoo.pretrained import resolve
 
     card = None if resolve(name, default=None).is_file else catalogue.card(name)
@@ -79,11 +79,11 @@ def show(name: options.Model, image_size: options.Size = None, as_json: options.
         weights = SimpleNamespace(architecture=name_of(config), tag=name, num_classes=config.num_classes)
     else:
         _print_named_weights(name)
-        spelled = spellings.read(name)
-        weights = catalogue.select(card, spelled and spelled.weights or "default")
+        _, named = catalogue.alias(name) or (None, "default")
+        weights = catalogue.select(card, named if named in card.weights else "default")
         config = weights.whole_config()
         config = config if image_size is None else config.replace(image_size=image_size)
-    with options.quiet(start=False):  # counting a model that is not on a card starts Keras
+    with options.quiet():
         if as_json:
             rows = {"weights": catalogue.rows(card)} if card else {}
             text = json.dumps(describe(weights, config) | rows, indent=2)
@@ -93,21 +93,19 @@ def show(name: options.Model, image_size: options.Size = None, as_json: options.
 
 
 def _print_named_weights(name: str) -> None:
-    """Say on standard error where the weights of another package's name are, which may not be those of the card."""
-    from keras_vit.zoo import spellings
+    """Say on standard error if a name of another package stands for weights that are not on the card."""
+    from keras_vit.zoo.catalogue import alias
 
-    spelled = spellings.read(name)
-    if spelled and spelled.source:
-        its_own = f"{spelled.architecture} --weights {spelled.source}"
-        options.echo(f"keras-vit: {name} is a name of {spelled.publisher}. Its own weights: {its_own}", err=True)
+    model, weights = alias(name) or ("", "")
+    if "://" in weights:
+        options.echo(f"keras-vit: {name} stands for {model} --weights {weights}", err=True)
 
 
 def describe(weights: Weights | SimpleNamespace, config: ViTConfig) -> dict[str, Any]:
     """Return the numbers of `show` for one image: sizes, parameters, bytes, and operations (a multiply-add is two)."""
-    from keras_vit.model.numbers import numbers
-    from keras_vit.model.parts import PRECISIONS
+    from keras_vit.model.cost import count
 
-    counted = numbers(config)
+    counted = count(config)
     return {
         "name": weights.architecture,
         "of": weights.tag,
@@ -120,7 +118,7 @@ def describe(weights: Weights | SimpleNamespace, config: ViTConfig) -> dict[str,
         "parameters": counted.parameters,
         "flops": counted.flops,
         "activation_bytes": counted.activation_bytes,
-        "file_bytes": {name: counted.file_bytes(name) for name in PRECISIONS},
+        "file_bytes": counted.file_bytes,
         "parts": [vars(part) for part in counted.parts],
     }
 

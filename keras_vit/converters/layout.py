@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from keras_vit.converters.containers.base import Header
+from keras_vit.converters.containers import Header
 from keras_vit.converters.table import Match, Row, Source, Table
 from keras_vit.model.config import ViTConfig
 

@@ -3,21 +3,18 @@
 import collections
 import contextlib
 import os
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import h5py
 import keras
 import numpy as np
 
 from keras_vit._util.checks import given
 from keras_vit.converters import assign
 from keras_vit.converters.config_json import read_crop
-from keras_vit.converters.containers import Container
-from keras_vit.converters.containers.archive import open_keras_archive
+from keras_vit.converters.containers import KerasContainer, read_keras_config
 from keras_vit.converters.saving import save
 from keras_vit.converters.source import (
     Checkpoint,
@@ -200,28 +197,24 @@ def _load_keras(path: Path, changes: Mapping[str, Any], *, dtype: Any, allow_non
 
 
 @contextlib.contextmanager
-def open_keras(path: Path, kind: str) -> Iterator[tuple[dict[str, Any], Container]]:
+def open_keras(path: Path, kind: str) -> Iterator[tuple[dict[str, Any], KerasContainer]]:
     """Open a .keras file of a class: the arguments of `from_config`, and the weights. Keras deserialises nothing."""
-    values, weights = open_keras_archive(path)
-    with weights, keras_errors(path):
-        yield saved_arguments(values, kind), weights
+    with keras_errors(path):
+        arguments = saved_arguments(read_keras_config(path), kind)
+        with KerasContainer(path) as weights:
+            yield arguments, weights
 
 
-def load_keras_weights(model: keras.Model, weights: Container, *, allow_nonfinite: bool) -> None:
-    """Load the weights of a .keras file through a copy that holds only arrays, which the HDF5 library reads."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "model.weights.h5"
-        with h5py.File(copy, "w") as file:
-            for name in weights.headers:
-                if name.startswith("optimizer/"):
-                    continue
-                value = weights.read(name)
-                if not allow_nonfinite and not assign.is_finite(value):
-                    raise CheckpointError(f"{name} holds values that are not finite; allow_nonfinite=True reads them")
-                file[name] = value
-        try:
-            with warnings.catch_warnings():  # Keras only warns about some layers that it cannot find in the file
-                warnings.filterwarnings("error", message="Skipping nested container")
-                model.load_weights(copy)
-        except (ValueError, UserWarning) as error:
-            raise CheckpointError(f"its weights do not fit the model: {str(error)[:500]}") from error
+def load_keras_weights(model: keras.Model, weights: KerasContainer, *, allow_nonfinite: bool) -> None:
+    """Load the weights of a .keras file; after an error the model must not be used."""
+    try:
+        with warnings.catch_warnings():  # Keras only warns about some layers that it cannot find in the file
+            warnings.filterwarnings("error", message="Skipping nested container")
+            model.load_weights(weights.weights_path)
+    except (ValueError, UserWarning) as error:
+        raise CheckpointError(f"its weights do not fit the model: {str(error)[:500]}") from error
+    for variable in () if allow_nonfinite else model.weights:
+        if not assign.is_finite(assign.as_array(variable)):
+            raise CheckpointError(
+                f"its {variable.path} holds values that are not finite; allow_nonfinite=True reads them"
+            )

@@ -14,7 +14,6 @@ from keras_vit.converters import assign, config_json, expressible, layout
 from keras_vit.converters.containers import write_npz, write_safetensors
 from keras_vit.converters.table import OWN_PREFIX, Table, formats, load_table
 from keras_vit.errors import CheckpointError
-from keras_vit.model.layers.base import quantization_problem
 from keras_vit.model.vision_transformer import VisionTransformer
 
 _CONTAINERS = {".npz": "npz", ".safetensors": "safetensors"}  # by suffix
@@ -64,8 +63,6 @@ def save(model: VisionTransformer, path: str | os.PathLike[str], *, format: str)
     if not isinstance(model, VisionTransformer):
         raise TypeError(f"save writes a keras_vit.VisionTransformer. Received: {type(model).__name__}")
     target, table = Path(as_path(path, "path")), writable_table(format)
-    if problem := quantization_problem(model):
-        raise CheckpointError(f"The {table.format} format holds floating-point weights. {problem}")
     variables = assign.merge_lora(model, assign.variables_by_path(model))
     config = layout.written_config(model.config, table, variables)
     moved = {}

@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 from keras_vit._util.checks import as_path
 from keras_vit._util.text import abbreviated
 from keras_vit.converters import config_json, layout
-from keras_vit.converters.containers import Container, open_container
-from keras_vit.converters.containers.archive import open_keras_archive
-from keras_vit.converters.containers.base import quoted
+from keras_vit.converters.containers import Container, open_container, quoted, read_keras_config
 from keras_vit.converters.infer import Hints, infer
 from keras_vit.converters.table import Match, Table, fields_of_rows, formats, load_table
 from keras_vit.converters.tensor_names import MAX_LAYERS
-from keras_vit.errors import CheckpointError
+from keras_vit.errors import CheckpointError as CheckpointError
 from keras_vit.model.config import ViTConfig
 
 # The files of weights in a folder; the first one found is read. A training run's folder has a model.keras.
@@ -129,9 +127,8 @@ def read_config(
         with open_checkpoint(file, facts=to_facts(config), format=format, **hints) as checkpoint:
             return checkpoint.written
     check_keras_facts(config=config, format=format)
-    values, weights = open_keras_archive(file)
-    with weights, keras_errors(file):
-        return ViTConfig(**saved_arguments(values)["config"])
+    with keras_errors(file):
+        return ViTConfig(**saved_arguments(read_keras_config(file))["config"])
 
 
 def detect(path: str | os.PathLike[str]) -> str:

@@ -12,12 +12,11 @@ import re
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from keras_vit._util import data_files
-from keras_vit._util.checks import as_path
-from keras_vit._util.schema import problems
-from keras_vit.converters.containers.base import Header
+from keras_vit._util.checks import as_path, table_problems
+from keras_vit.converters.containers import Header
 from keras_vit.converters.json_steps import JsonFields
 from keras_vit.converters.tensor_names import PLACEHOLDER, TensorNames, fill, pattern, wildcard
 from keras_vit.model.config import Preprocessing, ResNetConfig, ViTConfig, check_fields
@@ -26,8 +25,59 @@ from keras_vit.model.config.text import TextConfig
 # Prefix of tensors that only keras_vit reads: variables as they were before the format's rules changed them.
 OWN_PREFIX = "keras_vit/"
 
-_CONTAINERS = ("npz", "safetensors", "h5")
-_LAYOUTS = ("keras", "torch")
+
+class _Kind(TypedDict):
+    """The keys of a kind of config.json."""
+
+    when: NotRequired[dict[str, Any]]
+    unless: NotRequired[list[str]]
+    flat: NotRequired[bool]
+    write: dict[str, Any]
+
+
+class _Json(TypedDict):
+    """The keys that describe a config.json."""
+
+    name: NotRequired[str]
+    fields: NotRequired[dict[str, str]]
+    values: NotRequired[dict[str, dict[str, Any]]]
+    names: NotRequired[dict[str, dict[str, Any] | str]]
+    accepts: NotRequired[dict[str, list[Any]]]
+    constants: NotRequired[dict[str, Any]]
+    kinds: NotRequired[list[_Kind]]
+    file: NotRequired[str]
+    pair: NotRequired[dict[str, Any]]
+    inside: NotRequired[str]
+    beside: NotRequired[dict[str, str]]
+
+
+class _File(TypedDict):
+    """The keys of a checkpoint format, converters/checkpoints/*.toml."""
+
+    format: str
+    container: Literal["npz", "safetensors", "h5"]
+    layout: Literal["keras", "torch"]
+    write_prefix: NotRequired[str]
+    head_prefix: NotRequired[str]
+    ignore_outside: NotRequired[bool]
+    writable: NotRequired[bool]
+    detect: list[str]
+    prefixes: NotRequired[list[str]]
+    ignore: NotRequired[list[str]]
+    other_parts: NotRequired[list[str]]
+    detect_absent: NotRequired[list[str]]
+    beside: NotRequired[list[str]]
+    renumber: NotRequired[list[str]]
+    required: NotRequired[list[str]]
+    zeros: NotRequired[list[str]]
+    spelled: NotRequired[dict[str, str]]
+    stacked: NotRequired[dict[str, str]]
+    config: NotRequired[dict[str, Any]]
+    defaults: NotRequired[dict[str, Any]]
+    tensors: dict[str, list[str]]
+    without: NotRequired[dict[str, dict[str, Any]]]
+    refused: NotRequired[list[dict[str, Any]]]
+    json: NotRequired[_Json]
 
 
 @dataclass(frozen=True)
@@ -268,10 +318,7 @@ def _read_table(path: Path, tower: str = "") -> Table:
     if isinstance(tensors := raw.get("tensors"), dict):
         # A variable may have several names: each is read, and the first whose conditions hold is written.
         raw["tensors"] = {name: [texts] if isinstance(texts, str) else texts for name, texts in tensors.items()}
-    wrong = list(problems(raw, data_files.read_schema("converters", "checkpoint"), str(path)))
-    for key, known in (("layout", _LAYOUTS), ("container", _CONTAINERS)):
-        wrong += [f"{path}: {key} must be one of {known}"] if raw.get(key) not in known else []
-    if wrong:
+    if wrong := list(table_problems(raw, _File, str(path))):
         raise ValueError("; ".join(wrong))
     try:
         kind = TextConfig if tower == "text" else ViTConfig

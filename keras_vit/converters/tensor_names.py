@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from keras_vit.converters.containers.base import Header
+from keras_vit.converters.containers import Header
 
 # No model has more blocks; a header can claim a stack of any number of empty ones.
 MAX_LAYERS = 256

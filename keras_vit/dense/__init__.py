@@ -3,25 +3,6 @@
 The public names are imported on first use.
 """
 
-from typing import TYPE_CHECKING
+import lazy_loader
 
-from keras_vit._util import lazy
-
-if TYPE_CHECKING:
-    from keras_vit.dense.catalogue import MapCard, cards
-    from keras_vit.dense.config import MapConfig
-    from keras_vit.dense.loading import load
-    from keras_vit.dense.model import DenseModel, depth, segmenter
-    from keras_vit.model.maps import PatchMap, ResizeBilinear
-
-_NAMES = {
-    "keras_vit.model.maps": ("PatchMap", "ResizeBilinear"),
-    "catalogue": ("MapCard", "cards"),
-    "config": ("MapConfig",),
-    "loading": ("load",),
-    "model": ("DenseModel", "depth", "segmenter"),
-}
-
-__all__ = ["DenseModel", "MapCard", "MapConfig", "PatchMap", "ResizeBilinear", "cards", "depth", "load", "segmenter"]
-
-__getattr__, __dir__ = lazy.lazy_names(__name__, _NAMES)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

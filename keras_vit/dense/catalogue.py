@@ -51,7 +51,7 @@ def cards() -> dict[str, MapCard]:
 
 def fetch_card(name: str, *, accept_licence: bool) -> Path:
     """Return the file of a published model after fetching what is beside it; errors as `dense.load`."""
-    from keras_vit._util.download import check_licence, fetch
+    from keras_vit._util.downloads import check_licence, fetch
 
     known = cards()
     if name not in known:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-from keras_vit._util.fields import Count, NonNegative, Positive, WholeNumber
+from keras_vit._util.checks import Count, NonNegative, Positive, WholeNumber
 from keras_vit.model.config.groups import Group
 
 # Fusion width and the widths of the four maps for each hidden_size, as in Depth Anything (arXiv 2406.09414). Other

@@ -7,6 +7,7 @@ import keras
 
 from keras_vit.dense.config import MapConfig
 from keras_vit.model.layers.activations import activation_function
+from keras_vit.model.layers.base import dense_layer
 from keras_vit.model.maps import DepthBins, ResizeBilinear, map_names, to_map
 from keras_vit.model.vision_transformer import VisionTransformer
 
@@ -44,7 +45,7 @@ class MapHead:
             x = self._batch_norm("map_norm", x)
         if c.output == "classes":
             return self._enlarge(self._classes(x))
-        x = self._enlarge(keras.layers.Dense(c.num_bins, name="map_bins", **self.options)(x))
+        x = self._enlarge(dense_layer(c.num_bins, name="map_bins", **self.options)(x))
         return DepthBins(c.min_depth, c.max_depth or 0.0, name="map_depth", dtype=self.output_dtype)(x)
 
     def _enlarge(self, x: Any) -> Any:
@@ -52,7 +53,7 @@ class MapHead:
         return x if factor == 1 else self._resize("map_enlarged", x, [factor * side for side in x.shape[1:3]])
 
     def _classes(self, x: Any) -> Any:
-        return keras.layers.Dense(self.config.num_classes, name="map_logits", dtype=self.output_dtype)(x)
+        return dense_layer(self.config.num_classes, name="map_logits", dtype=self.output_dtype)(x)
 
     # ---- DPT (arXiv 2103.13413, section 3)
 
@@ -76,9 +77,9 @@ class MapHead:
             return x
         if c.readout == "project":
             gelu = activation_function("gelu_erf")
-            x = keras.layers.Dense(x.shape[-1] // 2, activation=gelu, name=f"readout_{i}", **self.options)(x)
+            x = dense_layer(x.shape[-1] // 2, activation=gelu, name=f"readout_{i}", **self.options)(x)
         width, factor = c.widths[i], c.factors[i]
-        x = keras.layers.Dense(width, name=f"reassemble_{i}", **self.options)(x)
+        x = dense_layer(width, name=f"reassemble_{i}", **self.options)(x)
         if factor > 1:
             up = keras.layers.Conv2DTranspose(width, int(factor), int(factor), name=f"resize_{i}", **self.options)
             return up(x)
@@ -94,7 +95,7 @@ class MapHead:
             x = keras.layers.Add(name=f"{name}_sum", **self.options)([coarser, residual])
         x = self._residual_unit(f"{name}_unit2", x)
         # The official code enlarges first. A dense layer commutes with interpolation, and has a quarter of the cells.
-        x = keras.layers.Dense(self.config.fusion_width, name=f"{name}_projection", **self.options)(x)
+        x = dense_layer(self.config.fusion_width, name=f"{name}_projection", **self.options)(x)
         size = [2 * side for side in x.shape[1:3]] if following is None else following.shape[1:3]
         return self._resize(f"{name}_enlarged", x, size, align_corners=True)
 
@@ -117,7 +118,7 @@ class MapHead:
         x = self._convolve("map_conv1", x, x.shape[-1] // 2)
         x = self._resize("map_enlarged", x, self._head_size(x), align_corners=True)
         x = self._activate("relu", "map_relu", self._convolve("map_conv2", x, c.head_width))
-        x = keras.layers.Dense(1, name="map_depth", dtype=self.output_dtype)(x)
+        x = dense_layer(1, name="map_depth", dtype=self.output_dtype)(x)
         if c.activation != "linear":
             x = keras.layers.Activation(c.activation, name="map_activation", dtype=self.output_dtype)(x)
         scale = c.max_depth if c.activation == "sigmoid" and c.max_depth else 1.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keras_vit.converters.containers.archive import open_keras_archive
+from keras_vit.converters.containers import KerasContainer, read_keras_config
 from keras_vit.converters.source import check_size, find_weights, is_keras_file, keras_errors, plain_arguments
 from keras_vit.model.config import ViTConfig
 
@@ -19,8 +19,8 @@ def read_backbone_config(path: Path) -> ViTConfig | None:
     file = find_weights(path)
     if not is_keras_file(file):
         return None
-    values, weights = open_keras_archive(file)
-    with weights, keras_errors(file):
+    values = read_keras_config(file)
+    with keras_errors(file):
         if values.get("registered_name") != "keras_vit>DenseModel":
             return None
         return ViTConfig(**values["config"]["backbone"]["config"])
@@ -34,8 +34,8 @@ def load_stored(path: Path, changes: Mapping[str, Any]) -> DenseModel:
     if others := changes.keys() - {"image_size"}:
         raise ValueError(f"A model of maps can change its image_size only. Received: {', '.join(sorted(others))}")
     file = find_weights(path)
-    values, weights = open_keras_archive(file)
-    with weights, keras_errors(file):
+    values = read_keras_config(file)
+    with keras_errors(file), KerasContainer(file) as weights:
         backbone = plain_arguments(values["config"]["backbone"], "DenseModel")
         check_size(weights, ViTConfig(**backbone["config"]))
         model = DenseModel.from_config({**values["config"], "backbone": backbone})

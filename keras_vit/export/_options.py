@@ -13,7 +13,6 @@ from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.modes import Mode
 from keras_vit.model import task as tasks
 from keras_vit.model.config import ViTConfig, check_resizable
-from keras_vit.model.layers.base import quantization_problem
 
 Result = TypeVar("Result")
 
@@ -35,8 +34,6 @@ def check_options(options: Options, model: keras.Model, *, has_calibration: bool
         )
     if options.route == "converter":
         problems += [*_direct_only(options), *_converter.problems(model, mode)]
-    elif is_ours and (problem := quantization_problem(model)):
-        problems.append(f"quantize={options.quantize!r:.200} starts from floating-point weights. {problem}")
     else:
         problems += _attempt(lambda: list(_model_problems(options, model)), problems) or []
         names = _attempt(lambda: tasks.of_model(model).class_names(options.labels), problems)

@@ -1,35 +1,31 @@
 """Write SavedModels, which TensorFlow serves without Keras and without this package."""
 
 import dataclasses
+import importlib.util
+import itertools
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from keras_vit._util.checks import as_path, check_counts, one_of
-from keras_vit.errors import VerificationError
+from keras_vit._util.checks import as_path, check_counts, is_count, one_of
+from keras_vit._util.text import install_command
+from keras_vit.export import server
 from keras_vit.export._temporary import check_folder_path, temporary_path
-from keras_vit.export.check import samples
 from keras_vit.export.check import verify as verification
-from keras_vit.export.check.measures import image_cosines
 from keras_vit.export.check.report import Report
 from keras_vit.export.check.resources import measure_resources
-from keras_vit.export.check.running import main_output
-from keras_vit.export.server import signatures
-from keras_vit.export.server import warmup as warmup_requests
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.labels import single_lines
-from keras_vit.model.layers.base import quantization_problem
 from keras_vit.model.vision_transformer import VisionTransformer
 
-NUM_BFLOAT16_IMAGES = 4  # number of images for comparing the bfloat16 signatures
-LEAST_BFLOAT16_COSINE = 0.99  # 0.9999 was measured; a broken cast is far below
 DTYPES = ("float32", "bfloat16")
+MAX_WARMUP_REQUESTS = 1000  # that a server accepts
+WARMUP_FILE = Path("assets.extra") / "tf_serving_warmup_requests"
 
 
 def saved_model(
@@ -38,9 +34,8 @@ def saved_model(
     *,
     labels: str | Sequence[str] | None = None,
     top: int = 5,
-    warmup: Sequence[int] = (1,),
+    warmup: Iterable[int] | None = None,
     dtype: str | None = None,
-    bfloat16: bool = False,
     verify: Any = None,
 ) -> Report:
     """Write a SavedModel for TensorFlow Serving, run it, and compare it with the model.
@@ -65,11 +60,10 @@ def saved_model(
         labels: name of a list in zoo/labels, or the class names (also written to assets/labels.txt); None for the
             model's own list. Without any, classes are named by their numbers.
         top: number of classes in `classes` and `scores`, from 1.
-        warmup: batch sizes, from 1, which a server runs before it serves (assets.extra/tf_serving_warmup_requests).
+        warmup: batch sizes, from 1, which a server runs before it serves (assets.extra/tf_serving_warmup_requests); ()
+            means none. None is (1,) if tensorflow-serving-api is installed, which writes them; the report says which.
         dtype: "float32" or "bfloat16", of weights and matrix products; None for the model's own. "bfloat16" halves the
             folder and the memory, and is fast on processors with AMX or AVX512_BF16 only.
-        bfloat16: whether to add serving_bfloat16 and float_images_bfloat16 to a float32 SavedModel, with matrix
-            products in bfloat16. Each call converts the float32 weights, so they are slower than with `dtype`.
         verify: images for the comparison, as for `export.verify`; None for built-in patterns.
 
     Returns:
@@ -77,6 +71,7 @@ def saved_model(
 
     Raises:
         FileExistsError: there is something at `path`.
+        ImportError: `warmup` has batch sizes, and tensorflow-serving-api is not installed.
         ValueError: labels, top, warmup or dtype do not fit, or model or back end are of another kind.
         VerificationError: the outputs are not those of the model.
 
@@ -88,12 +83,9 @@ def saved_model(
         True
     """
     _check(model, top)
-    _check_dtypes(dtype, bfloat16=bfloat16)
-    if bfloat16 and not isinstance(model, VisionTransformer):
-        raise ValueError(
-            f"bfloat16=True is for VisionTransformers; pass dtype='bfloat16'. Received: {type(model).__name__}"
-        )
-    batch_sizes = warmup_requests.check_batch_sizes(warmup)
+    if dtype is not None:
+        one_of("dtype", dtype, DTYPES)
+    batch_sizes = _warmup_sizes(warmup)
     names = model.task.class_names(labels)
     path = Path(as_path(path, "path"))
     check_folder_path(path)
@@ -101,18 +93,16 @@ def saved_model(
     with temporary_path(path) as work:
         with measure_resources() as used:
             served = model.with_config(model.config, dtype=dtype) if dtype else model
-            file_signatures = _write(served, work, names=names, top=int(top), bfloat16=bfloat16)
-            warmup_requests.write(work, file_signatures, batch_sizes)
+            file_signatures = _write(served, work, names=names, top=int(top))
+            _write_warmup(work, file_signatures, batch_sizes)
         report = verification.verify(model, work, verify)
-        bfloat16_cosine = _bfloat16_cosine(model, work) if bfloat16 else None
         try:
             work.replace(path)
         except OSError:
             check_folder_path(path)  # another export was faster
             raise
-    return dataclasses.replace(
-        report, path=path, bfloat16_cosine=bfloat16_cosine, seconds=used.seconds, peak_bytes=used.peak_bytes
-    )
+    sizes = tuple(batch_sizes) if file_signatures else ()
+    return dataclasses.replace(report, path=path, warmup=sizes, seconds=used.seconds, peak_bytes=used.peak_bytes)
 
 
 def _check(model: VisionTransformer, top: int) -> None:
@@ -124,26 +114,24 @@ def _check(model: VisionTransformer, top: int) -> None:
             "saved_model writes VisionTransformers and models of maps; `model.export(path)` writes other Keras models. "
             f"Received: {type(model).__name__}"
         )
-    if problem := quantization_problem(model):
-        raise ValueError(f"saved_model starts from floating-point weights; `model.export(path)` does not. {problem}")
     check_counts(top=top)
 
 
-def _check_dtypes(dtype: str | None, *, bfloat16: bool) -> None:
-    if dtype is not None:
-        one_of("dtype", dtype, DTYPES)
-    if bfloat16 and dtype == "bfloat16":
-        raise ValueError(
-            'bfloat16=True adds signatures to a float32 SavedModel; with dtype="bfloat16" all signatures compute in '
-            "bfloat16. Received: both"
-        )
+def _warmup_sizes(warmup: Iterable[int] | None) -> list[int]:
+    """Return the batch sizes of the warm-up requests, as far as they can be written."""
+    sizes: list[Any] = [1] if warmup is None else list(warmup) if isinstance(warmup, Iterable) else [None]
+    if not all(is_count(size, least=1) for size in sizes):
+        raise ValueError(f"warmup must be batch sizes >= 1, such as (1, 8); () means none. Received: {warmup!r:.200}")
+    if not sizes or importlib.util.find_spec("tensorflow_serving") is not None:
+        return [int(size) for size in sizes]
+    if warmup is None:
+        return []
+    raise ImportError(f"Warm-up requests need `{install_command('serving')}`. Received: warmup={warmup!r:.200}")
 
 
-def _write(
-    model: VisionTransformer, folder: Path, *, names: Sequence[str] | None, top: int, bfloat16: bool
-) -> list[str]:
+def _write(model: VisionTransformer, folder: Path, *, names: Sequence[str] | None, top: int) -> list[str]:
     """Write the SavedModel; return the signatures that take image files."""
-    module, functions = signatures.build(model, labels=names, top=top, bfloat16=bfloat16)
+    module, functions = server.build(model, labels=names, top=top)
     with tempfile.TemporaryDirectory() as scratch:
         if names is not None:
             asset = Path(scratch) / "labels.txt"
@@ -153,17 +141,22 @@ def _write(
     return [name for name, function in functions.items() if function.input_signature[0].dtype == tf.string]
 
 
-def _bfloat16_cosine(model: VisionTransformer, folder: Path) -> float:
-    """Return the lowest cosine similarity of the outputs in bfloat16 with those in float32; raise if it is too low."""
-    images = tf.constant(samples.images(model.config, NUM_BFLOAT16_IMAGES))
-    call = tf.saved_model.load(str(folder)).signatures
-    float32, bfloat16 = (
-        np.asarray(main_output(call[f"float_images{suffix}"](images=images))) for suffix in ("", signatures.BFLOAT16)
-    )
-    cosine = float(image_cosines(float32, bfloat16).min())
-    if not cosine >= LEAST_BFLOAT16_COSINE:
-        raise VerificationError(
-            f"{folder} differs from the model in bfloat16: wanted cosine >= {LEAST_BFLOAT16_COSINE}. "
-            f"Received: {cosine:.4f}"
-        )
-    return cosine
+def _write_warmup(folder: Path, signatures: Sequence[str], sizes: Sequence[int]) -> None:
+    """Write a request of tiny JPEG files for every signature and batch size; the first call of each size is slow."""
+    if len(sizes) * len(signatures) > MAX_WARMUP_REQUESTS:
+        limit = MAX_WARMUP_REQUESTS // len(signatures)
+        raise ValueError(f"warmup must be at most {limit} batch sizes. Received: {len(sizes)}")
+    if not sizes or not signatures:
+        return
+    from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
+
+    image = tf.io.encode_jpeg(tf.fill((8, 8, 3), tf.constant(128, tf.uint8))).numpy()
+    path = folder / WARMUP_FILE
+    path.parent.mkdir(exist_ok=True)
+    with tf.io.TFRecordWriter(str(path)) as records:
+        for name, size in itertools.product(signatures, sizes):
+            log = PredictionLog()
+            request = log.predict_log.request  # the server adds the model's name
+            request.model_spec.signature_name = name
+            request.inputs["image_bytes"].CopyFrom(tf.make_tensor_proto([image] * size))
+            records.write(log.SerializeToString())

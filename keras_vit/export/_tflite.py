@@ -10,8 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_vit._util.checks import as_path
-from keras_vit._util.fields import option_names
+from keras_vit._util.checks import as_path, option_names
 from keras_vit.errors import VerificationError
 from keras_vit.export import _converter
 from keras_vit.export._options import check_options

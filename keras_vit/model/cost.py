@@ -1,55 +1,158 @@
-"""Count the numbers of a model, built without values, of which every layer says what it costs."""
+"""Count the parameters, arithmetic and memory of a model from its layers, built without values.
 
+An unknown class of layers, an unknown field of the config and weights that belong to no part are errors: a number is
+never too small because something was left out.
+"""
+
+import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 
 from keras_vit.model import layers as vit
-from keras_vit.model.config import ViTConfig
-from keras_vit.model.layers.cost import Cost, Shape, dense_cost
+from keras_vit.model.config import ResNetConfig, ViTConfig
+from keras_vit.model.layers.attention import MergeHeads, SplitHeads
+from keras_vit.model.layers.mlp import Dense
 from keras_vit.model.layers.position_variants import RelativePosition
-from keras_vit.model.parts import FLOAT, Numbers, Part
 from keras_vit.model.symbolic import symbolic_model
 
-# Layers without products, whose gradients keep nothing large.
-_FREE = (
-    vit.PositionEmbedding,
-    vit.PrefixTokens,
-    vit.TokenPooling,
-    vit.L2Normalization,
-    vit.GroupNormalization,
-    RelativePosition,
-    keras.layers.Average,
-    keras.layers.Concatenate,
-    keras.layers.Identity,
-    keras.layers.InputLayer,
-    keras.layers.ReLU,
-    keras.layers.Reshape,
-)
+Shape: TypeAlias = tuple[int, ...]  # of one image, without the batch
+FLOAT = 4  # bytes of a float32
+SCALE = 12  # bytes for each output of an int8 kernel: a float32 scale, and the int64 zero point that LiteRT stores
+# Tensors of an activation's width: those that its gradient keeps (input, output and those between), and those that
+# exist at once in inference, the input included. Results with a single reader are overwritten in place; most
+# activations read their input twice, for a product at the end.
+KEPT = {"gelu_tanh": 5, "gelu_erf": 5, "gelu_quick": 3, "silu": 2, "relu": 1, "tanh": 1, "linear": 1}
+PEAK = {"gelu_tanh": 2, "gelu_erf": 2, "gelu_quick": 2, "silu": 2, "relu": 1, "tanh": 1, "linear": 1}
+# The fields of ViTConfig and ResNetConfig that this module honours, or that change no number. A new one is an error.
+FIELDS = """
+    image_size patch_size num_channels patch_bias resnet class_token distilled num_registers pre_norm position
+    position_place position_prefix position_method rotary_theta rotary_grid rotary_interleaved hidden_size num_layers
+    stochastic_depth num_heads mlp_dim tokens_mlp_dim qkv_bias key_bias gated_mlp mlp_norm activation norm_epsilon
+    layer_scale dropout_rate attention_dropout_rate num_classes classifier representation_size
+    representation_activation final_norm normalize_features projection_head head_bias_init labels probabilities
+    preprocessing width_factor conv_epsilon conv_epsilon_place version stage_widths stage_channels groups
+"""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a model, or several equal parts in a row.
+
+    Args:
+        name: what it is, in words.
+        copies: number of equal parts.
+        output: shape of its result for one image: (height, width, channels), (tokens, width) or (width,).
+        parameters: of all copies.
+        flops: operations of all copies for one image, in matrix products and convolutions; a multiply-add is two.
+    """
+
+    name: str
+    copies: int
+    output: tuple[int, ...]
+    parameters: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The numbers of a model.
+
+    Args:
+        parameters: number of parameters, trained or frozen, as `model.count_params()` returns it.
+        parts: in the order of computation.
+        flops: operations for one image, twice the multiply-adds (GFLOPs or GMACs) that papers and timm print.
+        block_flops: those of the encoder blocks.
+        activation_bytes: approximate bytes of activations for one float32 image, without the weights.
+        file_bytes: approximate size of a LiteRT file without its graph (20 to 50 kB), by the precision of its kernels:
+            "float32" for `quantize="none"` (and for checkpoints in float32), "float16", "int8" for "dynamic".
+    """
+
+    parameters: int
+    parts: tuple[Part, ...]
+    flops: int
+    block_flops: int
+    activation_bytes: int
+    file_bytes: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Arithmetic and memory of a layer for one image. `+` gives the cost of two layers in a row.
+
+    Args:
+        multiply_adds: in matrix products and convolutions.
+        kept: values that the gradient keeps, in the compute dtype.
+        kept_float32: values that the gradient keeps in float32 under every dtype policy.
+        kept_masks: values that the gradient keeps in one byte each.
+        peak: the most values that exist at once in inference.
+        widest: values of the largest tensor.
+    """
+
+    multiply_adds: int = 0
+    kept: int = 0
+    kept_float32: int = 0
+    kept_masks: int = 0
+    peak: int = 0
+    widest: int = 0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        pairs = {one.name: (getattr(self, one.name), getattr(other, one.name)) for one in dataclasses.fields(Cost)}
+        return Cost(**{name: max(pair) if name in ("peak", "widest") else sum(pair) for name, pair in pairs.items()})
+
+    def beside(self, values: int) -> "Cost":
+        """Return the cost while other values exist beside those of the layer."""
+        return dataclasses.replace(self, peak=self.peak + values)
+
+    def kept_bytes(self, value_bytes: int) -> int:
+        """Return what the gradient keeps, in bytes, if a value of the compute dtype has `value_bytes`."""
+        return value_bytes * self.kept + FLOAT * self.kept_float32 + self.kept_masks
 
 
 @functools.lru_cache(maxsize=64)
 def count(config: ViTConfig) -> Numbers:
-    """Return the numbers of the config's model.
+    """Return the numbers of the config's model; a TypeError names a layer or a field that is not known here.
 
     The activations are the image and the largest set of tensors that exist at once. For 192 channels or more they
     differ from TensorFlow's CPU allocator (frozen graph) by at most 1 % plus one tensor of tokens. A result is freed
     after its last reader; an elementwise result overwrites an input without other readers. Workspace and caches are not
     counted.
     """
-    model = symbolic_model(config)
+    kinds = (ViTConfig, ResNetConfig)
+    fields = [f"{kind.__name__}.{field.name}" for kind in kinds for field in dataclasses.fields(kind)]
+    if unknown := [name for name in fields if name.partition(".")[2] not in FIELDS.split()]:
+        raise TypeError(
+            f"The cost of {unknown} is unknown. Add them to FIELDS in {__name__}, and to the costs they change"
+        )
+    return count_model(symbolic_model(config))
+
+
+def count_model(model: keras.Model) -> Numbers:
+    """Return the numbers of a model with the layers of a VisionTransformer."""
     costs = list(layer_costs(model))
+    parts = tuple(_merge_parts(part for layer in model.layers for part in _parts(layer)))
     total = sum((cost for _, cost in costs), Cost())
-    blocks = (cost for layer, cost in costs if isinstance(layer, vit.EncoderBlock))
+    parameters, flops = model.count_params(), 2 * total.multiply_adds
+    if (parameters, flops) != (sum(part.parameters for part in parts), sum(part.flops for part in parts)):
+        raise TypeError(f"Weights or products of the model are in none of its parts: complete {__name__}._parts")
+    with_kernel = [layer for layer in _all_layers(model) if hasattr(layer, "kernel")]
+    kernels = sum(prod(layer.kernel.shape) for layer in with_kernel)
+    others = FLOAT * (parameters - kernels)
     return Numbers(
-        parts=tuple(_merge_parts(model)),
-        block_flops=2 * sum(cost.multiply_adds for cost in blocks),
-        kernel_numbers=sum(prod(v.shape) for v in model.variables if v.path.endswith("kernel")),
-        kernel_outputs=total.kernel_outputs,
+        parameters=parameters,
+        parts=parts,
+        flops=flops,
+        block_flops=2 * sum(cost.multiply_adds for layer, cost in costs if isinstance(layer, vit.EncoderBlock)),
         activation_bytes=FLOAT * (prod(model.input.shape[1:]) + total.peak),
+        file_bytes={
+            "float32": FLOAT * parameters,
+            "float16": 2 * kernels + others,
+            "int8": kernels + others + SCALE * sum(_outputs(layer) for layer in with_kernel),
+        },
     )
 
 
@@ -58,6 +161,12 @@ def layer_costs(model: keras.Model, *, only_final_tokens: bool = False) -> Itera
 
     With `only_final_tokens`, the last block and the layers after it compute only the tokens that the head reads.
     """
+    for layer in _all_layers(model):
+        if type(layer) not in (vit.EncoderBlock, *COSTS, *FREE, *INNER):
+            raise TypeError(
+                f"The cost of the layer {layer.path} ({type(layer).__name__}, {layer.count_params():,} parameters) is "
+                f"unknown. Add its class to {__name__}"
+            )
     tokens: int | None = None
     for layer in model.layers:
         shapes = _input_shapes(layer)
@@ -65,9 +174,15 @@ def layer_costs(model: keras.Model, *, only_final_tokens: bool = False) -> Itera
             shapes = [(tokens, shapes[0][1])]
         if isinstance(layer, vit.EncoderBlock):
             tokens = layer.final_tokens if only_final_tokens else None
-            yield layer, sum(layer.part_costs(*shapes, tokens=tokens).values(), Cost())
+            yield layer, sum(_branches(layer, *shapes, tokens=tokens).values(), Cost())
         else:
             yield layer, _cost(layer, shapes)
+
+
+def _all_layers(model: keras.Model) -> list[keras.layers.Layer]:
+    """Return the layers of a model, and those inside of them."""
+    found: list[keras.layers.Layer] = model._flatten_layers(include_self=False)
+    return found
 
 
 def _input_shapes(layer: keras.layers.Layer) -> list[Shape]:
@@ -79,28 +194,24 @@ def _without_batch(tensor: keras.KerasTensor) -> Shape:
     return tuple(side for side in tensor.shape if side is not None)
 
 
-def _cost(layer: keras.layers.Layer, shapes: list[Shape]) -> Cost:
-    if isinstance(layer, keras.layers.Dense):
-        *positions, inputs = shapes[0]
-        return dense_cost(prod(positions), inputs, layer.units)
-    if isinstance(layer, _FREE):
-        return Cost()
-    if not hasattr(layer, "cost"):
-        raise TypeError(f"The layer {layer.name!r} ({type(layer).__name__}) needs a method `cost`")
-    cost: Cost = layer.cost(*shapes)
-    return cost
+def _outputs(layer: keras.layers.Layer) -> int:
+    """Return the output channels of a layer's kernel; a file with 8-bit kernels has a scale for each."""
+    shape = layer.kernel.shape
+    return prod(shape[1:]) if isinstance(layer, SplitHeads) else int(shape[-1])
 
 
-def _merge_parts(model: keras.Model) -> Iterator[Part]:
-    """Yield the parts of a model: equal ones once with their number, the units of a ResNet's stage as one."""
+# ---- parts
+
+
+def _merge_parts(parts: Iterable[Part]) -> Iterator[Part]:
+    """Yield equal parts once with their number, and the units of a ResNet's stage as one."""
     merged: dict[str, list[Part]] = {}
-    for layer in model.layers:
-        for part in _parts(layer):
-            merged.setdefault(part.name, []).append(part)
-    for name, parts in merged.items():
-        is_equal = all(part == parts[0] for part in parts)
-        parameters, flops = (sum(getattr(part, name) for part in parts) for name in ("parameters", "flops"))
-        yield Part(name, len(parts) if is_equal else 1, parts[-1].output, parameters, flops)
+    for part in parts:
+        merged.setdefault(part.name, []).append(part)
+    for name, same in merged.items():
+        is_equal = all(part == same[0] for part in same)
+        parameters, flops = (sum(getattr(part, name) for part in same) for name in ("parameters", "flops"))
+        yield Part(name, len(same) if is_equal else 1, same[-1].output, parameters, flops)
 
 
 def _parts(layer: keras.layers.Layer) -> Iterator[Part]:
@@ -109,36 +220,201 @@ def _parts(layer: keras.layers.Layer) -> Iterator[Part]:
     if isinstance(layer, vit.EncoderBlock):
         mixer = [layer.norm1, layer.scale1, layer.attention, layer.token_mlp]
         mlp = [layer.norm2, layer.scale2, layer.mlp]
-        for (name, cost), members in zip(layer.part_costs(*shapes).items(), (mixer, mlp), strict=True):
+        for (name, cost), members in zip(_branches(layer, *shapes).items(), (mixer, mlp), strict=True):
             parameters = sum(member.count_params() for member in members if member is not None)
             yield Part(name, 1, shapes[0], parameters, 2 * cost.multiply_adds)
-    elif (title := _name(layer)) is not None:
-        cost, output = _cost(layer, shapes), _without_batch(layer.output)
+    elif (title := _title(layer)) is not None:
+        output = _without_batch(layer.output)
         if isinstance(layer, vit.PatchEmbedding):
             rows, columns = (side // patch for side, patch in zip(shapes[0], layer.patch_size, strict=False))
             output = (rows, columns, layer.hidden_size)
-        yield Part(title, 1, output, layer.count_params(), 2 * cost.multiply_adds)
+        yield Part(title, 1, output, layer.count_params(), 2 * _cost(layer, shapes).multiply_adds)
 
 
-def _name(layer: keras.layers.Layer) -> str | None:
+def _title(layer: Any) -> str | None:
     """Return what a layer is, in words; None for layers that change no shape and have no weights."""
-    names: dict[type, Any] = {
-        vit.ResNetRoot: lambda layer: "ResNet root",
-        vit.ResNetUnit: lambda layer: f"ResNet stage {layer.name.split('_')[1]}",
-        vit.GroupNormalization: lambda layer: "norm of the ResNet",
-        vit.PatchEmbedding: lambda layer: "patches, {} x {}".format(*layer.patch_size),
-        vit.PrefixTokens: lambda layer: "tokens in front",
-        vit.PositionEmbedding: lambda layer: f"positions, {layer.kind}",
-        RelativePosition: lambda layer: "positions, relative",
-        vit.AttentionPooling: lambda layer: "attention pooling",
-        vit.TokenPooling: lambda layer: None if layer.token is not None else "mean of the patches",
-        vit.L2Normalization: lambda layer: "feature of length 1",
-        keras.layers.Concatenate: lambda layer: "class token and mean of the patches",
-        keras.layers.LayerNormalization: lambda layer: (
-            "norm before the blocks" if layer.name == "pre_norm" else "final norm"
-        ),
-        keras.layers.Dense: lambda layer: (
+    titles: dict[type, Callable[[], str | None]] = {
+        vit.ResNetRoot: lambda: "ResNet root",
+        vit.ResNetUnit: lambda: f"ResNet stage {layer.name.split('_')[1]}",
+        vit.GroupNormalization: lambda: "norm of the ResNet",
+        vit.PatchEmbedding: lambda: "patches, {} x {}".format(*layer.patch_size),
+        vit.PrefixTokens: lambda: "tokens in front",
+        vit.PositionEmbedding: lambda: f"positions, {layer.kind}",
+        RelativePosition: lambda: "positions, relative",
+        vit.AttentionPooling: lambda: "attention pooling",
+        vit.TokenPooling: lambda: None if layer.token is not None else "mean of the patches",
+        vit.L2Normalization: lambda: "feature of length 1",
+        keras.layers.Concatenate: lambda: "class token and mean of the patches",
+        vit.LayerNormalization: lambda: "norm before the blocks" if layer.name == "pre_norm" else "final norm",
+        keras.layers.Dense: lambda: (
             f"pre_logits, {layer.activation.__name__}" if layer.name == "pre_logits" else "head"
         ),
     }
-    return next((name(layer) for kind, name in names.items() if isinstance(layer, kind)), None)
+    return titles.get(type(layer), lambda: None)()
+
+
+def _mlp_title(layer: vit.MLP) -> str:
+    return f"{layer.mlp_dim:,} wide, {'gated by ' if layer.gated else ''}{layer.activation}"
+
+
+# ---- the cost of each class of layers, for the shapes of its inputs
+
+
+def _cost(layer: keras.layers.Layer, shapes: list[Shape]) -> Cost:
+    return Cost() if type(layer) in FREE else COSTS[type(layer)](layer, *shapes)
+
+
+def _dense(layer: Any, shape: Shape) -> Cost:
+    positions = prod(shape[:-1])
+    inputs, outputs = layer.kernel.shape
+    return Cost(
+        multiply_adds=positions * inputs * outputs, kept=positions * inputs, peak=positions * (inputs + outputs)
+    )
+
+
+def _norm(layer: Any, shape: Shape) -> Cost:
+    # The gradient keeps the values, centred and scaled, in float32.
+    return Cost(kept_float32=2 * prod(shape), widest=prod(shape))
+
+
+def _dropout(layer: vit.Dropout, shape: Shape) -> Cost:
+    return Cost(kept_masks=prod(shape) if layer.rate else 0)
+
+
+def _patches(layer: vit.PatchEmbedding, shape: Shape) -> Cost:
+    tokens = prod(layer.compute_output_shape((None, *shape))[1:-1])  # the image is counted elsewhere
+    return Cost(multiply_adds=tokens * prod(layer.kernel.shape))
+
+
+def _attention(
+    layer: vit.MultiHeadAttention, queries: Shape, attended: Shape | None = None, relative: Shape | None = None
+) -> Cost:
+    few, width = queries
+    many = few if attended is None else attended[0]
+    scores = layer.num_heads * few * many
+    of_queries = prod(layer.query.kernel.shape) + prod(layer.out.kernel.shape)
+    of_attended = prod(layer.key.kernel.shape) + prod(layer.value.kernel.shape)
+    # A product for the scores and one for the weighted sum; relative positions score twice as many offsets.
+    products = (2 if relative is None else 4) * scores * layer.query.kernel.shape[-1]
+    cost = Cost(
+        multiply_adds=few * of_queries + many * of_attended + products,
+        # Input, queries, keys, values, attention weights and the output of the heads.
+        kept=2 * few * width + 3 * many * width + scores,
+        # The scores, and three tensors of tokens: queries, keys and values, or their copies with the heads in front.
+        # Relative scores are five times as many, for offsets are scored too and skewed in two steps.
+        peak=3 * many * width + scores * (1 if relative is None else 5),
+        widest=max(scores, many * width),
+    )
+    return cost + Cost(kept=scores, kept_masks=scores) if layer.dropout_rate else cost
+
+
+def _mlp(layer: vit.MLP, shape: Shape) -> Cost:
+    positions, width = shape
+    hidden = positions * layer.mlp_dim
+    denses: list[Any] = [layer.dense1, layer.dense2, *([layer.gate] if layer.gated else [])]
+    cost = Cost(
+        multiply_adds=positions * sum(prod(dense.kernel.shape) for dense in denses),
+        kept=positions * width + (KEPT[layer.activation] + layer.gated) * hidden,
+        peak=(PEAK[layer.activation] + layer.gated) * hidden,
+        widest=hidden,
+    )
+    if layer.norm_epsilon is not None:
+        cost += _norm(layer.norm, (hidden,)) + Cost(kept=hidden)
+    return cost + Cost(kept_masks=hidden + positions * width) if layer.dropout_rate else cost
+
+
+def _branches(
+    layer: vit.EncoderBlock, shape: Shape, relative: Shape | None = None, *, tokens: int | None = None
+) -> dict[str, Cost]:
+    """Return the cost of the attention (or token MLP) and of the MLP, each with its norm and LayerScale, by title.
+
+    `tokens` are those that the block computes in its results (None: all).
+    """
+    few = (shape[0] if tokens is None else tokens, shape[1])
+    stream, scale = prod(shape), Cost(kept=0 if layer.scale1 is None else prod(few))
+    if layer.token_mlp is None:
+        mixer = _attention(layer.attention, few, shape, relative)
+        title = f"attention, {layer.attention.num_heads} heads of {layer.attention.query.kernel.shape[-1]}"
+    else:
+        mixer, title = _mlp(layer.token_mlp, shape[::-1]), f"MLP over the tokens, {_mlp_title(layer.token_mlp)}"
+    mixer += _dropout(layer.dropout, few)
+    return {
+        title: _norm(layer.norm1, shape) + mixer.beside(stream) + scale,
+        f"MLP, {_mlp_title(layer.mlp)}": _norm(layer.norm2, few) + _mlp(layer.mlp, few).beside(stream) + scale,
+    }
+
+
+def _attention_pooling(layer: vit.AttentionPooling, shape: Shape) -> Cost:
+    tokens, width = shape
+    attention = _attention(layer.attention, (1, width), (tokens - layer.prefix_tokens, width))
+    return attention + _norm(layer.norm, (1, width)) + _mlp(layer.mlp, (1, width))
+
+
+def _convolution(layer: vit.StandardizedConv2D, shape: Shape) -> Cost:
+    """Return the cost with the norm after or before it.
+
+    The norm keeps its centred map in float32, and exists at once with its input or with the squares.
+    """
+    rows, columns, channels = layer.compute_output_shape((None, *shape))[1:]
+    values = rows * columns * channels
+    return Cost(
+        multiply_adds=rows * columns * prod(layer.kernel.shape),
+        kept_float32=values,
+        peak=values + max(prod(shape), values),
+        widest=values,
+    )
+
+
+def _resnet_root(layer: vit.ResNetRoot, shape: Shape) -> Cost:
+    # The results of the ReLU and of the pooling are kept.
+    before, after = layer.conv.compute_output_shape((None, *shape)), layer.compute_output_shape((None, *shape))
+    return _convolution(layer.conv, shape) + Cost(kept=prod(before[1:]) + prod(after[1:]))
+
+
+def _resnet_unit(layer: vit.ResNetUnit, shape: Shape) -> Cost:
+    shortcut = prod(layer.compute_output_shape((None, *shape))[1:])
+    cost = Cost() if layer.conv_proj is None else _convolution(layer.conv_proj, shape).beside(prod(shape))
+    for conv in (layer.conv1, layer.conv2, layer.conv3):
+        # The shortcut waits for the sum; without a projection it is the first convolution's own input.
+        waiting = 0 if conv is layer.conv1 and layer.conv_proj is None else shortcut
+        output = conv.compute_output_shape((None, *shape))[1:]
+        cost += _convolution(conv, shape).beside(waiting) + Cost(kept=prod(output))  # the results of the ReLUs are kept
+        shape = output
+    return cost
+
+
+COSTS: dict[type, Callable[..., Cost]] = {
+    vit.AttentionPooling: _attention_pooling,
+    vit.Dropout: _dropout,
+    vit.LayerNormalization: _norm,
+    vit.PatchEmbedding: _patches,
+    vit.ResNetRoot: _resnet_root,
+    vit.ResNetUnit: _resnet_unit,
+    keras.layers.Dense: _dense,
+}
+# Layers without products, whose gradients keep nothing large.
+FREE = (
+    vit.GroupNormalization,
+    vit.L2Normalization,
+    vit.PositionEmbedding,
+    vit.PrefixTokens,
+    vit.TokenPooling,
+    RelativePosition,
+    keras.layers.Average,
+    keras.layers.Concatenate,
+    keras.layers.Identity,
+    keras.layers.InputLayer,
+    keras.layers.ReLU,
+    keras.layers.Reshape,
+)
+# Layers inside of others, whose functions count them.
+INNER = (
+    vit.LayerScale,
+    vit.MLP,
+    vit.MultiHeadAttention,
+    vit.StandardizedConv2D,
+    vit.StochasticDepth,
+    Dense,
+    MergeHeads,
+    SplitHeads,
+)

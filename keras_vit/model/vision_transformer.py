@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
+import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,13 +18,12 @@ from keras_vit.model import preprocess, task
 from keras_vit.model.classify import BATCH, classify_each, embed_all
 from keras_vit.model.config import ViTConfig, check_attention, check_resizable, warn_partial_patches
 from keras_vit.model.layers import PatchEmbedding, runtime
-from keras_vit.model.layers.base import load_quantization, quick_collections, save_quantization
+from keras_vit.model.layers.base import refuse_quantize
 from keras_vit.model.maps import Blocks, map_names, to_map
 from keras_vit.model.task import Prediction
 from keras_vit.model.vit import Network
 
 HEADS = ("head", "head_distillation")  # names of the layers that return logits
-QUANTIZATION_MODES = ("int8", "int4", "float8")  # of Keras, without those that calibrate on token sequences
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -64,8 +63,7 @@ class VisionTransformer(keras.Model):
         policy = keras.dtype_policies.get(dtype if dtype is not None else keras.config.dtype_policy())
         if policy.quantization_mode is not None:
             raise ValueError(
-                "A VisionTransformer is built with a floating-point dtype policy, such as 'float32'; then "
-                f"model.quantize({policy.quantization_mode!r}) quantizes its dense layers. Received: {policy.name!r}"
+                f"A VisionTransformer has a floating-point dtype policy, such as 'float32'. Received: {policy.name!r}"
             )
         warn_partial_patches(config)
         network = Network(config, policy)
@@ -301,7 +299,7 @@ class VisionTransformer(keras.Model):
         """Return a new model with the same weights and another config: resolution, head, dropout or dtype policy.
 
         Position embeddings and patches are interpolated. A head with another number of classes, or after another
-        pre_logits layer, is new and zero. Kernels with LoRA are copied with LoRA's update. Quantized layers stay so.
+        pre_logits layer, is new and zero. Kernels with LoRA are copied with LoRA's update.
 
         Args:
             config: config of the new model. What its weights do not depend on may differ; all else must agree.
@@ -325,9 +323,6 @@ class VisionTransformer(keras.Model):
         """Copy the weights of all layers but those in `skip` from a model of the same architecture."""
         if not any(name.startswith(("embedding", "block_")) for name in skip):
             check_resizable(source.config, self.config)
-        own: dict[str, Any] = {}
-        source.save_own_variables(own)
-        load_quantization(own, (layer for layer in self._dense_layers() if layer.name not in skip))
         for layer in self.layers:
             if layer.name in skip or not layer.weights:
                 continue
@@ -353,35 +348,7 @@ class VisionTransformer(keras.Model):
         model._freeze(config["frozen"])
         return model
 
-    def quantize(self, mode: Any = None, config: Any = None, filters: Any = None, **kwargs: Any) -> None:
-        """Quantize the dense layers in place, as `keras.Model.quantize` does. No checkpoint format holds the result.
-
-        Args:
-            mode: "int8", "int4" or "float8"; None with a config.
-            config: a `keras.quantizers.QuantizationConfig` for the mode; None means Keras' default.
-            filters: pattern or patterns of the names of layers to quantize, or a function of a layer; None means all.
-            **kwargs: `type_check` of Keras.
-        """
-        # Keras has set the mode of a config, and the config of a mode.
-        if mode not in QUANTIZATION_MODES:
-            raise ValueError(
-                f"quantize takes the modes {QUANTIZATION_MODES}. Received: {mode!r:.200}. For weights or activations "
-                'calibrated on images, use export.tflite(model, path, quantize="int8", calibration=images)'
-            )
-        with warnings.catch_warnings(), quick_collections():  # Keras names every layer without a dense kernel
-            warnings.filterwarnings("ignore", message=r"Layer \w+ does not have a `quantize` method")
-            super().quantize(mode, config=config, filters=filters, **kwargs)
-
-    def save_own_variables(self, store: Any) -> None:
-        """Save which dense layers outside of the blocks are quantized; each layer saves its weights."""
-        save_quantization(store, self._dense_layers())
-
-    def load_own_variables(self, store: Any) -> None:
-        """Quantize the dense layers that `save_own_variables` noted."""
-        load_quantization(store, self._dense_layers())
-
-    def _dense_layers(self) -> list[keras.layers.Dense]:
-        return [layer for layer in self.layers if isinstance(layer, keras.layers.Dense)]
+    quantize = refuse_quantize
 
     def _frozen(self) -> list[list[Any]]:
         """Return the frozen layers, inner layers included, as [outer layer, index among its inner layers]."""
@@ -395,3 +362,11 @@ class VisionTransformer(keras.Model):
     def _freeze(self, frozen: Iterable[Sequence[Any]]) -> None:
         for name, index in frozen:
             list(self.get_layer(name)._flatten_layers())[index].trainable = False
+
+
+def hash_weights(weights: Iterable[Any], start: str = "") -> str:
+    """Return the SHA-256 of a text and the values of weights."""
+    digest = hashlib.sha256(start.encode())
+    for weight in weights:
+        digest.update(np.asarray(weight).tobytes())
+    return digest.hexdigest()

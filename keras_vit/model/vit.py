@@ -8,7 +8,7 @@ import keras
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.layers.activations import activation_function
-from keras_vit.model.layers.base import initializer
+from keras_vit.model.layers.base import dense_layer, initializer
 from keras_vit.model.layers.position_variants import RelativePosition
 
 
@@ -195,7 +195,7 @@ class Network:
         )(x)
 
     def _representation(self, width: int) -> keras.layers.Dense:
-        return keras.layers.Dense(
+        return dense_layer(
             width,
             activation=activation_function(self.config.representation_activation),
             kernel_initializer=initializer("convolution"),
@@ -205,7 +205,7 @@ class Network:
 
     def _classes(self, name: str) -> keras.layers.Dense:
         # The kernel starts at zero for fine-tuning, as in the paper (section 3.2).
-        return keras.layers.Dense(
+        return dense_layer(
             self.config.num_classes,
             kernel_initializer="zeros",
             bias_initializer=keras.initializers.Constant(self.config.head_bias_init),

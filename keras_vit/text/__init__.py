@@ -7,27 +7,6 @@ Example:
     (2, 512)
 """
 
-from typing import TYPE_CHECKING
+import lazy_loader
 
-from keras_vit._util import lazy
-
-if TYPE_CHECKING:
-    from keras_vit.model.config.text import TextConfig
-    from keras_vit.text.encoder import TextEncoder
-    from keras_vit.text.litert import tflite
-    from keras_vit.text.loading import load
-    from keras_vit.text.saving import save
-    from keras_vit.text.tokenizer import Tokenizer
-
-_NAMES = {
-    "keras_vit.model.config.text": ("TextConfig",),
-    "encoder": ("TextEncoder",),
-    "litert": ("tflite",),
-    "loading": ("load",),
-    "saving": ("save",),
-    "tokenizer": ("Tokenizer",),
-}
-
-__all__ = ["TextConfig", "TextEncoder", "Tokenizer", "load", "save", "tflite"]
-
-__getattr__, __dir__ = lazy.lazy_names(__name__, _NAMES)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -13,8 +13,8 @@ from keras_vit._util.checks import check_counts
 from keras_vit.model import layers as vit
 from keras_vit.model.classify import check_finite, unit_length
 from keras_vit.model.config import BlockConfig
-from keras_vit.model.config.text import TextConfig
-from keras_vit.model.layers.base import load_quantization, quantization_problem, save_quantization
+from keras_vit.model.config.text import TextConfig as TextConfig
+from keras_vit.model.layers.base import dense_layer, refuse_quantize
 from keras_vit.model.layers.pooling import EndTokenPooling
 from keras_vit.model.layers.tokens import TokenEmbedding
 from keras_vit.model.task import Classification
@@ -132,16 +132,16 @@ class TextEncoder(keras.Model):
         del custom_objects  # every layer is registered
         return cls(TextConfig(**config["config"]), dtype=config["dtype"], name=config["name"])
 
+    quantize = refuse_quantize
+
     def save_own_variables(self, store: Any) -> None:
-        """Save the tokenizer, and whether the projection is quantized; each layer saves its weights."""
-        save_quantization(store, self.layers[-1:])
+        """Save the tokenizer; each layer saves its weights."""
         if self.tokenizer is not None:
             store["tokenizer"] = np.frombuffer(self.tokenizer.model, np.uint8)
             store["padding"] = np.array(self.tokenizer.pad_id)
 
     def load_own_variables(self, store: Any) -> None:
         """Load what `save_own_variables` saved."""
-        load_quantization(store, self.layers[-1:])
         if "tokenizer" in store:
             model = np.asarray(store["tokenizer"]).tobytes()
             padding = int(np.asarray(store["padding"]))
@@ -163,7 +163,7 @@ def _network(config: TextConfig, policy: Any, ids: Any) -> Any:
     dtype = "float64" if policy.compute_dtype == "float64" else "float32"
     if not config.projection_size:
         return keras.layers.Identity(name="feature", dtype=dtype)(x)
-    return keras.layers.Dense(config.projection_size, use_bias=config.projection_bias, name="head", dtype=dtype)(x)
+    return dense_layer(config.projection_size, use_bias=config.projection_bias, name="head", dtype=dtype)(x)
 
 
 def _check_tokenizer(tokenizer: Tokenizer, config: TextConfig) -> None:
@@ -176,11 +176,3 @@ def _check_tokenizer(tokenizer: Tokenizer, config: TextConfig) -> None:
         raise ValueError(
             f"The tokenizer is another model's: the text tower has the {names} {wanted}. Received: {found}"
         )
-
-
-def check_floating(encoder: Any) -> None:
-    """Raise an error if this is no text encoder, or one whose weights are not floating-point any more."""
-    if not isinstance(encoder, TextEncoder):
-        raise TypeError(f"The model must be a TextEncoder. Received: {type(encoder).__name__}")
-    if problem := quantization_problem(encoder):
-        raise ValueError(f"Files are written from floating-point weights. {problem}")

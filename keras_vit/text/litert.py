@@ -24,7 +24,7 @@ from keras_vit.export.litert.storage import STORAGES
 from keras_vit.export.quantization import modes
 from keras_vit.export.quantization.outliers import find as find_outliers
 from keras_vit.model.classify import unit_length
-from keras_vit.text.encoder import TextEncoder, check_floating
+from keras_vit.text.encoder import TextEncoder
 from keras_vit.text.tokenizer import Tokenizer
 
 MODES = ("none", "float16", "dynamic")  # those that need no calibration
@@ -65,7 +65,7 @@ def tflite(
 
     Raises:
         TypeError: `encoder` is no text encoder.
-        ValueError: the encoder has no tokenizer or is quantized, or the mode is another.
+        ValueError: the encoder has no tokenizer, or the mode is another.
         VerificationError: the file does not compute what the encoder does.
         FileNotFoundError, IsADirectoryError: `path` cannot be a file.
         FileExistsError: the folder has the tokenizer of another model.
@@ -78,7 +78,8 @@ def tflite(
     """
     if quantize not in MODES:
         raise ValueError(f"quantize must be one of {list(MODES)}. Received: {quantize!r:.200}")
-    check_floating(encoder)
+    if not isinstance(encoder, TextEncoder):
+        raise TypeError(f"The model must be a TextEncoder. Received: {type(encoder).__name__}")
     path, mode = Path(path), modes.load_mode(quantize)
     check_file_path(path)
     ids = encoder.tokenize(texts)

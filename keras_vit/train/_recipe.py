@@ -12,21 +12,23 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from keras_vit._util import data_files
-from keras_vit._util.checks import as_path, given, pair
-from keras_vit._util.fields import (
+from keras_vit._util.checks import (
     Count,
     NonNegative,
     Positive,
     PositiveShare,
     Share,
     WholeNumber,
+    as_path,
     as_python,
     field_rules,
+    given,
+    pair,
+    table_problems,
 )
-from keras_vit._util.schema import ANY, problems
 from keras_vit._util.text import suggestion
 from keras_vit.model.config import ViTConfig, check_fields
 
@@ -361,8 +363,9 @@ class Recipe:
 FIELD_RULES = {name: rule for name, rule in field_rules(Recipe).items() if name != "changed"}
 REQUIRED = {f.name for f in dataclasses.fields(Recipe) if f.default is f.default_factory is dataclasses.MISSING}
 _OPTIONAL = {name for name, rule in FIELD_RULES.items() if rule.is_optional}
-# Keys of a file, in the notation of `schema.problems`; `Recipe` checks the values. The recipe's name is the file's.
-_FILE = {**{f"{name}?": ANY for name in FIELD_RULES.keys() - {"name"}}, "source?": str, "extends?": str}
+# Keys of a file; `Recipe` checks the values. The recipe's name is the file's.
+_KEYS = dict.fromkeys(FIELD_RULES.keys() - {"name"}, NotRequired[Any])
+_File = TypedDict("_File", {**_KEYS, "source": NotRequired[str], "extends": NotRequired[str]})  # type: ignore[misc]
 
 
 def read_none(fields: Mapping[str, Any], optional: Collection[str] = _OPTIONAL) -> dict[str, Any]:
@@ -458,7 +461,7 @@ def _find(name_or_path: str | os.PathLike[str]) -> Path:
 def _read(path: Path) -> dict[str, Any]:
     """Return the fields of a file, with those of the recipe that it extends."""
     table = data_files.read_toml(path)
-    if wrong := list(problems(table, _FILE, path.name)):
+    if wrong := list(table_problems(table, _File, path.name)):
         raise ValueError(f"{path} is not a valid recipe: " + "; ".join(wrong))
     extended = table.pop("extends", None)
     fields = {"name": path.stem, **read_none(table)}

@@ -18,7 +18,7 @@ from keras_vit._util.text import byte_size, scaled
 from keras_vit._util.timing import timed
 from keras_vit.model.classify import single_images
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.numbers import numbers
+from keras_vit.model.cost import count
 from keras_vit.model.sizes import name_of
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.visualize import attention, figures, tokens, weights
@@ -165,7 +165,7 @@ def _render(data: dict[str, Any], **values: Any) -> str:
     template = html.environment(**filters).get_template("report.html")
     return template.render(
         data=data,
-        flops=scaled(numbers(data["config"]).flops, 1000, FLOP_UNITS),
+        flops=scaled(count(data["config"]).flops, 1000, FLOP_UNITS),
         pictures=[html.data_uri(html.thumbnail(picture, PICTURE_SIDE)) for picture in data["pictures"]],
         charts=charts,
         heat_scale=figures.heat_scale(),

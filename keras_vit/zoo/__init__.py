@@ -8,34 +8,6 @@ Example:
     142026
 """
 
-from typing import TYPE_CHECKING
+import lazy_loader
 
-from keras_vit._util import lazy
-
-if TYPE_CHECKING:
-    from keras_vit.errors import UnknownModelError
-    from keras_vit.zoo._pairs import text_encoder, zero_shot, zero_shot_head
-    from keras_vit.zoo.catalogue import Card, card, names, read_cards, table
-    from keras_vit.zoo.pretrained import load
-
-_NAMES = {
-    "catalogue": ("Card", "card", "names", "read_cards", "table"),
-    "keras_vit.errors": ("UnknownModelError",),
-    "pretrained": ("load",),
-    "_pairs": ("text_encoder", "zero_shot", "zero_shot_head"),
-}
-
-__all__ = [
-    "Card",
-    "UnknownModelError",
-    "card",
-    "load",
-    "names",
-    "read_cards",
-    "table",
-    "text_encoder",
-    "zero_shot",
-    "zero_shot_head",
-]
-
-__getattr__, __dir__ = lazy.lazy_names(__name__, _NAMES)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

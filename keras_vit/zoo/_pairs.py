@@ -49,7 +49,7 @@ def text_encoder(
         (2, 64)
     """
     from keras_vit import text
-    from keras_vit._util.download import fetch
+    from keras_vit._util.downloads import fetch
     from keras_vit.converters.source import is_keras_file
 
     choice = resolve(name_or_path, weights)

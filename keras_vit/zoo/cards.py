@@ -8,11 +8,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from keras_vit._util import data_files
-from keras_vit._util.checks import given
-from keras_vit._util.schema import problems
+from keras_vit._util.checks import given, table_problems
 from keras_vit.errors import CardError
 from keras_vit.model import labels
 from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
@@ -71,6 +70,8 @@ class Weights:
     tokenizer: str | None = None  # URL of the tokenizer of the text tower; None if it is in `text`, or there is none
     text: str | None = None  # file of the text tower, after `base`; None: it is in `file`
     terms: str | None = None  # address of terms that one must accept before the download
+    parameters: int | None = None  # of the whole model
+    gflops: float | None = None  # 1e9 operations for one image at image_size, two of a multiply-add
     sha256: str | None = None  # lower-case hexadecimal
     bytes: int | None = None  # exact size of the file
     size_mib: float | None = None  # approximate size
@@ -143,6 +144,87 @@ class Weights:
         return "\n".join(f"{name:<9} {text}" for name, text in rows)
 
 
+class _Row(TypedDict):
+    """The keys of a file of weights."""
+
+    file: str
+    text: NotRequired[str]
+    tokenizer: NotRequired[str]
+    num_classes: NotRequired[int]
+    parameters: NotRequired[int]
+    gflops: NotRequired[float]
+    preprocessing: NotRequired[dict[str, Any]]
+    image_size: NotRequired[int]
+    config: NotRequired[dict[str, Any]]
+    notes: NotRequired[list[str]]
+    size_mib: NotRequired[float]
+    bytes: NotRequired[int]
+    sha256: NotRequired[str]
+
+
+class _Accuracy(TypedDict):
+    """The keys of a kind of measurement; `values` has one for each model."""
+
+    dataset: str
+    metric: str
+    image_size: int
+    source: str
+    values: dict[str, float]
+
+
+class _Tag(TypedDict):
+    """The keys of all files of weights with one tag."""
+
+    labels: NotRequired[str]
+    num_classes: NotRequired[int]
+    rank: int
+    image_size: int
+    config: NotRequired[dict[str, Any]]
+    preprocessing: NotRequired[dict[str, Any]]
+    notes: NotRequired[list[str]]
+    tokenizer: NotRequired[str]
+    files: dict[str, _Row]
+    accuracy: NotRequired[list[_Accuracy]]
+
+
+class _Preprocessing(TypedDict):
+    """The keys of how a family's images are prepared; `Preprocessing` checks the values."""
+
+    resize: str
+    interpolation: str
+    antialias: bool
+    crop_fraction: NotRequired[float]
+    crop_rounding: NotRequired[str]
+    round_pixels: NotRequired[bool]
+    mean: list[float]
+    std: list[float]
+
+
+class _Alias(TypedDict):
+    """The keys of a name of another package."""
+
+    model: str
+    weights: str
+
+
+class _File(TypedDict):
+    """The keys of a file zoo/*.toml."""
+
+    title: str
+    licence: str
+    terms: NotRequired[str]
+    source: str
+    base: str
+    notes: NotRequired[list[str]]
+    templates: NotRequired[list[str]]
+    config: NotRequired[dict[str, Any]]
+    paper: Paper
+    preprocessing: _Preprocessing
+    models: NotRequired[dict[str, dict[str, Any]]]
+    weights: dict[str, _Tag]
+    aliases: NotRequired[dict[str, _Alias]]
+
+
 class Family(NamedTuple):
     """The content of one file zoo/*.toml: its table, and one row for each file of weights."""
 
@@ -154,7 +236,7 @@ def read_family(path: str | Path) -> Family:
     """Read and check a .toml file of cards (zoo/README.md); one CardError lists everything that is wrong."""
     table = data_files.read_toml(path)
     where = Path(path).name
-    wrong = list(problems(table, data_files.read_schema("zoo", "card"), where))
+    wrong = list(table_problems(table, _File, where))
     rows: list[Weights] = []
     places: dict[str, list[str]] = {}  # error -> its rows; an error in all rows is listed once
     if not wrong:

@@ -3,6 +3,7 @@
 The facts are in zoo/*.toml, see `cards`. Nothing here imports Keras or TensorFlow.
 """
 
+import contextlib
 import functools
 import glob
 import os
@@ -15,14 +16,23 @@ from typing import Any
 
 from keras_vit._util.checks import check_texts
 from keras_vit._util.text import nearest
-from keras_vit.errors import CardError, UnknownModelError
-from keras_vit.model.numbers import numbers
-from keras_vit.model.parts import PRECISIONS
+from keras_vit.errors import CardError
+from keras_vit.errors import UnknownModelError as UnknownModelError
 from keras_vit.model.sizes import canonical_name
-from keras_vit.zoo import spellings
-from keras_vit.zoo.cards import Weights, families, read_family
+from keras_vit.zoo.cards import Weights, families, make_weights, read_family
 
-_COLUMNS = ("weights", "images", "classes", "reported accuracy", "file", "paper")
+# The name of a file of "How to train your ViT?" (arXiv 2106.10270): its model, the data it was trained on, and, after
+# "--", the data and the resolution it was fine-tuned at.
+_AUGREG = re.compile(
+    r"(?P<model>\w+)-(?P<data>i1k|i21k)-\d+ep-lr_[\d.]+-aug_\w+-wd_[\d.]+-do_[\d.]+-sd_[\d.]+"
+    r"(?:--(?P<tuned>\w+)-steps_\w+-lr_[\d.]+-res_(?P<size>\d+))?(?:\.npz)?",
+    re.IGNORECASE,
+)
+_AUGREG_CLASSES = {
+    "i1k": ("imagenet2012", 1000),
+    "i21k": ("imagenet21k", 21843),
+    "imagenet2012": ("imagenet2012", 1000),
+}
 
 
 @dataclass(frozen=True)
@@ -74,42 +84,34 @@ def names(pattern: str = "*") -> list[str]:
     """List the models that have published weights, grouped by family: first the ViTs.
 
     Args:
-        pattern: shell pattern such as "B/*" or "r50*", in any case and any spelling of the names. Text without "*", "?"
-            or "[" may also be a name of another package ("vit_base_patch16_224"), or part of a name.
+        pattern: shell pattern such as "B/*" or "r50*", in any case and any spelling of the names, those of other
+            packages included ("vit_base_patch16_224"). Text without "*", "?" or "[" may also be part of a name.
 
     Returns:
-        Canonical names, in each family in natural order, B/8 before B/16; the model that a text without wildcards names
-        is the first.
+        Canonical names, in each family in natural order, B/8 before B/16.
 
     Example:
         >>> keras_vit.zoo.names("B/*")
         ['ViT-B/8', 'ViT-B/16', 'ViT-B/32']
     """
     check_texts(pattern=pattern)
-    matching = [
-        name for name in _cards() if any(fnmatchcase(spelling, pattern.casefold()) for spelling in _spellings(name))
-    ]
+    known = _by_spelling()
+    matching = {name for spelling, name in known.items() if fnmatchcase(spelling, pattern.casefold())}
     if not matching and not glob.has_magic(pattern):
-        return _search(pattern)
+        found = _find(pattern)
+        if found in _cards():
+            return [found]
+        part = f"{found.rpartition('/')[0]}/" if found else pattern  # the other models of a size without weights
+        matching = {name for spelling, name in known.items() if part.casefold() in spelling}
     return sorted(matching, key=_order)
-
-
-def _search(text: str) -> list[str]:
-    """Return the model that a text names, and others of its size unless the text states the whole architecture."""
-    found = _find(text)
-    spelled = spellings.read(text)
-    if found in _cards() and not (spelled and spelled.is_guess):
-        return [found]
-    part = f"{found.rpartition('/')[0]}/" if found else text
-    others = [name for name in names() if any(part.casefold() in spelling for spelling in _spellings(name))]
-    return list(dict.fromkeys([found, *others] if found in _cards() else others))
 
 
 def card(name: str) -> Card:
     """Return the card of a model: its published weights with files, accuracies and sources.
 
     Args:
-        name: an architecture or a model of the zoo, in any spelling, also of timm and Hugging Face
+        name: an architecture or a model of the zoo in any spelling, a repository of the Hugging Face Hub whose file is
+            on the card ("timm/vit_base_patch14_dinov2.lvd142m"), one of the `aliases` in zoo/*.toml
             ("vit_base_patch16_224"), or an AugReg file.
 
     Returns:
@@ -117,7 +119,7 @@ def card(name: str) -> Card:
 
     Raises:
         UnknownModelError: no card has this name; the message lists the nearest.
-        ValueError: part of an AugReg name is wrong; the message names it.
+        ValueError: the name of an AugReg file begins with a model that there is not.
 
     Example:
         >>> list(keras_vit.zoo.card("b_16").weights)
@@ -126,14 +128,12 @@ def card(name: str) -> Card:
     check_texts(name=name)
     if not name.isprintable():
         raise UnknownModelError(f"The name of a model must be one line of text. Received: {name!r:.200}")
-    single = spellings.parse_augreg(name)
-    if single:
+    if single := _augreg_file(name):
         return Card(single.architecture, {single.tag: single})
     found = _find(name)
     if found in _cards():
         return _cards()[found]
-    foreign = {spelling: _architecture(spelling) for spelling in spellings.known_names()}
-    by_spelling = _by_spelling() | {spelling: known for spelling, known in foreign.items() if known in _cards()}
+    by_spelling = _by_spelling()
     close = nearest(name.casefold(), by_spelling, count=8, cutoff=0.4)
     models = list(dict.fromkeys(by_spelling[spelling] for spelling in close))[:4]
     offer = f"the nearest are {models}" if models else f"the models are {names()}"
@@ -144,7 +144,44 @@ def card(name: str) -> Card:
 def _find(name: str) -> str | None:
     """Return the model or architecture that a name stands for, in any spelling and with any separators."""
     known = _by_spelling()
-    return known.get(name.casefold()) or known.get(_joined(name)) or _architecture(name)
+    with contextlib.suppress(ValueError):
+        return known.get(name.casefold()) or known.get(_joined(name)) or canonical_name(name)
+    return None
+
+
+def alias(name: str) -> tuple[str, str] | None:
+    """Return the model, and the tag or URL of its weights, that a name of another package stands for, or None."""
+    return _aliases().get(name.casefold())
+
+
+@functools.cache
+def _aliases() -> dict[str, tuple[str, str]]:
+    """Return the repositories of the cards' files, for those of timm also without "timm/", and the cards' aliases."""
+    found: dict[str, tuple[str, str]] = {}
+    for family in families():
+        for row in family.weights:
+            if hub := re.fullmatch(r"hf://((?:timm/)?(.+?))/[^/]+", row.url or ""):
+                found |= dict.fromkeys(map(str.casefold, hub.groups()), (row.architecture, row.tag))
+        for name, stated in family.table.get("aliases", {}).items():
+            found[name.casefold()] = stated["model"], stated["weights"]
+    return found
+
+
+def _augreg_file(name: str) -> Weights | None:
+    """Return the weights that the name of an AugReg file stands for, with its name as tag if no card recommends it."""
+    match = _AUGREG.fullmatch(name)
+    if match is None:
+        return None
+    architecture = canonical_name(match["model"])
+    model = re.sub(r"[/+]", "_", architecture.replace("ViT-", ""))
+    stem = model + name[match.end("model") :].casefold().removesuffix(".npz")
+    family = next(family for family in families() if family.table["base"].endswith("/augreg/"))
+    for weights in family.weights:
+        if weights.file == f"{stem}.npz":
+            return weights
+    labels, num_classes = _AUGREG_CLASSES.get((match["tuned"] or match["data"]).casefold(), (None, None))
+    stated = {"rank": 1, "image_size": int(match["size"] or 224), "labels": labels, "num_classes": num_classes}
+    return make_weights(family.table, stem, architecture, stated, {"file": f"{stem}.npz"})
 
 
 def table(pattern: str = "*") -> list[dict[str, Any]]:
@@ -163,8 +200,7 @@ def table(pattern: str = "*") -> list[dict[str, Any]]:
         - num_classes: None if only the file states it; the counts then exclude the head;
         - parameters, and gflops: 1e9 operations for one image at image_size. A multiply-add counts as two operations:
           the number is twice what papers and timm print;
-        - accuracy: dicts of value (percent), metric, dataset, image_size, source;
-        - bytes_float32, bytes_float16, bytes_int8: approximate size of a file by the precision of its kernels.
+        - accuracy: dicts of value (percent), metric, dataset, image_size, source.
 
     Example:
         >>> [(row["name"], row["parameters"]) for row in keras_vit.zoo.table("digits")]
@@ -179,21 +215,25 @@ def rows(known: Card) -> list[dict[str, Any]]:
 
 
 def _row(weights: Weights) -> dict[str, Any]:
-    config, listed = weights.whole_config(), _cards()[weights.architecture]
+    listed = _cards()[weights.architecture]
     default = weights.tag == listed.default
     arguments = f"{listed.name!r}" if default else f"{listed.name!r}, weights={weights.tag!r}"
     if weights.tag not in listed.weights:  # an AugReg file is loaded by its own name
         arguments = f"{weights.tag!r}"
     arguments += ", accept_licence=True" * bool(weights.terms)
-    counted = numbers(config)
-    sizes = {f"bytes_{name}": counted.file_bytes(name) for name in PRECISIONS}
+    parameters, gflops = weights.parameters, weights.gflops
+    if parameters is None or gflops is None:  # the card does not state them
+        from keras_vit.model.cost import count
+
+        counted = count(weights.whole_config())
+        parameters, gflops = counted.parameters, counted.flops / 1e9
     return {
         "name": listed.name,
         "family": listed.family,
         "weights": weights.tag,
         "default": default,
-        "parameters": counted.parameters,
-        "gflops": counted.flops / 1e9,
+        "parameters": parameters,
+        "gflops": gflops,
         "image_size": weights.image_size,
         "num_classes": weights.num_classes,
         "file": weights.file,
@@ -201,17 +241,8 @@ def _row(weights: Weights) -> dict[str, Any]:
         "accuracy": [asdict(accuracy) for accuracy in weights.accuracy],
         "paper": str(weights.paper),
         "licence": weights.licence,
-        **sizes,
         "load": f"keras_vit.zoo.load({arguments})",
     }
-
-
-def _architecture(name: str) -> str | None:
-    try:
-        return canonical_name(name)
-    except ValueError:
-        spelled = spellings.read(name)
-        return spelled.architecture if spelled else None
 
 
 def select(model: Card, weights: str = "default") -> Weights:
@@ -252,7 +283,8 @@ def read_cards(path: str | os.PathLike[str]) -> dict[str, Card]:
 
 
 def _by_spelling() -> dict[str, str]:
-    return {spelling: name for name in _cards() for spelling in _spellings(name)}
+    known = {spelling: model for spelling, (model, _) in _aliases().items() if model in _cards()}
+    return known | {spelling: name for name in _cards() for spelling in _spellings(name)}
 
 
 def gather(rows: Sequence[Weights]) -> dict[str, Card]:

@@ -15,10 +15,8 @@ from keras_vit.errors import FileUnavailableError, UnknownModelError
 from keras_vit.model import labels
 from keras_vit.model.config import Preprocessing, ViTConfig, check_fields
 from keras_vit.model.sizes import canonical_name
-from keras_vit.zoo import spellings
 from keras_vit.zoo.cards import Weights
-from keras_vit.zoo.catalogue import Card, card, names, select
-from keras_vit.zoo.spellings import Spelling
+from keras_vit.zoo.catalogue import Card, alias, card, select
 
 if TYPE_CHECKING:
     from keras_vit.dense.model import DenseModel
@@ -83,58 +81,33 @@ def resolve(
 
 def _choose_weights(name: str, found: Card | ValueError, weights: str | os.PathLike[str] | None) -> Choice:
     """Return the choice of a name with a tag, a path or URL, or None for random weights."""
+    _, named = alias(name) or (None, "default")
+    weights = named if weights == "default" else weights
     source = None if weights is None else as_path(weights, "weights")
-    spelled = spellings.read(name)
-    if spelled is not None and weights == "default":
-        _check_named_weights(name, found, spelled)
     if isinstance(found, Card):
-        named = spelled.weights if spelled and spelled.weights else "default"
-        weights = named if weights == "default" else weights
         tag = weights if isinstance(weights, str) and not _is_weights_file(weights, found) else None
-        row = select(found, tag if tag is not None else named)
+        row = select(found, tag if tag is not None else named if named in found.weights else "default")
         source = source if tag is None else row.location
         published = row if source == row.location else None
         return Choice(
             source=source,
             name=found.name,
-            expected_config=row.whole_config() if published else row.base_config(**_named_size(spelled, source)),
+            expected_config=row.whole_config() if published else row.base_config(),
             defaults={"preprocessing": row.preprocessing} | ({"labels": row.labels} if row.labels else {}),
             published=published,
         )
     has_tag = isinstance(weights, str) and not _is_weights_file(weights)
     if not isinstance(found, UnknownModelError) or has_tag or not name.isprintable():
         raise found
-    # Raises an error that lists the nearest architectures.
-    architecture = canonical_name(spelled.architecture if spelled else name)
-    config = ViTConfig.from_name(architecture, **_named_size(spelled, source))
-    return Choice(source=source, name=architecture, expected_config=config)
-
-
-def _named_size(spelled: Spelling | None, source: str | None) -> dict[str, int]:
-    """Return the image size that a name of another package states, for random weights."""
-    return {"image_size": spelled.image_size} if spelled and spelled.image_size and source is None else {}
-
-
-def _check_named_weights(name: str, found: Card | ValueError, spelled: Spelling) -> None:
-    """Raise a ValueError if a name of another package does not stand for the recommended weights of the card."""
-    if spelled.source is not None:
-        model = spelled.architecture
-        other = ""
-        if isinstance(found, Card):
-            other = f", or {model!r} alone for the weights that this package recommends, {found.default}"
-        raise ValueError(
-            f"{name!r} is a name of {spelled.publisher}. Write {model!r} with weights={spelled.source!r} for the "
-            f"weights of that name{other}."
-        )
-    if spelled.is_guess and isinstance(found, Card):
-        raise ValueError(f"{name!r:.200} does not state the patch size: write one of {names(name)}.")
+    architecture = canonical_name(name)  # raises an error that lists the nearest architectures
+    return Choice(source=source, name=architecture, expected_config=ViTConfig.from_name(architecture))
 
 
 def _is_file(spec: str, found: Card | ValueError) -> bool:
     """Return whether a text that may be a name is a file; `found` is its card, or the error about it."""
     if isinstance(found, Card):
         # The name of an AugReg file may end in .npz, and that of another package may be a folder's: if they are there.
-        return (_has_file_suffix(spec) or spellings.read(spec) is not None) and _exists(spec)
+        return (_has_file_suffix(spec) or alias(spec) is not None) and _exists(spec)
     if isinstance(found, UnknownModelError):
         return _exists(spec) or (_is_path(spec) and spec.isprintable())  # a name with a newline is no path
     return _exists(spec)  # almost the name of an AugReg file; if there is no such file, the caller gets `found`
@@ -185,10 +158,9 @@ def load(
 
     Args:
         name: "ViT-B/16", "B_16", "R50+ViT-B/16", "DINOv2-B/14", "digits", or the name of an AugReg file. A name of timm
-            or Hugging Face ("facebook/dinov2-base") stands for the same weights on the model's card; where the card
-            does not have them ("vit_base_patch16_224"), the error names the `weights` to pass. Or the path or URL of a
-            checkpoint, or the folder of a training run, as for `converters.load`: "./digits" is a file, "digits" a
-            name.
+            or Hugging Face that the cards know ("facebook/dinov2-base", "vit_base_patch16_224") stands for its own
+            weights. Or the path or URL of a checkpoint, or the folder of a training run, as for `converters.load`:
+            "./digits" is a file, "digits" a name.
         weights: of a name: "default" (the card's recommended file), a tag of the card ("imagenet21k", "sam", ...), a
             path or URL (https, gs, hf, file) of a checkpoint in any known format, or None for random weights.
         image_size: int or (height, width) in pixels. None takes the size that the weights were trained at, or 224
@@ -207,8 +179,7 @@ def load(
 
     Raises:
         UnknownModelError: no card has this name; the message lists the nearest.
-        ValueError: unknown weights or fields, weights of another architecture, a name of another package's weights, or
-            `weights` beside a file.
+        ValueError: unknown weights or fields, weights of another architecture, or `weights` beside a file.
         FileNotFoundError: the path does not exist.
         LicenceError: the file has terms of its own, and accept_licence is False.
         DownloadError: the file could not be downloaded completely and verified.
@@ -310,8 +281,8 @@ def _random_config(config: ViTConfig, changes: Mapping[str, Any]) -> ViTConfig:
 
 
 def fetch_source(choice: Choice) -> Path:
-    """Return the local path of the weights; errors as `_util.download.fetch`, and LicenceError."""
-    from keras_vit._util.download import check_licence, fetch
+    """Return the local path of the weights; errors as `_util.downloads.fetch`, and LicenceError."""
+    from keras_vit._util.downloads import check_licence, fetch
 
     source = choice.source or ""
     row = choice.published
@@ -320,7 +291,7 @@ def fetch_source(choice: Choice) -> Path:
     else:
         name = f"{choice.name}, weights {row.tag!r},"
         check_licence(source, name, row.licence, row.terms, is_accepted=choice.accept_licence)
-        path = fetch(source, sha256=row.sha256, size=row.bytes)
+        path = fetch(source, sha256=row.sha256)
     # Published files of the hub need theirs: it has what the tensors do not show, such as the activation.
     fetch_beside(source, _CONFIG_FILES, needed="" if row is None else "config.json")
     return path
@@ -328,7 +299,7 @@ def fetch_source(choice: Choice) -> Path:
 
 def fetch_beside(source: str, names: Sequence[str], *, needed: str = "") -> None:
     """Fetch the files of these names beside a remote .safetensors file; only the `needed` one must be there."""
-    from keras_vit._util.download import fetch
+    from keras_vit._util.downloads import fetch
 
     if match := _REMOTE_CHECKPOINT.fullmatch(source):
         for name in names:

@@ -1,12 +1,13 @@
 """The report of an export."""
 
+import importlib.util
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from keras_vit._util import html
-from keras_vit._util.text import byte_size
+from keras_vit._util.text import byte_size, install_command
 from keras_vit.export.check.accelerators import Accelerated
 
 LARGEST_HALF = 65504.0  # float16
@@ -49,7 +50,7 @@ class Report:
         half_precision_sums: dtype in which this machine's CPU adds the products of a matrix product in half precision,
             "float16" as GPUs of phones may, or "float32".
         largest_value: with `half_precision_cosine`, largest absolute value of any tensor in float32, on two images.
-        bfloat16_cosine: lowest cosine similarity of the bfloat16 signatures, if a SavedModel has them.
+        warmup: batch sizes of the warm-up requests that an export wrote into a SavedModel.
         seconds: duration of the export without the comparison.
         peak_bytes: peak memory of the export above that in use before it; None where the system does not report it.
 
@@ -85,7 +86,7 @@ class Report:
     calibrated_on: bool = False
     preprocess_error: float | None = None
     files_error: float | None = None
-    bfloat16_cosine: float | None = None
+    warmup: tuple[int, ...] | None = None
     seconds: float | None = None
     peak_bytes: int | None = None
 
@@ -131,8 +132,8 @@ class Report:
             lines.append(f"resized images differ from preprocess by up to {self.preprocess_error:.2g} of 255")
         if self.files_error is not None:
             lines.append(f"answers to image files differ by up to {self.files_error:.1e}")
-        if self.bfloat16_cosine is not None:
-            lines.append(f"in bfloat16: cosine {self.bfloat16_cosine:.6f}")
+        if self.warmup is not None:
+            lines.append(f"warm-up requests: {self._warmup_text()}")
         threads = "" if self.threads is None else f" on {self.threads} thread{'s' if self.threads > 1 else ''}"
         if self.accelerated is not None:
             lines.append(str(self.accelerated))
@@ -152,6 +153,12 @@ class Report:
         if self.mean_cosine is None or self.images == 1:
             return f"{self.cosine:.6f}"
         return f"{self.mean_cosine:.6f} (lowest {self.cosine:.6f})"
+
+    def _warmup_text(self) -> str:
+        if self.warmup:
+            return f"for batches of {', '.join(map(str, self.warmup))}"
+        can_write = importlib.util.find_spec("tensorflow_serving") is not None
+        return "none" if can_write else f"none (`{install_command('serving')}` for them)"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values as JSON can hold them: the path as a string, numbers that are not finite as None.

@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_vit._util.checks import as_path, given
 from keras_vit._util.progress import track
-from keras_vit.errors import VerificationError
+from keras_vit.errors import VerificationError as VerificationError
 from keras_vit.export.check import inputs, samples, structure
 from keras_vit.export.check.accelerators import check_accelerator, run_on_gpu
 from keras_vit.export.check.half_precision import check_half_precision, half_precision_figures

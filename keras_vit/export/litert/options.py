@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from keras_vit._util.checks import given, pair
-from keras_vit._util.fields import Count, as_python, field_rules, option, option_names
+from keras_vit._util.checks import Count, as_python, field_rules, given, option, option_names, pair
 from keras_vit.export.litert.operators import RoundedDense
 from keras_vit.export.litert.storage import FLOAT32, StorageRules
 from keras_vit.model.config import ViTConfig
@@ -95,8 +94,7 @@ class Options:
         """Yield one sentence for each option that is wrong for every model."""
         rules = field_rules(Options)
         for name in option_names(Options):
-            if rules[name].kind is not Any:  # the others are checked where they are used
-                yield from rules[name].problems(as_python(getattr(self, name)), name)
+            yield from rules[name].problems(as_python(getattr(self, name)), name)
         try:
             _ = self.source_sides
         except ValueError as error:

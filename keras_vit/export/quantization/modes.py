@@ -6,14 +6,13 @@ Nothing here imports Keras, TensorFlow or the quantizer, so that `keras-vit` can
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from keras_vit._util import data_files
-from keras_vit._util.fields import field_rules
-from keras_vit._util.schema import problems
+from keras_vit._util.checks import table_problems
 from keras_vit._util.text import nearest
 from keras_vit.export.litert.options import Cosine, Fraction, Norms, Patches
 from keras_vit.export.litert.storage import FLOAT32, INT4, INT8, STORAGES, Storage, StorageName
@@ -180,7 +179,7 @@ def _folder() -> Path:
 
 def _read(path: Path) -> Mode:
     table = data_files.read_toml(path)
-    found = list(problems(table, data_files.read_schema("converters", "export"), path.name))
+    found = list(table_problems(table, Mode, path.name, given=["name"]))
     if found := found or list(_value_problems(table, path.name)):
         raise ValueError(f"{path} is not a valid quantization mode: " + "; ".join(found))
     smoothing, search = table.pop("smoothing", None), table.pop("search", None)
@@ -197,13 +196,11 @@ def _read(path: Path) -> Mode:
 def _value_problems(table: dict[str, Any], where: str) -> Iterator[str]:
     """Yield one sentence for each value of the right type that is not accepted."""
     storage, rules = table.get("storage", "float32"), table.get("rules", [])
-    yield from _field_problems(Mode, table, where)
     if rules and storage != "float32":
         yield f"{where}.storage must be 'float32' where there are rules, which need floats. Received: {storage!r:.200}"
-    yield from _field_problems(Smoothing, table.get("smoothing", {}), f"{where}.smoothing")
     if any(rule.get("method") == "gptq" for rule in rules) and any("activations" in rule for rule in rules):
         yield f"{where}: rules with method 'gptq' and rules with activations do not go together"
-    yield from _field_problems(Search, search := table.get("search", {}), f"{where}.search")
+    search = table.get("search", {})
     if search and ("activations" in search) != any("activations" in rule for rule in rules):
         yield f"{where}.search has activations if, and only if, rules have activations"
     for index, rule in enumerate(rules):
@@ -211,7 +208,6 @@ def _value_problems(table: dict[str, Any], where: str) -> Iterator[str]:
 
 
 def _rule_problems(rule: dict[str, Any], where: str) -> Iterator[str]:
-    yield from _field_problems(Rule, rule, where)
     if rule["weights"] == FLOAT and rule.get("activations", FLOAT) != FLOAT:
         yield f"{where} has integer activations and float weights, which no kernel multiplies"
     if not rule["operators"]:
@@ -227,13 +223,6 @@ def _rule_problems(rule: dict[str, Any], where: str) -> Iterator[str]:
         re.compile(names)
     except re.error as error:
         yield f"{where}.names is not a regular expression: {error}. Received: {rule['names']!r:.200}"
-
-
-def _field_problems(cls: type, table: Mapping[str, Any], where: str) -> Iterator[str]:
-    for name, rule in field_rules(cls).items():
-        if name in table and name not in ("smoothing", "search", "rules"):
-            near = _nearest(str(table[name]), map(str, rule.choices))
-            yield from (problem + near for problem in rule.problems(table[name], f"{where}.{name}"))
 
 
 def _nearest(value: str, known: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from keras_vit._util.fields import Count, Share, WholeNumber
+from keras_vit._util.checks import Count, Share, WholeNumber
 from keras_vit._util.text import nearest
 from keras_vit.model.config.groups import (
     ACTIVATIONS,

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal, Self, cast, get_args
 
-from keras_vit._util.checks import pair
-from keras_vit._util.fields import Count, Share, WholeNumber, as_python, field_problems, field_rules
+from keras_vit._util.checks import Checked, Count, Share, WholeNumber, pair
 from keras_vit.model.config.parts import ResNetConfig
 
 Activation = Literal["gelu_tanh", "gelu_erf", "gelu_quick", "relu", "silu", "tanh", "linear"]
@@ -26,29 +25,8 @@ Finite = Annotated[float, "(-1e38, 1e38)"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
-    """Base of the groups: converts and checks values, and raises one ValueError that names all wrong fields."""
-
-    def __post_init__(self) -> None:
-        for one in fields(self):
-            self._set(one.name, as_python(getattr(self, one.name)))  # JSON has no NumPy numbers
-        self._convert()
-        if problems := list(field_problems(self)) or list(self._conflicts()):
-            raise ValueError(f"{type(self).__name__}: " + "; ".join(problems))
-        cls: Any = type(self)  # Any: mypy takes no dataclass for hashable
-        for name, rule in field_rules(cls).items():
-            if rule.is_float and getattr(self, name) is not None:
-                self._set(name, float(getattr(self, name)))
-
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)  # the dataclass is frozen
-
-    def _convert(self) -> None:
-        """Convert other spellings of values, before they are checked."""
-
-    def _conflicts(self) -> Iterator[str]:
-        """Yield a sentence for each combination of values that is not accepted."""
-        yield from ()
+class Group(Checked):
+    """Base of the groups."""
 
     def _unmet(self, feature: str, **needed: Any) -> Iterator[str]:
         """Yield a sentence if fields do not have the values that a feature needs."""

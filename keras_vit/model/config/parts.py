@@ -1,18 +1,18 @@
 """Parts of a `ViTConfig`: how images are prepared, and the ResNet of a hybrid or a BiT."""
 
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from keras_vit._util.checks import is_count, one_of
+from keras_vit._util.checks import Checked, Count, Positive
 
-RESIZES = ("squash", "crop")
-CROP_ROUNDINGS = ("nearest", "down", "half_even")
-INTERPOLATIONS = ("bilinear", "bicubic", "area", "nearest", "lanczos3")
-LEAST_CROP = 1 / 16  # images are resized to size / crop_fraction: a smaller one would take any memory
+# Images are resized to size / crop_fraction: a smaller one would take any memory.
+CropFraction = Annotated[float, "[0.0625, 1]"]
+Finite = Annotated[float, "(-inf, inf)"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preprocessing:
+class Preprocessing(Checked):
     """Preparation of images for a model. The default is the official evaluation (vit_jax/input_pipeline.py).
 
     Args:
@@ -39,30 +39,19 @@ class Preprocessing:
         0.9
     """
 
-    resize: str = "squash"
-    interpolation: str = "bilinear"
+    resize: Literal["squash", "crop"] = "squash"
+    interpolation: Literal["bilinear", "bicubic", "area", "nearest", "lanczos3"] = "bilinear"
     antialias: bool = False
-    crop_fraction: float = 1.0
-    crop_rounding: str = "nearest"
+    crop_fraction: CropFraction = 1.0
+    crop_rounding: Literal["nearest", "down", "half_even"] = "nearest"
     round_pixels: bool = False
-    mean: tuple[float, ...] = (0.5,)
-    std: tuple[float, ...] = (0.5,)
+    mean: tuple[Finite, ...] = (0.5,)
+    std: tuple[Positive, ...] = (0.5,)
 
-    def __post_init__(self) -> None:
-        one_of("resize", self.resize, RESIZES)
-        one_of("interpolation", self.interpolation, INTERPOLATIONS)
-        one_of("crop_rounding", self.crop_rounding, CROP_ROUNDINGS)
-        for name in ("mean", "std"):
-            try:
-                object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
-            except (TypeError, ValueError):
-                received = f"{getattr(self, name)!r:.200}"
-                raise ValueError(f"{name} must be a tuple of numbers. Received: {received}") from None
-        if not LEAST_CROP <= self.crop_fraction <= 1:
-            raise ValueError(f"crop_fraction must be in [{LEAST_CROP}, 1]. Received: {self.crop_fraction!r:.200}")
-        if not self.mean or len(self.mean) != len(self.std) or not all(0 < value < math.inf for value in self.std):
-            raise ValueError(
-                "mean and std have one value for each channel or one for all, std above 0. "
+    def _conflicts(self) -> Iterator[str]:
+        if not self.mean or len(self.mean) != len(self.std):
+            yield (
+                "mean and std have one value for each channel or one for all. "
                 f"Received: mean={self.mean}, std={self.std}"
             )
 
@@ -78,7 +67,7 @@ class Preprocessing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResNetConfig:
+class ResNetConfig(Checked):
     """ResNet in front of a hybrid's patches, or a whole BiT: weight-standardized convolutions, GroupNorm.
 
     Source: google-research/vision_transformer, vit_jax/models_resnet.py (paper, section 3.1, "Hybrid Architecture").
@@ -105,34 +94,28 @@ class ResNetConfig:
         (14, 14)
     """
 
-    num_layers: tuple[int, ...] = ()
-    width_factor: float = 1.0
+    num_layers: tuple[Count, ...] = ()
+    width_factor: Positive = 1.0
     norm_epsilon: float = 1e-6
     conv_epsilon: float = 1e-5
-    conv_epsilon_place: str = "std"
-    version: int = 1
-    stage_widths: tuple[int, ...] = ()
-    stage_channels: tuple[int, ...] = ()
-    groups: int = 32
+    conv_epsilon_place: Literal["std", "variance"] = "std"
+    version: Literal[1, 2] = 1
+    stage_widths: tuple[Count, ...] = ()
+    stage_channels: tuple[Count, ...] = ()
+    groups: Count = 32
 
-    def __post_init__(self) -> None:
-        for name in ("num_layers", "stage_widths", "stage_channels"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        one_of("conv_epsilon_place", self.conv_epsilon_place, ("std", "variance"))
-        has_groups = is_count(self.groups, least=1) and self.width > 0 and self.width % self.groups == 0
-        if not has_groups or not all(is_count(units, least=1) for units in self.num_layers):
-            raise ValueError(
-                "The width 64 * width_factor is a multiple of GroupNorm's groups, and every stage has a unit. "
-                f"Received: width_factor={self.width_factor}, groups={self.groups!r:.200}, num_layers={self.num_layers}"
+    def _conflicts(self) -> Iterator[str]:
+        if not self.width or self.width % self.groups:
+            yield (
+                "the width 64 * width_factor is a multiple of GroupNorm's groups. "
+                f"Received: width_factor={self.width_factor}, groups={self.groups}"
             )
-        fits = len(self.widths) == len(self.outputs) == len(self.num_layers) and all(
-            is_count(w, least=1) and not w % self.groups for w in (*self.widths, *self.outputs)
-        )
-        if self.version not in (1, 2) or not fits:
-            raise ValueError(
-                "version is 1 or 2, and stage_widths and stage_channels have a multiple of the groups for each stage "
-                f"of num_layers, or are (). Received: version={self.version!r}, stage_widths={self.stage_widths}, "
-                f"stage_channels={self.stage_channels}, groups={self.groups}, num_layers={self.num_layers}"
+        fits = len(self.widths) == len(self.outputs) == len(self.num_layers)
+        if not fits or any(width % self.groups for width in (*self.widths, *self.outputs)):
+            yield (
+                f"stage_widths and stage_channels have a multiple of groups={self.groups} for each stage of "
+                f"num_layers, or are (). Received: stage_widths={self.stage_widths}, "
+                f"stage_channels={self.stage_channels}, num_layers={self.num_layers}"
             )
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from keras_vit._util.fields import Count, WholeNumber
+from keras_vit._util.checks import Count, WholeNumber
 from keras_vit.model.config.groups import Activation, BlockConfig, Finite, NonNegative, document_groups
 
 

@@ -1,9 +1,9 @@
 """Decode JPEG and PNG files upright, with TensorFlow operations that work eagerly, in tf.data and in a SavedModel.
 
-The EXIF orientation tag is read from the APP1 segment of a JPEG and from the eXIf chunk of a PNG.
+The EXIF orientation tag is read from the APP1 segment of a JPEG. That of a PNG (eXIf) is not read.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -15,14 +15,13 @@ MAX_PIXELS = 50_000_000  # of one image: 150 MB when decoded. A file of 0.4 MB c
 MAX_SIDE = 65_535  # the largest side of a JPEG. Resizing with antialiasing needs memory for each column
 PIXEL_LIMITS = f"An image has 1 to {MAX_PIXELS:,} pixels and sides of at most {MAX_SIDE:,}."
 NO_ADOBE = "A CMYK JPEG without the mark of Adobe: save it as RGB, because readers differ in its colours"
-MAX_PARTS = 20_000  # segments of a JPEG or chunks of a PNG in which EXIF is looked for
+MAX_SEGMENTS = 20_000  # of a JPEG, in which EXIF is looked for
 MAX_EXIF = 65_535  # bytes: the longest segment of a JPEG
 GREY_BLOCK = 1 << 20  # pixels converted to grey at a time: in float32 an image has four times its size
 
 _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_START = len(_PNG) + 25  # with the chunk IHDR
-_EXIF_CHUNK = b"eXIf"
 _EXIF, _ADOBE = (0xFFE1, b"Exif\0\0"), (0xFFEE, b"Adobe")  # marks and names of segments
 _PIXELS = 0xFFDA  # mark of the segment after which the pixels follow
 _CMYK_COMPONENTS = 4
@@ -55,7 +54,7 @@ def read_header(file: Any) -> Header:
 
     def of_png() -> Header:
         sides = tf.cast(_numbers(file, 16, tf.int32)[::-1], tf.int64)
-        return Header(tf.constant(True), sides, read_orientation(file), tf.constant(True))
+        return Header(tf.constant(True), sides, tf.constant(1), tf.constant(True))
 
     def of_neither() -> Header:
         return Header(tf.constant(False), tf.constant([1, 1], tf.int64), tf.constant(1), tf.constant(True))
@@ -152,11 +151,11 @@ def _mirrored(orientation: Any) -> list[Any]:
 
 
 def read_orientation(file: Any) -> Any:
-    """Return the EXIF orientation of a JPEG or PNG file, int32 from 1 to 8; 1 if there is none or it is damaged."""
-    sep = tf.where(_starts_with(file, _JPEG), _EXIF[1], _EXIF_CHUNK)
+    """Return the EXIF orientation of a JPEG, int32 from 1 to 8; 1 for other files, without EXIF or if it is damaged."""
     # Most images of data sets have no EXIF. This search takes a tenth of the time that parsing takes.
-    pieces = tf.raw_ops.StringSplitV2(input=[file], sep=sep, maxsplit=1).values
-    return tf.cond(tf.size(pieces) > 1, lambda: _parse_orientation(file), lambda: tf.constant(1))
+    pieces = tf.raw_ops.StringSplitV2(input=[file], sep=_EXIF[1], maxsplit=1).values
+    has_exif = (tf.size(pieces) > 1) & _starts_with(file, _JPEG)
+    return tf.cond(has_exif, lambda: _parse_orientation(file), lambda: tf.constant(1))
 
 
 # One node of the graph: all nodes of a branch cost time even where it is not taken.
@@ -164,8 +163,7 @@ def read_orientation(file: Any) -> Any:
     input_signature=[tf.TensorSpec((), tf.string)], autograph=False, experimental_attributes={"_noinline": True}
 )
 def _parse_orientation(file: Any) -> Any:
-    is_jpeg = _starts_with(file, _JPEG)
-    return exif_orientation(tf.cond(is_jpeg, lambda: _find_segment(file, *_EXIF)[1], lambda: _exif_chunk(file)))
+    return exif_orientation(_find_segment(file, *_EXIF)[1])
 
 
 def exif_orientation(exif: Any) -> Any:
@@ -204,38 +202,18 @@ def _first_directory(exif: Any) -> Any:
 def _find_segment(file: Any, wanted: int, name: bytes) -> tuple[Any, Any]:
     """Find a JPEG's first segment of this mark and name: whether there is one, and its content."""
 
-    def read_segment(place: Any) -> tuple[Any, Any, Any]:
+    def read_segment(_: Any, place: Any, __: Any) -> tuple[Any, Any, Any]:
         mark, size = tf.unstack(_numbers(file, place, tf.uint16))
         found = (mark == wanted) & (tf.strings.substr(file, place + 4, len(name)) == name)
         step = tf.where((mark < 0xFF00) | (mark == 0xFFFF), 1, 2 + size)  # damage that readers skip, and padding
         return found, tf.where(found, place + 4, tf.where(mark == _PIXELS, -1, place + step)), size - 2
 
-    return _find_part(file, 2, read_segment)
-
-
-def _exif_chunk(file: Any) -> Any:
-    """Return the content of the chunk eXIf of a PNG, or ""."""
-
-    def read_chunk(place: Any) -> tuple[Any, Any, Any]:
-        size, name = tf.unstack(_numbers(file, place, tf.int32))
-        found = name == int.from_bytes(_EXIF_CHUNK, "big")
-        return found, tf.where(found, place + 8, tf.where(size < 0, -1, place + 12 + size)), size
-
-    return _find_part(file, len(_PNG), read_chunk)[1]
-
-
-def _find_part(file: Any, start: int, read_part: Callable[[Any], tuple[Any, Any, Any]]) -> tuple[Any, Any]:
-    """Return whether a part of a file is found, and its content.
-
-    `read_part` takes a place, and returns whether the wanted part is there, the place of its content or of the next
-    part (-1 if there is none), and the size of the content.
-    """
     length = tf.strings.length(file)
     found, place, size = tf.while_loop(
         lambda found, place, _: ~found & (place >= 0) & (place + 8 <= length),
-        lambda _, place, __: read_part(place),
-        (tf.constant(False), tf.constant(start), tf.constant(0)),
-        maximum_iterations=MAX_PARTS,
+        read_segment,
+        (tf.constant(False), tf.constant(2), tf.constant(0)),
+        maximum_iterations=MAX_SEGMENTS,
     )
     return found, tf.strings.substr(file, tf.where(found, place, 0), tf.where(found, tf.maximum(size, 0), 0))
 

@@ -8,16 +8,8 @@ import numpy as np
 
 from keras_vit.model.images import jpeg_png
 
-# Formats that people try, by the bytes at a place of the file. Pillow reads some of them, or may be extended to.
-KINDS = (
-    (0, b"%PDF", "a PDF document"),
-    (0, b"\x00\x00\x00\x0cJXL ", "a JPEG XL image"),
-    (0, b"PK\x03\x04", "a zip archive"),
-    (0, b"<", "text, such as SVG or HTML"),
-    *((4, b"ftyp" + brand, "a HEIC photo") for brand in (b"heic", b"heix", b"heim", b"heis", b"mif1", b"msf1")),
-    (4, b"ftypavif", "an AVIF image"),
-    (4, b"ftyp", "a video"),
-)
+# Files that people try although no reader is installed, by the bytes at a place of the file.
+KINDS = ((0, b"<", "text, such as SVG or HTML"), (4, b"ftyp", "a HEIC photo, an AVIF image or a video"))
 SIXTEEN_BITS = ("PNG", "PPM")  # formats whose images of mode "I" have 16 bits
 
 
@@ -60,7 +52,7 @@ def pixels(image: Any) -> np.ndarray:
         raise ValueError(_damaged(error)) from None
     colours = _in_colour(image)
     exif = image.info.get("exif")  # read by Pillow from the file; TIFF images are turned when they are loaded
-    if not isinstance(exif, bytes):
+    if not isinstance(exif, bytes) or image.format == "PNG":  # that of a PNG file is not read in graphs either
         return colours
     return np.asarray(jpeg_png.turn(colours, jpeg_png.exif_orientation(exif)))
 

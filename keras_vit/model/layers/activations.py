@@ -26,13 +26,6 @@ _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-# Tensors of the activation's width: those that its gradient keeps (input, output and those between), and those that
-# exist at once in inference, the input included. Results with a single reader are overwritten in place; most
-# activations read their input twice, for a product at the end.
-KEPT_TENSORS = {"gelu_tanh": 5, "gelu_erf": 5, "gelu_quick": 3, "silu": 2, "relu": 1, "tanh": 1, "linear": 1}
-PEAK_TENSORS = {"gelu_tanh": 2, "gelu_erf": 2, "gelu_quick": 2, "silu": 2, "relu": 1, "tanh": 1, "linear": 1}
-
-
 def activation_function(name: str) -> Callable[[Any], Any]:
     """Return the function of a name in `config.ACTIVATIONS`."""
     return _ACTIVATIONS[name]

@@ -7,14 +7,7 @@ import keras
 from keras import ops
 
 from keras_vit.model.layers import runtime
-from keras_vit.model.layers.base import (
-    BaseLayer,
-    Quantizable,
-    glorot_uniform_matrix,
-    load_quantization,
-    save_quantization,
-)
-from keras_vit.model.layers.cost import Cost, Shape
+from keras_vit.model.layers.base import BaseLayer, glorot_uniform_matrix, refuse_quantize
 from keras_vit.model.layers.dropout import Dropout
 from keras_vit.model.layers.position_variants import Rotary, relative_scores
 
@@ -24,8 +17,10 @@ MASKED = -1e4
 
 
 @keras.saving.register_keras_serializable("keras_vit")
-class SplitHeads(Quantizable, keras.layers.EinsumDense):
+class SplitHeads(keras.layers.EinsumDense):
     """Project (batch, tokens, width) to (batch, heads, tokens, head size), times `scale`."""
+
+    quantize = refuse_quantize
 
     def __init__(self, num_heads: int, head_size: int, *, use_bias: bool = True, scale: float = 1.0, **kwargs: Any):
         super().__init__(
@@ -49,8 +44,10 @@ class SplitHeads(Quantizable, keras.layers.EinsumDense):
 
 
 @keras.saving.register_keras_serializable("keras_vit")
-class MergeHeads(Quantizable, keras.layers.EinsumDense):
+class MergeHeads(keras.layers.EinsumDense):
     """Project (batch, heads, tokens, head size) to (batch, tokens, width)."""
+
+    quantize = refuse_quantize
 
     def __init__(self, width: int, **kwargs: Any) -> None:
         initial = glorot_uniform_matrix(width, width)
@@ -133,38 +130,6 @@ class MultiHeadAttention(BaseLayer):
             tokens = ops.shape(attended)[1]
             return query, key, ops.triu(ops.full((tokens, tokens), MASKED, query.dtype), 1)
         return query, key, None if relative is None else relative_scores(query, relative)
-
-    @property
-    def title(self) -> str:
-        """The layer in words."""
-        return f"attention, {self.num_heads} heads of {self.query.kernel.shape[-1]}"
-
-    def cost(self, queries: Shape, attended: Shape | None = None, relative: Shape | None = None) -> Cost:
-        """Return the cost for queries (tokens, hidden_size) that attend to tokens (other tokens, hidden_size)."""
-        few, width = queries
-        many = few if attended is None else attended[0]
-        scores = self.num_heads * few * many
-        # A product for the scores and one for the weighted sum; relative positions score twice as many offsets.
-        products = (2 if relative is None else 4) * few * many * width
-        # The scores, and three tensors of tokens: queries, keys and values, or their copies with the heads in front.
-        # Relative scores are five times as many, for offsets are scored too and skewed in two steps.
-        peak = 3 * many * width + scores * (1 if relative is None else 5)
-        # Input, queries, keys, values, attention weights and the output of the heads.
-        kept = 2 * few * width + 3 * many * width + scores
-        cost = Cost(
-            multiply_adds=2 * (few + many) * width**2 + products,
-            kept=kept,
-            kernel_outputs=4 * width,
-            peak=peak,
-            widest=max(scores, many * width),
-        )
-        return cost + Cost(kept=scores, kept_masks=scores) if self.dropout_rate else cost
-
-    def save_own_variables(self, store: Any) -> None:
-        save_quantization(store, (self.query, self.key, self.value, self.out))
-
-    def load_own_variables(self, store: Any) -> None:
-        load_quantization(store, (self.query, self.key, self.value, self.out))
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "rotary": None if self.rotary is None else dataclasses.asdict(self.rotary)}

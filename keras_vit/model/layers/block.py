@@ -1,7 +1,6 @@
 """Encoder block (paper, equations 2 and 3)."""
 
 import dataclasses
-from math import prod
 from typing import Any, Self
 
 import keras
@@ -11,7 +10,6 @@ from keras_vit.model.config import BlockConfig
 from keras_vit.model.layers import runtime
 from keras_vit.model.layers.attention import MultiHeadAttention
 from keras_vit.model.layers.base import BaseLayer
-from keras_vit.model.layers.cost import Cost, Shape
 from keras_vit.model.layers.dropout import Dropout, StochasticDepth
 from keras_vit.model.layers.mlp import MLP
 from keras_vit.model.layers.norm import LayerNormalization, LayerScale
@@ -81,7 +79,6 @@ class EncoderBlock(BaseLayer):
             self.scale2 = LayerScale(config.layer_scale, name="scale2", **policy)
 
     def build(self, input_shape: tuple[Any, ...]) -> None:
-        # Keras' `quantize` refuses a layer that is not built, also one without weights.
         parts = (self.norm1, self.attention, self.norm2, self.mlp, self.depth, self.scale1, self.scale2)
         for part in parts:
             if part is not None:
@@ -114,24 +111,6 @@ class EncoderBlock(BaseLayer):
         else:
             mixed = _first(ops.swapaxes(self.token_mlp(ops.swapaxes(x, 1, 2), training=training), 1, 2), tokens)
         return self.dropout(mixed, training=training)
-
-    def part_costs(self, shape: Shape, relative: Shape | None = None, *, tokens: int | None = None) -> dict[str, Cost]:
-        """Return the cost of the attention (or token MLP) and of the MLP, each with its norm and LayerScale, by title.
-
-        `shape` is (tokens, hidden_size); `tokens` are those that the block computes in its results (None: all).
-        """
-        few = (shape[0] if tokens is None else tokens, shape[1])
-        stream, scale = prod(shape), Cost() if self.scale1 is None else self.scale1.cost(few)
-        if self.token_mlp is None:
-            mixer, title = self.attention.cost(few, shape, relative), self.attention.title
-        else:
-            mixer, title = self.token_mlp.cost(shape[::-1]), f"MLP over the tokens, {self.token_mlp.title}"
-        if self.config.dropout_rate:
-            mixer += Cost(kept_masks=prod(few))
-        return {
-            title: self.norm1.cost(shape) + mixer.beside(stream) + scale,
-            f"MLP, {self.mlp.title}": self.norm2.cost(few) + self.mlp.cost(few).beside(stream) + scale,
-        }
 
     def attention_weights(self, x: Any, relative: Any = None) -> Any:
         """Return the attention weights for the block's input, (batch, heads, tokens, tokens); every row sums to 1."""

@@ -1,6 +1,5 @@
 """Dropout and stochastic depth."""
 
-from math import prod
 from typing import Any
 
 import keras
@@ -8,7 +7,6 @@ from keras import ops
 
 from keras_vit.model.layers import runtime
 from keras_vit.model.layers.base import BaseLayer
-from keras_vit.model.layers.cost import Cost, Shape
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -20,10 +18,6 @@ class Dropout(keras.layers.Dropout):
             return inputs
         seed = runtime.seed_generator(self.seed_generator)
         return keras.random.dropout(inputs, self.rate, noise_shape=self.noise_shape, seed=seed)
-
-    def cost(self, shape: Shape) -> Cost:
-        """Return the cost for values of any shape: the mask."""
-        return Cost(kept_masks=prod(shape) if self.rate else 0)
 
 
 @keras.saving.register_keras_serializable("keras_vit")

@@ -5,16 +5,17 @@ from typing import Any
 import keras
 
 from keras_vit.model.layers import runtime
-from keras_vit.model.layers.activations import KEPT_TENSORS, PEAK_TENSORS, activation_function
-from keras_vit.model.layers.base import BaseLayer, Quantizable, initializer, load_quantization, save_quantization
-from keras_vit.model.layers.cost import Cost, Shape
+from keras_vit.model.layers.activations import activation_function
+from keras_vit.model.layers.base import BaseLayer, dense_layer, initializer, refuse_quantize
 from keras_vit.model.layers.dropout import Dropout
 from keras_vit.model.layers.norm import LayerNormalization
 
 
 @keras.saving.register_keras_serializable("keras_vit")
-class Dense(Quantizable, keras.layers.Dense):
+class Dense(keras.layers.Dense):
     """Keras' Dense, with an activation by its name; `runtime` can make bias and activation one program."""
+
+    quantize = refuse_quantize
 
     def __init__(self, units: int, *, activation: str | None = None, **kwargs: Any) -> None:
         super().__init__(units, **kwargs)
@@ -66,7 +67,7 @@ class MLP(BaseLayer):
         if self.norm_epsilon is not None:
             self.norm = LayerNormalization(epsilon=self.norm_epsilon, name="norm", dtype=self.dtype_policy)
             self.norm.build(hidden_shape)
-        self.dense2 = keras.layers.Dense(input_shape[-1], name="dense2", **self._options())
+        self.dense2 = dense_layer(input_shape[-1], name="dense2", **self._options())
         self.dense2.build(hidden_shape)
 
     def _options(self) -> dict[str, Any]:
@@ -82,34 +83,3 @@ class MLP(BaseLayer):
             x = self.norm(x)
         x = self.dropout(x, training=training)
         return self.dropout(self.dense2(x), training=training)
-
-    @property
-    def title(self) -> str:
-        """The layer in words."""
-        return f"{self.mlp_dim:,} wide, {'gated by ' if self.gated else ''}{self.activation}"
-
-    def cost(self, shape: Shape) -> Cost:
-        """Return the cost for (positions, width)."""
-        positions, width = shape
-        hidden = positions * self.mlp_dim
-        denses = 3 if self.gated else 2
-        cost = Cost(
-            multiply_adds=denses * hidden * width,
-            kept=positions * width + (KEPT_TENSORS[self.activation] + self.gated) * hidden,
-            kernel_outputs=(denses - 1) * self.mlp_dim + width,
-            peak=(PEAK_TENSORS[self.activation] + self.gated) * hidden,
-            widest=hidden,
-        )
-        if self.norm_epsilon is not None:
-            cost += self.norm.cost((hidden,)) + Cost(kept=hidden)
-        return cost + Cost(kept_masks=hidden + positions * width) if self.dropout_rate else cost
-
-    @property
-    def _dense_layers(self) -> tuple[keras.layers.Dense, ...]:
-        return (self.dense1, self.gate, self.dense2) if self.gated else (self.dense1, self.dense2)
-
-    def save_own_variables(self, store: Any) -> None:
-        save_quantization(store, self._dense_layers)
-
-    def load_own_variables(self, store: Any) -> None:
-        load_quantization(store, self._dense_layers)

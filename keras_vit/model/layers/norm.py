@@ -1,6 +1,5 @@
 """Normalization and scaling of the channels of tokens."""
 
-from math import prod
 from typing import Any
 
 import keras
@@ -8,7 +7,6 @@ from keras import ops
 
 from keras_vit.model.layers import runtime
 from keras_vit.model.layers.base import BaseLayer
-from keras_vit.model.layers.cost import Cost, Shape
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -26,10 +24,6 @@ class LayerNormalization(keras.layers.LayerNormalization):
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "is_fused": self.is_fused}
 
-    def cost(self, shape: Shape) -> Cost:
-        """Return the cost for values of any shape: the gradient keeps them, centred and scaled, in float32."""
-        return Cost(kept_float32=2 * prod(shape), widest=prod(shape))
-
 
 @keras.saving.register_keras_serializable("keras_vit")
 class LayerScale(BaseLayer):
@@ -45,10 +39,6 @@ class LayerScale(BaseLayer):
 
     def call(self, x: Any) -> Any:
         return x * self.gamma
-
-    def cost(self, shape: Shape) -> Cost:
-        """Return the cost for tokens (tokens, hidden_size)."""
-        return Cost(kept=prod(shape))
 
 
 @keras.saving.register_keras_serializable("keras_vit")

@@ -7,7 +7,6 @@ from keras import ops
 
 from keras_vit.model.layers.attention import MultiHeadAttention
 from keras_vit.model.layers.base import BaseLayer, glorot_uniform_matrix
-from keras_vit.model.layers.cost import Cost, Shape
 from keras_vit.model.layers.mlp import MLP
 from keras_vit.model.layers.norm import LayerNormalization
 
@@ -87,13 +86,6 @@ class AttentionPooling(BaseLayer):
         probe = ops.broadcast_to(ops.cast(self.probe, x.dtype), (ops.shape(x)[0], 1, x.shape[-1]))
         pooled = self.attention(probe, x[:, self.prefix_tokens :])
         return (pooled + self.mlp(self.norm(pooled)))[:, 0]
-
-    def cost(self, shape: Shape) -> Cost:
-        """Return the cost for tokens (tokens, hidden_size)."""
-        tokens, width = shape
-        probe = (1, width)
-        attention = self.attention.cost(probe, (tokens - self.prefix_tokens, width))
-        return attention + self.norm.cost(probe) + self.mlp.cost(probe)
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         return (input_shape[0], input_shape[-1])

@@ -1,13 +1,11 @@
 """ResNet: version 1 of hybrids (paper, section 3.1; vit_jax/models_resnet.py), version 2 of BiT (arXiv 1912.11370)."""
 
-from math import prod
 from typing import Any
 
 import keras
 from keras import ops
 
 from keras_vit.model.layers.base import BaseLayer, initializer
-from keras_vit.model.layers.cost import Cost, Shape
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -62,20 +60,6 @@ class StandardizedConv2D(BaseLayer):
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         height, width = (-(-side // self.strides) for side in input_shape[1:3])
         return (input_shape[0], height, width, self.filters)
-
-    def cost(self, shape: Shape) -> Cost:
-        """Return the cost for a feature map (height, width, channels), with the norm after or before it.
-
-        The norm keeps its centred map in float32, and exists at once with its input or with the squares.
-        """
-        values = prod(self.compute_output_shape((None, *shape))[1:])
-        return Cost(
-            multiply_adds=self.kernel_size**2 * shape[-1] * values,
-            kept_float32=values,
-            kernel_outputs=self.filters,
-            peak=values + max(prod(shape), values),
-            widest=values,
-        )
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -179,11 +163,6 @@ class ResNetRoot(_ResNetLayer):
         batch, height, width, channels = self.conv.compute_output_shape(input_shape)
         return (batch, -(-height // 2), -(-width // 2), channels)
 
-    def cost(self, shape: Shape) -> Cost:
-        """Return the cost for an image (height, width, channels): the ReLU's and the pooling's results are kept."""
-        before, after = self.conv.compute_output_shape((None, *shape)), self.compute_output_shape((None, *shape))
-        return self.conv.cost(shape) + Cost(kept=prod(before[1:]) + prod(after[1:]))
-
 
 @keras.saving.register_keras_serializable("keras_vit")
 class ResNetUnit(_ResNetLayer):
@@ -231,18 +210,6 @@ class ResNetUnit(_ResNetLayer):
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         return self.conv3.compute_output_shape(self.conv2.compute_output_shape(input_shape))
-
-    def cost(self, shape: Shape) -> Cost:
-        """Return the cost for a feature map (height, width, channels): the results of the ReLUs are kept."""
-        shortcut = prod(self.compute_output_shape((None, *shape))[1:])
-        cost = Cost() if self.conv_proj is None else self.conv_proj.cost(shape).beside(prod(shape))
-        for conv in (self.conv1, self.conv2, self.conv3):
-            # The shortcut waits for the sum; without a projection it is the first convolution's own input.
-            waiting = 0 if conv is self.conv1 and self.conv_proj is None else shortcut
-            output = conv.compute_output_shape((None, *shape))[1:]
-            cost += conv.cost(shape).beside(waiting) + Cost(kept=prod(output))
-            shape = output
-        return cost
 
 
 def _pad_sides(x: Any, width: int) -> Any:

@@ -179,7 +179,7 @@ def product_then(
     once; `options` must be hashable.
     """
     compiler = settings().compiler
-    if compiler is None or layer.quantization_mode is not None:
+    if compiler is None:
         return call(x) if after is None else after(call(x), **options)
     kernel = ops.convert_to_tensor(layer.kernel)  # includes LoRA weights; in the layer's compute dtype
     rows, columns = math.prod(kernel.shape[:axes]), math.prod(kernel.shape[axes:])

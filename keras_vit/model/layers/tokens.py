@@ -1,13 +1,11 @@
 """Tokens: patches (paper, equation 1), class token, distillation token (arXiv 2012.12877), registers; words."""
 
-from math import prod
 from typing import Any
 
 import keras
 from keras import ops
 
 from keras_vit.model.layers.base import BaseLayer, initializer
-from keras_vit.model.layers.cost import Cost, Shape
 
 
 @keras.saving.register_keras_serializable("keras_vit")
@@ -36,11 +34,6 @@ class PatchEmbedding(BaseLayer):
             x = x + self.bias
         rows, columns = x.shape[1:3]
         return ops.reshape(x, (-1, rows * columns, self.hidden_size))
-
-    def cost(self, shape: Shape) -> Cost:
-        """Return the cost for an image (height, width, channels), which is counted elsewhere."""
-        _, tokens, width = self.compute_output_shape((None, *shape))
-        return Cost(multiply_adds=tokens * prod(self.patch_size) * shape[-1] * width, kernel_outputs=width)
 
     def compute_output_shape(self, input_shape: tuple[Any, ...]) -> tuple[Any, ...]:
         rows, columns = (side // patch for side, patch in zip(input_shape[1:3], self.patch_size, strict=True))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_vit._util.download import cache_folder
+from keras_vit._util.downloads import cache_folder
 from keras_vit._util.text import install_command, nearest
 from keras_vit.dense.task import Depth, Segmentation
 from keras_vit.model.images import jpeg_png

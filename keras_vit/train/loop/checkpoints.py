@@ -16,11 +16,11 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import tensorflow as tf
 
-from keras_vit._util.schema import problems
+from keras_vit._util.checks import table_problems
 from keras_vit.errors import CheckpointError
 from keras_vit.model.config import ViTConfig
 from keras_vit.train._recipe import Recipe
@@ -29,8 +29,23 @@ from keras_vit.train.loop import storage
 STEP = re.compile(r"step-(\d{8,})")
 UNFINISHED = ".unfinished"
 MANIFEST = "manifest.json"
-_FILES = {"*": {"bytes": int, "sha256": str}}
-SCHEMA = {"content": {"step": int, "facts": dict, "variables": dict, "files": _FILES}, "sha256": str}
+
+
+class _File(TypedDict):
+    bytes: int
+    sha256: str
+
+
+class _Content(TypedDict):
+    step: int
+    facts: dict[str, Any]
+    variables: dict[str, Any]
+    files: dict[str, _File]
+
+
+class _Manifest(TypedDict):
+    content: _Content
+    sha256: str
 
 
 class DamagedError(Exception):
@@ -229,7 +244,7 @@ def read_manifest(folder: str, step: int) -> dict[str, Any]:
     """Return the `content` of the manifest of a step, or raise a DamagedError; other files are not read."""
     try:
         manifest = json.loads(storage.read(f"{folder}/{MANIFEST}"))
-        problem = next(problems(manifest, SCHEMA, MANIFEST), None)
+        problem = next(table_problems(manifest, _Manifest, MANIFEST), None)
         if problem is None and manifest["sha256"] != _digest(manifest["content"]):
             problem = "its SHA-256 differs"
     except tf.errors.OpError as error:

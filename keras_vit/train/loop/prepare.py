@@ -155,11 +155,10 @@ def adapt_model(recipe: Recipe, source: Model, *, num_classes: int, class_names:
     without names that is kept gets them.
     """
     layers = source._flatten_layers()
-    if special := [part.path for part in layers if part.quantization_mode or hasattr(part, "lora_kernel_a")]:
+    if special := [part.path for part in layers if hasattr(part, "lora_kernel_a")]:
         raise ValueError(
-            "A recipe trains floating-point weights without LoRA; model.fit trains LoRA, "
-            f"model.with_config(model.config) adds its updates to kernels. Received: a model with LoRA or quantized "
-            f"layers: {special[:3]}"
+            "A recipe trains weights without LoRA; model.fit trains LoRA, model.with_config(model.config) adds its "
+            f"updates to kernels. Received: a model with LoRA: {special[:3]}"
         )
     config = source.config
     if isinstance(source, DenseModel):

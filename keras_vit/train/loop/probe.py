@@ -13,9 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_vit._util.progress import counter
-from keras_vit.model.numbers import hash_weights
 from keras_vit.model.task import Classification
-from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.model.vision_transformer import VisionTransformer, hash_weights
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.pipeline import ModelInput
 from keras_vit.train.data.split import Data

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from keras_vit._util.progress import print_line
-from keras_vit.errors import DivergedError
+from keras_vit.errors import DivergedError as DivergedError
 from keras_vit.train.data.dataset_files import name_bad_image
 from keras_vit.train.data.order import Order
 from keras_vit.train.data.pipeline import ModelInput, training_batches

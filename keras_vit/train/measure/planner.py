@@ -15,9 +15,8 @@ from typing import Any
 from keras_vit._util.checks import check_counts, given, one_of
 from keras_vit._util.text import byte_size
 from keras_vit.model.config import ViTConfig
-from keras_vit.model.cost import layer_costs
+from keras_vit.model.cost import count, layer_costs
 from keras_vit.model.layers import EncoderBlock
-from keras_vit.model.numbers import numbers
 from keras_vit.model.sizes import canonical_name
 from keras_vit.model.symbolic import symbolic_model
 
@@ -186,7 +185,7 @@ def plan(
         raise ValueError(
             f"utilization must be in (0, 1] and peak_tflops above 0. Received: {utilization} and {peak_tflops}"
         )
-    counted = numbers(config)
+    counted = count(config)
     step_flops = batch_size * (3 * counted.flops + (counted.block_flops if remat else 0))
     saved, working = _activations(config, BYTES[precision], remat=remat)
     cast_bytes = 0 if precision == "float32" else BYTES[precision]
@@ -194,9 +193,9 @@ def plan(
     if teacher is not None:
         taught_by = teacher if isinstance(teacher, ViTConfig) else ViTConfig.from_name(teacher)
         size = max(size[0], taught_by.size[0]), max(size[1], taught_by.size[1])
-        teacher_bytes = numbers(taught_by).parameters * (FLOAT32 + cast_bytes)
+        teacher_bytes = count(taught_by).parameters * (FLOAT32 + cast_bytes)
         teacher_bytes += micro_batch * _activations(taught_by, BYTES[precision], remat=True)[1]
-        step_flops += batch_size * numbers(taught_by).flops
+        step_flops += batch_size * count(taught_by).flops
     setting = {  # words, and whether they apply
         f"{devices} device{'s' * (devices > 1)}": True,
         f"{accumulation} micro-batches": accumulation > 1,

@@ -21,8 +21,7 @@ from keras_vit._util.checks import as_path
 from keras_vit.model.layers.base import initializer
 from keras_vit.model.layers.runtime import random_scope
 from keras_vit.model.maps import resize_maps
-from keras_vit.model.numbers import hash_weights
-from keras_vit.model.vision_transformer import VisionTransformer
+from keras_vit.model.vision_transformer import VisionTransformer, hash_weights
 from keras_vit.train._recipe import Recipe
 from keras_vit.train.data.split import Data, are_comparable, match_data
 from keras_vit.train.step.objective import Objective

@@ -1,0 +1,7 @@
+from .loading import convert as convert
+from .loading import load as load
+from .saving import save as save
+from .source import CheckpointError as CheckpointError
+from .source import detect as detect
+from .source import read_config as read_config
+from .table import formats as formats

@@ -1,0 +1,483 @@
+"""Open files of named tensors: .npz, .safetensors, Keras' .weights.h5 and .keras, PyTorch's .pth; write the first two.
+
+The kind of file is recognised by its first bytes, not by its name. Headers are read first, then one tensor at a time.
+NumPy, safetensors, h5py and PyTorch read the files. No pickle is run, and what zip archives and headers claim to hold
+has limits. The HDF5 library trusts its files: a crafted .h5 or .keras can end the process.
+"""
+
+import abc
+import argparse
+import contextlib
+import json
+import math
+import os
+import pickle
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Self
+
+import h5py
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from keras_vit._util.atomic import replacing
+from keras_vit._util.text import install_command, printable
+from keras_vit._util.untrusted import MAX_JSON_BYTES, parse_object
+from keras_vit.errors import CheckpointError
+
+_CODES = ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1")
+# The types that are read, and the bytes of one element in a file.
+ITEM_BYTES = {np.dtype(code).name: int(code[1]) for code in _CODES} | {"bfloat16": 2, "bool": 1}
+_BFLOAT16 = np.dtype("V2")  # NumPy and h5py have no bfloat16: they save two opaque bytes
+
+# A compressed file may unpack to the larger of this many bytes and this many times its own size. Trained weights hardly
+# compress. A file of zeros beyond that must be stored uncompressed, as all official files are.
+MAX_UNPACKED_BYTES = 256 << 20
+MAX_UNPACKED_RATIO = 100
+
+DOWNLOAD_AGAIN = "Download it again."
+_READABLE = "Files that can be read: .npz, .safetensors, Keras' .weights.h5 and, with PyTorch installed, .pth"
+_ZIP_MARKS = (b"PK\3\4", b"PK\5\6")
+# Offset of a mark, the mark, and the kind of file that has it.
+_FOREIGN: tuple[tuple[int, bytes | tuple[bytes, ...], str], ...] = (
+    (0, b"\x80\2\x8a\nl\xfc\x9cF\xf9", "a file of PyTorch before 1.6, a pickle: save it again with a newer PyTorch"),
+    (0, (b"\x80\2", b"\x80\3", b"\x80\4", b"\x80\5"), "a pickle, which could run code and is never read"),
+    (0, b"\x93NUMPY", "a single .npy array"),
+    (0, b"version https://git-lfs", "a Git LFS pointer to the file (run git lfs pull)"),
+    (0, b"<", "an HTML or XML page, perhaps a server's error message"),
+    (0, b"{", "a JSON file"),
+    (4, b"TFL3", "a TFLite model"),
+)
+
+
+@dataclass(frozen=True)
+class Header:
+    """The name, shape and dtype that a file states for one tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # a NumPy name or "bfloat16"; a type that cannot be read keeps its name in the file
+
+    @property
+    def bytes(self) -> int:
+        """Size in the file, unpacked; 0 for a type that cannot be read."""
+        return math.prod(self.shape) * ITEM_BYTES.get(self.dtype, 0)
+
+
+class Container(abc.ABC):
+    """A file of named tensors, open for reading: use it in a `with` statement, in one thread at a time.
+
+    Opening reads every header and no tensor. Each tensor is read into its own memory and outlives the container.
+    (Memory-mapping would save a copy, but the process would crash if another process cut the file short.)
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.headers: dict[str, Header] = {}  # by name, in the order of the file
+        self.metadata: dict[str, str] = {}  # texts that the file holds beside its tensors
+        self._joined: dict[str, Container] = {}  # by the names of their tensors
+        self._is_closed = False
+        self._open_files = contextlib.ExitStack()
+        try:
+            with reading(path):
+                self._read_headers(path.stat().st_size)
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, name: str) -> np.ndarray:
+        """Read one of `headers` as a writable array of its shape in native byte order; bfloat16 becomes float32."""
+        if name in self._joined:
+            return self._joined[name].read(name)
+        with reading(self.path):
+            if self._is_closed:
+                raise CheckpointError("is closed.")
+            if (header := self.headers.get(name)) is None:
+                raise CheckpointError(f"has no tensor {quoted(name)} among its {len(self.headers)}.")
+            if header.dtype == "object":
+                raise CheckpointError(f"tensor {quoted(name)} holds pickled objects, which are never read.")
+            if header.dtype not in ITEM_BYTES:
+                raise CheckpointError(
+                    f"tensor {quoted(name)} is {quoted(header.dtype)}. Types read: {', '.join(ITEM_BYTES)}."
+                )
+            array = self._read_tensor(header)
+            # NumPy has no bfloat16, which is the upper half of a float32.
+            if header.dtype == "bfloat16" and array.dtype != np.float32:
+                array = (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+            return array
+
+    def join(self, other: "Container") -> None:
+        """Add the tensors of another file of the same model; closing this container closes both."""
+        self._open_files.enter_context(other)
+        if duplicates := self.headers.keys() & other.headers.keys():
+            raise CheckpointError(f"{other.path}: has tensor {quoted(min(duplicates))}, as {self.path} has.")
+        self.headers |= other.headers
+        self._joined |= dict.fromkeys(other.headers, other)
+
+    def close(self) -> None:
+        """Close the file and those joined to it; arrays already read stay valid."""
+        self._is_closed = True
+        self._open_files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abc.abstractmethod
+    def _read_headers(self, size: int) -> None:
+        """Open the file, which has `size` bytes, and fill `headers` and `metadata`."""
+
+    @abc.abstractmethod
+    def _read_tensor(self, header: Header) -> np.ndarray:
+        """Read one tensor, whose dtype has been checked; bfloat16 in any dtype of two bytes, or as float32."""
+
+
+def open_container(path: str | os.PathLike[str]) -> Container:
+    """Open a file of tensors, whatever its name, for a `with` statement; only its headers are read."""
+    path = Path(path)
+    with reading(path):
+        path.stat()
+        if not path.is_file():
+            raise CheckpointError(f"is {'a folder' if path.is_dir() else 'not a regular file'}. {_READABLE}.")
+        with path.open("rb") as file:
+            container_class = _container_class(file.read(512))
+    return container_class(path)
+
+
+def _container_class(start: bytes) -> type[Container]:
+    """Return the class that reads a file with these first bytes."""
+    if start.startswith(_ZIP_MARKS):
+        # PyTorch's zip archive begins with a pickle in a folder.
+        first_name = start[30 : 30 + int.from_bytes(start[26:28], "little")]
+        return TorchContainer if first_name.endswith(b"/data.pkl") else NpzContainer
+    if start[8:9] == b"{":  # after the eight bytes of length, which can have any value
+        return SafetensorsContainer
+    if start.startswith(b"\x89HDF\r\n\x1a\n"):
+        return Hdf5Container
+    for offset, mark, kind in _FOREIGN:
+        if start.startswith(mark, offset):
+            raise CheckpointError(f"is {kind}. {_READABLE}.")
+    received = f"starts with the bytes {start[:8].hex(' ')}" if start else "is empty"
+    raise CheckpointError(f"{received}. {_READABLE}.")
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Replace every error that the bytes of a file can cause in a parser by a CheckpointError that names the file."""
+    try:
+        yield
+    except (FileNotFoundError, PermissionError):
+        raise
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error.__cause__
+    except Exception as error:  # zipfile, zlib, ast, struct, NumPy, h5py and safetensors raise many types for damage
+        reason = printable(f"{type(error).__name__}: {error}"[:300])
+        raise CheckpointError(f"{path}: cannot be read ({reason}). If it is damaged, download it again.") from error
+
+
+def quoted(text: str) -> str:
+    """Quote, escape and shorten a name from a file for a message."""
+    return repr(text if len(text) <= 120 else f"{text[:80]}...{text[-30:]}")
+
+
+def _check_unpacked(unpacked: int, size: int) -> None:
+    """Raise a CheckpointError if a file of `size` bytes claims to hold far more."""
+    limit = max(MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO * size)
+    if unpacked > limit:
+        raise CheckpointError(
+            f"{size} bytes claim to unpack to {unpacked}; at most {limit} are unpacked. "
+            "If the file is good, save it again uncompressed (an .npz with numpy.savez)."
+        )
+
+
+def _open_zip(path: Path) -> zipfile.ZipFile:
+    """Open a zip archive and check what its directory claims; zipfile compares each member with it, and its CRC."""
+    archive = zipfile.ZipFile(path)
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        file.seek(size - 22 - len(archive.comment))
+        end = file.read(22)
+    # zipfile accepts an archive that was cut within its comment, which holds metadata here.
+    if end[:4] != b"PK\5\6" or int.from_bytes(end[20:], "little") != len(archive.comment):
+        raise CheckpointError(f"has a damaged directory: it was cut short. {DOWNLOAD_AGAIN}")
+    _check_unpacked(sum(info.file_size for info in archive.infolist()), size)
+    return archive
+
+
+# ---- .npz
+
+
+class NpzContainer(Container):
+    """An .npz, a zip archive with one .npy file for each tensor. Pickled tensors are listed and never read."""
+
+    def _read_headers(self, size: int) -> None:
+        self._archive = self._open_files.enter_context(_open_zip(self.path))
+        names = self._archive.namelist()
+        if "model.weights.h5" in names:
+            raise CheckpointError("is a .keras file, which is a model: converters.load opens it by its suffix .keras.")
+        if foreign := [name for name in names if not name.endswith(".npy")]:
+            raise CheckpointError(f"has a member {quoted(foreign[0])}, which is no .npy array, so it is not an .npz.")
+        if self._archive.comment.startswith(b"{"):  # by `write_npz`; comments of other programs are ignored
+            self.metadata = parse_object(self._archive.comment)
+        if not all(isinstance(text, str) for text in self.metadata.values()):
+            raise CheckpointError("has a comment that is not an object of texts.")
+        for info in self._archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            with self._archive.open(info) as stream:
+                self.headers[name] = _read_npy_header(stream, name, info.file_size)
+
+    def _read_tensor(self, header: Header) -> np.ndarray:
+        with self._archive.open(f"{header.name}.npy") as stream:
+            array: np.ndarray = np.lib.format.read_array(stream, allow_pickle=False)
+        return array if header.dtype == "bfloat16" else array.astype(header.dtype, copy=False)
+
+
+def _read_npy_header(stream: IO[bytes], name: str, size: int) -> Header:
+    """Read the header of a .npy member of `size` bytes, and check that the member holds what the header claims."""
+    if np.lib.format.read_magic(stream) == (1, 0):
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    else:
+        shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
+    dtype_name = "bfloat16" if dtype == _BFLOAT16 else dtype.name
+    header = Header(name, shape, dtype_name if dtype_name in ITEM_BYTES or dtype.hasobject else str(dtype))
+    held = size - stream.tell()
+    if header.dtype in ITEM_BYTES and header.bytes != held:
+        raise CheckpointError(
+            f"tensor {quoted(name)} claims {header.bytes} bytes (shape {str(shape)[:200]}, {header.dtype}) "
+            f"but the archive holds {held} for it."
+        )
+    return header
+
+
+def write_npz(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, Any] | Iterable[tuple[str, Any]],
+    *,
+    metadata: Mapping[str, str] | None = None,
+) -> Path:
+    """Write an uncompressed .npz as `numpy.savez` does; the same tensors always give the same bytes.
+
+    Args:
+        path: the file to write; it appears complete or not at all.
+        tensors: arrays by name, or pairs of both; from an iterator, only one is in memory at a time.
+            bfloat16 arrays (ml_dtypes) are written as NumPy does, as two opaque bytes per element.
+        metadata: texts for the archive's comment, which NumPy ignores; less than 64 KiB.
+    """
+    with replacing(Path(path)) as file, zipfile.ZipFile(file, "w") as archive:
+        for name, array in _checked_pairs(tensors):
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:  # dated 1980-01-01, as numpy.savez does
+                raw = array.view("V2") if array.dtype.name == "bfloat16" else array
+                np.lib.format.write_array(stream, raw, allow_pickle=False)
+            del array, raw  # before the next one is made
+        if metadata:
+            archive.comment = json.dumps(dict(metadata)).encode()
+    return Path(path)
+
+
+def _checked_pairs(tensors: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the tensors of a file to write, one in memory at a time; raise a ValueError for a wrong name or type."""
+    names: set[str] = set()
+    for name, value in tensors.items() if isinstance(tensors, Mapping) else tensors:
+        array = np.asarray(value)
+        if name in names:
+            raise ValueError(f"Two tensors are named {quoted(name)}.")
+        if array.dtype.name not in ITEM_BYTES:
+            raise ValueError(f"Tensor {quoted(name)} is {array.dtype}. Types written: {', '.join(ITEM_BYTES)}.")
+        names.add(name)
+        yield name, array
+        del array, value
+
+
+# ---- .safetensors
+
+_ALIGNMENT = 8
+_METADATA = "__metadata__"
+# By code: "F32" is float32.
+_TYPES = {name.replace("float", "f").replace("uint", "u").replace("int", "i").upper(): name for name in ITEM_BYTES}
+
+
+class SafetensorsContainer(Container):
+    """A .safetensors file. Of the types that NumPy lacks, only bfloat16 can be read."""
+
+    def _read_headers(self, size: int) -> None:
+        try:
+            # The default back end maps the file into memory: the process crashes if another one cuts the file short.
+            self._tensors = self._open_files.enter_context(safe_open(self.path, "numpy", backend="pread"))
+        except SafetensorError as error:
+            reason = printable(str(error)[:200])
+            raise CheckpointError(f"has no valid safetensors header: {reason}. {DOWNLOAD_AGAIN}") from error
+        self.metadata = self._tensors.metadata() or {}
+        for name in self._tensors.offset_keys():
+            tensor = self._tensors.get_slice(name)
+            code = tensor.get_dtype()
+            self.headers[name] = Header(name, tuple(tensor.get_shape()), _TYPES.get(code, code))
+
+    def _read_tensor(self, header: Header) -> np.ndarray:
+        array: np.ndarray = self._tensors.get_tensor(header.name)
+        return array
+
+
+def write_safetensors(
+    path: str | os.PathLike[str], tensors: Mapping[str, Any] | Iterable[tuple[str, Any]], *, metadata: Mapping[str, str]
+) -> Path:
+    """Write a .safetensors file, which appears complete or not at all; the same tensors always give the same bytes.
+
+    The library's own writer orders several texts of metadata by chance, and replaces a file while it is read.
+
+    Args:
+        path: the file to write.
+        tensors: arrays by name, or pairs of both.
+        metadata: texts beside the tensors, such as {"format": "pt"}; may be empty.
+    """
+    codes = {name: code for code, name in _TYPES.items()}
+    arrays = sorted(_checked_pairs(tensors), key=lambda pair: (-pair[1].itemsize, pair[0]))  # so that all are aligned
+    header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
+    end = 0
+    for name, array in arrays:
+        if name == _METADATA:
+            raise ValueError(f"A .safetensors file has texts, and no tensor, under the name {_METADATA!r}.")
+        begin, end = end, end + array.nbytes
+        header[name] = {"dtype": codes[array.dtype.name], "shape": array.shape, "data_offsets": (begin, end)}
+    text = json.dumps(header, ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with replacing(Path(path)) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, array in arrays:
+            is_swapped = array.dtype.byteorder == ">"
+            little = array.astype(array.dtype.newbyteorder("<")) if is_swapped else np.ascontiguousarray(array)
+            file.write(little.reshape(-1).view(np.uint8).data)
+    return Path(path)
+
+
+# ---- .weights.h5 and .keras
+
+_KERAS_METADATA, _KERAS_CONFIG, _KERAS_WEIGHTS = "metadata.json", "config.json", "model.weights.h5"
+
+
+class Hdf5Container(Container):
+    """An HDF5 file of plain arrays; their names are their paths, "layers/dense/vars/0". Links are not followed."""
+
+    def _read_headers(self, size: int) -> None:
+        self._open_hdf5(self.path)
+
+    def _open_hdf5(self, path: Path) -> None:
+        self._file = self._open_files.enter_context(h5py.File(path, "r"))
+        self._file.visititems(self._add)
+        _check_unpacked(sum(header.bytes for header in self.headers.values()), path.stat().st_size)
+
+    def _add(self, name: str, item: h5py.Group | h5py.Dataset) -> None:
+        if isinstance(item, h5py.Dataset):
+            known = "bfloat16" if item.dtype == _BFLOAT16 else item.dtype.name
+            dtype = known if known in ITEM_BYTES else f"HDF5's {item.dtype}"
+            self.headers[name] = Header(name, item.shape or (), dtype)
+
+    def _read_tensor(self, header: Header) -> np.ndarray:
+        array = np.asarray(self._file[header.name][()])
+        return array if header.dtype == "bfloat16" else array.astype(header.dtype, copy=False)
+
+
+class KerasContainer(Hdf5Container):
+    """The weights of a .keras file, unpacked into a temporary folder as `weights_path` while the container is open."""
+
+    def _read_headers(self, size: int) -> None:
+        folder = self._open_files.enter_context(tempfile.TemporaryDirectory())
+        with _open_keras_zip(self.path) as archive:
+            self.weights_path = Path(archive.extract(_KERAS_WEIGHTS, folder))
+        self._open_hdf5(self.weights_path)
+
+
+def read_keras_config(path: Path) -> dict[str, Any]:
+    """Return the object in the config.json of a .keras file. Nothing is built from it."""
+    with reading(path), _open_keras_zip(path) as archive:
+        if (size := archive.getinfo(_KERAS_CONFIG).file_size) > MAX_JSON_BYTES:
+            raise CheckpointError(f"has a config.json of {size:,} bytes; the limit is {MAX_JSON_BYTES:,}.")
+        try:
+            return parse_object(archive.read(_KERAS_CONFIG))
+        except ValueError as error:
+            raise CheckpointError(f"has a config.json that {error}") from error
+
+
+def _open_keras_zip(path: Path) -> zipfile.ZipFile:
+    """Open a .keras file, and check that it has the members that Keras writes for a model."""
+    archive = _open_zip(path)
+    names = {*archive.namelist(), _KERAS_METADATA}
+    known = [_KERAS_METADATA, _KERAS_CONFIG, _KERAS_WEIGHTS]
+    if names != set(known):
+        missing = [name for name in known if name not in names]
+        wrong = f"no member {missing[0]!r}" if missing else f"a member {quoted(min(names.difference(known)))}"
+        raise CheckpointError(f"has {wrong}; a .keras file of keras_vit has {known}.")
+    return archive
+
+
+# ---- .pth
+
+# Tensors may share their data, such as tied weights, and together describe this many times the bytes of the file.
+_SHARING_RATIO = 2
+_STATE_KEYS = ("state_dict", "model")  # under which training programs (timm, DeiT, Lightning) keep the weights
+
+
+class TorchContainer(Container):
+    """A file of `torch.save`, a zip archive of a pickle and tensors: PyTorch reads it weights-only and runs no code."""
+
+    def _read_headers(self, size: int) -> None:
+        with _open_zip(self.path) as archive:
+            if packed := [info for info in archive.infolist() if info.compress_type != zipfile.ZIP_STORED]:
+                # PyTorch would map the compressed bytes as if they were numbers.
+                raise CheckpointError(f"is a PyTorch file with a compressed member {quoted(packed[0].filename)}.")
+        self._tensors = _state_dict(self._load())
+        for name, tensor in self._tensors.items():
+            kind = str(tensor.dtype if str(tensor.layout) == "torch.strided" else tensor.layout)
+            self.headers[name] = Header(name, tuple(tensor.shape), kind.removeprefix("torch."))
+        described = sum(header.bytes for header in self.headers.values())
+        if described > _SHARING_RATIO * size:
+            raise CheckpointError(
+                f"is a PyTorch file of {size} bytes whose tensors share their data and describe {described} bytes; "
+                f"at most {_SHARING_RATIO} times the file are read. Save copies of the tensors (tensor.clone())."
+            )
+
+    def _load(self) -> Any:
+        try:
+            import torch
+        except ImportError as error:
+            raise CheckpointError(
+                "is a PyTorch file (a pickle, which is never read by itself): save its tensors as .safetensors, or "
+                f"let PyTorch read them weights-only: {install_command('torch')}."
+            ) from error
+        try:
+            # Training programs save their command line, an argparse.Namespace, beside the weights.
+            with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
+                return torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
+        except pickle.UnpicklingError as error:
+            reason = str(error).partition("\n")[0][:200]
+            raise CheckpointError(f"is a PyTorch file that holds more than weights and is not run: {reason}") from error
+
+    def _read_tensor(self, header: Header) -> np.ndarray:
+        tensor = self._tensors[header.name].detach()
+        # A copy, as in the other containers; NumPy has no bfloat16.
+        tensor = tensor.float() if header.dtype == "bfloat16" else tensor.clone()
+        array: np.ndarray = tensor.contiguous().numpy()
+        return array
+
+    def close(self) -> None:
+        """Close the file; arrays already read stay valid."""
+        self._tensors = {}
+        super().close()
+
+
+def _state_dict(loaded: Any) -> dict[str, Any]:
+    """Return the tensors by name, under whichever key a training program saved them."""
+    for key in _STATE_KEYS:
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
+    tensors = {}
+    if isinstance(loaded, Mapping):
+        tensors = {name: value for name, value in loaded.items() if isinstance(name, str) and hasattr(value, "layout")}
+    if not tensors:
+        raise CheckpointError(f"is a PyTorch file without tensors by name. It holds: {str(type(loaded))[:100]}")
+    return tensors

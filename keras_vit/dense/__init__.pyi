@@ -1,0 +1,9 @@
+from .catalogue import MapCard as MapCard
+from .catalogue import cards as cards
+from .config import MapConfig as MapConfig
+from .loading import load as load
+from .model import DenseModel as DenseModel
+from .model import PatchMap as PatchMap
+from .model import ResizeBilinear as ResizeBilinear
+from .model import depth as depth
+from .model import segmenter as segmenter

@@ -1,1 +1,0 @@
-"""Build the functions and signatures of a SavedModel."""

@@ -1,0 +1,15 @@
+from ._recipe import Recipe as Recipe
+from ._recipe import recipe as recipe
+from ._recipe import recipes as recipes
+from .loop.held_out import Best as Best
+from .loop.run import Result as Result
+from .loop.run import run as run
+from .loop.training import DivergedError as DivergedError
+from .measure.evaluation import Evaluation as Evaluation
+from .measure.evaluation import evaluate as evaluate
+from .measure.examination import Examination as Examination
+from .measure.examination import examine as examine
+from .measure.few_shots import few_shot as few_shot
+from .measure.planner import Plan as Plan
+from .measure.planner import plan as plan
+from .step.strategies import strategy as strategy

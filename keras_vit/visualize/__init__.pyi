@@ -1,0 +1,11 @@
+from .attention import attention_distance as attention_distance
+from .attention import attention_maps as attention_maps
+from .attention import attention_rollout as attention_rollout
+from .attention import class_attention as class_attention
+from .report_page import report as report
+from .tokens import effective_rank as effective_rank
+from .tokens import logit_lens as logit_lens
+from .tokens import patch_components as patch_components
+from .tokens import token_norms as token_norms
+from .weights import embedding_filters as embedding_filters
+from .weights import position_similarity as position_similarity

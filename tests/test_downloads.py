@@ -1,0 +1,439 @@
+"""Downloads return the complete and right file or one clear error; the cache, mirrors and the offline switch."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from file_server import FileServer, Served
+from keras_vit._util import downloads
+from keras_vit._util.downloads import cache_folder, fetch
+from keras_vit.errors import DownloadError, FileUnavailableError
+
+pytest_plugins = ["download_fixtures"]
+pytestmark = pytest.mark.usefixtures("cache")
+
+GOOD = os.urandom(100_000)
+OTHER = "a" * 64
+OBJECT = "gs://vit_models/augreg/X.npz"
+LAYOUTS = ["vit_models/augreg/X.npz", "augreg/X.npz", "X.npz"]
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def md5_header(data: bytes) -> dict[str, str]:
+    """Return the header that Google's storage sends."""
+    return {"x-goog-hash": f"crc32c=AAAAAA==,md5={base64.b64encode(hashlib.md5(data).digest()).decode()}"}
+
+
+def kept(folder: Path) -> list[str]:
+    """Return the files under their final names: all except pins, locks and partial downloads."""
+    side = (".sha256", ".lock", ".part")
+    return [path.name for path in folder.rglob("*") if path.is_file() and path.suffix not in side]
+
+
+# ---- transfers
+
+
+@pytest.mark.parametrize(
+    ("faults", "known", "ranges"),
+    [
+        ([], "", [None]),
+        (["503", "429"], "", [None] * 3),
+        (["cut"], "sha256", [None, "bytes=R-"]),
+        (["cut"], "md5", [None, "bytes=R-"]),
+        (["cut"] * 4, "sha256", [None] + ["bytes=R-"] * 4),
+        (["cut"], "", [None, "bytes=R-", None]),  # what was joined could not be checked
+        (["cut", "wrong"], "sha256", [None, "bytes=R-", None]),
+        (["stall"], "sha256", [None, "bytes=R-"]),
+    ],
+)
+def test_a_transfer_that_fails_is_continued(
+    server: FileServer,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    faults: list[str],
+    known: str,
+    ranges: list[str | None],
+) -> None:
+    monkeypatch.setattr(downloads, "TIMEOUT", 1.0)
+    server.files["/dir/x.npz"] = Served(GOOD, list(faults), md5_header(GOOD) if known == "md5" else {})
+    hashed = {"sha256": sha256(GOOD)} if known == "sha256" else {}
+    path = fetch(f"{server.url}/dir/x.npz", **hashed)
+    assert path.read_bytes() == GOOD
+    assert [asked and re.sub(r"\d+", "R", asked) for _, asked in server.requests] == ranges
+    assert kept(cache) == ["x.npz"]
+    assert not [*cache.rglob("*.part")]
+    assert fetch(f"{server.url}/dir/x.npz") == path
+    assert len(server.requests) == len(ranges)  # from the cache
+
+
+@pytest.mark.parametrize(
+    ("served", "known", "message"),
+    [
+        (Served(GOOD, ["404"]), None, "404 .*no such file there"),
+        (Served(GOOD, ["403"]), None, "403 .*no access to it"),
+        (Served(GOOD, ["400"]), None, "400 .*instead of a file"),
+        (Served(GOOD, ["503"] * 5), None, "5 attempts.*503"),
+        (Served(GOOD, ["cut"] * 9), None, "5 attempts"),
+        (Served(GOOD, ["wrong"]), sha256(GOOD), "its SHA-256 is .* expected"),
+        (Served(GOOD), OTHER, f"expected {OTHER}"),
+        (Served(GOOD, headers=md5_header(b"")), None, "its MD5 is"),
+        (Served(b"\n<!DOCTYPE html><p>please log in"), None, "is a web page"),
+        (Served(GOOD, has_length=False), None, "neither a length nor a checksum.*#sha256=<hex>"),
+    ],
+    ids=lambda value: "" if isinstance(value, Served) else None,
+)
+def test_nothing_bad_is_returned(
+    server: FileServer, cache: Path, served: Served, known: str | None, message: str
+) -> None:
+    server.files["/x.npz"] = served
+    with pytest.raises(DownloadError, match=message) as caught:
+        fetch(f"{server.url}/x.npz", sha256=known)
+    assert "KERAS_VIT_CACHE" not in str(caught.value)  # the advice for full disks
+    assert kept(cache) == []
+    assert len(server.requests) == (1 if not message.startswith("5 attempts") else 5 if "503" in message else 9)
+
+
+def test_a_hash_replaces_the_length(server: FileServer) -> None:
+    server.files["/x.dat"] = Served(GOOD, has_length=False)
+    assert fetch(f"{server.url}/x.dat#sha256={sha256(GOOD).upper()}").read_bytes() == GOOD
+
+
+def test_a_transfer_never_joins_two_versions(server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downloads, "ATTEMPTS", 1)
+    url, old, new = f"{server.url}/x.dat", b"old" * 1000, b"new" * 1000
+    server.files["/x.dat"] = Served(old, ["cut"], md5_header(old))
+    with pytest.raises(DownloadError, match="1 attempts"):
+        fetch(url)
+    monkeypatch.setattr(downloads, "ATTEMPTS", 2)
+    server.files["/x.dat"] = Served(new, headers=md5_header(new))
+    assert fetch(url).read_bytes() == new
+
+
+def test_a_download_that_was_killed_is_continued(server: FileServer, cache: Path) -> None:
+    body = os.urandom(1 << 21)
+    url = f"{server.url}/x.npz#sha256={sha256(body)}"
+    server.files["/x.npz"] = Served(body, ["stall"])
+    child = subprocess.Popen([sys.executable, "-c", f"from keras_vit._util.downloads import fetch; fetch({url!r})"])
+    deadline = time.monotonic() + 20
+    while not any(part.stat().st_size for part in cache.rglob("*.part")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert kept(cache) == []
+    assert fetch(url).read_bytes() == body
+    assert re.fullmatch(r"bytes=[1-9]\d*-", server.requests[1][1] or "")
+
+
+def test_four_processes_at_once_download_once(server: FileServer) -> None:
+    server.files["/x.npz"] = Served(GOOD)
+    code = f"from keras_vit._util.downloads import fetch; print(fetch({server.url + '/x.npz'!r}).stat().st_size)"
+    children = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    assert [child.communicate(timeout=60)[0] for child in children] == [f"{len(GOOD)}\n"] * 4
+    assert len(server.requests) == 1
+
+
+def test_without_a_connection_there_is_one_attempt_and_one_short_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(DownloadError, match="There is no connection to 127.0.0.1"):
+        fetch(f"http://127.0.0.1:{port}/x.npz")
+
+    def resolve(*_: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(downloads, "BACKOFF", 1000.0)  # a second attempt would wait
+    with pytest.raises(DownloadError) as caught:
+        fetch("gs://vit_models/sam/ViT-B_16.npz")
+    assert len(str(caught.value)) < 250
+    assert all(
+        word in str(caught.value) for word in ("storage.googleapis.com", "'digits'", "path", "KERAS_VIT_OFFLINE")
+    )
+
+
+def test_a_full_disk_leaves_nothing_behind(server: FileServer, cache: Path) -> None:
+    server.files["/x.npz"] = Served(GOOD)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(GOOD) // 2, limits[1]))
+    try:
+        with pytest.raises(DownloadError, match="Free some space, or set KERAS_VIT_CACHE"):
+            fetch(f"{server.url}/x.npz")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {path.suffix for path in cache.rglob("*") if path.is_file()} <= {".lock"}
+    assert fetch(f"{server.url}/x.npz").read_bytes() == GOOD
+
+
+def test_progress_is_shown_on_a_terminal_only(
+    server: FileServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"B_16-{'i21k-300ep-' * 9}.npz"
+    server.files |= {"/x.npz": Served(GOOD), f"/{name}": Served(GOOD)}
+    fetch(f"{server.url}/x.npz")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    fetch(f"{server.url}/{name}")
+    shown = capsys.readouterr().err
+    assert "B_16-i21k-300ep" in shown
+    assert "100.0/100.0 kB" in shown
+
+
+# ---- the cache
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 100)
+
+
+def overwrite_and_spoil_the_pin(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+    path.with_name("x.npz.sha256").write_text("no pin\n")
+
+
+@pytest.mark.parametrize("damage", [truncate, overwrite_and_spoil_the_pin, Path.unlink])
+def test_a_damaged_cache_entry_is_downloaded_again(server: FileServer, damage: Callable[[Path], None]) -> None:
+    server.files["/x.npz"] = Served(GOOD)
+    damage(fetch(f"{server.url}/x.npz"))
+    assert fetch(f"{server.url}/x.npz").read_bytes() == GOOD
+    assert len(server.requests) == 2
+
+
+def test_a_pinned_file_is_not_read_again_unless_it_was_touched(
+    server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.files["/x.npz"] = Served(GOOD)
+    path = fetch(f"{server.url}/x.npz")
+    os.utime(path, ns=(1, 1))
+    assert fetch(f"{server.url}/x.npz") == path
+    assert path.with_name("x.npz.sha256").read_text() == f"{sha256(GOOD)} {len(GOOD)} 1\n"
+    monkeypatch.setattr(hashlib, "file_digest", None)
+    assert fetch(f"{server.url}/x.npz", sha256=sha256(GOOD)) == path
+    assert len(server.requests) == 1
+
+
+def test_a_new_version_replaces_the_one_that_was_pinned(server: FileServer) -> None:
+    server.files["/x.npz"] = Served(GOOD)
+    fetch(f"{server.url}/x.npz", sha256=sha256(GOOD))
+    server.files["/x.npz"] = Served(b"new")
+    assert fetch(f"{server.url}/x.npz", sha256=sha256(b"new")).read_bytes() == b"new"
+
+
+def test_equal_names_from_different_places_stay_apart(server: FileServer) -> None:
+    paths = ["/a/x.npz", "/b/x.npz", "/b%2Fx.npz", "/b/x.npz?v=1", "/b/x.npz?v=2"]
+    server.files = {path: Served(path.encode()) for path in paths}
+    fetched = [fetch(server.url + path) for path in paths]
+    assert [path.read_bytes().decode() for path in fetched] == paths
+    assert fetched[0].parts[-4:] == ("http", f"127.0.0.1+{server.server_address[1]}", "a", "x.npz")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://host/../../evil.npz",
+        "https://host/%2e%2e/%2E%2E/evil.npz",
+        "https://host//etc/passwd",
+        "https://host",
+        "https:///x.npz",
+        "gs://bucket/../../../evil.npz",
+        "hf://org/../../x.npz",
+        "hf://org/repo",
+        "s3://bucket/x.npz",
+    ],
+)
+def test_paths_that_lead_elsewhere_are_refused(url: str, cache: Path) -> None:
+    with pytest.raises(ValueError, match=re.escape(url.removeprefix("gs://bucket/"))):
+        fetch(url)
+    assert not cache.exists()
+
+
+@given(
+    st.sampled_from(["https://host/", "gs://bucket/", "hf://org/repo/", "https://"]),
+    st.text(alphabet="./\\%2eEfF5Cc@:?#a\0~", max_size=20),
+)
+def test_no_url_leads_out_of_the_cache(start: str, rest: str) -> None:
+    try:
+        place = downloads._locate(start + rest).cached
+    except ValueError:
+        return
+    assert Path(os.path.normpath(place)).is_relative_to(cache_folder())
+    assert "\0" not in str(place)
+
+
+@pytest.mark.parametrize(
+    ("environment", "folder"),
+    [
+        ({"KERAS_VIT_CACHE": "/a/b"}, "/a/b"),
+        ({"KERAS_HOME": "/k"}, "/k/keras_vit"),
+        ({"HOME": "/home/me"}, "/home/me/.keras/keras_vit"),
+        ({"HOME": "/home/me", "KERAS_VIT_CACHE": "~/x"}, "/home/me/x"),
+    ],
+)
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], folder: str) -> None:
+    for name in ("KERAS_VIT_CACHE", "KERAS_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert cache_folder() == Path(folder)
+
+
+# ---- the hub, local files, offline, mirrors
+
+
+@pytest.fixture
+def hub(server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FileServer:
+    """Let huggingface_hub take the server for the hub, with its cache in a new folder."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return server
+
+
+def test_a_file_of_the_hub_is_downloaded_once(hub: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    stated = {"X-Repo-Commit": "c" * 40, "ETag": f'"{sha256(GOOD)}"'}
+    hub.files["/org/repo/resolve/v1/dir/x.npz"] = Served(GOOD, headers=stated)
+    path = fetch("hf://org/repo/dir/x.npz@v1", sha256=sha256(GOOD))
+    assert path.read_bytes() == GOOD
+    with pytest.raises(DownloadError, match="its SHA-256 is"):
+        fetch("hf://org/repo/dir/x.npz@v1", sha256=OTHER)
+    assert [file for file, _ in hub.requests if file.endswith("x.npz")] == ["/org/repo/resolve/v1/dir/x.npz"]
+    monkeypatch.setenv("KERAS_VIT_OFFLINE", "1")
+    assert fetch("hf://org/repo/dir/x.npz@v1") == path
+    with pytest.raises(FileUnavailableError, match="forbids the network"):
+        fetch("hf://org/repo/x.npz")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "message"),
+    [
+        ("GatedRepo", "403", "accept its terms at https://huggingface.co/org/repo and log in with `hf auth login`"),
+        ("RepoNotFound", "404", "hf auth login"),
+        ("EntryNotFound", "404", "Entry Not Found"),
+    ],
+)
+def test_the_hub_says_why_a_file_is_not_available(hub: FileServer, code: str, status: str, message: str) -> None:
+    hub.files["/org/repo/resolve/main/x.npz"] = Served(b"", [status], {"X-Error-Code": code})
+    with pytest.raises(FileUnavailableError, match=f"(?s)hf://org/repo/x.npz: .*{message}"):
+        fetch("hf://org/repo/x.npz")
+
+
+def test_local_files_are_returned_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "x#y z.bin"
+    path.write_bytes(b"123456789")
+    assert fetch(str(path)) == path
+    assert fetch(path.as_uri()) == path
+    assert fetch(f"{path.as_uri()}#sha256={sha256(b'123456789')}") == path
+    assert fetch(str(tmp_path)) == tmp_path
+    with pytest.raises(DownloadError, match=f"expected {OTHER}"):
+        fetch(str(path), sha256=OTHER)
+    with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path / "absent"))):
+        fetch(str(tmp_path / "absent"))
+
+
+@pytest.mark.parametrize(
+    ("source", "given"),
+    [
+        ("https://host/x.npz", "abc"),
+        ("https://host/x.npz#sha256=12", None),
+        (f"https://host/x.npz#sha265={OTHER}", None),
+        (f"https://host/x.npz#sha256={OTHER}", "b" * 64),
+    ],
+)
+def test_a_malformed_hash_is_refused(source: str, given: str | None) -> None:
+    with pytest.raises(ValueError, match="64 hexadecimal digits|contradict"):
+        fetch(source, sha256=given)
+
+
+@pytest.mark.parametrize(
+    ("value", "offline"), [("", False), (" 0", False), ("No", False), ("OFF ", False), (" 1", True), ("TRUE", True)]
+)
+@pytest.mark.parametrize("switch", ["KERAS_VIT_OFFLINE", "HF_HUB_OFFLINE"])
+def test_anything_but_a_no_is_offline(monkeypatch: pytest.MonkeyPatch, switch: str, value: str, offline: bool) -> None:
+    monkeypatch.setenv(switch, value)
+    assert downloads._offline() is offline
+
+
+def test_offline_the_cache_answers_or_the_error_says_what_to_put_where(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERAS_VIT_OFFLINE", "1")
+    with pytest.raises(DownloadError) as caught:
+        fetch(OBJECT)
+    place = cache / "https/storage.googleapis.com/vit_models/augreg/X.npz"
+    assert "https://storage.googleapis.com/vit_models/augreg/X.npz" in str(caught.value)
+    assert str(place) in str(caught.value)
+    place.parent.mkdir(parents=True)
+    place.write_bytes(GOOD)
+    assert fetch(OBJECT) == place
+    os.truncate(place, 50)
+    with pytest.raises(DownloadError, match="damaged"):
+        fetch(OBJECT)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_a_mirror_folder_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, offline: str) -> None:
+    copy = tmp_path / "mirror" / layout
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(GOOD)
+    monkeypatch.setenv("KERAS_VIT_OFFLINE", offline)
+    monkeypatch.setenv("KERAS_VIT_MIRROR", str(tmp_path / "mirror"))
+    assert fetch(OBJECT, sha256=sha256(GOOD)) == copy
+    assert fetch(OBJECT.replace("gs://", "https://storage.googleapis.com/")) == copy
+    with pytest.raises(DownloadError, match="not the expected file"):
+        fetch(OBJECT, sha256=OTHER)
+    monkeypatch.setenv("KERAS_VIT_MIRROR", (tmp_path / "mirror").as_uri())
+    assert fetch(OBJECT) == copy
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_mirror_url_answers(server: FileServer, cache: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
+    server.files[f"/m/{layout}"] = Served(GOOD, ["503"])
+    monkeypatch.setenv("KERAS_VIT_MIRROR", f"{server.url}/m/")
+    assert fetch(OBJECT) == cache / "https/storage.googleapis.com/vit_models/augreg/X.npz"
+    asked = [f"/m/{it}" for it in LAYOUTS[: LAYOUTS.index(layout) + 1]]
+    assert [path for path, _ in server.requests] == [*asked, asked[-1]]
+
+
+def test_a_mirror_without_the_file_says_what_was_tried(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for mirror in (server.url, str(tmp_path)):
+        monkeypatch.setenv("KERAS_VIT_MIRROR", mirror)
+        with pytest.raises(DownloadError) as caught:
+            fetch(OBJECT)
+        assert all(f"{mirror}/{layout}" in str(caught.value) for layout in LAYOUTS)
+
+
+def test_a_mirror_has_hub_files_by_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_VIT_MIRROR", str(tmp_path))
+    copy = tmp_path / "org" / "repo@main" / "dir" / "x.npz"
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(GOOD)
+    assert fetch("hf://org/repo/dir/x.npz@main") == copy
+    with pytest.raises(DownloadError, match="Looked for"):
+        fetch("hf://org/repo/dir/x.npz@v2")
