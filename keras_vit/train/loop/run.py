@@ -58,7 +58,8 @@ class Result:
         history: lines that this process logged: dicts with "step" and metrics.
         steps: number of steps done, those before a restart included.
         images_per_second: training speed, in this process.
-        skipped: number of training images that this process read and left out because they cannot be decoded.
+        skipped: number of training images that were left out because they cannot be decoded, of those that this
+            process has read: a run that ends within its first epoch does not read all.
         unread: number of other files and folders in the class folders of a folder, which are not read.
         out: folder with the model, log and checkpoints; None if none was given, or another worker writes.
         stopped: whether a signal ended the run early; the same call continues it.
