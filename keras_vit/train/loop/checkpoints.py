@@ -222,7 +222,7 @@ class Checkpoints:
         earlier = dict(saved["facts"])
         with contextlib.suppress(LookupError, TypeError, ValueError):  # add the fields that there were not then
             earlier["model"] = ViTConfig(**earlier["model"]).to_dict()
-            earlier["recipe"] = Recipe(**earlier["recipe"]).to_dict()
+            earlier["recipe"] = Recipe.from_dict(earlier["recipe"]).to_dict()
         found = {
             name: (then, now)
             for name, (then, now) in _differences(earlier, self._facts).items()
@@ -339,7 +339,7 @@ def read_run(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None)
     prefix, saved = found
     try:
         # The earlier run may have chosen its number of micro-batches on another machine.
-        recipe = Recipe(**saved["facts"]["recipe"]).replace(accumulation="auto", reset_head=False)
+        recipe = Recipe.from_dict(saved["facts"]["recipe"]).replace(accumulation="auto", reset_head=False)
         data = saved["facts"]["data"].get("arguments") or {}
         config = ViTConfig(**saved["facts"]["model"])
         head = MapConfig(**saved["facts"]["head"]) if "head" in saved["facts"] else None

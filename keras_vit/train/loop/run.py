@@ -16,7 +16,7 @@ from keras_vit.dense.model import DenseModel
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.vision_transformer import VisionTransformer
 from keras_vit.train._recipe import Recipe
-from keras_vit.train._recipe_file import recipe as load_recipe
+from keras_vit.train._recipe import recipe as load_recipe
 from keras_vit.train.data.sources import Data, DataRequest, open_data
 from keras_vit.train.loop import prepare
 from keras_vit.train.loop.checkpoints import Checkpoints, exclusive, make_folder, read_run
@@ -56,7 +56,8 @@ class Result:
         history: lines that this process logged: dicts with "step" and metrics.
         steps: number of steps done, those before a restart included.
         images_per_second: training speed, in this process.
-        skipped: number of training images that were left out because they cannot be decoded.
+        skipped: number of training images that were left out because they cannot be decoded, of those that this
+            process has read: a run that ends within its first epoch does not read all.
         unread: number of other files and folders in the class folders of a folder, which are not read.
         out: folder with the model, log and checkpoints; None if none was given, or another worker writes.
         stopped: whether a signal ended the run early; the same call continues it.
@@ -136,7 +137,8 @@ def run(
         data_dir: where tensorflow-datasets keeps prepared data; None for its default folder.
         train_split: part to train on: a split such as "train[:90%]", the name of a sub-folder, or "all" of a folder.
         eval_split: part to evaluate on, in the same form.
-        on_bad_image: "skip" leaves out, and counts, files of a folder that cannot be decoded; "fail" raises an error.
+        on_bad_image: "skip" leaves out files of a folder that cannot be decoded, counts them, and names them in a
+            warning at the end; "fail" raises an error at the first.
         progress: whether to write to standard error: a progress bar on a terminal, and a line for each evaluation.
 
     Raises:
@@ -179,7 +181,7 @@ def run(
             "data must say what to train on: a folder of images, the name of a data set, arrays, or 'digits'. "
             "Received: None"
         )
-    recipe, chosen = prepare.choose_model(recipe, model, weights)
+    chosen = prepare.choose_model(recipe, model, weights)
     loaded_teacher = load_teacher(recipe, teacher)
     needs_labels = not recipe.has_teacher or recipe.label_weight > 0
     dataset = open_data(dataclasses.replace(request, needs_labels=needs_labels))
@@ -250,7 +252,8 @@ def _run(
             if not is_probe and importlib.util.find_spec("matplotlib"):  # the extra `plots`
                 plot(own_folder)
     split = dataset.training_split()
-    return Result(recipe=state.recipe, skipped=len(split.bad), unread=len(split.unread), out=own_folder, **found)
+    split.warn_skipped()
+    return Result(recipe=state.recipe, skipped=split.num_skipped, unread=len(split.unread), out=own_folder, **found)
 
 
 def _open_checkpoints(
