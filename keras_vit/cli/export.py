@@ -83,12 +83,13 @@ def verify(
         list[str] | None, Argument(help="Image files, folders and patterns; default: a built-in set.")
     ] = None,
     quantize: Annotated[
-        str | None, Option(help="The mode of the file, for its thresholds.", autocompletion=options.complete_mode)
+        str | None,
+        Option(
+            help="The mode of the file, for its thresholds; default: as it is stored.",
+            autocompletion=options.complete_mode,
+        ),
     ] = None,
     accelerator: Annotated[str, options.choice(("cpu", "gpu"), "Where to run a .tflite file: cpu or gpu.")] = "cpu",
-    half_precision: Annotated[
-        bool, Option("--half-precision", help="Also run a .tflite file with float weights in half precision.")
-    ] = False,
     as_json: options.Json = False,
     **given: Any,
 ) -> None:
@@ -111,7 +112,6 @@ def verify(
             options.drop_unreadable(loaded, files),
             mode=quantize,
             accelerator=accelerator,
-            half_precision=half_precision,
             progress=not as_json,
             **given,
         )

@@ -13,9 +13,8 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.task import Task, from_config
 
 Patches = Literal["dense", "convolution"]
-# How a norm computes the mean square and its reciprocal root: in floats; in a way that integers of 8 bits keep, with
-# sums of squares as products of a row with itself; the same in a way that suits the RSQRT of 16 bits.
-Norms = Literal["float", "int8", "int16"]
+# How a norm computes the mean square and its reciprocal root: in floats, or in a way that integers of 16 bits keep.
+Norms = Literal["float", "int16"]
 Cosine = Annotated[float, "[-1, 1]"]
 Fraction = Annotated[float, "[0, 1]"]
 
@@ -39,7 +38,6 @@ class Options:
     attention: bool = option(False, "Also output the class token's attention.")
     patches: Patches | None = option(None, "How patches are embedded: dense or convolution; default: the mode's.")
     labels: Any = option(None, "A list of the zoo, or a text file with one class per line.")
-    route: Literal["direct", "converter"] = option("direct", "direct, or converter (TensorFlow's).")
     least_cosine: Cosine | None = option(
         None, "Least cosine similarity, also of differences between images; default: the mode's."
     )
@@ -58,10 +56,6 @@ class Options:
     # "block_3/norm1" -> constants (hidden_size,) that are subtracted from the norm's result, before its gain, and added
     # again in the next bias: channels that are nearly constant need no range (Outlier Suppression+, arXiv 2304.09145).
     shifts: Mapping[str, np.ndarray] = field(default_factory=dict)
-    # "block_3/mlp/dense2" -> factors (outputs,) above 0 of a layer that writes to the residual stream: its outputs are
-    # multiplied by them, and divided by them where they are added. In integers with one range, all channels then have
-    # equally many steps.
-    output_factors: Mapping[str, np.ndarray] = field(default_factory=dict)
     # (hidden_size,) above 0: the residual stream keeps its channels multiplied by them, which takes large ones out of
     # the ranges that integers must cover. None is all 1.
     scales: np.ndarray | None = None
