@@ -1,4 +1,4 @@
-"""Run every quantization mode on a CPU, on a CPU in half precision, and on a GPU; on ARM64 from a file of figures.
+"""Run every quantization mode on a CPU and on a GPU; on ARM64 from a file of figures.
 
     python benchmarks/accelerators.py                          digits, Ti/16, R26+S/32; half an hour on two cores
     python benchmarks/accelerators.py --models digits          some models
@@ -26,14 +26,12 @@ import keras_vit
 from keras_vit import digits
 from keras_vit.export.check import samples
 from keras_vit.export.check.accelerators import run_on_gpu
-from keras_vit.export.check.compiled import run_compiled
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from outlier_models import images, score
 
-MODES = ("none", "float16", "dynamic", "int4", "int8", "int8-full", "int16x8")
+MODES = ("none", "float16", "dynamic", "int4", "int8", "int16x8")
 MODELS = ("digits", "Ti/16", "R26+S/32")
-HALF_PRECISION = {"num_threads": 2, "xnnpack_flags": 4}  # XNNPACK's FORCE_FP16
 CALIBRATION = 8  # built-in patterns, and as many other images
 SHOWN, ON_GPU = 10, 4  # images; software takes seconds for one
 
@@ -46,7 +44,7 @@ def main() -> None:
     parser.add_argument("--arm", type=Path, help="a JSON file, {model: {mode: cosine}}")
     options = parser.parse_args()
     arm = json.loads(options.arm.read_text("utf-8")) if options.arm else {}
-    print(f"{'model':10}{'mode':11}{'CPU':>9}{'half':>9}{'GPU':>9}  {'taken':12}{'ARM64':>9}")
+    print(f"{'model':10}{'mode':11}{'CPU':>9}{'GPU':>9}  {'taken':12}{'ARM64':>9}")
     for name in options.models:
         model, calibration, shown = prepared(name)
         expected = model.predict_on_batch(shown)
@@ -85,14 +83,8 @@ def prepared(name: str) -> tuple[Any, np.ndarray, np.ndarray]:
 
 
 def measured(path: Path, shown: np.ndarray, expected: np.ndarray) -> Iterator[str]:
-    """Yield the cells of a file: CPU, half precision, GPU, operators that the GPU takes."""
+    """Yield the cells of a file: CPU, GPU, operators that the GPU takes."""
     yield f"{score(expected, keras_vit.export.runner(path)(shown)):8.4f}"
-    try:
-        half = run_compiled(path, shown, cpu=HALF_PRECISION)
-        yield f"{score(expected, half.outputs['logits']):8.4f}"
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        yield f"{'refused':>8}"
     try:
         run, accelerated = run_on_gpu(path, shown[:ON_GPU])
         yield f"{score(expected[:ON_GPU], run.outputs['logits']):8.4f}  {accelerated.taken}/{accelerated.of}".ljust(22)

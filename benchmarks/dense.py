@@ -4,14 +4,13 @@
 
 CHECKPOINT is the backbone, such as the folder of facebook/dinov2-small; without it, weights are random, as those of the
 head always are. Times are medians of one image; the files take turns. "pixels" is the share of pixels whose best class
-is the model's, on built-in images; memory is the peak of the export: of the converter, that of its own process.
+is the model's, on built-in images; memory is the peak of the export.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import resource
 import statistics
 import sys
 import tempfile
@@ -20,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from edge_peers import to_tflite
 
 import keras_vit
 from keras_vit import converters, dense, export
 from keras_vit._util.timing import timed
 from keras_vit.export.check import samples
+from keras_vit.export.check.report import measure_resources
 from keras_vit.export.check.running import load_exported
 
 CLASSES, SIZE, THREADS, ROUNDS = 21, 518, 2, 5
@@ -54,12 +55,14 @@ def main() -> None:
     rows: dict[str, list[Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for mode in ("none", "dynamic"):
-            for route in ("direct", "converter"):
-                path = Path(folder) / f"{mode}-{route}.tflite"
-                options: dict[str, Any] = {"quantize": mode, "route": route, "verify": images, "threads": THREADS}
-                report = export.tflite(model, path, least_cosine=0, least_agreement=0, **options)
-                child = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-                rows[path.stem] = [report.seconds, (report.peak_bytes or child) / 2**20, report.bytes / 2**20]
+            path = Path(folder) / f"{mode}.tflite"
+            options: dict[str, Any] = {"quantize": mode, "verify": images, "threads": THREADS}
+            report = export.tflite(model, path, least_cosine=0, least_agreement=0, **options)
+            rows[path.stem] = [report.seconds, (report.peak_bytes or 0) / 2**20, report.bytes / 2**20]
+            path = path.with_stem(f"{mode}-converter")
+            with measure_resources() as used:
+                to_tflite(model, mode, path)
+            rows[path.stem] = [used.seconds, (used.peak_bytes or 0) / 2**20, path.stat().st_size / 2**20]
         files = {name: load_exported(Path(folder) / f"{name}.tflite", THREADS) for name in rows}
         right = {}
         for name, file in files.items():

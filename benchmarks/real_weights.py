@@ -14,7 +14,6 @@ Weights and photos come with packages of `make test-real`.
 """
 
 import argparse
-import re
 import statistics
 import subprocess
 import sys
@@ -23,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from edge_peers import to_tflite
 
 import keras_vit
-from keras_vit._util import data_files
 from keras_vit._util.timing import timed
 from keras_vit.export.check.running import load_exported
 from keras_vit.export.quantization import modes
@@ -36,9 +35,7 @@ from outlier_models import pair_cosines
 
 CONVERTER = "converter"  # TensorFlow's, in the mode dynamic
 CALIBRATED = "dynamic, images"  # the mode dynamic with calibration images
-LARGER_SHARE = 0.42  # of the weights, which have 8 bits
-LARGER = f"int4, share {LARGER_SHARE}"  # the mode int4 with this share
-MODES = ("none", "float16", "dynamic", CALIBRATED, CONVERTER, "int4", LARGER, "int8", "int8-full", "int16x8")
+MODES = ("none", "float16", "dynamic", CALIBRATED, CONVERTER, "int4", "int8", "int16x8")
 SEEDS = (1, 2)  # of the two sets
 COUNT = 36  # crops of a set
 SLOW = 1000  # milliseconds, of files that are timed once
@@ -85,27 +82,26 @@ def exported(
     """Write a file; return what it computes for the sets, the seconds of the export and whether its gate accepts it."""
     given: dict[str, Any] = {"quantize": mode, "verify": sets[0]}
     if mode == CONVERTER:
-        given.update(quantize="dynamic", route="converter")
+        given.update(quantize="dynamic")
     elif mode == CALIBRATED:
         given.update(quantize="dynamic", calibration=images)
-    elif mode == LARGER:
-        text = (data_files.folder("converters") / "exports" / "int4.toml").read_text(encoding="utf-8")
-        own = folder / "larger.toml"
-        own.write_text(re.sub(r"(?m)^share = .*", f"share = {LARGER_SHARE}", text), encoding="utf-8")
-        given.update(quantize=own, calibration=images)
     elif modes.load_mode(mode).needs_calibration:
         given["calibration"] = images
     path = folder / f"{mode}.tflite"
-    report = keras_vit.export.tflite(model, path, least_cosine=-1, least_agreement=0, **given)
+    if mode == CONVERTER:
+        _, seconds = timed(to_tflite, model, "dynamic", path)
+    else:
+        report = keras_vit.export.tflite(model, path, least_cosine=-1, least_agreement=0, **given)
+        seconds = report.seconds or 0.0
+        for line in report.rounding:
+            print(f"# {mode}: {line}", file=sys.stderr, flush=True)
     try:
         keras_vit.export.verify(model, path, sets[0], mode=given["quantize"])
         gate = "accepts"
     except keras_vit.export.VerificationError as error:
         gate = str(error).partition(": ")[2].partition(". ")[0]
-    for line in report.searched:
-        print(f"# {mode}: {line}", file=sys.stderr, flush=True)
     run = keras_vit.export.runner(path)
-    return [run(shown) for shown in sets], report.seconds or 0.0, gate
+    return [run(shown) for shown in sets], seconds, gate
 
 
 def row(label: str, expected: list[np.ndarray], received: list[np.ndarray]) -> str:

@@ -18,11 +18,10 @@ import numpy as np
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 FLOATS = ("none", "float16")
-MODES = (*FLOATS, "dynamic", "int4", "int8", "int8-full", "int16x8")
+MODES = (*FLOATS, "dynamic", "int4", "int8", "int16x8")
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 IMAGES = 50
-# Lowest share of images with Keras' best class. With int8-full, LiteRT itself differs for one image of 360.
-LEAST_AGREEMENT = 0.96
+LEAST_AGREEMENT = 0.98  # lowest share of images with Keras' best class: one may differ
 
 
 def write(folder: Path) -> None:

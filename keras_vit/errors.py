@@ -11,7 +11,6 @@ Example:
 __all__ = [
     "CardError",
     "CheckpointError",
-    "ConverterError",
     "DivergedError",
     "DownloadError",
     "FileUnavailableError",
@@ -52,10 +51,6 @@ class UnknownModelError(KerasViTError, ValueError):
 
 class VerificationError(KerasViTError, ValueError):
     """The outputs of an exported file differ from its model's by more than its mode allows."""
-
-
-class ConverterError(KerasViTError, ValueError):
-    """TensorFlow's own TFLite converter failed or timed out."""
 
 
 class DivergedError(KerasViTError, ArithmeticError):

@@ -227,7 +227,7 @@ def completed(line: str, **environment: str) -> subprocess.CompletedProcess[str]
         ("keras-vit plan ViT-S", ["ViT-S/16", "ViT-S/32"]),
         ("keras-vit train finetune-d", ["finetune-digits"]),
         ("keras-vit convert in out --to goo", ["google"]),
-        ("keras-vit export digits --to out --quantize int8", ["int8", "int8-full"]),
+        ("keras-vit export digits --to out --quantize int8", ["int8"]),
         ("keras-vit sho", ["show"]),
     ],
 )

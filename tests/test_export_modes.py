@@ -15,7 +15,6 @@ KINDS = {
     "float16": ((16, 16), False, False),
     "dynamic": ((8, 8), False, False),
     "int8": ((8, 8), True, True),
-    "int8-full": ((8, 32), True, True),
     "int16x8": ((8, 32), True, True),
     "int4": ((4, 8), False, True),
 }
@@ -46,10 +45,8 @@ WRONG = {
         TABLE + RULE + 'method = "gptq"\n' + RULE + "activations = 8\n",
         "do not go together",
     ),
-    "search of ranges without ranges": (
-        TABLE + RULE + "[search]\nnoise = 0\nshare = 0.1\nactivations = 16\n",
-        "search has activations if, and only if, rules have activations",
-    ),
+    "a search": (TABLE + RULE + "[search]\nnoise = 0\nshare = 0.1\n", "no key 'search'"),
+    "norms of 8 bits": (TABLE + 'norms = "int8"\n', "norms must be one of .*int16"),
     "GPTQ of a convolution": (
         TABLE + RULE.replace("FULLY_CONNECTED", "CONV_2D") + 'method = "gptq"\n',
         r"'gptq' is for FULLY_CONNECTED. Received: \['CONV_2D'\]",

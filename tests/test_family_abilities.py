@@ -10,7 +10,7 @@ import pytest
 
 from keras_vit import VisionTransformer, digits, export, train
 from keras_vit.export.check import samples
-from keras_vit.export.check.measures import difference_cosine
+from keras_vit.export.check.verify import difference_cosine
 from keras_vit.export.quantization import modes
 from marks import full_except
 from outlier_models import images, standardise

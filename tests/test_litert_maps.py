@@ -108,7 +108,11 @@ def test_a_keras_model_on_a_backbone_is_written_and_verified(tmp_path: Path) -> 
     ("layers", "options", "message"),
     [
         ([keras.layers.Softmax()], {}, "no LiteRT writer for the layer 'softmax.*' *. Received: Softmax"),
-        ([keras.layers.Conv2D(4, 3, dilation_rate=2, padding="same")], {}, "groups or dilation"),
+        (
+            [keras.layers.Conv2D(4, 3, dilation_rate=2, padding="same")],
+            {},
+            r"layer 'conv2d.*dilation_rate=\(2, 2\)",
+        ),
         ([keras.layers.Conv2D(4, 3, activation="selu")], {}, "activation 'selu'"),
         ([keras.layers.Conv2DTranspose(4, 4, 2)], {"batch": None}, "batch=None"),
         ([keras.layers.ReLU()], {"attention": True}, "attention=True is for VisionTransformers"),

@@ -24,7 +24,6 @@ LEAST: dict[tuple[str, bool], float] = {
     ("dynamic", False): 0.9985,
     ("dynamic", True): 0.9992,
     ("int8", True): 0.997,
-    ("int8-full", True): 0.98,
     ("int16x8", True): 0.999,
     ("int4", True): 0.972,
 }
@@ -93,7 +92,7 @@ def test_a_mode_keeps_the_differences_of_photos(
 
 
 @pytest.mark.parametrize("size", [112, 224])
-@pytest.mark.parametrize("mode", ["dynamic", "int4", "int8", "int8-full", "int16x8"])
+@pytest.mark.parametrize("mode", ["dynamic", "int4", "int8", "int16x8"])
 def test_a_head_of_four_classes_is_accepted_and_keeps_its_classes(
     folder: Path, tmp_path: Path, mode: str, size: int
 ) -> None:

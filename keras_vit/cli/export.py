@@ -21,7 +21,7 @@ OTHER_FORMATS = (".onnx", ".pb", ".keras", ".h5", ".npz", ".safetensors", ".pth"
 MAX_IMAGES = 256  # of one folder: calibration does not gain from more
 # Options of `keras-vit export` that only a .tflite file takes, and those that only a SavedModel takes.
 FILE_OPTIONS = ("batch", "input_dtype", "source_size", "resize", "output", "attention", "patches")
-TFLITE_OPTIONS = (*FILE_OPTIONS, "quantize", "route", "least_cosine", "least_agreement", "threads")
+TFLITE_OPTIONS = (*FILE_OPTIONS, "quantize", "least_cosine", "least_agreement", "threads")
 SAVED_MODEL_OPTIONS = ("top", "warmup", "dtype")
 GIVEN = "COMMANDLINE"  # typer's name of the source of an option that is on the command line
 
@@ -53,7 +53,6 @@ def export(
         str | None, Option(help="How patches are embedded: dense or convolution; default: the mode's.")
     ] = None,
     labels: Annotated[str | None, Option(help="A list of the zoo, or a text file with one class per line.")] = None,
-    route: Annotated[str, options.choice(("direct", "converter"), "direct, or converter (TensorFlow's).")] = "direct",
     least_cosine: LeastCosine = None,
     least_agreement: LeastAgreement = None,
     threads: Threads = 2,
@@ -104,7 +103,6 @@ def export(
                 verify=files,
                 **file,
                 labels=names,
-                route=route,
                 least_cosine=least_cosine,
                 least_agreement=least_agreement,
                 threads=threads,
@@ -124,14 +122,15 @@ def verify(
     image_size: options.Size = None,
     patch_size: options.Patch = None,
     quantize: Annotated[
-        str | None, Option(help="The mode of the file, for its thresholds.", autocompletion=options.complete_mode)
+        str | None,
+        Option(
+            help="The mode of the file, for its thresholds; default: as it is stored.",
+            autocompletion=options.complete_mode,
+        ),
     ] = None,
     least_cosine: LeastCosine = None,
     least_agreement: LeastAgreement = None,
     accelerator: Annotated[str, options.choice(("cpu", "gpu"), "Where to run a .tflite file: cpu or gpu.")] = "cpu",
-    half_precision: Annotated[
-        bool, Option("--half-precision", help="Also run a .tflite file with float weights in half precision.")
-    ] = False,
     threads: Threads = 2,
     as_json: options.Json = False,
 ) -> None:
@@ -156,7 +155,6 @@ def verify(
             least_cosine=least_cosine,
             least_agreement=least_agreement,
             accelerator=accelerator,
-            half_precision=half_precision,
             threads=threads,
             progress=not as_json,
         )

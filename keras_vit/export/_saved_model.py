@@ -17,8 +17,7 @@ from keras_vit._util.text import install_command
 from keras_vit.export import server
 from keras_vit.export._temporary import check_folder_path, temporary_path
 from keras_vit.export.check import verify as verification
-from keras_vit.export.check.report import Report
-from keras_vit.export.check.resources import measure_resources
+from keras_vit.export.check.report import Report, measure_resources
 from keras_vit.model.config import ViTConfig
 from keras_vit.model.labels import single_lines
 from keras_vit.model.vision_transformer import VisionTransformer

@@ -3,22 +3,19 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
 
 from keras_vit._util.checks import as_path
 from keras_vit.errors import VerificationError
-from keras_vit.export import _converter
-from keras_vit.export._options import check_options
 from keras_vit.export._temporary import check_file_path, temporary_path
-from keras_vit.export.check import inputs, samples
-from keras_vit.export.check.report import Report
-from keras_vit.export.check.resources import measure_resources
-from keras_vit.export.check.running import load_exported, mark_own
+from keras_vit.export.check import samples
+from keras_vit.export.check.report import Report, measure_resources
+from keras_vit.export.check.running import load_exported
 from keras_vit.export.check.verify import verify
 from keras_vit.export.litert import images as image_input
 from keras_vit.export.litert import metadata
@@ -27,6 +24,7 @@ from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.operators import Operators
 from keras_vit.export.litert.options import Options, image_config
 from keras_vit.export.litert.storage import FLOAT32
+from keras_vit.export.litert.writer import CONVERT
 from keras_vit.export.quantization import rounding
 from keras_vit.export.quantization.calibration import FileGraph
 from keras_vit.export.quantization.modes import Mode, load_mode
@@ -34,9 +32,11 @@ from keras_vit.export.quantization.outliers import BUILT_IN
 from keras_vit.export.quantization.outliers import find as find_outliers
 from keras_vit.export.quantization.quantize import check_names
 from keras_vit.export.quantization.quantize import quantize as quantize_file
-from keras_vit.export.quantization.search import search
 from keras_vit.model import task as tasks
+from keras_vit.model.config import ViTConfig, check_resizable
 from keras_vit.model.vision_transformer import VisionTransformer
+
+Result = TypeVar("Result")
 
 # Modes that need no images, the smaller first: what is left for a model that another mode does not fit.
 SAFER_MODES = ("dynamic", "float16")
@@ -59,7 +59,6 @@ def tflite(
     attention: bool = False,
     patches: str | None = None,
     labels: str | Sequence[str] | None = None,
-    route: str = "direct",
     least_cosine: float | None = None,
     least_agreement: float | None = None,
     threads: int = 2,
@@ -70,11 +69,11 @@ def tflite(
     `image` is (batch, height, width, channels); `logits`, without a head `features`, are float32 as the model's output.
 
     Args:
-        model: a VisionTransformer, a model of maps, or another functional Keras model with one image input and one
-            output; with `route="direct"` each of its layers must have a writer.
+        model: a VisionTransformer, a model of maps, or another functional Keras model with one image input, one output
+            and layers that each have a writer. The error of another model shows the lines that convert it.
         path: path of the file. It appears complete and verified, or not at all; an older file there is replaced.
-        quantize: name of a mode ("none", "float16", "dynamic", "int8", "int8-full", "int16x8", "int4"), or a path to
-            your own .toml file (see converters/README.md).
+        quantize: name of a mode ("none", "float16", "dynamic", "int8", "int16x8", "int4"), or a path to your own .toml
+            file (see converters/README.md).
         calibration: about a hundred typical images: prepared, float32 (batch, height, width, channels), or anything
             that `model.preprocess` takes. Fixed ranges and "int4" need them, and "dynamic" files become more exact.
             Outliers are looked for on a few of them, else on built-in patterns.
@@ -93,10 +92,9 @@ def tflite(
             to embed patches; None for the mode's. Patches that are not square or do not cover the image are
             convolutions.
         labels: name of a list in zoo/labels, or the class names, which apps read from the file; None for the model's.
-        route: "direct" writes the weights straight into the file, "converter" uses TensorFlow's converter.
         least_cosine: lowest mean cosine similarity of the images' outputs, and of the differences between images, with
-            the model's, -1 to 1; None for the mode's. With fewer than 10 classes, agreement decides alone on 16 or more
-            images of yours.
+            the model's, -1 to 1; None for the mode's. With fewer than 10 classes and 16 or more images of yours, a
+            quantized file may have a mean cosine down to 0.9 if it agrees with the model.
         least_agreement: least share of images with the same best class or a near tie, 0 to 1; None for the mode's.
         threads: number of threads on which the file is timed.
         progress: whether to show progress bars.
@@ -109,7 +107,6 @@ def tflite(
         VerificationError: the file does not compute what the model does.
         FileNotFoundError, IsADirectoryError: `path` cannot be a file, or there is no .toml file of the mode.
         ImportError: the packages of `pip install "keras-vit-zoo[litert]"` are missing.
-        ConverterError: TensorFlow's converter failed or timed out.
 
     Example:
         >>> from keras_vit import digits
@@ -130,7 +127,6 @@ def tflite(
         "attention": attention,
         "patches": patches,
         "labels": labels,
-        "route": route,
         "least_cosine": least_cosine,
         "least_agreement": least_agreement,
         "threads": threads,
@@ -146,23 +142,17 @@ def _export(
 ) -> Report:
     """Write the file and verify it on images; see `tflite`."""
     check_file_path(path)
-    mode, options = check_options(options, model, has_calibration=calibration is not None)
+    mode, options = _check_options(options, model, has_calibration=calibration is not None)
     if options.sizes:
         model = model.resized(**options.sizes)
     calibration_images = _calibration_images(model, calibration, options, mode)
-    is_direct = options.route == "direct"
-    measured_images = _measured_images(model, calibration) if is_direct else None
+    measured_images = _measured_images(model, calibration)
     verification_images = _verification_images(model, images, calibration, options, mode)
-    searched: tuple[str, ...] = ()
     with temporary_path(path) as work:
         with measure_resources() as used:
-            if measured_images is not None:
-                outliers = find_outliers(model, measured_images, mode.smoothing)
-                options = dataclasses.replace(options, **outliers._asdict())
-                searched = _write(model, work, options, mode, calibration_images, progress=progress)
-            else:
-                _converter.convert(model, work, mode=mode.name, batch=options.batch)
-        mark_own(work)
+            outliers = find_outliers(model, measured_images, mode.smoothing)
+            options = dataclasses.replace(options, **outliers._asdict())
+            notes = _write(model, work, options, mode, calibration_images, progress=progress)
         try:
             report = verify(
                 model,
@@ -174,38 +164,84 @@ def _export(
                 **options.least,
             )
         except VerificationError as error:
-            if measured_images is not None:
-                searched += _passing_mode(model, work, options, mode, measured_images, verification_images)
-            raise VerificationError("; ".join([str(error), *searched])) from None
+            notes += _passing_mode(model, work, options, mode, measured_images, verification_images)
+            raise VerificationError("; ".join([str(error), *notes])) from None
         resize_error = _resize_error(model, verification_images, options, work.with_name("resize"))
         work.replace(path)
     return dataclasses.replace(
         report,
         path=path,
-        searched=searched,
+        rounding=notes,
         calibrated_on=mode.needs_calibration and images is None,
         preprocess_error=resize_error,
         seconds=used.seconds,
-        peak_bytes=used.peak_bytes if is_direct else None,  # the converter is another process
+        peak_bytes=used.peak_bytes,
     )
+
+
+def _check_options(options: Options, model: keras.Model, *, has_calibration: bool) -> tuple[Mode, Options]:
+    """Return the mode, and the options with what follows from the mode and the model.
+
+    One ValueError has everything that is wrong with the options, does not go together or is impossible for the model. A
+    FileNotFoundError names a missing .toml file.
+    """
+    is_ours = isinstance(getattr(model, "config", None), ViTConfig)
+    problems = list(options.problems())
+    mode = _attempt(lambda: load_mode(options.quantize), problems)
+    if mode is not None and mode.needs_calibration and not has_calibration:
+        problems.append(
+            f"quantize={mode.name!r} needs calibration images: a hundred or more as the model will meet them, "
+            "calibration=model.preprocess(...) (--images FOLDER). Received: None"
+        )
+    problems += _attempt(lambda: list(_model_problems(options, model)), problems) or []
+    names = _attempt(lambda: tasks.of_model(model).class_names(options.labels), problems)
+    if options.sizes and is_ours:
+        _attempt(lambda: check_resizable(model.config, model.config.replace(**options.sizes)), problems)
+    elif options.sizes:
+        problems.append(f"{' and '.join(options.sizes)} is for VisionTransformers. Received: {type(model).__name__}")
+    if problems or mode is None:
+        raise ValueError("tflite: " + "; ".join(problems))
+    named = dataclasses.replace(options, class_names=names, patches=options.patches or mode.patches)
+    return mode, dataclasses.replace(named, storage=mode, norms=mode.norms)
+
+
+def _model_problems(options: Options, model: keras.Model) -> Iterator[str]:
+    """Yield a sentence for each reason why no file of this model can be written directly."""
+    samples.image_shape(model)
+    if not isinstance(model, keras.Function):
+        yield f"the model must be a functional Keras model. Received: {type(model).__name__}. {CONVERT}"
+    if len(model.outputs) != 1:
+        yield f"the model must have one output. Received: {len(model.outputs)} outputs"
+    if options.attention and not hasattr(model, "attention_maps"):
+        yield f"attention=True is for VisionTransformers. Received: {type(model).__name__}"
+    yield from options.model_problems(image_config(model), tasks.of_model(model))
+
+
+def _attempt(function: Callable[[], Result], problems: list[str]) -> Result | None:
+    """Return a function's result, or None with the message of its ValueError in `problems`."""
+    try:
+        return function()
+    except ValueError as error:
+        problems.append(str(error))
+        return None
 
 
 def _calibration_images(model: keras.Model, images: Any, options: Options, mode: Mode) -> np.ndarray | None:
     """Return calibration images as the file takes them; None without any, or if the mode does not use them."""
     if images is None or not (mode.needs_calibration or mode.gptq):
         return None
-    prepared = inputs.prepared_images(model, images, "calibration")
+    prepared = samples.prepared_images(model, images, "calibration")
     if options.input_dtype == "float32":
         return prepared
     height, width = options.source_sides or model.input_shape[1:3]
-    return inputs.to_pixels(model, images, (height, width, model.input_shape[-1]))
+    return samples.to_pixels(model, images, (height, width, model.input_shape[-1]))
 
 
 def _measured_images(model: VisionTransformer, calibration: Any) -> np.ndarray:
     """Return prepared images on which outliers are looked for."""
     if calibration is None:
         return samples.images(image_config(model), BUILT_IN.stop)[BUILT_IN]
-    return inputs.prepared_images(model, calibration, "calibration")
+    return samples.prepared_images(model, calibration, "calibration")
 
 
 def _verification_images(model: keras.Model, images: Any, calibration: Any, options: Options, mode: Mode) -> Any:
@@ -213,7 +249,7 @@ def _verification_images(model: keras.Model, images: Any, calibration: Any, opti
     if images is None and mode.needs_calibration:
         images = calibration  # the file's ranges would cut off values of the built-in images
     if images is not None and options.input_dtype == "float32":
-        images = inputs.prepared_images(model, images, "verify")
+        images = samples.prepared_images(model, images, "verify")
     return images
 
 
@@ -228,10 +264,6 @@ def _write(
 ) -> tuple[str, ...]:
     """Write the file from the model's weights, quantized, with its metadata and labels; return lines for the report."""
     unquantized = path.with_name("unquantized")
-    searched: tuple[str, ...] = ()
-    if mode.search is not None and calibration is not None:
-        found = search(model, options, mode, calibration, unquantized, progress=progress)
-        options, mode, searched = found.options, found.mode, found.lines()
     if calibration is not None and not mode.uses_quantizer:
         build_file(model, dataclasses.replace(options, storage=FLOAT32)).write(unquantized)
         tokens = rounding.Tokens.of(model)
@@ -240,15 +272,18 @@ def _write(
         unquantized.unlink()
     builder = build_file(model, options)
     builder.metadata(metadata.BUFFER_NAME, _metadata(model, options, mode))
-    builder.write(unquantized if mode.uses_quantizer else path)
-    if mode.rules and not mode.uses_quantizer:
-        check_names(FileGraph.read(np.memmap(path, np.uint8, "r")), mode)
     if mode.uses_quantizer:
+        builder.make_names_unique()
+        builder.write(unquantized)
         quantize_file(unquantized, path, mode, calibration=calibration, progress=progress)
         unquantized.unlink()
+    else:
+        builder.write(path)
+        if mode.rules:
+            check_names(FileGraph.read(np.memmap(path, np.uint8, "r")), mode)
     if options.class_names:
         metadata.append_labels(path, options.class_names)
-    return (*searched, *rounding.lines(options.rounded))
+    return rounding.lines(options.rounded)
 
 
 def _passing_mode(
@@ -292,10 +327,9 @@ def _resize_error(model: VisionTransformer, images: Any, options: Options, work:
     given = image_input.add_image_input(ops, image_config(model), dataclasses.replace(options, batch=1))
     ops.builder.signature({"image": given.image}, {"prepared": given.tensor})
     ops.builder.write(work)
-    mark_own(work)
     file = load_exported(work)
-    pixels, expected = inputs.comparison_images(model, file, images)
+    pixels, expected = samples.comparison_images(model, file, images)
     received = np.concatenate([file.call(part)["prepared"] for part, _ in file.batches(pixels)])
     if given.scale is not None:
         received = received * given.scale
-    return float(np.abs((received - expected) * inputs.mean_and_std(model)[1]).max() * 255)
+    return float(np.abs((received - expected) * samples.mean_and_std(model)[1]).max() * 255)

@@ -13,11 +13,10 @@ import numpy as np
 from keras_vit._util.timing import timed
 from keras_vit.errors import VerificationError
 from keras_vit.export._temporary import check_file_path, temporary_path
-from keras_vit.export.check import structure
-from keras_vit.export.check.measures import compare
+from keras_vit.export.check.litert_file import find_problems, find_size_problems, read_structure
 from keras_vit.export.check.report import Report
 from keras_vit.export.check.running import load_exported
-from keras_vit.export.check.thresholds import check_thresholds
+from keras_vit.export.check.verify import check_thresholds, compare
 from keras_vit.export.litert.emit import build_file
 from keras_vit.export.litert.options import Options
 from keras_vit.export.litert.storage import STORAGES
@@ -90,9 +89,8 @@ def tflite(
     with temporary_path(path) as work:
         outliers = find_outliers(encoder, ids, mode.smoothing)
         build_file(encoder, Options(storage=STORAGES[mode.storage], **outliers._asdict())).write(work)
-        problems = structure.find_problems(work) + structure.find_size_problems(
-            work, encoder, mode, encoder.input_shape[1:]
-        )
+        problems = find_problems(read_structure(work))
+        problems += find_size_problems(work, encoder, mode, encoder.input_shape[1:])
         if problems:
             raise VerificationError(f"{work} {'; it '.join(problems)}")
         file = load_exported(work, threads)

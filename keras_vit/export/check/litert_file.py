@@ -1,55 +1,49 @@
-"""Run a .tflite file with LiteRT, in this process or in one of its own.
+"""Read, check and run a .tflite file.
 
-LiteRT does not check all that a file states: a damaged file can end the process. This file is also the program that
-runs one in another process. It imports nothing of the package, which would take seconds.
+LiteRT does not check all that a file states. A cut-off file is refused here; other damage can end the process.
 """
 
 import contextlib
-import json
 import math
+import mmap
 import os
-import resource
-import select
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
+import struct
 import time
-import weakref
+import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
+import keras
 import numpy as np
 
-TIMEOUT = 600.0  # seconds for opening a file, and for each call
+from keras_vit.export.litert.builder import IDENTIFIER, schema
+from keras_vit.export.litert.head import num_folded_weights
+from keras_vit.export.quantization.modes import Mode
+
 MAX_REASON = 300  # characters of what LiteRT says about a file
-# Memory that a file may take in a process of its own: this, and so many times its size and that of its images. With 3
-# heads and 16,384 patches of 16 x 16 pixels, the scores of attention are 64 times the image.
-SPARE_MEMORY = 1 << 30
-PER_FILE_BYTE, PER_IMAGE_BYTE = 64, 256
+VARIABLE_OPERATORS = {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"}  # read weights that are not in the file
+MAX_RANK = 4  # dimensions that GPUs and NPUs accept
+WEIGHT_SLACK = 0.2  # a file may be larger by this share of its weights, for scales and lookup tables,
+GRAPH_BYTES = 256 * 1024  # and by this much for its graph
 
 Arrays = dict[str, np.ndarray]  # by name
 
 
 class LiteRTFile:
-    """A .tflite file in this process; raises a ValueError if it cannot be loaded.
+    """A .tflite file that LiteRT runs; raises a ValueError if it cannot be loaded."""
 
-    `limits_memory` says that this process has no other task: a damaged file can state tensors of any size.
-    """
-
-    def __init__(self, path: Path, threads: int, *, limits_memory: bool = False) -> None:
+    def __init__(self, path: Path, threads: int) -> None:
         from ai_edge_litert.interpreter import Interpreter
 
+        read_structure(path)
         self._path = path
-        self._limits_memory = limits_memory
         try:
             interpreter = Interpreter(model_path=str(path), num_threads=threads)
         except ValueError as error:
             raise ValueError(f"{path} is not a LiteRT file that can be run: {str(error)[:MAX_REASON]}") from None
         with self._errors():
-            self._limit_memory(sum(4 * math.prod(map(int, each["shape"])) for each in interpreter.get_input_details()))
             interpreter.allocate_tensors()
             signatures = list(interpreter.get_signature_list())
             if not signatures:
@@ -66,22 +60,16 @@ class LiteRTFile:
 
     def call(self, images: np.ndarray) -> tuple[Arrays, float]:
         """Return the outputs for images (batch, height, width, channels), and the seconds of the call."""
-        self._limit_memory(images.nbytes)
         start = time.perf_counter()
         with self._errors():
+            images = images.astype(self.dtype, copy=False)
             outputs = self._run(**{self._name: _quantized(images, self._image)})
         outputs = {key: _dequantized(values, self._results[key]) for key, values in outputs.items()}
         return outputs, time.perf_counter() - start
 
-    def _limit_memory(self, image_bytes: int) -> None:
-        if self._limits_memory and sys.platform == "linux":
-            most = SPARE_MEMORY + PER_FILE_BYTE * self._path.stat().st_size + PER_IMAGE_BYTE * image_bytes
-            used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_DATA, (min(used + most, sys.maxsize), resource.RLIM_INFINITY))
-
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Replace LiteRT's errors about a damaged file by a ValueError that names the file."""
+        """Replace LiteRT's errors about a file by a ValueError that names the file."""
         try:
             yield
         except RuntimeError as error:
@@ -103,124 +91,138 @@ def _dequantized(values: np.ndarray, tensor: Any) -> np.ndarray:
     return ((values.astype(np.float32) - zero_point) * scale).astype(np.float32) if scale else values
 
 
-class IsolatedFile:
-    """A .tflite file in a process of its own, with the attributes, the method and the errors of a `LiteRTFile`.
+# ---- structure
 
-    If LiteRT crashes, or takes more than `TIMEOUT` seconds, this is a ValueError too. The process ends with the object.
+
+@dataclass(frozen=True)
+class Structure:
+    """What a file is made of.
+
+    Args:
+        operators: kinds of operators, "CUSTOM Name" if not builtin.
+        max_rank: most dimensions of a tensor.
+        num_operators: number of operators.
+        storage: name of the mode in converters/exports whose files store weights and activations as this one does.
     """
 
-    def __init__(self, path: Path, threads: int) -> None:
-        self._path = path
-        self._lock = threading.Lock()  # threads may share the file
-        self._messages = tempfile.TemporaryFile()  # noqa: SIM115 - closed by _end
-        command = [sys.executable, "-P", __file__, str(path.absolute()), str(path), str(threads)]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._messages)
-        weakref.finalize(self, _end, self._process, self._messages)
-        found, _ = self._answer()
-        self.batch: int | None = found["batch"]
-        self.shape: tuple[int | None, ...] = tuple(found["shape"])
-        self.dtype: str = found["dtype"]
-
-    def call(self, images: np.ndarray) -> tuple[Arrays, float]:
-        """Return the outputs for images, and the seconds that the call took in the other process."""
-        with self._lock:
-            with contextlib.suppress(BrokenPipeError):  # it has ended, as its missing answer says
-                _send(self._process.stdin, {"images": images})
-            values, outputs = self._answer()
-            return outputs, values["seconds"]
-
-    def _answer(self) -> tuple[dict[str, Any], Arrays]:
-        """Return the next answer, or raise the error that it is."""
-        ready = select.poll()
-        ready.register(cast(BinaryIO, self._process.stdout), select.POLLIN)
-        if not ready.poll(1000 * TIMEOUT):
-            self._process.kill()
-            raise ValueError(f"{self._path} cannot be run: LiteRT did not answer in {TIMEOUT:g} seconds")
-        try:
-            values, arrays = _receive(self._process.stdout)
-        except EOFError:
-            raise ValueError(
-                f"{self._path} cannot be run: LiteRT crashed ({self._last_words()}). The file is damaged, or needs too "
-                "much memory"
-            ) from None
-        if "error" in values:
-            raise ValueError(values["error"])
-        return values, arrays
-
-    def _last_words(self) -> str:
-        """Return how the process ended, and the last line of its messages that is not only information."""
-        self._process.wait()
-        self._messages.seek(0)
-        lines = self._messages.read().decode(errors="replace").strip().splitlines()
-        said = [line[:MAX_REASON] for line in lines if not line.startswith(("INFO", "WARNING"))][-1:]
-        code = self._process.returncode
-        return "; ".join([signal.strsignal(-code) or str(code) if code < 0 else f"exit status {code}", *said])
+    operators: frozenset[str]
+    max_rank: int
+    num_operators: int
+    storage: str = "none"
 
 
-def _end(process: subprocess.Popen[bytes], messages: BinaryIO) -> None:
-    """Close the files of a process, at which it ends, unless it hangs."""
-    for pipe in (process.stdin, process.stdout, messages):
-        with contextlib.suppress(BrokenPipeError):
-            cast(BinaryIO, pipe).close()
+def read_structure(path: str | os.PathLike[str]) -> Structure:
+    """Read a .tflite file without its weights; raise a ValueError if it is another kind of file, or cut off."""
+    size = Path(path).stat().st_size
+    if size < 8:
+        raise ValueError(f"{path} is not a LiteRT file: it has {size} bytes")
+    litert_schema = schema()
+    with Path(path).open("rb") as file:
+        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    if content[4:8] != IDENTIFIER:
+        raise ValueError(f"{path} is not a LiteRT file: it lacks the identifier {IDENTIFIER.decode()}")
     try:
-        process.wait(timeout=1)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        return _parse(litert_schema, content)
+    except (struct.error, AttributeError, LookupError, OverflowError, TypeError, ValueError):
+        raise ValueError(f"{path} is not a LiteRT file that can be read: it is cut off or damaged") from None
 
 
-def _send(stream: Any, arrays: Arrays, **values: Any) -> None:
-    """Write a line of JSON with values and the arrays' types and shapes, and then the numbers of the arrays."""
-    if texts := [name for name, array in arrays.items() if array.dtype.kind not in "biuf"]:
-        raise ValueError(f"the outputs {texts} are not numbers")
-    about = {name: (array.dtype.str, array.shape) for name, array in arrays.items()}
-    stream.write(json.dumps({**values, "arrays": about}).encode() + b"\n")
-    for array in arrays.values():
-        stream.write(np.ascontiguousarray(array).data)
-    stream.flush()
+def _parse(litert_schema: Any, content: memoryview) -> Structure:
+    model = litert_schema.Model.GetRootAs(content)
+    builtins = vars(litert_schema.BuiltinOperator).items()
+    names = {number: name for name, number in builtins if isinstance(number, int)}
+    operators = set()
+    for code in map(model.OperatorCodes, range(model.OperatorCodesLength())):
+        custom = code.CustomCode()
+        number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())  # old files have the second alone
+        operators.add(f"CUSTOM {custom.decode()}" if custom else names.get(number, f"number {number}"))
+    graphs = [model.Subgraphs(index) for index in range(model.SubgraphsLength())]
+    tensors = [graph.Tensors(index) for graph in graphs for index in range(graph.TensorsLength())]
+    sizes = [_buffer_bytes(model.Buffers(index), len(content)) for index in range(model.BuffersLength())]
+    return Structure(
+        frozenset(operators),
+        max((tensor.ShapeLength() for tensor in tensors), default=0),
+        sum(graph.OperatorsLength() for graph in graphs),
+        _storage(litert_schema.TensorType, tensors, sizes),
+    )
 
 
-def _receive(stream: Any) -> tuple[dict[str, Any], Arrays]:
-    """Read what `_send` wrote: values and arrays; raise an EOFError if the stream ends before."""
-    line = stream.readline()
-    if not line.endswith(b"\n"):
-        raise EOFError
-    values = json.loads(line)
-    arrays = {}
-    for name, (dtype, shape) in values.pop("arrays").items():
-        data = stream.read(np.dtype(dtype).itemsize * math.prod(shape))
-        if len(data) < np.dtype(dtype).itemsize * math.prod(shape):
-            raise EOFError
-        arrays[name] = np.frombuffer(data, dtype).reshape(shape)
-    return values, arrays
+def _buffer_bytes(buffer: Any, file_bytes: int) -> int:
+    """Return the size of a buffer; raise a ValueError if the file ends before it does."""
+    field = buffer._tab.Offset(4)  # of `data` in the schema's table Buffer
+    size = buffer.DataLength() if field else buffer.Size()
+    start = buffer._tab.Vector(field) if field else buffer.Offset()
+    if start + size > file_bytes:
+        raise ValueError
+    return int(size)
 
 
-def _serve(place: str, name: str, threads: int) -> None:
-    """Open a file, and answer images on standard input with outputs on standard output, until the input ends."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # LiteRT may print to standard output
+def _storage(types: Any, tensors: list[Any], buffer_bytes: list[int]) -> str:
+    """Return `Structure.storage`: a tensor with content is a weight, one without an activation."""
+    floats: set[int] = set()
+    weights: set[int] = set()
+    activations: set[int] = set()
+    for tensor in tensors:
+        quantization = tensor.Quantization()
+        if quantization is None or not quantization.ScaleLength():
+            floats.add(tensor.Type())
+        else:
+            (weights if buffer_bytes[tensor.Buffer()] else activations).add(tensor.Type())
+    if weights & {types.INT4, types.INT2}:
+        return "int4"
+    if activations:
+        return "int16x8" if types.INT16 in activations else "int8"
+    if weights:
+        return "dynamic"
+    return "float16" if types.FLOAT16 in floats else "none"
 
-    def send_error(error: Exception) -> None:
-        told = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        told = told.replace(place, name)
-        _send(answers, {}, error=told if told.startswith(name) else f"{name} cannot be run: {told[:MAX_REASON]}")
 
+def find_problems(structure: Structure) -> list[str]:
+    """Return one phrase for each reason why a .tflite file does not run on every device."""
+    custom = sorted(name for name in structure.operators if name.startswith("CUSTOM"))
+    variables = sorted(structure.operators & VARIABLE_OPERATORS)
+    problems = []
+    if custom:
+        problems.append(f"needs operators that are not LiteRT's own ({', '.join(custom)})")
+    if variables:
+        problems.append(f"reads variables that are not in it ({', '.join(variables)}): without weights it computes NaN")
+    if structure.max_rank > MAX_RANK:
+        problems.append(f"has tensors of {structure.max_rank} dimensions, where many devices take up to {MAX_RANK}")
+    return problems
+
+
+def expected_bytes(model: keras.Model, mode: Mode | None, size: tuple[int, int]) -> tuple[int, int]:
+    """Return the least and the most bytes that a file of the model may have, without labels.
+
+    Some weights beside kernels are folded into the kernels, so the lower bound counts kernels alone. `size` is (height,
+    width) of the file's input.
+    """
+    least_bits, most_bits = (4, 32) if mode is None else mode.bits
+    kernels = sum(math.prod(v.shape) for v in model.variables if v.path.endswith("kernel"))
+    others = sum(math.prod(v.shape) for v in model.variables) - kernels
+    if size != tuple(model.input_shape[1:3]):  # matrices that resize
+        others += sum(math.prod(sides) for sides in zip(size, model.input_shape[1:3], strict=True))
+    least = (1 - WEIGHT_SLACK / 2) * (kernels - num_folded_weights(model)) * least_bits / 8
+    most = (1 + WEIGHT_SLACK) * (kernels * most_bits / 8 + 4 * others) + GRAPH_BYTES
+    return int(least), int(most)
+
+
+def find_size_problems(path: Path, model: keras.Model, mode: Mode | None, size: tuple[int, int]) -> list[str]:
+    """Return one phrase if the file's size is not within `expected_bytes`, else none."""
+    least, most = expected_bytes(model, mode, size)
+    found = path.stat().st_size - _archive_bytes(path)
+    if least <= found <= most:
+        return []
+    return [f"has {found:,} bytes, expected {least:,} to {most:,} for the model's weights"]
+
+
+def _archive_bytes(path: Path) -> int:
+    """Return the size of the zip archive at the end of a file, which holds labels of any length; 0 without one."""
+    if not zipfile.is_zipfile(path):
+        return 0
+    size = path.stat().st_size
     try:
-        file = LiteRTFile(Path(place), threads, limits_memory=True)
-    except Exception as error:  # LiteRT's wrapper raises errors of many types for damaged files
-        send_error(error)
-        return
-    _send(answers, {}, batch=file.batch, shape=file.shape, dtype=file.dtype)
-    with contextlib.suppress(EOFError):
-        while True:
-            _, given = _receive(sys.stdin.buffer)
-            try:
-                outputs, seconds = file.call(given["images"])
-                _send(answers, outputs, seconds=seconds)
-            except Exception as error:
-                send_error(error)
-
-
-if __name__ == "__main__":
-    _serve(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+        with zipfile.ZipFile(path) as archive:
+            return size - min((entry.header_offset for entry in archive.infolist()), default=size)
+    except zipfile.BadZipFile:  # weights that look like the end of an archive
+        return 0

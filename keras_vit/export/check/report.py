@@ -1,7 +1,11 @@
-"""The report of an export."""
+"""The report of an export: the comparison with the model, and the time and memory that the export took."""
 
+import contextlib
 import importlib.util
 import math
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +14,7 @@ from keras_vit._util import html
 from keras_vit._util.text import byte_size, install_command
 from keras_vit.export.check.accelerators import Accelerated
 
-LARGEST_HALF = 65504.0  # float16
+SAMPLING_INTERVAL = 0.005  # seconds between two looks at the memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,26 +34,21 @@ class Report:
             below a tenth of the root mean square one. None if the model distinguishes no two images.
         agreement: share of images with the same best class, 0 to 1; without a head, with the same largest feature. Of
             maps, the share of pixels with the same class, or of depth with a ratio to the model's below 1.25.
-        decided_agreement: share with the same best class or a near tie, where the model's logits of the two classes
-            are closer than four times the root mean square error of the file's logits on the other images.
+        decided_agreement: share with the same best class or a near tie: the model's logits of the two classes are
+            closer than a tenth of the standard deviation of its logits over classes.
         mean_iou: for maps of classes, the mean IoU with the model's maps, 0 to 1. The errors and cosines of a file that
             returns numbers of classes and no logits are None.
         relative_error: for depth, the mean difference from the model's, divided by the model's.
         milliseconds: median time of one image on this machine.
         threads: number of threads; None where the runtime chooses.
-        mode: how the file is quantized, where known; "bfloat16" for a SavedModel with such weights.
-        searched: what the quantization found in the model, in lines of text.
+        mode: name of the mode that was given, or by which the file is stored; "bfloat16" for a SavedModel with such
+            weights, None for other SavedModels.
+        rounding: which layers' outputs the rounding of kernels changes most, in lines of text.
         accelerated: which operators the accelerator takes, if the file was run on one.
         calibrated_on: whether the images are those of the calibration.
         preprocess_error: largest difference (0..255) of images that the file resizes from `model.preprocess`.
         files_error: for image files: largest difference of a probability from the model's for the same pixels; without
             a head, of a feature, divided by the largest.
-        half_precision_cosine: if asked for, `difference_cosine` of the file in half precision, 0 if it computes NaN
-            there: image, weights and the result of every operator are rounded to float16. None if this machine's CPU
-            computes in float32 alone.
-        half_precision_sums: dtype in which this machine's CPU adds the products of a matrix product in half precision,
-            "float16" as GPUs of phones may, or "float32".
-        largest_value: with `half_precision_cosine`, largest absolute value of any tensor in float32, on two images.
         warmup: batch sizes of the warm-up requests that an export wrote into a SavedModel.
         seconds: duration of the export without the comparison.
         peak_bytes: peak memory of the export above that in use before it; None where the system does not report it.
@@ -78,11 +77,8 @@ class Report:
     decided_agreement: float | None = None
     mean_iou: float | None = None
     relative_error: float | None = None
-    half_precision_cosine: float | None = None
-    half_precision_sums: str | None = None
-    largest_value: float | None = None
     accelerated: Accelerated | None = None
-    searched: tuple[str, ...] = ()
+    rounding: tuple[str, ...] = ()
     calibrated_on: bool = False
     preprocess_error: float | None = None
     files_error: float | None = None
@@ -119,15 +115,7 @@ class Report:
             lines.append(f"mean relative error of the depth {self.relative_error:.1e}")
         if self.difference_cosine is not None:
             lines.append(f"differences between images: cosine {self.difference_cosine:.6f}")
-        lines += self.searched
-        if self.half_precision_cosine is not None:
-            lines.append(
-                f"in half precision, sums in {self.half_precision_sums}: differences between images, cosine "
-                f"{self.half_precision_cosine:.6f}"
-            )
-        if self.largest_value is not None:
-            limit = "" if self.largest_value <= LARGEST_HALF else f": the largest of float16 is {LARGEST_HALF:,.0f}"
-            lines.append(f"largest value of a tensor {self.largest_value:,.0f}{limit}")
+        lines += self.rounding
         if self.preprocess_error is not None:
             lines.append(f"resized images differ from preprocess by up to {self.preprocess_error:.2g} of 255")
         if self.files_error is not None:
@@ -182,3 +170,45 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass
+class Resources:
+    """The duration of a block, and its peak of resident memory above that at the start (None if not known)."""
+
+    seconds: float = 0.0
+    peak_bytes: int | None = None
+
+
+@contextlib.contextmanager
+def measure_resources() -> Iterator[Resources]:
+    """Measure the block; the yielded Resources are complete after the block."""
+    used = Resources()
+    has_ended = threading.Event()
+    before = resident_bytes()
+
+    def sample_memory() -> None:
+        if before is None:
+            return
+        is_last = False
+        while not is_last:
+            is_last = has_ended.wait(SAMPLING_INTERVAL)
+            used.peak_bytes = max(used.peak_bytes or 0, (resident_bytes() or 0) - before)
+
+    sampler = threading.Thread(target=sample_memory, daemon=True)
+    start = time.perf_counter()
+    sampler.start()
+    try:
+        yield used
+    finally:
+        used.seconds = time.perf_counter() - start
+        has_ended.set()
+        sampler.join()
+
+
+def resident_bytes() -> int | None:
+    """Return the resident memory of this process; None on systems without Linux's /proc."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return None
+    return 1024 * int(status.read_text(encoding="ascii").partition("VmRSS:")[2].split()[0])

@@ -13,7 +13,7 @@ import numpy as np
 from keras_vit._util.checks import as_path, check_counts
 from keras_vit._util.text import install_command
 from keras_vit._util.timing import timed
-from keras_vit.export.check.litert_file import IsolatedFile, LiteRTFile
+from keras_vit.export.check.litert_file import LiteRTFile
 from keras_vit.model.task import MAIN_OUTPUTS
 
 Outputs = dict[str, np.ndarray]  # by name
@@ -90,8 +90,8 @@ def runner(path: str | os.PathLike[str], threads: int = 2) -> Runner:
 
     Raises:
         FileNotFoundError: there is nothing at `path`.
-        ValueError: the file cannot be loaded, or LiteRT crashes or hangs on it. A .tflite file that this process has
-            not written runs in a process of its own, so that no file can end this one.
+        ValueError: the file cannot be loaded or run. LiteRT does not check all that a .tflite file states: do not run
+            files of strangers.
         ImportError: for a .tflite file without ai-edge-litert.
 
     Example:
@@ -178,20 +178,5 @@ def _load_litert(path: Path, threads: int) -> ExportedModel:
     check_counts(threads=threads)
     if importlib.util.find_spec("ai_edge_litert") is None:
         raise ImportError(f"Writing and running .tflite files needs `{install_command('litert')}`")
-    file = (LiteRTFile if _identity(path) in _own_files else IsolatedFile)(path, threads)
-    run = lambda images: file.call(images.astype(file.dtype, copy=False))  # noqa: E731
-    return ExportedModel(run, file.shape, file.batch, file.dtype, threads)
-
-
-def mark_own(path: Path) -> None:
-    """Note that this process has written a file: it is run in this process, and others in one of their own."""
-    _own_files.add(_identity(path))
-
-
-def _identity(path: Path) -> tuple[int, ...]:
-    """Return numbers that stay when a file is renamed, and change when it is written."""
-    found = path.stat()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-_own_files: set[tuple[int, ...]] = set()
+    file = LiteRTFile(path, threads)
+    return ExportedModel(file.call, file.shape, file.batch, file.dtype, threads)

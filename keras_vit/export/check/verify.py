@@ -1,4 +1,4 @@
-"""Verify exported files: run them and compare their outputs with the model's."""
+"""Verify exported files: run them, measure how far their outputs are from the model's, and refuse what is too far."""
 
 import dataclasses
 import math
@@ -13,15 +13,12 @@ import numpy as np
 from keras_vit._util.checks import as_path, given
 from keras_vit._util.progress import track
 from keras_vit.errors import VerificationError as VerificationError
-from keras_vit.export.check import inputs, samples, structure
+from keras_vit.export.check import samples
 from keras_vit.export.check.accelerators import check_accelerator, run_on_gpu
-from keras_vit.export.check.half_precision import check_half_precision, half_precision_figures
-from keras_vit.export.check.measures import compare
+from keras_vit.export.check.litert_file import find_problems, find_size_problems, read_structure
 from keras_vit.export.check.report import Report
-from keras_vit.export.check.running import BATCH, ExportedModel, Outputs, load_exported, main_output
-from keras_vit.export.check.thresholds import check_thresholds
-from keras_vit.export.quantization import modes
-from keras_vit.export.quantization.modes import Mode
+from keras_vit.export.check.running import BATCH, ExportedModel, Outputs, load_exported, main_name
+from keras_vit.export.quantization.modes import Mode, load_mode
 from keras_vit.model import task as tasks
 
 NUM_IMAGE_FILES = 4  # sent to a SavedModel that takes image files
@@ -29,6 +26,33 @@ NUM_IMAGE_FILES = 4  # sent to a SavedModel that takes image files
 # The images differ in the last place, which changes a probability by 1e-6; in bfloat16 every layer may add to it.
 MAX_FILES_ERROR = {"float32": 1e-5, "float64": 1e-5}
 MAX_FILES_ERROR_LOW_PRECISION = 0.05
+MOST_PAIRED = 1000  # images; of more, every second, third ... is taken
+DISTINGUISHED = 0.1  # least difference of two images that counts, as a share of the root mean square one
+ROUNDING = 1e-5  # as a share of the outputs: smaller differences between images are not the model's
+TINY = float(np.finfo(np.float32).tiny)
+# Thresholds of a SavedModel that computes in bfloat16: 0.9998 and 0.992 are the lowest of all model families.
+BFLOAT16 = Mode(
+    name="bfloat16",
+    summary="bfloat16 weights or matrix products",
+    devices="servers",
+    storage="float16",
+    least_cosine=0.995,
+    least_difference_cosine=0.95,
+    least_agreement=0.0,
+)
+LOW_PRECISION = {"bfloat16", "float16"}
+ACCEPTABLE = 0.8  # values below mean that the file is another model's or damaged
+HALF = 16  # bits
+# Numbers of classes do not say which pixels are near ties, as those at edges are: so many times more may differ.
+UNDECIDED = 10
+LEAST_CLASS_MAP = 0.97  # least share of a mode's images with the same class that counts for maps of classes
+# The direction of few logits says little: they are small where classes are close, and an error of a few percent of
+# the largest logit turns them. So a quantized file whose best class is right on enough images may have a mean cosine
+# down to LEAST_EXCUSED. The differences between images have the mode's threshold even then: of a trained DINOv2 with a
+# head of four classes they measure 0.97 and more in every mode, of a file that lacks an MLP less than 0.97.
+MANY_CLASSES = 10
+ENOUGH_IMAGES = 16
+LEAST_EXCUSED = 0.9
 
 
 def verify(
@@ -40,7 +64,6 @@ def verify(
     least_cosine: float | None = None,
     least_agreement: float | None = None,
     accelerator: str | None = None,
-    half_precision: bool = False,
     threads: int = 2,
     progress: bool = False,
 ) -> Report:
@@ -48,20 +71,19 @@ def verify(
 
     Args:
         model: a VisionTransformer, or another Keras model with one input and one output.
-        path: a SavedModel's folder or a .tflite file. If a SavedModel takes image files, they are compared too. A
-            SavedModel with bfloat16 weights has thresholds of its own.
+        path: a SavedModel's folder or a .tflite file of your own; files of strangers can end the process. If a
+            SavedModel takes image files, they are compared too. One in bfloat16 has thresholds of its own.
         images: prepared images, float32 (batch, height, width, channels), or anything that `model.preprocess` takes:
             pixels, PIL images, paths. None takes built-in patterns. A file that takes pixels receives these as pixels.
-        mode: by which the file was quantized, a name or a path to a .toml file: sets thresholds and expected size.
+        mode: by which the file was quantized, a name or a path to a .toml file: sets thresholds and expected size. None
+            takes the thresholds of the mode whose files store weights and activations as this one does.
         least_cosine: lowest accepted mean cosine similarity, -1 to 1, of images and of the differences between images,
-            which may be lower in a mode. None for the mode's, or without a mode 0.99 and 0.9, in bfloat16 0.995 and
-            0.95; with fewer than 10 classes and at least 16 images of yours, agreement decides alone.
+            which may be lower in a mode. None for the mode's. With fewer than 10 classes and at least 16 images of
+            yours, a quantized file may have a mean cosine down to 0.9 if it agrees with the model.
         least_agreement: least share of images with the same best class or a near tie, 0 to 1. None for the mode's, or 0
             on the built-in patterns, whose classes mean little.
         accelerator: "gpu" to run a .tflite file on the GPU by LiteRT's CompiledModel, and on the CPU what the GPU
             refuses; `Report.accelerated` says which. "cpu" or None for the CPU.
-        half_precision: whether to run a .tflite file with float weights in half precision too, and to look for its
-            largest value. The report has the results; they are not compared with thresholds.
         threads: number of threads for a .tflite file.
         progress: whether to show a progress bar.
 
@@ -72,8 +94,7 @@ def verify(
         VerificationError: outputs are not finite or too far from the model's, a .tflite file has unexpected operators,
             dimensions or size, or a SavedModel prepares image files differently from `model.preprocess`.
         FileNotFoundError: there is nothing at `path`.
-        ValueError: the file cannot be loaded, LiteRT crashes or hangs on it, images do not fit, there is no such
-            accelerator, or the file has no half precision.
+        ValueError: the file cannot be loaded or run, images do not fit, or there is no such accelerator.
         ImportError: for a .tflite file without ai-edge-litert.
 
     Example:
@@ -85,17 +106,15 @@ def verify(
     """
     path = Path(as_path(path, "path"))
     task = tasks.of_model(model)
-    is_litert = path.is_file()
-    mode = mode if isinstance(mode, Mode | None) else modes.load_mode(mode)
+    given_mode = mode if isinstance(mode, Mode | None) else load_mode(mode)
     check_accelerator(accelerator, path)
-    if half_precision:
-        check_half_precision(path, mode, accelerator)
-    if is_litert:
-        _raise_problems(path, structure.find_problems(path))
+    structure = read_structure(path) if path.is_file() else None
+    if structure is not None:
+        _raise_problems(path, find_problems(structure))
     file = load_exported(path, threads)
-    file_images, model_images = inputs.comparison_images(model, file, images)
-    if is_litert:
-        _raise_problems(path, structure.find_size_problems(path, model, mode, file_images.shape[1:3]))
+    file_images, model_images = samples.comparison_images(model, file, images)
+    if structure is not None:
+        _raise_problems(path, find_size_problems(path, model, given_mode, file_images.shape[1:3]))
     accelerated = None
     if accelerator == "gpu":
         run, accelerated = run_on_gpu(path, file_images)
@@ -107,22 +126,33 @@ def verify(
     _raise_problems(path, [f"computes NaN or infinity ({name})" for name in broken])
     expected = _model_outputs(model, task, model_images, list(received))
     _raise_problems(path, _shape_problems(expected, received))
+    stored = "bfloat16" if file.is_bfloat16 else None if structure is None else structure.storage
     report = Report(
         path=path,
         bytes=sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file()),
         **compare(task, expected, received),
         milliseconds=milliseconds,
         threads=None if accelerated else file.threads,
-        mode="bfloat16" if file.is_bfloat16 else mode.name if mode else None,
+        mode=stored if given_mode is None else given_mode.name,
         accelerated=accelerated,
     )
-    has_classes = images is not None and task.num_classes != 0
-    least = given(cosine=least_cosine, agreement=least_agreement)
-    check_thresholds(report, mode, has_classes=has_classes, num_classes=task.num_classes, **least)
-    if half_precision:
-        outputs = main_output(expected), main_output(received)
-        report = dataclasses.replace(report, **half_precision_figures(path, file_images, *outputs))
+    check_thresholds(
+        report,
+        given_mode or _default_mode(model, stored or "none", accelerator),
+        has_classes=images is not None and task.num_classes != 0,
+        num_classes=task.num_classes,
+        is_detected=given_mode is None,
+        **given(cosine=least_cosine, agreement=least_agreement),
+    )
     return dataclasses.replace(report, files_error=_files_error(model, task, path, file))
+
+
+def _default_mode(model: keras.Model, stored: str, accelerator: str | None) -> Mode:
+    """Return the mode whose thresholds fit how a file stores weights, and what model and file compute in."""
+    computes_in = {layer.compute_dtype for layer in model._flatten_layers()}
+    if stored == "bfloat16" or (stored in ("none", "float16") and computes_in & LOW_PRECISION):
+        return BFLOAT16
+    return load_mode("float16" if stored == "none" and accelerator == "gpu" else stored)  # GPUs may round to float16
 
 
 def _raise_problems(path: Path, problems: list[str]) -> None:
@@ -192,3 +222,137 @@ def _files_error(model: keras.Model, task: tasks.Task, path: Path, file: Exporte
 def _difference(expected: np.ndarray, received: np.ndarray) -> float:
     """Return the largest difference, divided by the largest value if that is above 1."""
     return float(np.abs(received - expected).max() / max(1.0, float(np.abs(expected).max())))
+
+
+# ---- measures
+
+
+def compare(task: tasks.Task, expected: Outputs, received: Outputs) -> dict[str, Any]:
+    """Return the fields of a `Report` that compare a file's outputs with the model's, by name and of equal shapes."""
+    name = main_name(expected)
+    amounts = [each for each, values in expected.items() if values.dtype.kind == "f"]  # not numbers of classes
+    want, got = (outputs[name].astype(np.float64) for outputs in (expected, received))
+    agree, agree_or_tie = task.agreement(name, want, got)
+    by_output = [image_cosines(expected[each], received[each]) for each in amounts]
+    power, noise = float(np.sum(want**2)), float(np.sum((want - got) ** 2))
+    return {
+        "images": len(want),
+        "max_error": float(np.abs(want - got).max()) / max(float(np.abs(want).max()), TINY),
+        "cosine": min((float(cosines.min()) for cosines in by_output), default=1.0),
+        "mean_cosine": min((float(cosines.mean()) for cosines in by_output), default=1.0),
+        "sqnr": math.inf if noise == 0 else 10 * math.log10(max(power, TINY) / noise),
+        "difference_cosine": difference_cosine(want, got),
+        "agreement": float(agree.mean()),
+        "decided_agreement": float(agree_or_tie.mean()),
+        **task.comparison(name, want, got),
+    }
+
+
+def image_cosines(expected: np.ndarray, received: np.ndarray) -> np.ndarray:
+    """Return the cosine similarity of each image's outputs, each (images, ...); 1 for equal ones, even zeros."""
+    x, y = (values.reshape(len(values), -1).astype(np.float64) for values in (expected, received))
+    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    cosines = np.einsum("ij,ij->i", x, y) / np.maximum(norms, TINY)
+    are_equal = np.all(x == y, axis=1)  # the logits of a new head are all zero, and have no direction
+    return np.where(are_equal, 1.0, cosines.clip(-1, 1))
+
+
+def difference_cosine(expected: np.ndarray, received: np.ndarray) -> float | None:
+    """Return the mean cosine similarity between differences of two images' outputs, each (images, ...), over all pairs.
+
+    What all images share does not count, however large. Pairs that the model hardly distinguishes do not count either:
+    the difference of two photos of the same sky is mostly noise. None if it distinguishes no two images.
+    """
+    step = math.ceil(len(expected) / MOST_PAIRED)
+    x, y = (
+        values[::step].reshape(-1, math.prod(values.shape[1:])).astype(np.float64) for values in (expected, received)
+    )
+    power = float((x**2).sum(axis=1).mean())
+    x, y = x - x.mean(axis=0), y - y.mean(axis=0)  # keeps the differences, and the digits of small ones
+    pairs = np.triu_indices(len(x), 1)
+    products, model, file = (_difference_products(*both)[pairs] for both in ((x, y), (x, x), (y, y)))
+    if not len(model) or model.mean() <= ROUNDING**2 * power:
+        return None
+    counts = model >= DISTINGUISHED**2 * model.mean()
+    lengths = np.sqrt(model * np.maximum(file, ROUNDING**2 * model))  # a file may give the same for all images
+    return float((products[counts] / lengths[counts]).clip(-1, 1).mean())
+
+
+def _difference_products(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return the scalar products (images, images) of the differences x[i] - x[j] and y[i] - y[j]."""
+    gram = x @ y.T
+    own = np.diag(gram)
+    return own[:, None] + own - gram - gram.T
+
+
+# ---- thresholds
+
+
+def check_thresholds(
+    report: Report,
+    mode: Mode,
+    *,
+    has_classes: bool,
+    num_classes: int = MANY_CLASSES,
+    is_detected: bool = False,
+    **given_least: float,
+) -> None:
+    """Raise a VerificationError with the next step if a value of the report is below the given or the mode's least.
+
+    `given_least` has "cosine" and "agreement", `is_detected` says that the mode was not given. Without classes, or on
+    images whose classes mean little, no agreement is asked for unless it is given. A quantized file may always differ
+    on one image: with 30 of them, a share of 0.99 cannot be measured.
+    """
+    values = {
+        "cosine": report.cosine if report.mean_cosine is None else report.mean_cosine,
+        "difference_cosine": report.difference_cosine,
+        "agreement": report.decided_agreement,
+    }
+    least = {name: getattr(mode, f"least_{name}") for name in values}
+    is_quantized = min(mode.bits) < HALF
+    if report.cosine is None:  # maps of classes
+        values["agreement"] = report.agreement
+        least["agreement"] = round(1 - UNDECIDED * (1 - max(least["agreement"], LEAST_CLASS_MAP)), 4)
+    elif not has_classes:
+        least["agreement"] = 0.0
+    elif is_quantized:
+        least["agreement"] = _least_share(least["agreement"], report.images)
+    least["agreement"] = given_least.get("agreement", least["agreement"])
+    if "cosine" in given_least:
+        least["cosine"] = given_least["cosine"]
+        least["difference_cosine"] = min(least["difference_cosine"], least["cosine"])
+    elif is_quantized and least["agreement"] > 0 and num_classes < MANY_CLASSES and report.images >= ENOUGH_IMAGES:
+        least["cosine"] = min(least["cosine"], LEAST_EXCUSED)
+    missed = {name: value for name, value in values.items() if value is not None and not value >= least[name]}
+    if missed:
+        wanted = " and ".join(f"{name} >= {least[name]}" for name in missed)
+        raise VerificationError(
+            f"{report.path} differs from the model: wanted {wanted}. {'; '.join(report.lines()[1:])}. "
+            f"What to do: {'; or '.join(_next_steps(missed, mode, is_detected=is_detected))}"
+        )
+
+
+def _least_share(least: float, images: int) -> float:
+    """Return the least share of so many images after the number that may differ is rounded up."""
+    differing = math.ceil(round((1 - least) * images, 4))
+    return math.floor(10_000 * (1 - differing / images)) / 10_000
+
+
+def _next_steps(missed: dict[str, float], mode: Mode, *, is_detected: bool) -> list[str]:
+    """Return what a user can do, in the order in which to try it."""
+    steps = []
+    if is_detected:
+        steps.append("check that the file is of this model, with these weights")
+    elif min(mode.bits) < HALF:
+        calibrates = mode.needs_calibration or mode.smoothing
+        images = (
+            "a hundred typical images, calibration=model.preprocess(...) (--images FOLDER), or " if calibrates else ""
+        )
+        steps.append(f"export it again with {images}quantize='float16'")
+    if min(missed.values()) >= ACCEPTABLE:
+        arguments: dict[str, float] = {}
+        for name, value in missed.items():
+            argument = "least_agreement" if name == "agreement" else "least_cosine"
+            arguments[argument] = min(arguments.get(argument, 1.0), math.floor(10_000 * value) / 10_000)
+        steps.append(f"accept it with {' and '.join(f'{name}={value}' for name, value in arguments.items())}")
+    return steps or ["write the damaged file again"]

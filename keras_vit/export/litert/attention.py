@@ -9,12 +9,17 @@ from keras_vit.export.litert import folding
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Affine, DenseWeights
 from keras_vit.export.litert.operators import Operators, static_dim
-from keras_vit.export.litert.writer import STREAM_READERS, FileWriter, Value
+from keras_vit.export.litert.writer import STREAM_READERS, FileWriter, Value, honours
 from keras_vit.model import layers as vit
-from keras_vit.model.layers.attention import MASKED
-from keras_vit.model.layers.position_variants import RelativePosition
+from keras_vit.model.layers.attention import MASKED, MergeHeads, SplitHeads
+from keras_vit.model.layers.position_variants import RelativePosition, Rotary
 
+honours(RelativePosition, "grid", "num_heads", "prefix_tokens")
 STREAM_READERS[RelativePosition] = True  # of the tokens it reads the shape alone
+honours(vit.MultiHeadAttention, "num_heads", "use_bias", "key_bias", "rotary", "causal", "dropout_rate")
+honours(Rotary, "grid", "prefix_tokens", "theta", "trained_grid", "interleaved")
+honours(SplitHeads, "num_heads", "head_size", "use_bias", "scale")
+honours(MergeHeads, "width")
 
 
 def attention(file: FileWriter, layer: Any, x: Value, name: str, *, queries: int, relative: Any = None) -> Value:

@@ -137,6 +137,13 @@ class Builder:
         self._buffers.append(np.frombuffer(content, np.uint8))
         self._metadata[name] = len(self._buffers) - 1
 
+    def make_names_unique(self) -> None:
+        """Number the tensors of equal names, as of a norm that is applied to several maps: quantizers need one each."""
+        counts: dict[bytes, int] = {}
+        for row in self._tensors:
+            counts[row.name] = number = counts.get(row.name, 0) + 1
+            row.name += b"" if number == 1 else f"/{number}".encode()
+
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the file. This is not atomic: an interrupted call leaves a partial file."""
         if not self._signatures:

@@ -7,14 +7,17 @@ import numpy as np
 from keras_vit.export.litert import folding
 from keras_vit.export.litert.attention import attention, first_tokens
 from keras_vit.export.litert.builder import Tensor
-from keras_vit.export.litert.layers import apply_affine, center, divide_outputs, mlp, norm, residual_dense, token_mlp
+from keras_vit.export.litert.layers import apply_affine, center, mlp, norm, residual_dense, token_mlp
 from keras_vit.export.litert.operators import static_dim
 from keras_vit.export.litert.storage import INT8
-from keras_vit.export.litert.writer import FileWriter, Value, source, writes
+from keras_vit.export.litert.writer import HONOURED, FileWriter, Value, honours, source, writes
 from keras_vit.model import layers as vit
+from keras_vit.model.config import BlockConfig
 from keras_vit.model.layers.position_variants import RelativePosition
 from keras_vit.model.layers.tokens import TokenEmbedding
 from keras_vit.model.vision_transformer import VisionTransformer
+
+honours(vit.PatchEmbedding, "hidden_size", "patch_size", "use_bias")
 
 
 @writes(vit.PatchEmbedding, starts_stream=True)
@@ -30,8 +33,6 @@ def write_patches(file: FileWriter, layer: Any, images: Any) -> Value:
     x = image.tensor
     kernel, bias = folding.patch_weights(layer, image.affine and image.affine.gain)
     kernel, bias = folding.center_and_scale(kernel.T, scales).T, folding.center_and_scale(bias, scales)
-    factors = file.options.output_factors.get(layer.name, np.ones(len(bias)))
-    kernel, bias = (weights * factors.reshape(-1, *[1] * (weights.ndim - 1)) for weights in (kernel, bias))
     _, height, width, _ = kernel.shape
     rows, columns = static_dim(x.shape[1]) // height, static_dim(x.shape[2]) // width
     covers_image = x.shape[1:3] == (rows * height, columns * width)
@@ -44,7 +45,11 @@ def write_patches(file: FileWriter, layer: Any, images: Any) -> Value:
             x = ops.space_to_depth(x, height, f"{name}/cells")
         x = ops.reshape(x, (x.shape[0], rows * columns, x.shape[3]), f"{name}/patches")
         x = ops.dense(x, kernel.reshape(len(kernel), -1), bias, name)
-    return Value(divide_outputs(file, x, name), scales=scales)
+    return Value(x, scales=scales)
+
+
+honours(vit.PrefixTokens, "class_token", "distilled", "num_registers")
+honours(vit.PositionEmbedding, "grid", "prefix_tokens", "kind", "method")
 
 
 @writes(vit.PrefixTokens, vit.PositionEmbedding, reads_stream=True)
@@ -72,6 +77,9 @@ def write_stem_table(file: FileWriter, layer: Any, tokens: Any) -> Value:
     return Value(tensor, scales=x.scales)
 
 
+honours(TokenEmbedding, "vocab_size", "max_length", "hidden_size")
+
+
 @writes(TokenEmbedding, starts_stream=True)
 def write_token_embedding(file: FileWriter, layer: Any, ids: Any) -> Value:
     """Write the embeddings of ids (batch, max_length), which are the file's input, and of their positions.
@@ -92,6 +100,24 @@ def write_token_embedding(file: FileWriter, layer: Any, ids: Any) -> Value:
     else:
         x = ops.gather(storage.add_kernel(ops.builder, words, f"{name}/embedding"), ids, f"{name}/words")
     return Value(ops.add(x, ops.constant(positions[None], f"{name}/positions"), name), scales=scales)
+
+
+honours(
+    BlockConfig,
+    "num_heads",
+    "mlp_dim",
+    "tokens_mlp_dim",
+    "qkv_bias",
+    "key_bias",
+    "gated_mlp",
+    "mlp_norm",
+    "activation",
+    "norm_epsilon",
+    "layer_scale",
+    "dropout_rate",
+    "attention_dropout_rate",
+)
+honours(vit.EncoderBlock, *HONOURED[BlockConfig], "rotary", "causal", "stochastic_depth", "final_tokens")
 
 
 @writes(vit.EncoderBlock, starts_stream=True, reads_stream=True)

@@ -13,11 +13,20 @@ from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Affine
 from keras_vit.export.litert.layers import apply_affine, mlp, norm, write_dense
 from keras_vit.export.litert.operators import Operators, static_dim
-from keras_vit.export.litert.writer import FileWriter, Value, source, unsupported, writes
+from keras_vit.export.litert.writer import FileWriter, Value, honours, source, unsupported, writes
 from keras_vit.model import layers as vit
 from keras_vit.model.layers.pooling import EndTokenPooling
 
 FEATURES = "features"  # name of the output of a model without a head
+
+
+honours(keras.layers.Reshape, "target_shape")
+honours(keras.layers.Concatenate)
+honours(keras.layers.Average)
+honours(vit.TokenPooling, "token", "prefix_tokens")
+honours(EndTokenPooling, "end_token")
+honours(vit.AttentionPooling, "num_heads", "mlp_dim", "activation", "norm_epsilon", "prefix_tokens")
+honours(vit.L2Normalization)
 
 
 @writes(keras.layers.Reshape)

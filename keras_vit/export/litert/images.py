@@ -12,7 +12,7 @@ from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Affine
 from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.options import Options, image_config
-from keras_vit.export.litert.writer import FileWriter, Value, writes
+from keras_vit.export.litert.writer import FileWriter, Value, honours, unknown_fields, writes
 from keras_vit.model.config import Preprocessing, ViTConfig
 from keras_vit.model.preprocess import PILLOW_ONE, is_height_first, pillow_weights, size_before_crop
 
@@ -26,6 +26,20 @@ class ImageInput(NamedTuple):
     image: Tensor  # the graph's input: float32, or uint8 pixels of any size
     tensor: Tensor  # float32 (batch, height, width, channels) of the model's size, zero where a prepared image is zero
     scale: Matrix | None = None  # float64 (channels,); None where the tensor is already prepared
+
+
+honours(keras.layers.InputLayer, "batch_shape", "sparse", "ragged", "optional")
+honours(
+    Preprocessing,
+    "interpolation",
+    "antialias",
+    "crop_fraction",
+    "round_pixels",
+    "mean",
+    "std",
+    resize=("squash", "crop"),
+    crop_rounding=("nearest", "down", "half_even"),
+)
 
 
 @writes(keras.layers.InputLayer)
@@ -52,6 +66,11 @@ def add_image_input(ops: Operators, config: ViTConfig, options: Options) -> Imag
     if options.input_dtype == "float32":
         return ImageInput(image, image)
     preprocessing = config.preprocessing
+    if fields := unknown_fields(preprocessing):
+        raise ValueError(
+            f"The LiteRT file cannot prepare pixels with these fields of Preprocessing: {fields}. Write a file of "
+            "prepared images, with input_dtype='float32'"
+        )
     x = image
     if options.source_size is not None:
         x = _RESIZERS[options.resize](ops, x, target, preprocessing)

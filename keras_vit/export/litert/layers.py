@@ -9,10 +9,15 @@ from keras_vit.export.litert import folding
 from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Array, DenseWeights
 from keras_vit.export.litert.operators import Operators, static_dim
-from keras_vit.export.litert.writer import FileWriter, Value, writes
+from keras_vit.export.litert.writer import FileWriter, Value, honours, unsupported, writes
 from keras_vit.model import layers as vit
 from keras_vit.model.config import ACTIVATIONS
 from keras_vit.model.layers.activations import activation_function
+from keras_vit.model.layers.mlp import Dense
+
+honours(vit.Dropout, "rate", "noise_shape", "seed")
+honours(vit.StochasticDepth, "rate")
+honours(keras.layers.Identity)
 
 
 @writes(vit.Dropout, keras.layers.Identity, reads_stream=True)
@@ -22,10 +27,27 @@ def write_identity(file: FileWriter, layer: Any, x: Any) -> Value:
     return file.read(x)
 
 
+honours(
+    vit.LayerNormalization,
+    "epsilon",
+    "is_fused",
+    axis=(-1, [-1]),
+    center=(True,),
+    scale=(True,),
+    rms_scaling=(False,),
+)
+honours(vit.LayerScale, "initial")
+
+
 @writes(vit.LayerNormalization, reads_stream=True)
 def write_norm(file: FileWriter, layer: Any, x: Any) -> Value:
     """Write a LayerNormalization."""
     return norm(file, layer, file.read(x), layer.name)
+
+
+KNOWN_ACTIVATIONS = ("gelu_tanh", "gelu_erf", "gelu_quick", "relu", "silu", "tanh", "linear")
+for kind in (keras.layers.Dense, Dense):
+    honours(kind, "units", "activation", "use_bias", "lora_rank", "lora_alpha")
 
 
 @writes(keras.layers.Dense)
@@ -37,7 +59,9 @@ def write_dense(file: FileWriter, layer: Any, x: Any, *, factor: float | None = 
         weights = weights.scale_outputs(factor)
     if layer.activation is keras.activations.linear:
         return Value(file.ops.dense(value.tensor, *weights, layer.name))
-    [function] = [name for name in ACTIVATIONS if activation_function(name) is layer.activation]
+    function = next((name for name in ACTIVATIONS if activation_function(name) is layer.activation), "")
+    if not function:
+        raise unsupported(layer, f" with the activation {keras.activations.serialize(layer.activation)!r:.200}")
     x = file.ops.dense(value.tensor, *weights, f"{layer.name}/dense")
     return Value(activation(file.ops, function, x, layer.name))
 
@@ -57,10 +81,9 @@ def norm(file: FileWriter, layer: Any, x: Value, name: str) -> Value:
     else:
         scale, scales = scales.max(), scales / scales.max()
     epsilon = max(layer.epsilon * scale**2, min(layer.epsilon, 2.0**-24))
-    mean_square = _mean_square if file.options.norms == "float" else _mean_square_of_products
-    variance = mean_square(ops, tensor, name, scales)
+    variance = _mean_square(ops, tensor, name, scales)
     variance = ops.add(variance, ops.constant(np.array(epsilon, np.float32), "epsilon"), f"{name}/safe")
-    reciprocal = ops.reciprocal_root(variance, name, is_exact=ops.norms == "int16")
+    reciprocal = ops.reciprocal_root(variance, name)
     steps = [(ops.multiply, reciprocal, "normal")]
     affine = folding.norm_affine(layer, scales)
     shift, factors = file.options.shifts.get(name), file.options.smoothing.get(name)
@@ -76,30 +99,21 @@ def norm(file: FileWriter, layer: Any, x: Value, name: str) -> Value:
 
 
 def _mean_square(ops: Operators, x: Tensor, name: str, scales: Array | None) -> Tensor:
-    """Return the mean square of x / scales. What scaled channels lack is a sum of its own: in integers with one range,
-    a tensor of all channels' true squares would lose those of the other channels.
+    """Return the mean square of x / scales.
+
+    In integers, a tensor of squares has one range for all, and most would round to zero beside the largest. So they are
+    added up within BATCH_MATMUL, which has 32 bits there, and what scaled channels lack is a sum of its own.
     """
-    squares = ops.multiply(x, x, f"{name}/squares")
-    variance = ops.mean(squares, [-1], f"{name}/variance", keepdims=True)
-    if scales is None or (scales == 1).all():
-        return variance
-    missing = ops.constant((scales**-2 - 1) / len(scales), f"{name}/missing")
-    missing = ops.sum(ops.multiply(squares, missing, f"{name}/large"), [-1], f"{name}/large/sum", keepdims=True)
-    return ops.add(variance, missing, f"{name}/whole")
-
-
-def _mean_square_of_products(ops: Operators, x: Tensor, name: str, scales: Array | None) -> Tensor:
-    """Return the mean square of x / scales, with squares that are added up in 32 bits within BATCH_MATMUL.
-
-    In a tensor of squares, with one range for all, most round to zero beside the largest.
-    """
+    is_scaled = scales is not None and (scales != 1).any()
+    if ops.norms == "float" and not is_scaled:
+        return ops.mean(ops.multiply(x, x, f"{name}/squares"), [-1], f"{name}/variance", keepdims=True)
     width = x.shape[-1]
     rows = ops.reshape(x, (*x.shape[:-1], 1, width), f"{name}/rows")
     square = ops.matmul(rows, rows, f"{name}/square", transpose_b=True)
     variance = ops.multiply(
         square, ops.constant(np.array(1 / static_dim(width)), f"{name}/width"), f"{name}/square/mean"
     )
-    if scales is not None and (scales != 1).any():
+    if scales is not None and is_scaled:
         missing = ops.constant((scales**-2 - 1) / len(scales), f"{name}/missing")
         large = ops.matmul(rows, ops.multiply(rows, missing, f"{name}/large"), f"{name}/large/sum", transpose_b=True)
         variance = ops.add(variance, large, f"{name}/whole")
@@ -132,17 +146,10 @@ def residual_dense(
     """Apply a Dense or EinsumDense layer and its LayerScale, if any; `scales` are those of the stream it writes to."""
     weights = file.fold(folding.dense_weights(layer), x)
     weights = folding.residual_weights(weights, layer_scale, scales)
-    factors = file.options.output_factors.get(name, 1.0)
-    outputs = file.ops.dense(x.tensor, *weights.scale_outputs(factors), name, few_rows=few_rows)
-    return divide_outputs(file, outputs, name)
+    return file.ops.dense(x.tensor, *weights, name, few_rows=few_rows)
 
 
-def divide_outputs(file: FileWriter, x: Tensor, name: str) -> Tensor:
-    """Divide the outputs of a layer by their `Options.output_factors`, if it has some."""
-    factors = file.options.output_factors.get(name)
-    if factors is None:
-        return x
-    return file.ops.multiply(x, file.ops.constant(1 / factors, f"{name}/divisors"), f"{name}/divided")
+honours(vit.MLP, "mlp_dim", "gated", "norm_epsilon", "dropout_rate", activation=KNOWN_ACTIVATIONS)
 
 
 def mlp(

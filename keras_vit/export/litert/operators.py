@@ -239,13 +239,13 @@ class Operators:
         output, kind = (name, x.shape[:-1], "int32"), schema().TensorType.INT32
         return self.builder.operator("ARG_MAX", [x, axis], output, options="ArgMaxOptions", outputType=kind)
 
-    def reciprocal_root(self, x: Tensor, name: str, *, is_exact: bool) -> Tensor:
-        """Compute 1 / sqrt(x); to be exact a step of Newton's follows: r * (1.5 - x * r * r / 2).
+    def reciprocal_root(self, x: Tensor, name: str) -> Tensor:
+        """Compute 1 / sqrt(x); for integers of 16 bits a step of Newton's follows: r * (1.5 - x * r * r / 2).
 
-        The RSQRT of 16 bits interpolates between 257 values, linearly: in small x, 2 % are lost.
+        Their RSQRT interpolates between 257 values, linearly: in small x, 2 % are lost.
         """
         root = self.unary("RSQRT", x, f"{name}/rsqrt")
-        if not is_exact:
+        if self.norms == "float":
             return root
         unit = self.multiply(self.multiply(x, root, f"{name}/root"), root, f"{name}/unit")
         half = self.multiply(unit, self.constant(np.array(-0.5), "minus_half"), f"{name}/unit/half")

@@ -13,9 +13,8 @@ from keras_vit.model.config import ViTConfig
 from keras_vit.model.task import Task, from_config
 
 Patches = Literal["dense", "convolution"]
-# How a norm computes the mean square and its reciprocal root: in floats; in a way that integers of 8 bits keep, with
-# sums of squares as products of a row with itself; the same in a way that suits the RSQRT of 16 bits.
-Norms = Literal["float", "int8", "int16"]
+# How a norm computes the mean square and its reciprocal root: in floats, or in a way that integers of 16 bits keep.
+Norms = Literal["float", "int16"]
 Cosine = Annotated[float, "[-1, 1]"]
 Fraction = Annotated[float, "[0, 1]"]
 # Fields whose annotations say all that is accepted.
@@ -25,7 +24,6 @@ CHECKED = (
     "resize",
     "output",
     "patches",
-    "route",
     "least_cosine",
     "least_agreement",
     "threads",
@@ -47,7 +45,6 @@ class Options:
     attention: bool = False
     patches: Patches | None = "dense"  # None: the mode's
     labels: Any = None
-    route: Literal["direct", "converter"] = "direct"
     least_cosine: Cosine | None = None
     least_agreement: Fraction | None = None
     threads: Count = 2
@@ -62,10 +59,6 @@ class Options:
     # "block_3/norm1" -> constants (hidden_size,) that are subtracted from the norm's result, before its gain, and added
     # again in the next bias: channels that are nearly constant need no range (Outlier Suppression+, arXiv 2304.09145).
     shifts: Mapping[str, np.ndarray] = field(default_factory=dict)
-    # "block_3/mlp/dense2" -> factors (outputs,) above 0 of a layer that writes to the residual stream: its outputs are
-    # multiplied by them, and divided by them where they are added. In integers with one range, all channels then have
-    # equally many steps.
-    output_factors: Mapping[str, np.ndarray] = field(default_factory=dict)
     # (hidden_size,) above 0: the residual stream keeps its channels multiplied by them, which takes large ones out of
     # the ranges that integers must cover. None is all 1.
     scales: np.ndarray | None = None

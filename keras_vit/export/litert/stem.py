@@ -9,8 +9,22 @@ from keras_vit.export.litert.builder import Tensor
 from keras_vit.export.litert.folding import Array, float64
 from keras_vit.export.litert.operators import Operators, static_dim
 from keras_vit.export.litert.storage import FLOAT32
-from keras_vit.export.litert.writer import FileWriter, Value, source, writes
+from keras_vit.export.litert.writer import FileWriter, Value, honours, source, writes
 from keras_vit.model import layers as vit
+
+RESNET_FIELDS = ("width", "groups", "norm_epsilon", "conv_epsilon", "conv_epsilon_place")
+honours(vit.ResNetRoot, *RESNET_FIELDS, version=(1, 2))
+honours(vit.ResNetUnit, *RESNET_FIELDS, "channels", "strides", version=(1, 2))
+honours(
+    vit.StandardizedConv2D,
+    "filters",
+    "kernel_size",
+    "strides",
+    "epsilon",
+    "symmetric",
+    epsilon_place=("std", "variance"),
+)
+honours(vit.GroupNormalization, "epsilon", "groups")
 
 
 @writes(vit.ResNetRoot)
@@ -156,7 +170,7 @@ def group_norm(ops: Operators, layer: Any, x: Tensor, name: str) -> tuple[Tensor
     centers = ops.multiply(mean, constant(np.ones_like(gamma[:, :, :1]), "ones"), f"{name}/centers")
     squares = ops.squared_difference(x, by_channel(centers, "center"), f"{name}/squares")
     variance = ops.add(group_mean(squares, "variance"), constant(np.array(layer.epsilon), "epsilon"), f"{name}/safe")
-    root = ops.reciprocal_root(variance, name, is_exact=ops.norms != "float")
+    root = ops.reciprocal_root(variance, name)
     scales = ops.multiply(root, constant(gamma, "gamma"), f"{name}/scales")
     shifts = ops.subtract(constant(beta, "beta"), ops.multiply(mean, scales, f"{name}/moved"), f"{name}/shifts")
     return ops.multiply(x, by_channel(scales, "scale"), f"{name}/scaled"), by_channel(shifts, "shift")

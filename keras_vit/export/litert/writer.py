@@ -1,9 +1,13 @@
 """Write a Keras model to a LiteRT file: every class of layers has one writer, found by the class.
 
 The model's graph is walked from its output. A writer reads the inputs of its layer, which calls the writers of the
-layers in front of it. To add a layer, write a function with the decorator `writes`; no other module changes.
+layers in front of it. To add a layer, write a function with the decorator `writes`, and declare with `honours` which
+fields of the layer it takes into account; no other module changes. A layer or a field that nobody has declared is an
+error, so that no file computes less than its model.
 """
 
+import dataclasses
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -20,6 +24,16 @@ from keras_vit.export.litert.options import Options
 Function = TypeVar("Function", bound=Callable[..., "Value"])
 
 _WRITERS: dict[type, Callable[..., "Value"]] = {}
+# Class of layers, also of those inside others, or of a config -> fields that the writers take into account -> values
+# that they know; None is any.
+HONOURED: dict[type, dict[str, tuple[Any, ...] | None]] = {}
+BASE_FIELDS = {"name", "trainable", "dtype"}  # of every Keras layer; files compute in float32
+TRAINING_FIELDS = ("_initializer", "_regularizer", "_constraint")  # ends of names of fields that no output depends on
+CONVERT = (
+    "For another model write a SavedModel, convert it with TensorFlow and verify the file: model.export('saved'); "
+    "pathlib.Path('model.tflite').write_bytes(tf.lite.TFLiteConverter.from_saved_model('saved').convert()); "
+    "keras_vit.export.verify(model, 'model.tflite')"
+)
 _STREAM_STARTS: set[type] = set()  # classes whose results are tokens of the residual stream
 # Class -> whether its layers take such tokens. All but norms return tokens of the stream then.
 STREAM_READERS: dict[type, bool | Callable[[Any], bool]] = {}
@@ -47,6 +61,7 @@ def writes(
     """
 
     def register(function: Function) -> Function:
+        assert HONOURED.keys() >= set(classes), "call `honours` before"
         _WRITERS.update(dict.fromkeys(classes, function))
         STREAM_READERS.update(dict.fromkeys(classes, reads_stream))
         if starts_stream:
@@ -54,6 +69,60 @@ def writes(
         return function
 
     return register
+
+
+def honours(kind: type, *fields: str, **accepted: tuple[Any, ...]) -> None:
+    """Declare the fields of a class of layers, or of a config dataclass in them, that the writers take into account.
+
+    Of a field with `accepted` values they know these alone. Fields that change nothing in inference, such as dropout
+    rates, are declared too. Those that Keras' own classes define need no declaration where they have their default.
+    """
+    HONOURED[kind] = dict.fromkeys(fields) | accepted
+
+
+def unknown_fields(owner: Any) -> dict[str, Any]:
+    """Return the fields of a layer or a config, by name, whose values no writer takes into account."""
+    kind, honoured = type(owner), HONOURED[type(owner)]
+    if dataclasses.is_dataclass(owner):
+        fields = {one.name: getattr(owner, one.name) for one in dataclasses.fields(owner)}
+        defaults: dict[str, Any] = {}
+    else:
+        fields = {name: value for name, value in owner.get_config().items() if name not in BASE_FIELDS}
+        base = next(
+            one for one in kind.__mro__ if one.__module__.startswith("keras.")
+        )  # whose fields may have defaults
+        defaults = {name: one.default for name, one in inspect.signature(base).parameters.items()}
+        if kind is base:
+            defaults = dict.fromkeys(fields) | defaults
+    found = {}
+    for name, value in fields.items():
+        accepted = honoured.get(name)
+        is_known = name in honoured and (accepted is None or value in accepted)
+        is_default = name in defaults and name not in honoured and value in (None, defaults[name])
+        if not is_known and not is_default and not name.endswith(TRAINING_FIELDS):
+            found[name] = value
+    for config in vars(owner).values():
+        if dataclasses.is_dataclass(config) and type(config) in HONOURED:
+            found |= unknown_fields(config)
+    return found
+
+
+def check_layers(layers: Any) -> None:
+    """Raise a ValueError that names a layer without a writer, or the fields of a layer that its writer ignores."""
+    for layer in layers:
+        if type(layer) not in HONOURED:
+            raise unsupported(layer)
+        for part in layer._flatten_layers():
+            if type(part) not in HONOURED:
+                raise unsupported(layer, f" with a {type(part).__name__} in it, {part.name!r}")
+            if fields := unknown_fields(part):
+                told = ", ".join(f"{name}={value!r:.100}" for name, value in fields.items())
+                path = layer.name if part is layer else f"{layer.name}/{part.name}"
+                raise ValueError(
+                    f"The LiteRT writer of {type(part).__name__} does not know these fields or values of the layer "
+                    f"{path!r}, and would write another model: {told}. Write them in keras_vit.export.litert and add "
+                    f"them to its `honours`; fields of Keras' own layers may have their defaults. {CONVERT}"
+                )
 
 
 def source(tensor: Any) -> tuple[Any, list[Any]]:
@@ -67,7 +136,7 @@ def unsupported(layer: Any, reason: str = "") -> ValueError:
     known = sorted(kind.__name__ for kind in _WRITERS)
     return ValueError(
         f"There is no LiteRT writer for the layer {layer.name!r}{reason}. Received: {type(layer).__name__}. "
-        f'Layers with a writer: {", ".join(known)}. Use route="converter", or add a writer'
+        f"Layers with a writer: {', '.join(known)}. {CONVERT}"
     )
 
 
@@ -87,6 +156,7 @@ class FileWriter:
     _shared_constants: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_layers(self.model.operations)
         scales = self.options.scales
         self.stream_scales: Array | None = None  # None: tokens of the residual stream stay as Keras computes them
         if _only_norms_read_stream(self.model):

@@ -33,8 +33,7 @@ class Rule:
     # which integer kernels quantize row by row in every call.
     activations: Literal[8, 16, 32] = FLOAT
     names: str | None = None  # regular expression to find in the operator's name, as "block_0/mlp"; None fits all
-    # How a kernel's scales and integers are found: from the largest weights, by ai-edge-quantizer's OCTAV or by `gptq`.
-    method: Literal["min_max", "octav", "gptq"] = "min_max"
+    method: Literal["min_max", "gptq"] = "min_max"  # how a kernel is rounded: to the nearest, or by `gptq`
     block: Literal[32, 64, 128, 256] | None = None  # number of inputs that share a scale, of 4 bits; None: all
 
     @property
@@ -45,7 +44,7 @@ class Rule:
     @property
     def is_of_kernels(self) -> bool:
         """True if it says only how kernels are stored: such files are written without ai-edge-quantizer."""
-        can_be_written = self.method != "octav" and (self.weights != 4 or "CONV_2D" not in self.operators)
+        can_be_written = self.weights != 4 or "CONV_2D" not in self.operators
         return self.activations == FLOAT and can_be_written and WITH_KERNELS.issuperset(self.operators)
 
     @property
@@ -75,23 +74,6 @@ class Smoothing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
-    """How the operators that lose much by quantization are found on calibration images, and what they get instead.
-
-    In a mode with fixed ranges of 8 bits they get other ranges, in a mode with kernels of 4 bits other kernels.
-    The measure is noise: the power of the output's error that all operators cause together, as a share of the
-    power of the differences between images' outputs. The cosine of differences is about 1 - noise / 2.
-    """
-
-    noise: Fraction  # the search ends when the rest has no more
-    # The most that may get more bits: a share of the multiply-adds of dense layers and convolutions (`activations`
-    # of 32), of the values of all tensors (16) or of the weights (None).
-    share: Fraction
-    # Bits of the inputs and outputs of what was found; 32 has ranges at run time. None: kernels of 8 bits instead.
-    activations: Literal[16, 32] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Mode:
     """Quantization mode: how a LiteRT file stores weights and computes with them."""
 
@@ -109,7 +91,6 @@ class Mode:
     rules: tuple[Rule, ...] = ()  # applied to the written file, in this order
     smoothing: Smoothing | None = None
     gptq: bool = False  # whether GPTQ rounds the kernels of dense layers where there are calibration images
-    search: Search | None = None
     norms: Norms = "float"  # how norms compute, see `litert.options`
 
     def rule(self, kind: str, name: str) -> Rule | None:
@@ -182,13 +163,12 @@ def _read(path: Path) -> Mode:
     found = list(table_problems(table, Mode, path.name, given=["name"]))
     if found := found or list(_value_problems(table, path.name)):
         raise ValueError(f"{path} is not a valid quantization mode: " + "; ".join(found))
-    smoothing, search = table.pop("smoothing", None), table.pop("search", None)
+    smoothing = table.pop("smoothing", None)
     rules = [{**rule, "operators": tuple(rule["operators"])} for rule in table.pop("rules", [])]
     return Mode(
         name=path.stem,
         rules=tuple(Rule(**rule) for rule in rules),
         smoothing=None if smoothing is None else Smoothing(**smoothing),
-        search=None if search is None else Search(**search),
         **table,
     )
 
@@ -200,9 +180,6 @@ def _value_problems(table: dict[str, Any], where: str) -> Iterator[str]:
         yield f"{where}.storage must be 'float32' where there are rules, which need floats. Received: {storage!r:.200}"
     if any(rule.get("method") == "gptq" for rule in rules) and any("activations" in rule for rule in rules):
         yield f"{where}: rules with method 'gptq' and rules with activations do not go together"
-    search = table.get("search", {})
-    if search and ("activations" in search) != any("activations" in rule for rule in rules):
-        yield f"{where}.search has activations if, and only if, rules have activations"
     for index, rule in enumerate(rules):
         yield from _rule_problems(rule, f"{where}.rules[{index}]")
 

@@ -25,8 +25,6 @@ from keras_vit.export.quantization.modes import FLOAT, Mode, Rule
 # Name of an activation -> {"min": ..., "max": ...}, as the quantizer reads it.
 Ranges = dict[str, dict[str, np.ndarray]]
 
-METHODS = {"min_max": "MIN_MAX_UNIFORM_QUANT", "octav": "OCTAV"}  # of a rule -> algorithm of ai-edge-quantizer
-
 # A token with a huge channel has a far larger variance than the others, and a range for all would lose theirs. So the
 # range of these tensors of a norm ends at `times` the median, and that token is normalized less.
 CUT = {re.compile(r"norm\d?/(square|square/mean|variance|whole|safe)$"): 8.0}  # pattern of a tensor's name -> times
@@ -57,7 +55,7 @@ def quantize(
     recipe = _recipe(package, graph, mode)
     ranges = None
     if mode.needs_calibration:
-        ranges = measure_ranges(source, graph, check_images(graph, calibration, mode.name), progress=progress)
+        ranges = _measure_ranges(source, graph, check_images(graph, calibration, mode.name), progress=progress)
         _add_headroom(ranges, graph, mode)
     quantizer = package.quantizer.Quantizer(content.data, recipe)
     with _status("Quantizing", show=progress), ignore_memory_warning():
@@ -104,7 +102,7 @@ def _add_rule(package: Any, manager: Any, rule: Rule, operator: str, expression:
         raise ValueError(f"{where}: the quantizer has no operator {operator!r}; {suggestion(operator, known)}")
     kind = package.qtyping.TFLOperationName(operator)
     names = package.algorithm_manager.AlgorithmName
-    method = names[METHODS[rule.method]]
+    method = names.MIN_MAX_UNIFORM_QUANT
     try:
         if not rule.quantizes:
             manager.add_quantization_config(expression, kind, algorithm_key=names.NO_QUANTIZE)
@@ -126,7 +124,7 @@ def _add_headroom(ranges: Ranges, graph: FileGraph, mode: Mode) -> None:
                 bound *= HEADROOM
 
 
-def measure_ranges(source: str | os.PathLike[str], graph: FileGraph, images: np.ndarray, *, progress: bool) -> Ranges:
+def _measure_ranges(source: str | os.PathLike[str], graph: FileGraph, images: np.ndarray, *, progress: bool) -> Ranges:
     """Return the range of every activation of a float32 file, true but for `CUT`."""
     ranges: Ranges = {}
 

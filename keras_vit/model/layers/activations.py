@@ -15,14 +15,22 @@ def _gelu_erf(x: Any) -> Any:
     return 0.5 * x * (1.0 + ops.erf(x / 1.4142135623730951))
 
 
+def _gelu_quick(x: Any) -> Any:
+    return x * ops.sigmoid(1.702 * x)
+
+
+def _linear(x: Any) -> Any:
+    return x
+
+
 _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "gelu_tanh": _gelu_tanh,  # the default of flax.nn.gelu: Google's checkpoints
     "gelu_erf": _gelu_erf,  # the default of PyTorch: timm, Hugging Face
-    "gelu_quick": lambda x: x * ops.sigmoid(1.702 * x),  # OpenAI's CLIP
+    "gelu_quick": _gelu_quick,  # OpenAI's CLIP
     "relu": ops.relu,
     "silu": ops.silu,
     "tanh": ops.tanh,
-    "linear": lambda x: x,
+    "linear": _linear,
 }
 
 

@@ -11,11 +11,32 @@ from keras_vit.export.litert.folding import Affine, Array, float64
 from keras_vit.export.litert.layers import apply_affine
 from keras_vit.export.litert.operators import static_dim
 from keras_vit.export.litert.stem import norm_and_relu
-from keras_vit.export.litert.writer import FileWriter, Value, source, unsupported, writes
+from keras_vit.export.litert.writer import FileWriter, Value, honours, source, unsupported, writes
 from keras_vit.model import layers as vit
 
 _CONVOLUTIONS = (keras.layers.Conv2D, keras.layers.Conv2DTranspose)
 _ACTIVATIONS = {"relu": "RELU", "sigmoid": "LOGISTIC", "tanh": "TANH"}  # Keras' name -> operator
+
+
+for kind in _CONVOLUTIONS:
+    honours(
+        kind,
+        "filters",
+        "kernel_size",
+        "strides",
+        "activation",
+        "use_bias",
+        padding=("same", "valid"),
+        data_format=("channels_last",),
+        dilation_rate=((1, 1),),
+        groups=(1,),
+    )
+honours(keras.layers.BatchNormalization, "momentum", "epsilon", "center", "scale", "synchronized")
+honours(keras.layers.Activation, "activation")
+honours(keras.layers.ReLU)
+honours(keras.layers.ZeroPadding2D, "padding", data_format=("channels_last",))
+honours(keras.layers.Add)
+honours(keras.layers.Rescaling, "scale", "offset")
 
 
 @writes(keras.layers.BatchNormalization)
@@ -75,8 +96,6 @@ def _activation(file: FileWriter, layer: Any, name: Any, x: Tensor) -> Tensor:
 
 def _convolution(file: FileWriter, layer: Any, x: Any, *, norm: Any = None, activation: str | None = None) -> Tensor:
     """Write a convolution without its own activation, with the batch normalization and ReLU behind it."""
-    if getattr(layer, "groups", 1) != 1 or tuple(layer.dilation_rate) != (1, 1):
-        raise unsupported(layer, " with groups or dilation")
     is_transposed = isinstance(layer, keras.layers.Conv2DTranspose)
     kernel = np.moveaxis(float64(layer.kernel), 2 if is_transposed else 3, 0)  # (outputs, height, width, inputs)
     bias = float64(layer.bias) if layer.use_bias else np.zeros(len(kernel))

@@ -8,8 +8,12 @@ import numpy as np
 from keras_vit.export.litert.folding import Affine
 from keras_vit.export.litert.layers import apply_affine
 from keras_vit.export.litert.operators import static_dim
-from keras_vit.export.litert.writer import FileWriter, Value, writes
+from keras_vit.export.litert.writer import FileWriter, Value, honours, writes
 from keras_vit.model.maps import DepthBins, PatchMap, ResizeBilinear
+
+honours(PatchMap, "grid", "prefix_tokens", class_token=("drop", "add", "concat"))
+honours(ResizeBilinear, "size", "align_corners")
+honours(DepthBins, "least", "most")
 
 
 @writes(PatchMap)
